@@ -3,12 +3,16 @@
     image.onnx          pixels -> unit vector of every region
     text.onnx           input_ids, attention_mask -> unit vector of every sentence
 
-Both libraries read these graphs, which are exported once for a model and kept next to its package
-as `model.graphs`. An engine is taken only after it has answered like PyTorch; else the log says
-why, and PyTorch serves.
+Both libraries read these graphs, which are exported once for a model and kept in this user's cache,
+`$XDG_CACHE_HOME/medclip-dcl` or `~/.cache/medclip-dcl`, where nobody else may write: a graph next
+to a package would be anybody's, and its digest is not the model's. An engine is taken only after it
+has answered like PyTorch; else the log says why, and PyTorch serves.
 """
 
+import hashlib
 import logging
+import os
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -33,6 +37,7 @@ from medclip_dcl.models.onnx_graphs import (
     model_parts,
     write_graph,
 )
+from medclip_dcl.models.openvino_core import openvino_core
 from medclip_dcl.models.settings import EngineName, InferenceConfig
 
 LOGGER = logging.getLogger("medclip.engines")
@@ -111,7 +116,7 @@ def choose_engine(
         model: the model.
         settings: the engine and precision asked for.
         input_px: side of the model's input.
-        package: its folder, next to which its graphs are kept where that may be written to.
+        package: its folder; one model is kept for each.
         digest: names the model.
 
     Raises:
@@ -157,8 +162,7 @@ def run_onnxruntime(file: Path) -> Run:
 
 def run_openvino(file: Path, precision: str) -> Run:
     """Load a graph into OpenVINO, with as many threads as torch uses now."""
-    openvino = import_module("openvino")
-    compiled = openvino.Core().compile_model(
+    compiled = openvino_core().compile_model(
         str(file),
         "CPU",
         {
@@ -190,7 +194,7 @@ def _candidates(settings: InferenceConfig, *, is_cpu: bool) -> list[EngineName]:
     if missing := _missing(settings.engine):
         raise ConfigError(
             f"engine {settings.engine} needs {', '.join(missing)}; "
-            f"pip install 'medclip-dcl[{_EXTRAS[settings.engine]}]'"
+            f"run pip install '.[{_EXTRAS[settings.engine]}]' in the checkout"
         )
     if settings.engine == "onnxruntime" and settings.precision != "float32":
         raise ConfigError(
@@ -216,7 +220,7 @@ def _agrees(engine: Engine, parts: dict[str, ModelPart]) -> bool:
     """Compare an engine's answers with PyTorch's in float32; the log gets the one too far off."""
     limit = TOLERANCE[engine.precision]
     for name, run in (("image", engine.encode_images), ("text", engine.encode_sentences)):
-        difference = largest_difference(run, parts[name], cases=1)
+        difference = largest_difference(run, parts[name])
         if not difference <= limit:  # NaN included
             LOGGER.warning(
                 "%s in %s is not used: %s vectors differ from PyTorch's by %.2g, above %g",
@@ -229,19 +233,34 @@ def _agrees(engine: Engine, parts: dict[str, ModelPart]) -> bool:
 @contextmanager
 def _graphs(parts: dict[str, ModelPart], package: Path, digest: str) -> Iterator[Path]:
     """Give a folder with the graphs of both encoders while they are loaded."""
-    kept = package.with_name(f"{package.name}.graphs")
     fingerprint = make_fingerprint(_GRAPHS, {"torch": torch.__version__}, {"model": digest})
     with ExitStack() as until_loaded:
-        if not _holds(kept, fingerprint):
-            try:
+        try:
+            kept = _cache_folder(package)
+            if not _holds(kept, fingerprint):
                 with write_artifact(kept, _GRAPHS, fingerprint) as writer:
                     _export(parts, writer.directory)
                     writer.commit({})
-            except (ArtifactError, OSError) as error:  # a read-only volume, or another one writes
-                LOGGER.warning("graphs are not kept next to the model: %s", type(error).__name__)
-                kept = Path(until_loaded.enter_context(tempfile.TemporaryDirectory()))
-                _export(parts, kept)
+        except (ArtifactError, OSError) as error:  # no home, a read-only one, or another one writes
+            LOGGER.warning("graphs are not kept in the cache: %s", type(error).__name__)
+            kept = Path(until_loaded.enter_context(tempfile.TemporaryDirectory()))
+            _export(parts, kept)
         yield kept
+
+
+def _cache_folder(package: Path) -> Path:
+    """Give the folder of a package's graphs in the cache; OSError where others may write there."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        root = (Path(given) if given else Path.home() / ".cache") / "medclip-dcl"
+    except RuntimeError as error:
+        raise FileNotFoundError("no home is known") from error
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = root.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{root} may be written to by others")
+    place = os.fsencode(package.resolve())
+    return root / f"graphs-{hashlib.sha256(place).hexdigest()[:32]}"
 
 
 def _holds(folder: Path, fingerprint: dict[str, Any]) -> bool:

@@ -14,16 +14,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoBackbone, AutoConfig, AutoModel, ResNetConfig, ResNetModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_BACKBONE_MAPPING_NAMES
+from transformers import AutoBackbone, AutoModel, ResNetConfig, ResNetModel
 
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.models.architectures import MAP_TYPES, REFUSALS, VIT_TYPES, build_config
 from medclip_dcl.models.pretrained import (
     RESNET_HEADS,
     LoadReport,
@@ -47,8 +46,7 @@ MEAN = 0.5
 SPREAD = 0.25
 """Grey levels, on the scale 0 to 1, that become 1."""
 
-_NEEDS_TIMM = ("timm_backbone",)
-_REFUSALS = (TypeError, ValueError, KeyError, AttributeError, RuntimeError)
+_SETTING = "model.image.backbone"
 
 
 def to_input(
@@ -89,30 +87,28 @@ def preprocessing_facts(images: ImagesConfig, model: ModelConfig) -> dict[str, A
 
 def _build_vit(tree: Mapping[str, Any], input_px: int) -> nn.Module:
     # Random weights, from torch's own generator; position embeddings are those of the input's size.
-    fields = {name: value for name, value in tree.items() if name != "model_type"}
-    kind = tree["model_type"]
-    patch = fields.get("patch_size")
+    kind, patch = tree["model_type"], tree.get("patch_size")
     if isinstance(patch, int) and input_px % patch:
         least = max(patch, input_px // patch * patch)
         raise ConfigError(
             f"model.image.input_px {input_px} is not a multiple of the {patch} pixels of a patch; "
-            f"set {least} or {least + patch}, or the {fields.get('image_size', 'size')} that the "
+            f"set {least} or {least + patch}, or the {tree.get('image_size', 'size')} that the "
             "encoder was trained with"
         )
-    # Dinov2 has a token for masked patches, which training never uses.
-    fields |= {"image_size": input_px, "use_mask_token": False}
     if kind == "siglip2_vision_model":
         raise ConfigError(
             "siglip2_vision_model takes images of any shape, which this project does not make; "
             "give a SigLIP 2 of one resolution, whose model_type is siglip_vision_model"
         )
+    # Dinov2 has a token for masked patches, which training never uses.
+    own = {"image_size": input_px, "use_mask_token": False}
+    config: Any = build_config(tree, VIT_TYPES, _SETTING, **own)
     try:
-        config = AutoConfig.for_model(kind, **fields)
-        vit: Any = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+        vit: Any = AutoModel.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
         patches = config.patch_size
-    except (*_REFUSALS, StrictDataclassError) as error:
+    except REFUSALS as error:
         raise ConfigError(
-            f"model.image.backbone: transformers refuses this configuration of {kind} "
+            f"{_SETTING}: transformers refuses this configuration of {kind} "
             f"({type(error).__name__}), or it is not a vision transformer; compare it with the "
             "config.json of a released one"
         ) from error
@@ -130,20 +126,14 @@ def _build_vit(tree: Mapping[str, Any], input_px: int) -> nn.Module:
 
 def _build_map_backbone(tree: Mapping[str, Any]) -> nn.Module:
     # Random weights, from torch's own generator.
-    fields = {name: value for name, value in tree.items() if name != "model_type"}
-    kind = tree["model_type"]
-    known = sorted(set(MODEL_FOR_BACKBONE_MAPPING_NAMES) - set(_NEEDS_TIMM))
-    if kind not in known:
-        raise ConfigError(
-            f"model.image.backbone.model_type {kind} is not a backbone of transformers; give one "
-            f"of {', '.join(known)}"
-        )
+    config = build_config(tree, MAP_TYPES, _SETTING, num_channels=CHANNELS)
     try:
-        config = AutoConfig.for_model(kind, **fields, num_channels=CHANNELS)
-        backbone: nn.Module = AutoBackbone.from_config(config)  # type: ignore[no-untyped-call]
-    except (*_REFUSALS, StrictDataclassError) as error:
+        backbone: nn.Module = AutoBackbone.from_config(  # type: ignore[no-untyped-call]
+            config, trust_remote_code=False
+        )
+    except REFUSALS as error:
         raise ConfigError(
-            f"model.image.backbone: transformers refuses this configuration of {kind} "
+            f"{_SETTING}: transformers refuses this configuration of {tree['model_type']} "
             f"({type(error).__name__}); compare it with the config.json of a released one"
         ) from error
     return backbone

@@ -36,7 +36,7 @@ def add_adapters(encoder: DualEncoder, settings: LoraConfig, seed: int) -> int:
         ConfigError: peft is missing, or an encoder has no such layer.
     """
     if find_spec("peft") is None:
-        raise ConfigError("model.lora needs peft; pip install 'medclip-dcl[lora]'")
+        raise ConfigError("model.lora needs peft; run pip install '.[lora]' in the checkout")
     peft, count = import_module("peft"), 0
     for name in ("image", "text") if settings.encoders == "both" else (settings.encoders,):
         backbone = getattr(encoder, name).backbone

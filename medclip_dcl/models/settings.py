@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from medclip_dcl.section import Section
+from medclip_dcl.section import LOCAL, Section
 
 RESNETS: dict[str, dict[str, Any]] = {
     "resnet18": {"depths": (2, 2, 2, 2), "widths": (64, 128, 256, 512), "layer": "basic"},
@@ -36,17 +36,17 @@ class ImageEncoderConfig(Section):
     preprocessor_config.json next to its weights, 0.5 where it starts from random ones."""
     std: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """Grey levels that become 1, one per channel of a `vit`; empty: as `mean`, and 0.25."""
-    depths: tuple[int, ...] = (2, 2, 2, 2)
+    depths: tuple[Annotated[int, Field(le=256)], ...] = (2, 2, 2, 2)
     """Blocks per stage; (2, 2, 2, 2) is ResNet-18. Three stages double the grid."""
-    widths: tuple[int, ...] = (64, 128, 256, 512)
+    widths: tuple[Annotated[int, Field(le=65536)], ...] = (64, 128, 256, 512)
     """Channels per stage."""
     layer: Literal["basic", "bottleneck"] = "basic"
     """Residual block: basic for ResNet-18 and -34, bottleneck above."""
-    pretrained: str = ""
+    pretrained: Annotated[str, LOCAL] = ""
     """Directory or file (safetensors, or a torch file of tensors alone) of weights to start from,
     in the key layout of transformers, torchvision or BioViL, or OWNER/NAME@REVISION of a hub, the
     revision 40 hexadecimal digits; empty: random."""
-    input_px: Annotated[int, Field(ge=8)] = 480
+    input_px: Annotated[int, Field(ge=8, le=8192)] = 480
     """Height and width of the input: the random crop of a prepared image; paper: 480."""
 
     @model_validator(mode="before")
@@ -87,7 +87,7 @@ class ImageEncoderConfig(Section):
 class TextEncoderConfig(Section):
     """Sentence -> vector: the fitted language model, [CLS] and a linear map."""
 
-    pretrained: str = ""
+    pretrained: Annotated[str, LOCAL] = ""
     """Directory of weights, or OWNER/NAME@REVISION of a hub: BERT, another text encoder of
     transformers, a sentence encoder, or the text side of CLIP or SigLIP; empty: the model of
     `fit_language_model`. Likelihoods stay with that of `language_model`."""
@@ -97,7 +97,7 @@ class TextEncoderConfig(Section):
     pooling: Literal["auto", "cls", "mean", "eos", "last"] = "auto"
     """State that becomes the vector: the first, the mean, that of the last word piece, or the last
     of a window that is filled with padding, as SigLIP reads it; `auto`: the encoder's own."""
-    projection_width: Annotated[int, Field(ge=0)] = 0
+    projection_width: Annotated[int, Field(ge=0, le=65536)] = 0
     """Units of a hidden layer between the text encoder and the shared space; 0: none."""
 
 
@@ -111,7 +111,7 @@ class SimilarityConfig(Section):
     """Temperature of log-mean-exp over regions."""
     tau_nl: Annotated[float, Field(gt=0)] = 0.1
     """Temperature of the attention of the best region to all regions."""
-    dim: Annotated[int, Field(gt=0)] = 128
+    dim: Annotated[int, Field(gt=0, le=65536)] = 128
     """Width of the shared space; paper: 128."""
     gamma_squared: Annotated[float, Field(ge=1, le=100)] = 14.0
     """Initial scale of the score; paper: gamma = sqrt(14), learned; it stays in [1, 100]."""
@@ -133,7 +133,7 @@ class LoraConfig(Section):
 class ModelConfig(Section):
     """Both encoders and the similarity."""
 
-    pretrained: str = ""
+    pretrained: Annotated[str, LOCAL] = ""
     """Directory, or OWNER/NAME@REVISION of a hub, with a whole model to start from: CLIP or SigLIP
     (MedSigLIP) of transformers, or BiomedCLIP of open_clip; its encoders, maps into the shared
     space and scale replace what is set below."""

@@ -87,8 +87,11 @@ def _scores(x: Tensor, y: Tensor, settings: SimilarityConfig) -> Tensor:
         local, v = _LocalAndAttended.apply(  # type: ignore[no-untyped-call]
             x, y, settings.tau_lse, settings.tau_nl
         )
-    else:  # the same without the call through autograd, which costs a query an eighth
+    elif torch.compiler.is_exporting() or len(y) <= x.shape[1]:
+        # the same without the call through autograd, which costs a query an eighth
         local, v, *_ = _attend(x, y, settings.tau_lse, settings.tau_nl)
+    else:
+        local, v = _attend_from_regions(x, y, settings.tau_lse, settings.tau_nl)
     non_local = (functional.normalize(v, dim=-1) * y).sum(dim=-1)
     f = non_local if settings.kind == "nl" else (local + non_local) / 2
     return f.clamp(-1, 1)
@@ -112,6 +115,21 @@ def _attend(x: Tensor, y: Tensor, tau_lse: float, tau_nl: float) -> tuple[Tensor
     a = torch.softmax(query @ x.transpose(1, 2), dim=-1)  # (images, texts, regions)
     local = best + tau_lse * (total / x.shape[1]).log()
     return local, a @ x, excess, total, query, a, images, k
+
+
+def _attend_from_regions(
+    x: Tensor, y: Tensor, tau_lse: float, tau_nl: float
+) -> tuple[Tensor, Tensor]:
+    """Give f_L and v as `_attend` does, for more texts than regions.
+
+    v depends on the text through its best region k alone, so it is computed once a region.
+    """
+    h = x @ y.T  # (images, regions, texts): a maximum over rows is the faster one
+    best, k = h.max(dim=1)
+    total = h.sub_(best.unsqueeze(1)).div_(tau_lse).exp_().sum(dim=1)
+    local = best + tau_lse * (total / x.shape[1]).log()
+    attended = torch.softmax(x @ x.transpose(1, 2) / tau_nl, dim=-1) @ x
+    return local, attended[torch.arange(len(x), device=x.device).unsqueeze(1), k]
 
 
 class _LocalAndAttended(torch.autograd.Function):

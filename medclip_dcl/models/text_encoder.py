@@ -19,6 +19,7 @@ from torch.nn import functional
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizer, PreTrainedConfig
 
 from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.models.architectures import REFUSALS, TEXT_TYPES, check_sizes
 from medclip_dcl.models.pretrained import LoadReport, fill, modern_key, read_tensors
 from medclip_dcl.models.settings import TextEncoderConfig
 
@@ -143,17 +144,18 @@ def _build_backbone(text_config: PreTrainedConfig) -> nn.Module:
     # Random weights, from torch's own generator.
     if isinstance(text_config, BertConfig):
         return BertModel(text_config, add_pooling_layer=False)
-    try:
-        if text_config.model_type == "siglip_text_model":  # AutoModel does not list it
-            backbone: Any = import_module("transformers").SiglipTextModel(text_config)
-            backbone.head = nn.Identity()  # its map into SigLIP's space is `projection` here
-        else:
-            backbone = AutoModel.from_config(text_config)  # type: ignore[no-untyped-call]
-    except ValueError as error:
+    if text_config.model_type not in TEXT_TYPES:
         raise ConfigError(
-            f"model.text.pretrained: {text_config.model_type} is not a text encoder of "
-            "transformers; give BERT, RoBERTa, ModernBERT, or the text side of CLIP or SigLIP"
-        ) from error
+            f"model.text.pretrained: {text_config.model_type} is not a text encoder that is known "
+            f"here; give one of {', '.join(TEXT_TYPES)}"
+        )
+    if text_config.model_type == "siglip_text_model":  # AutoModel does not list it
+        backbone: Any = import_module("transformers").SiglipTextModel(text_config)
+        backbone.head = nn.Identity()  # its map into SigLIP's space is `projection` here
+    else:
+        backbone = AutoModel.from_config(  # type: ignore[no-untyped-call]
+            text_config, trust_remote_code=False
+        )
     if getattr(backbone, "pooler", None) is not None:
         backbone.pooler = None
     built: nn.Module = backbone
@@ -180,13 +182,14 @@ def read_bert_config(folder: Path) -> BertConfig:
         tree: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         kind = tree.get("position_embedding_type", "absolute")
         fields = {name: tree[name] for name in BERT_FIELDS if name in tree}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{CONFIG} is missing or no JSON; give a BERT directory") from error
     if kind != "absolute":
         raise CheckpointError(f"position embeddings are {kind!r}; only absolute ones are read")
     try:
+        check_sizes(fields, CONFIG)
         return BertConfig(**fields)
-    except (TypeError, ValueError) as error:
+    except (ConfigError, *REFUSALS) as error:
         raise CheckpointError(f"{CONFIG} holds a value that BERT does not accept") from error
 
 
@@ -199,8 +202,10 @@ def read_bert_tokenizer(folder: Path) -> BertTokenizer:
     if not (folder / TOKENIZER).is_file() and not (folder / VOCABULARY).is_file():
         raise CheckpointError(f"neither {TOKENIZER} nor {VOCABULARY} is there; add one")
     try:
-        tokenizer: BertTokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer: BertTokenizer = BertTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, *REFUSALS) as error:
         raise CheckpointError("the tokenizer's files cannot be read") from error
     return tokenizer
 

@@ -13,7 +13,7 @@ releases, and every key is accounted for.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ from transformers.utils import logging as transformers_logging
 from medclip_dcl.artifact import json_digest
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.files import sha256_file
+from medclip_dcl.models.architectures import REFUSALS, TEXT_TYPES, build_config, own_fields
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
 from medclip_dcl.models.pairs import PairWeights, open_clip_pair, transformers_pair
@@ -55,13 +56,10 @@ from medclip_dcl.section import Section
 _HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)@([\w./-]*)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FETCHED = ("*.json", "*.txt", "model.safetensors", "open_clip_*")
+PACKAGE = ("*.json", "*.md", "*.safetensors")
+"""Files of a model package on a hub."""
 _OPEN_CLIP = "open_clip_config.json"
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-# Of a config.json: where it was made and what a classifier would need.
-_NOISE = {
-    *("_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id"),
-    *("problem_type", "torch_dtype", "transformers_version"),
-}
 # Heads of classifiers and language models, and what stands in for a masked patch.
 _HEADS = (
     *("classifier.", "cls.", "decoder.", "head.", "lm_head.", "pooler.", "predictions."),
@@ -80,8 +78,10 @@ _POOLINGS = {
 _OWN_POOLINGS = {"clip_text_model": "eos", "siglip_text_model": "last"}
 
 
-def fetch_weights(path: Path) -> Path:
+def fetch_weights(path: Path, files: Sequence[str] = _FETCHED) -> Path:
     """Fetch OWNER/NAME@REVISION into the hub's cache, unless it is there; a path stays.
+
+    `files` are patterns of what is fetched: by default an encoder's, `PACKAGE` of a model package.
 
     Raises:
         ConfigError: the revision is not a commit, or the weights cannot be had.
@@ -97,7 +97,7 @@ def fetch_weights(path: Path) -> Path:
             f"hexadecimal digits, that the hub shows for {name}"
         )
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FETCHED)))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
     except Exception as error:  # the hub's client raises those of its transport
         raise ConfigError(
             f"{given} cannot be fetched ({type(error).__name__}); accept its terms on the hub and "
@@ -111,7 +111,7 @@ def fetch_weights(path: Path) -> Path:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         tree: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is missing or not JSON; give a whole folder") from error
     return tree
 
@@ -123,14 +123,17 @@ def _config_of(folder: Path) -> PreTrainedConfig:
             f"config.json of {folder} has model_type {kind}, which transformers does not know; its "
             "own code is not run here"
         )
-    config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    config._attn_implementation = None  # it may name a kernel that a hub keeps
     return config
 
 
 def plain_tree(config: PreTrainedConfig) -> dict[str, Any]:
-    """Give a configuration as plain values that differ from its class's, `model_type` with them."""
-    tree = {name: value for name, value in config.to_diff_dict().items() if name not in _NOISE}
-    return {**tree, "model_type": config.model_type}
+    """Give an encoder's own fields that differ from its class's, `model_type` with them."""
+    tree, known = config.to_diff_dict(), own_fields(config.model_type)
+    return {name: tree[name] for name in tree if name in known} | {"model_type": config.model_type}
 
 
 def _normalisation(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -184,12 +187,14 @@ def _described(
 
 
 def packaged_text_config(folder: Path) -> PreTrainedConfig:
-    """Read the configuration of a published model's text encoder."""
+    """Read the configuration of a published model's text encoder; CheckpointError: not known."""
     tree = _read_json(folder / CONFIG)
-    if (kind := tree.pop("model_type", "bert")) == "bert":
-        return BertConfig.from_json_file(folder / CONFIG)
-    config: PreTrainedConfig = AutoConfig.for_model(kind, **tree)
-    return config
+    if tree.get("model_type", "bert") == "bert":
+        return read_bert_config(folder)
+    try:
+        return build_config(tree, TEXT_TYPES, f"{folder.name}/{CONFIG}")
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _text_config(folder: Path) -> PreTrainedConfig:
@@ -215,8 +220,10 @@ def read_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
         )
     else:
         try:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, *REFUSALS) as error:
             raise CheckpointError(f"the tokenizer of {folder} cannot be read") from error
         tokenizer.padding_side = "right"
     if tokenizer.pad_token_id is None:
@@ -296,6 +303,7 @@ def _load(folder: Path, config: PreTrainedConfig) -> tuple[Any, tuple[str, ...]]
                 folder,
                 config=config,
                 local_files_only=True,
+                trust_remote_code=False,
                 use_safetensors=True,
                 dtype=torch.float32,
                 output_loading_info=True,

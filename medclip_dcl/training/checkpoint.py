@@ -23,6 +23,8 @@ from medclip_dcl.artifact import (
     ArtifactType,
     fingerprint_changes,
     open_artifact,
+    read_artifact_header,
+    remove_if_code_changed,
     write_artifact,
 )
 from medclip_dcl.errors import ArtifactError, ArtifactStale, ArtifactUnwritable, CheckpointError
@@ -125,6 +127,18 @@ class CheckpointStore:
         except ArtifactError:
             return None
         return dict(_read(artifact).weights) if artifact.fingerprint == self._fingerprint else None
+
+    def newest(self) -> Artifact | None:
+        """Give the checkpoint that `find` would look at first, its files unread."""
+        for path in reversed(self._paths()):
+            with suppress(ArtifactError):
+                return read_artifact_header(path)
+        return None
+
+    def remove_of_other_code(self) -> None:
+        """Remove the checkpoints that other code than today's has written."""
+        for path in self._paths():
+            remove_if_code_changed(path)
 
     def clear(self) -> None:
         """Remove every checkpoint: the model is published."""

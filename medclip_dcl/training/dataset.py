@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.data.ground_truth import Truth
-from medclip_dcl.data.manifest import BOXES, IMAGES, STUDY_LABELS
+from medclip_dcl.data.manifest import BOXES, IMAGES, label_names, read_labels
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.likelihood.eta import EtaCache
@@ -37,10 +37,11 @@ from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text.labeler.labels import (
     REPORT_CLAIMS,
     SENTENCE_CLAIMS,
+    SILENT,
     ReportLabels,
+    claimed_findings,
     read_claims,
 )
-from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import SENTENCES
 from medclip_dcl.training.augment import centre_crops, cut, draw_crops, slack_px
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
@@ -177,16 +178,18 @@ def read_supervision(
     sentence_codes = report_codes = labels = zones = None
     if claims is not None and needs_claims(settings):
         said = read_rows(claims, SENTENCE_CLAIMS, "text_key", corpus.text_keys)
-        sentence_codes, zones = encode_claims(said), encode_zones(said)
+        findings = claimed_findings(claims)
+        sentence_codes, zones = encode_claims(said, findings), encode_zones(said)
         if settings.relation in {"claims", "none"}:
             reports = read_rows(claims, REPORT_CLAIMS, "study_id", corpus.study_ids)
-            report_codes = encode_claims(reports)
-    if settings.relation == "labels":
-        report_codes = encode_labels(_label_rows(manifest, corpus.study_ids))
-    elif settings.relation == "truth":
-        report_codes = encode_truth(_present(truth, corpus))
+            report_codes = encode_claims(reports, findings)
+        if settings.relation == "labels":
+            rows = _label_rows(manifest, corpus.study_ids, findings)
+            report_codes = encode_labels(rows, findings)
+        elif settings.relation == "truth":
+            report_codes = encode_truth(_present(truth, corpus), findings)
     if settings.negatives == "remove_labels":
-        rows = _label_rows(manifest, corpus.study_ids)
+        rows = _label_rows(manifest, corpus.study_ids, _CHEX5)
         labels = torch.tensor([[row.get(name) == 1 for name in _CHEX5] for row in rows])
     return Supervision(sentence_codes, report_codes, labels, zones)
 
@@ -201,8 +204,7 @@ def read_rows(
         for row in read_table(claims.path, form).to_pylist()
         if row[key] in wanted
     }
-    silent = ReportLabels({}, frozenset(), frozenset(), normal=False)
-    return [rows.get(name, silent) for name in ids]
+    return [rows.get(name, SILENT) for name in ids]
 
 
 def _present(truth: Truth | None, corpus: Corpus) -> list[dict[str, frozenset[str]]]:
@@ -218,16 +220,18 @@ def _present(truth: Truth | None, corpus: Corpus) -> list[dict[str, frozenset[st
     return present
 
 
-def _label_rows(manifest: Artifact, study_ids: Sequence[str]) -> list[dict[str, int | None]]:
-    has_table = STUDY_LABELS.file in manifest.files
-    labelled = read_table(manifest.path, STUDY_LABELS).to_pylist() if has_table else []
-    rows = {row["study_id"]: row for row in labelled}
-    if not rows.keys() & set(study_ids):
+def _label_rows(
+    manifest: Artifact, study_ids: Sequence[str], findings: Sequence[str]
+) -> list[dict[str, int | None]]:
+    labels = read_labels(manifest)
+    rows = {row.pop("study_id"): row for row in labels.to_pylist()}
+    if not (rows.keys() & set(study_ids) and set(label_names(labels)) & set(findings)):
         raise ConfigError(
-            "the objective reads labels and no training study has any; set source.columns.labels "
-            "or source.labels, or objective.relation and objective.negatives to other kinds"
+            "the objective reads labels and no training study has one of its findings; set "
+            "source.columns.labels or source.labels, or objective.relation and "
+            "objective.negatives to other kinds"
         )
-    return [{name: rows.get(study, {}).get(name) for name in LABELS} for study in study_ids]
+    return [rows.get(study, {}) for study in study_ids]
 
 
 @dataclass(frozen=True)
@@ -284,7 +288,9 @@ class TokenTable:
     ) -> None:
         rows = []
         if texts:  # a tokenizer refuses an empty list
-            rows = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
+            rows = tokenizer(
+                list(texts), truncation=True, max_length=max_tokens, split_special_tokens=True
+            )["input_ids"]
         # One flat array: a list of lists of a million sentences would take ten times the memory.
         self.lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         self._starts = np.concatenate([[0], np.cumsum(self.lengths)])
@@ -362,7 +368,7 @@ class ImageTextDataset:
     ) -> None:
         self._features = features
         self._corpus, self.supervision, self._prepared = corpus, supervision, prepared
-        self._tokens, self._sampler = tokens, sampler
+        self.tokens, self._sampler = tokens, sampler
         self._input_px, self._seed, self._mine = input_px, seed, mine
         self._slack = slack_px(prepared.size_px, input_px)
         self._eta = torch.from_numpy(corpus.eta)
@@ -386,7 +392,7 @@ class ImageTextDataset:
                 crops, images, views.top[mine], views.left[mine], strict=True
             ):
                 cut(self._prepared.pixels(image), int(top), int(left), out[0])
-        ids, mask = self._tokens.padded(texts[mine])
+        ids, mask = self.tokens.padded(texts[mine])
         return ImageTextBatch(
             step=step,
             mine=mine,

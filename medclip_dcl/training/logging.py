@@ -10,7 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -147,6 +147,13 @@ class TrainState:
     """Steps done when the named metric was best; 0: not yet measured."""
     best_value: float | None = None
     """The metric at that step."""
+    launches: list[tuple[int, int]] = field(default_factory=list)
+    """Steps done before, and processes: of the first launch, and of each with another number."""
+
+    @property
+    def resumed_with(self) -> list[dict[str, int]]:
+        """Each change of the number of processes: from which step, and to how many."""
+        return [{"from_step": step, "processes": count} for step, count in self.launches[1:]]
 
 
 _FLOOR_ALARM = 0.2

@@ -81,29 +81,39 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
         ObjectiveError: an input that the settings need is None, or shapes do not fit.
     """
     debiased = settings.kind == "debiased"
-    relation = None
+    same = unclear = None
     if settings.relation != "none":
         relation = _needed(inputs.relation, "relation")
-    mates = None if relation is None else (relation == SAME) | (relation == UNCLEAR)
+        same, unclear = relation == SAME, relation == UNCLEAR
     weights = _weights(settings, inputs)
     terms = debiased_terms(
         inputs.s,
         inputs.positive,
         inputs.eta if debiased else 0.0,
         inputs.gamma,
-        weights=weights,
-        known_positives=mates if debiased else None,
+        weights=_without(weights, unclear) if debiased else weights,
+        known_mates=same if debiased else None,
     )
     if settings.kind == "multipositive":
-        relation = _needed(relation, "relation")
-        same, unclear = relation == SAME, relation == UNCLEAR
+        same = _needed(same, "relation")
         loss = multi_positive_loss(inputs.s, same, unclear, positive=inputs.positive)
     elif settings.kind == "sigmoid":
         loss = sigmoid_loss(inputs.s, inputs.positive, bias=_needed(inputs.bias, "bias"))
     else:  # InfoNCE is the debiased loss with eta = 0; fallback has no floor to meet there
         loss = terms.loss(settings.floor if debiased else "fallback")
-    counts = negatives.negative_gauges(inputs.s, inputs.positive, weights, mates)
+    known = None if same is None or unclear is None else same | unclear
+    counts = negatives.negative_gauges(inputs.s, inputs.positive, weights, known)
     return ObjectiveOutput(loss, terms.gauges() | counts)
+
+
+def _without(
+    weights: Float[Tensor, "anchors candidates"] | None,
+    unclear: Bool[Tensor, "anchors candidates"] | None,
+) -> Float[Tensor, "anchors candidates"] | None:
+    """Take candidates of which nothing is known out of the loss: they neither push nor pull."""
+    if unclear is None:
+        return weights
+    return (~unclear).float() if weights is None else weights.masked_fill(unclear, 0.0)
 
 
 def _weights(
@@ -176,20 +186,21 @@ class ContrastiveObjective:
         self,
         encoder: DualEncoder,
         regions: Float[Tensor, "local rows columns dim"],
-        sentences: Float[Tensor, "local dim"],
+        sentences: Float[Tensor, "texts dim"],
         batch: ImageTextBatch,
     ) -> ObjectiveOutput:
         """Compute the mean loss of this process's anchors from unit vectors of both sides."""
         columns = encoder.score(regions, gather_with_grad(sentences))  # (batch, local)
         s = encoder.gamma**2 * gather_with_grad(columns.T).T  # (batch, batch)
-        output = self._contrast(s, encoder, batch)
+        output = self.contrast(s, encoder, batch)
         if not self._settings.place_weight:
             return output
         place = self._place(regions, sentences, encoder.gamma, batch)
         loss = output.loss + self._settings.place_weight * place.loss
         return ObjectiveOutput(loss, output.gauges | place.gauges)
 
-    def _contrast(self, s: Tensor, encoder: DualEncoder, batch: ImageTextBatch) -> ObjectiveOutput:
+    def contrast(self, s: Tensor, encoder: DualEncoder, batch: ImageTextBatch) -> ObjectiveOutput:
+        """Contrast scaled scores (batch, batch), texts by images, without the place loss."""
         directions = self._settings.directions
         outputs = []
         if directions != "i2t":

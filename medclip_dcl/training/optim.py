@@ -45,6 +45,9 @@ _PREFIXES = (
     ("bias", ParamGroup.SCALE),
 )
 
+_ADDED = ("cls_token", "class_embedding", "register_tokens", "position")
+"""In the names of what vision transformers add to the features of patches: offsets, as biases."""
+
 
 def param_group_of(name: str) -> ParamGroup:
     """Tell what a parameter or module belongs to, by its name in a `DualEncoder`."""
@@ -52,10 +55,11 @@ def param_group_of(name: str) -> ParamGroup:
 
 
 def peak_learning_rate(name: str, settings: TrainConfig) -> float:
-    """Give a parameter's peak: that of the encoder it belongs to, else the common one."""
+    """Give a parameter's peak: that of the group it belongs to, else the common one."""
     own = {
         ParamGroup.IMAGE: settings.image_learning_rate,
         ParamGroup.TEXT: settings.text_learning_rate,
+        ParamGroup.SCALE: settings.scale_learning_rate,
     }
     group = param_group_of(name)
     if group is ParamGroup.PROJECTION:  # each map learns as the encoder before it
@@ -112,7 +116,8 @@ def set_training_mode(
 def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
     """Build AdamW for a model that is on its device; each group keeps its peak rate as `peak`.
 
-    Biases, norms and gamma do not decay. Frozen parameters are included: they may thaw.
+    Biases, norms and gamma do not decay, nor do tokens and positions that a vision transformer
+    adds to its patches. Frozen parameters are included: they may thaw.
 
     Source: Wang et al. 2023, Section 3.2 (AdamW); which weights decay is ours.
     """
@@ -124,13 +129,18 @@ def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
             continue
         if parameter.requires_grad or param_group_of(name) is not ParamGroup.SCALE:
             peak = peak_learning_rate(name, settings)
-            decay = settings.weight_decay if parameter.ndim > 1 else 0.0
+            decay = settings.weight_decay if _decays(name, parameter) else 0.0
             members.setdefault((peak, decay), []).append(parameter)
     groups = [
         {"params": parameters, "lr": peak, "peak": peak, "weight_decay": decay}
         for (peak, decay), parameters in members.items()
     ]
     return AdamW(groups, fused=True)
+
+
+def _decays(name: str, parameter: nn.Parameter) -> bool:
+    added = param_group_of(name) is ParamGroup.IMAGE and any(word in name for word in _ADDED)
+    return parameter.ndim > 1 and not added
 
 
 def set_learning_rate(optimizer: Optimizer, share: float) -> None:

@@ -79,7 +79,13 @@ def package_model(
         **{name: trained.figures.get(name) for name in ("loss", "uncorrected_loss", "frac_floor")},
         "studies": len(trained.corpus.study_ids),
         "patients": len(trained.corpus.subject_ids),
+        **_resumed_with(trained),
     }
+
+
+def _resumed_with(trained: TrainResult) -> dict[str, Any]:
+    found = trained.state.resumed_with
+    return {"resumed_with": found} if found else {}
 
 
 def _input_range(inputs: TrainInputs, trained: TrainResult) -> InputRange:
@@ -138,9 +144,9 @@ def _model_card(
         "prompts": [asdict(finding) for finding in inputs.findings],
         "preprocessing": preprocessing_facts(config.images, config.model),
         "grid": {"rows": trained.grid[0], "columns": trained.grid[1]},
-        "objective": config.objective.model_dump(mode="json"),
+        "objective": config.objective.public_settings(),
         "eta": {
-            **config.eta.model_dump(include={"source", "a", "k", "eta_max"}),
+            **config.eta.model_dump(include={"source", "eta_max"}),
             "summary": inputs.eta_cache.summary,
         },
         "data": {
@@ -160,6 +166,7 @@ def _model_card(
             ),
             "global_batch": config.train.global_batch,
             "processes": config.train.processes,
+            **_resumed_with(trained),
             "last_figures": {
                 name: value
                 for name, value in trained.figures.items()

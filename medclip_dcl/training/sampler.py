@@ -76,8 +76,9 @@ class ImageTextSampler:
         assert studies == len(sentences)
         if studies < global_batch:
             raise ConfigError(
-                f"train.global_batch {global_batch} exceeds the {studies} studies that have an "
-                "image and a usable sentence; a batch holds a study once: lower it or add studies"
+                f"train.global_batch {global_batch} exceeds the {studies} training studies that "
+                "have an image and a usable sentence; a batch holds a study once: lower it or add "
+                "studies"
             )
         self._images, self._sentences = images, sentences
         self._global_batch, self._seed = global_batch, seed

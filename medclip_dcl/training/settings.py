@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from medclip_dcl.section import NO_EFFECT, Section
+from medclip_dcl.section import LOCAL, NO_EFFECT, Section
 
 Tracker = Literal[
     "tensorboard",
@@ -46,6 +46,9 @@ class TrainConfig(Section):
     """Peak learning rate of the image encoder; None: `learning_rate`."""
     text_learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate of the text encoder; None: `learning_rate`."""
+    scale_learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate of gamma, and of the bias of the sigmoid loss; None: `learning_rate`. At
+    1e-5, 110,000 steps move either by .55 at most: give the sigmoid loss 1e-3."""
     image_frozen_steps: Annotated[int, Field(ge=0)] = 0
     """First steps in which the image encoder stays as it is, norms and dropout as in use;
     `steps`: always."""
@@ -58,7 +61,8 @@ class TrainConfig(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 2000
     """Linear warm-up before cosine decay; paper: 2000."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """AdamW weight decay; none for biases, norms and gamma."""
+    """AdamW weight decay; none for biases, norms and gamma, nor for the class token and the
+    positions of a vision transformer."""
     freeze_batchnorm: bool = False
     """Whether batch norms keep the statistics that they were loaded with."""
     precision: Literal["no", "bf16", "fp16", "auto"] = "no"
@@ -72,8 +76,11 @@ class TrainConfig(Section):
     gradient_checkpointing: Annotated[Literal["none", "text", "both"], NO_EFFECT] = "none"
     """Encoders that compute their activations twice instead of keeping them: less memory, a
     third more time, the same numbers."""
-    processes: Annotated[int, Field(ge=1)] = 1
-    """Processes that the run expects; another world size is refused."""
+    processes: Annotated[int, Field(ge=1), NO_EFFECT] = 1
+    """Processes that the run expects; another world size is refused. A run that was stopped may
+    go on with another number: the batches stay the same, the rounding does not, and the model
+    records it as `resumed_with`. On CPUs this is refused where batch norms learn: each process's
+    see only its own pairs."""
     torch_threads: Annotated[int, Field(ge=0), NO_EFFECT] = 0
     """Threads of torch in each process; 0: the cores, shared among this machine's processes."""
     save_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 1000
@@ -81,12 +88,14 @@ class TrainConfig(Section):
     log_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 10
     """Steps between lines of the metrics log."""
     validate_every_steps: Annotated[int, Field(ge=0), NO_EFFECT] = 0
-    """Steps between validation losses; 0: none."""
+    """Steps between validation losses; 0: none. A validation split of fewer studies than
+    `global_batch` is one batch, whose loss has fewer negatives than that of training."""
     validate_images: Annotated[int, Field(ge=0), NO_EFFECT] = 0
     """Most images of the validation split that are asked for findings and sentences at each
     validation; 0: none."""
     best_metric: BestMetric = ""
-    """Figure of validation that chooses the published step; empty: the last step."""
+    """Figure of validation that chooses the published step; empty: the last step. Runs of `table1`
+    are chosen by `table1.tune_by` in its place."""
     trackers: Annotated[tuple[Tracker, ...], NO_EFFECT] = ()
     """Where figures go besides the metrics log, by Accelerate's names; `tensorboard` writes to
     `trackers/` in the config's folder, most others send figures away."""
@@ -145,6 +154,23 @@ class TrainConfig(Section):
         return self
 
 
+class PretrainConfig(Section):
+    """Weights of the image encoder, learned from the training images alone (`pretrain_images`)."""
+
+    steps: Annotated[int, Field(gt=0)] = 2000
+    """Optimiser steps."""
+    batch: Annotated[int, Field(gt=1)] = 128
+    """Images of a step, each seen twice."""
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-3
+    """Peak AdamW learning rate."""
+    eta: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Chance that another image is of the anchor's class; 0: the plain loss of SimCLR."""
+    save_every_steps: Annotated[int, Field(gt=0)] = 500
+    """Steps between checkpoints: what a kill can lose."""
+    also: tuple[str, ...] = ()
+    """Further run folders whose prepared training images are learned from, of the same size."""
+
+
 class ObjectiveConfig(Section):
     """The loss, and what it knows about negatives."""
 
@@ -171,7 +197,7 @@ class ObjectiveConfig(Section):
     with, as CXR-BERT-specialized was; the `mean` state of the word pieces, centred on the training
     sentences; vectors of `similar_table`; or `auto`: `projection` where there is one, else `mean`.
     To tune."""
-    similar_table: str = ""
+    similar_table: Annotated[str, LOCAL] = ""
     """Parquet file of `similar_by: table`: columns `text_key` and `vector`, a list of numbers."""
     remove_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the negatives that `remove_similar` (the closest pairs of texts, by a threshold that
@@ -181,7 +207,8 @@ class ObjectiveConfig(Section):
     which leaves about 20 effective negatives of 63 in the space `mean`; 1: 53, 20: 5); on the
     scaled score for `hard` (None: 1). To tune, by `effective_negatives` of the log."""
     relation: Literal["none", "claims", "labels", "truth"] = "none"
-    """Source of the relation matrix for `multipositive` and for known positives."""
+    """Source of the relation matrix, which `multipositive` needs. `debiased` takes images that say
+    the same out of the negatives, and lowers eta by them; it leaves unclear ones out."""
     place_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the place loss, which asks that a sentence fits best where it says that its finding
     is; 0: none, 0.3 is recommended. It reads the claims, and takes every image as frontal."""

@@ -1,7 +1,8 @@
 """Images, sentences and eta -> a trained model: one step, the loop around it, and the run.
 
-`train` builds model, data and loss; `Trainer` repeats `TrainStep`, logs, validates, saves and
-stops; `ContrastiveObjective` in `objective.py` says what the loss of a batch is.
+`set_up` builds model, data and loss, and `train` runs them; `Trainer` repeats `TrainStep`, logs,
+validates, saves and stops; `ContrastiveObjective` in `objective.py` says what the loss of a batch
+is.
 
 A run stops in good order: it finishes the step, saves and leaves. `accelerate launch` starts the
 trainer as a child and, when it is asked to stop, ends without passing the signal on. On Linux
@@ -15,10 +16,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
@@ -26,7 +26,6 @@ from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -35,8 +34,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.data.ground_truth import Truth
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.distributed import available_cores
-from medclip_dcl.errors import CheckpointError, ConfigError, TrainingError
+from medclip_dcl.errors import ArtifactStale, CheckpointError, ConfigError, TrainingError
 from medclip_dcl.inference import Finding
 from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.model_package import PackagedConfig
@@ -64,7 +62,6 @@ from medclip_dcl.training.logging import (
     TrainLogger,
     TrainState,
     open_trackers,
-    tracker_options,
 )
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.optim import (
@@ -85,6 +82,7 @@ from medclip_dcl.training.validation import (
     MOST_BATCHES,
     ValidationMetrics,
     evaluating,
+    validation_batch,
     validation_loss,
 )
 
@@ -93,13 +91,11 @@ CLIP_NORM = 1.0
 paper clips, and an anchor's gradient weighs up to 1 / (1 - eta) and more (`debiased`)."""
 _MOST_SKIPPED = 10  # steps in a row without a finite loss or gradient, after which a run gives up
 _IDS_SHOWN = 8
-# Of all processes for the main one, which caches features: torch waits ten minutes on GPUs.
-_LONGEST_WAIT = timedelta(days=1)
 _PR_SET_PDEATHSIG = 1
 _SAME_KEY_PRESS_S = 1.0
 _LEAST_RANDOM_RATE = 1e-4
 _LAUNCHED_BY = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
-_COUNTERS = ("skipped", "in_a_row", "clipped", "best_step", "best_value")
+_COUNTERS = ("skipped", "in_a_row", "clipped", "best_step", "best_value", "launches")
 
 
 @dataclass(frozen=True)
@@ -162,49 +158,79 @@ class TrainResult:
     tokenizer: PreTrainedTokenizerBase
 
 
-def settle_precision(settings: TrainConfig) -> TrainConfig:
-    """Replace `precision: auto` by what this machine is fast in: `bf16` or `no`."""
-    if settings.precision != "auto":
-        return settings
-    if torch.cuda.is_available():
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        # an older torch may not say
-        known: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-        fast = any(known.get(name) for name in ("avx512_bf16", "amx_bf16"))
-    return settings.model_copy(update={"precision": "bf16" if fast else "no"})
+@dataclass(frozen=True)
+class TrainSetup:
+    """Model, data and loss of a run, before its first step."""
+
+    config: PackagedConfig
+    """The config, with what the folders that the model starts from say of themselves."""
+    start: Start
+    encoder: DualEncoder
+    prepared: PreparedImages
+    corpus: Corpus
+    """The training split."""
+    dataset: ImageTextDataset
+    sampler: ImageTextSampler
+    objective: ContrastiveObjective
+    validation: Sequence[ImageTextBatch]
+    """Batches of the validation split; none where the run does not validate."""
+    metrics: ValidationMetrics | None
 
 
-def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accelerator:
-    """Join the processes of the run; `work` receives trackers' files, None: nothing is tracked.
+def set_up(
+    config: PackagedConfig,
+    inputs: TrainInputs,
+    accelerator: Accelerator,
+    folder: Path,
+    say: Callable[..., None],
+) -> TrainSetup:
+    """Build model, data and loss; `folder` receives cached features where the config asks for them.
 
     Raises:
-        ConfigError: there are more or fewer processes than the settings expect, or a tracker
-            is not installed.
+        MedclipError: an input is missing, stale or does not fit.
     """
-    accelerator = Accelerator(
-        mixed_precision=settle_precision(settings).precision,
-        cpu=not torch.accelerator.is_available(),
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-            InitProcessGroupKwargs(timeout=_LONGEST_WAIT),
-        ],
-        **tracker_options(settings, work),
-    )
-    if accelerator.num_processes != settings.processes:
-        raise ConfigError(
-            f"train.processes is {settings.processes}, this run has {accelerator.num_processes}; "
-            f"start it with torchrun --nproc-per-node {settings.processes} -m pipelines.train (on "
-            "CPUs `accelerate launch` starts one process whatever it is asked)"
+    begun = _read_start(config.model, inputs)
+    config = config.model_copy(update={"model": begun.settings})
+    encoder = _build_encoder(config, begun, accelerator, say)
+    space = None
+    if config.objective.compares_texts:
+        table, checkpoint = inputs.similar_table, inputs.text_checkpoint
+        device = accelerator.device
+        space = TextSpace(config.objective, encoder.text, checkpoint, table, device)
+    data = _Data(config, inputs, begun.tokenizer, accelerator, space)
+    data = _with_features(data, encoder, folder, say)
+    corpus, dataset, sampler = data.split("train")
+    validation, metrics = data.validation()
+    if validation and (pairs := len(validation[0].eta)) < config.train.global_batch:
+        say(
+            warning=f"the validation split has fewer studies than train.global_batch: its losses "
+            f"are of batches of {pairs}, with {pairs - 1} negatives in place of "
+            f"{config.train.global_batch - 1}"
         )
-    share = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(settings.torch_threads or max(1, share))
-    return accelerator
+    threshold = 1.0
+    if space is not None:
+        say(texts_compared_by=space.name)
+    if config.objective.negatives == "remove_similar":
+        vectors, share = dataset.supervision.text_vectors, config.objective.remove_share
+        assert vectors is not None
+        threshold = closest_threshold(vectors, corpus, sampler, share)
+        say(closest_share=share, above_cosine=round(threshold, 4))
+    return TrainSetup(
+        config=config,
+        start=begun,
+        encoder=encoder,
+        prepared=data.prepared,
+        corpus=corpus,
+        dataset=dataset,
+        sampler=sampler,
+        objective=ContrastiveObjective(config.objective, config.seed, threshold),
+        validation=validation,
+        metrics=metrics,
+    )
 
 
 def train(
-    config: PackagedConfig,
-    inputs: TrainInputs,
+    setup: TrainSetup,
     accelerator: Accelerator,
     store: CheckpointStore,
     folder: Path,
@@ -216,31 +242,11 @@ def train(
     comes back unfinished, a checkpoint is on disk.
 
     Raises:
-        MedclipError: an input is missing, stale or does not fit, or training cannot continue.
+        MedclipError: training cannot continue.
     """
-    begun = _read_start(config.model, inputs)
-    config = config.model_copy(update={"model": begun.settings})
-    encoder = _build_encoder(config, begun, accelerator, say)
-    space = None
-    if config.objective.compares_texts:
-        table, checkpoint = inputs.similar_table, inputs.text_checkpoint
-        device = accelerator.device
-        space = TextSpace(config.objective, encoder.text, checkpoint, table, device)
-    data = _Data(config, inputs, begun.tokenizer, accelerator, space)
-    data = _with_features(data, encoder, folder.parent, say)
-    corpus, dataset, sampler = data.split("train")
-    validation, metrics = data.validation()
-    threshold = 1.0
-    if space is not None:
-        say(texts_compared_by=space.name)
-    if config.objective.negatives == "remove_similar":
-        vectors, share = dataset.supervision.text_vectors, config.objective.remove_share
-        assert vectors is not None
-        threshold = closest_threshold(vectors, corpus, sampler, share)
-        say(closest_share=share, above_cosine=round(threshold, 4))
-    objective = ContrastiveObjective(config.objective, config.seed, threshold)
+    config, encoder, corpus, sampler = setup.config, setup.encoder, setup.corpus, setup.sampler
     settings = config.train.counted(sampler.steps_per_epoch)
-    trainer = Trainer(accelerator, encoder, objective, store, settings, config.seed)
+    trainer = Trainer(accelerator, encoder, setup.objective, store, settings, config.seed)
     start = trainer.state.step
     say(
         studies=len(corpus.study_ids),
@@ -251,11 +257,12 @@ def train(
         processes=accelerator.num_processes,
         from_step=start,
         passed_over=list(trainer.passed_over),
+        **({"resumed_with": found} if (found := trainer.state.resumed_with) else {}),
     )
     open_trackers(accelerator, config, start)
     with MetricsLog(folder, start) if accelerator.is_main_process else nullcontext() as log:
         logger = TrainLogger(accelerator, encoder, trainer.optimizer, settings, log, start, say)
-        finished = trainer.run(dataset.batch, logger, validation, metrics)
+        finished = trainer.run(setup.dataset.batch, logger, setup.validation, setup.metrics)
     step, weights = trainer.published()
     side = encoder.image.grid(config.model.image.input_px)
     return TrainResult(
@@ -267,8 +274,8 @@ def train(
         grid=(side, side),
         corpus=corpus,
         model=config.model,
-        text_config=begun.text_config,
-        tokenizer=begun.tokenizer,
+        text_config=setup.start.text_config,
+        tokenizer=setup.start.tokenizer,
     )
 
 
@@ -372,14 +379,16 @@ class _Data:
         trains = split == "train"
         # Validation batches are drawn once, from a seed of their own, and not augmented.
         seed = config.seed if trains else seed_for(config.seed, RngStream.VALIDATION) % 2**31
+        studies = len(corpus.study_ids)
+        size = settings.global_batch if trains else validation_batch(studies, settings)
         sampler = ImageTextSampler(
             corpus.images,
             corpus.sentences,
-            settings.global_batch,
+            size,
             seed,
             settings.shuffle_reports and trains,
         )
-        local = settings.global_batch // settings.processes
+        local = size // settings.processes
         start = self.accelerator.process_index * local
         supervision = read_supervision(
             config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
@@ -426,7 +435,8 @@ class Trainer:
     It goes on from the newest whole checkpoint; `passed_over` names damaged ones.
 
     Raises:
-        ArtifactStale: an unfinished run of another fingerprint is in the store.
+        ArtifactStale: an unfinished run of another fingerprint is in the store, or one whose
+            number of processes cannot change.
         CheckpointError: the newest checkpoint does not fit the model.
     """
 
@@ -512,7 +522,29 @@ class Trainer:
             )
         if snapshot is not None:
             self._load(snapshot)
+        self._note_launch()
         return damaged
+
+    def _note_launch(self) -> None:
+        state, count = self.state, self._accelerator.num_processes
+        before = state.launches[-1][1] if state.launches else None
+        if before == count:
+            return
+        settings = self._settings
+        learns = not (settings.freeze_batchnorm or settings.cache_features)
+        learns &= settings.image_frozen_steps < settings.total_steps
+        norms = [
+            item
+            for item in self._encoder.modules()
+            if isinstance(item, nn.modules.batchnorm._BatchNorm)
+        ]
+        if before and norms and learns and self._accelerator.device.type == "cpu":
+            raise ArtifactStale(
+                f"the run stopped at step {state.step} with {before} processes, and {count} cannot "
+                "go on with it: on CPUs the batch norms of each process see its own pairs alone; "
+                f"set train.processes to {before}, or remove the checkpoints to start again"
+            )
+        state.launches.append((state.step, count))
 
     def _load(self, snapshot: Snapshot) -> None:
         try:

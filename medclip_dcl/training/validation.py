@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int, Int8, UInt8
 from torch import Tensor, nn
 
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.data.manifest import STUDY_LABELS
+from medclip_dcl.data.manifest import read_labels
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.classification import UNKNOWN, labelled_truth
@@ -26,10 +26,10 @@ from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.rng import RngStream, generator_for
-from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.labels import FINDINGS, REPORT_CLAIMS
 from medclip_dcl.training.dataset import Corpus, ImageTextBatch, TokenTable, read_rows
 from medclip_dcl.training.objective import ContrastiveObjective
+from medclip_dcl.training.settings import TrainConfig
 
 MOST_BATCHES = 8
 """Global batches in one validation loss: enough to compare steps, cheap next to training."""
@@ -37,6 +37,22 @@ MOST_BATCHES = 8
 _K = 10  # first images among which one is looked for whose report says the sentence
 _IMAGES_PER_PASS = 32
 _TEXTS_PER_PASS = 64
+
+
+def validation_batch(studies: int, settings: TrainConfig) -> int:
+    """Give the pairs of a validation batch: those of training, or what a smaller split has.
+
+    Raises:
+        ConfigError: the split has too few usable studies for one batch.
+    """
+    least = max(2, settings.processes)
+    if studies < least:
+        raise ConfigError(
+            f"the validation split has {studies} studies with an image and a usable sentence, and "
+            f"a batch needs {least}; set train.validate_every_steps to 0, or raise "
+            "source.validate_share"
+        )
+    return min(settings.global_batch, studies // settings.processes * settings.processes)
 
 
 class ValidationMetrics:
@@ -68,9 +84,7 @@ class ValidationMetrics:
         first = np.zeros(len(studies))
         texts = np.unique(corpus.text_of[corpus.sentences.pick(studies, first)])
         study_ids = [corpus.study_ids[study] for study in studies]
-        labels = []
-        if STUDY_LABELS.file in manifest.files:
-            labels = read_table(manifest.path, STUDY_LABELS).to_pylist()
+        labels = read_labels(manifest).to_pylist()
         self._rows = corpus.image_rows[corpus.images.pick(studies, first)]
         self._prepared, self._input_px = prepared, config.model.image.input_px
         self._findings = findings

@@ -16,11 +16,14 @@ import torch
 
 from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.service import png, running
+from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data.images import open_image
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference import Predictor, load
+from medclip_dcl.model_package import ARTIFACT
 from medclip_dcl.models import engines
 from medclip_dcl.models.image_encoder import ImageEncoder
+from medclip_dcl.models.onnx_graphs import model_parts
 from medclip_dcl.models.settings import EngineName, ImageEncoderConfig, Precision
 
 PHRASES = ("Pleural effusion", "No signs of pneumonia in the right lower lobe", "The heart")
@@ -32,6 +35,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cache of this user, for these tests."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +60,7 @@ def images(count: int, size_px: int = 64) -> np.ndarray:
 
 def copy_graphs(package: Path, folder: Path) -> None:
     """Put the graphs of a model where they would have been exported to."""
-    for file in package.with_name("model.graphs").glob("*.onnx"):
+    for file in engines._cache_folder(package).glob("*.onnx"):
         shutil.copy(file, folder)
 
 
@@ -152,7 +164,7 @@ def test_graphs_are_exported_once_for_a_model(
     for _ in range(2):
         assert load(path, "cpu", "onnxruntime").engine.name == "onnxruntime"
     assert len(exported) == 1
-    graph = path.with_name("model.graphs") / "image.onnx"
+    graph = engines._cache_folder(path) / "image.onnx"
     graph.write_bytes(graph.read_bytes()[:-1] + b"x")
     load(path, "cpu", "onnxruntime")  # a damaged one is made again
     assert len(exported) == 2
@@ -161,18 +173,78 @@ def test_graphs_are_exported_once_for_a_model(
     assert len(exported) == 3
 
 
-def test_a_model_on_a_volume_that_cannot_be_written_to_is_served_all_the_same(
+def test_a_cache_that_cannot_be_kept_or_is_open_to_others_is_done_without(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = publish(tmp_path / "model").path
+    graphs = engines._cache_folder(package)
+    exported: list[Path] = []
 
-    def denied(*_: object) -> NoReturn:
-        raise PermissionError("read-only file system")
+    def export(_parts: object, folder: Path) -> None:
+        exported.append(folder)
+        for file in graphs.glob("*.onnx"):
+            shutil.copy(file, folder)
 
-    monkeypatch.setattr(engines, "write_artifact", denied)
+    monkeypatch.setattr(engines, "_export", export)
+    (tmp_path / "open/medclip-dcl").mkdir(parents=True)
+    (tmp_path / "open/medclip-dcl").chmod(0o777)
+    (tmp_path / "file").touch()
+    for root in ("open", "file"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / root))
+        assert load(path, "cpu", "onnxruntime").engine.name == "onnxruntime"
+    assert len(exported) == 2
+    assert not any(folder.is_relative_to(tmp_path) for folder in exported)
+
+
+def test_graphs_next_to_a_package_are_not_read(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = publish(tmp_path / "model").path
+    digest = open_artifact(path, ARTIFACT).digest
+    settings = {"torch": torch.__version__}
+    fingerprint = make_fingerprint(engines._GRAPHS, settings, {"model": digest})
+    with write_artifact(tmp_path / "model.graphs", engines._GRAPHS, fingerprint) as writer:
+        for name in ("image", "text"):
+            (writer.directory / f"{name}.onnx").write_bytes(b"anybody's")
+        writer.commit({})
+    read: list[Path] = []
+    run = engines.run_onnxruntime
+
+    def record(file: Path) -> engines.Run:
+        read.append(file)
+        return run(file)
+
+    monkeypatch.setattr(engines, "run_onnxruntime", record)
     monkeypatch.setattr(engines, "_export", lambda _parts, folder: copy_graphs(package, folder))
     assert load(path, "cpu", "onnxruntime").engine.name == "onnxruntime"
-    assert not path.with_name("model.graphs").exists()
+    assert not any(file.is_relative_to(tmp_path / "model.graphs") for file in read)
+
+
+def test_engines_are_compared_on_several_images_as_a_model_sees_them(package: Path) -> None:
+    model = load(package, "cpu").model
+    images = [image for (case,) in model_parts(model, 64)["image"].cases for image in case]
+    assert len(images) >= 6
+    assert all(-2 <= image.min() < image.max() <= 2 for image in images)
+    kinds = {round(float(image.diff(dim=-1).abs().mean()), 4) for image in images}
+    assert len(kinds) >= 4
+
+
+def test_an_engine_that_turns_round_what_is_bright_is_refused(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = engines.run_onnxruntime
+
+    def wrong(file: Path) -> engines.Run:
+        run = right(file)
+
+        def answer(*inputs: torch.Tensor) -> torch.Tensor:
+            turned = inputs[0].is_floating_point() and float(inputs[0].max()) <= 2.001
+            return -run(*inputs) if turned else run(*inputs)
+
+        return answer
+
+    monkeypatch.setattr(engines, "run_onnxruntime", wrong)
+    assert load(package, "cpu", "onnxruntime").engine.name == "torch"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +252,7 @@ def test_a_model_on_a_volume_that_cannot_be_written_to_is_served_all_the_same(
     [
         ("onnxruntime", "bfloat16", "onnxruntime has no bfloat16 on a CPU"),
         ("auto", "float16", "float16 needs a GPU"),
-        ("openvino", "float32", "pip install 'medclip-dcl\\[openvino\\]'"),
+        ("openvino", "float32", "pip install '\\.\\[openvino\\]' in the checkout"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_remedy(

@@ -47,6 +47,17 @@ def test_score_is_its_definition_pair_by_pair(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_many_texts_are_scored_as_few_are(kind: str) -> None:
+    x, y = unit(3, 7, 5), unit(40, 5, seed=1)  # more texts than regions, and no gradient
+    config = SimilarityConfig(kind=kind, tau_lse=0.2, tau_nl=0.3)
+    together = image_sentence_scores(x, y, config)
+    each = torch.cat([image_sentence_scores(x, one, config) for one in y.split(4)])
+    assert together == pytest.approx(each, abs=1e-12)
+    assert together[11, 2].item() == pytest.approx(by_hand(x[2], y[11], config), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradient_is_that_of_the_definition(kind: str) -> None:
     x, y = unit(2, 4, 3).requires_grad_(), unit(3, 3, seed=1).requires_grad_()
     config = SimilarityConfig(kind=kind, tau_lse=0.5, tau_nl=0.5)

@@ -13,10 +13,11 @@ from benchmarks.fixtures.tiny_models import pair_batch, tiny_dual_encoder
 from medclip_dcl.errors import TrainingError
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import ImageTextBatch
+from medclip_dcl.training.launch import settle_precision
 from medclip_dcl.training.logging import TIMINGS, MetricsLog, TrainLogger, read_metrics
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import CLIP_NORM, Trainer, settle_precision
+from medclip_dcl.training.trainer import CLIP_NORM, Trainer
 
 TREE = {
     "global_batch": 6,
@@ -90,7 +91,7 @@ def test_steps_around_a_bad_one_are_what_they_would_be_without_it(tmp_path: Path
 
 def test_bad_samples_alone_stop_a_run_with_their_ids(tmp_path: Path) -> None:
     def broken(step: int) -> ImageTextBatch:
-        return dataclasses.replace(pair_batch(6, step=step), eta=torch.full((6,), math.nan))
+        return dataclasses.replace(pair_batch(6, step=step), brightness=torch.full((6,), math.nan))
 
     with pytest.raises(TrainingError, match=r"10 steps in a row up to step 10 .* s0, s1"):
         run(tmp_path, broken, save_every_steps=30)

@@ -64,13 +64,45 @@ def test_infonce_ignores_eta_and_says_so() -> None:
     torch.testing.assert_close(output.gauges["uncorrected_loss"], output.loss)
 
 
-def test_debiased_loss_takes_same_and_unclear_as_class_mates() -> None:
-    batch = inputs()
-    settings = ObjectiveConfig(relation="claims", floor="fallback")
-    known = torch.zeros(6, 12, dtype=torch.bool)
-    known[0, 1] = known[0, 2] = known[3, 0] = True
+@pytest.mark.parametrize("floor", ["floor", "zero", "fallback"])
+def test_debiased_loss_knows_same_images_and_leaves_unclear_ones_out(floor: str) -> None:
+    batch = dataclasses.replace(inputs(), s=inputs().s.requires_grad_())
+    settings = ObjectiveConfig(relation="claims", floor=floor)
+    mates, kept = torch.zeros(6, 12, dtype=torch.bool), torch.ones(6, 12)
+    mates[0, 1] = mates[3, 0] = True
+    kept[0, 2] = 0
     expected = debiased_contrastive_loss(
-        batch.s, batch.positive, batch.eta, batch.gamma, known_positives=known, floor="fallback"
+        batch.s,
+        batch.positive,
+        batch.eta,
+        batch.gamma,
+        weights=kept,
+        known_mates=mates,
+        floor=floor,
+    )
+    output = direction_loss(settings, batch)
+    assert torch.equal(output.loss, expected)
+    slope = torch.autograd.grad(output.loss, batch.s)[0]
+    assert slope[0, 2] == 0  # neither pushed nor pulled
+    assert (slope[0, [3, 4, 5]] > 0).all()
+
+
+def test_weights_of_a_rival_and_unclear_images_go_together() -> None:
+    batch = inputs()
+    overlap = batch.label_overlap
+    assert overlap is not None
+    settings = ObjectiveConfig(relation="claims", negatives="remove_labels", floor="fallback")
+    kept = (~overlap).float()
+    kept[0, 2] = 0
+    mates = batch.relation == SAME
+    expected = debiased_contrastive_loss(
+        batch.s,
+        batch.positive,
+        batch.eta,
+        batch.gamma,
+        weights=kept,
+        known_mates=mates,
+        floor="fallback",
     )
     assert torch.equal(direction_loss(settings, batch).loss, expected)
 

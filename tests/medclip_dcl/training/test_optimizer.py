@@ -1,10 +1,12 @@
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.fixtures.tiny_models import random_images, random_tokens, tiny_dual_encoder
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.image_encoder import to_input
+from medclip_dcl.models.image_encoder import ImageEncoder, to_input
+from medclip_dcl.models.settings import ImageEncoderConfig
 from medclip_dcl.training.optim import (
     build_optimizer,
     load_optimizer_tensors,
@@ -40,6 +42,36 @@ def test_biases_norms_and_gamma_do_not_decay() -> None:
     assert all(value == 0 for name, value in decay.items() if "ormalization" in name)
     assert all(value == 0 for name, value in decay.items() if "LayerNorm" in name)
     assert decay["region_projection.weight"] == decay["text.projection.weight"] == 0.5
+
+
+@pytest.mark.parametrize("kind", ["dinov2_with_registers", "siglip_vision_model"])
+def test_what_a_vision_transformer_adds_to_its_patches_does_not_decay(kind: str) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    wide = {"mlp_ratio": 2} if kind.startswith("dinov2") else {"intermediate_size": 16}
+    backbone = {"model_type": kind, "patch_size": 8, **wide, **sizes}
+    settings = ImageEncoderConfig(kind="vit", backbone=backbone, input_px=32)
+    model = nn.ModuleDict({"image": ImageEncoder(settings)})
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = build_optimizer(model, SETTINGS).param_groups
+    free = {names[one] for group in groups if not group["weight_decay"] for one in group["params"]}
+    weights = {name for name, one in model.named_parameters() if one.ndim > 1}
+    added = {name for name in weights if "token" in name or "position" in name}
+    assert added
+    assert weights & free == added
+
+
+def test_gamma_and_the_bias_of_the_sigmoid_loss_have_their_own_learning_rate() -> None:
+    model = tiny_dual_encoder()
+    model.add_bias(-4.0)
+    own = SETTINGS.model_copy(update={"scale_learning_rate": 1e-4})
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    peaks = {
+        names[parameter]: group["peak"]
+        for group in build_optimizer(model, own).param_groups
+        for parameter in group["params"]
+    }
+    assert peaks["gamma"] == peaks["bias"] == 1e-4
+    assert peaks["region_projection.weight"] == 1e-2
 
 
 def test_the_text_encoder_has_its_own_learning_rate() -> None:

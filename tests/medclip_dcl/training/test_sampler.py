@@ -119,5 +119,5 @@ def test_the_shuffled_control_gives_every_image_one_and_the_same_foreign_report(
 
 def test_fewer_studies_than_places_are_refused() -> None:
     seven = RaggedIndex(np.arange(7), 7)
-    with pytest.raises(ConfigError, match="global_batch 8 exceeds the 7 studies"):
+    with pytest.raises(ConfigError, match="global_batch 8 exceeds the 7 training studies"):
         ImageTextSampler(seven, seven, 8, 0, False)

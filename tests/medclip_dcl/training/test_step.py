@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -7,10 +8,11 @@ from accelerate import Accelerator
 from benchmarks.fixtures.tiny_models import pair_batch, tiny_dual_encoder
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.rng import RngStream, seed_for
+from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import optimizer_tensors
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import TrainStep, start_accelerator
+from medclip_dcl.training.trainer import TrainStep
 
 SETTINGS = TrainConfig(global_batch=6, steps=10, learning_rate=1e-2, warmup_steps=0)
 
@@ -62,7 +64,7 @@ def test_a_step_with_a_loss_that_is_no_number_changes_nothing() -> None:
     encoder, optimizer, step = make()
     step(pair_batch(6), stop=False)
     before = copies(encoder, optimizer)
-    broken = pair_batch(6, step=1, eta=math.nan)
+    broken = dataclasses.replace(pair_batch(6, step=1), brightness=torch.full((6,), math.nan))
     report = step(broken, stop=False)
     assert not report.updated
     after = copies(encoder, optimizer)

@@ -17,7 +17,8 @@ from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.dataset import TokenTable
-from medclip_dcl.training.validation import ValidationMetrics
+from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.validation import ValidationMetrics, validation_batch
 
 FINDINGS = (
     Finding("pneumonia", (KINDS[0][1],), (KINDS[3][1],), label="Pneumonia"),
@@ -48,6 +49,19 @@ def questions(
         findings,
         lambda texts: TokenTable(TOKENIZER, texts, 32),
     )
+
+
+@pytest.mark.parametrize(
+    ("studies", "processes", "expected"), [(500, 4, 64), (64, 1, 64), (19, 1, 19), (19, 4, 16)]
+)
+def test_a_small_split_is_one_batch(studies: int, processes: int, expected: int) -> None:
+    assert validation_batch(studies, TrainConfig(processes=processes)) == expected
+
+
+@pytest.mark.parametrize(("studies", "processes"), [(0, 1), (1, 1), (3, 4)])
+def test_a_split_without_a_batch_is_named(studies: int, processes: int) -> None:
+    with pytest.raises(ConfigError, match=f"the validation split has {studies} studies"):
+        validation_batch(studies, TrainConfig(processes=processes))
 
 
 def test_every_study_is_asked_once_and_its_whole_report_counts(work: Path) -> None:

@@ -1,0 +1,78 @@
+"""How the processes of a run start: their number, their precision, their threads."""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    InitProcessGroupKwargs,
+    parse_flag_from_env,
+)
+
+from medclip_dcl.distributed import available_cores
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.training.logging import tracker_options
+from medclip_dcl.training.settings import TrainConfig
+
+# Of all processes for the main one, which caches features: torch waits ten minutes on GPUs.
+_LONGEST_WAIT = timedelta(days=1)
+_FOLLOWED = {DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU}
+_SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
+
+
+def settle_precision(settings: TrainConfig) -> TrainConfig:
+    """Replace `precision: auto` by what this machine is fast in: `bf16` or `no`."""
+    if settings.precision != "auto":
+        return settings
+    if torch.cuda.is_available():
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        # an older torch may not say
+        known: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+        fast = any(known.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    return settings.model_copy(update={"precision": "bf16" if fast else "no"})
+
+
+def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accelerator:
+    """Join the processes of the run; `work` receives trackers' files, None: nothing is tracked.
+
+    Raises:
+        ConfigError: there are more or fewer processes than the settings expect, they are to
+            share the weights, or a tracker is not installed.
+    """
+    for name in _SHARDED:  # asked first: without their packages Accelerator fails
+        if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
+            _refuse_distribution(name)
+    accelerator = Accelerator(
+        mixed_precision=settle_precision(settings).precision,
+        cpu=not torch.accelerator.is_available(),
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=_LONGEST_WAIT),
+        ],
+        **tracker_options(settings, work),
+    )
+    if accelerator.distributed_type not in _FOLLOWED:
+        _refuse_distribution(accelerator.distributed_type.value)
+    if accelerator.num_processes != settings.processes:
+        raise ConfigError(
+            f"train.processes is {settings.processes}, this run has {accelerator.num_processes}; "
+            f"start it with torchrun --nproc-per-node {settings.processes} -m pipelines.train (on "
+            "CPUs `accelerate launch` starts one process whatever it is asked)"
+        )
+    share = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(settings.torch_threads or max(1, share))
+    return accelerator
+
+
+def _refuse_distribution(name: str) -> None:
+    raise ConfigError(
+        f"accelerate is to distribute this run by {name}; every process needs whole weights, as in "
+        "MULTI_GPU and MULTI_CPU, for a checkpoint is one process's: see configs/accelerate"
+    )

@@ -1,0 +1,227 @@
+"""Images alone -> weights that the image encoder starts from: SimCLR, plain or debiased.
+
+Two views of every image of a batch are each other's positive, and the views of all other images are
+their negatives. Views are crops, turned a little, brighter or darker; never mirrored, since reports
+say left and right.
+
+Axes and symbols
+    images  slots of the batch
+    views   2 images: all first views, then all second ones
+    s       cosine of two views over the temperature
+    eta     chance that another image is of the anchor's class; 0: SimCLR's own loss
+
+Source: Chen et al. 2020 (SimCLR); Chuang et al. 2020 (its debiased loss).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import AdamW
+
+from medclip_dcl.artifact import ArtifactType
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.files import write_bytes
+from medclip_dcl.losses.debiased import debiased_contrastive_loss
+from medclip_dcl.models.image_encoder import MEAN, SPREAD, ImageEncoder
+from medclip_dcl.models.settings import ImageEncoderConfig
+from medclip_dcl.progress import Progress
+from medclip_dcl.rng import RngStream, generator_for, seed_for
+from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
+from medclip_dcl.training.optim import learning_rate_share
+from medclip_dcl.training.settings import PretrainConfig
+
+ARTIFACT = ArtifactType("image_weights", 1, "pretrain_images")
+WEIGHTS = "model.safetensors"
+
+TEMPERATURE = 0.2
+_DIM = 128  # of the space in which views are compared; thrown away afterwards
+_LEAST_AREA = 0.3  # share of an image that a view shows
+_RATIO = 4 / 3  # of a view's sides, either way
+_TURN_RAD = math.radians(10)
+_JITTER = 0.4  # half-width of the factors of brightness and contrast
+_WARMUP_SHARE = 0.05
+_WEIGHT_DECAY = 1e-4
+
+
+@dataclass(frozen=True)
+class ImagePool:
+    """Prepared images of one run that are learned from."""
+
+    images: PreparedImages
+    rows: Sequence[int]
+
+
+class ViewLearner(nn.Module):
+    """An image encoder, and the head in whose space its views are compared."""
+
+    def __init__(self, settings: ImageEncoderConfig, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):  # layers draw once while they are built
+            torch.manual_seed(seed)
+            self.image = ImageEncoder(settings)
+            width = self.image.width
+            self.head = nn.Sequential(
+                nn.Linear(width, 2 * _DIM), nn.ReLU(), nn.Linear(2 * _DIM, _DIM)
+            )
+        self.image.initialise(torch.Generator().manual_seed(seed))
+
+    def forward(self, pixels: Float[Tensor, "views 1 side side"]) -> Float[Tensor, "views dim"]:
+        """Map each view onto the unit sphere."""
+        vectors: Tensor = self.head(self.image(pixels).mean(dim=(2, 3)))
+        return functional.normalize(vectors, dim=1)
+
+
+def draw_views(
+    pixels: UInt8[Tensor, "images size size"], rng: np.random.Generator, input_px: int
+) -> Float[Tensor, "views 1 input_px input_px"]:
+    """Draw two views of every image: a crop, turned, with other brightness and contrast."""
+    count = 2 * len(pixels)
+    area = rng.uniform(_LEAST_AREA, 1, count)
+    ratio = np.exp(rng.uniform(-math.log(_RATIO), math.log(_RATIO), count))
+    half = np.stack([np.sqrt(area * ratio), np.sqrt(area / ratio)]).clip(max=1.0)  # of -1 to 1
+    middle = rng.uniform(-1, 1, (2, count)) * (1 - half)
+    angle = rng.uniform(-_TURN_RAD, _TURN_RAD, count)
+    factors = 1 + _JITTER * rng.uniform(-1, 1, (2, count))
+    turned = np.stack(
+        [
+            np.stack([half[0] * np.cos(angle), -half[1] * np.sin(angle), middle[0]], axis=1),
+            np.stack([half[0] * np.sin(angle), half[1] * np.cos(angle), middle[1]], axis=1),
+        ],
+        axis=1,
+    )
+    affine = torch.from_numpy(turned).float()
+    brightness, contrast = torch.from_numpy(factors).float().view(2, -1, 1, 1, 1)
+    shown = pixels.float().unsqueeze(1).repeat(2, 1, 1, 1) / 255
+    grid = functional.affine_grid(affine, [count, 1, input_px, input_px], align_corners=False)
+    shown = functional.grid_sample(shown, grid, padding_mode="border", align_corners=False)
+    shown = shown * brightness
+    level = shown.mean(dim=(1, 2, 3), keepdim=True)
+    shown = (contrast * (shown - level) + level).clamp(0, 1)
+    views: Tensor = (shown - MEAN) / SPREAD
+    return views
+
+
+def view_loss(vectors: Float[Tensor, "views dim"], eta: float) -> Float[Tensor, ""]:
+    """Contrast each view with all others: its image's other view is the positive.
+
+    Source: Chen et al. 2020, Eq. 1; with eta, Chuang et al. 2020, with one positive.
+    """
+    count = len(vectors)
+    s = vectors @ vectors.T / TEMPERATURE
+    positive = torch.arange(count, device=s.device).roll(count // 2)
+    others = 1 - torch.eye(count, device=s.device)  # a view is no negative of itself
+    return debiased_contrastive_loss(s, positive, eta, TEMPERATURE**-0.5, weights=others)
+
+
+def pretrain(
+    settings: PretrainConfig,
+    encoder: ImageEncoderConfig,
+    pools: Sequence[ImagePool],
+    seed: int,
+    store: CheckpointStore,
+    device: torch.device,
+    threads: int = 0,
+) -> tuple[ViewLearner, dict[str, Any]]:
+    """Learn from images, or go on where a killed run had saved.
+
+    Gives the learner in eval mode, and the loss of its last steps.
+
+    Raises:
+        ConfigError: there are fewer images than a batch has, or their sizes differ.
+        CheckpointError: the newest checkpoint does not fit.
+    """
+    sizes = {pool.images.size_px for pool in pools}
+    total = sum(len(pool.rows) for pool in pools)
+    if len(sizes) > 1:
+        raise ConfigError(f"prepared images have {sorted(sizes)} pixels; give pretrain.also one")
+    if total < settings.batch:
+        raise ConfigError(f"pretrain.batch {settings.batch} exceeds the {total} images; lower it")
+    if threads:
+        torch.set_num_threads(threads)
+    learner = ViewLearner(encoder, seed_for(seed, RngStream.PRETRAINING)).to(device)
+    learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = AdamW(
+        learner.parameters(), lr=settings.learning_rate, weight_decay=_WEIGHT_DECAY, fused=True
+    )
+    store.steps = settings.steps
+    step, losses = _resume(store, learner, optimizer)
+    with Progress("pretrain images", settings.steps, "step", done=step) as progress:
+        while step < settings.steps:
+            rng = generator_for(seed, RngStream.PRETRAINING, step)
+            drawn = rng.choice(total, settings.batch, replace=False)
+            pixels = torch.from_numpy(_pixels(pools, drawn)).to(device)
+            views = draw_views(pixels, rng, encoder.input_px)
+            loss = view_loss(learner(views), settings.eta)
+            warmup = max(1, round(_WARMUP_SHARE * settings.steps))
+            rate = settings.learning_rate * learning_rate_share(step, warmup, settings.steps)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            step += 1
+            losses = [*losses[-49:], loss.item()]
+            progress.advance(1, loss=losses[-1])
+            if step % settings.save_every_steps == 0 and step < settings.steps:
+                _save(store, step, learner, optimizer, losses)
+    return learner.eval(), {
+        "steps": step,
+        "images": total,
+        "loss": round(float(np.mean(losses)), 4),
+    }
+
+
+def write_weights(folder: Path, learner: ViewLearner) -> None:
+    """Write the encoder's weights as `model.image.pretrained` reads them."""
+    state = learner.image.backbone.state_dict()
+    plain = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
+    write_bytes(folder / WEIGHTS, save(plain))
+
+
+def _pixels(pools: Sequence[ImagePool], drawn: np.ndarray) -> np.ndarray:
+    ends = np.cumsum([len(pool.rows) for pool in pools])
+    owners = np.searchsorted(ends, drawn, side="right")
+    starts = ends - [len(pool.rows) for pool in pools]
+    return np.stack(
+        [
+            pools[owner].images.pixels(int(pools[owner].rows[number - starts[owner]]))
+            for owner, number in zip(owners.tolist(), drawn.tolist(), strict=True)
+        ]
+    )
+
+
+def _save(
+    store: CheckpointStore, step: int, learner: ViewLearner, optimizer: AdamW, losses: list[float]
+) -> None:
+    moments = {
+        f"{key}/{name}": value
+        for name, parameter in learner.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }
+    store.save(Snapshot(step, learner.state_dict(), moments, {"losses": losses}))
+
+
+def _resume(
+    store: CheckpointStore, learner: ViewLearner, optimizer: AdamW
+) -> tuple[int, list[float]]:
+    snapshot, _ = store.find()
+    if snapshot is None:
+        return 0, []
+    learner.load_state_dict(dict(snapshot.weights))
+    parameters = dict(learner.named_parameters())
+    for label, saved in snapshot.optimizer.items():
+        key, _, name = label.partition("/")
+        like = parameters[name] if saved.shape == parameters[name].shape else saved
+        kept = torch.empty_like(like, dtype=saved.dtype)
+        optimizer.state[parameters[name]][key] = kept.copy_(saved)
+    return snapshot.step, list(snapshot.state["losses"])

@@ -1,0 +1,134 @@
+"""Pretraining on images: views, loss by hand, exact resume, weights that the encoder reads."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.losses.info_nce import info_nce_loss
+from medclip_dcl.models.image_encoder import MEAN, SPREAD, ImageEncoder, load_image_weights
+from medclip_dcl.models.settings import ImageEncoderConfig
+from medclip_dcl.training.checkpoint import CheckpointStore
+from medclip_dcl.training.pretraining import (
+    TEMPERATURE,
+    ImagePool,
+    ViewLearner,
+    draw_views,
+    pretrain,
+    view_loss,
+    write_weights,
+)
+from medclip_dcl.training.settings import PretrainConfig
+
+ENCODER = ImageEncoderConfig(depths=(1, 1), widths=(4, 8), input_px=24)
+SETTINGS = PretrainConfig(steps=6, batch=4, save_every_steps=2)
+
+
+class Pictures:
+    """Prepared images that are made up, by row."""
+
+    def __init__(self, count: int, size_px: int = 32) -> None:
+        self.size_px = size_px
+        rng = np.random.default_rng(0)
+        self._pixels = rng.integers(0, 256, (count, size_px, size_px), dtype=np.uint8)
+
+    def pixels(self, row: int) -> np.ndarray:
+        return self._pixels[row]
+
+
+def pool(count: int, size_px: int = 32) -> ImagePool:
+    return ImagePool(Pictures(count, size_px), range(count))  # type: ignore[arg-type]
+
+
+def test_loss_is_that_of_all_pairs_by_hand() -> None:
+    torch.manual_seed(0)
+    vectors = torch.nn.functional.normalize(torch.randn(6, 5), dim=1)
+    s = (vectors @ vectors.T / TEMPERATURE).tolist()
+    by_hand = 0.0
+    for i in range(6):
+        p = (i + 3) % 6
+        others = sum(math.exp(s[i][n]) for n in range(6) if n != i)
+        by_hand -= math.log(math.exp(s[i][p]) / others) / 6
+    assert view_loss(vectors, 0.0).item() == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_eta_changes_the_loss_as_chuang_has_it() -> None:
+    torch.manual_seed(1)
+    vectors = torch.nn.functional.normalize(torch.randn(8, 5), dim=1)
+    s = vectors @ vectors.T / TEMPERATURE
+    eta, n = 0.1, 6
+    rows = []
+    for i in range(8):
+        p = (i + 4) % 8
+        negatives = sum(math.exp(s[i, j]) for j in range(8) if j not in {i, p})
+        g = max((negatives / n - eta * math.exp(s[i, p])) / (1 - eta), math.exp(-1 / TEMPERATURE))
+        rows.append(math.log(1 + n * g / math.exp(s[i, p])))
+    assert view_loss(vectors, eta).item() == pytest.approx(float(np.mean(rows)), rel=1e-5)
+    kept = torch.cat([torch.cat([s[i, :i], s[i, i + 1 :]])[None] for i in range(8)])
+    positive = torch.tensor([(i + 4) % 8 - ((i + 4) % 8 > i) for i in range(8)])
+    plain = info_nce_loss(kept, positive)
+    assert view_loss(vectors, 0.0).item() == pytest.approx(plain.item(), rel=1e-6)
+
+
+def test_views_are_parts_of_their_image_and_are_never_mirrored() -> None:
+    # Columns rise from left to right: in every view they still do, on the whole.
+    ramp = torch.arange(64, dtype=torch.uint8).mul(4).repeat(3, 64, 1)
+    views = draw_views(ramp, np.random.default_rng(0), 24)
+    assert views.shape == (6, 1, 24, 24)
+    assert views.min() >= -MEAN / SPREAD
+    assert views.max() <= (1 - MEAN) / SPREAD
+    means = views.mean(dim=(1, 2))
+    assert (means[:, -1] > means[:, 0]).all()
+    assert (views[0] - views[3]).abs().max() > 0.05  # two views of one image differ
+
+
+def run(folder: Path, settings: PretrainConfig) -> dict[str, torch.Tensor]:
+    store = CheckpointStore(folder, {"one": 1})
+    with store.locked():
+        learner, summary = pretrain(
+            settings, ENCODER, [pool(9), pool(3)], 5, store, torch.device("cpu")
+        )
+    assert summary["images"] == 12
+    return learner.image.backbone.state_dict()
+
+
+def test_a_run_that_was_cut_ends_with_the_same_weights(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", SETTINGS)
+
+    class Cut(Exception):
+        pass
+
+    store = CheckpointStore(tmp_path / "cut", {"one": 1})
+    saved = store.save
+
+    def save_and_stop(*arguments: object, **more: object) -> Path:
+        saved(*arguments, **more)  # type: ignore[arg-type]
+        raise Cut
+
+    store.save = save_and_stop  # type: ignore[method-assign, assignment]
+    with store.locked(), pytest.raises(Cut):
+        pretrain(SETTINGS, ENCODER, [pool(9), pool(3)], 5, store, torch.device("cpu"))
+    resumed = run(tmp_path / "cut", SETTINGS)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_weights_are_read_as_a_start(tmp_path: Path) -> None:
+    learner = ViewLearner(ENCODER, 3)
+    write_weights(tmp_path, learner)
+    encoder = ImageEncoder(ENCODER)
+    report = load_image_weights(encoder, tmp_path)
+    assert not report.missing
+    assert not report.unexpected
+    own = learner.image.state_dict()
+    assert all(torch.equal(value, own[name]) for name, value in encoder.state_dict().items())
+
+
+def test_too_few_images_and_other_sizes_are_refused(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, {})
+    with pytest.raises(ConfigError, match=r"pretrain.batch 4 exceeds the 3 images"):
+        pretrain(SETTINGS, ENCODER, [pool(3)], 0, store, torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"\[32, 40\] pixels"):
+        pretrain(SETTINGS, ENCODER, [pool(8), pool(8, 40)], 0, store, torch.device("cpu"))
