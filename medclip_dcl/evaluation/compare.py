@@ -9,7 +9,8 @@ with three runs.
 
 A spread that is estimated from few runs is itself uncertain, so the difference over its
 standard error is compared with Student's t, with the degrees of freedom of Welch and
-Satterthwaite, not with the percentiles of the samples.
+Satterthwaite, not with the percentiles of the samples. One run says nothing of the spread, so
+two configs are not judged by one run of either; two runs give a p, three an interval.
 """
 
 import math
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float, Int
-from scipy import stats
+from scipy import optimize, stats
 
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.errors import ArtifactStale, ConfigError, MetricError
@@ -33,13 +34,22 @@ from medclip_dcl.tables import TableFormat, read_table
 LEVEL = 0.05
 """Chance of calling a difference where there is none, over all figures together."""
 
+POWER = 0.8
+"""Chance of seeing a difference of `Difference.detectable`."""
+
+LEAST_RUNS = 3
+"""Runs below which a spread over runs gives no interval: of two runs it is wide or narrow by
+chance alone."""
+
 Runs = Float[np.ndarray, "_ samples_and_one"]
 """A figure of each run, on the patients as they are and in every resample of them."""
 
 Side = Mapping[str, Runs]
 """Figure -> its values in every run of a config, on every draw of patients."""
 
+_TWO_MODELS = "one run on a side: two models, not two configs"
 _DOUBLES = (".own_", ".expected_")
+_UNSIGNED = "grounding.cnr"  # the signed one without its sign, half noise
 _LOWER_IS_BETTER = "median_rank"
 
 
@@ -58,7 +68,7 @@ class Estimate:
     p: float | None = None
     """Chance of a value as far from 0 were the truth 0."""
     reason: str = ""
-    """Why something is None, else empty."""
+    """Why something is None, or what was not resampled; else empty."""
 
 
 @dataclass(frozen=True)
@@ -71,24 +81,34 @@ class Difference:
     corrected_p: float | None = None
     """p after Holm's correction for all figures; None: not known."""
     is_different: bool = False
+    detectable: float | None = None
+    """Smallest true difference, of either sign, that such runs would call different with a chance
+    of `POWER`, as the least p of all figures; None: not known."""
 
 
 def estimate_side(runs: Runs, generator: np.random.Generator) -> Estimate:
     """Estimate what a config would give with other seeds and on other patients.
 
-    With one run the interval is over patients alone; `reason` says so.
+    With one run the interval is over patients alone, with two there is none; `reason` says so.
     """
     return _estimate([(runs, 1.0)], generator)
 
 
 def compare_sides(
-    a: Side, b: Side, generator: np.random.Generator, figures: Collection[str] = ()
+    a: Side,
+    b: Side,
+    generator: np.random.Generator,
+    figures: Collection[str] = (),
+    *,
+    is_model: bool = False,
 ) -> dict[str, Difference]:
     """Compare two configs from one call of `measure_sides`, figure by figure.
 
     `figures` are those that are compared, and corrected for their number; empty: all but those
-    that count a query's doubles as wrong, which are the same ranks read again. With one run on a
-    side the difference is that of two models, and `reason` says so.
+    that count a query's doubles as wrong, which are the same ranks read again, and CNR without its
+    sign. With one run on a
+    side there is no p and no interval, unless that run `is_model`: a given model, of which no
+    other seed would make another.
 
     Raises:
         ConfigError: a figure is asked for that one of the configs lacks.
@@ -100,7 +120,8 @@ def compare_sides(
         raise ConfigError(f"the runs have no figures {unknown}; choose among {both}")
     found: dict[str, Difference] = {}
     for name in both:
-        if name not in figures if figures else any(mark in name for mark in _DOUBLES):
+        read_again = name == _UNSIGNED or any(mark in name for mark in _DOUBLES)
+        if name not in figures if figures else read_again:
             continue
         if a[name].shape[1] != b[name].shape[1]:
             raise MetricError(
@@ -108,22 +129,54 @@ def compare_sides(
                 "in one call"
             )
         estimate = _estimate([(a[name], 1.0), (b[name], -1.0)], generator)
+        if min(len(a[name]), len(b[name])) < 2 and not is_model:
+            estimate = replace(estimate, low=None, high=None, p=None, reason=_TWO_MODELS)
         found[name] = Difference(_mean_of_runs(a[name]), _mean_of_runs(b[name]), estimate)
     known = {name: item.estimate.p for name, item in found.items() if item.estimate.p is not None}
     for name, p in zip(known, holm(list(known.values())), strict=True):
-        found[name] = replace(found[name], corrected_p=p, is_different=p < LEVEL)
+        least = smallest_detectable(found[name].estimate, LEVEL / len(known))
+        found[name] = replace(found[name], corrected_p=p, is_different=p < LEVEL, detectable=least)
     return found
 
 
+def smallest_detectable(estimate: Estimate, level: float = LEVEL) -> float | None:
+    """Give the smallest true difference that a test at this level finds with a chance of `POWER`.
+
+    The error and its degrees of freedom are taken as estimated: of few runs it is a rough number.
+    None where there is no p.
+
+    Source: the power of Student's t (its noncentral distribution), such as Cohen 1988, chapter 2.
+    """
+    if estimate.p is None or estimate.error is None:
+        return None
+    degrees = math.inf if estimate.degrees is None else estimate.degrees
+    bound = float(stats.t.ppf(1 - level / 2, degrees))
+
+    def missing(shift: float) -> float:  # the other tail adds nothing at a power of .8
+        if math.isinf(degrees):
+            return float(stats.norm.sf(bound - shift)) - POWER
+        return float(stats.nct.sf(bound, degrees, shift)) - POWER
+
+    return estimate.error * float(optimize.brentq(missing, 0.0, 10 * bound + 10))
+
+
 def describe_difference(name: str, difference: Difference) -> str:
-    """Say `A is better`, `B is better`, `no difference shown` or `not known` of a figure."""
+    """Say `A is better`, `B is better`, `no difference shown` or `not known` of a figure.
+
+    With the third stands the smallest difference that would have been seen.
+    """
     value = difference.estimate.value
     if value is None or difference.corrected_p is None:
         return "not known"
     if not difference.is_different:
-        return "no difference shown"
+        return f"no difference shown{power_text(difference.detectable)}"
     lower_wins = name.endswith(_LOWER_IS_BETTER)
     return "A is better" if (value > 0) != lower_wins else "B is better"
+
+
+def power_text(detectable: float | None) -> str:
+    """Say what would have been seen, to stand behind `no difference shown`; empty: not known."""
+    return "" if detectable is None else f" ({POWER:.0%} power at {detectable:.2g})"
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -165,14 +218,19 @@ def _estimate(
     drawn = signs @ np.stack([_draw_runs(runs, generator) for runs in samples])
     error = float(np.std(drawn[1:], ddof=1))
     degrees = _degrees(float(np.var(fixed[1:], ddof=1)), [runs[:, 0] for runs, _ in sides])
-    alone = any(len(runs) < 2 for runs, _ in sides)
-    reason = "one run: patients alone were resampled" if alone else ""
+    counts = [len(runs) for runs, _ in sides]
+    reason = "one run: patients alone were resampled" if 1 in counts else ""
     shown = degrees if math.isfinite(degrees) else None
-    if error == 0:
-        p = 1.0 if value == 0 else 0.0
-        return Estimate(value, error, shown, value, value, p, reason)
+    p = (
+        (1.0 if value == 0 else 0.0)
+        if error == 0
+        else float(2 * stats.t.sf(abs(value) / error, degrees))
+    )
+    few = [count for count in counts if 1 < count < LEAST_RUNS]
+    if few:
+        reason = f"n = {min(few)}: an interval over seeds needs {LEAST_RUNS}"
+        return Estimate(value, error, shown, p=p, reason=reason)
     reach = float(stats.t.ppf(1 - LEVEL / 2, degrees)) * error
-    p = float(2 * stats.t.sf(abs(value) / error, degrees))
     return Estimate(value, error, shown, value - reach, value + reach, p, reason)
 
 

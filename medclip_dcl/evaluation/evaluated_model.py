@@ -12,16 +12,21 @@ so has a small class around any other, such as one of open_clip or BioViL:
     def build(weights: str) -> Theirs:       # evaluate.adapter.model: my_module:build
         ...
 
-CLIP, SigLIP and BiomedCLIP need no class: `evaluate.adapter.model: transformers` reads a folder.
+CLIP, SigLIP and BiomedCLIP need no class: `evaluate.adapter.model: transformers` reads a folder,
+and `biovil` that of BioViL.
 
 A model without regions gives one of each image: (images, 1, 1, dim). Vectors need not have
-unit length. The two sides must be in one space.
+unit length. The two sides must be in one space. A third function, `embed_features`, gives what
+linear probes read: (images, features), pooled before the map into that space.
+
+Regions are held once, in the machine's memory, and scored by blocks on the model's device.
 
 A model sees all of an image, or BioViL's central crop. Pixel (y, x) covers [x, x + 1) x [y, y + 1),
 as boxes are measured.
 """
 
 import hashlib
+import math
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +46,7 @@ from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data.heatmaps import axis_weights, upsample
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
+from medclip_dcl.evaluation.biovil import BioVil
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference import (
     Finding,
@@ -62,6 +68,11 @@ from medclip_dcl.progress import Progress
 
 # Images in one forward pass: without gradients it fits wherever the model was trained.
 _BATCH = 64
+_SCORED = 2048  # images whose regions are on the model's device at a time
+_EXACT_BYTES = 2**32  # of all regions; more are held in half precision, as an index holds them
+
+
+Geometry = Literal["whole", "biovil"]
 
 
 @runtime_checkable
@@ -77,6 +88,16 @@ class Encoders(Protocol):
         """Give the vectors of sentences, of whatever length."""
 
 
+@runtime_checkable
+class FeatureEncoders(Encoders, Protocol):
+    """A model whose features before the shared space can be probed as well."""
+
+    def embed_features(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images features"]:
+        """Give the image encoder's features of prepared images, pooled."""
+
+
 @dataclass(frozen=True)
 class EvaluatedModel:
     """A model under evaluation, by the digest that names it."""
@@ -86,13 +107,36 @@ class EvaluatedModel:
     similarity: SimilarityConfig
     gamma_squared: float
     """Scale of the score in softmaxes."""
+    geometry: Geometry | None = None
+    """The part of an image that it was made for; None: whatever `evaluate.geometry` says."""
+    keeps_lengths: bool = False
+    """Whether its region vectors keep their lengths, which weigh them in their mean."""
 
     @torch.inference_mode()
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images rows columns dim"]:
-        """Give the unit region vectors of square 8-bit images, all in one pass."""
-        return _unit(self.encoders.embed_images(images), len(images), 4, "embed_images")
+        """Give the region vectors of square 8-bit images, all in one pass.
+
+        Unit vectors, but for a model that `keeps_lengths`.
+        """
+        regions = self.encoders.embed_images(images)
+        make = _checked if self.keeps_lengths else _unit
+        return make(regions, len(images), 4, "embed_images")
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the encoders give features before the shared space."""
+        return isinstance(self.encoders, FeatureEncoders)
+
+    @torch.inference_mode()
+    def embed_features(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images 1 1 features"]:
+        """Give the image encoder's pooled features, as the one region of each image."""
+        assert isinstance(self.encoders, FeatureEncoders), "ask has_features first"
+        features = self.encoders.embed_features(images)
+        return _checked(features, len(images), 2, "embed_features")[:, None, None]
 
     @torch.inference_mode()
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
@@ -107,8 +151,17 @@ class EvaluatedModel:
         regions: Float[Tensor, "images rows columns dim"],
         sentences: Float[Tensor, "texts dim"],
     ) -> Float[Tensor, "texts images"]:
-        """Score every image against every sentence: f in [-1, 1], of unit vectors."""
-        return image_sentence_scores(regions.flatten(1, 2), sentences, self.similarity)
+        """Score every image against every sentence: f in [-1, 1], of unit vectors.
+
+        By blocks of images, on the sentences' device; the scores are where the regions are.
+        """
+        parts = [
+            image_sentence_scores(
+                block.to(sentences.device).flatten(1, 2), sentences, self.similarity
+            ).to(regions.device)
+            for block in torch.split(regions, _SCORED)
+        ]
+        return torch.cat(parts, dim=1)
 
     def margins(
         self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
@@ -126,8 +179,6 @@ class EvaluatedModel:
             return self.encoders.offsets_of(findings)
         return [None] * len(findings)
 
-
-Geometry = Literal["whole", "biovil"]
 
 _BIOVIL_RESIZE_PX, _BIOVIL_CROP_PX = 512, 480  # the shorter side is resized, the centre is cropped
 _BIOVIL_SMOOTHING = 1.5  # deviation of the Gaussian that smooths the grid of scores, cells
@@ -219,6 +270,8 @@ class EncodedImages:
     sizes_px: tuple[tuple[int, int], ...]
     """Height and width of each original image."""
     regions: Float[Tensor, "encoded rows columns dim"]
+    """Unit vectors, but of a model that `keeps_lengths`, on the CPU; float16 where float32 would
+    take more than 4 GiB."""
     geometry: Geometry = "whole"
     """Which part of each image the model sees, and how heatmaps are spread over it."""
     study_of: Int[Tensor, " encoded"] | None = None
@@ -274,16 +327,23 @@ class EncodedImages:
         )
 
 
+Embed = Callable[[UInt8[np.ndarray, "images size size"]], Tensor]
+"""Images -> (images, rows, columns, dim), all in one pass."""
+
+
 def encode(
-    model: EvaluatedModel,
+    embed: Embed,
     rows: Sequence[Mapping[str, Any]],
     images: PreparedImages,
     geometry: Geometry,
 ) -> EncodedImages:
-    """Show a model the prepared images of the manifest's rows, in a geometry."""
+    """Show a model the prepared images of the manifest's rows, in a geometry.
+
+    `embed` is one of its `embed_images` and `embed_features`.
+    """
     indices = [images.row_of[row["image_id"]] for row in rows]
     sizes = [images.original_size(index) for index in indices]
-    parts: list[Tensor] = []
+    held = torch.zeros(0, 1, 1, 1)
     with Progress("images encoded", len(indices), "image") as progress:
         for start in range(0, len(indices), _BATCH):
             chosen = slice(start, start + _BATCH)
@@ -291,15 +351,25 @@ def encode(
                 cut(images.pixels(index), window_of(geometry, *size), *size)
                 for index, size in zip(indices[chosen], sizes[chosen], strict=True)
             ]
-            parts.append(model.embed_images(np.stack(pixels)))
+            part = embed(np.stack(pixels))
+            if not start:
+                held = _room_for(len(indices), part)
+            held[chosen] = part.cpu()
             progress.advance(len(pixels))
     return EncodedImages(
         image_ids=tuple(row["image_id"] for row in rows),
         subject_ids=tuple(row["subject_id"] for row in rows),
         sizes_px=tuple(sizes),
-        regions=torch.cat(parts) if parts else torch.zeros(0, 1, 1, 1),
+        regions=held,
         geometry=geometry,
     )
+
+
+def _room_for(images: int, part: Tensor, exact_bytes: int = _EXACT_BYTES) -> Tensor:
+    # All of it before the first image: a split that does not fit fails at once, and not twice.
+    shape = (images, *part.shape[1:])
+    fits = math.prod(shape) * torch.float32.itemsize <= exact_bytes
+    return torch.empty(shape, dtype=torch.float32 if fits else torch.float16)
 
 
 def evaluated_model(predictor: Predictor) -> EvaluatedModel:
@@ -313,8 +383,8 @@ def evaluated_model(predictor: Predictor) -> EvaluatedModel:
 _ADAPTED_GAMMA_SQUARED = 100.0
 
 
-PAIR = "transformers"
-"""`evaluate.adapter.model` of a folder with a pair of encoders."""
+PAIR, BIOVIL = "transformers", "biovil"
+"""`evaluate.adapter.model` of a folder with a pair of encoders, and of one with BioViL's."""
 
 
 def adapter_digest(config: Config) -> str:
@@ -332,12 +402,22 @@ def load_adapter(config: Config) -> EvaluatedModel:
     """Build the model that `evaluate.adapter` names; ConfigError where that is impossible."""
     settings = config.evaluate.adapter
     weights = _adapter_weights(config)
-    if settings.model == PAIR:
+    similarity = SimilarityConfig(kind=settings.similarity)
+    if settings.model in {PAIR, BIOVIL}:
         if weights is None:
-            raise ConfigError(f"evaluate.adapter.model {PAIR} needs evaluate.adapter.weights")
-        pair = PairEncoders(weights, pooled=settings.similarity == "global")
-        similarity = SimilarityConfig(kind=settings.similarity)
-        return EvaluatedModel(adapter_digest(config), pair, similarity, pair.gamma_squared)
+            raise ConfigError(
+                f"evaluate.adapter.model {settings.model} needs evaluate.adapter.weights"
+            )
+        digest = adapter_digest(config)
+        if settings.model == PAIR:
+            pair = PairEncoders(weights, pooled=settings.similarity == "global")
+            return EvaluatedModel(digest, pair, similarity, pair.gamma_squared)
+        # Its vector of an image is the mean of projected patches as they are, not of unit ones.
+        keeps_lengths = settings.similarity == "global"
+        encoders = BioVil(weights)
+        return EvaluatedModel(
+            digest, encoders, similarity, _ADAPTED_GAMMA_SQUARED, "biovil", keeps_lengths
+        )
     encoders = _callable(settings.model)(*([] if weights is None else [str(weights)]))
     for name in ("embed_images", "embed_sentences"):
         if not callable(getattr(encoders, name, None)):
@@ -345,7 +425,6 @@ def load_adapter(config: Config) -> EvaluatedModel:
                 f"{settings.model} builds a {type(encoders).__name__} without {name}; it needs "
                 "embed_images and embed_sentences"
             )
-    similarity = SimilarityConfig(kind=settings.similarity)
     return EvaluatedModel(adapter_digest(config), encoders, similarity, _ADAPTED_GAMMA_SQUARED)
 
 
@@ -379,6 +458,13 @@ class PairEncoders:
         """Give the region vectors of prepared images."""
         return self._model.encode_images(to_input(images, self._px).to(self._device))
 
+    def embed_features(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images features"]:
+        """Give the image encoder's features, averaged over the regions."""
+        maps: Tensor = self._model.image(to_input(images, self._px).to(self._device))
+        return maps.mean(dim=(2, 3))
+
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
         """Give the vectors of sentences."""
         tokens = self._tokenizer(
@@ -386,6 +472,7 @@ class PairEncoders:
             padding=True,
             truncation=True,
             max_length=self._max_tokens,
+            split_special_tokens=True,
             return_tensors="pt",
         ).to(self._device)
         return self._model.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
@@ -394,7 +481,7 @@ class PairEncoders:
 def _callable(name: str) -> Callable[..., Any]:
     if not all(name.partition(":")):
         raise ConfigError(
-            f"evaluate.adapter.model is {name!r}; it must read module:callable, or {PAIR}"
+            f"evaluate.adapter.model is {name!r}; it must read module:callable, {PAIR} or {BIOVIL}"
         )
     if "" not in sys.path:
         sys.path.insert(0, "")  # a module in the current folder, as `python -m` finds it
@@ -421,11 +508,23 @@ def _adapter_weights(config: Config) -> Path | None:
 
 
 def _unit(vectors: Tensor, count: int, axes: int, function: str) -> Tensor:
+    return functional.normalize(_checked(vectors, count, axes, function), dim=-1)
+
+
+_ASKED = {
+    "embed_images": "(images, rows, columns, dim)",
+    "embed_features": "(images, features)",
+    "embed_sentences": "(texts, dim)",
+}
+
+
+def _checked(vectors: Tensor, count: int, axes: int, function: str) -> Tensor:
     if not isinstance(vectors, Tensor) or vectors.ndim != axes or len(vectors) != count:
         given = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
-        asked = "(images, rows, columns, dim)" if axes == 4 else "(texts, dim)"
-        raise CheckpointError(f"{function} gave {given} for {count}; it must give {asked} tensors")
+        raise CheckpointError(
+            f"{function} gave {given} for {count}; it must give {_ASKED[function]} tensors"
+        )
     vectors = vectors.float()
     if not bool(vectors.isfinite().all()):
         raise CheckpointError(f"{function} gave values that are not finite; repair the model")
-    return functional.normalize(vectors, dim=-1)
+    return vectors

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
+from torch.nn import functional
 
 from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, estimate
@@ -25,6 +26,9 @@ PAPER_THRESHOLDS: tuple[float, ...] = tuple(step * 0.05 for step in range(-20, 2
 
 BIOVIL_THRESHOLDS: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5)
 """Thresholds of the BioViL-style variant; its clamp at 0 changes nothing above 0."""
+
+_DRAWS = 5  # heatmaps of other images that each sentence's boxes meet
+_CHANCE_PX = 256  # their longer side: CNR hardly depends on it
 
 
 def box_mask(
@@ -46,8 +50,9 @@ def signed_cnr(
     """Contrast-to-noise ratio: how far the inside of the boxes stands out, in deviations.
 
     (mean inside - mean outside) / sqrt(variance inside + variance outside), with population
-    variances; positive where the inside scores higher. The figure that papers report is its
-    absolute value. None where the inside or the outside is empty, or the heatmap constant on both.
+    variances; positive where the inside scores higher. What papers report as CNR is its
+    absolute value; `chance_cnr` gives its level of chance. None where the inside or the outside is
+    empty, or the heatmap constant on both.
 
     Source: Boecking et al. 2022 (BioViL); ours: the sign, NaN left out.
     """
@@ -170,7 +175,9 @@ def evaluate_grounding(
     sentences = model.embed_sentences([unit.text for unit in units])
     rows = []
     for unit, sentence in zip(units, sentences, strict=True):
-        image = images.regions[unit.image : unit.image + 1]
+        image = images.regions[unit.image : unit.image + 1].to(sentence.device).float()
+        if model.keeps_lengths:
+            image = functional.normalize(image, dim=-1)
         grid = region_scores(image, sentence[None])[0, 0].cpu().numpy()
         rows.append(
             {
@@ -189,29 +196,67 @@ def evaluate_grounding(
         )
         for category in sorted({unit.category for unit in units})
     }
-    chance = {"pointing": float(np.mean([row["area"] for row in rows])), "cnr_signed": 0.0}
+    chance = {
+        "pointing": float(np.mean([row["area"] for row in rows])),
+        **chance_cnr(rows, units, images, bootstrap.generator()),
+    }
     figures = _grounding_figures(rows, bootstrap)
     return EvalResult("", {"sentences": len(rows)}, chance, figures, groups), rows
+
+
+def chance_cnr(
+    rows: Rows,
+    units: Sequence[BoxedSentence],
+    images: EncodedImages,
+    generator: np.random.Generator,
+) -> dict[str, float | None]:
+    """Measure `cnr` and `cnr_signed` of heatmaps that belong to other images.
+
+    Every sentence's boxes meet the heatmaps of sentences of other images, drawn at random. What
+    the same model's heatmaps give so, absolute, is the zero of CNR: it is far above 0, as smooth
+    heatmaps always differ between two parts of an image. None where all are of one image.
+
+    Source: ours; a permutation of images.
+    """
+    owner = np.array([unit.image for unit in units])
+    found = []
+    for unit in units:
+        others = np.flatnonzero(owner != unit.image)
+        for other in generator.choice(others, min(_DRAWS, len(others)), replace=False):
+            grid = np.array(rows[other]["grid"], dtype=np.float32).reshape(rows[other]["rows"], -1)
+            scores, mask = _on_image(grid, unit, images, _CHANCE_PX)
+            found.append(signed_cnr(scores, mask))
+    known = np.array([value for value in found if value is not None])
+    if not len(known):
+        return {"cnr": None, "cnr_signed": None}
+    return {"cnr": float(np.abs(known).mean()), "cnr_signed": float(known.mean())}
 
 
 def _compare(
     grid: np.ndarray, unit: BoxedSentence, images: EncodedImages, longest_px: int
 ) -> dict[str, Any]:
-    # At a bounded size: 41 thresholds over the pixels of an original image would take seconds.
+    scores, mask = _on_image(grid, unit, images, longest_px)
+    return {
+        "cnr_signed": signed_cnr(scores, mask),
+        "miou": mean_iou(scores, mask, PAPER_THRESHOLDS),
+        "miou_biovil": mean_iou(scores, mask, BIOVIL_THRESHOLDS),
+        "pointed": is_pointed_at(scores, mask),
+        "area": float(mask.mean()),
+    }
+
+
+def _on_image(
+    grid: np.ndarray, unit: BoxedSentence, images: EncodedImages, longest_px: int
+) -> tuple[np.ndarray, np.ndarray]:
+    # A grid as the heatmap of the unit's image, and the unit's boxes, at a bounded size: 41
+    # thresholds over the pixels of an original image would take seconds.
     height, width = images.sizes_px[unit.image]
     shrink = min(1.0, longest_px / max(height, width))
     rows, columns = max(1, round(height * shrink)), max(1, round(width * shrink))
     scale = np.array([columns / width, rows / height, columns / width, rows / height])
     window = scaled(images.window(unit.image), rows / height, columns / width, rows, columns)
     scores = heatmap(grid, images.geometry, window, rows, columns)
-    mask = box_mask(unit.boxes * scale, rows, columns)
-    return {
-        "cnr": signed_cnr(scores, mask),
-        "miou": mean_iou(scores, mask, PAPER_THRESHOLDS),
-        "miou_biovil": mean_iou(scores, mask, BIOVIL_THRESHOLDS),
-        "pointed": is_pointed_at(scores, mask),
-        "area": float(mask.mean()),
-    }
+    return scores, box_mask(unit.boxes * scale, rows, columns)
 
 
 def grounding_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarray, " rows"]]:
@@ -220,7 +265,7 @@ def grounding_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.n
     def column(name: str) -> np.ndarray:
         return np.array([row[name] for row in rows], dtype=float)  # None becomes NaN
 
-    signed = column("cnr")
+    signed = column("cnr_signed")
     return {
         "cnr": np.abs(signed),
         "cnr_signed": signed,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int8, Int64
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
@@ -26,6 +27,7 @@ from medclip_dcl.inference import Finding
 PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """L2 penalties per labelled image among which cross-validation chooses."""
 
+_BLOCK = 1024  # images that are averaged at a time
 _FOLDS = 5
 _DRAWS = 3  # of the labels at each fraction below 1
 _ITERATIONS = 500
@@ -115,8 +117,12 @@ def draw_labelled(
 
 
 def image_features(images: EncodedImages) -> Float[np.ndarray, "images dim"]:
-    """Give one vector of each image, the mean of its unit region vectors: length 1 at most."""
-    means = images.regions.flatten(1, 2).mean(dim=1)
+    """Give one vector of each image, the mean of its regions.
+
+    Of unit region vectors it has a length of 1 at most; features have one region.
+    """
+    blocks = torch.split(images.regions.flatten(1, 2), _BLOCK)
+    means = torch.cat([block.float().mean(dim=1) for block in blocks])
     features: np.ndarray = images.mean_by_study(means.T).T.cpu().numpy()
     return features
 
@@ -129,7 +135,8 @@ def evaluate_probe(
 ) -> tuple[EvalResult, Rows]:
     """Fit a linear classifier per finding with growing shares of the labels.
 
-    `splits` are images and truth of training and of the evaluated split. A share below 1 is drawn
+    `splits` are images and truth of training and of the evaluated split; their regions are features
+    of the encoder, or vectors of the shared space. A share below 1 is drawn
     three times. Findings that lack a class in a split are left out.
 
     Source: Wang et al. 2023 probe CIFAR10 alone; ours: the same on images.

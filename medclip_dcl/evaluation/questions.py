@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact
@@ -32,7 +33,7 @@ from medclip_dcl.evaluation.classification import (
     exact_truth,
     labelled_truth,
 )
-from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel, encode
+from medclip_dcl.evaluation.evaluated_model import Embed, EncodedImages, EvaluatedModel, encode
 from medclip_dcl.evaluation.grounding import boxed_sentences, evaluate_grounding
 from medclip_dcl.evaluation.probe import evaluate_probe
 from medclip_dcl.evaluation.results import EvalResult, Rows
@@ -110,9 +111,7 @@ def truth_of(
     if known is not None:
         image_ids = [row["image_id"] for row in rows]
         return exact_truth(findings, image_ids, known.types_of, known.types), "exact"
-    labels: Rows = []
-    if manifest.STUDY_LABELS.file in source.files:
-        labels = read_table(source.path, manifest.STUDY_LABELS).to_pylist()
+    labels = manifest.read_labels(source).to_pylist()
     truth = labelled_truth(findings, [row["study_id"] for row in rows], labels)
     return truth, "labels" if (truth != UNKNOWN).any() else "none"
 
@@ -136,12 +135,30 @@ def _question_files(config: Config) -> Mapping[str, Path]:
     files = {
         name: resolve_path(path, config)
         for name, path in named.items()
-        if path or name == "prompts"
+        if path or (name == "prompts" and not settings.model)
     }
     for name, path in files.items():
         if not path.is_file():
             raise ConfigError(f"evaluate.{name} names {path}, which is not a file")
     return files
+
+
+def _refuse_missing_features(config: Config, model: EvaluatedModel) -> None:
+    # Before hours of encoding.
+    asked = config.evaluate
+    if asked.probe_images and asked.probe_features == "encoder" and not model.has_features:
+        raise ConfigError(
+            f"{asked.adapter.model} builds a {type(model.encoders).__name__} without "
+            "embed_features, which evaluate.probe_features encoder needs; add it, or set "
+            "evaluate.probe_features=space"
+        )
+
+
+def _mean_region(model: EvaluatedModel) -> Embed:
+    def embed(images: np.ndarray) -> torch.Tensor:
+        return model.embed_images(images).mean(dim=(1, 2), keepdim=True)
+
+    return embed
 
 
 class Evaluation:
@@ -159,9 +176,16 @@ class Evaluation:
         source: Artifact,
         images: PreparedImages,
         sentences: Artifact,
+        findings: Sequence[Finding] = (),
     ) -> None:
-        """Name what is asked about; ConfigError where a file that the config names is missing."""
+        """Name what is asked about; ConfigError where a file that the config names is missing.
+
+        `findings` are asked in place of those of `evaluate.prompts`, which is then empty.
+        """
+        self._given = tuple(findings)
         self._config, self._model = config, model
+        self._geometry = model.geometry or config.evaluate.geometry
+        _refuse_missing_features(config, model)
         self._source, self._images, self._sentences = source, images, sentences
         self._files = _question_files(config)
         self._bootstrap = BootstrapOptions(config.evaluate.bootstrap, _SEED)
@@ -177,7 +201,7 @@ class Evaluation:
         """
         self._outcomes |= dict.fromkeys(_IMAGE_QUESTIONS, EvalResult(_NO_IMAGES))
         encoded = self._encode(rows)
-        findings = read_prompts(self._files["prompts"])
+        findings = self._given or read_prompts(self._files["prompts"])
         studies, named = self._by_study(encoded, rows)
         truth, origin = truth_of(self._config, self._source, named, findings)
         if rows:
@@ -186,13 +210,14 @@ class Evaluation:
                 margins = self._model.margins(encoded.regions, findings).double().cpu().numpy()
                 known, _ = truth_of(self._config, self._source, rows, findings)
             self._ask_probabilities(encoded, findings, margins, known)
-            self._ask_probe(studies, findings, truth)
+            self._ask_probe(rows, studies, findings, truth)
         self._ask_boxes(encoded)
         self._ask_reports(studies, named)
         return {
             "model": self._model.digest,
             "split": self._config.evaluate.split,
-            "geometry": self._config.evaluate.geometry,
+            "geometry": self._geometry,
+            "probe_features": self._config.evaluate.probe_features,
             "images": len(rows),
             "patients": len(set(encoded.subject_ids)),
             "truth": origin,
@@ -200,12 +225,19 @@ class Evaluation:
         }
 
     def _encode(self, rows: Rows) -> EncodedImages:
-        return encode(self._model, rows, self._images, self._config.evaluate.geometry)
+        embed = self._model.embed_images
+        return encode(embed, rows, self._images, self._geometry)
+
+    def _encode_features(self, rows: Rows) -> EncodedImages:
+        # One vector an image: a probe reads no more, and twenty thousand images would not fit.
+        from_space = self._config.evaluate.probe_features == "space"
+        embed = _mean_region(self._model) if from_space else self._model.embed_features
+        return encode(embed, rows, self._images, self._geometry)
 
     def _by_study(self, encoded: EncodedImages, rows: Rows) -> tuple[EncodedImages, Rows]:
         """Join the images of each study if all are used; the first frontal one names it."""
         source = self._config.source
-        if source.images_per_study == "frontal":
+        if source.images_per_study != "all":
             return encoded, rows
         frontal = {view.upper() for view in source.frontal_views}
         images = sorted(range(len(rows)), key=lambda at: rows[at]["view"].upper() not in frontal)
@@ -269,7 +301,9 @@ class Evaluation:
             for row, value in zip(scores, values, strict=True):
                 row["probability"] = value
 
-    def _ask_probe(self, encoded: EncodedImages, findings: Sequence[Finding], truth: Truth) -> None:
+    def _ask_probe(
+        self, asked: Rows, encoded: EncodedImages, findings: Sequence[Finding], truth: Truth
+    ) -> None:
         settings = self._config.evaluate
         most = settings.probe_images
         if not most:
@@ -282,7 +316,9 @@ class Evaluation:
         if len(rows) > most:
             chosen = self._bootstrap.generator().choice(len(rows), most, replace=False)
             rows = [rows[index] for index in sorted(chosen.tolist())]
-        learned, rows = self._by_study(self._encode(rows), rows)
+        if settings.probe_features == "encoder":
+            encoded, _ = self._by_study(self._encode_features(asked), asked)
+        learned, rows = self._by_study(self._encode_features(rows), rows)
         known, _ = truth_of(self._config, self._source, rows, findings)
         self._outcomes["probe"], self.tables[results.PROBES] = evaluate_probe(
             [(learned, known), (encoded, truth)],

@@ -6,6 +6,7 @@
     split           the split that was evaluated
     images, patients how many
     geometry        which part of an image the model sees: `whole`, `biovil`
+    probe_features  what linear probes read: of the image `encoder`, or of the shared `space`
     contaminated    evaluated patients that the model was trained on; null: not known
     repeated_images  evaluated images whose very picture the model was trained on; null too
     truth           where the labels come from: `exact`, `labels` or `none`
@@ -28,7 +29,7 @@ from medclip_dcl.evaluation.bootstrap import Figure
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import Column, TableFormat
 
-ARTIFACT = ArtifactType("results", 7, "evaluate")
+ARTIFACT = ArtifactType("results", 8, "evaluate")
 
 Rows = list[dict[str, Any]]
 """Rows of one of the tables below."""
@@ -75,7 +76,7 @@ GROUNDINGS = TableFormat(
         Column("category", pa.string(), "finding"),
         Column("phrase_key", pa.string(), "`text_key` of the sentence"),
         Column("boxes", pa.int32(), "boxes of this sentence on this image"),
-        Column("cnr", pa.float64(), "signed contrast-to-noise ratio; null: undefined"),
+        Column("cnr_signed", pa.float64(), "signed contrast-to-noise ratio; null: undefined"),
         Column("miou", pa.float64(), "mean IoU over the paper's 41 thresholds"),
         Column("miou_biovil", pa.float64(), "mean IoU over the thresholds .1 to .5"),
         Column("pointed", pa.bool_(), "whether the best point is in a box"),
@@ -213,8 +214,8 @@ HEADLINES = (
     Headline("zero-shot balanced accuracy, mean", "zero_shot", "mean_balanced_accuracy"),
     Headline("zero-shot balanced accuracy, offset", "zero_shot", "mean_balanced_accuracy_offset"),
     Headline("one of several findings, mean recall", "classes", "mean_recall"),
+    Headline("grounding signed CNR", "grounding", "cnr_signed"),
     Headline("grounding CNR", "grounding", "cnr"),
-    Headline("grounding CNR, signed", "grounding", "cnr_signed"),
     Headline("grounding mIoU, 41 thresholds", "grounding", "miou"),
     Headline("grounding, pointing game", "grounding", "pointing"),
     Headline("sentence from box, gallery, R@1", "gallery", "recall_at_1"),
@@ -261,11 +262,11 @@ def results_table(tree: Mapping[str, Any]) -> str:
         rest = "" if chance is None else f"   chance {chance:.3f}"
         rest += "" if pool is None else f"   pool {pool}"
         lines.append(f"  {headline.title:40} {_shown(figure)}{rest}")
-    lines += _probe_lines(tree["questions"].get("probe"))
+    lines += _probe_lines(tree["questions"].get("probe"), tree["probe_features"])
     return "\n".join(dict.fromkeys(lines))
 
 
-def _probe_lines(outcome: Mapping[str, Any] | None) -> list[str]:
+def _probe_lines(outcome: Mapping[str, Any] | None, features: str) -> list[str]:
     if outcome is None or outcome["absent"]:
         return []
     titles = {
@@ -276,7 +277,7 @@ def _probe_lines(outcome: Mapping[str, Any] | None) -> list[str]:
     lines = []
     for fraction, figures in outcome["groups"].items():
         for name, title in titles.items():
-            words = f"probe, {float(fraction):.0%} of the labels, {title}"
+            words = f"probe of the {features}, {float(fraction):.0%} of labels, {title}"
             chance = outcome["chance"].get(f"{fraction}.{name}")
             rest = "" if chance is None else f"   chance {chance:.3f}"
             lines.append(f"  {words:40} {_shown(figures[name])}{rest}")

@@ -193,14 +193,16 @@ def evaluate_boxes(
     Source: Wang et al. 2023, Section 3.2 and Table 5.
     """
     rows, shares, owner = _box_rows(images, units)
-    device = images.regions.device
-    vectors = box_vectors(
-        images.regions, torch.tensor(shares, device=device), torch.tensor(owner, device=device)
-    )
+    # Of the boxed images alone: the split may have a hundred times as many.
+    boxed, image_of_box = np.unique(owner, return_inverse=True)
+    regions = images.regions[torch.from_numpy(boxed)].float()
+    if model.keeps_lengths:
+        regions = functional.normalize(regions, dim=-1)
+    vectors = box_vectors(regions, torch.tensor(shares), torch.from_numpy(image_of_box))
     keys = np.array([row["phrase_key"] for row in rows])
     distinct, index = np.unique(keys, return_inverse=True)
     text_of = {unit.key: unit.text for unit in units}
-    texts = model.embed_sentences([text_of[key] for key in distinct])
+    texts = model.embed_sentences([text_of[key] for key in distinct]).to(vectors.device)
     # Sentences with the same text are scored once; as units each has its own column again.
     scores = (vectors @ texts.T).cpu().numpy()  # (boxes, distinct sentences)
     each = scores[:, index]  # (boxes, the sentence of each box)
@@ -235,7 +237,7 @@ def evaluate_gallery(
 
     Source: ours; a closed set of sentences makes chance plain.
     """
-    scores = (vectors @ model.embed_sentences(sentences).T).cpu().numpy()
+    scores = (vectors @ model.embed_sentences(sentences).to(vectors.device).T).cpu().numpy()
     order = np.argsort(-scores, axis=1, kind="stable")[:, :_SHOWN]
     row_of = {box: row for box, row in enumerate(truth) if row is not None}
     known = list(row_of)

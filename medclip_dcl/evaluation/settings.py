@@ -2,10 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from medclip_dcl.data.demographics import DemographicsConfig
-from medclip_dcl.section import Section
+from medclip_dcl.section import NO_EFFECT, Section
+
+Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
 class AdapterConfig(Section):
@@ -13,18 +15,24 @@ class AdapterConfig(Section):
 
     model: str = ""
     """`module:callable` that builds it, whose code runs as it is: name what you trust;
-    `transformers` for a folder of CLIP, SigLIP or BiomedCLIP; empty: the config's own model."""
+    `transformers` for a folder of CLIP, SigLIP or BiomedCLIP; `biovil` for one of BioViL, which
+    sees its own `geometry`; empty: the config's own model."""
     weights: str = ""
     """File or folder that is read, and that names the model in the results; with `transformers`
     also OWNER/NAME@REVISION of a hub."""
     similarity: Literal["lse", "nl", "lse_nl", "mean", "global"] = "global"
     """How its regions and a sentence become one score, as `model.similarity.kind`; `global` with
-    `transformers`: the model's own vector of the image."""
+    `transformers` and `biovil`: the model's own vector of the image."""
 
 
 class EvaluateConfig(Section):
     """Evaluation of a trained model (`evaluate`)."""
 
+    model: Annotated[str, NO_EFFECT] = ""
+    """Folder of a published model or of the run that trained it, or OWNER/NAME@COMMIT of a hub,
+    that is evaluated on this source; empty: the model of this run. `evaluate` then makes what it
+    needs of the source by itself: images are prepared as those that the model was trained on, and
+    prompts, where none are set, are those that it was published with."""
     split: Literal["validate", "test"] = "test"
     """Split that is evaluated."""
     prompts: str = "configs/prompts/chex5.yaml"
@@ -45,6 +53,10 @@ class EvaluateConfig(Section):
         tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)
     ] = (0.01, 0.1, 1.0)
     """Shares of the labels of the training split that the probes are given, class by class."""
+    probe_features: Literal["encoder", "space"] = "encoder"
+    """What the probes read: the image `encoder`'s features before the map into the shared space,
+    averaged over the image, as BioViL, GLoRIA and MedCLIP probe; or the mean region vector in that
+    `space`, which is narrower and gives lower figures."""
     geometry: Literal["whole", "biovil"] = "whole"
     """What the model sees: the `whole` image, as the service shows it (Wang et al. do not say what
     theirs saw); `biovil`, a central crop, its heatmaps smoothed."""
@@ -60,6 +72,12 @@ class EvaluateConfig(Section):
     """Patient-level bootstrap samples for 95 % intervals; 0: none."""
     adapter: AdapterConfig = AdapterConfig()
     """A model that was not trained here."""
+
+    @model_validator(mode="after")
+    def _one_model(self) -> "EvaluateConfig":
+        if self.model and self.adapter.model:
+            raise ValueError("model and adapter.model name two models; leave one out")
+        return self
 
 
 class ProbabilitiesConfig(Section):
@@ -86,8 +104,11 @@ class OthersModelConfig(Section):
 class Table1Config(Section):
     """Every row of Table 1, trained and evaluated (`table1`)."""
 
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2, 3, 4)
-    """Runs of each row; a seed draws weights, batches and views. The corpus is one."""
+    seeds: Seeds = (0, 1, 2, 3, 4)
+    """Runs of each row; a seed draws weights, batches and views. The corpus is one. Two seeds give
+    no interval, one no verdict."""
+    row_seeds: dict[str, Seeds] = Field(default_factory=dict)
+    """Row -> its seeds, in place of `seeds`: more where a small difference matters."""
     rows: tuple[str, ...] = ()
     """Rows by their short names, the project's own and the shuffled control among them; an unknown
     one makes it list all. Empty: the paper's nine."""
@@ -96,8 +117,9 @@ class Table1Config(Section):
     )
     """Figure of validation by which rows with something to tune choose its value, with the first
     seed, and every run its published step; the config must validate. Empty: no row is tuned."""
-    processes: Annotated[int, Field(ge=1)] = 2
-    """Runs at a time, one thread each; with 1 a run keeps the config's threads."""
+    processes: Annotated[int, Field(ge=0)] = 0
+    """Runs at a time, one thread each, over the visible GPUs in turn; with 1 a run keeps the
+    config's threads; 0: one for each GPU, 2 without one."""
     models: tuple[OthersModelConfig, ...] = ()
     """Models that are evaluated and not trained, each a `name` and an `adapter`; one with the name
     `biovil` replaces the row that is trained in BioViL's stead."""

@@ -10,6 +10,7 @@ from medclip_dcl.errors import ArtifactStale, MetricError
 from medclip_dcl.evaluation import metrics, results
 from medclip_dcl.evaluation.bootstrap import patient_weights
 from medclip_dcl.evaluation.compare import (
+    Estimate,
     check_same_samples,
     compare_sides,
     describe_difference,
@@ -17,6 +18,7 @@ from medclip_dcl.evaluation.compare import (
     holm,
     measure,
     read_sample_results,
+    smallest_detectable,
 )
 
 PATIENTS = 60
@@ -63,12 +65,18 @@ def test_seeds_widen_what_patients_alone_leave_narrow():
     weights = patient_weights(PATIENTS, 200, np.random.default_rng(1))
     case = np.random.default_rng(2).normal(0, 0.01, PATIENTS)
     runs = np.stack([metrics.mean(case + shift, weights) for shift in (0.0, 0.1, 0.2, 0.3)])
-    alone = compare_sides({"x": runs[3:]}, {"x": runs[:1]}, np.random.default_rng(0))["x"]
+    one, other = {"x": runs[3:]}, {"x": runs[:1]}
+    alone = compare_sides(one, other, np.random.default_rng(0), is_model=True)["x"]
     assert alone.is_different
     assert "one run" in alone.estimate.reason
+    refused = compare_sides(one, other, np.random.default_rng(0))["x"]  # two seeds of one config
+    assert (refused.estimate.p, refused.estimate.low, refused.is_different) == (None, None, False)
+    assert refused.estimate.reason == "one run on a side: two models, not two configs"
+    assert describe_difference("x", refused) == "not known"
     halves = compare_sides({"x": runs[[0, 3]]}, {"x": runs[[1, 2]]}, np.random.default_rng(0))["x"]
     assert not halves.is_different
-    assert halves.estimate.reason == ""
+    assert halves.estimate.reason == "n = 2: an interval over seeds needs 3"
+    assert (halves.estimate.low, halves.estimate.high) == (None, None)
 
 
 def test_the_error_of_a_mean_over_runs_is_not_too_small():
@@ -78,6 +86,28 @@ def test_the_error_of_a_mean_over_runs_is_not_too_small():
     assert found.error == pytest.approx(math.sqrt(1 / 3), rel=0.02)
     assert found.degrees == pytest.approx(2)
     assert found.high == pytest.approx(4.303 * found.error, rel=1e-3)  # t(.975, 2)
+
+
+def test_what_would_have_been_seen_is_that_of_the_power_tables():
+    # Cohen 1988, table 2.4.1: five units a side show d = 2.02 with a power of .8; a difference of
+    # d deviations is d / sqrt(2 / 5) standard errors, of 8 degrees of freedom.
+    error = math.sqrt(2 / 5)
+    found = smallest_detectable(Estimate(0.0, error, 8.0, p=0.5))
+    assert found == pytest.approx(2.02, abs=0.01)
+    known = smallest_detectable(Estimate(0.0, 1.0, None, p=0.5))
+    assert known == pytest.approx(1.96 + 0.84, abs=0.01)
+    assert smallest_detectable(Estimate(0.0, 1.0, 8.0)) is None
+
+
+def test_a_difference_of_that_size_is_found_in_four_of_five_comparisons():
+    # 5 runs a side that vary by 1, without a patients' part: the error is sqrt(2 / 5).
+    found = smallest_detectable(Estimate(0.0, math.sqrt(2 / 5), 8.0, p=0.5))
+    generator = np.random.default_rng(0)
+    seen = 0
+    for _ in range(200):
+        a, b = (np.repeat(generator.normal(size=(5, 1)), 301, axis=1) for _ in range(2))
+        seen += compare_sides({"x": a + found}, {"x": b}, generator)["x"].is_different
+    assert 0.7 < seen / 200 < 0.9
 
 
 def test_equal_runs_do_not_differ():
@@ -126,11 +156,12 @@ def test_a_verdict_knows_of_which_figures_less_is_better():
     b = dict.fromkeys(names, RUNS)
     a = {name: RUNS if name == "boxes.recall" else RUNS + 0.4 for name in names}
     found = compare_sides(a, b, np.random.default_rng(0), names)
+    least = found["boxes.recall"].detectable
     assert {name: describe_difference(name, item) for name, item in found.items()} == {
         "grounding.miou": "A is better",
         "boxes.median_rank": "B is better",
         "boxes.own_median_rank": "B is better",
-        "boxes.recall": "no difference shown",
+        "boxes.recall": f"no difference shown (80% power at {least:.2g})",
     }
 
 
@@ -139,6 +170,12 @@ def test_what_counts_doubles_as_wrong_is_compared_when_it_is_asked_for():
     assert list(compare_sides(side, side, np.random.default_rng(0))) == ["boxes.recall"]
     asked = compare_sides(side, side, np.random.default_rng(0), ["boxes.own_recall"])
     assert list(asked) == ["boxes.own_recall"]
+
+
+def test_contrast_is_compared_with_its_sign():
+    side = {"grounding.cnr": RUNS, "grounding.cnr_signed": RUNS}
+    assert list(compare_sides(side, side, np.random.default_rng(0))) == ["grounding.cnr_signed"]
+    assert len(compare_sides(side, side, np.random.default_rng(0), [*side])) == 2
 
 
 def test_a_figure_that_a_run_lacks_has_no_verdict():

@@ -9,6 +9,7 @@ from medclip_dcl.evaluation.evaluated_model import (
     EncodedImages,
     EvaluatedModel,
     Window,
+    _room_for,
     cut,
     evaluated_model,
     heatmap,
@@ -17,6 +18,7 @@ from medclip_dcl.evaluation.evaluated_model import (
 )
 from medclip_dcl.inference import Finding, load
 from medclip_dcl.model_package import read_model_package
+from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.settings import SimilarityConfig
 
 FINDINGS = (Finding("edema", ("There is an effusion.",), ("No edema.",)),)
@@ -32,6 +34,32 @@ def test_a_published_model_scores_as_it_answers(tmp_path):
     assert model.margins(regions, FINDINGS) == pytest.approx(expected, abs=1e-6)
     assert model.digest == predictor.digest
     assert read_model_package(tmp_path / "model").digest == model.digest
+
+
+def test_the_encoder_s_features_are_those_before_the_shared_space(tmp_path):
+    predictor = load(publish(tmp_path / "model").path, "cpu")
+    features = evaluated_model(predictor).embed_features(IMAGES)
+    assert features.shape == (3, 1, 1, predictor.model.image.width)
+    with torch.no_grad():
+        maps = predictor.model.image(to_input(IMAGES, predictor.config.model.image.input_px))
+    assert features[:, 0, 0] == pytest.approx(maps.flatten(2).mean(dim=2), abs=1e-6)
+
+
+def test_regions_are_held_once_and_in_half_precision_where_they_are_many():
+    part = torch.ones(2, 3, 3, 8)
+    assert _room_for(10, part).shape == (10, 3, 3, 8)
+    assert _room_for(10, part).dtype == torch.float32
+    assert _room_for(10, part, exact_bytes=10 * 72 * 4 - 1).dtype == torch.float16
+
+
+def test_scores_by_blocks_and_of_halves_are_those_of_all(tmp_path, monkeypatch):
+    model = evaluated_model(load(publish(tmp_path / "model").path, "cpu"))
+    regions, texts = model.embed_images(IMAGES), model.embed_sentences(["No edema.", "Clear."])
+    whole = model.score(regions, texts)
+    monkeypatch.setattr("medclip_dcl.evaluation.evaluated_model._SCORED", 2)
+    assert model.score(regions, texts) == pytest.approx(whole, abs=1e-6)
+    assert model.score(regions.half(), texts) == pytest.approx(whole, abs=1e-3)
+    assert model.score(regions[:0], texts).shape == (2, 0)
 
 
 def test_a_clip_is_examined_behind_two_functions():

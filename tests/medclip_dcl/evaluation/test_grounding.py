@@ -31,11 +31,47 @@ def test_a_heatmap_in_its_box_stands_out():
     outcome, rows = evaluate_grounding(oracle(), BOXED_IMAGES, BOXED, 80, SAMPLING)
     assert outcome.figures["pointing"].value == 1.0
     assert outcome.figures["cnr"].value == outcome.figures["cnr_signed"].value > 1
-    assert outcome.chance == {"pointing": pytest.approx(1 / 16), "cnr_signed": 0}
+    assert outcome.chance["pointing"] == pytest.approx(1 / 16)
     assert set(outcome.groups) == {"Cyst", "Fluid"}
     assert outcome.groups["Fluid"]["cnr"].n == 2
     assert set(rows[0]) == set(GROUNDINGS.schema.names)
     assert np.argmax(rows[0]["grid"]) == 1
+
+
+def test_the_chance_of_cnr_is_that_of_other_images_heatmaps():
+    # Heatmaps of noise: signed CNR is 0 by chance, and absolute CNR is not.
+    generator = torch.Generator().manual_seed(0)
+    regions = torch.nn.functional.normalize(torch.randn(40, 4, 4, 7, generator=generator), dim=-1)
+    images = replace(
+        BOXED_IMAGES,
+        image_ids=tuple(map(str, range(40))),
+        subject_ids=tuple(map(str, range(40))),
+        sizes_px=((40, 80),) * 40,
+        regions=regions,
+    )
+    units = [boxed(image, "fluid", image % 4, image // 4 % 4) for image in range(40)]
+    outcome, _ = evaluate_grounding(oracle(), images, units, 80, SAMPLING)
+    figures, chance = outcome.figures, outcome.chance
+    assert chance["cnr"] == pytest.approx(figures["cnr"].value, rel=0.25)
+    assert abs(chance["cnr_signed"]) < 0.15 < 0.5 < chance["cnr"]
+    right = evaluate_grounding(oracle(), BOXED_IMAGES, BOXED, 80, SAMPLING)[0]
+    assert right.chance["cnr"] < right.figures["cnr"].value
+
+
+def test_lengths_of_region_vectors_do_not_move_heatmaps_and_boxes():
+    lengths = torch.linspace(0.5, 2, 16).view(1, 4, 4, 1)
+    longer = replace(BOXED_IMAGES, regions=BOXED_IMAGES.regions * lengths)
+    model = replace(oracle(), keeps_lengths=True)
+    for question in (
+        lambda model, images: evaluate_grounding(model, images, BOXED, 80, SAMPLING),
+        lambda model, images: evaluate_boxes(model, images, BOXED, SAMPLING),
+    ):
+        assert question(model, longer)[0] == question(oracle(), BOXED_IMAGES)[0]
+
+
+def test_boxes_of_one_image_alone_have_no_chance_of_cnr():
+    outcome, _ = evaluate_grounding(oracle(), BOXED_IMAGES, BOXED[:1], 80, SAMPLING)
+    assert (outcome.chance["cnr"], outcome.chance["cnr_signed"]) == (None, None)
 
 
 def test_a_box_elsewhere_lowers_every_figure_and_turns_the_sign():
@@ -76,9 +112,9 @@ def test_a_crop_sees_no_margin_and_its_heatmap_keeps_its_place():
     outcome, _ = evaluate_grounding(oracle(), crop, [box], 200, SAMPLING)
     assert outcome.figures["cnr_signed"].value > 1
     lower = replace(box, boxes=box.boxes + np.array([[0.0, 60.0, 0.0, 0.0]]))
-    assert evaluate_grounding(oracle(), crop, [lower], 200, SAMPLING)[1][0]["cnr"] < 0
+    assert evaluate_grounding(oracle(), crop, [lower], 200, SAMPLING)[1][0]["cnr_signed"] < 0
     _, missed = evaluate_grounding(oracle(), crop, [far], 200, SAMPLING)
-    assert (missed[0]["cnr"], missed[0]["pointed"]) == (None, False)  # outside what is seen
+    assert (missed[0]["cnr_signed"], missed[0]["pointed"]) == (None, False)  # outside what is seen
     found = evaluate_boxes(oracle(), crop, [box, far], SAMPLING)[1]
     assert [row["x"] for row in found] == [76.25, 150.0]
 
