@@ -37,7 +37,7 @@ from medclip_dcl.progress import Progress
 from medclip_dcl.schemas import ClassifyAnswer
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 
-ARTIFACT = ArtifactType("answers", 1, "answer_images")
+ARTIFACT = ArtifactType("answers", 2, "answer_images")
 
 ANSWERS = TableFormat(
     "answers.parquet",
@@ -49,7 +49,16 @@ ANSWERS = TableFormat(
         Column("score", pa.float64(), "share of the positive prompt, 0 to 1; no probability"),
         Column("margin", pa.float64(), "score of the positive prompt minus that of the negative"),
         Column("decision", pa.bool_(), "whether the finding is decided to be present"),
-        Column("probability", pa.float64(), "calibrated, 0 to 1; null without a calibration"),
+        Column(
+            "probability",
+            pa.float64(),
+            "calibrated, 0 to 1; null without a calibration, and of an image out of range",
+        ),
+        Column(
+            "out_of_range",
+            pa.bool_(),
+            "whether the image is unlike those that the model was trained on: its row says nothing",
+        ),
         Column("x", pa.float64(), "left edge of the box, pixels of the image; null without one"),
         Column("y", pa.float64(), "top edge of the box, pixels of the image"),
         Column("width", pa.float64(), "width of the box, pixels of the image"),
@@ -226,9 +235,11 @@ def answer_images(
     fields = [{"id": row["id"], "stage": ARTIFACT.job, "reason": row["code"]} for row in rejects]
     write_table(folder, manifest.REJECTS, fields)
     remove_resumable(folder)
-    present = Counter(row["finding"] for row in answered if row["decision"])
+    within = [row for row in answered if not row["out_of_range"]]
+    present = Counter(row["finding"] for row in within if row["decision"])
     return {
         "images": len({row["image_id"] for row in answered}),
+        "out_of_range": len({row["image_id"] for row in answered if row["out_of_range"]}),
         "rejected": len(refused),
         "reasons": dict(sorted(Counter(row["code"] for row in rejects).items())),
         "present": dict(sorted(present.items())),
@@ -257,6 +268,7 @@ def _rows(listed: ListedImage, answer: Answer) -> Iterator[Row]:
             "margin": finding.margin,
             "decision": finding.decision,
             "probability": finding.probability,
+            "out_of_range": answer.image.is_out_of_range,
             **{name: getattr(box, name, None) for name in ("x", "y", "width", "height")},
             "model": answer.model,
         }
@@ -269,7 +281,11 @@ def _write_objects(
     settings: AnswerConfig,
 ) -> list[tuple[str, str]]:
     """Write the objects of a unit, and give id and code of what no object could be made of."""
-    results = ResultsConfig(objects=settings.objects, report_class=settings.report_class)
+    results = ResultsConfig(
+        objects=settings.objects,
+        report_class=settings.report_class,
+        out_of_range=settings.out_of_range,
+    )
     refused = []
     with pa.ipc.new_file(str(path), OBJECTS.schema) as writer:
         for listed, source, answer in answered:

@@ -17,14 +17,16 @@ import torch
 from jaxtyping import Float, Float16, UInt8
 from scipy import ndimage
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from medclip_dcl.artifact import HEADER
 from medclip_dcl.config import read_yaml
 from medclip_dcl.data.grayscale import GreyImage, square
 from medclip_dcl.data.heatmaps import grid_affine, upsample
 from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
 from medclip_dcl.input_range import is_out_of_range
 from medclip_dcl.model_package import (
+    ARTIFACT,
     FindingCalibration,
     InputRange,
     PackagedConfig,
@@ -37,12 +39,18 @@ from medclip_dcl.model_package import (
     read_model_package,
     read_offsets,
 )
+from medclip_dcl.models.architectures import hub_closed
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.engines import Engine, choose_engine
 from medclip_dcl.models.image_encoder import preprocessing_facts, to_input
 from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision
 from medclip_dcl.models.similarity import region_scores
-from medclip_dcl.models.towers import packaged_text_config, read_tokenizer
+from medclip_dcl.models.towers import (
+    PACKAGE,
+    fetch_weights,
+    packaged_text_config,
+    read_tokenizer,
+)
 
 # --- Prompts: how each finding is asked for in words
 
@@ -452,6 +460,18 @@ class Predictor:
         return self.engine.encode_images(inputs)
 
     @torch.inference_mode()
+    def embed_features(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images features"]:
+        """Give the image encoder's features of prepared images, averaged over the regions.
+
+        Those before the map into the shared space, by PyTorch whatever the engine.
+        """
+        inputs = to_input(images, self.config.model.image.input_px).to(self.device)
+        features: Tensor = self.model.image(inputs).float().mean(dim=(2, 3))
+        return features
+
+    @torch.inference_mode()
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
         """Encode sentences; longer ones than the model reads are truncated.
 
@@ -481,7 +501,16 @@ class Predictor:
         return self._known is not None and is_out_of_range(image, self._known)
 
     def square(self, image: GreyImage) -> UInt8[np.ndarray, "size size"]:
-        """Prepare a decoded image, by the same code as `prepare_images`."""
+        """Prepare a decoded image, by the same code as `prepare_images`.
+
+        Raises:
+            QueryError: it is something else than `open_image` gives.
+        """
+        if not isinstance(image, GreyImage):
+            raise QueryError(
+                f"the image is of type {type(image).__name__}; give what open_image(path or bytes) "
+                "returns, which knows what the greys mean"
+            )
         images = self.config.images
         prepared: np.ndarray = square(image, images.size_px, images.equalize)
         return prepared
@@ -609,9 +638,21 @@ class Predictor:
             padding=True,
             truncation=True,
             max_length=self.config.model.text.max_tokens,
+            split_special_tokens=True,  # [MASK] in a prompt is its letters
             return_tensors="pt",
         ).to(self.device)
         return self.engine.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
+
+
+def published_folder(path: Path) -> Path:
+    """Find a published model: its folder, that of its run, or OWNER/NAME@COMMIT, which is fetched.
+
+    Raises:
+        ConfigError: the hub does not send it.
+    """
+    folder = fetch_weights(path, PACKAGE)
+    is_run = not (folder / HEADER).is_file() and ARTIFACT.at(folder).is_dir()
+    return ARTIFACT.at(folder) if is_run else folder
 
 
 def load(
@@ -620,16 +661,18 @@ def load(
     engine: EngineName = "torch",
     precision: Precision = "float32",
 ) -> Predictor:
-    """Load a published model from its folder; by default onto the first GPU where there is one.
+    """Load a published model from its folder, or that of a run; by default onto the first GPU.
 
-    `engine` and `precision` are those of `InferenceConfig`.
+    Without a GPU it runs on the CPU. `path` may be OWNER/NAME@COMMIT of a hub, which is then
+    fetched into the hub's cache. `engine` and `precision` are those of `InferenceConfig`.
 
     Raises:
         ArtifactError: the folder holds no whole published model.
         CheckpointError: weights and configuration do not fit each other.
-        ConfigError: the engine is not installed, or has not that precision.
+        ConfigError: the engine is not installed, or has not that precision, or the hub does not
+            send the model.
     """
-    published = read_model_package(Path(path))
+    published = read_model_package(published_folder(Path(path)))
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     inference = InferenceConfig(engine=engine, precision=precision)
@@ -647,18 +690,10 @@ def build_predictor(
         ConfigError: the engine asked for is not installed, or has not that precision.
     """
     _check_preprocessing(published)
-    text_config = packaged_text_config(published.text_folder)
-    model = build_dual_encoder(published.config.model, text_config, seed=0)
-    weights = published.weights()
-    if "bias" in weights:
-        model.add_bias(0.0)
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"weights of model {published.digest[:12]} do not fit its configuration; rerun train"
-        ) from error
-    tokenizer = read_tokenizer(published.text_folder, text_config)
+    with hub_closed():
+        text_config = packaged_text_config(published.text_folder)
+        model = _build_model(published, text_config)
+        tokenizer = read_tokenizer(published.text_folder, text_config)
     try:
         findings = parse_prompts(published.card["prompts"])
     except (KeyError, QueryError) as error:
@@ -687,6 +722,28 @@ def build_predictor(
         read_offsets(published.path),
         read_bank(published.path),
     )
+
+
+def _build_model(published: SavedModel, text_config: PreTrainedConfig) -> DualEncoder:
+    weights, settings = published.weights(), published.config.model
+    try:
+        with torch.device("meta"):  # shapes alone: sizes may be anything, and take no memory here
+            shapes = {
+                name: value.shape
+                for name, value in DualEncoder(settings, text_config).state_dict().items()
+            }
+    except ConfigError as error:
+        raise CheckpointError(f"model {published.digest[:12]}: {error}") from error
+    found = {name: value.shape for name, value in weights.items() if name != "bias"}
+    if found != shapes:
+        raise CheckpointError(
+            f"weights of model {published.digest[:12]} do not fit its configuration; rerun train"
+        )
+    model = build_dual_encoder(settings, text_config, seed=0)
+    if "bias" in weights:
+        model.add_bias(0.0)
+    model.load_state_dict(weights)
+    return model
 
 
 @torch.inference_mode()

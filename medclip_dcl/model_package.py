@@ -21,16 +21,16 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from pydantic import ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -50,7 +50,7 @@ from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.section import Section
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 
-ARTIFACT = ArtifactType("model", 2, "train")
+ARTIFACT = ArtifactType("model", 3, "train")
 
 WEIGHTS, CONFIG, CARD, SUBJECTS = "model.safetensors", "config.json", "model.json", "subjects.json"
 TEXT = "text"
@@ -190,6 +190,8 @@ def read_bank(folder: Path) -> Float[Tensor, "images rows columns dim"] | None:
 class InputRange(Section):
     """How far an image may be from those that a model was trained on."""
 
+    features: Literal["edges"]
+    """What images are described by: `input_range.describe_image`."""
     mean: tuple[float, ...]
     """Of each feature."""
     precision: tuple[tuple[float, ...], ...]
@@ -200,6 +202,11 @@ class InputRange(Section):
     """Training images that all this comes from."""
     rate: float
     """Expected share of images like these beyond the threshold."""
+
+    @cached_property
+    def arrays(self) -> tuple[Float[np.ndarray, " _"], Float[np.ndarray, "_ _"]]:
+        """Mean and precision, to compute with."""
+        return np.array(self.mean), np.array(self.precision)
 
 
 def write_input_range(folder: Path, found: InputRange) -> None:
@@ -247,6 +254,20 @@ class PackagedConfig(Section):
     def of(cls, config: Section) -> Self:
         """Take them out of the whole configuration."""
         return cls(**{name: getattr(config, name) for name in cls.model_fields})
+
+
+class _Card(BaseModel):
+    # What is read of it, whoever wrote it; the rest is shown.
+    model_config = ConfigDict(extra="allow")
+
+    preprocessing: dict[str, Any] = {}
+    grid: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    eta: dict[str, Any] = {}
+
+
+_HASHES = TypeAdapter(list[str] | None)
 
 
 @dataclass(frozen=True)
@@ -330,8 +351,9 @@ def read_model_package(path: Path) -> SavedModel:
     try:
         texts = [artifact.file(name).read_text("utf-8") for name in (CONFIG, CARD, SUBJECTS)]
         config = PackagedConfig.model_validate_json(texts[0])
-        card, hashes = map(json.loads, texts[1:])
-    except (OSError, ValidationError, ValueError) as error:
+        card = _Card.model_validate_json(texts[1]).model_dump(exclude_unset=True)
+        hashes = _HASHES.validate_json(texts[2])
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"model in {path} has a configuration that this version cannot read; rerun train"
         ) from error
@@ -347,7 +369,9 @@ def add_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
                 _link(model.path / name, writer.directory / name)
         text = calibration.model_dump_json(indent=1)
         write_text(writer.directory / CALIBRATION_FILE, text + "\n")
-        writer.started = time.monotonic() - model.origin["seconds"]  # those of its training
+        # Those of its training.
+        names = {"seconds", "code"} & set(model.origin)
+        writer.carried = {name: model.origin[name] for name in names}
         return writer.commit(model.summary)
 
 

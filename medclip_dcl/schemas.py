@@ -21,11 +21,17 @@ _LOW_CONTRAST = 12.0
 _ODD_SHAPE = 2.0
 _DIGITS = 5
 
+OUT_OF_RANGE = "out_of_range"
+"""Flag of an image that is unlike those that the model was trained on."""
+OUT_OF_RANGE_NOTE = "the image is unlike those that the model was trained on"
+"""What the flag means: what the model says of such an image says nothing."""
+
 
 class Schema(BaseModel):
     """Base of all answers."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    # NaN and infinity are no JSON: they would be written as null, which nothing reads back.
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ImageFacts(Schema):
@@ -41,7 +47,12 @@ class ImageFacts(Schema):
     """`inverted`: MONOCHROME1 was turned round; `constant`: all pixels are equal;
     `low_contrast`: greys are close together; `odd_shape`: more than twice as long as wide;
     `out_of_range`: unlike the images that the model was trained on, of which it says so of one
-    in a hundred."""
+    in a hundred; the answer says nothing of such an image."""
+
+    @property
+    def is_out_of_range(self) -> bool:
+        """Whether the image is unlike those that the model was trained on."""
+        return OUT_OF_RANGE in self.flags
 
     @classmethod
     def of(cls, image: "SquareImage", *, out_of_range: bool) -> "ImageFacts":
@@ -52,7 +63,7 @@ class ImageFacts(Schema):
             "constant": image.constant,
             "low_contrast": not image.constant and float(image.pixels.std()) < _LOW_CONTRAST,
             "odd_shape": max(height / width, width / height) > _ODD_SHAPE,
-            "out_of_range": out_of_range,
+            OUT_OF_RANGE: out_of_range,
         }
         raised = [name for name, is_raised in flags.items() if is_raised]
         return cls(width_px=width, height_px=height, source=image.source, flags=raised)
@@ -141,7 +152,8 @@ class FindingAnswer(Schema):
     threshold: float = 0.5
     """Score at the offset, above which the decision is true."""
     probability: float | None
-    """Calibrated probability, 0 to 1; null where the model has no calibration."""
+    """Calibrated probability, 0 to 1; null where the model has no calibration, and of an image
+    that is out of range."""
     probability_note: str
     """Why the probability is null; empty where it is not."""
     heatmap: list[list[float]] | None = None
@@ -154,7 +166,12 @@ class FindingAnswer(Schema):
 
     @classmethod
     def of(
-        cls, score: "FindingScore", finding: "Finding", found: "Grounding | None"
+        cls,
+        score: "FindingScore",
+        finding: "Finding",
+        found: "Grounding | None",
+        *,
+        out_of_range: bool = False,
     ) -> "FindingAnswer":
         """Put a score into words, and where the finding is seen."""
         return cls(
@@ -164,8 +181,9 @@ class FindingAnswer(Schema):
             decision=score.is_present,
             offset=score.offset,
             threshold=score.threshold,
-            probability=score.probability,
-            probability_note=score.note,
+            # Fitted to images like those of training, a curve holds for no others.
+            probability=None if out_of_range else score.probability,
+            probability_note=OUT_OF_RANGE_NOTE if out_of_range else score.note,
             heatmap=None if found is None else _rounded(found.grid),
             where=None if found is None else Location.of(found),
             code=None if finding.code is None else Code(**vars(finding.code)),
@@ -181,6 +199,10 @@ class ClassifyAnswer(Schema):
     """The image."""
     findings: list[FindingAnswer]
     """One per finding, in the order of asking."""
+    engine: str = "unknown"
+    """Who ran the encoders, as in `/model`; `unknown`: an earlier version's service answered."""
+    precision: str = "unknown"
+    """Of the encoders; likewise."""
 
     @classmethod
     def of(
@@ -193,13 +215,16 @@ class ClassifyAnswer(Schema):
     ) -> "ClassifyAnswer":
         """Put the scores of findings on an image into words; `found`: where, if asked for."""
         places: Sequence[Grounding | None] = found or [None] * len(scores)
+        is_beyond = model.is_out_of_range(image.pixels)
         return cls(
             model=model.digest,
-            image=ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels)),
+            image=ImageFacts.of(image, out_of_range=is_beyond),
             findings=[
-                FindingAnswer.of(score, finding, place)
+                FindingAnswer.of(score, finding, place, out_of_range=is_beyond)
                 for score, finding, place in zip(scores, findings, places, strict=True)
             ],
+            engine=model.engine.name,
+            precision=model.engine.precision,
         )
 
 

@@ -16,7 +16,7 @@ from pydicom.uid import UID, ExplicitVRLittleEndian
 from medclip_dcl.data.images import ImageHeader
 from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, Rectangle
 
-from .identifiers import SCHEME, make_uid
+from .identifiers import SCHEME, make_uid, plain
 from .settings import Kind, ResultsConfig
 
 # As the reader of images does: identity is copied as it is, whatever its length.
@@ -27,7 +27,12 @@ NOTICE = "RESEARCH USE ONLY, not a medical device"
 NAME = "medclip-dcl"
 """Manufacturer and device of every object."""
 
-_VERSION = "1"  # of the objects; another one gives other UIDs
+OUT_OF_RANGE = "OUT OF RANGE: the image is unlike those that the model was trained on"
+"""Warning in every object about such an image, where its findings are asked for all the same."""
+NOT_ANALYSED = "NOT ANALYSED: the image is unlike those that the model was trained on"
+"""What takes the place of its findings otherwise."""
+
+_VERSION = "2"  # of the objects; another one gives other UIDs
 _SERIES = {"sr": 9001, "pr": 9002, "sc": 9003}
 _DESCRIPTIONS = {
     "sr": "medclip-dcl findings (research)",
@@ -73,12 +78,35 @@ class Answered:
         """The cleaned header; whoever changes a value of it parses its own."""
         return self._parsed()
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the objects say that the image was not analysed, and nothing of its findings."""
+        return self.settings.refuses(self.answer)
+
+    @property
+    def warning(self) -> str:
+        """What has to stand before anything else in an object; empty where nothing has to."""
+        if self.is_refused:
+            return NOT_ANALYSED
+        return OUT_OF_RANGE if self.answer.image.is_out_of_range else ""
+
+    @property
+    def made_by(self) -> tuple[str, str, str]:
+        """Model, engine and precision, a line each: what another answer may come from."""
+        answer = self.answer
+        return (
+            f"model sha256:{answer.model}",
+            f"engine:{plain(answer.engine)}",
+            f"precision:{plain(answer.precision)}",
+        )
+
     def uid(self, *parts: str) -> str:
         """Make the UID of a part of this answer.
 
         Corrected patient data give other UIDs: an archive keeps the first of two objects under one.
         """
         asked = [f"{finding.name}\0{finding.code}" for finding in self.answer.findings]
+        asked += ["not analysed"] if self.is_refused else []
         return make_uid(
             _VERSION,
             str(self.image.SOPInstanceUID),
@@ -124,7 +152,10 @@ class Answered:
                 made[Tag(name)] = source.get_item(Tag(name))
         made.SOPInstanceUID, made.InstanceNumber = self.uid(kind, "instance"), 1
         made.SeriesInstanceUID, made.SeriesNumber = self.uid(kind, "series"), _SERIES[kind]
-        made.SeriesDescription = _DESCRIPTIONS[kind]
+        heading = self.warning.partition(":")[0]  # lists of series show it
+        made.SeriesDescription = (
+            f"{heading}: {_DESCRIPTIONS[kind]}" if heading else _DESCRIPTIONS[kind]
+        )
         made.Manufacturer = made.ManufacturerModelName = NAME
         made.DeviceSerialNumber = self.answer.model[:16]
         made.SoftwareVersions = f"objects {_VERSION}"

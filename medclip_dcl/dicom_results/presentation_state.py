@@ -75,7 +75,8 @@ def _annotation(answered: Answered) -> Dataset:
         figure = f"score {finding.score:.2f}"
         if finding.probability is not None:
             figure = f"{finding.probability:.0%}"
-        text.UnformattedTextValue = f"{label_of(finding)} {figure} (research)"
+        note = "(research, OUT OF RANGE)" if answered.warning else "(research)"
+        text.UnformattedTextValue = f"{label_of(finding)} {figure} {note}"
         text.AnchorPoint = list(corners[0])
         text.AnchorPointVisibility = "N"
         annotation.TextObjectSequence.append(text)

@@ -10,6 +10,9 @@ from medclip_dcl.files import write_bytes
 from medclip_dcl.schemas import Schema
 
 from .results import encode_results
+from .settings import ResultsConfig
+
+_DEFAULTS = ResultsConfig()
 
 
 class WrittenObject(Schema):
@@ -28,14 +31,22 @@ class ReportAnswer(Schema):
 
     model: str
     """Digest of the model."""
+    flags: list[str]
+    """What is special about the image, as in an answer of `/classify`."""
     present: list[str]
-    """Findings that are present."""
+    """Findings that are present; none of an image that was not analysed."""
     objects: list[WrittenObject]
     """Objects that were written."""
 
 
 def write_report(
-    client: Client, image: Path, out: Path, archive_url: str = "", key_file: Path | None = None
+    client: Client,
+    image: Path,
+    out: Path,
+    archive_url: str = "",
+    key_file: Path | None = None,
+    ca: Path | None = None,
+    settings: ResultsConfig = _DEFAULTS,
 ) -> ReportAnswer:
     """Ask a service about an image, and write the answer as DICOM objects into a folder.
 
@@ -47,6 +58,8 @@ def write_report(
         out: folder, made where it is missing; files begin with the image's name.
         archive_url: DICOMweb of an archive that stores the objects; empty: none.
         key_file: file whose line the archive gets as `Authorization`.
+        ca: PEM file of the authorities that sign the archive's certificate; None: `https.trusted`.
+        settings: which objects, and what becomes of an image that is out of range.
 
     Raises:
         ImageError: the image is refused, here or by the service.
@@ -57,17 +70,19 @@ def write_report(
     separated = decoder.separate(image)
     answer = client.classify(separated.stripped, explain=True)
     now = dt.datetime.now().astimezone()
-    objects = encode_results(separated.header, answer, decoder.open(image), now)
+    objects = encode_results(separated.header, answer, decoder.open(image), now, settings)
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{image.stem}.{item.kind}.dcm" for item in objects]
     for path, item in zip(paths, objects, strict=True):
         write_bytes(path, item.data)
     if archive_url:
-        with DicomWeb(archive_url, key_file) as archive:
+        with DicomWeb(archive_url, key_file, ca=ca) as archive:
             archive.store({item.sop_instance_uid: item.data for item in objects})
+    present = [finding.name for finding in answer.findings if finding.decision]
     return ReportAnswer(
         model=answer.model,
-        present=[finding.name for finding in answer.findings if finding.decision],
+        flags=answer.image.flags,
+        present=[] if settings.refuses(answer) else present,
         objects=[
             WrittenObject(file=str(path), sop_class=item.sop_class_uid, stored=bool(archive_url))
             for path, item in zip(paths, objects, strict=True)

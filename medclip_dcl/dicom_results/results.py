@@ -35,6 +35,7 @@ def encode_results(
 
     Returns:
         The objects in the order of `settings.objects`; a presentation state where there is a box.
+        Of an image that is refused as out of range they say that it was not analysed.
 
     Raises:
         ImageError: answer, picture and header are of images of different size.
@@ -50,7 +51,7 @@ def encode_results(
             made.append(answered.encode(_report(answered), kind))
         elif kind == "sc":
             made.append(answered.encode(secondary_capture(answered, picture), kind))
-        elif answered.boxes():
+        elif answered.boxes() and not answered.is_refused:
             made.append(answered.encode(presentation_state(answered), kind))
     return tuple(made)
 
@@ -60,6 +61,6 @@ def _report(answered: Answered) -> Dataset:
         from .structured_report import structured_report
     except ImportError as error:
         raise ConfigError(
-            "a structured report needs highdicom; run pip install 'medclip-dcl[dicom]'"
+            "a structured report needs highdicom; run pip install '.[dicom]' in the checkout"
         ) from error
     return structured_report(answered)

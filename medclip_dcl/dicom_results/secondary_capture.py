@@ -6,6 +6,8 @@ copies no flag of de-identification.
 Source: DICOM PS3.3, A.8.1, C.8.6 and C.7.6.1.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
@@ -14,14 +16,16 @@ from pydicom.uid import SecondaryCaptureImageStorage
 
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.heatmaps import draw_heat
+from medclip_dcl.schemas import FindingAnswer
 
-from .identifiers import label_of
+from .identifiers import label_of, plain
 from .instance import NAME, NOTICE, Answered, code_items, referenced
 
 _FONT_PX, _LINE_PX, _MARGIN_PX = 16, 20, 8
 _MOST_LINES = 10  # with a square picture the object stays below 4 MiB
 _NARROWEST_PX = 420  # of the panel with the figures
 _BOX, _TEXT = (240, 160, 75), (235, 235, 235)
+_BANNER, _ON_BANNER = (150, 20, 20), (255, 255, 255)
 
 
 def secondary_capture(answered: Answered, picture: GreyImage) -> Dataset:
@@ -53,37 +57,55 @@ def secondary_capture(answered: Answered, picture: GreyImage) -> Dataset:
 def draw_answer(answered: Answered, picture: GreyImage) -> npt.NDArray[np.uint8]:
     """Draw what is present onto the image, and a line per finding below it.
 
+    Of an image that is out of range a banner above it says so; one that was not analysed has
+    neither heat nor lines.
+
     Returns:
         (height, width, 3); the picture's longer side is at most `heatmaps.LONGEST_PX`.
     """
-    findings = answered.answer.findings
+    findings = [] if answered.is_refused else answered.answer.findings
     shown = [np.array(item.heatmap) for item in findings if item.decision and item.heatmap]
     heat = draw_heat(picture, shown)
     height, width = heat.shape[:2]
-    lines = _lines(answered)
+    lines = _lines(answered, findings)
+    banner = answered.warning.split(": ") if answered.warning else []
+    above = _LINE_PX * len(banner) + 2 * _MARGIN_PX if banner else 0
     panel = _LINE_PX * len(lines) + 2 * _MARGIN_PX
-    canvas = Image.new("RGB", (max(width, _NARROWEST_PX), height + panel))
-    canvas.paste(Image.fromarray(heat))
+    canvas = Image.new("RGB", (max(width, _NARROWEST_PX), above + height + panel))
+    canvas.paste(Image.fromarray(heat), (0, above))
     draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(_FONT_PX)
+    if banner:
+        draw.rectangle((0, 0, canvas.width, above - 1), _BANNER)
+        _write(draw, banner, 0, _ON_BANNER, font)
     scale = width / picture.pixels.shape[1]
     taken: list[tuple[float, float]] = []  # corners of labels, which must not cover each other
-    for finding, box in answered.boxes():
-        corners = [(scale * x, scale * y) for x, y in answered.corners(box)]
+    for finding, box in answered.boxes() if findings else ():
+        corners = [(scale * x, above + scale * y) for x, y in answered.corners(box)]
         draw.line(corners, fill=_BOX, width=3, joint="curve")
-        x, y = corners[0][0] + 5, max(corners[0][1] - _LINE_PX, 2)
+        x, y = corners[0][0] + 5, max(corners[0][1] - _LINE_PX, above + 2)
         while any(abs(x - left) < 8 * _LINE_PX and abs(y - top) < _LINE_PX for left, top in taken):
             y += _LINE_PX
         taken.append((x, y))
         draw.text((x, y), label_of(finding), _BOX, font, stroke_width=2, stroke_fill=0)
-    for row, line in enumerate(lines):
-        draw.text((_MARGIN_PX, height + _MARGIN_PX + row * _LINE_PX), line, _TEXT, font)
+    _write(draw, lines, above + height, _TEXT, font)
     return np.asarray(canvas)
 
 
-def _lines(answered: Answered) -> list[str]:
+def _write(
+    draw: ImageDraw.ImageDraw,
+    lines: Sequence[str],
+    top: int,
+    color: tuple[int, int, int],
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+) -> None:
+    for row, line in enumerate(lines):
+        draw.text((_MARGIN_PX, top + _MARGIN_PX + row * _LINE_PX), line, color, font)
+
+
+def _lines(answered: Answered, findings: Sequence[FindingAnswer]) -> list[str]:
     """Give a line per finding, those that are present first, and what the object is."""
     lines = []
-    for item in sorted(answered.answer.findings, key=lambda item: not item.decision):
+    for item in sorted(findings, key=lambda item: not item.decision):
         figure = f"score {item.score:.3f}, no probability"
         if item.probability is not None:
             figure = f"probability {item.probability:.1%}"
@@ -91,4 +113,6 @@ def _lines(answered: Answered) -> list[str]:
     if len(lines) > _MOST_LINES:
         more = len(lines) - _MOST_LINES + 1
         lines = [*lines[: _MOST_LINES - 1], f"and {more} more in the report"]
-    return [*lines, NOTICE, f"{NAME}, model {answered.answer.model[:12]}"]
+    answer = answered.answer
+    made_by = f"{NAME}, model {answer.model[:12]}, {plain(answer.engine)} {plain(answer.precision)}"
+    return [*lines, NOTICE, made_by]

@@ -2,9 +2,11 @@
 
 from typing import Annotated, Literal
 
+from medclip_dcl.schemas import ClassifyAnswer
 from medclip_dcl.section import NO_EFFECT, Section
 
 Kind = Literal["sr", "pr", "sc"]
+OutOfRange = Literal["refuse", "answer"]
 
 
 class ResultsConfig(Section):
@@ -16,6 +18,13 @@ class ResultsConfig(Section):
     report_class: Literal["3d", "comprehensive"] = "3d"
     """Class of the report: `3d`, Comprehensive 3D SR, as IHE AIR asks; `comprehensive` for an
     archive that does not know that."""
+    out_of_range: OutOfRange = "refuse"
+    """Objects of an image unlike those that the model was trained on: `refuse`, a report and a
+    capture that say that it was not analysed; `answer`, the findings with a warning."""
+
+    def refuses(self, answer: ClassifyAnswer) -> bool:
+        """Whether the findings of an answer are withheld: its image is out of range."""
+        return self.out_of_range == "refuse" and answer.image.is_out_of_range
 
 
 class AnswerConfig(Section):
@@ -31,7 +40,13 @@ class AnswerConfig(Section):
     report_class: Literal["3d", "comprehensive"] = "3d"
     """Class of the structured report: `3d`, Comprehensive 3D SR, as IHE AIR asks; `comprehensive`
     for an archive that does not know that."""
+    out_of_range: OutOfRange = "refuse"
+    """Objects of an image unlike those that the model was trained on: `refuse`, a report and a
+    capture that say that it was not analysed; `answer`, the findings with a warning."""
     archive: Annotated[str, NO_EFFECT] = ""
     """URL of the DICOMweb of an archive that the objects are stored in; empty: none."""
     archive_key: Annotated[str, NO_EFFECT] = ""
     """File whose line is sent to the archive as `Authorization`; empty: none."""
+    ca: Annotated[str, NO_EFFECT] = ""
+    """PEM file of the authorities that sign the certificates of service and archive; empty: the
+    file or folder that the variables SSL_CERT_FILE and SSL_CERT_DIR name, else certifi's."""

@@ -6,7 +6,9 @@ A measurement group without coordinates, though valid, makes OHIF show a black p
 report with Qualitative Evaluations alone. OHIF labels a box with the names of its numbers and not
 with the finding's code, so the finding's name stands in the name of the number.
 
-Source: DICOM PS3.16, TID 1500, TID 1410, CID 219.
+Of an image that was not analysed there is the outline without a number, and why there is none.
+
+Source: DICOM PS3.16, TID 1500, TID 1410, CID 219, CID 6042.
 """
 
 from collections.abc import Sequence
@@ -45,12 +47,14 @@ def structured_report(answered: Answered) -> Dataset:
     context = sr.ObservationContext(
         observer_device_context=sr.ObserverContext(codes.DCM.Device, device)
     )
+    findings = [] if answered.is_refused else answered.answer.findings
     groups = [
         _group(answered, image, label_of(finding), box, [finding], finding)
         for finding, box in answered.boxes()
+        if findings
     ]
     outline = Rectangle(x=0, y=0, width=image.Columns, height=image.Rows)
-    groups.append(_group(answered, image, "Image", outline, answered.answer.findings, None))
+    groups.append(_group(answered, image, "Image", outline, findings, None))
     report = sr.MeasurementReport(
         observation_context=context,
         procedure_reported=_procedure(answered.image),
@@ -60,7 +64,7 @@ def structured_report(answered: Answered) -> Dataset:
         referenced_images=[image],
     )
     # MeasurementReport of highdicom has no place for Qualitative Evaluations, and needs a group.
-    report[0].ContentSequence.append(_evaluations(answered.answer.findings))
+    report[0].ContentSequence.append(_evaluations(answered, findings))
     made = _CLASSES[answered.settings.report_class](
         evidence=[image],
         content=report[0],
@@ -128,11 +132,7 @@ def _group(
         version=answered.answer.model[:16],
         manufacturer=NAME,
         family=_AI,
-        parameters=[
-            f"model sha256:{answered.answer.model}",
-            f"settings:{answered.uid('settings')}",
-            NOTICE,
-        ],
+        parameters=[*answered.made_by, f"settings:{answered.uid('settings')}", NOTICE],
     )
     uid = answered.uid("group", about.name if about else "")
     return sr.PlanarROIMeasurementsAndQualitativeEvaluations(
@@ -140,7 +140,7 @@ def _group(
         referenced_region=region,
         finding_type=finding_code(about) if about else None,
         algorithm_id=algorithm,
-        measurements=[_number(finding) for finding in findings],
+        measurements=[_number(finding) for finding in findings] or None,
         geometric_purpose=_BOUNDED_BY,
     )
 
@@ -155,12 +155,17 @@ def _number(finding: FindingAnswer) -> sr.Measurement:
     return sr.Measurement(name=name, value=value, unit=unit)
 
 
-def _evaluations(findings: Sequence[FindingAnswer]) -> sr.ContainerContentItem:
+def _evaluations(answered: Answered, findings: Sequence[FindingAnswer]) -> sr.ContainerContentItem:
     kinds = sr.RelationshipTypeValues.CONTAINS
     container = sr.ContainerContentItem(
         name=_EVALUATIONS, is_content_continuous=False, relationship_type=kinds
     )
-    items = []
+    items: list[sr.ContentItem] = []
+    if answered.is_refused:
+        what, outcome = codes.DCM.SummaryOfAnalyses, codes.DCM.NotAttempted
+        items.append(sr.CodeContentItem(what, outcome, kinds))
+    if answered.warning:
+        items.append(sr.TextContentItem(_COMMENT, answered.warning, kinds))
     for finding in findings:
         value = codes.SCT.Present if finding.decision else codes.SCT.Absent
         items += [

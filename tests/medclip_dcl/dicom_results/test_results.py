@@ -72,6 +72,8 @@ ALGORITHM = [
     ["TEXT", "Algorithm Version", "ab" * 8],
     ["TEXT", "Algorithm Manufacturer", "medclip-dcl"],
     ["TEXT", "Algorithm Parameters", f"model sha256:{'ab' * 32}"],
+    ["TEXT", "Algorithm Parameters", "engine:openvino"],
+    ["TEXT", "Algorithm Parameters", "precision:bfloat16"],
     ["TEXT", "Algorithm Parameters", "RESEARCH USE ONLY, not a medical device"],
     ["CODE", "Algorithm Family", "Artificial Intelligence"],
 ]
@@ -211,6 +213,51 @@ def test_the_capture_is_a_picture_with_the_figures_below(
     assert (capture.BurnedInAnnotation, capture.ImageType[0]) == ("NO", "DERIVED")
 
 
+BEYOND = answer_of(96, 64, flags=["out_of_range"])
+ANSWERED_ALL_THE_SAME = ResultsConfig(out_of_range="answer")
+UNLIKE = "the image is unlike those that the model was trained on"
+
+
+def test_an_image_out_of_range_is_not_analysed_and_the_objects_say_so(decoder: Decoder) -> None:
+    report, capture = map(read, results_of(radiograph(), decoder, BEYOND))
+    assert (report.Modality, capture.Modality) == ("SR", "OT")
+    found = stable(tree(report))
+    (measurements,) = named(found, "Imaging Measurements")
+    outline = [0, 0, 64, 0, 64, 96, 0, 96, 0, 0]
+    assert measurements[3:] == [group("Image", "", [], outline)]
+    (evaluations,) = named(found, "Qualitative Evaluations")
+    assert evaluations[3:] == [
+        ["CODE", "Summary of Analyses", "Not Attempted"],
+        ["TEXT", "Comment", f"NOT ANALYSED: {UNLIKE}"],
+    ]
+    assert "Effusion" not in str(found)
+    assert capture.pixel_array.shape == (56 + 96 + 2 * 20 + 16, 420, 3)  # a banner, and no findings
+    assert capture.pixel_array[2, 2].tolist() == [150, 20, 20]
+    descriptions = {item.SeriesDescription for item in (report, capture)}
+    assert descriptions == {
+        "NOT ANALYSED: medclip-dcl findings (research)",
+        "NOT ANALYSED: medclip-dcl overlay (research)",
+    }
+
+
+def test_findings_of_an_image_out_of_range_are_never_without_the_warning(decoder: Decoder) -> None:
+    made = results_of(radiograph(), decoder, BEYOND, settings=ANSWERED_ALL_THE_SAME)
+    objects = {item.kind: read(item) for item in made}
+    (evaluations,) = named(stable(tree(objects["sr"])), "Qualitative Evaluations")
+    assert evaluations[3] == ["TEXT", "Comment", f"OUT OF RANGE: {UNLIKE}"]
+    assert len(evaluations[3:]) == 1 + 2 * 4
+    (annotation,) = objects["pr"].GraphicAnnotationSequence
+    texts = [text.UnformattedTextValue for text in annotation.TextObjectSequence]
+    assert all(text.endswith("(research, OUT OF RANGE)") for text in texts)
+    assert objects["sc"].pixel_array[2, 2].tolist() == [150, 20, 20]
+    assert tuple(objects["sc"].pixel_array[56 + 60, 16]) == (240, 160, 75)  # boxes are moved along
+    assert all(item.SeriesDescription.startswith("OUT OF RANGE: ") for item in objects.values())
+    refused = results_of(radiograph(), decoder, BEYOND)
+    assert not {item.sop_instance_uid for item in made} & {
+        item.sop_instance_uid for item in refused
+    }
+
+
 def test_many_findings_stay_below_4_mib(decoder: Decoder) -> None:
     answer = answer_of(1200, 1200)
     findings = [
@@ -322,7 +369,7 @@ def test_without_highdicom_the_extra_is_named(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "medclip_dcl.dicom_results.structured_report", None)
-    with pytest.raises(ConfigError, match=r"medclip-dcl\[dicom\]"):
+    with pytest.raises(ConfigError, match=r"'\.\[dicom\]'"):
         results_of(radiograph(), decoder, settings=REPORT_ALONE)
     assert len(results_of(radiograph(), decoder, settings=WITHOUT_REPORT)) == 2
 
@@ -348,6 +395,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, decoder: Decoder) -> Path:
     for number, changes in enumerate(FACES.values()):
         for item in results_of(radiograph(**changes), decoder):
             (folder / f"{number}.{item.kind}.dcm").write_bytes(item.data)
+    for name, settings in {"refused": ResultsConfig(), "beyond": ANSWERED_ALL_THE_SAME}.items():
+        for item in results_of(radiograph(), decoder, BEYOND, settings=settings):
+            (folder / f"{name}.{item.kind}.dcm").write_bytes(item.data)
     # of an image on which nothing is present
     comprehensive = ResultsConfig(objects=("sr",), report_class="comprehensive")
     (made,) = results_of(radiograph(), decoder, answer_of(96, 64, ()), settings=comprehensive)
@@ -370,7 +420,7 @@ def check(command: str, package: str, folder: Path) -> str:
 
 def test_dciodvfy_finds_no_error(folder: Path) -> None:
     said = check("dciodvfy *.dcm", "dicom3tools", folder)
-    assert len(list(folder.glob("*.dcm"))) == 3 * len(FACES) + 1
+    assert len(list(folder.glob("*.dcm"))) == 3 * len(FACES) + 6
     assert said.count("GrayscaleSoftcopyPresentationState") >= len(FACES)
     assert [line for line in said.splitlines() if line.startswith(("Error", "FAILED"))] == []
 

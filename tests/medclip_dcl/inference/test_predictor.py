@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks.fixtures.published import PROMPTS, SENTENCES, publish
 from benchmarks.fixtures.tiny_models import random_images
@@ -229,3 +230,19 @@ def test_weights_of_another_size_are_refused(artifact):
 def test_the_card_is_plain_json(artifact):
     assert json.loads((artifact.path / "model.json").read_text())["prompts"] == PROMPTS
     assert artifact.kind == ARTIFACT.name
+
+
+@pytest.mark.parametrize("word", ["[MASK]", "[SEP]", "[PAD]", "[UNK]"])
+def test_a_special_token_in_a_prompt_is_plain_text(predictor, word):
+    plain = predictor.embed_sentences([f"effusion {word.lower()} left"])
+    assert torch.equal(predictor.embed_sentences([f"effusion {word} left"]), plain)
+
+
+def test_a_run_s_folder_is_taken_for_its_model(artifact, predictor):
+    assert load(str(artifact.path.parent), "cpu").digest == predictor.digest
+
+
+def test_pixels_without_a_meaning_are_refused_by_name(predictor):
+    for other in (np.zeros((64, 64), np.uint8), Image.new("L", (64, 64))):
+        with pytest.raises(QueryError, match=rf"type {type(other).__name__}; give what open_image"):
+            predictor.classify(other)

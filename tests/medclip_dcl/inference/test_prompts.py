@@ -69,5 +69,5 @@ def test_a_prompt_file_of_another_form_is_refused(tmp_path, text):
 
 
 def test_a_missing_prompt_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="FileNotFoundError"):
+    with pytest.raises(ConfigError, match="does not exist"):
         read_prompts(tmp_path / "none.yaml")
