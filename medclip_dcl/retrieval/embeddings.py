@@ -12,6 +12,8 @@ equal length (the last may be shorter):
 """
 
 import io
+import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +27,7 @@ import torch
 
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
-from medclip_dcl.files import write_bytes
+from medclip_dcl.files import denials_named, write_bytes
 from medclip_dcl.tables import Column, TableFormat
 
 ARTIFACT = ArtifactType("index", 5, "build_index")
@@ -97,16 +99,27 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
 
 
 def map_array(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Map a .npy file of the given type into memory; pages are read when they are touched."""
+    """Map a .npy file of the given type into memory; pages are read when they are touched.
+
+    No descriptor stays open, as one of `np.memmap` would: a large index has thousands of files.
+    """
     try:
-        # copy on write: torch warns of a read-only array, and nothing may reach the file
-        array = np.lib.format.open_memmap(path, mode="c")
-    except (OSError, ValueError) as error:
+        with denials_named(path):
+            with path.open("rb") as stream:
+                np.lib.format.read_magic(stream)
+                shape, is_transposed, stored = np.lib.format.read_array_header_1_0(stream)
+                start, size = stream.tell(), os.fstat(stream.fileno()).st_size
+            # Copy on write: torch warns of a read-only array, and nothing may reach the file.
+            data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+        if is_transposed or size - start != math.prod(shape) * stored.itemsize:
+            raise ValueError("the file is not as long as its header says")
+    except (OSError, ValueError, RuntimeError) as error:
         raise ArtifactCorrupt(f"array {path} cannot be read; rerun {ARTIFACT.job}") from error
-    if array.dtype != np.dtype(dtype):
+    if stored != np.dtype(dtype):
         raise ArtifactCorrupt(
             f"array {path} is not of type {np.dtype(dtype)}; rerun {ARTIFACT.job}"
         )
+    array: npt.NDArray[Any] = data[start:].view(stored).reshape(shape)
     return array
 
 
@@ -122,7 +135,8 @@ def write_pictures(path: Path, pictures: list[bytes]) -> None:
 def map_pictures(path: Path) -> pa.ChunkedArray:
     """Map a shard's thumbnails into memory: one binary value per image."""
     try:
-        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        with denials_named(path):
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (OSError, pa.ArrowException) as error:
         raise ArtifactCorrupt(f"pictures {path} cannot be read; rerun {ARTIFACT.job}") from error
     if table.schema != PICTURES.schema:
@@ -177,10 +191,8 @@ def open_shards(
         ArtifactCorrupt: shards are missing, or hold vectors of another number or width.
     """
     dtype, axes = (np.float16, 4) if what == _REGIONS else (np.float32, 2)
-    arrays = [  # as plain arrays, whose rows are read faster one by one than a memmap's
-        np.asarray(map_array(locate(shard_name(what, shard)), dtype))
-        for shard in range(-(-rows // shard_rows))
-    ]
+    count = -(-rows // shard_rows)
+    arrays = [map_array(locate(shard_name(what, shard)), dtype) for shard in range(count)]
     if any(array.ndim != axes or array.shape[-1] != dim for array in arrays):
         raise ArtifactCorrupt(f"{what} of the index are not {dim} wide; rebuild it")
     shards = Shards(arrays or [np.empty((0, dim), dtype=dtype)], shard_rows)

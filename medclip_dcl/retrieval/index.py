@@ -28,6 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 from PIL import Image
+from scipy import linalg
 from torch import Tensor
 
 from medclip_dcl.data.prepared import PreparedImages
@@ -128,7 +129,7 @@ def findings_of(claims: pa.Table, labels: pa.Table | None) -> dict[str, list[str
     """
     found = {}
     for row in [] if labels is None else labels.to_pylist():
-        found[row["study_id"]] = [name for name in LABELS if row[name] == 1]
+        found[row["study_id"]] = [name for name in LABELS if row.get(name) == 1]
     for row in claims.to_pylist():
         asserted = sorted(split_sides(row["asserted"]))
         found[row["study_id"]] = ["No Finding"] if row["normal"] else asserted
@@ -291,8 +292,10 @@ def fit_sketch(landmarks: Floats, scores: Floats) -> Sketch:
     """
     # f ~ f B B^T is the best approximation of rank 256 (Eckart and Young 1936): no other basis
     # of that width keeps more of the scores at the landmarks. In float64: K is nearly singular.
-    _, _, directions = np.linalg.svd(scores.astype(np.float64), full_matrices=False)
-    basis = directions[:_WIDTH].T
+    # Its eigenvectors alone that are kept: a whole decomposition takes four times as long.
+    exact = scores.astype(np.float64)
+    width, count = min(_WIDTH, *exact.shape), exact.shape[1]
+    _, basis = linalg.eigh(exact.T @ exact, subset_by_index=[count - width, count - 1])
     kernel = _kernel(landmarks, landmarks).astype(np.float64)
     lift = np.linalg.solve(kernel + _RIDGE * np.eye(len(landmarks)), basis)
     return Sketch(landmarks, basis.astype(np.float32), lift.astype(np.float32))
@@ -336,6 +339,7 @@ def _write_sketches(
     locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows
     regions = open_shards(locate, "regions", counts[0], shard_rows, dim)
     texts = open_shards(locate, "texts", counts[1], shard_rows, dim)
+    scored: Floats | None = None  # of all images, where the sketch was fitted on all
     if not (directory / SKETCH).is_file():
         said = texts.gather(_landmark_sentences(counts[1], most))
         drawn_on = regions.gather(spread(counts[0], _IMAGES_WITH_BOXES)).astype(np.float32)
@@ -343,12 +347,16 @@ def _write_sketches(
         sample = regions.gather(spread(counts[0], _IMAGES))
         scores = _over_blocks(sample, lambda images: score_at(landmarks, images, similarity))
         fit_sketch(landmarks, scores).write(directory)
+        scored = scores if len(scores) == counts[0] else None
     sketch = Sketch.read(directory / SKETCH, dim)
     sketch_images = partial(sketch.of_images, similarity=similarity)
     with Progress("sketch images", counts[0], "image") as progress:
         for number, shard in enumerate(regions.arrays):
             path = directory / shard_name("image_sketches", number)
-            if not path.is_file():
+            if not path.is_file() and scored is not None:
+                first = number * shard_rows
+                write_array(path, scored[first : first + len(shard)] @ sketch.basis)
+            elif not path.is_file():
                 write_array(path, _over_blocks(shard, sketch_images))
             progress.advance(len(shard))
     for number, shard in enumerate(texts.arrays if counts[1] else ()):

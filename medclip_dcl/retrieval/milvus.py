@@ -63,7 +63,7 @@ class Milvus:
         except ImportError as error:
             raise ConfigError(
                 "retrieval.uri is set and pymilvus is not installed; "
-                "pip install 'medclip-dcl[milvus]'"
+                "run pip install '.[milvus]' in the checkout"
             ) from error
         # Its log repeats expressions and addresses; what fails is raised, in our words.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)

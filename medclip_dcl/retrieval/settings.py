@@ -19,8 +19,7 @@ class IndexConfig(Section):
     pictures: bool = True
     """Whether thumbnails are kept, for the report and the viewer."""
     shard_rows: Annotated[int, Field(gt=0)] = 1024
-    """Images, or sentences, in one shard: the unit that is resumed. Whoever opens the index
-    keeps two files open per shard of images."""
+    """Images, or sentences, in one shard: the unit that is resumed."""
 
 
 class RetrievalConfig(Section):
