@@ -23,7 +23,6 @@ from medclip_dcl.reporting.sources import Sources
 from medclip_dcl.tables import Column, read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.text.labeler.lexicon import LABELS
 
 Facts = dict[str, Any]
 
@@ -102,9 +101,15 @@ def _architecture(model: SavedModel) -> Facts:
         "regions": f"{grid.get('rows', '?')} x {grid.get('columns', '?')}",
         "text encoder": f"BERT, at most {text.max_tokens} word pieces",
         "similarity": json.dumps(model.config.model.similarity.model_dump(mode="json")),
-        "objective": json.dumps(model.config.objective.model_dump(mode="json")),
-        "eta": json.dumps(model.config.eta.model_dump(mode="json", include={"source", "a", "k"})),
+        "objective": json.dumps(model.config.objective.public_settings()),
+        "eta": json.dumps(_eta(model)),
     }
+
+
+def _eta(model: SavedModel) -> Facts:
+    # Of the cache, not of the config, which does not know a and k that were fitted.
+    used = model.card.get("eta", {}).get("summary", {})
+    return {name: used[name] for name in ("source", "fit", "a", "k") if name in used}
 
 
 def _evaluation(sources: Sources, digest: str) -> Facts | None:
@@ -124,16 +129,14 @@ def _evaluation(sources: Sources, digest: str) -> Facts | None:
 
 
 def _labels(listed: Artifact) -> dict[str, dict[str, int]]:
-    if manifest.STUDY_LABELS.file not in listed.files:
-        return {}
+    table = manifest.read_labels(listed)
     reports = read_table(listed.path, manifest.REPORTS, ["study_id", "split"]).to_pylist()
     training = {row["study_id"] for row in reports if row["split"] == "train"}
-    rows = read_table(listed.path, manifest.STUDY_LABELS).to_pylist()
-    rows = [row for row in rows if row["study_id"] in training]
+    rows = [row for row in table.to_pylist() if row["study_id"] in training]
     states = {"present": 1, "absent": 0, "uncertain": -1, "blank": None}
     return {
         name: {state: sum(row[name] == value for row in rows) for state, value in states.items()}
-        for name in LABELS
+        for name in manifest.label_names(table)
         if rows
     }
 

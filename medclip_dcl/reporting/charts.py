@@ -98,7 +98,7 @@ def draw_lines(lines: Sequence[Line], labels: Labels, *, diagonal: bool = False)
         for line, colour in zip(lines, _SERIES, strict=False):
             kept = _thinned(len(line.x))
             x, y = np.asarray(line.x, dtype=float)[kept], np.asarray(line.y, dtype=float)[kept]
-            axes.plot(x, y, color=colour, label=line.name)
+            axes.plot(x, y, color=colour, label=_plain(line.name))
         if len(lines) > 1:
             axes.legend(loc="lower right" if diagonal else "best")
         return _svg(figure, labels.alt)
@@ -114,9 +114,16 @@ def draw_intervals(lines: Sequence[Interval], ticks: Sequence[str], labels: Labe
             value, low, high = (np.asarray(part) for part in (line.value, line.low, line.high))
             reach = np.stack([value - low, high - value])
             axes.errorbar(
-                x, value, reach, color=colour, marker="o", markersize=4, capsize=3, label=line.name
+                x,
+                value,
+                reach,
+                color=colour,
+                marker="o",
+                markersize=4,
+                capsize=3,
+                label=_plain(line.name),
             )
-        axes.set_xticks(np.arange(len(ticks)), labels=ticks)
+        axes.set_xticks(np.arange(len(ticks)), labels=[_plain(tick) for tick in ticks])
         axes.grid(visible=False, axis="x")
         if len(lines) > 1:
             figure.legend(loc="outside upper left", ncols=len(lines), borderpad=0)
@@ -156,7 +163,7 @@ def draw_points(
         kept = np.argsort(x, kind="stable")[_thinned(len(x))]
         axes.scatter(x[kept], y[kept], s=9, color=_SERIES[0], alpha=0.45, linewidths=0)
         for line, colour in zip(lines, _SERIES[1:], strict=False):
-            axes.plot(line.x, line.y, color=colour, label=line.name)
+            axes.plot(line.x, line.y, color=colour, label=_plain(line.name))
         if log_x and len(x):
             axes.set_xscale("log")
         if log_y and len(y):
@@ -169,10 +176,16 @@ def draw_points(
 def _axes(labels: Labels, *, square: bool = False) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(3.9, 3.6) if square else _SIZE_IN, layout="constrained")
     axes = figure.add_subplot()
-    axes.set_xlabel(labels.x)
-    axes.set_ylabel(labels.y)
+    axes.set_xlabel(_plain(labels.x))
+    axes.set_ylabel(_plain(labels.y))
     axes.tick_params(length=0)
     return figure, axes
+
+
+def _plain(text: str) -> str:
+    # Names come from configs and tables: between dollars matplotlib would read a formula. Its own
+    # labels of a logarithmic axis are some, so that formulas cannot be switched off as a whole.
+    return text.replace("$", r"\$")
 
 
 def _thinned(count: int) -> np.ndarray:

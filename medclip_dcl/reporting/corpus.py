@@ -5,7 +5,6 @@ from typing import Any
 
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.images import REASONS
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.data.sources.records import SPLITS
 from medclip_dcl.reporting.charts import image_uri
@@ -14,6 +13,24 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 
 View = dict[str, Any]
+
+VIEWS = (
+    *("AP", "PA", "LL", "RL", "LLD", "RLD", "LLO", "RLO"),
+    *(
+        "FRONTAL",
+        "LATERAL",
+        "L",
+        "LAT",
+        "AP AXIAL",
+        "AP LLD",
+        "AP RLD",
+        "SWIMMERS",
+        "XTABLE LATERAL",
+    ),
+    *("AP_HORIZONTAL", "AP HORIZONTAL", "COSTAL", "PA LLD", "PA RLD", "OBLIQUE"),
+)
+"""Views that are named in counts, in any case: DICOM's terms for a chest, and those of public
+collections. A column that was mapped wrongly may hold anything, names of patients too."""
 
 
 def describe_data(sources: Sources) -> View | None:
@@ -39,7 +56,7 @@ def count_splits(source: Artifact) -> dict[str, View]:
     for split in SPLITS:
         shown = [row for row in images if row["split"] == split]
         reported = [row for row in reports if row["split"] == split]
-        views = Counter(row["view"] or "not known" for row in shown)
+        views = Counter(_view(row["view"]) for row in shown)
         found[split] = {
             "images": len(shown),
             "reports": len(reported),
@@ -47,6 +64,13 @@ def count_splits(source: Artifact) -> dict[str, View]:
             "views": ", ".join(f"{view} {count:,}" for view, count in sorted(views.items())),
         }
     return found
+
+
+def _view(given: str | None) -> str:
+    if not given:
+        return "not known"
+    view = " ".join(given.split()).upper()
+    return view if view in VIEWS else "other"
 
 
 def show_examples(sources: Sources) -> list[View]:
@@ -106,7 +130,12 @@ def _rejects(sources: Sources) -> list[View]:
             table = read_table(artifact.path, manifest.REJECTS, ["stage", "reason"])
             counts.update((row["stage"], row["reason"]) for row in table.to_pylist())
     return [
-        {"stage": stage, "reason": reason, "meaning": REASONS.get(reason, ""), "count": count}
+        {
+            "stage": stage,
+            "reason": reason,
+            "meaning": manifest.REJECT_REASONS[reason],
+            "count": count,
+        }
         for (stage, reason), count in counts.most_common()
     ]
 

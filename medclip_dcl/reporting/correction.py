@@ -147,6 +147,8 @@ def describe_eta(sources: Sources) -> View | None:
         charts.append(_truth_chart(corpus, truth, look.truth, settings["eta_max"]))
     return {
         "settings": settings,
+        **{name: cache.summary.get(name, settings.get(name)) for name in ("a", "k")},
+        "fit": settings.get("fit", ""),
         "charts": charts,
         "figures": _figures(cache, corpus, look, sources.negatives),
         "has_likelihood": corpus.pll_nats is not None,

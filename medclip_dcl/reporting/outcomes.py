@@ -27,8 +27,8 @@ _READINGS = {
     "mean_recall": "share of images whose one finding is named, averaged over findings",
     "own_recall": "mean of R@10, R@50 and R@100 in both directions, as the paper's Table 1 has it",
     "recall": "the same, where any box with those words is right",
-    "cnr": "how far the inside of a box stands out of the heatmap, in deviations",
-    "cnr_signed": "the same, negative where the inside scores lower than the outside",
+    "cnr_signed": "how far the inside of a box scores above the outside, in deviations",
+    "cnr": "the same without its sign, as papers report it; compare it with chance",
     "miou": "overlap of the thresholded heatmap with the box; low by construction",
     "pointing": "share of sentences whose best point is in a box",
     "recall_at_1": "the right answer comes first",
@@ -66,7 +66,7 @@ def show_heatmaps(sources: Sources) -> list[View]:
         return []
     outcome, source, prepared_artifact = found
     rows = read_table(outcome.path, results.GROUNDINGS).to_pylist()
-    rows = sorted((row for row in rows if row["cnr"] is not None), key=lambda row: -row["cnr"])
+    rows = sorted((row for row in rows if row["cnr_signed"] is not None), key=_contrast)
     images, boxes = PreparedImages(prepared_artifact), boxes_by_image(source)
     shown = []
     for index in spread(len(rows), sources.settings.examples):
@@ -82,13 +82,17 @@ def show_heatmaps(sources: Sources) -> list[View]:
                 "low": float(grid.min()),
                 "high": float(grid.max()),
                 "phrase": own[0]["phrase"],
-                "cnr": row["cnr"],
+                "cnr_signed": row["cnr_signed"],
                 "miou": row["miou"],
                 "rank": index + 1,
                 "of": len(rows),
             }
         )
     return shown
+
+
+def _contrast(row: View) -> float:
+    return -float(row["cnr_signed"])
 
 
 def show_gallery_answers(sources: Sources) -> list[View]:

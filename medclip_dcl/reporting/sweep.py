@@ -1,7 +1,8 @@
 """A grid of settings as text, as CSV, and as one page with a figure per axis.
 
-Each is made from the tree of `sweep.json`: `axes`, and `points` with their settings `at`, `seeds`,
-`cost`, `judged` and `figures`.
+Each is made from the tree of `sweep.json`: `axes`, `points` with their settings `at`, `seeds`,
+`cost`, `judged` and `figures`, and `detectable`, the smallest difference between two points that
+would have been seen, by figure.
 """
 
 import csv
@@ -11,10 +12,16 @@ from typing import Any
 
 from markupsafe import Markup
 
+from medclip_dcl.evaluation.compare import LEAST_RUNS
 from medclip_dcl.reporting.charts import Interval, Labels, draw_intervals
 from medclip_dcl.reporting.page import render
 
 _MOST_LINES = 5
+
+FEW_SEEDS = (
+    f"of one seed (n=1) over patients alone, of fewer than {LEAST_RUNS} there is no interval"
+)
+"""What an interval of few seeds is."""
 
 
 def render_sweep(tree: Mapping[str, Any]) -> str:
@@ -28,7 +35,8 @@ def render_sweep(tree: Mapping[str, Any]) -> str:
         }
         for axis in tree["axes"]
     ]
-    return render({**tree, "drawn": axes, "figures": figures, "most": _MOST_LINES}, "sweep.html")
+    said = {"drawn": axes, "figures": figures, "most": _MOST_LINES, "few_seeds": FEW_SEEDS}
+    return render({**tree, **said}, "sweep.html")
 
 
 def sweep_csv(tree: Mapping[str, Any]) -> str:
@@ -52,22 +60,29 @@ def sweep_text(tree: Mapping[str, Any]) -> str:
     wide = max(len(point["name"]) for point in tree["points"]) + 2
     titles = "".join(f"{name.rpartition('.')[2][:24]:>26}" for name in figures)
     lines = [
-        f"{tree['patients']} patients; mean over seeds and half its 95 % interval",
+        f"{tree['patients']} patients; mean over seeds and half its 95 % interval; {FEW_SEEDS}",
         f"{'':4}{'point':{wide}}{titles}",
     ]
     for number, point in enumerate(tree["points"]):
         cells = "".join(f"{figure_text(point['figures'][name]):>26}" for name in figures)
         lines.append(f"{number:<4}{point['name']:{wide}}{cells}   seeds {len(point['seeds'])}")
+    cells = "".join(f"{_least(tree['detectable'][name]):>26}" for name in figures)
+    lines.append(f"{'':4}{'80 % power at':{wide}}{cells}")
     return "\n".join(lines)
 
 
+def _least(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.2g}"
+
+
 def figure_text(found: Mapping[str, Any] | None) -> str:
-    """Write a figure with half its interval: `0.862+-0.013`."""
+    """Write a figure with half its interval, `0.862+-0.013`, and the seeds where they are few."""
     if found is None or found["value"] is None:
         return "-"
     digits = 1 if abs(found["value"]) >= 10 else 3
     half = "" if found["high"] is None else f"+-{found['high'] - found['value']:.{digits}f}"
-    return f"{found['value']:.{digits}f}{half}"
+    few = f" n={found['n']}" if found["n"] < LEAST_RUNS else ""
+    return f"{found['value']:.{digits}f}{half}{few}"
 
 
 def _chart(tree: Mapping[str, Any], axis: str, figure: str) -> Markup:
