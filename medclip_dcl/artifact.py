@@ -7,7 +7,8 @@ with the same fingerprint goes on where it stopped.
     fingerprint  what determines the content: type, version, settings, digests of inputs
     digest       what the content is: names, sizes and SHA-256 of all data files
     checksum     SHA-256 of the header itself
-    origin       time and package versions; in neither fingerprint nor digest
+    origin       time, package versions and digests of the code that made it; in neither
+                 fingerprint nor digest, so an edited module does not make an artifact invalid
 """
 
 import dataclasses
@@ -15,8 +16,10 @@ import fcntl
 import functools
 import hashlib
 import json
+import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +30,6 @@ from typing import Any, TypeVar
 
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactError, ArtifactMissing, ArtifactStale
 from medclip_dcl.files import (
-    STAGED,
     denials_named,
     disk_faults_named,
     remove_staged,
@@ -39,6 +41,7 @@ from medclip_dcl.section import Section
 
 HEADER = "artifact.json"
 _FINGERPRINT = "fingerprint.json"
+_DRAFT_CODE = "code.json"
 _PACKAGES = (
     *("medclip-dcl", "torch", "transformers", "tokenizers", "accelerate", "numpy", "pyarrow"),
     *("pydicom", "imagecodecs", "pillow", "pysbd", "scikit-learn"),
@@ -53,6 +56,41 @@ def package_versions() -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
+
+
+_PROJECT = Path(__file__).parents[1]
+_CODE = tuple(f"{_PROJECT / name}/" for name in ("medclip_dcl", "pipelines"))
+
+
+def code_digests() -> dict[str, str]:
+    """Digests of the project's modules that this process has loaded, by path: 16 hex digits."""
+    files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
+    names = sorted(Path(file).relative_to(_PROJECT) for file in files if file.startswith(_CODE))
+    return {name.as_posix(): _code_digest(name.as_posix()) for name in names}
+
+
+def changed_code(artifact: "Artifact") -> list[str]:
+    """List the modules that an artifact was made with and that differ now."""
+    return _changed(artifact.origin.get("code", {}))
+
+
+def remove_if_code_changed(path: Path) -> None:
+    """Delete an artifact, or a checkpoint, that other code than today's has made."""
+    with suppress(ArtifactError):
+        if changed_code(read_artifact_header(path)):
+            shutil.rmtree(path)
+
+
+@functools.cache  # what a process has loaded stays what it was
+def _code_digest(name: str) -> str:
+    try:
+        return sha256_file(_PROJECT / name)[:16]
+    except OSError:
+        return ""
+
+
+def _changed(code: Mapping[str, str]) -> list[str]:
+    return [name for name, digest in code.items() if _code_digest(name) != digest]
 
 
 @dataclass(frozen=True)
@@ -128,6 +166,7 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
         ArtifactMissing: there is none.
         ArtifactStale: it is of another type or format version.
         ArtifactUnreadable: this user may not read it.
+        TooManyOpenFiles: this process may open no more files.
         ArtifactCorrupt: a file is missing, was added, or differs from what was committed.
     """
     if not path.exists() and (_retired(path) / HEADER).is_file():
@@ -140,8 +179,8 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
             f"{path} holds {artifact.kind} version {artifact.version}, version {kind.version} of "
             f"{kind.name} is read here; rerun {kind.job}"
         )
-    found = {name for name in _files(path) if name != HEADER}
-    if found != set(artifact.files):
+    found, others = _entries(path)
+    if found != set(artifact.files) or others:
         for name in artifact.files:  # denied where a folder may not be entered, else missing
             with suppress(FileNotFoundError, NotADirectoryError):
                 (path / name).stat()
@@ -188,6 +227,8 @@ class ArtifactWriter:
     fingerprint: dict[str, Any]
     resumed: bool
     started: float
+    carried: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Origin of an earlier artifact that stays that of this one."""
 
     def commit(self, summary: Mapping[str, Any]) -> Artifact:
         """Flush and hash the draft and rename it to its final folder.
@@ -214,23 +255,27 @@ class ArtifactWriter:
                 "machine": platform.machine(),
                 "system": platform.system(),
                 "packages": package_versions(),
+                "code": code_digests(),
+                **self.carried,
             },
         }
         header["checksum"] = json_digest(header)
         write_text(self.directory / HEADER, _header_text(header))
         # Only now: a kill before this line leaves a note, one after it a header to resume by.
-        (self.directory / _FINGERPRINT).unlink(missing_ok=True)
+        for name in (_FINGERPRINT, _DRAFT_CODE):
+            (self.directory / name).unlink(missing_ok=True)
         _publish(self.directory, self.final)
         return open_artifact(self.final, self.kind, verify=False)
 
 
 @contextmanager
 def write_artifact(
-    path: Path, kind: ArtifactType, fingerprint: dict[str, Any]
+    path: Path, kind: ArtifactType, fingerprint: dict[str, Any], *, same_code: bool = False
 ) -> Iterator[ArtifactWriter]:
     """Write an artifact; what a killed run with the same fingerprint had written is kept.
 
-    Leaving without `commit` keeps the draft for the next run.
+    With `same_code` it is kept only where today's code wrote it. Leaving without `commit` keeps
+    the draft for the next run.
 
     Raises:
         ArtifactError: another process is writing the same artifact.
@@ -241,6 +286,8 @@ def write_artifact(
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
             directory = path.with_name(f".{path.name}.draft")
+            if same_code and _changed(_read_draft_code(directory)):
+                shutil.rmtree(directory)
             resumed = _take_up(directory, kind, fingerprint)
             yield ArtifactWriter(directory, path, kind, fingerprint, resumed, time.monotonic())
 
@@ -263,8 +310,17 @@ def _take_up(directory: Path, kind: ArtifactType, fingerprint: dict[str, Any]) -
     if directory.exists():
         shutil.rmtree(directory)
     directory.mkdir()
+    write_text(directory / _DRAFT_CODE, json.dumps(code_digests()))
     write_text(directory / _FINGERPRINT, json.dumps(fingerprint, sort_keys=True))
     return False
+
+
+def _read_draft_code(directory: Path) -> dict[str, str]:
+    try:
+        code: dict[str, str] = json.loads((directory / _DRAFT_CODE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return code
 
 
 def _begun(directory: Path) -> dict[str, Any] | None:
@@ -345,7 +401,8 @@ def _retired(path: Path) -> Path:
 
 def _read_header(path: Path, kind: ArtifactType) -> Artifact:
     try:
-        text = (path / HEADER).read_text(encoding="utf-8")
+        with denials_named():
+            text = (path / HEADER).read_text(encoding="utf-8")
         tree = json.loads(text)
         whole = text == _header_text(tree) and tree.pop("checksum") == json_digest(tree)
         if whole and set(tree) != _HEADER_KEYS:
@@ -355,9 +412,7 @@ def _read_header(path: Path, kind: ArtifactType) -> Artifact:
         artifact = Artifact(path=path, **tree)
         whole &= artifact.digest == json_digest(artifact.files)
         whole &= artifact.fingerprint_digest == json_digest(artifact.fingerprint)
-    except PermissionError:
-        raise
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise ArtifactCorrupt(f"header of {path} cannot be read; rerun {kind.job}") from error
     if not whole:
         raise ArtifactCorrupt(f"header of {path} is damaged; rerun {kind.job}")
@@ -369,19 +424,28 @@ def _header_text(tree: Mapping[str, Any]) -> str:
 
 
 def _data_files(directory: Path) -> list[str]:
-    """List a draft's files; the frame's own notes and half-written files are none."""
-    own = {HEADER, _FINGERPRINT}
-    return [
-        name
-        for name in _files(directory)
-        if name not in own and not Path(name).name.startswith(STAGED)
-    ]
+    """List a draft's files; the frame's own notes and half-written files, which are hidden, not."""
+    return sorted(_entries(directory)[0] - {_FINGERPRINT, _DRAFT_CODE})
 
 
-def _files(directory: Path) -> list[str]:
-    return sorted(
-        item.relative_to(directory).as_posix() for item in directory.rglob("*") if item.is_file()
-    )
+def _entries(directory: Path) -> tuple[set[str], list[str]]:
+    """List the files of an artifact, and what is neither a file nor a folder: that is never read.
+
+    Hidden names are left out, of folders too: hubs, git and file systems put theirs everywhere.
+    Files may be links, as in a hub's cache; a link to a folder is not followed.
+    """
+    files, others = set(), []
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in (*folders, *names):
+            item = Path(folder, name)
+            if name.startswith(".") or (name in folders and not item.is_symlink()):
+                continue
+            if item.is_file():
+                files.add(item.relative_to(directory).as_posix())
+            else:
+                others.append(name)
+    return files - {HEADER}, others
 
 
 def _short(value: Any) -> str:
@@ -429,7 +493,8 @@ def remove_resumable(folder: Path) -> None:
 def read_object(artifact: Artifact, name: str, kind: ArtifactType) -> dict[str, Any]:
     """Read the JSON object in a file of an artifact; ArtifactCorrupt where there is none."""
     try:
-        tree = json.loads(artifact.file(name).read_text(encoding="utf-8"))
+        with denials_named():
+            tree = json.loads(artifact.file(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ArtifactCorrupt(f"{name} of {artifact.path} cannot be read") from error
     if not isinstance(tree, dict):

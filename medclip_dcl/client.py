@@ -23,13 +23,25 @@ from pydantic import ValidationError
 
 from .errors import ConfigError, ImageError, MedclipError, ServiceError
 from .files import read_keys
-from .schemas import ClassifyAnswer, GroundAnswer, ModelAnswer, RetrieveAnswer, Schema
+from .https import trusted, unreachable
+from .schemas import (
+    OUT_OF_RANGE,
+    OUT_OF_RANGE_NOTE,
+    ClassifyAnswer,
+    GroundAnswer,
+    ModelAnswer,
+    RetrieveAnswer,
+    Schema,
+)
 
 _BUSY = {429, 503}
 _SHORTEST_WAIT_S = 0.1
 
 
 _Answer = TypeVar("_Answer", bound=Schema)
+
+Image = Path | str | bytes
+"""Path of a DICOM, PNG or JPEG file, or the whole file."""
 
 
 class Client:
@@ -40,7 +52,13 @@ class Client:
     """
 
     def __init__(
-        self, url: str, key: str | Path = "", *, timeout_s: float = 60, patience_s: float = 60
+        self,
+        url: str,
+        key: str | Path = "",
+        *,
+        ca: Path | None = None,
+        timeout_s: float = 60,
+        patience_s: float = 60,
     ) -> None:
         """Set the connection up; nothing is sent yet.
 
@@ -48,6 +66,8 @@ class Client:
             url: address of the service, such as `http://127.0.0.1:8000`.
             key: API key, or a file whose first key is read for each question, so that keys may
                 be rotated; empty where the service asks for none.
+            ca: PEM file of the authorities whose certificates are trusted; None: those that the
+                variables SSL_CERT_FILE and SSL_CERT_DIR name, else certifi's.
             timeout_s: limit of one attempt.
             patience_s: time within which a busy service is asked again.
         """
@@ -56,7 +76,11 @@ class Client:
         self._patience_s = patience_s
         try:
             self._http = httpx.Client(
-                base_url=url, auth=_Key(key), timeout=timeout_s, trust_env=False
+                base_url=url,
+                auth=_Key(key),
+                timeout=timeout_s,
+                trust_env=False,  # proxies of the environment would see images and keys
+                verify=trusted(ca),
             )
         except httpx.InvalidURL as error:
             raise ServiceError("no_url", f"url = {url!r} is malformed: {error}") from error
@@ -73,7 +97,7 @@ class Client:
 
     def classify(
         self,
-        image: Path | bytes,
+        image: Image,
         findings: Sequence[Mapping[str, Any]] | None = None,
         *,
         explain: bool = False,
@@ -88,7 +112,7 @@ class Client:
         return self._ask("/v1/classify", ClassifyAnswer, fields, image)
 
     def ground(
-        self, image: Path | bytes, phrases: Sequence[str], threshold: float | None = None
+        self, image: Image, phrases: Sequence[str], threshold: float | None = None
     ) -> GroundAnswer:
         """Ask where phrases are seen on an image.
 
@@ -104,7 +128,7 @@ class Client:
         target: Literal["image", "text"],
         *,
         text: str = "",
-        image: Path | bytes | None = None,
+        image: Image | None = None,
         box: tuple[float, float, float, float] | None = None,
         k: int = 10,
         **filters: str | Sequence[str],
@@ -131,7 +155,7 @@ class Client:
         return self._send("GET", "/v1/model", ModelAnswer)
 
     def _ask(
-        self, route: str, kind: type[_Answer], fields: Mapping[str, Any], image: Path | bytes | None
+        self, route: str, kind: type[_Answer], fields: Mapping[str, Any], image: Image | None
     ) -> _Answer:
         # A part without a file name keeps a form without an image multipart.
         parts = {"image": ("image", _bytes_of(image))} if image is not None else {"": (None, b"")}
@@ -143,10 +167,7 @@ class Client:
             try:
                 reply = self._http.request(method, route, **body)
             except httpx.HTTPError as error:
-                reason = type(error).__name__
-                raise ServiceError(
-                    "unreachable", f"{self._http.base_url} gave no answer ({reason}); is it up?"
-                ) from error
+                raise unreachable(error, str(self._http.base_url)) from error
             wait = _wait_s(reply)
             if wait is None or time.monotonic() + wait > end:
                 return _read(reply, kind)
@@ -169,12 +190,12 @@ class _Key(httpx.Auth):
         yield request
 
 
-def _bytes_of(image: Path | bytes) -> bytes:
+def _bytes_of(image: Image) -> bytes:
     if isinstance(image, bytes):
         return image
     try:
-        return image.read_bytes()
-    except OSError as error:
+        return Path(image).read_bytes()
+    except (OSError, ValueError) as error:
         raise ImageError("missing", "the image cannot be read; give a file") from error
 
 
@@ -210,13 +231,24 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.c
     """
     arguments = _parser(prog).parse_args(argv)
     try:
-        with Client(arguments.url, arguments.key_file or "") as client:
+        with Client(arguments.url, arguments.key_file or "", ca=arguments.ca) as client:
             answer = _question(client, arguments)
     except MedclipError as error:
         print(f"client: {error}", file=sys.stderr)
         return error.exit_code
     print(answer.model_dump_json(indent=1))
+    if OUT_OF_RANGE in _flags(answer):
+        print(f"client: warning: {OUT_OF_RANGE}: {OUT_OF_RANGE_NOTE}", file=sys.stderr)
     return 0
+
+
+def _flags(answer: Schema) -> Sequence[str]:
+    if isinstance(answer, ClassifyAnswer | GroundAnswer):
+        return answer.image.flags
+    flags: Sequence[str] = getattr(
+        answer, "flags", ()
+    )  # of a report; an answer of /retrieve has none
+    return flags
 
 
 def _question(client: Client, arguments: argparse.Namespace) -> Schema:
@@ -242,17 +274,23 @@ def _question(client: Client, arguments: argparse.Namespace) -> Schema:
 def _report(client: Client, arguments: argparse.Namespace) -> Schema:
     try:
         from .dicom_results.report import write_report
+        from .dicom_results.settings import ResultsConfig
     except ModuleNotFoundError as error:  # the client that is installed alone
-        raise ConfigError("report needs pip install 'medclip-dcl[dicom]'") from error
-    return write_report(
-        client, arguments.image, arguments.out, arguments.stow, arguments.stow_key_file
-    )
+        raise ConfigError(
+            "report needs highdicom; run pip install '.[dicom]' in the checkout"
+        ) from error
+    archive = (arguments.stow, arguments.stow_key_file, arguments.ca)
+    settings = ResultsConfig(out_of_range=arguments.out_of_range)
+    return write_report(client, arguments.image, arguments.out, *archive, settings)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service")
     shared.add_argument("--key-file", type=Path, help="file with the API key")
+    shared.add_argument(
+        "--ca", type=Path, help="PEM file of the authorities that sign the other side's certificate"
+    )
     parser = argparse.ArgumentParser(prog=prog)
     questions = parser.add_subparsers(dest="question", required=True)
     classify = questions.add_parser("classify", parents=[shared], help="which findings?")
@@ -267,6 +305,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, required=True, help="folder that gets the objects")
     report.add_argument("--stow", default="", help="DICOMweb of an archive that gets them, too")
     report.add_argument("--stow-key-file", type=Path, help="file with the Authorization for it")
+    report.add_argument(
+        "--out-of-range",
+        choices=["refuse", "answer"],
+        default="refuse",
+        help="of an image unlike those of training: objects that say so, or findings, warned of",
+    )
     retrieve = questions.add_parser("retrieve", parents=[shared], help="what is similar?")
     retrieve.add_argument("--target", choices=["image", "text"], required=True)
     asked = retrieve.add_mutually_exclusive_group(required=True)

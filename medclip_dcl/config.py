@@ -1,15 +1,18 @@
 """The whole configuration, one frozen tree, from a YAML file and key=value overrides."""
 
+import difflib
 import json
+import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from medclip_dcl.data.claims_table import ClaimsConfig
 from medclip_dcl.data.data_check import CheckConfig
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.data.sources.records import SourceConfig
@@ -21,83 +24,21 @@ from medclip_dcl.evaluation.settings import (
     ProbabilitiesConfig,
     Table1Config,
 )
-from medclip_dcl.files import find_config
+from medclip_dcl.files import config_names, find_config
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
 from medclip_dcl.models.settings import InferenceConfig, ModelConfig
 from medclip_dcl.reporting.settings import CardConfig, ReportConfig
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.section import Section
 from medclip_dcl.text.sentences import SentencesConfig
-from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-
-RENAMED = {
-    "check.films": "check.images",
-    "evaluate.films_per_finding": "evaluate.images_per_finding",
-    "evaluate.geometry=paper": "evaluate.geometry=whole",
-    "evaluate.pairs": "evaluate.retrieval_pool",
-    "evaluate.people": "evaluate.demographics",
-    "evaluate.probe_films": "evaluate.probe_images",
-    "generate.coverage_films": "generate.coverage_images",
-    "generate.second_film_share": "generate.second_image_share",
-    "train.validate_films": "train.validate_images",
-}
-"""Renamed settings, sections and values: old dotted key, or key=value, -> the new one."""
-REMOVED: dict[str, str] = {
-    "calibrate": "use `python -m benchmarks.method.eta_calibration`",
-    "check.unit": "the check resumes after every 256 images or sections",
-    "eta.on_missing": "list every sentence in eta.table, with 0 for no correction",
-    "evaluate.adapter.gamma_squared": "scores are scaled by 100, CLIP's largest logit scale",
-    "evaluate.batch": "images are encoded 64 at a time",
-    "evaluate.demographics.age_bands": "bands begin at 18, 40, 60 and 80 years",
-    "evaluate.demographics.key": "the table names its column image_id, study_id or subject_id",
-    "evaluate.demographics.least_patients": "figures of fewer than 10 patients are withheld",
-    "evaluate.demographics.of": "the table names its column image_id, study_id or subject_id",
-    "evaluate.per_class": "at most 200 images of a class are asked, as in CheXpert5x200",
-    "evaluate.seed": "every evaluation draws with the same seed, so that runs can be compared",
-    "generate.unit_patients": "the generator resumes after every 50 patients",
-    "image_set": "the image-only experiment is examples/image_only",
-    "index.anchors": "images are sketched at 1536 sentences and boxes",
-    "index.batch": "32 images, or sentences, go through the model at a time",
-    "index.landmarks": "images are sketched at 1536 sentences and boxes",
-    "index.thumbnail_px": "thumbnails are 256 pixels long",
-    "language_model.dropout": "a BERT trained here has none",
-    "language_model.fit": "set language_model.steps to 0 to take a pretrained model as it is",
-    "language_model.heads": "a BERT trained here has 4",
-    "language_model.held_out_share": "it is always 0.05",
-    "language_model.mask_share": "it is always 0.15, BERT's",
-    "language_model.max_tokens": "it is always 128",
-    "language_model.save_every_s": "a fit saves as often as 2 % of its time allow",
-    "language_model.warmup_share": "it is always 0.1",
-    "language_model.weight_decay": "it is always 0.01",
-    "likelihood.flush_every_s": "every finished unit is written at once",
-    "model.image.channels": "images have one channel",
-    "model.image.stem": "its cifar stem is in examples/image_only",
-    "model.similarity.learn_gamma": "gamma is learned",
-    "objective.keep_share": "set objective.remove_share to 1 less it",
-    "objective.sigmoid_bias": "it is learned",
-    "objective.similarity_threshold": "set objective.remove_share; the threshold is measured",
-    "probe": "set evaluate.probe_fractions; the rest is in examples/image_only",
-    "sentences.deadline_s": "it is always 3",
-    "sentences.max_characters": "it is always 1000",
-    "sentences.max_section_characters": "it is always 20,000",
-    "sentences.strip_numbers": "numbers of list items are always cut off",
-    "source.image_suffix": "images end as the first one that is found",
-    "table1.variants": "name the rows in table1.rows",
-    "train.brightness": "it is 0.2",
-    "train.channels_last": "images are always laid out so",
-    "train.clip_norm": "it is 1",
-    "train.contrast": "it is 0.2",
-    "train.keep_checkpoints": "two are kept",
-    "train.loader_workers": "one thread reads a batch ahead",
-    "train.max_skipped": "ten steps in a row stop a run",
-    "train.projection_frozen_steps": "the maps into the shared space always learn",
-    "train.projection_learning_rate": "each map learns as the encoder before it",
-    "train.validate_batches": "a validation loss takes 8 batches",
-    "views": "the image-only experiment is examples/image_only",
-}
-"""Settings and sections that are gone: old dotted key -> what to know instead."""
+from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
 
 _Settings = TypeVar("_Settings", bound=Section)
+_CREDENTIALS = re.compile(r"\s*[A-Za-z][\w+.-]*://[^/?#]*@")
+_SHOWN = 60  # characters of a refused value
+_LONG_NUMBER = re.compile(r"[-+]?\d[\da-fA-Fxob_:.]{64,}")
+_MOST_DEPTH = 32
+_MOST_VALUES = 100_000
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -105,7 +46,8 @@ class Config(Section):
     """Every setting, section by section."""
 
     work: str
-    """Folder that receives every artifact; `${WORK}` in other paths means it."""
+    """Folder that receives every artifact, `runs/NAME` of the config's file by default; `${WORK}`
+    in other paths means it."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of everything that is drawn."""
     jobs: tuple[str, ...] = ()
@@ -120,6 +62,8 @@ class Config(Section):
     """Prepared images."""
     sentences: SentencesConfig = SentencesConfig()
     """Sentences."""
+    claims: ClaimsConfig = ClaimsConfig()
+    """Claims."""
     language_model: LanguageModelConfig = LanguageModelConfig()
     """Masked language model."""
     likelihood: LikelihoodConfig = LikelihoodConfig()
@@ -128,6 +72,8 @@ class Config(Section):
     """Class probabilities of sentences."""
     model: ModelConfig = ModelConfig()
     """Encoders and similarity."""
+    pretrain: PretrainConfig = PretrainConfig()
+    """Weights of the image encoder from images alone."""
     objective: ObjectiveConfig = ObjectiveConfig()
     """Loss."""
     train: TrainConfig = TrainConfig()
@@ -156,13 +102,26 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """Read a YAML file of keys, found as `find_config` does; errors call it `what`.
 
     Raises:
-        ConfigError: it cannot be read, or holds something else.
+        ConfigError: it cannot be read, or holds something else, aliases that grow, a number of more
+            than 64 digits, or lists and keys more than 32 deep.
     """
     try:
-        tree = yaml.safe_load(find_config(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = type(error).__name__
-        raise ConfigError(f"{what} {path} cannot be read ({reason}); give a YAML file") from error
+        text = find_config(path).read_text(encoding="utf-8")
+        if (fault := _yaml_fault(text)) is not None:
+            raise ConfigError(f"{what} {path} has {fault}")
+        tree = yaml.safe_load(text)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{what} {path} does not exist; {_other_file(path)}") from error
+    except OSError as error:
+        raise ConfigError(f"{what} {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{what} {path} is not UTF-8 text; save it as UTF-8") from error
+    except yaml.MarkedYAMLError as error:
+        at = error.problem_mark or error.context_mark
+        place = f", line {at.line + 1}, column {at.column + 1}" if at else ""
+        raise ConfigError(f"{what} {path}{place}: {_problem(error)}; correct it") from error
+    except (ValueError, yaml.YAMLError) as error:  # such as a character that no YAML file may have
+        raise ConfigError(f"{what} {path} is not a YAML file; give one") from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -170,18 +129,59 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     return tree
 
 
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    # Without names of tags and anchors, which are words of the file.
+    return re.sub(r"'[^'<]{3,}'", "a name", error.problem or "it is not YAML")
+
+
+def _other_file(path: Path) -> str:
+    name = path.with_suffix("").as_posix().removeprefix("configs/")
+    near = difflib.get_close_matches(name, config_names(), n=1)
+    return f"did you mean {near[0]}?" if near else "give a file, or a name such as demo"
+
+
+def _yaml_fault(text: str) -> str | None:
+    """Name what a few bytes of YAML can make of unbounded size, before anything is built of it."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MOST_DEPTH:
+            return f"lists or keys more than {_MOST_DEPTH} deep; flatten them"
+        if isinstance(event, yaml.ScalarEvent) and _LONG_NUMBER.fullmatch(event.value):
+            return "a number of more than 64 digits; give one that a setting can hold"
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is not None and _written_out(root, {}) > _MOST_VALUES:
+        return f"aliases that stand for more than {_MOST_VALUES} values; write them out"
+    return None
+
+
+def _written_out(node: yaml.Node, counts: dict[int, float]) -> float:
+    """Count the values that a node stands for without aliases: infinite where it holds itself."""
+    if id(node) not in counts:
+        counts[id(node)] = math.inf
+        held: list[yaml.Node] = []
+        if isinstance(node, yaml.CollectionNode):
+            pairs = isinstance(node, yaml.MappingNode)
+            held = [item for pair in node.value for item in pair] if pairs else node.value
+        counts[id(node)] = 1 + sum(_written_out(item, counts) for item in held)
+    return counts[id(node)]
+
+
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file and apply `section.key=value` overrides.
 
-    A file that says `base: FILE`, relative to itself, changes that one section by section.
+    A file that says `base: FILE`, relative to itself, changes that one section by section; that
+    one may have a base too.
     A value is parsed as JSON, and taken as a plain string where it is not JSON: `1e-5` is a
     number, `no` and `00123` are strings.
 
     Raises:
-        ConfigError: the file cannot be read, a key is unknown, renamed or removed, or a
-            value breaks its rule.
+        ConfigError: a file cannot be read or is its own base, a key is unknown, or a value
+            breaks its rule.
     """
     tree = _read_config(path)
+    tree.setdefault("work", f"runs/{path.stem}")
     for override in overrides:
         _apply(tree, override)
     return check_config(tree, str(path))
@@ -191,14 +191,13 @@ def check_config(tree: dict[str, Any], name: str) -> Config:
     """Make a config from a tree of plain values; errors call it `config NAME`.
 
     Raises:
-        ConfigError: a key is unknown, renamed or removed, or a value breaks its rule.
+        ConfigError: a key is unknown, or a value breaks its rule.
     """
-    if gone := list(_gone(tree)):
-        raise ConfigError(f"config {name}: {'; '.join(gone)}")
+    _refuse_credentials(tree, f"config {name}")
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(f"config {name}: {explain(error)}") from error
+        raise ConfigError(f"config {name}: {explain(error, Config)}") from error
 
 
 def resolve_path(text: str, config: Config) -> Path:
@@ -248,32 +247,35 @@ def read_settings_of(
         raise ConfigError(f"variables {unknown} are not settings; unset them or correct the names")
     tree |= {known[name]: parse_value(environment[name]) for name in given}
     tree |= {name: value for name, value in overrides.items() if value is not None}
+    _refuse_credentials(tree, "settings")
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
-        faults = [
-            f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()
-        ]
-        raise ConfigError(f"settings: {'; '.join(faults)}") from error
+        raise ConfigError(f"settings: {explain(error, schema, values=False)}") from error
 
 
 def parse_value(text: str) -> Any:
     """Parse a setting that was given as text: JSON, else the text itself."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # not JSON, a number of thousands of digits, or too deep
         return text
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    tree = read_yaml(path, "config")
-    base = tree.pop("base", None)
-    if base is None:
-        return tree
-    under = read_yaml(find_config(path).parent / str(base), f"base of {path},")
-    if "base" in under:
-        raise ConfigError(f"base {base} of config {path} has a base itself; name one that has none")
-    return _laid_over(under, tree)
+    file, what = path, "config"
+    read: list[Path] = []
+    tree: dict[str, Any] = {}
+    while True:
+        read.append(find_config(file).resolve())
+        under = read_yaml(file, what)
+        base = under.pop("base", None)
+        tree = _laid_over(under, tree)
+        if base is None:
+            return tree
+        what, file = f"base of {file},", find_config(file).parent / str(base)
+        if file.resolve() in read:
+            raise ConfigError(f"config {path} is, by way of its bases, its own base: {file}")
 
 
 def _laid_over(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -298,24 +300,58 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     node[names[-1]] = parse_value(text)
 
 
-def _gone(tree: dict[str, Any], prefix: str = "") -> Iterable[str]:
-    """Name the keys of a tree of an earlier version."""
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if f"{key}={value}" in RENAMED:
-            key = f"{key}={value}"
-        if key in RENAMED:
-            yield f"{key} was renamed {RENAMED[key]}"
-        elif key in REMOVED:
-            yield f"{key} was removed: {REMOVED[key]}"
-        elif isinstance(value, dict):
-            yield from _gone(value, f"{key}.")
+def explain(error: ValidationError, schema: type[Section], *, values: bool = True) -> str:
+    """Say on one line which settings break which rule, and how an unknown one may be meant.
 
-
-def explain(error: ValidationError) -> str:
-    """Say on one line which settings break which rule."""
+    `values`: whether the refused values are shown; those of a service may be secret.
+    """
+    known = list(_dotted_names(schema))
     said = []
     for item in error.errors(include_url=False, include_context=False):
-        where = ".".join(str(part) for part in item["loc"])
-        said.append(f"{where or 'file'} = {item['input']!r}: {item['msg']}")
+        name = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            said.append(f"{name} is not a setting; {_meant(name, known)}")
+        elif item["type"] == "missing":
+            said.append(f"{name} is missing; set it")
+        else:
+            value = repr(item["input"])
+            shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+            hint = _as_json(item["input"])
+            said.append(f"{name or 'file'}{f' = {shown}' if values else ''}: {item['msg']}{hint}")
     return "; ".join(said)
+
+
+def _dotted_names(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield f"{prefix}{name}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _dotted_names(field.annotation, f"{prefix}{name}.")
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    leaf = name.rpartition(".")[2]
+    # The same name in another section is likelier than one that only looks alike.
+    elsewhere = [item for item in known if item.rpartition(".")[2] == leaf]
+    near = elsewhere or difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return f"did you mean {' or '.join(near[:3])}?" if near else "remove it, or correct the name"
+
+
+def _refuse_credentials(tree: Any, name: str, key: str = "") -> None:
+    """Refuse addresses with a user or password: settings are copied, compared and shown."""
+    if isinstance(tree, str) and _CREDENTIALS.match(tree):
+        raise ConfigError(
+            f"{name}: {key} is an address with a user or password; give the address alone, and "
+            "name the file of a key where there is a setting for it"
+        )
+    children: dict[Any, Any] = tree if isinstance(tree, dict) else {}
+    if isinstance(tree, list):
+        children = dict(enumerate(tree))
+    for child, value in children.items():
+        _refuse_credentials(value, name, f"{key}.{child}".lstrip("."))
+
+
+def _as_json(given: Any) -> str:
+    # What --set took as plain text because the words of a list or a map had no quotes.
+    if not isinstance(given, str) or given[:1] not in {"[", "{"}:
+        return ""
+    return """; quote it as JSON, such as --set 'table1.rows=["lse_nl", "dcl_lm"]'"""

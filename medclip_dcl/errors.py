@@ -5,7 +5,13 @@ counts, never report text, pixels, prompts or names of uploaded files.
 """
 
 import os
+import resource
 import stat
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -56,6 +62,17 @@ class ArtifactUnreadable(ArtifactError):
         super().__init__(
             f"{file} ({mode}) cannot be read by uid {os.geteuid()}, gid {os.getegid()}; "
             "run chmod -R a+rX on the artifact's folder, or g+rX and chgrp"
+        )
+
+
+class TooManyOpenFiles(ArtifactError):
+    """The process has as many files open as its limit allows."""
+
+    def __init__(self, path: Path) -> None:
+        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        super().__init__(
+            f"{path} cannot be opened: this process may open {limit} files (hard limit {most}) and "
+            "has as many open; raise the limit (ulimit -n, LimitNOFILE) and start it again"
         )
 
 
@@ -137,10 +154,52 @@ class EngineError(MedclipError):
 class ServiceError(_CodedError):
     """The service cannot be reached, or refuses a request of the client.
 
-    `code` is what the service says went wrong; `unreachable`, `no_answer` or `no_url` where it
-    said nothing. `status` is that of its answer, 0 where there was none.
+    `code` is what the service says went wrong; `unreachable`, `certificate`, `no_answer` or
+    `no_url` where it said nothing. `status` is that of its answer, 0 where there was none.
     """
 
     def __init__(self, code: str, message: str, status: int = 0) -> None:
         super().__init__(code, message)
         self.status = status
+
+
+def print_fault(error: BaseException) -> None:
+    """Print the type of an exception and where it arose, not its message, which may quote the data.
+
+    With `PYTHONDEVMODE=1` all of it is printed.
+    """
+    if sys.flags.dev_mode:
+        traceback.print_exception(error)
+        return
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"  {frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    lines.append(
+        f"{type(error).__name__}: a fault of the program; its message may quote the data and is "
+        "left out, PYTHONDEVMODE=1 prints it"
+    )
+    print(*lines, sep="\n", file=sys.stderr)
+
+
+def withhold_messages() -> None:
+    """Let this process end with `print_fault` instead of a trace, and its threads as well."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print_uncaught
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = lambda hook: print_fault(hook.exc_value or RuntimeError())
+
+
+def _print_uncaught(kind: type[BaseException], error: BaseException, *_trace: object) -> None:
+    if isinstance(error, Exception):
+        print_fault(error)
+    else:  # a stop
+        sys.__excepthook__(kind, error, error.__traceback__)
+
+
+@contextmanager
+def ending_with_fault() -> Iterator[None]:
+    """End a process of `multiprocessing`, which has no hook, as `withhold_messages` does."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (the last that sees it)
+        print_fault(error)
+        raise SystemExit(1) from None

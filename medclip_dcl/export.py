@@ -8,13 +8,12 @@ A model package as it may leave the institution: no patient, no folder, with its
 
 What stays behind: the hashes of the training patients' ids (who knows how ids are formed can
 try them all), the encoded images of the bank (the offsets of the model's own prompts go along),
-and the folders that paths of the configuration name. A vocabulary that was
-learned from the reports consists of pieces of them, so it is refused unless it is allowed.
+and every setting but those of `PackagedConfig`, whose own places (folders, tables, hosts) are
+withheld. A vocabulary that was learned from the reports consists of pieces of them, so it is
+refused unless it is allowed.
 """
 
 import json
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,10 @@ _KEPT_IF_THERE = (
     model_package.INPUT_RANGE_FILE,
     model_package.OFFSETS_FILE,
 )
-_PATH_LIKE = re.compile(r"^(?:[/~]|[A-Za-z]:[/\\]|\.\.?[/\\])")
+_CARD = (
+    *("intended_use", "limits", "prompts", "preprocessing", "grid", "objective", "eta"),
+    *("data", "training"),
+)
 
 
 def cards_of(work: Path, model: Artifact) -> Artifact:
@@ -101,24 +103,15 @@ def export_model(
         (writer.directory / TEXT).mkdir(exist_ok=True)
         for name in kept:
             write_bytes(writer.directory / name, source.file(name).read_bytes())
-        tree = json.loads(source.file(CONFIG).read_text(encoding="utf-8"))
-        write_text(writer.directory / CONFIG, _json(without_paths(tree)))
-        write_text(writer.directory / CARD, _json(without_paths(found.card)))
+        card = {name: found.card[name] for name in _CARD if name in found.card}
+        if "objective" in card:  # of an earlier version, it may name a table
+            card["objective"] = settings.objective.public_settings()
+        write_text(writer.directory / CONFIG, _json(settings.public_settings()))
+        write_text(writer.directory / CARD, _json(card))
         write_text(writer.directory / SUBJECTS, _json(None))
         for name, output in (("README.md", MODEL_CARD), (DATA_CARD, DATA_CARD)):
             write_bytes(writer.directory / name, cards.file(output).read_bytes())
         return writer.commit({})
-
-
-def without_paths(tree: Any) -> Any:
-    """Cut every path of a JSON tree down to its last part: `/data/ward 7/images` to `images`."""
-    if isinstance(tree, Mapping):
-        return {name: without_paths(value) for name, value in tree.items()}
-    if isinstance(tree, list):
-        return [without_paths(value) for value in tree]
-    if isinstance(tree, str) and _PATH_LIKE.match(tree):
-        return re.split(r"[/\\]", tree.rstrip("/\\"))[-1]
-    return tree
 
 
 def _json(tree: Any) -> str:

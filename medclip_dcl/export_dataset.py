@@ -11,6 +11,7 @@ Nothing is sent anywhere. Images and reports stay bound by the terms of their so
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from medclip_dcl.distributed import available_cores
 from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.progress import Progress
 from medclip_dcl.tables import Column, TableFormat, read_table
+from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import SENTENCES
 
 ARTIFACT = ArtifactType("dataset", 1, "export_dataset")
@@ -35,38 +37,48 @@ ARTIFACT = ArtifactType("dataset", 1, "export_dataset")
 _PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _WORDS = pa.list_(pa.list_(pa.string()))
 
-STUDIES = TableFormat(
-    "data/*.parquet",
-    (
-        Column("study_id", pa.string(), "id of the study"),
-        Column("subject_id", pa.string(), "id of the patient"),
-        Column("split", pa.string(), "train, validate or test; one per patient"),
-        Column("images", pa.list_(_PICTURE), "the prepared images, grey PNG: squares of 8 bits"),
-        Column("image_ids", pa.list_(pa.string()), "id of each image"),
-        Column("views", pa.list_(pa.string()), "view of each image; empty where not known"),
-        Column("widths", pa.list_(pa.int32()), "width of each original image, pixels"),
-        Column("heights", pa.list_(pa.int32()), "height of each original image, pixels"),
-        Column("findings", pa.string(), "text of the findings section"),
-        Column("impression", pa.string(), "text of the impression"),
-        Column("last_paragraph", pa.string(), "text that stands in where both are empty"),
-        Column("sentences", pa.list_(pa.string()), "usable sentences, in the report's order"),
-        Column(
-            "eta",
-            pa.list_(pa.float64()),
-            "estimated chance that a random image shares each sentence's class, [0, 1); empty "
-            "without build_eta_cache",
+
+def study_format(findings: Sequence[str]) -> TableFormat:
+    """Make the format of the studies of a source with these findings."""
+    labels = manifest.label_format(findings).columns[1:]
+    return TableFormat(
+        "data/*.parquet",
+        (
+            Column("study_id", pa.string(), "id of the study"),
+            Column("subject_id", pa.string(), "id of the patient"),
+            Column("split", pa.string(), "train, validate or test; one per patient"),
+            Column(
+                "images", pa.list_(_PICTURE), "the prepared images, grey PNG: squares of 8 bits"
+            ),
+            Column("image_ids", pa.list_(pa.string()), "id of each image"),
+            Column("views", pa.list_(pa.string()), "view of each image; empty where not known"),
+            Column("widths", pa.list_(pa.int32()), "width of each original image, pixels"),
+            Column("heights", pa.list_(pa.int32()), "height of each original image, pixels"),
+            Column("findings", pa.string(), "text of the findings section"),
+            Column("impression", pa.string(), "text of the impression"),
+            Column("last_paragraph", pa.string(), "text that stands in where both are empty"),
+            Column("sentences", pa.list_(pa.string()), "usable sentences, in the report's order"),
+            Column(
+                "eta",
+                pa.list_(pa.float64()),
+                "estimated chance that a random image shares each sentence's class, [0, 1); empty "
+                "without build_eta_cache",
+            ),
+            *labels,
+            Column(
+                "boxes",
+                pa.list_(pa.list_(pa.list_(pa.float64()))),
+                "boxes of each image: left, top, width and height as shares of its sides",
+            ),
+            Column("phrases", _WORDS, "sentence of each box"),
+            Column("categories", _WORDS, "finding of each box"),
         ),
-        *manifest.STUDY_LABELS.columns[1:],
-        Column(
-            "boxes",
-            pa.list_(pa.list_(pa.list_(pa.float64()))),
-            "boxes of each image: left, top, width and height as shares of its sides",
-        ),
-        Column("phrases", _WORDS, "sentence of each box"),
-        Column("categories", _WORDS, "finding of each box"),
-    ),
-)
-"""One row per study with a prepared image, whether it has a report or not."""
+    )
+
+
+STUDIES = study_format(LABELS)
+"""One row per study with a prepared image, whether it has a report or not; of a source with other
+`source.findings` the columns of labels are those."""
 
 HUB_SPLITS = {"train": "train", "validate": "validation", "test": "test"}
 """Our name of a split -> that of `datasets`, by which its files are named."""
@@ -100,10 +112,12 @@ def export_dataset(
     """
     from datasets import Features, Image, List  # not for those who import this for its columns
 
-    features = Features.from_arrow_schema(STUDIES.schema)
+    labels = manifest.read_labels(listed)
+    form = study_format(manifest.label_names(labels))
+    features = Features.from_arrow_schema(form.schema)
     features["images"] = List(Image())
     schema = features.arrow_schema
-    studies = _studies(listed, images, texts, etas)
+    studies = _studies(listed, labels, images, texts, etas)
     (folder / "data").mkdir(exist_ok=True)
     a_shard = max(1, shard_bytes // images.size_px**2)
     counts = Counter(study["split"] for study in studies)
@@ -145,7 +159,11 @@ def _encode(study: _Row, images: PreparedImages) -> list[_Row]:
 
 
 def _studies(
-    listed: Artifact, images: PreparedImages, texts: Artifact | None, etas: EtaCache | None
+    listed: Artifact,
+    table: pa.Table,
+    images: PreparedImages,
+    texts: Artifact | None,
+    etas: EtaCache | None,
 ) -> list[_Row]:
     """Make the rows of all studies but for their pictures."""
     shown = defaultdict(list)
@@ -159,8 +177,8 @@ def _studies(
     for row in _rows(listed, manifest.BOXES):
         boxed[row["image_id"]].append(row)
     reports = {row["study_id"]: row for row in _rows(listed, manifest.REPORTS)}
-    labels = {row["study_id"]: row for row in _rows(listed, manifest.STUDY_LABELS)}
-    names = [column.name for column in manifest.STUDY_LABELS.columns[1:]]
+    labels = {row["study_id"]: row for row in table.to_pylist()}
+    names = manifest.label_names(table)
     studies = []
     for study, rows in sorted(shown.items()):
         sizes = [images.original_size(images.row_of[row["image_id"]]) for row in rows]

@@ -93,7 +93,8 @@ def export_formats(
     missing = [name for name in ONNX_PACKAGES if to == "onnx" and find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"an export to onnx needs {', '.join(missing)}; pip install 'medclip-dcl[onnx]'"
+            f"an export to onnx needs {', '.join(missing)}; run pip install '.[onnx]' in the "
+            "checkout"
         )
     predictor = load(model, "cpu")
     encoders = predictor.model

@@ -1,20 +1,32 @@
 """Files that are there whole or not at all, paths that stay under their root, keys in files."""
 
 import errno
+import fcntl
 import functools
 import hashlib
 import os
 import re
+import resource
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .errors import ArtifactUnreadable, ArtifactUnwritable, ConfigError, StudyError
+from .errors import (
+    ArtifactUnreadable,
+    ArtifactUnwritable,
+    ConfigError,
+    StudyError,
+    TooManyOpenFiles,
+)
 
 STAGED = ".staged."
 """How the name of a file begins that is being written; one that stays was left by a kill."""
+
+# In the wheel they stand in the package, in the checkout next to it.
+_CONFIG_ROOTS = (Path(), Path(__file__).parent, Path(__file__).parents[1])
 
 DISK_FAULTS = {
     getattr(errno, name)
@@ -51,12 +63,31 @@ def _errno_of(error: BaseException | None) -> int:
 
 
 @contextmanager
-def denials_named() -> Iterator[None]:
-    """Turn a PermissionError into ArtifactUnreadable, which names the file and the remedy."""
+def denials_named(path: Path | None = None) -> Iterator[None]:
+    """Turn a denial into an error that names the file and the remedy.
+
+    `path` names the file where the system's error does not.
+
+    Raises:
+        ArtifactUnreadable: this user may not read the file.
+        TooManyOpenFiles: this process may open no more files.
+    """
     try:
         yield
-    except PermissionError as error:
-        raise ArtifactUnreadable(Path(error.filename)) from error
+    except OSError as error:
+        file = Path(error.filename) if error.filename else path
+        if file is not None and isinstance(error, PermissionError):
+            raise ArtifactUnreadable(file) from error
+        if file is not None and error.errno in {errno.EMFILE, errno.ENFILE}:
+            raise TooManyOpenFiles(file) from error
+        raise
+
+
+def raise_open_file_limit() -> None:
+    """Let this process open as many files as the system allows it, not only Linux's usual 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS refuses an unlimited number
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -67,8 +98,11 @@ def write_bytes(path: Path, data: bytes) -> None:
     """
     staged = path.with_name(f"{STAGED}{path.name}.{secrets.token_hex(8)}")
     with disk_faults_named(path):
+        _remove_abandoned(path.parent)
         try:
             with staged.open("xb") as stream:  # unlike mkstemp's, its mode is what the umask leaves
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(stream, fcntl.LOCK_EX)
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())  # before the rename, else a crash may leave an empty file
@@ -78,6 +112,31 @@ def write_bytes(path: Path, data: bytes) -> None:
                 staged.unlink()
             raise
         sync_file(path.parent)
+
+
+_STAGED_NAME = re.compile(rf"{re.escape(STAGED)}.+\.[0-9a-f]{{16}}", re.DOTALL)
+_ABANDONED_S = 60.0  # between making a file and locking it no writer takes nearly so long
+
+
+@functools.lru_cache(maxsize=1024)
+def _remove_abandoned(folder: Path) -> None:
+    """Delete what killed writers left in a folder, once in a process; what is written is locked."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _STAGED_NAME.fullmatch(entry.name):
+                with suppress(OSError):
+                    _remove_unlocked(entry)
+
+
+def _remove_unlocked(entry: os.DirEntry[str]) -> None:
+    if time.time() - entry.stat(follow_symlinks=False).st_mtime < _ABANDONED_S:
+        return
+    handle = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while its writer lives
+        Path(entry.path).unlink()
+    finally:
+        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -121,7 +180,10 @@ def path_under(root: Path, relative: str) -> Path:
     if not relative or "\0" in relative or Path(relative).is_absolute():
         raise StudyError("a path in the table is empty, absolute or holds a NUL; make it relative")
     base = _resolved(root)
-    path = (base / relative).resolve()
+    try:
+        path = (base / relative).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a link that leads to itself; no Unicode
+        raise StudyError("a file that the table names is missing") from error
     if not path.is_relative_to(base):
         raise StudyError("a path in the table leaves the source's root; keep files under it")
     try:
@@ -136,6 +198,8 @@ def path_under(root: Path, relative: str) -> Path:
 def read_keys(path: Path) -> list[str]:
     """Read keys, one a line, from a file, so that no command line and no environment shows them.
 
+    Blank lines, and those that begin with `#`, are none.
+
     ConfigError where the file is open to others, cannot be read or holds no printable ASCII.
     """
     try:
@@ -146,7 +210,8 @@ def read_keys(path: Path) -> list[str]:
         raise ConfigError(f"key file {path} cannot be read ({reason}); name another") from error
     if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
         raise ConfigError(f"key file {path} is open to others; run chmod 440 on it")
-    keys = [line.strip() for line in lines if line.strip()]
+    stripped = (line.strip() for line in lines)
+    keys = [line for line in stripped if line and not line.startswith("#")]
     if not keys or not all(key.isascii() and key.isprintable() for key in keys):
         raise ConfigError(f"key file {path} holds no key of printable ASCII; write one a line")
     return keys
@@ -160,7 +225,15 @@ def find_config(path: Path) -> Path:
     if path.exists():
         return path
     named = path if path.parts[:1] == ("configs",) else Path("configs", path.with_suffix(".yaml"))
-    package = Path(__file__).parent
-    # In the wheel they stand in the package, in the checkout next to it.
-    found = [root / named for root in (Path(), package, package.parent)]
-    return next((file for file in found if file.is_file()), path)
+    return next((file for root in _CONFIG_ROOTS if (file := root / named).is_file()), path)
+
+
+def config_names() -> list[str]:
+    """List the names that `find_config` knows, such as `demo` and `train/table`."""
+    return sorted(
+        {
+            file.relative_to(root / "configs").with_suffix("").as_posix()
+            for root in _CONFIG_ROOTS
+            for file in (root / "configs").rglob("*.yaml")
+        }
+    )

@@ -20,6 +20,7 @@ class RngStream(IntEnum):
     DROPOUT = 5  # of each process in a step
     VALIDATION = 6  # seed of the validation batches
     NEGATIVES = 7  # those that are kept, of each process in a step
+    PRETRAINING = 8  # images and views of a step of pretraining; and its first weights
 
 
 def generator_for(seed: int, stream: RngStream, *position: int) -> np.random.Generator:

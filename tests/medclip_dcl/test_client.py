@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from benchmarks.fixtures.hospital import radiograph
+from benchmarks.fixtures.orthanc import stub_service
 from benchmarks.fixtures.service import FINDINGS, Service, running, store
 from medclip_dcl.answers import ANSWERS
 from medclip_dcl.client import Client, main
@@ -210,6 +211,36 @@ def test_a_report_is_written_next_to_the_image_that_never_left(
     png.write_bytes(raster_bytes(np.zeros((40, 40), np.uint8), "PNG"))
     assert main([*words[:1], str(png), *words[2:]]) == 1
     assert "unknown_format" in capsys.readouterr().err
+
+
+def test_the_command_line_warns_of_an_image_out_of_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = tmp_path / "image.dcm"
+    image.write_bytes(radiograph())
+    with stub_service(96, 64) as service:
+        words = ["report", str(image), "--out", str(tmp_path), "--url", service.url]
+        assert main(words) == 0
+        first = capsys.readouterr()
+        assert (json.loads(first.out)["flags"], first.err) == ([], "")
+        service.flags = ["out_of_range"]
+        assert main(words) == 0
+        refused = capsys.readouterr()
+        assert "warning: out_of_range: the image is unlike" in refused.err
+        found = json.loads(refused.out)
+        assert (found["flags"], found["present"]) == (["out_of_range"], [])
+        assert len(found["objects"]) == 2  # no boxes
+        assert main([*words, "--out-of-range", "answer"]) == 0
+        answered = capsys.readouterr()
+        assert "warning: out_of_range" in answered.err
+        assert json.loads(answered.out)["present"] == ["Effusion"]
+        assert main(["classify", str(image), "--url", service.url]) == 0
+        assert "warning: out_of_range" in capsys.readouterr().err
+        with Client(service.url) as client:
+            assert client.classify(image).image.is_out_of_range
+            assert client.classify(str(image)) == client.classify(image)
+            with pytest.raises(ImageError, match="missing"):
+                client.classify("nowhere.dcm")
 
 
 def test_a_job_asks_a_service_for_the_answers(

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.config import REMOVED, RENAMED, Config, load_config, resolve_path
+from api.settings import ServeSettings
+from medclip_dcl.config import Config, check_config, load_config, read_settings_of, resolve_path
 from medclip_dcl.errors import ConfigError
 
 
@@ -33,13 +34,30 @@ def test_a_base_is_changed_section_by_section_and_overrides_come_last(config_fil
     assert (config.eta.a, config.eta.k) == (0.1, 0.5)
 
 
+def test_a_base_may_have_a_base(config_file: Path) -> None:
+    (config_file.parent / "more").mkdir()
+    texts = {
+        "more/middle.yaml": "base: ../config.yaml\nseed: 4\neta: {k: 0.3}\n",
+        "over.yaml": "base: more/middle.yaml\nseed: 5\n",
+    }
+    for name, text in texts.items():
+        (config_file.parent / name).write_text(text, encoding="utf-8")
+    config = load_config(config_file.parent / "over.yaml")
+    assert (config.work, config.seed, config.eta.a, config.eta.k) == ("runs/x", 5, 0.1, 0.3)
+
+
 @pytest.mark.parametrize(
     ("base", "message"),
-    [("nowhere.yaml", "base of .*over.yaml, .*cannot be read"), ("over.yaml", "a base itself")],
+    [
+        ("nowhere.yaml", r"base of .*over\.yaml, .*nowhere\.yaml does not exist"),
+        ("over.yaml", r"over\.yaml is, by way of its bases, its own base: "),
+        ("config.yaml", r"over\.yaml is, by way of its bases, its own base: "),
+    ],
 )
-def test_a_base_that_is_missing_or_has_a_base_is_refused(
+def test_a_base_that_is_missing_or_leads_back_is_refused(
     config_file: Path, base: str, message: str
 ) -> None:
+    config_file.write_text("base: over.yaml\nwork: x\n", encoding="utf-8")
     over = config_file.with_name("over.yaml")
     over.write_text(f"base: {base}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
@@ -66,39 +84,74 @@ def test_message_names_the_key_and_the_value(config_file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "remedy"),
+    ("override", "meant"),
     [
-        ("train.validate_films=3", r"train\.validate_films was renamed train\.validate_images$"),
-        ("evaluate.geometry=paper", r"geometry=paper was renamed evaluate\.geometry=whole$"),
-        ("evaluate.people.sex=s", r"evaluate\.people was renamed evaluate\.demographics$"),
+        (
+            "objective.knd=infonce",
+            r"objective\.knd is not a setting; did you mean objective\.kind\?$",
+        ),
+        ("objectiv.kind=infonce", r"objectiv is not a setting; did you mean objective\?$"),
+        ("eta.epochs=3", r"did you mean (pretrain\.epochs or )?train\.epochs\?$"),
+        ("source.column.text=a", r"did you mean source\.columns\?$"),
+        ("zzz=1", r"zzz is not a setting; remove it, or correct the name$"),
     ],
 )
-def test_a_renamed_setting_is_refused_with_its_new_name(
-    config_file: Path, override: str, remedy: str
+def test_an_unknown_setting_is_refused_with_the_one_that_is_meant(
+    config_file: Path, override: str, meant: str
 ) -> None:
-    with pytest.raises(ConfigError, match=remedy):
+    with pytest.raises(ConfigError, match=meant):
         load_config(config_file, [override])
 
 
-def test_a_removed_setting_is_refused_with_its_remedy(
-    config_file: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_config_without_a_folder_gets_one_of_its_name(config_file: Path) -> None:
+    config_file.write_text("eta:\n  a: 0.1\n", encoding="utf-8")
+    assert load_config(config_file).work == "runs/config"
+
+
+def test_a_missing_setting_and_a_long_value_do_not_print_the_file(config_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config x: work is missing; set it$"):
+        check_config({"eta": {"a": 0.1}}, "x")
+    with pytest.raises(ConfigError, match=r"eta\.a = 'x{59}\.\.\.: Input"):
+        load_config(config_file, ["work=w", f"eta.a={'x' * 500}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("work: a\n\tb: 1\n", r"config\.yaml, line 2, column 1: found character '\\t' that"),
+        ("work: a: b\n", r"line 1, column 8: mapping values are not allowed here; correct it$"),
+        ("work: *secret\n", r"line 1, column 7: found undefined alias a name; correct it$"),
+        ("work: \x07\n", r"config\.yaml is not a YAML file"),
+    ],
+)
+def test_a_fault_of_yaml_is_found_by_line_and_column(
+    config_file: Path, text: str, message: str
 ) -> None:
-    monkeypatch.setitem(REMOVED, "eta.floor", "it is 0 for every sentence")
-    with pytest.raises(ConfigError, match=r"eta\.floor was removed: it is 0 for every sentence$"):
-        load_config(config_file, ["eta.floor=0.1"])
+    config_file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        load_config(config_file)
 
 
-def _has(section: type, names: list[str]) -> bool:
-    field = section.model_fields.get(names[0])  # type: ignore[attr-defined]
-    return field is not None and (len(names) == 1 or _has(field.annotation, names[1:]))
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere/e.yaml", r"config nowhere/e\.yaml does not exist; give a file, or a name such"),
+        ("dmo", r"config dmo does not exist; did you mean demo\?$"),
+        ("configs/train/tabel.yaml", r"does not exist; did you mean train/table\?$"),
+        (".", r"config \. cannot be read: Is a directory$"),
+    ],
+)
+def test_a_config_that_is_not_there_is_told_from_one_that_cannot_be_read(
+    name: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(Path(name))
 
 
-def test_the_tables_of_old_settings_are_sorted_and_hold() -> None:
-    for table in (RENAMED, REMOVED):
-        assert list(table) == sorted(table)
-        assert [key for key in table if _has(Config, key.split("."))] == []
-    named = [key.partition("=")[0] for key in RENAMED.values()]
-    assert [key for key in named if not _has(Config, key.split("."))] == []
+def test_text_that_is_not_utf8_is_called_so(config_file: Path) -> None:
+    config_file.write_bytes("work: r\u00e4ume\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"config\.yaml is not UTF-8 text; save it as UTF-8$"):
+        load_config(config_file)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "eta: 3"])
@@ -139,3 +192,51 @@ def test_every_field_says_what_it_means() -> None:
         return names
 
     assert bare(Config) == []
+
+
+@pytest.mark.parametrize(
+    "address", ["https://gateway:SECRET@pacs.intern/web", "tcp://SECRET@head:8786"]
+)
+def test_an_address_with_a_password_is_refused_and_not_repeated(
+    config_file: Path, address: str
+) -> None:
+    for override in (f"source.archive={address}", f'pretrain.also=["{address}"]'):
+        with pytest.raises(ConfigError, match="user or password") as caught:
+            load_config(config_file, [override])
+        assert override.partition("=")[0] in str(caught.value)
+        assert "SECRET" not in str(caught.value)
+    environment = {"MEDCLIP_MODEL": address}
+    with pytest.raises(ConfigError, match="model is an address with a user or password"):
+        read_settings_of(ServeSettings, None, environment, "MEDCLIP_")
+    assert load_config(config_file, ["source.archive=https://pacs.intern/a@b"])
+
+
+BILLIONS = "a: &a [x, x]\n" + "".join(
+    f"{new}: &{new} [*{old}, *{old}, *{old}, *{old}]\n"
+    for old, new in zip("abcdefghij", "bcdefghijk", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (BILLIONS, "aliases that stand for more than 100000 values"),
+        ("work: x\neta: &e {a: *e}\n", "aliases that stand for more than"),
+        (f"work: {'[' * 5000}{']' * 5000}\n", "more than 32 deep"),
+        (f"seed: {'9' * 100_000}\n", "more than 64 digits"),
+        (f"seed: 0x{'9' * 100_000}\n", "more than 64 digits"),
+    ],
+)
+def test_a_file_that_would_grow_is_refused(tmp_path: Path, text: str, fault: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=fault) as caught:
+        load_config(path)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("value", ["9" * 100_000, "[" * 100_000])
+def test_an_override_that_would_grow_is_refused(config_file: Path, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_file, [f"seed={value}"])
+    assert len(str(caught.value)) < 500

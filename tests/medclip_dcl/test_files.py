@@ -1,6 +1,8 @@
 """A path that a table names stays under its root; a file is there whole or not at all."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,28 @@ def test_failed_write_leaves_the_old_content(
         write_bytes(tmp_path / "a", b"new")
 
 
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    """Not what another process is still writing, and nothing that only looks alike."""
+    code = "import fcntl, sys, time; f = open(sys.argv[1], 'xb'); fcntl.flock(f, fcntl.LOCK_EX);"
+    names = {name: tmp_path / f"{STAGED}a.{name * 16}" for name in "abc"}
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code} print(flush=True); time.sleep(60)", names["a"]],
+        stdout=subprocess.PIPE,
+    ) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        others = [tmp_path / f"{STAGED}a.abc", tmp_path / "a.bbbbbbbbbbbbbbbb"]
+        for path in (names["b"], names["c"], *others):
+            path.touch()
+        for path in (names["a"], names["b"], *others):
+            os.utime(path, (0, 0))
+        write_text(tmp_path / "z", "x")
+        left = {path.name for path in tmp_path.iterdir()}
+        writer.kill()
+    kept = {names["a"].name, names["c"].name, *(path.name for path in others), "z"}
+    assert left == kept  # one is locked, one is new, one is not ours
+
+
 def test_half_written_files_are_recognised_and_removed(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     write_bytes(tmp_path / "in" / "a", b"abc")
@@ -104,13 +128,14 @@ def test_path_inside_the_root_is_resolved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "../x", "/etc/passwd", "a\0b", "absent.dcm", ".", "link", "fifo"]
+    "name", ["", "../x", "/etc/passwd", "a\0b", "absent.dcm", ".", "link", "fifo", "loop", "\ud800"]
 )
 def test_path_outside_or_irregular_is_refused_without_naming_it(tmp_path: Path, name: str) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (tmp_path / "x").touch()
     (root / "link").symlink_to(tmp_path / "x")
+    (root / "loop").symlink_to(root / "loop")
     os.mkfifo(root / "fifo")
     with pytest.raises(StudyError) as caught:
         path_under(root, name)

@@ -5,16 +5,19 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.fixtures.headers import made_by_other_code
 from benchmarks.fixtures.users import PLAIN_USER, enterable_folder, plain_user
 from medclip_dcl.artifact import (
     HEADER,
     Artifact,
     ArtifactType,
+    changed_code,
     fingerprint_changes,
     json_digest,
     make_fingerprint,
@@ -128,12 +131,22 @@ def test_every_flipped_byte_is_detected(tmp_path: Path, position: int) -> None:
         open_artifact(tmp_path / "thing", ARTIFACT)
 
 
+def bind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(path))
+
+
 def test_truncated_missing_or_added_file_is_detected(tmp_path: Path) -> None:
     for number, harm in enumerate(
         (
             lambda path: (path / "data.txt").write_bytes(b"c"),
             lambda path: (path / "data.txt").unlink(),
             lambda path: (path / "more.txt").write_text("x"),
+            lambda path: os.mkfifo(path / "pipe"),
+            lambda path: (path / "link").symlink_to(tmp_path),
+            lambda path: (path / "lost").symlink_to("nothing"),
+            lambda path: [(path / "data.txt").unlink(), os.mkfifo(path / "data.txt")],
+            lambda path: bind(path / "socket"),
         )
     ):
         path = tmp_path / str(number)
@@ -141,6 +154,14 @@ def test_truncated_missing_or_added_file_is_detected(tmp_path: Path) -> None:
         harm(path)
         with pytest.raises(ArtifactCorrupt):
             open_artifact(path, ARTIFACT, verify=False)
+
+
+def test_hidden_names_are_no_part_of_an_artifact(tmp_path: Path) -> None:
+    made = make(tmp_path / "thing")
+    for name in (".gitattributes", ".git/objects/ab", ".cache/x"):
+        (tmp_path / "thing" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "thing" / name).write_text("x")
+    assert open_artifact(tmp_path / "thing", ARTIFACT) == made
 
 
 @pytest.mark.parametrize("field", ["digest", "fingerprint", "files"])
@@ -466,3 +487,30 @@ def test_changed_parts_name_what_differs() -> None:
         f'f: "{"x" * 56}... -> null',
         'g: null -> {"h": 0}',
     ]
+
+
+def test_an_artifact_knows_the_code_that_made_it_and_stays_valid(tmp_path: Path) -> None:
+    sealed = make(tmp_path / "thing")
+    assert changed_code(sealed) == []
+    assert len(sealed.origin["code"]["medclip_dcl/files.py"]) == 16
+    made_by_other_code(tmp_path / "thing", "medclip_dcl/files.py")
+    opened = open_artifact(tmp_path / "thing", ARTIFACT)
+    assert changed_code(opened) == ["medclip_dcl/files.py"]
+    assert (opened.digest, opened.fingerprint) == (sealed.digest, sealed.fingerprint)
+
+
+@pytest.mark.parametrize("same_code", [True, False])
+@pytest.mark.parametrize("digest", ["0" * 16, None])
+def test_a_draft_of_other_code_is_resumed_unless_the_same_is_asked_for(
+    tmp_path: Path, *, same_code: bool, digest: str | None
+) -> None:
+    fingerprint = make_fingerprint(ARTIFACT, {}, {})
+    with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint) as writer:
+        note = writer.directory / "code.json"
+        code = json.loads(note.read_text())
+        if digest:
+            note.write_text(json.dumps(code | {"medclip_dcl/files.py": digest}))
+    with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint, same_code=same_code) as writer:
+        assert writer.resumed is not (same_code and digest is not None)
+        write_text(writer.directory / "data.txt", "content")
+        assert set(writer.commit({}).files) == {"data.txt"}
