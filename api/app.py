@@ -14,14 +14,14 @@ from .auth import read_auth
 from .errors import add_handlers
 from .logging import Metrics
 from .middleware import ConcurrencyLimiter, RequestMiddleware, close_silent
-from .model_manager import ModelManager
+from .model_manager import ModelManager, fetch_model
 from .openapi import install_openapi
 from .routes import classify, ground, retrieve, service, viewer
 from .settings import (
     FILE_VARIABLE,
     MAX_FIELD_KB,
     MAX_FIELDS,
-    MEBIBYTE,
+    MAX_FORM_KB,
     ServeSettings,
     read_settings,
 )
@@ -42,11 +42,11 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     """
     if settings is None:
         file = os.environ.get(FILE_VARIABLE)
-        settings = read_settings(Path(file) if file else None, os.environ)
+        settings = fetch_model(read_settings(Path(file) if file else None, os.environ))
     # uvicorn's own access log would repeat query strings.
     logging.getLogger("uvicorn.access").disabled = True
     # What is sent stays in memory: no temporary files.
-    MultiPartParser.spool_max_size = settings.max_body_mb * MEBIBYTE
+    MultiPartParser.spool_max_size = MAX_FORM_KB * 1024
     metrics = Metrics()
     app = FastAPI(
         title="medclip-dcl",
@@ -64,10 +64,13 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     )
     app.state.serving = ModelManager(settings, metrics)
     add_handlers(app)
+    auth = read_auth(settings)
+    if (keys := auth.keys) is not None:
+        metrics.keys_current.set_function(lambda: float(keys.is_current))
     app.add_middleware(
         RequestMiddleware,
         settings=settings,
-        auth=read_auth(settings),
+        auth=auth,
         limiter=ConcurrencyLimiter(settings.queue, metrics),
         memory=app.state.serving.body_memory,
         metrics=metrics,

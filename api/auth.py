@@ -33,6 +33,9 @@ class ApiKeys:
         ConfigError: the file is readable by others, unreadable, or holds a short key.
     """
 
+    is_current = True
+    """Whether these are the keys that the file held when it last changed."""
+
     def __init__(self, file: Path) -> None:
         self._file = file
         self._mark = _mark(file)
@@ -53,8 +56,10 @@ class ApiKeys:
         try:
             self._hashes = _read_hashes(self._file)
         except ConfigError as error:
+            self.is_current = False
             log("keys_refused", logging.ERROR, reason=str(error))
         else:
+            self.is_current = True
             log("keys_read", keys=len(self._hashes))
 
 
@@ -140,6 +145,8 @@ def _mark(file: Path) -> tuple[int, ...] | None:
 
 
 def _read_hashes(file: Path) -> tuple[bytes, ...]:
+    if file.exists() and not file.is_file():  # to read a named pipe would wait for its writer
+        raise ConfigError(f"key file {file} is no regular file; write the keys into one")
     keys = read_keys(file)
     if min(map(len, keys)) < _SHORTEST_KEY:
         raise ConfigError(f"key file {file} needs keys of at least {_SHORTEST_KEY} characters")

@@ -1,14 +1,19 @@
 """How the body of a request arrives: counted, bounded, and a large file of a form set aside.
 
+The parser of forms would take seconds for some bodies of many megabytes. So it gets the rest alone,
+which is small.
+
 A large file is never copied: it is read from the socket into memory that decode workers can read.
 """
 
+import asyncio
 import mmap
 import os
-import re
+import time
 import weakref
 from dataclasses import replace
 
+from python_multipart.multipart import parse_options_header
 from starlette.types import Message, Receive, Scope
 
 from medclip_dcl.data.images import KEPT_BYTES, SharedBytes, SharedMemory
@@ -16,29 +21,50 @@ from medclip_dcl.data.images import KEPT_BYTES, SharedBytes, SharedMemory
 from .errors import ApiError
 from .http_protocol import LARGE, READ_BODY, ReadBody
 from .logging import state_of
+from .settings import MAX_FIELDS, MAX_FORM_KB
 
 _LONGEST_HEAD = 4096
-_BOUNDARY = re.compile(
-    rb"^multipart/form-data;\s*boundary=(?:\"([^\"]{1,70})\"|([^\s;\"]{1,70}))\s*$"
-)
+_LONGEST_BOUNDARY = 70  # RFC 2046, 5.1.1
 _MOST_LENT = 32  # each has a file descriptor
 _MOST_IDLE = 8
 
 
+STEP = 64 * 1024
+"""Bytes of a large body or answer that have to move in `STEP_S`."""
+
+STEP_S = 10.0
+"""Seconds."""
+
+_SAFE_S = 0.5  # who has moved `STEP` bytes within so many seconds keeps its room
+
+
 class BodyMemory:
-    """Room for bodies that are arriving or inside; the memory of large ones is used again."""
+    """Room for bodies that arrive or are inside and for answers that leave.
+
+    Where it is full, transfers that hardly move lose theirs: slow clients shut nobody out. The
+    memory of large bodies is used again.
+    """
 
     def __init__(self, room: int, most_bytes: int) -> None:
         """`room`: bytes of all bodies at once, `most_bytes`: of one."""
         self.most_bytes = most_bytes
+        self.moving: set[Transfer] = set()
         self._room = room
         self._lent: set[int] = set()  # handles; threads add and remove without a lock
         self._idle: list[SharedMemory] = []
 
-    def hold(self, size: int) -> bool:
+    def hold(self, size: int, asking: "Transfer | None" = None) -> bool:
         """Take room for so many bytes; whether there was room."""
-        if size > self._room:
-            return False
+        while size > self._room:
+            now = time.monotonic()
+            slow = [
+                item
+                for item in self.moving
+                if item is not asking and item.held and now - item.step_at > _SAFE_S
+            ]
+            if not slow:
+                return False
+            min(slow, key=lambda item: item.step_at).cut()
         self._room -= size
         return True
 
@@ -70,13 +96,58 @@ class BodyMemory:
             self._idle.append(memory)
 
 
+class Transfer:
+    """Bytes of a body that arrives, or of an answer that leaves: their room and their pace."""
+
+    def __init__(self, memory: BodyMemory, limit: asyncio.Timeout) -> None:
+        """`limit`: of the task that moves them, which `cut` ends."""
+        self.is_cut = False
+        self.held = 0
+        self.step_at = time.monotonic()
+        self._memory, self._limit = memory, limit
+        self._since_step = 0
+        memory.moving.add(self)
+
+    def hold(self, size: int) -> None:
+        """Take room; ApiError where there is none."""
+        if self.is_cut or not self._memory.hold(size, self):
+            raise ApiError("overloaded")
+        self.held += size
+
+    def move(self, size: int) -> bool:
+        """Count bytes that have moved; whether a step is complete."""
+        self._since_step += size
+        if self._since_step < STEP:
+            return False
+        self._since_step, self.step_at = 0, time.monotonic()
+        return True
+
+    def cut(self) -> None:
+        """End it, and give its room to others at once."""
+        self.is_cut = True
+        self.release()
+        if not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time())
+
+    def settle(self) -> None:
+        """Keep its room until it is released: everything has moved."""
+        self._memory.moving.discard(self)
+
+    def release(self) -> None:
+        """Give its room back."""
+        self.settle()
+        self._memory.release(self.held)
+        self.held = 0
+
+
 class Body:
     """The body of one request, counted as it arrives."""
 
-    def __init__(self, memory: BodyMemory) -> None:
+    def __init__(self, memory: BodyMemory, deadline_s: float) -> None:
         self.size = 0
-        self._memory = memory
-        self._held = 0
+        self._memory, self._deadline_s = memory, deadline_s
+        self._transfer: Transfer | None = None
+        self._is_form = False
 
     async def gather(self, scope: Scope, receive: Receive) -> Message:
         """Give the whole body as one ASGI message, or the message that the client has left.
@@ -84,11 +155,33 @@ class Body:
         A large file of a form is left out of it and set aside in the request's state.
 
         Raises:
-            ApiError: it is too large, or there is no room for it.
+            ApiError: it is too large or too slow, or there is no room for it.
         """
+        try:
+            async with asyncio.timeout(self._deadline_s) as limit:
+                self._limit, self._end = limit, limit.when() or 0.0
+                self._transfer = Transfer(self._memory, limit)
+                message = await self._gather(scope, receive)
+        except TimeoutError as error:
+            cut = self._transfer is not None and self._transfer.is_cut
+            raise ApiError("overloaded" if cut else "body_deadline") from error
+        self._transfer.settle()
+        if self._transfer.is_cut:  # in the moment in which its last byte came
+            raise ApiError("overloaded")
+        if len(message.get("body", b"")) > MAX_FORM_KB * 1024:
+            raise ApiError("malformed_body")
+        return message
+
+    def release(self) -> None:
+        """Give its room back."""
+        if self._transfer is not None:
+            self._transfer.release()
+
+    async def _gather(self, scope: Scope, receive: Receive) -> Message:
         named = dict(scope["headers"])
         length = int(named.get(b"content-length", b"0"))
         kind = named.get(b"content-type", b"")
+        self._is_form = _boundary(kind) is not None
         read: ReadBody | None = scope.get("extensions", {}).get(READ_BODY)
         memory = None if read is None else self._memory.lend(length)
         if read is None or memory is None:
@@ -98,61 +191,72 @@ class Body:
         start, end = find_large_file(memory.map, length, kind) or (length, length)
         if start < end:
             state_of(scope).image = SharedBytes(memory, start, end)
+        if length - (end - start) > MAX_FORM_KB * 1024:  # before it is copied
+            raise ApiError("malformed_body")
         form = memory.map[:start] + memory.map[end:length]
         return {"type": "http.request", "body": form, "more_body": False}
 
-    def release(self) -> None:
-        """Give its room back."""
-        self._memory.release(self._held)
-        self._held = 0
-
     async def _in_pieces(self, scope: Scope, receive: Receive, kind: bytes) -> Message:
-        pieces: list[bytes] = []
+        body = bytearray()
         more = True
         while more:
             message = await receive()
             if message["type"] != "http.request":
                 return message
-            pieces.append(message.get("body", b""))
-            self._hold(len(pieces[-1]))
+            piece = message.get("body", b"")
+            self._hold(len(piece))
+            body += piece
             more = message.get("more_body", False)
-        body = b"".join(pieces)
-        place = find_large_file(body, len(body), kind)
-        if place is not None:
-            start, end = place
+        start, end = find_large_file(body, len(body), kind) or (len(body), len(body))
+        if start < end:
             state_of(scope).image = memoryview(body)[start:end]
-            body = body[:start] + body[end:]
-        return {"type": "http.request", "body": body, "more_body": False}
+        form = bytes(body[:start]) + bytes(body[end:])
+        return {"type": "http.request", "body": form, "more_body": False}
 
     def _hold(self, size: int) -> None:
+        assert self._transfer is not None
         self.size += size
         if self.size > self._memory.most_bytes:
             raise ApiError("body_too_large")
-        if not self._memory.hold(size):
-            raise ApiError("overloaded")
-        self._held += size
+        if self.size > MAX_FORM_KB * 1024 and not self._is_form:
+            raise ApiError("malformed_body")
+        self._transfer.hold(size)
+        if self._transfer.move(size) and self.size >= LARGE and not self._limit.expired():
+            next_s = asyncio.get_running_loop().time() + STEP_S
+            self._limit.reschedule(min(self._end, next_s))
 
 
 def find_large_file(
-    body: bytes | mmap.mmap, length: int, content_type: bytes
+    body: bytes | bytearray | mmap.mmap, length: int, content_type: bytes
 ) -> tuple[int, int] | None:
     """Find the content of a large file in a form, whose bytes need not be copied field by field.
 
     Gives its first place in the body of `length` bytes, and the place behind it. Whatever the
     parser makes of the form without it, only a prefix of one file's content is missing; and it is
-    clear whose, since a form with two files is refused (`max_files` in api.app).
+    clear whose, since a form with two files is refused (`max_files` in api.app). For the same
+    reason the first file alone is looked at.
     """
-    found = _BOUNDARY.search(content_type)
-    if length < LARGE or found is None:
+    boundary = _boundary(content_type)
+    if length < LARGE or boundary is None:
         return None
-    delimiter = b"--" + (found[1] or found[2])
+    delimiter = b"--" + boundary
     place = 0 if body[: len(delimiter)] == delimiter else -1
-    while place >= 0:
+    for _ in range(MAX_FIELDS + 1):
+        if place < 0:
+            break
         start = body.find(b"\r\n\r\n", place, place + _LONGEST_HEAD) + 4
         end = body.find(b"\r\n" + delimiter, start, length)
         if start < 4 or end < 0:
             break
-        if end - start >= LARGE and b"filename=" in body[place:start]:
-            return start, end
+        if b"filename=" in body[place:start]:
+            return (start, end) if end - start >= LARGE else None
         place = end + 2
     return None
+
+
+def _boundary(content_type: bytes) -> bytes | None:
+    """The boundary of a form's parts, as its parser reads it; None where it is another form."""
+    kind, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary", b"")
+    is_one = kind == b"multipart/form-data" and 0 < len(boundary) <= _LONGEST_BOUNDARY
+    return boundary if is_one else None

@@ -30,7 +30,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "host_refused": (421, "the Host header names no host that is served here"),
     "invalid_request": (422, "a field is missing, of the wrong kind or beyond its limit"),
     "invalid_query": (422, "the question is malformed"),
-    "client_gone": (499, "the client closed the connection"),
+    "client_gone": (499, "the client closed the connection, or read its answer too slowly"),
     "internal": (500, "a fault of the service; the log knows it by the request id"),
     "overloaded": (503, "all places are taken; try again"),
     "deadline": (503, "the model was busy for longer than deadline_s; try again"),
@@ -92,15 +92,16 @@ class ApiError(HTTPException):
     An HTTPException, since FastAPI lets no other pass while it reads a body.
     """
 
-    def __init__(self, code: str) -> None:
+    def __init__(self, code: str, detail: str = "") -> None:
+        """`detail`: the field and the rule that it breaks, in words of ours alone."""
         super().__init__(ERRORS[code][0], code)
-        self.code = code
+        self.code, self.detail_line = code, detail
 
 
-def error_response(code: str, request_id: str) -> JSONResponse:
+def error_response(code: str, request_id: str, detail: str = "") -> JSONResponse:
     """Make the answer to a request that failed with a code of `ERRORS`."""
     status, line = ERRORS[code]
-    response = _response(code, request_id, status, line)
+    response = _response(code, request_id, status, f"{line} ({detail})" if detail else line)
     if code in _RETRY_AFTER_S:
         response.headers["Retry-After"] = str(_RETRY_AFTER_S[code])
     if code == "unauthorized":
@@ -121,7 +122,7 @@ async def _answer(request: Request, error: Exception) -> Response:
         line = REASONS.get(error.code, "the image is refused")
         return _response(error.code, state.request_id, IMAGE_STATUS.get(error.code, 422), line)
     state.code = _code_of(error)
-    response = error_response(state.code, state.request_id)
+    response = error_response(state.code, state.request_id, _detail_of(error))
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
     return response
@@ -135,6 +136,31 @@ def _code_of(error: Exception) -> str:
     if isinstance(error, QueryError):
         return "invalid_query"
     return "engine_unavailable" if isinstance(error, EngineError) else "invalid_request"
+
+
+# Kinds of pydantic's errors whose messages hold our rule and nothing of what was sent.
+_RULES = frozenset(
+    (
+        *("missing", "literal_error", "string_too_long", "finite_number", "bool_parsing"),
+        *("int_parsing", "int_parsing_size", "int_from_float", "float_parsing"),
+        *("greater_than_equal", "less_than_equal"),
+    )
+)
+_MOST_DETAILS = 3
+
+
+def _detail_of(error: Exception) -> str:
+    """Name the fields that are wrong, and the rules that they break."""
+    if isinstance(error, ApiError):
+        return error.detail_line
+    if not isinstance(error, RequestValidationError):
+        return ""
+    rules = {  # places are names of parameters, which are ours
+        str(item["loc"][1]): item["msg"] if item["type"] in _RULES else "Of the wrong kind"
+        for item in error.errors()
+        if len(item["loc"]) > 1
+    }
+    return "; ".join(f"{name}: {rule}" for name, rule in [*rules.items()][:_MOST_DETAILS])
 
 
 def _response(code: str, request_id: str, status: int, line: str) -> JSONResponse:

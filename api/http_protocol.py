@@ -6,6 +6,7 @@ application's instead of being passed on piece by piece.
 """
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -25,30 +26,75 @@ LARGE = 256 * 1024
 _LONGEST_HEAD = 16 * 1024  # bytes of the request line and all headers
 _LONGEST_BLANK = 2  # one empty line before a request is allowed (RFC 9112, 2.2); llhttp skips any
 _MOST_PIPELINED = 8
+_CHUNK_FRAME = 32  # bytes around each chunk that are free: its length and line ends need 12
 _PIECE = 2**20
+
+_MOST_CONNECTIONS = 1024
+_LONGEST_BACKLOG = 100
+_OTHER_DESCRIPTORS = 128  # of decode workers, memory of large bodies, libraries
+
+
+def connection_limits(descriptors: int) -> tuple[int, int]:
+    """Give the most connections, and the backlog of the listener, of a process.
+
+    asyncio accepts a whole backlog in each turn of its loop, and needs a few turns to close what is
+    too many. Without a free descriptor it would log every attempt.
+    """
+    if descriptors == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS, _LONGEST_BACKLOG
+    spare = max(descriptors - _OTHER_DESCRIPTORS, 32)
+    return min(spare // 2, _MOST_CONNECTIONS), min(spare // 8, _LONGEST_BACKLOG)
 
 
 class ServiceProtocol(HttpToolsProtocol):
     """One connection."""
 
+    most_connections, backlog = connection_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
     _head = 0  # bytes of the head that is arriving
     _in_head = False
     _blank = 0  # bytes of empty lines before it
+    _frame = 0  # bytes of a body in chunks that are not the body
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser = _Parser(self)
+        self._idle_since = self.loop.time()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing is asked: what is not yet sent is all that is left to do."""
+        return self.cycle is None or self.cycle.response_complete or self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection."""
+        """Take a connection; in place of the longest idle one where there are too many."""
         super().connection_made(transport)
-        self._answers = _HeadWithBody(transport)
+        if len(self.connections) <= self.most_connections:
+            return
+        idle = (
+            item
+            for item in self.connections
+            if isinstance(item, ServiceProtocol) and item is not self and item.is_waiting
+        )
+        dropped = min(idle, key=lambda item: item._idle_since, default=self)
+        self.connections.discard(dropped)
+        dropped.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes that are not those of a large body."""
         # llhttp gathers a header of any length before it names it. What came of it in one piece
         # with an earlier body is not counted; such a piece has 256 KiB at most.
+        is_too_long = False
         if self._in_head:
             self._head += len(data)
-        elif (self.cycle is None or not self.cycle.more_body) and not data.strip(b"\r\n"):
+            is_too_long = self._head > _LONGEST_HEAD
+        elif self.cycle is not None and self.cycle.more_body:  # nor does it name chunk extensions
+            is_too_long = self._frame > _LONGEST_HEAD
+            self._frame += len(data)
+        elif not data.strip(b"\r\n"):
             self._blank += len(data)
-        if self._head > _LONGEST_HEAD or self._blank > _LONGEST_BLANK:
+            is_too_long = self._blank > _LONGEST_BLANK
+        if is_too_long:
             self.send_400_response("The head of the request is too long, or empty.")
             return
         super().data_received(data)
@@ -57,7 +103,7 @@ class ServiceProtocol(HttpToolsProtocol):
         """Begin a request."""
         if len(self.pipeline) >= _MOST_PIPELINED:
             raise ValueError("too many requests wait for earlier ones on this connection")
-        self._head, self._in_head, self._blank = 0, True, 0
+        self._head, self._in_head, self._blank, self._frame = 0, True, 0, 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -66,34 +112,92 @@ class ServiceProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, or what follows a body in chunks."""
+        """Take a header; what follows a body in chunks is dropped."""
         self._count(len(name) + len(value))
-        super().on_header(name, value)
+        if self._in_head:
+            super().on_header(name, value.strip(b" \t"))  # llhttp leaves spaces behind a value
 
     def on_headers_complete(self) -> None:
         """Start the application on a request."""
         self._in_head = False
+        self._check_head()
+        if self.parser.should_upgrade():  # it will be read again, without the offer
+            return
         super().on_headers_complete()
-        self.cycle.transport = self._answers  # type: ignore[assignment]
         lengths = [int(value) for name, value in self.headers if name == b"content-length"]
         if lengths and lengths[0] >= LARGE and not self.pipeline:
             read = _LargeBody(self).read
             self.scope["extensions"] = {READ_BODY: read}  # type: ignore[dict-item]
 
+    def on_chunk_header(self) -> None:
+        """Take the length of a chunk."""
+        self._frame -= _CHUNK_FRAME
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._frame -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
     def on_response_complete(self) -> None:
         """Go on to the next request."""
-        self._answers.flush()
+        self._idle_since = self.loop.time()
         super().on_response_complete()
+
+    def decline_upgrade(self, rest: bytes) -> None:
+        """Read a request again without its offer of another protocol, then what follows its head.
+
+        llhttp ends a request at such an offer, and would take its body for the next one.
+        """
+        line = f" HTTP/{self.parser.get_http_version()}".encode()
+        lines = [self.parser.get_method() + b" " + self.url + line]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self.parser = _Parser(self)
+        self.parser.feed_data(b"\r\n".join((*lines, b"", b"")) + rest)
 
     def begin_next_request(self) -> None:
         """Parse what follows a body that the parser has not seen."""
-        self.parser = httptools.HttpRequestParser(self)
-        self.on_message_complete()
+        self.parser = _Parser(self)
+        super().on_message_complete()
+
+    def _check_head(self) -> None:
+        """Refuse what a proxy in front may read in another way (RFC 9112, 2.3, 3.2 and 6.1)."""
+        version = self.parser.get_http_version()
+        if version not in {"1.0", "1.1"} or self.parser.get_method() == b"CONNECT":
+            raise ValueError("only HTTP/1.0 and HTTP/1.1 are spoken here, to no other host")
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (version == "1.1" and not hosts):
+            raise ValueError("a request names its host once")
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and (codings != [b"chunked"] or version == "1.0"):
+            raise ValueError("a body comes with its length or in chunks")
+        if version == "1.0":
+            self.expect_100_continue = False  # its client knows no such answer
 
     def _count(self, size: int) -> None:
         self._head += size
         if self._head > _LONGEST_HEAD:
             raise ValueError("the head of the request is too long")
+
+
+class _Parser(httptools.HttpRequestParser):
+    """llhttp, which an offer of another protocol (`Upgrade: h2c`) does not stop."""
+
+    def __init__(self, connection: ServiceProtocol) -> None:
+        super().__init__(connection)
+        self._connection = connection
+        # As uvicorn sets it: bytes behind a last request do not spoil its answer.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def feed_data(self, data: Any) -> None:
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._connection.decline_upgrade(bytes(data[offer.args[0] :]))
 
 
 class _LargeBody(asyncio.BufferedProtocol):
@@ -161,29 +265,3 @@ class _LargeBody(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._connection.resume_writing()
-
-
-class _HeadWithBody:
-    """A transport that keeps the head of an answer until its body, and sends both in one call."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
-            self._head = data
-            return
-        self._transport.write(self._head + data)
-        self._head = b""
-
-    def flush(self) -> None:
-        if self._head:
-            self.write(b"")
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)

@@ -8,32 +8,36 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from medclip_dcl import model_package
 from medclip_dcl.errors import ArtifactMissing, ConfigError, MedclipError
+from medclip_dcl.files import raise_open_file_limit
+from medclip_dcl.retrieval import embeddings
 
 from .app import create_app
 from .auth import is_loopback
 from .http_protocol import ServiceProtocol
 from .logging import configure_logging
+from .model_manager import fetch_model
 from .settings import ServeSettings, read_settings
-
-_BACKLOG = 1024
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the service until a signal stops it; exit code 0 stopped, 2 configuration, 4 no model."""
+    raise_open_file_limit()
     parser = argparse.ArgumentParser(prog="python -m api")
     parser.add_argument("--config", type=Path, required=True, help="settings, a YAML file")
+    parser.add_argument("--run", type=Path, help="folder of a run: its model and its index")
     parser.add_argument("--host", help="address to bind")
     parser.add_argument("--port", type=int, help="port to bind; 0: a free one")
     arguments = parser.parse_args(argv)
     try:
-        settings = read_settings(
-            arguments.config, os.environ, host=arguments.host, port=arguments.port
-        )
+        given = {} if arguments.run is None else _folders_of(arguments.run)
+        given |= {"host": arguments.host, "port": arguments.port}
+        settings = fetch_model(read_settings(arguments.config, os.environ, **given))
         _check(settings)
         app = create_app(settings)
         listener = _listen(settings)
@@ -51,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         uvicorn.Config(
             app,
             http=ServiceProtocol,
+            backlog=ServiceProtocol.backlog,
             loop="asyncio",
             ws="none",
             lifespan="on",
@@ -65,6 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     app.state.connections = server.server_state.connections
     server.run(sockets=[listener])
     return 0
+
+
+def _folders_of(run: Path) -> dict[str, Any]:
+    index = embeddings.ARTIFACT.at(run)
+    return {
+        "model": str(model_package.ARTIFACT.at(run)),
+        "index": str(index) if index.is_dir() else "",
+    }
 
 
 def _check(settings: ServeSettings) -> None:
@@ -93,5 +106,5 @@ def _listen(settings: ServeSettings) -> socket.socket:
         raise ConfigError(
             f"{settings.host}:{settings.port} cannot be bound ({error.strerror}); choose another"
         ) from error
-    listener.listen(_BACKLOG)
+    listener.listen(ServiceProtocol.backlog)
     return listener

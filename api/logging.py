@@ -135,6 +135,12 @@ class Metrics:
         self.inside = Gauge("medclip_inside", "Requests that hold a place", registry=here)
         self.waiting = Gauge("medclip_waiting", "Requests that wait for the model", registry=here)
         self.ready = Gauge("medclip_ready", "1 once the model and index answer", registry=here)
+        self.keys_current = Gauge(
+            "medclip_keys_current",
+            "0 while the key file is gone or refused, and the keys before it stay valid",
+            registry=here,
+        )
+        self.keys_current.set(1)
 
     def note(self, timings: dict[str, float], stage: str, seconds: float) -> None:
         """Count what a stage of a request took, and add it to the request's timings."""

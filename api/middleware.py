@@ -1,4 +1,4 @@
-"""Around every route: id, admission, body, headers and log line; and silent connections."""
+"""Around every route: id, admission, body and log line; and silent connections."""
 
 import asyncio
 import re
@@ -7,10 +7,12 @@ import uuid
 from collections.abc import Collection
 from typing import Any, Protocol
 
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .answers import Answer
 from .auth import Auth
-from .bodies import Body, BodyMemory
+from .bodies import STEP, Body, BodyMemory
 from .errors import ApiError, error_response
 from .logging import Metrics, RequestState, log, log_fault, state_of
 from .settings import ServeSettings
@@ -18,20 +20,6 @@ from .settings import ServeSettings
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # What a log line may call a method: a client can make up others.
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY"))
-_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "Cache-Control": "no-store",
-}
-_ENCODED = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
 
 
 class ConcurrencyLimiter:
@@ -89,25 +77,19 @@ class RequestMiddleware:
             return
         state = RequestState(_request_id(scope))
         scope.setdefault("state", {})["request"] = state
-        started, status = time.monotonic(), 0
-
-        async def framed(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                missing = _missing_headers(message, state.request_id)
-                message["headers"] = [*message["headers"], *missing]
-            await send(message)
-
+        started, answer = time.monotonic(), Answer(scope, receive, send, self._memory)
         try:
-            await self._admit(scope, receive, framed)
+            await self._admit(scope, receive, answer.send)
         except Exception as error:  # noqa: BLE001 (the last resort: the server lives on)
             state.code = "internal"
             log_fault("fault", error, request_id=state.request_id)
-            if status == 0:
-                await error_response("internal", state.request_id)(scope, receive, framed)
+            if answer.status == 0:
+                failed = error_response("internal", state.request_id)
+                await failed(scope, receive, answer.send)
         finally:
-            self._note(scope, status, time.monotonic() - started)
+            if answer.is_cut:
+                state.code = "client_gone"
+            self._note(scope, answer.status, time.monotonic() - started)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = state_of(scope)
@@ -117,7 +99,7 @@ class RequestMiddleware:
             await error_response(code, state.request_id)(scope, receive, send)
             return
         state.deadline = time.monotonic() + self._settings.deadline_s
-        if scope["method"] != "POST":
+        if scope["method"] != "POST" or not _is_routed(scope):  # the router says 404 or 405
             await self._app(scope, receive, send)
             return
         await self._with_body(scope, receive, send)
@@ -138,34 +120,44 @@ class RequestMiddleware:
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Gather a body, which holds no place while it arrives, and answer it in a place."""
         state = state_of(scope)
-        body, started = Body(self._memory), time.monotonic()
+        body, started = Body(self._memory, self._settings.body_deadline_s), time.monotonic()
         try:
-            async with asyncio.timeout(self._settings.body_deadline_s):
-                message = await body.gather(scope, receive)
+            message = await body.gather(scope, receive)
             if message["type"] == "http.disconnect":  # its form would be called malformed
                 raise ApiError("client_gone")
             self._metrics.note(state.timings, "receive", time.monotonic() - started)
             if body.size and not self._limiter.take():
                 raise ApiError("overloaded")
-        except (ApiError, TimeoutError) as refusal:
+        except ApiError as refusal:
             state.image = None
             body.release()
-            state.code = refusal.code if isinstance(refusal, ApiError) else "body_deadline"
+            state.code = refusal.code
             await error_response(state.code, state.request_id)(scope, receive, send)
             return
         state.deadline = time.monotonic() + self._settings.deadline_s
         messages = iter([message])
+        is_inside = True
 
         async def whole() -> Message:
             return next(messages, None) or await receive()
 
+        def leave() -> None:
+            nonlocal is_inside
+            if is_inside:
+                is_inside = False
+                state.image = None
+                body.release()
+                if body.size:
+                    self._limiter.leave()
+
+        async def answered(message: Message) -> None:
+            leave()  # a slow reader keeps nobody out
+            await send(message)
+
         try:
-            await self._app(scope, whole, send)
+            await self._app(scope, whole, answered)
         finally:
-            state.image = None
-            body.release()
-            if body.size:
-                self._limiter.leave()
+            leave()
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
@@ -193,15 +185,16 @@ def _request_id(scope: Scope) -> str:
     return text if _SAFE_ID.fullmatch(text) else uuid.uuid4().hex
 
 
-def _missing_headers(message: Message, request_id: str) -> list[tuple[bytes, bytes]]:
-    present = {name.lower() for name, _ in message["headers"]}
-    ours = ((b"x-request-id", request_id.encode()), *_ENCODED)
-    return [(name, value) for name, value in ours if name not in present]
+def _is_routed(scope: Scope) -> bool:
+    """Whether a route takes this path and method."""
+    return any(route.matches(scope)[0] is Match.FULL for route in scope["app"].router.routes)
 
 
 class Connection(Protocol):
-    """What is known of an HTTP connection; uvicorn's protocols are."""
+    """What is known of an HTTP connection; `ServiceProtocol` is one."""
 
+    is_waiting: bool
+    """Whether nothing is asked: what is not yet sent is all that is left to do."""
     cycle: Any
     """The request that is being, or was last, answered; None before the first."""
     transport: asyncio.Transport
@@ -209,26 +202,25 @@ class Connection(Protocol):
 
 
 async def close_silent(connections: Collection[Connection], deadline_s: float) -> None:
-    """Close connections on which no request has begun for too long, until cancelled.
+    """Close connections on which nothing happens for too long, until cancelled.
 
     `deadline_s`: seconds that a client has, from connecting or from the answer before, to send the
-    headers of a request.
+    headers of a request, and for each `STEP` bytes of an answer that waits to be read.
     """
     silent: dict[Connection, tuple[Any, float]] = {}
     while True:
         await asyncio.sleep(deadline_s / 10)
         now = time.monotonic()
-        waiting = [item for item in connections if _is_waiting(item)]
+        marks = {item: _mark(item) for item in connections if item.is_waiting}
         silent = {
-            item: silent[item]
-            if item in silent and silent[item][0] is item.cycle
-            else (item.cycle, now)
-            for item in waiting
+            item: silent[item] if item in silent and silent[item][0] == mark else (mark, now)
+            for item, mark in marks.items()
         }
         for connection, (_, since) in silent.items():
             if now - since > deadline_s:
                 connection.transport.abort()
 
 
-def _is_waiting(connection: Connection) -> bool:
-    return connection.cycle is None or connection.cycle.response_complete
+def _mark(connection: Connection) -> tuple[Any, int]:
+    """What changes when a request comes, or an answer leaves."""
+    return connection.cycle, -(-connection.transport.get_write_buffer_size() // STEP)

@@ -23,6 +23,7 @@ from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.errors import ArtifactStale, ArtifactUnreadable, MedclipError
 from medclip_dcl.inference import Predictor, build_predictor
 from medclip_dcl.model_package import SavedModel, read_model_package
+from medclip_dcl.models.towers import PACKAGE, fetch_weights
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 
 from .batching import MicroBatcher, WorkerSlots, start_threads
@@ -77,7 +78,7 @@ class ServingState:
 
     @property
     def decoder(self) -> Decoder:
-        """The decode workers, held to the limits that the model was published with."""
+        """The decode workers, held to the limits of the model and of the service."""
         if self.workers is None:
             raise ApiError(self.state)
         return self.workers
@@ -108,6 +109,12 @@ async def _current_state(request: Request) -> ServingState:
 
 CurrentState = Annotated[ServingState, Depends(_current_state)]
 """What a route answers with: model, index and decoder."""
+
+
+def fetch_model(settings: ServeSettings) -> ServeSettings:
+    """Give settings whose model is a folder: a hub's is fetched; ConfigError where it cannot be."""
+    folder = fetch_weights(Path(settings.model), PACKAGE)
+    return settings.model_copy(update={"model": str(folder)})
 
 
 class ModelManager:
@@ -188,7 +195,7 @@ class ModelManager:
         log("swapped" if new.is_ready else "swap_refused", model=new.state, index=new.index_state)
         if new.is_ready:
             self.current = new
-            longest_s = self._settings.deadline_s + self.current.published.config.images.deadline_s
+            longest_s = self._settings.deadline_s + self._settings.decode_deadline_s
             loop = asyncio.get_running_loop()
             loop.call_later(longest_s, self._retire, self._decoders[:-1])
 
@@ -261,7 +268,16 @@ class ModelManager:
             log_fault(event, error)
 
     def _start_decoder(self, images: ImagesConfig) -> Decoder:
-        """Start decode workers, by as many images at once; those with equal limits are kept."""
+        """Start decode workers, by as many images at once; those with equal limits are kept.
+
+        A model may have been published by anybody: its limits hold below those of the service.
+        """
+        images = images.held_to(
+            max_bytes=self._settings.max_body_mb * MEBIBYTE,
+            max_megapixels=self._settings.max_megapixels,
+            deadline_s=self._settings.decode_deadline_s,
+            memory_mb=self._settings.decode_memory_mb,
+        )
         if self._decoders and self._decoders[-1][0] == images:
             return self._decoders[-1][1]
         workers = self._settings.decode_workers

@@ -13,6 +13,7 @@ from .settings import (
     MAX_FIELD_KB,
     MAX_FIELDS,
     MAX_FINDINGS,
+    MAX_FORM_KB,
     MAX_ID_CHARS,
     MAX_PHRASES,
     MAX_TEXT_CHARS,
@@ -108,7 +109,8 @@ def _describe_body(
         schema |= _EITHER
     body["description"] = (
         f"A form of at most {settings.max_body_mb} MiB with at most one file and "
-        f"{MAX_FIELDS} other fields, each of at most {MAX_FIELD_KB} KiB."
+        f"{MAX_FIELDS} other fields, each of at most {MAX_FIELD_KB} KiB, "
+        f"{MAX_FORM_KB} KiB together."
     )
     written = {"image": _IMAGES, "findings": "application/json", "box": "application/json"}
     form["encoding"] = {

@@ -20,6 +20,8 @@ MAX_FIELDS = 64
 """Most text fields of a form."""
 MAX_FIELD_KB = 64
 """Largest text field of a form, KiB."""
+MAX_FORM_KB = 1024
+"""Largest form without the content of its image, KiB."""
 MAX_PHRASES = 16
 """Most phrases of one `/ground`."""
 MAX_FINDINGS = 32
@@ -38,7 +40,8 @@ class ServeSettings(Section):
     """Every setting of the service."""
 
     model: str
-    """Folder of the published model."""
+    """Folder of the published model, or OWNER/NAME@COMMIT of a hub, fetched when the service
+    starts."""
     index: str = ""
     """Folder of the retrieval index; empty: `/retrieve` is not offered."""
     retrieval: RetrievalConfig = RetrievalConfig()
@@ -72,7 +75,8 @@ class ServeSettings(Section):
     deadline_s: Annotated[float, Field(gt=0)] = 30
     """Seconds after which a question that still waits for its forward pass is given up."""
     header_deadline_s: Annotated[float, Field(gt=0)] = 10
-    """Seconds that a connection may be silent, or take to send headers; the launcher holds it."""
+    """Seconds that a connection may be silent, take to send headers, or to read the last 64 KiB of
+    an answer; the launcher holds it."""
     body_deadline_s: Annotated[float, Field(gt=0)] = 30
     """Seconds that a client may take to send a body."""
     drain_s: Annotated[int, Field(ge=0)] = 30
@@ -80,9 +84,17 @@ class ServeSettings(Section):
     max_body_mb: Annotated[int, Field(gt=0, le=1024)] = 64
     """Largest body, MiB, multipart frame included."""
     max_bodies_mb: Annotated[int, Field(gt=0)] = 512
-    """Bytes of all bodies held at once, MiB; what exceeds them gets 503 and Retry-After."""
+    """Bytes of all bodies and answers held at once, MiB; beyond them slow clients lose theirs, and
+    others get 503 and Retry-After."""
     decode_workers: Annotated[int, Field(gt=0)] = 2
     """Processes that decode images."""
+    max_megapixels: Annotated[float, Field(gt=0)] = 40
+    """Largest declared rows x columns of an image, millions of pixels; the model may ask for
+    less, as it may for both limits below."""
+    decode_deadline_s: Annotated[float, Field(gt=0)] = 8
+    """Seconds that one image may take to decode."""
+    decode_memory_mb: Annotated[int, Field(gt=0)] = 1024
+    """Memory that a decode worker may allocate, MiB."""
     watch_s: Annotated[float, Field(ge=0)] = 2
     """Seconds between looks at the folders of model and index, which are taken into service when
     other ones were renamed into their place; 0: they are never looked at again."""

@@ -63,8 +63,8 @@ async def _phrases(
     phrase: Annotated[list[str], Form(description="a sentence; may be given several times")],
 ) -> list[str]:
     if len(phrase) > MAX_PHRASES:
-        raise ApiError("invalid_request")
-    return [plain_text(text) for text in phrase]
+        raise ApiError("invalid_request", f"phrase: At most {MAX_PHRASES} times")
+    return [plain_text(text, "phrase") for text in phrase]
 
 
 FormImage = Annotated[SquareImage, Depends(_image)]
@@ -88,8 +88,8 @@ def wants_picture(request: Request) -> bool:
     return request.headers.get("accept", "").startswith("image/png")
 
 
-def plain_text(text: str) -> str:
-    """Check a sentence that goes to the tokenizer, and collapse its whitespace.
+def plain_text(text: str, field: str) -> str:
+    """Check a sentence of a field that goes to the tokenizer, and collapse its whitespace.
 
     Raises:
         ApiError: it is empty, too long, or holds what is not text.
@@ -97,7 +97,8 @@ def plain_text(text: str) -> str:
     words = " ".join(text.split())
     surrogate = any(0xD800 <= ord(character) < 0xE000 for character in words)
     if not words or len(words) > MAX_TEXT_CHARS or "\0" in words or surrogate:
-        raise ApiError("invalid_request")
+        rule = f"{field}: Text of 1 to {MAX_TEXT_CHARS} characters"
+        raise ApiError("invalid_request", rule)
     return words
 
 
@@ -110,11 +111,12 @@ def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float
     try:
         x, y, width, height = _BOX.validate_json(text)
     except ValidationError as error:
-        raise ApiError("invalid_request") from error
+        rule = "box: Four numbers in JSON, [x, y, width, height]"
+        raise ApiError("invalid_request", rule) from error
     height_px, width_px = image.height_px, image.width_px
     inside = x >= 0 and y >= 0 and x + width <= width_px and y + height <= height_px
     if min(width, height) < 1 or not inside:
-        raise ApiError("invalid_request")
+        raise ApiError("invalid_request", "box: On the image, one pixel or more wide and high")
     return x / width_px, y / height_px, width / width_px, height / height_px
 
 
@@ -130,11 +132,12 @@ def parse_findings(text: str) -> tuple[Finding, ...] | None:
     try:
         tree = from_json(text, allow_inf_nan=False)
     except (ValueError, TypeError) as error:  # the second: what is not text
-        raise ApiError("invalid_request") from error
+        raise ApiError("invalid_request", "findings: A list in JSON") from error
     findings = parse_prompts(tree)
     prompts = [side for finding in findings for side in (*finding.positive, *finding.negative)]
     if len(findings) > MAX_FINDINGS or len(prompts) > 8 * MAX_FINDINGS:
-        raise ApiError("invalid_request")
+        rule = f"findings: At most {MAX_FINDINGS} with {8 * MAX_FINDINGS} prompts in all"
+        raise ApiError("invalid_request", rule)
     for text in (*prompts, *(finding.name for finding in findings)):
-        plain_text(text)
+        plain_text(text, "findings")
     return findings

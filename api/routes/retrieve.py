@@ -49,18 +49,18 @@ async def retrieve(
 ) -> RetrieveAnswer:
     """Rank indexed images or sentences by a sentence, an image, or a box of an image."""
     if bool(text) == (image is not None):
-        raise ApiError("invalid_request")
+        raise ApiError("invalid_request", "text, image: One of the two")
     if text:
-        text = plain_text(text)
+        text = plain_text(text, "text")
     filters = Filters(
-        splits=_names(split, SPLITS),
-        views=_names(view),
-        findings=_names(finding, LABELS),
+        splits=_names("split", split, SPLITS),
+        views=_names("view", view),
+        findings=_names("finding", finding, LABELS),
         exclude_patient=exclude_patient,
     )
     box_shares = parse_box(box, image) if box and image is not None else None
     if box and box_shares is None:
-        raise ApiError("invalid_request")
+        raise ApiError("invalid_request", "box: Together with an image alone")
     model, index = serving.predictor, serving.index
     vector, regions = await _encoded(request, serving, text, image, box_shares)
     query = Query(target, k, vector, regions, filters)
@@ -108,8 +108,10 @@ async def _encoded(
     return box_vectors(regions[None], boxes, torch.zeros(1, dtype=torch.long))[0], None
 
 
-def _names(given: list[str] | None, known: tuple[str, ...] = ()) -> frozenset[str]:
+def _names(field: str, given: list[str] | None, known: tuple[str, ...] = ()) -> frozenset[str]:
     names = frozenset(given or ())
-    if any(len(name) > MAX_ID_CHARS or (known and name not in known) for name in names):
-        raise ApiError("invalid_request")
+    if known and not names <= {*known}:
+        raise ApiError("invalid_request", f"{field}: One of {', '.join(known)}")
+    if any(len(name) > MAX_ID_CHARS for name in names):
+        raise ApiError("invalid_request", f"{field}: At most {MAX_ID_CHARS} characters")
     return names

@@ -98,6 +98,7 @@ async function open(chosen) {
     find("key-label").classList.remove("wanted");
     find("empty").hidden = true;
     find("peak").textContent = "";
+    find("beyond").hidden = true;
     setBeside(null);
     setTool("window");
     reset();
@@ -112,7 +113,11 @@ async function open(chosen) {
 async function classify(turn) {
   const answer = await (await call("/classify", { image: file, explain: "true" })).json();
   if (turn !== asked) return;
-  find("flags").replaceChildren(...answer.image.flags.map((flag) => make("span", "", flag.replaceAll("_", " "))));
+  const beyond = answer.image.flags.includes("out_of_range"); // a banner says so, not a chip
+  find("beyond").hidden = !beyond;
+  find("findings").classList.toggle("beyond", beyond);
+  const flags = answer.image.flags.filter((flag) => flag !== "out_of_range");
+  find("flags").replaceChildren(...flags.map((flag) => make("span", "", flag.replaceAll("_", " "))));
   find("findings").replaceChildren(...answer.findings.map((finding) => {
     const button = make("button");
     button.type = "button";

@@ -266,6 +266,38 @@ def test_a_bad_change_leaves_the_keys_as_they_were_and_is_logged(
     assert [record.msg for record in caplog.records] == ["keys_refused"]  # once, not per request
 
 
+def test_keys_that_a_gone_file_leaves_valid_show_in_a_metric(tmp_path: Path) -> None:
+    path = write_keys(tmp_path)
+    client = TestClient(create_app(ServeSettings(model="none", key_file=str(path))))
+    named = {"X-API-Key": KEY}
+    assert "medclip_keys_current 1.0" in client.get("/metrics", headers=named).text
+    path.unlink()
+    assert "medclip_keys_current 0.0" in client.get("/metrics", headers=named).text
+    write_keys(tmp_path)
+    assert "medclip_keys_current 1.0" in client.get("/metrics", headers=named).text
+
+
+def test_a_named_pipe_in_place_of_the_key_file_is_refused_unread(tmp_path: Path) -> None:
+    path = write_keys(tmp_path)
+    auth = read_auth(ServeSettings(model="m", key_file=str(path)))
+    path.unlink()
+    os.mkfifo(path, 0o400)
+    assert auth.refusal(scope(x_api_key=KEY)) is None
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_auth(ServeSettings(model="m", key_file=str(path)))
+
+
+def test_comments_and_blank_lines_are_no_keys(key_file: Path) -> None:
+    comment = "# this is a comment of 32 characters or more"
+    rewrite(key_file, f"{comment}\n\n {KEY} \n  {comment}\n")
+    auth = read_auth(ServeSettings(model="m", key_file=str(key_file)))
+    assert auth.refusal(scope(x_api_key=comment)) == "unauthorized"
+    assert auth.refusal(scope(x_api_key=KEY)) is None
+    rewrite(key_file, f"{comment}\n")
+    with pytest.raises(ConfigError, match="no key"):
+        read_auth(ServeSettings(model="m", key_file=str(key_file)))
+
+
 def test_loopback_is_this_machine_alone() -> None:
     assert is_loopback("127.0.0.1")
     assert is_loopback("::1")

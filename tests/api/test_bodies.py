@@ -44,7 +44,7 @@ def gathered(
         "extensions": {} if in_pieces else {READ_BODY: read},
         "state": {"request": state},
     }
-    counted = Body(memory)
+    counted = Body(memory, 30)
 
     async def receive() -> Any:
         assert in_pieces

@@ -1,7 +1,7 @@
 """A real server on the protocol, with an application that says what it got."""
 
-import asyncio
 import gc
+import resource
 import socket
 import threading
 import time
@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import uvicorn
 
-from api.http_protocol import READ_BODY, ServiceProtocol, _HeadWithBody
+from api.http_protocol import READ_BODY, ServiceProtocol, connection_limits
 
 MEBIBYTE = 1 << 20
 held: list[int] = []
+told: list[bytes] = []
 
 
 class Whole(bytearray):
@@ -48,6 +49,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
             words = "refused"
         else:
             words = f"whole {len(whole)} {whole[-1]}"
+    told[:] = [value for name, value in scope["headers"] if name == b"x-told"]
     await send(
         {
             "type": "http.response.start",
@@ -190,21 +192,105 @@ def test_few_requests_may_wait_for_an_earlier_one(wire: socket.socket) -> None:
     assert b"HTTP/1.1 400" in b"".join(iter(lambda: wire.recv(4096), b""))
 
 
-def test_head_and_body_of_an_answer_are_sent_in_one_call() -> None:
-    sent: list[bytes] = []
+UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk"
 
-    class Transport(asyncio.Transport):
-        def write(self, data: Any) -> None:
-            sent.append(bytes(data))
 
-    answers = _HeadWithBody(Transport())
-    answers.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    answers.write(b"HTTP/1.1 200 OK\r\n\r\n")
-    answers.write(b"body")
-    answers.write(b"HTTP/1.1 204 No Content\r\n\r\n")
-    answers.flush()
-    assert sent == [
-        b"HTTP/1.1 100 Continue\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n\r\nbody",
-        b"HTTP/1.1 204 No Content\r\n\r\n",
-    ]
+@pytest.mark.parametrize("size", [0, 3, 70_000, MEBIBYTE])
+def test_an_offer_of_http_2_is_declined_and_loses_no_body(wire: socket.socket, size: int) -> None:
+    told = f"whole {size} 7" if size == MEBIBYTE else f"parsed {size}"
+    body = (bytes(size) + b"\x07")[-size:] if size else b""
+    wire.sendall(head(size, *UPGRADE.split("\r\n")) + body + head(3) + b"abc")
+    assert answer(wire) == told
+    assert answer(wire) == "parsed 3"
+    wire.sendall(head(size, *UPGRADE.split("\r\n")))
+    time.sleep(0.05)
+    wire.sendall(body)
+    assert answer(wire) == told
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "GET / HTTP/1.1",
+        "GET / HTTP/1.1|Host: a|Host: a",
+        "GET / HTTP/1.0|Host: a|Host: a",
+        "GET / HTTP/0.9|Host: a",
+        "GET / HTTP/2.0|Host: a",
+        "CONNECT a:1 HTTP/1.1|Host: a",
+        "POST / HTTP/1.1|Host: a|Transfer-Encoding: gzip, chunked",
+        "POST / HTTP/1.1|Host: a|Transfer-Encoding: identity|Transfer-Encoding: chunked",
+        "POST / HTTP/1.0|Host: a|Transfer-Encoding: chunked",
+    ],
+)
+def test_heads_that_can_be_read_in_two_ways_are_refused(wire: socket.socket, lines: str) -> None:
+    end = b"0\r\n\r\n" if "Transfer" in lines else b""
+    wire.sendall(lines.replace("|", "\r\n").encode() + b"\r\n\r\n" + end)
+    assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 400"
+
+
+def test_spaces_behind_a_value_are_none_of_it(wire: socket.socket) -> None:
+    wire.sendall(head(3, "X-Told: a \t").replace(b": 3\r", b": 3 \r") + b"abc")
+    assert answer(wire) == "parsed 3"
+    assert told == [b"a"]
+
+
+def test_what_follows_a_body_in_chunks_is_no_header(wire: socket.socket) -> None:
+    wire.sendall(
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"3\r\nabc\r\n0\r\nX-Told: late\r\n\r\n"
+    )
+    assert answer(wire) == "parsed 3"
+    assert told == []
+
+
+def test_a_body_in_chunks_of_any_size_comes_whole_and_its_extensions_are_bounded(
+    wire: socket.socket,
+) -> None:
+    begin = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks = 20_000 * b"1;a=b\r\nx\r\n" + b"30d40\r\n" + bytes(200_000) + b"\r\n"
+    wire.sendall(begin + chunks + b"0\r\n\r\n")
+    assert answer(wire) == "parsed 220000"
+    with suppress(ConnectionError):
+        wire.sendall(begin + b"1;")
+        for _ in range(200):
+            wire.sendall(4096 * b"a")
+            time.sleep(0.0005)
+    assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 400"
+
+
+def test_no_100_continue_is_sent_to_http_1_0(wire: socket.socket) -> None:
+    old = head(3, "Expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/1.0")
+    wire.sendall(old)
+    time.sleep(0.05)
+    wire.sendall(b"abc")
+    assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 200"
+
+
+def test_the_longest_idle_connection_makes_room_for_a_new_one(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServiceProtocol, "most_connections", 3)
+    wires = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(2)]
+    wires[0].sendall(head(3))  # its request is on the way
+    time.sleep(0.05)
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as other:
+            other.sendall(head(3) + b"abc")
+            assert answer(other) == "parsed 3"
+            wires.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+    with suppress(ConnectionError):
+        assert wires[1].recv(1) == b""
+    wires[0].sendall(b"abc")
+    assert answer(wires[0]) == "parsed 3"
+    for made in wires:
+        made.close()
+
+
+@pytest.mark.parametrize("descriptors", [64, 256, 300, 1024, 4096, 1 << 20])
+def test_connections_and_those_being_accepted_leave_descriptors_free(descriptors: int) -> None:
+    connections, backlog = connection_limits(descriptors)
+    assert connections >= 16
+    assert backlog >= 4
+    assert connections + 4 * backlog <= max(descriptors - 128, 32)
+    assert backlog <= 100
+    assert connection_limits(resource.RLIM_INFINITY) == connection_limits(1 << 30)

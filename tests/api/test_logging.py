@@ -1,6 +1,8 @@
 import json
 import logging
 
+import pytest
+
 from api.logging import LOGGER, JsonFormatter, log_fault
 
 
@@ -27,7 +29,13 @@ def test_of_other_libraries_the_name_alone_is_written() -> None:
     assert line_of(record("uvicorn.error", "Shutting down"))["event"] == "Shutting down"
 
 
-def test_a_fault_names_its_type_and_place_but_not_its_message() -> None:
+def test_a_fault_names_its_type_and_place_but_not_its_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # what another test of this process has left behind
+    monkeypatch.setattr(LOGGER, "disabled", False)
+    monkeypatch.setattr(LOGGER.manager, "disable", logging.NOTSET)
+    LOGGER.manager._clear_cache()  # type: ignore[attr-defined]
     seen: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = seen.append  # type: ignore[method-assign]

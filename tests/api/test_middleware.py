@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message
 
+from api import bodies
 from api.auth import Auth
 from api.bodies import BodyMemory
 from api.errors import ERRORS, add_handlers, error_response
@@ -41,7 +42,8 @@ def app_with(
 
     @app.post("/count")
     async def count(request: Request) -> int:
-        return len(await request.body())
+        aside = state_of(request.scope).image
+        return len(await request.body()) + (0 if aside is None else len(aside))
 
     @app.api_route("/left", methods=["GET", "POST"])
     async def left(request: Request) -> float:
@@ -86,6 +88,7 @@ def exchange(
     method: str = "POST",
     headers: list[tuple[str, str]] = [],  # noqa: B006 (it is only read)
 ) -> list[Message]:
+    headers = [("content-type", "multipart/form-data; boundary=x"), *headers]
     sent: list[Message] = []
     left = list(pieces)
 
@@ -122,11 +125,19 @@ def exchange(
 
 
 MEBIBYTE = bytes(1 << 20)
+HEAD = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+END = b"\r\n--x--\r\n"
+
+
+def whole_form(size: int) -> bytes:
+    """A form of so many bytes, most of them of an image."""
+    return HEAD + bytes(size - len(HEAD + END)) + END
 
 
 @pytest.mark.parametrize("declared", [{}, {"content_length": str(2 << 20)}])
 def test_bodies_up_to_the_limit_pass(declared: dict[str, str]) -> None:
-    found = ask(app_with(max_body_mb=2), [MEBIBYTE, MEBIBYTE], **declared)
+    body = whole_form(2 << 20)
+    found = ask(app_with(max_body_mb=2), [body[:9], body[9:]], **declared)
     assert found == (200, str(2 << 20).encode())
 
 
@@ -141,9 +152,39 @@ def test_a_declared_body_beyond_the_limit_is_refused_unread(length: str) -> None
     assert (status, b"body_too_large" in body) == (413, True)
 
 
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", ""])
+def test_a_large_body_that_is_no_form_with_a_file_is_refused_as_it_comes(kind: str) -> None:
+    for body in ([MEBIBYTE, b"&", 3600.0], [bytes(2 << 20), 3600.0]):
+        status, answer = ask(app_with(), body, content_type=kind)
+        assert (status, b"malformed_body" in answer) == (400, True)
+    status, answer = ask(app_with(), [HEAD.replace(b"filename", b"x") + MEBIBYTE + END])
+    assert (status, b"malformed_body" in answer) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "method"), [("/nowhere", "POST"), ("/framed", "POST"), ("/", "PUT")]
+)
+def test_no_body_is_read_that_no_route_takes(path: str, method: str) -> None:
+    sent = exchange(app_with(), [3600.0], path, method)
+    assert sent[0]["status"] in (404, 405)
+
+
 def test_a_slow_body_is_given_up() -> None:
     status, body = ask(app_with(body_deadline_s=0.1), [b"a", 30.0, b"b"])
     assert (status, b"body_deadline" in body) == (408, True)
+
+
+def test_a_large_body_that_stalls_is_given_up_long_before_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bodies, "STEP_S", 0.1)
+    body, started = whole_form(1 << 20), time.monotonic()
+    status, answer = ask(app_with(), [body[: 512 * 1024], 30.0, body[512 * 1024 :]])
+    assert (status, b"body_deadline" in answer) == (408, True)
+    pieces: list[Piece] = [body[at : at + 65536] for at in range(0, len(body), 65536)]
+    slow = [item for piece in pieces for item in (piece, 0.02)][:-1]
+    assert ask(app_with(), slow) == (200, str(1 << 20).encode())
+    assert time.monotonic() - started < 5
 
 
 def test_without_a_place_nothing_is_read() -> None:
@@ -158,11 +199,13 @@ def test_without_a_place_nothing_is_read() -> None:
 def test_who_finds_no_place_left_when_the_body_has_arrived_gives_its_bytes_back() -> None:
     limiter = ConcurrencyLimiter(1, Metrics())
     app = app_with(limiter)
-    status, body = ask(app, [bytes(6 << 20), limiter.take, b"a"])  # of eight MiB for all bodies
+    status, body = ask(
+        app, [whole_form(6 << 20), limiter.take, b"a"]
+    )  # of eight MiB for all bodies
     assert (status, b"overloaded" in body) == (503, True)
     assert limiter.is_full  # another's place is not given away
     limiter.leave()
-    assert ask(app, [bytes(6 << 20)]) == (200, str(6 << 20).encode())
+    assert ask(app, [whole_form(6 << 20)]) == (200, str(6 << 20).encode())
 
 
 def test_places_are_given_back_after_faults() -> None:
@@ -298,5 +341,5 @@ def test_who_leaves_while_sending_leaves_nothing_behind_and_is_no_fault() -> Non
     status, body = ask(app, [bytes(6 << 20), 0.01])  # of eight MiB for all bodies
     assert (status, b"client_gone" in body) == (499, True)
     assert metrics.registry.get_sample_value("medclip_refusals_total", {"code": "client_gone"}) == 1
-    assert ask(app, [bytes(6 << 20)]) == (200, str(6 << 20).encode())
+    assert ask(app, [whole_form(6 << 20)]) == (200, str(6 << 20).encode())
     assert not limiter.is_full

@@ -95,6 +95,16 @@ def test_a_refused_swap_after_one_that_was_served_ends_no_worker_in_use(tmp_path
     asyncio.run(swap_twice())
 
 
+def test_a_package_lowers_the_limits_of_decoding_and_never_raises_them(tmp_path: Path) -> None:
+    images = {"size_px": 64, "max_bytes": 2**60, "deadline_s": 1e9, "memory_mb": 100}
+    tree = {"work": "unused", "model": tiny_model_config().model_dump(), "images": images}
+    publish(tmp_path / "model", config=Config.model_validate(tree))
+    serving = load(tmp_path / "model", device="cpu")
+    held = serving.current.decoder._settings
+    assert (held.max_bytes, held.deadline_s, held.memory_mb) == (64 * 2**20, 8, 100)
+    serving.close()
+
+
 def test_a_missing_index_leaves_the_model_and_is_not_ready(tmp_path: Path) -> None:
     publish(tmp_path / "model")
     serving = load(tmp_path / "model", index=str(tmp_path / "nothing"), device="cpu")

@@ -17,9 +17,9 @@ from benchmarks.fixtures import published
 from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.fixtures.service import Service, png, running
 from benchmarks.fixtures.tiny_models import random_images
+from benchmarks.fixtures.wire import Part, Request, exchange, form
 from medclip_dcl.data.images import open_image
 from medclip_dcl.inference import load
-from medclip_dcl.input_range import fit_input_range
 
 JPEG = b"\xff\xd8"
 HEADERS = {
@@ -185,6 +185,20 @@ def test_pixels_are_those_that_were_decoded(client: httpx.Client) -> None:
         np.testing.assert_array_equal(np.asarray(decoded), pixels)
 
 
+def test_pixels_that_spell_an_answer_are_not_taken_for_one(service: Service) -> None:
+    forged = b"HTTP/1.1 200 OK\r\nX-Film: {}\r\nContent-Length: 6\r\n\r\nFORGED"
+    greys = np.zeros((1, len(forged) // 2 + 2), "<u2")
+    greys[0, : len(forged) // 2] = np.frombuffer(forged, "<u2")
+    greys[0, -1] = 65535  # the whole range: greys come back as they are
+    stream = io.BytesIO()
+    Image.fromarray(greys).save(stream, "PNG")
+    part = Part("image", stream.getvalue(), "a.png")
+    answer = exchange(service.address, Request("/pixels", body=form(part)).encoded(""))
+    assert answer.body == greys.tobytes()
+    assert json.loads(answer.head.partition(b"x-film: ")[2].partition(b"\r\n")[0])["height"] == 1
+    assert b"x-content-type-options: nosniff" in answer.head
+
+
 def test_card_names_model_index_and_limits(client: httpx.Client, folder: Path) -> None:
     card = client.get("/model").json()
     assert "not a medical device" in card["notice"]
@@ -249,6 +263,30 @@ def test_malformed_questions_are_refused_without_echo(
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     assert "tomorrow" not in answer.text
     assert "painting" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "rule"),
+    [
+        ("/classify", {"picture": "x"}, "image: Field required"),
+        ("/classify", {"image": "x"}, "image: Of the wrong kind"),
+        ("/ground", {}, "phrase: Field required"),
+        ("/retrieve", {"target": "images"}, "target: Input should be 'image' or 'text'"),
+        ("/retrieve", {"target": "image"}, "text, image: One of the two"),
+        ("/retrieve", {"target": "text", "text": "x", "k": "x"}, "k: Input should be a valid"),
+        ("/retrieve", {"target": "text", "text": "x", "k": "0"}, "k: Input should be greater"),
+        ("/retrieve", {"target": "text", "text": "w" * 1001}, "text: Text of 1 to 1000"),
+        ("/retrieve", {"target": "text", "text": "x", "split": "x"}, "split: One of train"),
+    ],
+)
+def test_a_refused_request_learns_which_field_breaks_which_rule(
+    client: httpx.Client, path: str, form: dict[str, str], rule: str
+) -> None:
+    answer = client.post(path, data=form).json()
+    assert answer["code"] == "invalid_request"
+    assert f"({rule}" in answer["message"] or f"; {rule}" in answer["message"]
+    answer = client.post("/classify", files=image(), data={"findings": "{"}).json()
+    assert answer["message"].endswith("(findings: A list in JSON)")
 
 
 @pytest.mark.parametrize(
@@ -442,15 +480,7 @@ def test_decisions_are_taken_by_the_offset_where_the_model_has_one(
 
 
 def test_an_image_unlike_those_of_training_is_flagged(tmp_path: Path) -> None:
-    published.publish(tmp_path / "older")
-    older, files = (
-        load(tmp_path / "older", "cpu"),
-        [raster_bytes(f, "png") for f in random_images(60)],
-    )
-    known = fit_input_range(
-        [older.square(open_image(data)) for data in files], [str(number) for number in range(60)]
-    )
-    published.publish(tmp_path / "model", known=known)
+    published.publish(tmp_path / "model", known=published.random_range())
     noise = np.random.default_rng(0).integers(0, 256, (1, 64, 64)).astype(np.uint8)
     flagged: dict[str, list[bool]] = {"/classify": [], "/ground": []}
     with running(tmp_path, index="") as service, service.client() as client:

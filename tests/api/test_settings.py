@@ -39,7 +39,7 @@ def test_unknown_variables_are_refused_by_name(name: str) -> None:
         ("queue: 1", "model"),
         ("model: a\nqueue: 0", "queue"),
         ("- a", "keys"),
-        ("{", "YAML"),
+        ("{", "line 1, column 2"),
     ],
 )
 def test_faults_of_the_file_are_named(tmp_path: Path, text: str, fault: str) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import mmap
+import time
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -95,6 +96,9 @@ def test_a_large_image_is_found_between_fields() -> None:
     start, end = find_large_file(body, len(body), KIND) or (0, 0)
     assert body[start:end] == IMAGE
     assert (start, end) == find_large_file(body, len(body), b'multipart/form-data; boundary="xyz"')
+    assert (start, end) == find_large_file(
+        body, len(body), b"Multipart/form-data; a=b; " + KIND[21:]
+    )
     mapped = mmap.mmap(-1, 2 * len(body))
     mapped[: len(body)] = body
     assert find_large_file(mapped, len(body), KIND) == (start, end)
@@ -103,7 +107,28 @@ def test_a_large_image_is_found_between_fields() -> None:
     assert find_large_file(mapped, len(cut), KIND) is None
 
 
-@pytest.mark.parametrize("kind", [b"", b"text/plain", b"multipart/form-data", KIND + b"; a=b"])
+@pytest.mark.parametrize(
+    "before",
+    [part("image", b"small", FILE), 65 * part("k", b"3"), 2 * LARGE * b"\r\n--xyz\r\n\r\n"],
+    ids=["another file", "too many fields", "empty parts"],
+)
+def test_a_file_that_the_form_may_not_have_is_not_looked_for(before: bytes) -> None:
+    body = before + part("image", IMAGE, FILE) + END
+    started = time.monotonic()
+    assert find_large_file(body, len(body), KIND) is None
+    assert time.monotonic() - started < 0.2
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        b"",
+        b"text/plain",
+        b"multipart/form-data",
+        b"multipart/mixed; boundary=xyz",
+        KIND + 70 * b"z",
+    ],
+)
 def test_what_is_no_plain_form_stays_as_it_is(kind: bytes) -> None:
     body = BODIES["image alone"]
     assert find_large_file(body, len(body), kind) is None

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks.fixtures.browser import Page, browsing, find_browser
-from benchmarks.fixtures.dicom import dicom_bytes
+from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
+from benchmarks.fixtures.published import publish, random_range
 from benchmarks.fixtures.service import Service, png, running
+from benchmarks.fixtures.tiny_models import random_images
 
 KEY = "k" * 32
 READY = """document.querySelectorAll('#findings button').length > 0
@@ -168,6 +170,30 @@ def test_a_finding_says_what_it_means_and_where(shown: Page) -> None:
     assert shown.js("document.querySelector('#image').toDataURL()") == plain
     shown.hover(5, 5)
     assert shown.until("!document.querySelector('#meaning b') && meaning.textContent") == hint
+
+
+def test_an_image_out_of_range_has_a_banner_and_grey_bars(
+    page: Page, tmp_path: Path, image: Path
+) -> None:
+    publish(tmp_path / "model", known=random_range())
+    like = tmp_path / "like.png"
+    like.write_bytes(raster_bytes(random_images(1, seed=9)[0], "png"))
+    with running(tmp_path, index="") as service:
+        page.open(service.url)
+        page.choose_file("#file", image)
+        said = page.until("!document.querySelector('#beyond').hidden && beyond.innerText")
+        assert "unlike those that the model was trained on" in said
+        colour = "getComputedStyle(document.querySelector('#findings .bar i')).backgroundColor"
+        page.js("document.querySelector('#findings .bar').classList.add('present')")
+        grey_bar = page.js(colour)
+        assert "out of range" not in page.js("flags.innerText")
+        assert page.js(CONTRAST) >= 4.5
+        page.choose_file("#file", like)
+        page.until(
+            "document.querySelector('#beyond').hidden && !findings.matches('.beyond, .busy')"
+        )
+        page.js("document.querySelector('#findings .bar').classList.add('present')")
+        assert page.js(colour) != grey_bar
 
 
 def test_a_phrase_is_shown_where_it_is_answered(shown: Page) -> None:
