@@ -1,18 +1,18 @@
 """Images that were not sent are asked for: most archives forget one whose receiver was down."""
 
 import datetime as dt
-import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-from medclip_dcl.data.sources.dicomweb import DicomWeb
+from medclip_dcl.data.images import REASONS
+from medclip_dcl.data.sources.dicomweb import ArchivedImage, DicomWeb
 from medclip_dcl.errors import ConfigError, ImageError, ServiceError
 
 from .journal import Journal
-from .listener import SUCCESS, Intake
-from .monitoring import log, log_fault
+from .listener import NO_RESOURCES, SUCCESS, Intake
+from .monitoring import Monitor, log, log_fault
 from .settings import CatchUp
-from .stages import Workers
 
 _MODALITIES = ("CR", "DX")
 
@@ -21,22 +21,27 @@ class CatchingUp:
     """A thread that looks at an archive from time to time."""
 
     def __init__(
-        self, settings: CatchUp, journal: Journal, intake: Intake, workers: Workers
+        self,
+        settings: CatchUp,
+        ca: Path | None,
+        journal: Journal,
+        intake: Intake,
+        monitor: Monitor,
+        wake: Callable[[], None],
     ) -> None:
-        """Set it up; ConfigError where the key cannot be read."""
-        self._settings, self._journal = settings, journal
-        self._intake, self._workers = intake, workers
-        self._too_large: set[str] = set()
+        """Set it up; ConfigError where the key or `ca` cannot be read."""
+        self._settings, self._ca, self._journal = settings, ca, journal
+        self._intake, self._monitor, self._wake = intake, monitor, wake
+        self._fetched: set[str] = set()
         self._stopped = threading.Event()
-        with self._archive():
-            pass  # a key that cannot be read ends the start
+        self._archive()  # a key that cannot be read ends the start
         self._thread = threading.Thread(target=self._run, name="catch-up", daemon=True)
         self._thread.start()
 
     def _archive(self) -> DicomWeb:
         """Connect for one look: the key is the one that stands in its file now."""
         key_file = Path(self._settings.key_file) if self._settings.key_file else None
-        return DicomWeb(self._settings.url, key_file)
+        return DicomWeb(self._settings.url, key_file, ca=self._ca)
 
     def stop(self) -> None:
         """End after the image that is being fetched."""
@@ -46,34 +51,56 @@ class CatchingUp:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                with self._archive() as archive:
-                    self._look(archive)
+                code = self._look()
             except ConfigError:
-                log("catch_up", code="key_file")
+                code = "key_file"
             except ServiceError as error:
-                log("catch_up", code=error.code)
-            except (OSError, sqlite3.Error) as error:
-                log_fault("disk", error)
+                code = error.code
+            except Exception as error:  # noqa: BLE001 (what nothing foresaw ends no catching up)
+                log_fault("catch_up", error)
+                code = "fault"
+            monitor = self._monitor
+            monitor.catch_up_failed_in_a_row = (
+                0 if code == "ok" else monitor.catch_up_failed_in_a_row + 1
+            )
+            log("catch_up", code=code)
             self._stopped.wait(self._settings.every_s)
 
-    def _look(self, archive: DicomWeb) -> None:
+    def _look(self) -> str:
+        """Fetch what is missing; `ok`, or what went wrong with the last image that did not come."""
         today = dt.datetime.now().astimezone().date()
         first = today - dt.timedelta(days=self._settings.days)
-        fetched = 0
-        for image in archive.images(_MODALITIES, f"{first:%Y%m%d}-{today:%Y%m%d}"):
-            if self._stopped.is_set():
-                return
-            if image.instance in self._too_large or self._journal.knows_uid(image.instance):
-                continue
-            try:
-                data = archive.fetch(image)
-            except ImageError:
-                continue  # gone meanwhile
-            part = self._intake.part()
-            part.write(data)
-            if part.failure == "too_large":
-                self._too_large.add(image.instance)
-            if self._intake.accept(part, image.instance, "catch-up") == SUCCESS:
-                fetched += 1
-                self._workers.wake()
-        log("catch_up", code="ok", fetched=fetched)
+        code = "ok"
+        with self._archive() as archive:
+            listed = archive.images(_MODALITIES, f"{first:%Y%m%d}-{today:%Y%m%d}")
+            self._fetched &= {image.instance for image in listed}
+            for image in listed:
+                if self._stopped.is_set():
+                    break
+                # One that could not be read may have been damaged on its way: it is asked for.
+                if image.instance in self._fetched or self._journal.knows_uid(
+                    image.instance, REASONS
+                ):
+                    continue
+                try:
+                    self._fetch(archive, image)
+                except ImageError as error:
+                    if error.code == "too_many_bytes":
+                        self._fetched.add(image.instance)
+                    elif error.code != "missing":  # gone meanwhile
+                        code = error.code
+                except ServiceError as error:
+                    if error.code in {"unreachable", "certificate"}:
+                        raise
+                    code = error.code
+        return code
+
+    def _fetch(self, archive: DicomWeb, image: ArchivedImage) -> None:
+        data = archive.fetch(image)
+        part = self._intake.part()
+        part.write(data)
+        status = self._intake.accept(part, image.instance, "catch-up")
+        if status != NO_RESOURCES or part.failure == "too_large":
+            self._fetched.add(image.instance)  # the same image would come again
+        if status == SUCCESS:
+            self._wake()

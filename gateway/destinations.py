@@ -14,7 +14,7 @@ from pydicom.uid import (
 from pynetdicom import AE
 
 from medclip_dcl.data.sources.dicomweb import DicomWeb
-from medclip_dcl.errors import ServiceError
+from medclip_dcl.errors import ConfigError, ServiceError
 
 from .listener import client_context
 from .settings import DicomWebDestination, DimseDestination
@@ -27,7 +27,8 @@ SENT = (
 )
 """SOP classes that are sent, in Explicit VR Little Endian."""
 
-_TIMEOUT_S = 60
+TIMEOUT_S = 60.0
+"""Of a connection by DIMSE, and of a whole exchange by STOW-RS."""
 _DUPLICATE = 0x0111  # the object is there already
 
 
@@ -50,19 +51,23 @@ class Destination(Protocol):
 class Stow:
     """STOW-RS, all objects of an image in one request."""
 
-    def __init__(self, settings: DicomWebDestination) -> None:
-        self._url = settings.url
+    def __init__(self, settings: DicomWebDestination, ca: Path | None) -> None:
+        self._url, self._ca = settings.url, ca
         self._key_file = Path(settings.key_file) if settings.key_file else None
-        with DicomWeb(self._url, self._key_file):
-            pass  # a key that cannot be read ends the start
+        self._open()  # a key that cannot be read ends the start
+
+    def _open(self) -> DicomWeb:
+        return DicomWeb(self._url, self._key_file, ca=self._ca, deadline_s=TIMEOUT_S)
 
     def send(self, objects: Mapping[str, Path]) -> Sequence[str]:
         """Send all in one request."""
         try:
-            with DicomWeb(self._url, self._key_file) as archive:
+            with self._open() as archive:
                 archive.store({uid: path.read_bytes() for uid, path in objects.items()})
         except ServiceError as error:
             raise SendError(error.code) from error
+        except ConfigError as error:  # the key is being exchanged
+            raise SendError("key_file") from error
         return list(objects)
 
 
@@ -73,7 +78,7 @@ class Dimse:
         self._settings = settings
         self._tls = (client_context(settings.tls), settings.host) if settings.tls else None
         self._entity = AE(ae_title=our_title)
-        self._entity.connection_timeout = _TIMEOUT_S
+        self._entity.connection_timeout = TIMEOUT_S
         for sop_class in SENT:
             self._entity.add_requested_context(sop_class, ExplicitVRLittleEndian)
 
@@ -104,9 +109,9 @@ class Dimse:
 
 
 def open_destination(
-    settings: DicomWebDestination | DimseDestination, our_title: str
+    settings: DicomWebDestination | DimseDestination, our_title: str, ca: Path | None = None
 ) -> Destination:
     """Set up what the settings name; nothing is sent yet."""
     if isinstance(settings, DimseDestination):
         return Dimse(settings, our_title)
-    return Stow(settings)
+    return Stow(settings, ca)

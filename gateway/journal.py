@@ -2,6 +2,8 @@
 
     received -> answered -> built -> done      or refused (not for us), or stuck (failing too long)
 
+An image that is out of range is refused once the PACS has the objects that say so.
+
 A step is one transaction that comes after its files. A kill therefore repeats at most one step,
 and the step has the same result. `synchronous=FULL` makes a commit durable before it returns.
 """
@@ -9,10 +11,12 @@ and the step has the same result. `synchronous=FULL` makes a commit durable befo
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from medclip_dcl.errors import ArtifactCorrupt
 
 WAITING = ("received", "answered", "built")
 """States in which something is to be done."""
@@ -36,6 +40,17 @@ create index if not exists by_digest on objects (digest);
 """
 
 
+# What SQLite says of a file's content; what it says of a disk is something else.
+_DAMAGE = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def _damaged(file: Path) -> ArtifactCorrupt:
+    return ArtifactCorrupt(
+        f"journal {file} is damaged; stop the gateway and delete {file}*: nothing is lost, since "
+        "images are taken up from the spool, and answers keep their UIDs"
+    )
+
+
 @dataclass(frozen=True)
 class Entry:
     """An image that waits."""
@@ -56,11 +71,23 @@ class Journal:
     """One file; threads share a connection, and commands of another process open their own."""
 
     def __init__(self, file: Path) -> None:
+        """Open the file, or begin it; ArtifactCorrupt where it is damaged."""
         self._lock = threading.Lock()
         self._db = sqlite3.connect(file, timeout=30, isolation_level=None, check_same_thread=False)
-        self._db.execute("pragma journal_mode=wal")
-        self._db.execute("pragma synchronous=full")
-        self._db.executescript(_SCHEMA)
+        try:
+            self._db.execute("pragma journal_mode=wal")
+            self._db.execute("pragma synchronous=full")
+            self._db.executescript(_SCHEMA)
+            if self._rows("pragma quick_check(1)") != [("ok",)]:
+                raise _damaged(file)
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            if error.sqlite_errorcode & 0xFF in _DAMAGE:
+                raise _damaged(file) from error
+            raise
+        except ArtifactCorrupt:
+            self._db.close()
+            raise
 
     def close(self) -> None:
         """Close the file."""
@@ -98,9 +125,13 @@ class Journal:
         rows = self._rows("select state from images where digest = ?", (digest,))
         return str(rows[0][0]) if rows else None
 
-    def knows_uid(self, image_uid: str) -> bool:
-        """Whether an image of this SOP instance UID was received."""
-        return bool(self._rows("select 1 from images where image_uid = ? limit 1", (image_uid,)))
+    def knows_uid(self, image_uid: str, except_refused: Collection[str] = ()) -> bool:
+        """Whether an image of this SOP instance UID was received.
+
+        One that was refused by a code of `except_refused` does not count.
+        """
+        rows = self._rows("select state, code from images where image_uid = ?", (image_uid,))
+        return any(state != "refused" or code not in except_refused for state, code in rows)
 
     def waiting(self, now: float, most: int) -> list[Entry]:
         """Give images whose time has come, those that wait longest first."""
@@ -147,15 +178,18 @@ class Journal:
         rows = self._rows("select uid from objects where digest = ? and not is_sent", (digest,))
         return sorted(str(uid) for (uid,) in rows)
 
-    def sent(self, digest: str, uids: Iterable[str]) -> None:
-        """Note objects that the destination acknowledged; with the last one the image is done."""
+    def sent(self, digest: str, uids: Iterable[str], refused: str = "") -> None:
+        """Note objects that the destination acknowledged; with the last one the image is done.
+
+        `refused`: code by which it is refused instead, where the objects say that it was.
+        """
         with self._transaction() as db:
             db.executemany("update objects set is_sent = 1 where uid = ?", [(uid,) for uid in uids])
             left = db.execute(
                 "select count(*) from objects where digest = ? and not is_sent", (digest,)
             ).fetchone()[0]
             if not left:
-                self._move(db, digest, "built", "done", "")
+                self._move(db, digest, "built", "refused" if refused else "done", refused)
 
     def refused(self, digest: str, code: str) -> None:
         """Note that an image is not for us, or cannot be read."""
@@ -225,6 +259,13 @@ class Journal:
         """Give the number of images in each state."""
         rows = self._rows("select state, count(*) from images group by state")
         return dict.fromkeys(STATES, 0) | {str(state): int(str(count)) for state, count in rows}
+
+    def refusals(self) -> dict[str, int]:
+        """Give the number of images that were refused by each code."""
+        rows = self._rows(
+            "select code, count(*) from images where state = 'refused' group by code order by code"
+        )
+        return {str(code): int(str(count)) for code, count in rows}
 
     def oldest_waiting_s(self) -> float:
         """Give how long the oldest image that waits has been here, seconds; 0: none waits."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medclip_dcl.client import Client
+from medclip_dcl.data.dicom.metadata import read_instance_uid
 from medclip_dcl.errors import ArtifactUnwritable, ConfigError, MedclipError
 
 from .catch_up import CatchingUp
@@ -98,11 +99,12 @@ def started(settings: GatewaySettings, destination: Destination | None = None) -
         journal = Journal(settings.spool / _JOURNAL)
         stack.callback(journal.close)
         for digest in spool.digests():  # a kill between file and journal, or a journal that is new
-            journal.add(digest, "", "spool")
+            if journal.state(digest) is None:
+                journal.add(digest, read_instance_uid(spool.image(digest)), "spool")
         monitor = Monitor(journal, spool)
         key = Path(settings.service_key_file) if settings.service_key_file else ""
-        client = stack.enter_context(Client(settings.service, key))
-        to = destination or open_destination(settings.destination, settings.ae_title)
+        client = stack.enter_context(Client(settings.service, key, ca=settings.ca))
+        to = destination or open_destination(settings.destination, settings.ae_title, settings.ca)
         workers = Workers(settings, spool, journal, monitor, client, to)
         metrics = monitor.serve(settings.metrics_port)
         stack.callback(metrics.server_close)
@@ -113,7 +115,9 @@ def started(settings: GatewaySettings, destination: Destination | None = None) -
         stack.callback(workers.stop)
         stack.callback(listener.close)
         if settings.catch_up:
-            catching_up = CatchingUp(settings.catch_up, journal, intake, workers)
+            catching_up = CatchingUp(
+                settings.catch_up, settings.ca, journal, intake, monitor, workers.wake
+            )
             stack.callback(catching_up.stop)
         yield Gateway(settings, spool, journal, listener.port, metrics.server_port)
 
@@ -138,7 +142,8 @@ def _open(settings: GatewaySettings) -> Journal:
 
 def _status(settings: GatewaySettings, _: str) -> None:
     journal = _open(settings)
-    print(json.dumps(journal.counts() | {"oldest_waiting_s": round(journal.oldest_waiting_s())}))
+    waiting = {"oldest_waiting_s": round(journal.oldest_waiting_s())}
+    print(json.dumps(journal.counts() | waiting | {"refusals": journal.refusals()}))
     for digest, state, code, attempts in journal.troubles():
         print(f"{digest[:12]} {state} {code} after {attempts} attempts")
 

@@ -13,13 +13,13 @@ from pydicom.uid import (
     ComputedRadiographyImageStorage,
     DigitalXRayImageStorageForPresentation,
 )
-from pynetdicom import AE, dimse_messages, evt
+from pynetdicom import dimse_messages, evt
 from pynetdicom.sop_class import Verification  # type: ignore[attr-defined]
-from pynetdicom.transport import ThreadedAssociationServer
 
 from medclip_dcl.data.dicom.reader import SYNTAXES
 from medclip_dcl.errors import ConfigError
 
+from .connections import HANDSHAKE_S, PDU_BYTES, Entity, Server, calling_title
 from .journal import WAITING, Journal
 from .monitoring import Monitor, log, log_fault
 from .settings import MEBIBYTE, GatewaySettings, TlsFiles
@@ -28,10 +28,9 @@ from .spool import Part, Spool
 ACCEPTED = (ComputedRadiographyImageStorage, DigitalXRayImageStorageForPresentation)
 """SOP classes that are received. What we send is not among them: it cannot come back."""
 
-SUCCESS, NO_RESOURCES, UNPROCESSABLE = 0x0000, 0xA700, 0xC001
+SUCCESS, NO_RESOURCES, MISMATCH, UNPROCESSABLE = 0x0000, 0xA700, 0xA900, 0xC001
+_STATUS = {"new": SUCCESS, "known": SUCCESS, "mismatch": MISMATCH}
 _REJECT = (0x01, 0x01, 0x03)  # permanent, by the service user: calling AE title not recognised
-_PDU_BYTES = 1 << 20
-_HANDSHAKE_S = 15.0
 
 
 class Intake:
@@ -55,10 +54,12 @@ class Intake:
         self._monitor.received.labels(outcome).inc()
         taken_ms = round(1000 * (time.monotonic() - begun), 1)
         log("received", part.digest, caller=caller, outcome=outcome, bytes=part.size, ms=taken_ms)
-        return SUCCESS if outcome in {"new", "known"} else NO_RESOURCES
+        return _STATUS.get(outcome, NO_RESOURCES)
 
     def _keep(self, part: Part, image_uid: str, caller: str) -> str:
         try:
+            if part.instance_uid() != image_uid:
+                return "mismatch"  # else an image could stand in the way of another by its name
             state = self._journal.state(part.digest)
             is_here = self._spool.image(part.digest).exists()
             if state is not None and (is_here or state not in {*WAITING, "stuck"}):
@@ -84,19 +85,18 @@ class Listener:
             for title, addresses in settings.callers.items()
         }
         self._take_over_parts()
-        entity = AE(ae_title=settings.ae_title)
+        entity = Entity(ae_title=settings.ae_title)
         entity.maximum_associations = settings.associations
-        entity.maximum_pdu_size = _PDU_BYTES
-        entity.acse_timeout = _HANDSHAKE_S
+        entity.maximum_pdu_size = PDU_BYTES
+        entity.acse_timeout = HANDSHAKE_S
         entity.require_called_aet = True
         entity.require_calling_aet = list(settings.callers)
         entity.add_supported_context(Verification)
         for sop_class in ACCEPTED:
             entity.add_supported_context(sop_class, list(SYNTAXES))
         try:
-            server = entity.start_server(
+            server = entity.make_server(
                 (settings.host, settings.port),
-                block=False,
                 ssl_context=server_context(settings.tls) if settings.tls else None,
                 evt_handlers=[
                     (evt.EVT_REQUESTED, self._on_requested),
@@ -104,13 +104,16 @@ class Listener:
                     (evt.EVT_C_STORE, self._on_store),
                     (evt.EVT_CONN_CLOSE, self._on_close),
                 ],
+                server_class=Server,
+                networks=[item for networks in self._networks.values() for item in networks],
+                turned_away=self._on_turned_away,
             )
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
                 f"{settings.host}:{settings.port} cannot be bound, or its TLS files not be read "
                 f"({type(error).__name__}); choose others"
             ) from error
-        assert isinstance(server, ThreadedAssociationServer)
+        assert isinstance(server, Server)
         self._server = server
 
     @property
@@ -121,7 +124,7 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening; associations are aborted."""
-        self._server.shutdown()
+        self._server.close()
 
     def _take_over_parts(self) -> None:
         # pynetdicom would hold images in memory, or in a temporary file whose errors end its
@@ -131,16 +134,20 @@ class Listener:
 
     def _on_requested(self, event: evt.Event) -> None:
         address = ipaddress.ip_address(event.assoc.requestor.address)
-        networks = self._networks.get(_title(event))
+        networks = self._networks.get(calling_title(event.assoc))
         if networks is not None and not any(address in network for network in networks):
             event.assoc.acse.send_reject(*_REJECT)
             self._on_rejected(event)
             event.assoc.kill()
 
     def _on_rejected(self, event: evt.Event) -> None:
-        title = _title(event)
+        title = calling_title(event.assoc)
         self._monitor.rejected.inc()
         log("rejected", caller=title if title in self._networks else "unknown")
+
+    def _on_turned_away(self) -> None:
+        self._monitor.rejected.inc()
+        log("rejected", caller="none")
 
     def _on_store(self, event: evt.Event) -> int:
         part = event.request._dataset_file
@@ -164,19 +171,13 @@ class Listener:
             log("cut", bytes=part.size)
 
 
-def _title(event: evt.Event) -> str:
-    primitive = event.assoc.requestor.primitive
-    return primitive.calling_ae_title if primitive else ""
-
-
 class _LateHandshake(ssl.SSLContext):
-    """Shakes hands in the association's thread: pynetdicom would, in that of the listener.
+    """Leaves the handshake to the connection's thread: pynetdicom would do it in the listener's.
 
     There one caller that connects and is silent would keep all others out.
     """
 
     def wrap_socket(self, sock: socket.socket, *_: Any, **__: Any) -> ssl.SSLSocket:
-        sock.settimeout(_HANDSHAKE_S)
         return super().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
 

@@ -77,6 +77,8 @@ class Monitor:
         )  # fmt: skip
         self.failed_in_a_row = 0
         """Deliveries to the destination that failed since the last that did not."""
+        self.catch_up_failed_in_a_row = 0
+        """Looks at the archive of `catch_up` that failed since the last that did not."""
         self.disk_fault = False
         """Whether the last step found no room on the disk, or a disk that fails."""
         here.register(self)
@@ -89,6 +91,12 @@ class Monitor:
         for state, count in self._journal.counts().items():
             images.add_metric([state], count)
         yield images
+        refusals = GaugeMetricFamily(
+            "medclip_gateway_refusals", "Images in the journal that were refused", labels=["code"]
+        )
+        for code, count in self._journal.refusals().items():
+            refusals.add_metric([code], count)
+        yield refusals
         for name, text, value in (
             (
                 "oldest_waiting_seconds",
@@ -96,16 +104,23 @@ class Monitor:
                 self._journal.oldest_waiting_s(),
             ),
             ("sends_failed_in_a_row", "Deliveries failed in a row", self.failed_in_a_row),
+            (
+                "catch_up_failed_in_a_row",
+                "Looks of catch_up failed in a row",
+                self.catch_up_failed_in_a_row,
+            ),
             ("spool_bytes", "Bytes of images in the spool", self._spool.bytes),
             ("disk_fault", "1 while the disk takes nothing", int(self.disk_fault)),
         ):
             yield GaugeMetricFamily(f"medclip_gateway_{name}", text, value=value)
 
     def status(self) -> str:
-        """Give `ok`, or what is wrong: `disk` or `destination`."""
+        """Give `ok`, or what is wrong: `disk`, `destination` or `catch_up`."""
         if self.disk_fault:
             return "disk"
-        return "destination" if self.failed_in_a_row else "ok"
+        if self.failed_in_a_row:
+            return "destination"
+        return "catch_up" if self.catch_up_failed_in_a_row else "ok"
 
     def serve(self, port: int) -> ThreadingHTTPServer:
         """Answer /metrics and /health on loopback, in threads of their own."""

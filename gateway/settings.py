@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from medclip_dcl.config import read_settings_of
-from medclip_dcl.dicom_results.settings import Kind, ResultsConfig
+from medclip_dcl.dicom_results.settings import Kind, OutOfRange, ResultsConfig
 from medclip_dcl.section import Section
 
 PREFIX = "MEDCLIP_GATEWAY_"
@@ -89,6 +89,10 @@ class GatewaySettings(Section):
     """Address of the service."""
     service_key_file: str = ""
     """File with the service's API key; read for each image, so that keys can be rotated."""
+    ca: Path | None = None
+    """PEM file of the authorities that sign the certificates of the service, of a `dicomweb`
+    destination and of the PACS of `catch_up`; without it those that the variables SSL_CERT_FILE and
+    SSL_CERT_DIR name, else certifi's."""
     destination: Annotated[DicomWebDestination | DimseDestination, Field(discriminator="kind")]
     """Where answers go: `{kind: dicomweb, url, key_file}`, or `{kind: dimse, ae_title, host, port,
     tls}`."""
@@ -97,8 +101,12 @@ class GatewaySettings(Section):
     secondary capture."""
     report_class: Literal["3d", "comprehensive"] = "3d"
     """SOP class of the report: Comprehensive 3D SR, or Comprehensive SR for an older PACS."""
+    out_of_range: OutOfRange = "refuse"
+    """What becomes of an image unlike those that the model was trained on: `refuse`, report and
+    capture say that it was not analysed; `answer`, the objects have its findings with a warning."""
     only_positive: bool = False
-    """Whether images without a positive finding get no objects."""
+    """Whether images without a positive finding get no objects; one that is refused as out of range
+    gets them all the same."""
     views: tuple[str, ...] = ("AP", "PA")
     """View positions that are answered; an empty string: images that name none."""
     body_parts: tuple[str, ...] = ("CHEST", "")
@@ -127,7 +135,9 @@ class GatewaySettings(Section):
     @property
     def results(self) -> ResultsConfig:
         """Which objects, and their form."""
-        return ResultsConfig(objects=self.objects, report_class=self.report_class)
+        return ResultsConfig(
+            objects=self.objects, report_class=self.report_class, out_of_range=self.out_of_range
+        )
 
     @model_validator(mode="after")
     def _is_guarded(self) -> Self:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from medclip_dcl.data.dicom.metadata import read_instance_uid
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import remove_staged, sync_file, write_bytes
 
@@ -77,6 +78,11 @@ class Part:
     def digest(self) -> str:
         """SHA-256 of what was written."""
         return self._hash.hexdigest()
+
+    def instance_uid(self) -> str:
+        """SOP instance UID of the data set; empty where it cannot be read; OSError of the disk."""
+        self._stream.flush()
+        return read_instance_uid(self.path)
 
     def sync(self) -> None:
         """Bring everything to the disk; OSError where it cannot."""

@@ -12,8 +12,9 @@ from pydicom.filereader import read_dataset
 from medclip_dcl.client import Client
 from medclip_dcl.data.images import REASONS, Decoder, ImageHeader, ImagesConfig
 from medclip_dcl.dicom_results.results import encode_results
+from medclip_dcl.dicom_results.settings import ResultsConfig
 from medclip_dcl.errors import ImageError, ServiceError
-from medclip_dcl.schemas import ClassifyAnswer
+from medclip_dcl.schemas import OUT_OF_RANGE, ClassifyAnswer
 
 from .destinations import Destination, SendError
 from .journal import Entry, Journal
@@ -40,6 +41,23 @@ class _Failure(Exception):
     def __init__(self, code: str) -> None:
         super().__init__(code)
         self.code = code
+
+
+class _KeptAnswer(ClassifyAnswer):
+    """An answer in the journal: what is built and sent does not depend on later settings."""
+
+    refused: str = ""
+    """Code by which the image is refused once the destination knows; empty: it is not."""
+
+    @classmethod
+    def decided(cls, answer: ClassifyAnswer, settings: ResultsConfig) -> "_KeptAnswer":
+        """Decide what becomes of an answer."""
+        refused = OUT_OF_RANGE if settings.refuses(answer) else ""
+        return cls(**dict(answer), refused=refused)
+
+    def settings(self, settings: ResultsConfig) -> ResultsConfig:
+        """Give settings by which objects are made as it was decided then."""
+        return settings.model_copy(update={"out_of_range": "refuse" if self.refused else "answer"})
 
 
 class Workers:
@@ -166,7 +184,8 @@ class Workers:
             if error.code in REASONS and error.status < _OF_THE_SERVICE:  # both know a `deadline`
                 raise ImageError(error.code, "the service refuses the image") from error
             raise _Failure(f"service_{error.code}") from error
-        self._journal.answered(entry.digest, answer.model_dump_json(), time.time())
+        kept = _KeptAnswer.decided(answer, self._settings.results)
+        self._journal.answered(entry.digest, kept.model_dump_json(), time.time())
 
     def _require_ours(self, header: ImageHeader) -> None:
         tags = read_dataset(io.BytesIO(header.data_set), False, True)  # cleaned: codes are codes
@@ -184,30 +203,35 @@ class Workers:
     def _build(self, entry: Entry) -> None:
         assert entry.answer is not None
         assert entry.answered_at is not None
-        answer = ClassifyAnswer.model_validate_json(entry.answer)
+        answer = _KeptAnswer.model_validate_json(entry.answer)
         objects: dict[str, bytes] = {}
-        if not self._settings.only_positive or any(item.decision for item in answer.findings):
+        is_positive = any(item.decision for item in answer.findings)
+        if answer.refused or is_positive or not self._settings.only_positive:
             path = self._spool.image(entry.digest)
             # The header is the same again, and with it everything that is built: nothing between
             # the two steps is kept but the answer and its time.
             header = self._decoder.separate(path).header
             moment = dt.datetime.fromtimestamp(entry.answered_at, dt.UTC).astimezone()
-            made = encode_results(
-                header, answer, self._decoder.open(path), moment, self._settings.results
-            )
+            results = answer.settings(self._settings.results)
+            made = encode_results(header, answer, self._decoder.open(path), moment, results)
             objects = {item.sop_instance_uid: item.data for item in made}
         self._spool.write_objects(entry.digest, objects)
         self._journal.built(entry.digest, objects)
 
     def _send(self, entry: Entry) -> None:
         unsent = self._journal.unsent(entry.digest)
+        assert entry.answer is not None
+        refused = _KeptAnswer.model_validate_json(entry.answer).refused
         try:
             paths = {uid: self._spool.object(entry.digest, uid) for uid in unsent}
             stored = self._destination.send(paths) if paths else ()
         except SendError as error:
             self._monitor.failed_in_a_row += 1
             raise _Failure(f"destination_{error.code}") from error
-        self._journal.sent(entry.digest, stored)
+        except Exception:
+            self._monitor.failed_in_a_row += 1
+            raise
+        self._journal.sent(entry.digest, stored, refused)
         if len(stored) < len(unsent):
             self._monitor.failed_in_a_row += 1
             raise _Failure("destination_refused")

@@ -2,11 +2,15 @@
 
 import sqlite3
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures.orthanc import gateway_settings
+from gateway import launcher
 from gateway.journal import Journal
 
 FOREVER_S = 1e6
@@ -167,3 +171,58 @@ def test_an_image_with_the_content_of_another_is_done_with_it(journal: Journal) 
 def test_every_commit_is_durable_before_it_returns(journal: Journal) -> None:
     assert journal._rows("pragma journal_mode") == [("wal",)]
     assert journal._rows("pragma synchronous") == [(2,)]
+
+
+def other_tables(file: Path) -> None:
+    file.unlink()
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("create table images (name text)")
+        db.commit()
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "text": lambda file: file.write_text("not a database " * 400),
+    "its head is gone": lambda file: file.write_bytes(bytes(100) + file.read_bytes()[100:]),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "a page of zeros": lambda file: file.write_bytes(
+        file.read_bytes()[:4096] + bytes(4096) + file.read_bytes()[8192:]
+    ),
+    "other tables": other_tables,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_journal_is_named_and_may_be_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object]
+) -> None:
+    settings = gateway_settings(tmp_path, "http://127.0.0.1:9")
+    config = tmp_path / "gateway.yaml"
+    config.write_text(settings.model_dump_json())
+    settings.spool.mkdir(mode=0o700)
+    file = settings.spool / "journal.sqlite3"
+    with closing(Journal(file)) as journal:
+        for number in range(200):
+            journal.add(f"{number:064x}", f"1.2.{number}", "CR1")
+    damage(file)
+    for command in ("status", "run"):
+        assert launcher.main([command, "--config", str(config)]) == 4
+        said = capsys.readouterr().err
+        assert f"journal {file} is damaged" in said
+        assert f"delete {file}*" in said
+        assert "nothing is lost" in said
+        assert "disk full" not in said
+    for path in settings.spool.glob("journal.sqlite3*"):
+        path.unlink()
+    assert launcher.main(["status", "--config", str(config)]) == 0
+
+
+def test_a_journal_that_cannot_be_opened_is_no_damage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = gateway_settings(tmp_path, "http://127.0.0.1:9")
+    config = tmp_path / "gateway.yaml"
+    config.write_text(settings.model_dump_json())
+    (settings.spool / "journal.sqlite3").mkdir(parents=True)
+    settings.spool.chmod(0o700)
+    assert launcher.main(["status", "--config", str(config)]) == 4
+    assert "is its disk full?" in capsys.readouterr().err

@@ -1,25 +1,40 @@
 """The round trip with a real PACS: DICOMweb and DIMSE out, TLS, strangers, cut, too large."""
 
 import datetime as dt
-import shutil
 import socket
-import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from pynetdicom import AE, evt
 
-from benchmarks.fixtures import orthanc
-from benchmarks.fixtures.orthanc import Orthanc, gateway_settings, radiograph, send, wait_until
+from benchmarks.fixtures import orthanc, unlike
+from benchmarks.fixtures.orthanc import (
+    Orthanc,
+    gateway_settings,
+    radiograph,
+    send,
+    tls_files,
+    wait_until,
+)
+from benchmarks.fixtures.published import publish
+from benchmarks.fixtures.service import running as running_service
+from benchmarks.fixtures.tls import HAS_OPENSSL
 from gateway import launcher
 from gateway.listener import client_context
-from gateway.settings import TlsFiles
+from medclip_dcl.data.grayscale import square
+from medclip_dcl.data.images import open_image
+from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
+from medclip_dcl.data.synthetic.settings import GenerateConfig
+from medclip_dcl.input_range import fit_input_range
 
 pytestmark = pytest.mark.skipif(
     bool(orthanc.missing()), reason=f"not installed: {orthanc.missing()}"
 )
 CT = "1.2.840.10008.5.1.4.1.1.2"
+ENDS = ("done", "refused", "stuck")
 REPORT, STATE, CAPTURE = (
     f"1.2.840.10008.5.1.4.1.1.{kind}" for kind in ("88.34", "11.1", "7")
 )  # fmt: skip
@@ -122,33 +137,11 @@ def test_an_association_that_is_cut_leaves_nothing_and_the_next_delivery_is_whol
     assert len(set(gateway.spool.digests()) - before) == 1
 
 
-def certificates(folder: Path) -> dict[str, TlsFiles]:
-    """An authority, and what it and another one sign for the gateway and its callers."""
-    folder.mkdir()
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    for name in ("ca", "stranger"):
-        openssl("req", "-x509", *key, "-subj", f"/CN={name}", "-keyout", f"{name}.key",
-                "-out", f"{name}.pem")  # fmt: skip
-    openssl("req", "-x509", *key, "-subj", "/CN=localhost", "-addext",
-            "subjectAltName=DNS:localhost,IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE",
-            "-CA", "ca.pem", "-CAkey", "ca.key", "-keyout", "gateway.key", "-out", "gateway.pem",
-            )  # fmt: skip
-    return {
-        name: TlsFiles(certificate=folder / f"{name}.pem", key=folder / f"{name}.key",
-                       ca=folder / "ca.pem")
-        for name in ("gateway", "stranger")
-    }  # fmt: skip
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="not installed: openssl")
+@pytest.mark.skipif(not HAS_OPENSSL, reason="not installed: openssl")
 def test_tls_wants_a_certificate_dimse_goes_out_and_missed_images_are_fetched(
     tmp_path, service, pacs: Orthanc
 ) -> None:
-    files = certificates(tmp_path / "tls")
+    files = tls_files(tmp_path / "tls")
     destination = {"kind": "dimse", "ae_title": "ORTHANC", "host": "127.0.0.1", "port": pacs.port}
     given = {"tls": files["gateway"], "report_class": "comprehensive"}
     given["catch_up"] = {"url": pacs.web, "every_s": 0.2}
@@ -178,3 +171,50 @@ def test_tls_wants_a_certificate_dimse_goes_out_and_missed_images_are_fetched(
         made = pacs.datasets(set(pacs.instances()) - before)
         assert len(made) == 6
         assert "1.2.840.10008.5.1.4.1.1.88.33" in {item.SOPClassUID for item in made}
+
+
+@pytest.fixture(scope="module")
+def model_of_drawings(tmp_path_factory) -> Path:
+    """A folder with a model whose range is that of sixty generated radiographs."""
+    folder = tmp_path_factory.mktemp("drawings")
+    files = (radiograph(number, pixels=drawing(number)) for number in range(60))
+    drawn = [square(open_image(file), 64, equalize=False) for file in files]
+    known = fit_input_range(drawn, [str(number) for number in range(60)])
+    publish(folder / "model", known=known)
+    return folder
+
+
+def drawing(number: int) -> np.ndarray:
+    """A generated radiograph of a patient of its own, 64 x 64 pixels."""
+    item = next(draw_patient(NATURAL, number, 11, GenerateConfig()).items())
+    grey = np.rint(255 * np.clip(item.draw(128).pixels, 0, 1)).astype(np.uint8)
+    return np.asarray(Image.fromarray(grey).resize((64, 64)))
+
+
+def test_a_ct_and_a_screenshot_are_refused_and_the_pacs_is_told(
+    tmp_path, pacs: Orthanc, model_of_drawings
+) -> None:
+    destination = {"kind": "dicomweb", "url": pacs.web}
+    pixels = {40: drawing(70), 41: unlike.ct_slice(0), 42: unlike.screenshot(0)}
+    with running_service(model_of_drawings, index="") as service:
+        with service.client() as client:
+            digest = client.get("/model").json()["digest"]
+        settings = gateway_settings(tmp_path, service.url, destination)
+        with launcher.started(settings) as gateway:
+            before = set(pacs.instances())
+            files = [radiograph(number, pixels=grey) for number, grey in pixels.items()]
+            assert send(gateway.port, files) == [0, 0, 0]
+            wait_until(lambda: sum(gateway.journal.counts()[end] for end in ENDS) == 3)
+            assert gateway.journal.counts()["done"] == 1
+            assert gateway.journal.refusals() == {"out_of_range": 2}
+            made = pacs.datasets(set(pacs.instances()) - before)
+    reports = {item.PatientID: item for item in made if item.SOPClassUID == REPORT}
+    assert set(reports) == {"ID0040", "ID0041", "ID0042"}
+    for patient, report in reports.items():
+        texts = {str(element.value) for element in report.iterall() if element.VR == "UT"}
+        assert {f"model sha256:{digest}", "engine:torch", "precision:float32"} <= texts
+        said = [text for text in texts if text.startswith("NOT ANALYSED: the image is unlike")]
+        assert len(said) == (patient != "ID0040")
+    refused = [item for item in made if item.PatientID != "ID0040"]
+    assert sorted(item.SOPClassUID for item in refused) == sorted(2 * [REPORT, CAPTURE])
+    assert {item.SeriesDescription[:12] for item in refused} == {"NOT ANALYSED"}

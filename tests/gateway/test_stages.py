@@ -4,13 +4,23 @@ import hashlib
 import threading
 import time
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
-from benchmarks.fixtures.orthanc import gateway_settings, radiograph, send, wait_until
-from gateway import launcher, stages
+from benchmarks.fixtures.dicomweb import endless, nested, stub_archive
+from benchmarks.fixtures.orthanc import (
+    dataset,
+    gateway_settings,
+    radiograph,
+    send,
+    stub_service,
+    wait_until,
+)
+from benchmarks.fixtures.tls import HAS_OPENSSL, make_certificates
+from gateway import destinations, launcher, stages
 from gateway.destinations import SendError
 from gateway.journal import Journal
 from gateway.monitoring import Monitor
@@ -23,11 +33,14 @@ class Pacs:
     def __init__(self) -> None:
         self.stored: dict[str, bytes] = {}
         self.down = False
+        self.fault: Exception | None = None
         self.refuses: set[int] = set()
         self.calls = 0
 
     def send(self, objects):
         self.calls += 1
+        if self.fault is not None:
+            raise self.fault
         if self.down:
             raise SendError("unreachable")
         taken = [uid for number, uid in enumerate(objects) if number not in self.refuses]
@@ -37,7 +50,7 @@ class Pacs:
 
 
 @contextmanager
-def running(folder: Path, service, pacs: Pacs, **given):
+def running(folder: Path, service, pacs: Pacs | None, **given):
     settings = gateway_settings(folder, service.url, **given)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "FIRST_WAIT_S", 0.05)
@@ -118,6 +131,68 @@ def test_an_image_that_is_finished_while_another_thread_looks_is_not_taken_twice
         journal.close()
 
 
+def test_a_destination_that_fails_as_nothing_foresaw_is_shown(tmp_path, service) -> None:
+    pacs = Pacs()
+    pacs.fault = ValueError("of a library")
+    with running(tmp_path, service, pacs) as gateway:
+        health = f"http://127.0.0.1:{gateway.metrics_port}/health"
+        assert send(gateway.port, [radiograph()]) == [0]
+        wait_until(lambda: state(gateway) == ("built", "fault"))
+        assert httpx.get(health).json() == {"status": "destination"}
+        pacs.fault = None
+        wait_until(lambda: state(gateway) == ("done", ""))
+        assert httpx.get(health).json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (nested, "destination_no_answer"),
+        (partial(endless, part=b" ", pause_s=0.01), "destination_unreachable"),
+    ],
+    ids=["nested", "dripping"],
+)
+def test_a_pacs_that_answers_oddly_is_shown_and_holds_up_nothing(
+    tmp_path, service, monkeypatch, answer, code
+) -> None:
+    monkeypatch.setattr(destinations, "TIMEOUT_S", 0.5)
+    with stub_archive() as archive:
+        archive.odd = lambda request: answer(request) or True
+        given = {"workers": 1, "destination": {"kind": "dicomweb", "url": archive.url}}
+        with running(tmp_path, service, None, **given) as gateway:
+            health = f"http://127.0.0.1:{gateway.metrics_port}/health"
+            assert send(gateway.port, [radiograph(), radiograph(1)]) == [0, 0]
+            wait_until(lambda: gateway.journal.counts()["built"] == 2)
+            wait_until(lambda: state(gateway) == ("built", code))
+            assert httpx.get(health).json() == {"status": "destination"}
+            archive.odd = lambda _: False
+            wait_until(lambda: gateway.journal.counts()["done"] == 2)
+
+
+def test_an_answer_with_nan_is_not_taken(gateway, service, monkeypatch) -> None:
+    monkeypatch.setattr(service, "score", float("nan"))
+    assert send(gateway.port, [radiograph(23)]) == [0]
+    wait_until(lambda: state(gateway)[1])
+    assert state(gateway) == ("received", "service_no_answer")
+    service.score = 0.9
+    wait_until(lambda: state(gateway) == ("done", ""))
+
+
+@pytest.mark.skipif(not HAS_OPENSSL, reason="not installed: openssl")
+def test_service_and_pacs_with_a_certificate_of_the_hospital_s_authority(tmp_path) -> None:
+    certificates = make_certificates(tmp_path / "tls")
+    context = certificates.server_context()
+    with stub_service(tls=context) as service, stub_archive(context) as archive:
+        given = {"destination": {"kind": "dicomweb", "url": archive.url}}
+        with running(tmp_path, service, None, **given) as gateway:
+            assert send(gateway.port, [radiograph()]) == [0]
+            wait_until(lambda: state(gateway) == ("received", "service_certificate"))
+        given["ca"] = certificates.ca
+        with running(tmp_path, service, None, **given) as gateway:
+            wait_until(lambda: state(gateway) == ("done", ""))
+        assert archive.asked == ["POST /studies"]
+
+
 def test_a_known_image_is_acknowledged_without_work(gateway, pacs) -> None:
     image = radiograph(1)
     assert send(gateway.port, [image]) == [0]
@@ -146,6 +221,42 @@ def test_what_is_not_for_us_is_refused_and_never_asked(gateway, service, pacs, t
     assert state(gateway)[0] == "refused"
     if code != "truncated":  # the header does not show that
         assert (len(service.bodies), pacs.calls) == before
+
+
+def test_an_image_out_of_range_is_refused_once_the_pacs_knows(
+    gateway, service, pacs, monkeypatch
+) -> None:
+    monkeypatch.setattr(service, "flags", ["out_of_range"])
+    monkeypatch.setattr(pacs, "down", True)
+    before = set(pacs.stored)
+    assert send(gateway.port, [radiograph(30)]) == [0]
+    wait_until(lambda: state(gateway) == ("built", "destination_unreachable"))
+    pacs.down = False
+    wait_until(lambda: state(gateway) == ("refused", "out_of_range"))
+    told = {
+        dataset(data).SeriesDescription for uid, data in pacs.stored.items() if uid not in before
+    }
+    assert told == {
+        "NOT ANALYSED: medclip-dcl findings (research)",
+        "NOT ANALYSED: medclip-dcl overlay (research)",
+    }
+    assert gateway.journal.refusals()["out_of_range"] == 1
+    metrics = httpx.get(f"http://127.0.0.1:{gateway.metrics_port}/metrics").text
+    assert 'medclip_gateway_refusals{code="out_of_range"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("out_of_range", ["refuse", "answer"])
+def test_where_negatives_get_nothing_an_image_out_of_range_is_no_negative(
+    tmp_path, service, monkeypatch, out_of_range
+) -> None:
+    monkeypatch.setattr(service, "flags", ["out_of_range"])
+    pacs, given = Pacs(), {"only_positive": True, "out_of_range": out_of_range}
+    with running(tmp_path, service, pacs, **given) as gateway:
+        assert send(gateway.port, [radiograph()]) == [0]
+        ends = {"refuse": ("refused", "out_of_range"), "answer": ("done", "")}
+        wait_until(lambda: state(gateway) == ends[out_of_range])
+    said = {dataset(data).SeriesDescription.partition(":")[0] for data in pacs.stored.values()}
+    assert said == {"NOT ANALYSED" if out_of_range == "refuse" else "OUT OF RANGE"}
 
 
 def test_a_service_that_is_too_busy_for_an_image_is_asked_again(
