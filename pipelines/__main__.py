@@ -13,13 +13,24 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from .cli import ConfigFile, Overrides, make_command, sibling
+from medclip_dcl.errors import withhold_messages
+
+from .cli import ConfigFile, Force, Overrides, Replace, make_command, run_folder, sibling
 from .stages import STAGES, TOOLS
 
 _SERVED = Path("configs/serve.yaml")
 _DEMO = Path("configs/demo.yaml")
 Config = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a name such as `demo`.")
+]
+ForcedStages = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--force",
+        metavar="STAGE",
+        help="Make a stage's artifact again, valid or not, and what depends on it: after a change "
+        "of the code; may be repeated.",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Write errors alone.")]
 
@@ -29,7 +40,7 @@ COMMANDS = {
         "demo": "every stage on generated studies, in minutes",
         "run": "every stage of a config; what is valid already is reused",
         "show": "the figures of a run, and its report",
-        "serve": "the service and its viewer, on the demo's model",
+        "serve": "the service and its viewer, on a run's model; the demo's without a run",
         "ask": "ask a running service: classify, ground, retrieve",
         "report": "a DICOM image's answer as DICOM objects, for the viewer of a hospital",
         "gateway": "images from a PACS in, DICOM answers out",
@@ -61,37 +72,52 @@ def _load(name: str, listed: Any) -> Any:
     return make_command(job.job_command(name, module.build), name, module.__doc__)
 
 
-def _demo(overrides: Overrides = None, quiet: Quiet = False) -> int:
+def _demo(overrides: Overrides = None, replace: Replace = False, quiet: Quiet = False) -> int:
     """Run the whole story on generated studies, in minutes, then its report."""
     from .run import run_config
 
-    return run_config(_DEMO, overrides, quiet=quiet)
+    return run_config(_DEMO, overrides, replace=replace, quiet=quiet)
 
 
-def _run(config: Config, overrides: Overrides = None, quiet: Quiet = False) -> int:
+def _run(
+    config: Config,
+    overrides: Overrides = None,
+    force: ForcedStages = None,
+    replace: Replace = False,
+    quiet: Quiet = False,
+) -> int:
     """Run every stage of a config; what is valid already is reused."""
     from .run import run_config
 
-    return run_config(config, overrides, quiet=quiet)
+    return run_config(config, overrides, force=force or (), replace=replace, quiet=quiet)
 
 
-def _train(config: ConfigFile, overrides: Overrides = None) -> int:
+def _train(
+    config: ConfigFile, overrides: Overrides = None, force: Force = False, replace: Replace = False
+) -> int:
     """Train a model, with as many processes as the config asks for."""
     from .run import run_train
 
-    return run_train(config, overrides)
+    return run_train(config, overrides, force=force, replace=replace)
 
 
 def _serve(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN", help="Folder of a run, or its config; instead of --config's."
+        ),
+    ] = None,
     config: ConfigFile = _SERVED,
     host: Annotated[str | None, typer.Option(help="Address to bind.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to bind; 0: a free one.")] = None,
 ) -> int:
-    """Start the service and its viewer, on the demo's model."""
+    """Start the service and its viewer, on a run's model; the demo's without a run."""
     service = sibling("api")
     # Before a library starts its first thread, which would get a heap of its own.
     importlib.import_module(f"{service}.memory").keep_memory()
     words = ["--config", str(config)]
+    words += [] if run is None else ["--run", str(run_folder(run))]
     words += [] if host is None else ["--host", host]
     words += [] if port is None else ["--port", str(port)]
     code: int = importlib.import_module(f"{service}.launcher").main(words)
@@ -115,7 +141,7 @@ def _report(ctx: typer.Context) -> None:
 
 def _gateway(ctx: typer.Context) -> None:
     """Run the gateway, or ask for its `status`; `retry` and `forget` images."""
-    gateway = importlib.import_module(f"{sibling('gateway')}.launcher")
+    gateway = importlib.import_module(f"{sibling('gateway')}.__main__")
     raise typer.Exit(gateway.main(ctx.args, prog="medclip gateway"))
 
 
@@ -151,6 +177,7 @@ def _placeholder() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit code."""
+    withhold_messages()
     try:
         get_command(_app())(argv, prog_name="medclip")
     except SystemExit as end:

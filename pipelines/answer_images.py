@@ -39,11 +39,12 @@ def build(job: Job) -> None:
     def write(writer: ArtifactWriter, ask: Ask) -> dict[str, Any]:
         return answer_images(writer.directory, images, root, ask, settings, config.images)
 
+    ca = resolve_path(settings.ca, config) if settings.ca else None
     if settings.service:
         key = (
             read_keys(resolve_path(settings.service_key, config))[0] if settings.service_key else ""
         )
-        with Client(settings.service, key) as client:
+        with Client(settings.service, key, ca=ca) as client:
             inputs["model"] = digest = client.model().digest
             with asking_service(client, config.images, digest) as ask:
                 found = job.make(answers.ARTIFACT, made, inputs, partial(write, ask=ask))
@@ -59,7 +60,7 @@ def build(job: Job) -> None:
         found = job.make(answers.ARTIFACT, made, inputs, ask_model)
     if settings.archive:
         key_file = resolve_path(settings.archive_key, config) if settings.archive_key else None
-        with DicomWeb(settings.archive, key_file) as archive:
+        with DicomWeb(settings.archive, key_file, ca=ca) as archive:
             job.say(stored=answers.store_objects(found, archive))
 
 

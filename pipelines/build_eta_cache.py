@@ -1,7 +1,10 @@
 """Turn likelihoods into the class probability eta of every distinct sentence.
 
-Reads sentences and, as `eta.source` asks, likelihoods, claims with labels, or a table; writes
-eta_cache. Seconds: a, k and the cap change without rescoring.
+Reads sentences and, as `eta.source` and `eta.fit` ask, likelihoods, claims with labels, or a table;
+writes eta_cache. Seconds: a, k and the cap change without rescoring.
+
+Warns where the paper's a and k meet a language model that was fitted here, and the false negatives
+that they expect are far from what the claims of the training reports show.
 """
 
 import sys
@@ -10,27 +13,65 @@ from pathlib import Path
 
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.config import resolve_path
-from medclip_dcl.errors import ArtifactMissing, ConfigError
+from medclip_dcl.errors import ArtifactError, ArtifactMissing, ConfigError
 from medclip_dcl.files import sha256_file
 from medclip_dcl.likelihood import eta, masked_lm, scoring
+from medclip_dcl.likelihood.eta_fit import mean_eta, measure_shares
+from medclip_dcl.likelihood.settings import EtaConfig
+from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
 
 from .job import Job, job_main
+
+_FAR = 2.0
+"""Ratio of assumed and measured false negatives from which on they are far apart."""
 
 
 def build(job: Job) -> None:
     """Make the eta cache."""
     settings = job.config.eta
-    inputs = {kind.name: job.open(kind) for kind in eta.inputs_of(settings.source)}
+    inputs = {kind.name: job.open(kind) for kind in eta.inputs_of(settings)}
     if scoring.ARTIFACT.name in inputs:
         _refuse_other_scores(job, inputs)
     table = _table(job) if settings.source in {"table", "oracle"} else None
-    job.make(
+    cache = job.make(
         eta.ARTIFACT,
         {"eta": eta.used_settings(settings)},
         {**inputs, **({"table": sha256_file(table)} if table else {})},
         lambda writer: eta.write_cache(writer.directory, settings, inputs, table),
     )
+    if _is_the_papers_line(job) and _is_fitted_here(job):
+        _warn_where_far(job, inputs[sentences.ARTIFACT.name], cache)
+
+
+def _is_the_papers_line(job: Job) -> bool:
+    given, paper = job.config.eta, EtaConfig()
+    names = ("source", "fit", "a", "k")
+    return all(getattr(given, name) == getattr(paper, name) for name in names)
+
+
+def _is_fitted_here(job: Job) -> bool:
+    try:
+        return bool(job.open(masked_lm.ARTIFACT, verify=False).summary.get("fitted"))
+    except ArtifactMissing:  # the likelihoods may have been made elsewhere
+        return False
+
+
+def _warn_where_far(job: Job, texts: Artifact, cache: Artifact) -> None:
+    try:
+        shares = measure_shares(texts, job.open(labels.ARTIFACT), "claims", None)
+    except ArtifactError:  # no claims, or those of other sentences: nothing to hold it against
+        return
+    values = read_table(cache.path, eta.ETA, ["eta"])["eta"].to_numpy()
+    assumed, measured = mean_eta(values, shares, job.config.eta.eta_max)
+    negatives = job.config.train.global_batch - 1
+    if max(assumed, measured) > _FAR * min(assumed, measured):
+        job.say(
+            warning=f"a and k are the paper's, for CXR-BERT, and the language model was fitted "
+            f"here: eta expects {negatives * assumed:.2g} false negatives of {negatives}, the "
+            f"claims of the training reports show {negatives * measured:.2g}; set eta.fit=claims"
+        )
 
 
 def _table(job: Job) -> Path:

@@ -63,8 +63,8 @@ def build(job: Job) -> None:
 
 
 def _labels(studies: Artifact) -> pa.Table | None:
-    has_labels = manifest.STUDY_LABELS.file in studies.files
-    return read_table(studies.path, manifest.STUDY_LABELS) if has_labels else None
+    table = manifest.read_labels(studies)
+    return table if manifest.STUDY_LABELS.file in studies.files else None
 
 
 def _fill_engine(

@@ -11,7 +11,6 @@ from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.manifest import Source, write_manifest
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.tables import read_table
 
 from .job import Job, job_main
 
@@ -49,9 +48,10 @@ def refuse_missing_labels(config: Config, listed: Artifact) -> None:
         "objective.negatives: remove_labels": config.objective.negatives == "remove_labels",
         "objective.relation: labels": config.objective.relation == "labels",
         "eta.source: labels": config.eta.source == "labels",
+        "eta.fit: labels": (config.eta.source, config.eta.fit) == ("pll", "labels"),
     }
     wanting = [name for name, reads in readers.items() if reads]
-    if wanting and not read_table(listed.path, manifest.STUDY_LABELS, ["study_id"]).num_rows:
+    if wanting and not manifest.read_labels(listed).num_rows:
         raise ConfigError(
             f"{' and '.join(wanting)}: no study of the source has labels; name them in "
             "source.columns.labels or source.labels, or choose another value, or other table1.rows"

@@ -37,7 +37,7 @@ def build(job: Job) -> None:
     found = read_calibration(model)
     asked = job.config.probabilities
     state = "reused"
-    if found is None or (found.settings, found.inputs) != (asked, inputs):
+    if job.force or found is None or (found.settings, found.inputs) != (asked, inputs):
         found = _fit(job, inputs)
         model_package.add_calibration(model, found)
         state = "made"
@@ -63,7 +63,7 @@ def _fit(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
     rows = read_image_rows(source, images, SPLIT)
     allowed = job.config.evaluate.allow_contaminated
     refuse_contaminated(folder, source, rows, images, allowed=allowed)
-    encoded = encode(model, rows, images, "whole")  # as the service sees them
+    encoded = encode(model.embed_images, rows, images, "whole")  # as the service sees them
     truth, origin = truth_of(job.config, source, rows, predictor.findings)
     logits = np.zeros((len(predictor.findings), len(rows)))
     if rows:

@@ -65,10 +65,23 @@ def build(job: Job) -> None:
     write_text(job.work / PAGE, render_check(job.work.name, artifact))
     print(data_check.preflight_table(tree), flush=True)
     job.say(page=str(job.work / PAGE))
+    _warn_of_small_validation(job, tree["splits"]["validate"]["reports"])
     if not tree["verdict"]["clean"]:
         raise StudyError(
             "the source has more faults than check.max_unusable_share, max_duplicate_share and "
-            f"max_leaks allow; {data_check.FOUND.file} of {artifact.path} names each: correct them"
+            f"max_leaks allow; {data_check.FOUND.file} of {artifact.path} names each, and its row "
+            "where a table has it: correct them"
+        )
+
+
+def _warn_of_small_validation(job: Job, reports: int) -> None:
+    # A batch holds a study once: a smaller split is one batch, or none with a single study.
+    train = job.config.train
+    if train.validate_every_steps and reports < train.global_batch:
+        job.say(
+            warning=f"the validation split has {reports} reports, fewer than train.global_batch "
+            f"{train.global_batch}: its losses will have fewer negatives than those of training; "
+            "raise source.validate_share, or set train.validate_every_steps to 0"
         )
 
 

@@ -2,7 +2,7 @@
 
 Exit codes
     0   done, or everything was valid already
-    1   a fault of ours, with its trace
+    1   a fault of the program, with its type and frames
     2   configuration
     3   too many rejects
     4   a stale, missing or mismatched artifact
@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from medclip_dcl.errors import MedclipError
+from medclip_dcl.errors import ArtifactMissing, MedclipError, withhold_messages
 
 if TYPE_CHECKING:  # half a second that `--help` does not wait for
     from medclip_dcl.config import Config
@@ -33,11 +33,39 @@ Overrides = Annotated[
 ]
 
 
+Force = Annotated[
+    bool, typer.Option("--force", help="Make it again, valid or not: after a change of the code.")
+]
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", help="Replace a finished model that other settings have made."),
+]
+
+
 def config_of(config: Path, overrides: Sequence[str] | None) -> "Config":
     """Load what `--config` and `--set` name."""
     from medclip_dcl.config import load_config
 
     return load_config(config, overrides or ())
+
+
+def run_folder(run: Path) -> Path:
+    """Give the folder of a run, which is named by itself or by its config.
+
+    Raises:
+        ArtifactMissing: it is neither.
+    """
+    if run.is_dir():
+        return run
+    from medclip_dcl.config import resolve_path
+    from medclip_dcl.files import find_config
+
+    if not find_config(run).is_file():
+        raise ArtifactMissing(
+            f"{run} is neither the folder of a run nor a config; medclip run CONFIG makes one"
+        )
+    config = config_of(run, ())
+    return resolve_path(config.work, config)
 
 
 def sibling(package: str) -> str:
@@ -53,6 +81,7 @@ def make_command(function: Callable[..., int], name: str, text: str | None = Non
 
     @functools.wraps(function)
     def guarded(*arguments: object, **options: object) -> None:
+        withhold_messages()
         try:
             code = function(*arguments, **options)
         except MedclipError as error:

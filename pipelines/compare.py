@@ -5,7 +5,8 @@
 A run is a folder that holds `results` (or `results` itself). A side with several seeds is
 a folder of such folders, or folders joined by commas. Patients are resampled for all runs
 together, runs for each side separately; p is corrected for the number of figures (Holm).
-With one run on a side the verdict is on two models, not on two configs.
+With one run on a side there is no verdict: two models are not two configs. Next to
+"no difference shown" stands the smallest difference that would have been seen.
 """
 
 import json
@@ -70,20 +71,24 @@ def comparison_table(
         if item.a is None or item.b is None or found.value is None:
             lines.append(f"{name:38} undecided: {found.reason}")
             continue
-        span = "" if found.low is None else f"[{found.low:.3f}, {found.high:.3f}]"
+        span = f"n={min(runs)}" if found.low is None else f"[{found.low:.3f}, {found.high:.3f}]"
         p = "" if item.corrected_p is None else f"{item.corrected_p:.3f}"
         lines.append(
             f"{name:38}{item.a:8.3f}{item.b:8.3f}{found.value:+9.3f}{span:>20}{p:>8}  "
             f"{describe_difference(name, item)}"
         )
     reported = [name for name, item in differences.items() if item.is_different]
-    lines.append(
-        f"different in {', '.join(reported)}" if reported else f"no difference shown at {LEVEL:.0%}"
-    )
     if min(runs) < 2:
         lines.append(
-            "one side has one run: this compares two models, and says little of two configs; "
-            "two seeds of one config often differ by patients alone"
+            "no verdict: one side has one run, which compares two models and not two configs; "
+            "two seeds of one config often differ by patients alone. Give three runs a side or more"
+        )
+    elif reported:
+        lines.append(f"different in {', '.join(reported)}")
+    else:
+        lines.append(
+            f"no difference shown at {LEVEL:.0%}; in brackets the smallest that such runs would "
+            "show, as estimated from their spread"
         )
     return "\n".join(lines)
 

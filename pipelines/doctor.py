@@ -26,6 +26,7 @@ from medclip_dcl.errors import MedclipError
 from .cli import ConfigFileIfAny, Overrides, config_of, tool_main
 
 _LEAST_FREE_GIB = 5
+_PCI = Path("/sys/bus/pci/devices")
 _DECODERS = ("jpeg8_decode", "ljpeg_decode", "jpegls_decode", "jpeg2k_decode", "dicomrle_decode")
 
 
@@ -107,11 +108,20 @@ def print_findings(findings: Iterable[Finding]) -> int:
 def _torch() -> Iterator[Finding]:
     import torch
 
-    if torch.version.cuda is not None:
-        yield from check_gpu()
-    else:
+    if torch.version.cuda is None:
         words = f"{torch.__version__}, no CUDA: everything runs on the CPU"
-        yield Finding("torch", "note", words)
+    elif not (_has_nvidia_device() or torch.cuda.is_available()):
+        words = f"{torch.__version__}, no NVIDIA GPU here: everything runs on the CPU"
+    else:
+        yield from check_gpu()
+        return
+    yield Finding("torch", "note", words)
+
+
+def _has_nvidia_device() -> bool:
+    """Whether the bus names a device of NVIDIA's, with a driver or without."""
+    vendors = (path.read_text("ascii").strip() for path in _PCI.glob("*/vendor"))
+    return "0x10de" in vendors
 
 
 def _torchvision() -> Finding:

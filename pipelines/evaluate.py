@@ -3,13 +3,17 @@
 Reads the model, manifest, prepared images and sentences, and where the source is a
 generated one its exact truth; writes `results`. A question that the data cannot put is
 named with the reason. `evaluate.adapter` puts other people's model to the same questions.
+`evaluate.model` names a model of another run: a config of `source` and it is enough.
 """
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact, ArtifactWriter
+from medclip_dcl.artifact import Artifact, ArtifactWriter, open_artifact
+from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
@@ -21,49 +25,71 @@ from medclip_dcl.evaluation.questions import (
     refuse_contaminated,
 )
 from medclip_dcl.files import sha256_file
-from medclip_dcl.inference import load
+from medclip_dcl.inference import Finding, load, published_folder
 from medclip_dcl.tables import write_table
 from medclip_dcl.text import sentences
 
+from . import build_manifest, prepare_images, split_sentences
 from .job import Job, job_main
 
 
 def build(job: Job) -> None:
     """Make the results and print the headline figures."""
+    folder = model_package.ARTIFACT.at(job.work)
+    if job.config.evaluate.model:
+        folder = published_folder(resolve_path(job.config.evaluate.model, job.config))
+        job = _prepared_for(job, folder)
     config = job.config
     inputs: dict[str, Artifact | str] = {
         kind.name: job.open(kind)
         for kind in (manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT)
     }
     adapted = bool(config.evaluate.adapter.model)
-    inputs["model"] = adapter_digest(config) if adapted else job.open(model_package.ARTIFACT)
+    inputs["model"] = (
+        adapter_digest(config) if adapted else open_artifact(folder, model_package.ARTIFACT)
+    )
     inputs |= {name: sha256_file(file) for name, file in input_files(config).items()}
     settings: dict[str, Any] = {"evaluate": config.evaluate, "inference": config.inference}
-    if config.source.images_per_study != "frontal":  # a study is scored, not an image
+    if config.source.images_per_study == "all":  # a study is scored, not an image
         settings["images_per_study"] = config.source.images_per_study
-    artifact = job.make(results.ARTIFACT, settings, inputs, lambda draft: _evaluate(job, draft))
+    artifact = job.make(
+        results.ARTIFACT, settings, inputs, lambda draft: _evaluate(job, folder, draft)
+    )
     print(results.results_table(results.read_figures(artifact)), flush=True)
 
 
-def _evaluate(job: Job, writer: ArtifactWriter) -> dict[str, Any]:
+def _prepared_for(job: Job, model: Path) -> Job:
+    """Make what a model of another run is evaluated on; gives the job with the settings of that."""
+    config, trained = job.config, model_package.read_model_package(model).config
+    asked = config.evaluate
+    if "prompts" not in asked.model_fields_set:
+        asked = asked.model_copy(update={"prompts": ""})
+    config = config.model_copy(update={"images": trained.images, "evaluate": asked})
+    for stage in (build_manifest, prepare_images, split_sentences):
+        stage.build(replace(job, name=stage.__name__.rpartition(".")[2], config=config))
+    return replace(job, config=config)
+
+
+def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
     settings = job.config.evaluate
     # build has verified every artifact
     source = job.open(manifest.ARTIFACT, verify=False)
     images = PreparedImages(job.open(prepared.ARTIFACT, verify=False))
     rows = read_image_rows(source, images, settings.split)
     contamination: dict[str, int | None] = {"contaminated": None, "repeated_images": None}
+    findings: tuple[Finding, ...] = ()
     if settings.adapter.model:
         model = load_adapter(job.config)
     else:
-        folder = model_package.ARTIFACT.at(job.work)
         contamination |= refuse_contaminated(
             folder, source, rows, images, allowed=settings.allow_contaminated
         )
         inference = job.config.inference
         predictor = load(folder, engine=inference.engine, precision=inference.precision)
         model = evaluated_model(predictor)
+        findings = () if settings.prompts else predictor.findings
     said = job.open(sentences.ARTIFACT, verify=False)
-    evaluation = Evaluation(job.config, model, source, images, said)
+    evaluation = Evaluation(job.config, model, source, images, said, findings)
     tree = evaluation.put_questions(rows) | contamination
     if evaluation.short:
         asked = settings.images_per_finding

@@ -14,24 +14,27 @@ import typer
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER
-from medclip_dcl.config import resolve_path
 from medclip_dcl.export_formats import Format, export_formats
+from medclip_dcl.models.towers import PACKAGE, fetch_weights
 
-from .cli import config_of, tool_main
+from .cli import run_folder, tool_main
 
 
 def command(
     model: Annotated[
         Path,
-        typer.Argument(metavar="RUN_OR_MODEL", help="Folder of a run or of a model, or a config."),
+        typer.Argument(
+            metavar="RUN_OR_MODEL",
+            help="Folder of a run or of a model, a config, or OWNER/NAME@COMMIT of a hub.",
+        ),
     ],
     to: Annotated[Format, typer.Option(help="Who reads it.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Receives it; must not exist.")],
 ) -> int:
     """Write a model for another library and print how far its answers are from ours."""
+    model = fetch_weights(model, PACKAGE)
     if not model.is_dir():
-        config = config_of(model, ())
-        model = resolve_path(config.work, config)
+        model = run_folder(model)
     if not (model / HEADER).is_file():
         model = model_package.ARTIFACT.at(model)
     written = export_formats(model, to, out)

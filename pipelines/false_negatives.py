@@ -39,14 +39,17 @@ def false_negatives(config: Config) -> str:
     """
     own = config.train.global_batch
     batches = sorted({PAPER_BATCH, *(own * times for times in (1, 2, 4, 8))})
-    etas = _quantiles(resolve_path(config.work, config)) or eta_by_likelihood(config.eta)
-    rows = expected_rows(etas, batches)
+    known = _quantiles(resolve_path(config.work, config))
+    rows = expected_rows(known or eta_by_likelihood(config.eta), batches)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
         for row in rows
     ]
-    return "\n".join(["false negatives to expect among the negatives of an anchor (N eta)", *lines])
+    head = "false negatives to expect among the negatives of an anchor (N eta)"
+    if not known and config.eta.fit != "none":
+        head += ", with the a and k that eta.fit will replace"
+    return "\n".join([head, *lines])
 
 
 def eta_by_likelihood(settings: EtaConfig) -> dict[str, float]:

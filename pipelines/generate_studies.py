@@ -35,11 +35,12 @@ def build(job: Job) -> None:
             raise ArtifactError(
                 "generate.root names a folder that this job did not write; name another"
             ) from error
-    if existing is not None and existing.fingerprint == fingerprint:
+    if existing is not None and existing.fingerprint == fingerprint and not job.force:
         remove_retired(path)
         job.say(artifact=ARTIFACT.name, state="reused", **existing.summary)
+        job.note_changed_code(existing)
         return
-    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+    with write_artifact(path, ARTIFACT, fingerprint, same_code=job.force) as writer:
         artifact = writer.commit(write_tree(writer, seed, settings))
     job.say(
         artifact=ARTIFACT.name,

@@ -1,4 +1,4 @@
-"""The frame of a job: --config, --set, reuse of what is valid, signals."""
+"""The frame of a job: --config, --set, --force, reuse of what is valid, signals."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from medclip_dcl.artifact import (
     Artifact,
     ArtifactType,
     ArtifactWriter,
+    changed_code,
     fingerprint_changes,
     make_fingerprint,
     open_artifact,
@@ -22,10 +23,12 @@ from medclip_dcl.artifact import (
 )
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import ArtifactError
+from medclip_dcl.files import raise_open_file_limit
 
-from .cli import ConfigFile, Overrides, config_of, tool_main
+from .cli import ConfigFile, Force, Overrides, Replace, config_of, tool_main
 
 STOPPED = 75
+_NAMED = 5  # modules in a note; a reader wants to know which, not all
 
 
 class Stopped(BaseException):
@@ -39,6 +42,10 @@ class Job:
     name: str
     config: Config
     work: Path
+    force: bool = False
+    """Whether its artifacts are made again, valid or not."""
+    replace: bool = False
+    """Whether a finished model may give way to one of other settings."""
 
     def open(self, kind: ArtifactType, *, verify: bool = True) -> Artifact:
         """Open an artifact of an earlier job, as `open_artifact` does."""
@@ -62,11 +69,12 @@ class Job:
             existing = open_artifact(path, kind)
         except ArtifactError:
             existing = None
-        if existing is not None and existing.fingerprint == fingerprint:
+        if existing is not None and existing.fingerprint == fingerprint and not self.force:
             remove_retired(path)
             self.say(artifact=kind.name, state="reused", **_scalars(existing.summary))
+            self.note_changed_code(existing)
             return existing
-        with write_artifact(path, kind, fingerprint) as writer:
+        with write_artifact(path, kind, fingerprint, same_code=self.force) as writer:
             summary = write(writer)
             artifact = writer.commit(summary)
         replaced = {} if existing is None else {"replaced": _differences(existing, fingerprint)}
@@ -79,6 +87,16 @@ class Job:
         )
         return artifact
 
+    def note_changed_code(self, reused: Artifact) -> None:
+        """Say on stderr which modules changed since an artifact, or a checkpoint, was made."""
+        if changed := changed_code(reused):
+            more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+            print(
+                f"{self.name}: {reused.kind} reused, made before {', '.join(changed[:_NAMED])}"
+                f"{more} changed; --force makes it again",
+                file=sys.stderr,
+            )
+
     def say(self, **facts: Any) -> None:
         """Print counts and ids, never texts, on one line: words on a terminal, else JSON."""
         if sys.stdout.isatty():
@@ -89,13 +107,20 @@ class Job:
 
 
 def run_job(
-    name: str, work: Callable[[Job], None], config: Path, overrides: Sequence[str] | None
+    name: str,
+    work: Callable[[Job], None],
+    config: Path,
+    overrides: Sequence[str] | None,
+    *,
+    force: bool = False,
+    replace: bool = False,
 ) -> int:
     """Run a job on what `--config` and `--set` name; 0, or `STOPPED` where a signal ended it."""
+    raise_open_file_limit()
     previous = signal.signal(signal.SIGTERM, _stop)
     try:
         loaded = config_of(config, overrides)
-        work(Job(name, loaded, resolve_path(loaded.work, loaded)))
+        work(Job(name, loaded, resolve_path(loaded.work, loaded), force, replace))
     except (Stopped, KeyboardInterrupt):
         print(f"{name}: stopped; run the same command again to go on", file=sys.stderr)
         return STOPPED
@@ -109,8 +134,13 @@ def run_job(
 def job_command(name: str, work: Callable[[Job], None]) -> Callable[..., int]:
     """Make the function that runs a job, with the options that every job has as parameters."""
 
-    def command(config: ConfigFile, overrides: Overrides = None) -> int:
-        return run_job(name, work, config, overrides)
+    def command(
+        config: ConfigFile,
+        overrides: Overrides = None,
+        force: Force = False,
+        replace: Replace = False,
+    ) -> int:
+        return run_job(name, work, config, overrides, force=force, replace=replace)
 
     return command
 

@@ -1,13 +1,14 @@
 """Say what a config will take before it is started: memory, hours, disk, false negatives.
 
     python -m pipelines.plan --config FILE [--set key=value ...]
-        [--studies N] [--images N] [--images-per-s R] [--seconds S]
+        [--studies N] [--images N] [--images-per-s R] [--seconds S] [--table1] [--grid FILE]
 
 Each line is one question with its answer: `ok`, `note` (something to know, or that could not
 be known) or `fault` (more than this machine has). What earlier jobs have made is read; before
 that, `--studies` and `--images` say how many there will be. Hours follow from a few steps with
-random images on this machine, or from `--images-per-s`, of all processes together. Nothing is
-written. Exit code 0 without faults, 2 with one.
+random images on this machine, or from `--images-per-s`, of all processes together; `--table1` and
+`--grid` add up those of every run that `table1` and `sweep` would train. Nothing is written. Exit
+code 0 without faults, 2 with one.
 """
 
 import math
@@ -16,10 +17,11 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import pyarrow.compute as pc
@@ -47,20 +49,22 @@ from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.feature_cache import PER_PASS
+from medclip_dcl.training.launch import settle_precision, start_accelerator
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import freeze, frozen_groups
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.trainer import (
     TrainStep,
     configure_performance,
-    settle_precision,
     slow_start,
-    start_accelerator,
 )
+from medclip_dcl.training.validation import validation_batch
 
 from .cli import ConfigFile, Overrides, config_of, tool_main
 from .doctor import Finding, nearest_folder, print_findings
 from .false_negatives import PAPER_BATCH, false_negatives
+from .sweep import PlannedRuns, changed_config, grid_runs, read_grid, runs_at_a_time
+from .table1 import table_runs
 
 _SLACK = 1.2  # allocator, kernels and interpreter besides what is counted
 _BASE = 30522, 768, 12, 12  # vocabulary, width, layers and heads of BERT-base
@@ -112,12 +116,17 @@ def plan(
     images: int | None,
     images_per_s: float | None,
     seconds: float,
+    grids: Mapping[str, Sequence[PlannedRuns]] = MappingProxyType({}),
 ) -> Iterator[Finding]:
-    """Answer one question about a config after the other; the rest is as in `command`."""
+    """Answer one question about a config after the other; the rest is as in `command`.
+
+    `grids` are runs that are trained next to each other, by the name of their question.
+    """
     source = "the command line"
     if (counted := _counts(config)) is not None:
         (studies, images), source = counted, "the manifest; some may lack an image or a sentence"
     yield _steps(config, studies, source)
+    yield from _validation(config)
     yield from _image_start(config)
     try:
         config, text, words = _sizes(config)
@@ -137,7 +146,12 @@ def plan(
         f"{_gb(need.total)} in each process for {share} pairs ({listed}) and a fifth more; this "
         f"machine has {_gb(room)}; {need.parameters / 1e6:.1f} million parameters",
     )
-    yield _hours(config, text, images_per_s, seconds, _counted(config, studies).steps)
+    speed = None
+    if _counted(config, studies).steps is not None:
+        speed = _speed(config, text, images_per_s, seconds)
+    yield _hours(_counted(config, studies), speed)
+    for name, runs in grids.items():
+        yield _hours_of_all(name, config, studies, runs, speed)
     yield _disk(config, images, need)
     yield from _method(config)
 
@@ -153,10 +167,19 @@ def command(
         float | None, typer.Option(help="Speed of all processes together.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time to measure for; 0: none.")] = 20.0,
+    table1: Annotated[bool, typer.Option("--table1", help="Hours of all runs of table1.")] = False,
+    grid: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Hours of all runs of this sweep.")
+    ] = None,
 ) -> int:
     """Print every finding, then the table of false negatives; 2 where there is a fault."""
     loaded = config_of(config, overrides)
-    code = print_findings(plan(loaded, studies, images, images_per_s, seconds))
+    grids: dict[str, Sequence[PlannedRuns]] = {}
+    if table1:
+        grids["table1"] = table_runs(loaded)
+    if grid is not None:
+        grids["sweep"] = grid_runs(read_grid(grid))
+    code = print_findings(plan(loaded, studies, images, images_per_s, seconds, grids))
     print(false_negatives(loaded))
     return code
 
@@ -172,9 +195,29 @@ def _counts(config: Config) -> tuple[int, int] | None:
     # Training studies, and images of all splits.
     if (found := _made(config, manifest.ARTIFACT)) is None:
         return None
-    images = read_table(found.path, manifest.IMAGES, ["study_id", "split"])
-    training = images.filter(pc.equal(images["split"], "train"))
-    return pc.count_distinct(training["study_id"]).as_py(), len(images)
+    return _studies(found, "train"), len(read_table(found.path, manifest.IMAGES, ["split"]))
+
+
+def _studies(listed: Artifact, split: str) -> int:
+    images = read_table(listed.path, manifest.IMAGES, ["study_id", "split"])
+    chosen = images.filter(pc.equal(images["split"], split))
+    return int(pc.count_distinct(chosen["study_id"]).as_py())
+
+
+def _validation(config: Config) -> Iterator[Finding]:
+    listed, batch = _made(config, manifest.ARTIFACT), config.train.global_batch
+    if listed is None or not config.train.validate_every_steps:
+        return
+    studies = _studies(listed, "validate")
+    try:
+        size = validation_batch(studies, config.train)
+    except MedclipError as error:
+        yield Finding("validation", "fault", str(error))
+        return
+    words = f"{studies} studies, in batches of {size}"
+    if size < batch:
+        words += f", with fewer negatives than the {batch - 1} of training"
+    yield Finding("validation", "note" if size < batch else "ok", words)
 
 
 def _steps(config: Config, studies: int | None, source: str) -> Finding:
@@ -258,25 +301,60 @@ def _room() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _hours(
-    config: Config, text: PreTrainedConfig, rate: float | None, seconds: float, steps: int | None
-) -> Finding:
-    settings = config.train
-    words = "as given"
-    if steps is None:
+def _speed(
+    config: Config, text: PreTrainedConfig, rate: float | None, seconds: float
+) -> tuple[float, str] | None:
+    # Images a second of all processes together, and how that is known.
+    if rate is not None:
+        return rate, "as given"
+    if not seconds:
+        return None
+    each, pairs = measure_throughput(config, text, seconds)
+    processes = config.train.processes
+    words = f"measured here, one process, {pairs} pairs a step"
+    if processes > 1:
+        words += f", times {processes}: on machines like this, none slowed by others"
+    return each * processes, words
+
+
+def _hours(settings: TrainConfig, speed: tuple[float, str] | None) -> Finding:
+    if settings.steps is None:
         return Finding("hours", "note", "not known: give --studies, or run build_manifest")
-    if rate is None and not seconds:
+    if speed is None:
         return Finding("hours", "note", "not measured; give --images-per-s or --seconds")
-    if rate is None:
-        each, pairs = measure_throughput(config, text, seconds)
-        rate = each * settings.processes
-        words = f"measured here, one process, {pairs} pairs a step"
-        if settings.processes > 1:
-            words += f", times {settings.processes}: on machines like this, none slowed by others"
-    hours = steps * settings.global_batch / rate / 3600
+    rate, words = speed
+    hours = settings.steps * settings.global_batch / rate / 3600
     apart = "the features, which are made once, " if settings.cache_features else ""
     apart += "validation and saving apart"
     return Finding("hours", "ok", f"{hours:.3g} at {rate:.3g} images/s ({words}), {apart}")
+
+
+def _hours_of_all(
+    name: str,
+    config: Config,
+    studies: int | None,
+    runs: Sequence[PlannedRuns],
+    speed: tuple[float, str] | None,
+) -> Finding:
+    """Add up the hours of a table or a grid, each run at its own steps and batch."""
+    count = sum(each.count for each in runs)
+    if speed is None:
+        return Finding(name, "note", f"{count} runs; their hours are not known, as those above")
+    pairs = 0
+    for each in runs:
+        settings = _counted(changed_config(config, each.changes, f"of {name}"), studies)
+        if settings.steps is None:
+            return Finding(name, "note", f"{count} runs of epochs: give --studies for their hours")
+        pairs += each.count * settings.total_steps * settings.global_batch
+    hours, places = pairs / speed[0] / 3600, runs_at_a_time()
+    if name == "table1":
+        places = config.table1.processes or places
+    return Finding(
+        name,
+        "ok",
+        f"{count} runs, {hours:.3g} hours of training one after the other; {places} at a time by "
+        f"default here, {hours / places:.3g} hours where none slows another; evaluation apart",
+    )
 
 
 def _disk(config: Config, images: int | None, need: MemoryEstimate) -> Finding:
@@ -328,7 +406,7 @@ def _method(config: Config) -> Iterator[Finding]:
         f"at the largest eta an anchor learns nothing below an uncorrected loss of {top.edge:.2f} "
         f"nats, {top.reach:.0%} of the {math.log(size):.2f} of knowing nothing",
     )
-    if size != PAPER_BATCH and eta.source == "pll":
+    if size != PAPER_BATCH and (eta.source, eta.fit) == ("pll", "none"):
         a, cap = (same_correction(value, PAPER_BATCH, size) for value in (eta.a, eta.eta_max))
         then, now = (correction(eta.eta_max, at).expected for at in (PAPER_BATCH, size))
         words = (

@@ -1,10 +1,16 @@
-"""Sentences -> claims: which findings each sentence and each report asserts, denies or hedges."""
+"""Sentences -> claims: which findings each sentence and each report asserts, denies or hedges.
+
+Our labeler reads them, or `claims.table` says what others have read.
+"""
 
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from medclip_dcl.artifact import ArtifactWriter
+from medclip_dcl.artifact import Artifact, ArtifactWriter
+from medclip_dcl.config import resolve_path
+from medclip_dcl.data.claims_table import read_claims_table
+from medclip_dcl.files import sha256_file
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -15,13 +21,19 @@ from .job import Job, job_main
 def build(job: Job) -> None:
     """Read the claims of every sentence, and unite them per report."""
     source = job.open(sentences.ARTIFACT)
+    config = job.config
+    table = resolve_path(config.claims.table, config) if config.claims.table else None
+    given = None if table is None else read_claims_table(table, config.source.fallback_encoding)
 
     def write(writer: ArtifactWriter) -> Mapping[str, Any]:
         columns = ("study_id", "text", "text_key")
         rows = read_table(source.path, sentences.SENTENCES, columns).to_pylist()
-        return labels.write_claims(writer.directory, rows)
+        return labels.write_claims(writer.directory, rows, given)
 
-    job.make(labels.ARTIFACT, {"reader": labels.reader_digest()}, {"sentences": source}, write)
+    inputs: dict[str, Artifact | str] = {"sentences": source}
+    if table is not None:
+        inputs["claims_table"] = sha256_file(table)
+    job.make(labels.ARTIFACT, {"reader": labels.reader_digest()}, inputs, write)
 
 
 main = job_main("read_claims", build)

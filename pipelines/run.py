@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from medclip_dcl.errors import ConfigError
+
 from .cli import Overrides, config_of
+from .replacing import refuse_to_replace
 from .stages import REPORT, stages_of
 
 if TYPE_CHECKING:
@@ -23,16 +26,33 @@ _FACTS = 3
 _REPORT = "write_report"
 
 
-def run_config(config: Path, overrides: Overrides, *, quiet: bool = False) -> int:
-    """Run every stage of a config, then sum up; gives 0 or the exit code of what failed."""
+def run_config(
+    config: Path,
+    overrides: Overrides,
+    *,
+    force: Sequence[str] = (),
+    replace: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Run every stage of a config, then sum up; gives 0 or the exit code of what failed.
+
+    The stages in `force` make their artifacts again, and those after them what depends on these.
+    """
     loaded = config_of(config, overrides)
     arguments = _arguments(config, overrides)
     is_live = sys.stdout.isatty() and not quiet
     begun = time.monotonic()
     stages = stages_of(loaded)
+    if absent := [name for name in force if name not in stages]:
+        raise ConfigError(f"--force names {absent}, which this run lacks; it has {list(stages)}")
+    if force or replace:
+        arguments.append("--replace")
+    else:
+        refuse_to_replace(loaded, _report_of(loaded).parent, stages)
     early: subprocess.Popen[bytes] | None = None
     for stage in stages:
-        command = [*_launcher(stage, loaded), *arguments]
+        forced = ["--force"] if stage in force else []
+        command = [*_launcher(stage, loaded), *arguments, *forced]
         if stage == "train" and _REPORT in stages:
             early = _write_report_so_far(loaded, arguments, quiet=quiet, is_live=is_live)
         if early and stage == _REPORT:
@@ -47,10 +67,13 @@ def run_config(config: Path, overrides: Overrides, *, quiet: bool = False) -> in
     return 0
 
 
-def run_train(config: Path, overrides: Overrides = None) -> int:
+def run_train(
+    config: Path, overrides: Overrides = None, *, force: bool = False, replace: bool = False
+) -> int:
     """Train a model with as many processes as the config asks for."""
     launcher = _launcher("train", config_of(config, overrides))
-    return _run_plainly([*launcher, *_arguments(config, overrides)])
+    flags = [flag for flag, given in (("--force", force), ("--replace", replace)) if given]
+    return _run_plainly([*launcher, *_arguments(config, overrides), *flags])
 
 
 def _arguments(config: Path, overrides: Overrides) -> list[str]:
@@ -90,11 +113,8 @@ def _write_report_so_far(
 
 
 def _environment(stage: str, **more: str) -> dict[str, str]:
-    # A waiting thread spins for a millisecond, then gives its core away: on a shared machine
-    # endless spinning costs several times the work, and never spinning a third of the speed.
-    own = {"GOMP_SPINCOUNT": "300000"}
-    if stage == "train":
-        own["OMP_NUM_THREADS"] = "1"  # the result depends on it; a launcher would set it as well
+    # the result depends on it; a launcher would set it as well
+    own = {"OMP_NUM_THREADS": "1"} if stage == "train" else {}
     return {**own, **os.environ, **more}
 
 
@@ -194,8 +214,8 @@ def _sum_up(config: "Config", seconds: float, *, is_live: bool) -> None:
 
         print("", *summary_lines(report.parent), f"in all   {seconds:.0f} s", sep="\n")
     else:
-        facts = {"run": str(report.parent), "seconds": seconds, "report": str(report)}
-        print(json.dumps(facts))
+        facts = {"run": str(report.parent), "seconds": seconds}
+        print(json.dumps(facts | ({"report": str(report)} if report.is_file() else {})))
 
 
 def _report_of(config: "Config") -> Path:

@@ -1,26 +1,31 @@
 """Show what a finished run came to: its figures, its report, and what to do next."""
 
+import io
+import shlex
 import sys
 import webbrowser
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
+from urllib.parse import urlsplit
 
 import typer
 
+from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER, read_artifact_header
-from medclip_dcl.config import resolve_path
 from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.evaluation import results
-from medclip_dcl.retrieval import embeddings
 
-from .cli import config_of, tool_main
+from .cli import run_folder, tool_main
 from .stages import REPORT
 
 
 def summary_lines(work: Path) -> list[str]:
-    """List the seconds of each stage of `work`, its figures, its report and how to serve it."""
+    """List the seconds of each stage of `work`, its figures, its report and how to serve it.
+
+    A run without a report, or without a model, has no line about it.
+    """
     made = sorted(
         (read_artifact_header(header.parent) for header in work.glob(f"*/{HEADER}")),
         key=lambda artifact: str(artifact.origin["committed_at"]),
@@ -29,9 +34,12 @@ def summary_lines(work: Path) -> list[str]:
     kinds = {artifact.kind: artifact for artifact in made}
     if results.ARTIFACT.name in kinds:
         lines += ["", results.results_table(results.read_figures(kinds[results.ARTIFACT.name]))]
-    lines += ["", f"report   {work / REPORT}"]
-    if embeddings.ARTIFACT.name in kinds:
-        lines.append("viewer   make serve (or medclip serve), then open http://127.0.0.1:8000/")
+    lines.append("")
+    if (work / REPORT).is_file():
+        lines.append(f"report   {work / REPORT}")
+    if model_package.ARTIFACT.name in kinds:
+        served = shlex.quote(str(work))
+        lines.append(f"viewer   medclip serve {served}, then open http://127.0.0.1:8000/")
     return lines
 
 
@@ -45,9 +53,7 @@ def command(
     ] = None,
 ) -> int:
     """Print the figures of a run and open its report."""
-    if not run.is_dir():
-        config = config_of(run, ())
-        run = resolve_path(config.work, config)
+    run = run_folder(run)
     report = run / REPORT
     if not report.is_file():
         raise ArtifactMissing(f"{run} holds no {REPORT}; run write_report first")
@@ -60,10 +66,27 @@ def command(
 
 
 class _OnePage(SimpleHTTPRequestHandler):
-    """Answers with one file and nothing else of its folder."""
+    """Answers with one file, under a name of this machine, and with nothing else of its folder."""
 
-    def translate_path(self, path: str) -> str:
-        return str(Path(self.directory) / (REPORT if path in {"/", f"/{REPORT}"} else "\0"))
+    def send_head(self) -> io.BytesIO | BinaryIO | None:
+        if not _is_this_machine(self.headers.get_all("Host") or []):  # against DNS rebinding
+            self.send_error(421, "Ask for 127.0.0.1 or localhost")
+            return None
+        if self.path not in {"/", f"/{REPORT}"}:
+            self.send_error(404)
+            return None
+        return super().send_head()
+
+    def translate_path(self, path: str) -> str:  # noqa: ARG002 (it is one of two names of one file)
+        return str(Path(self.directory) / REPORT)
+
+
+def _is_this_machine(hosts: list[str]) -> bool:
+    try:
+        names = [urlsplit(f"//{host}").hostname for host in hosts]
+    except ValueError:
+        return False
+    return len(names) == 1 and names[0] in {"127.0.0.1", "localhost"}
 
 
 def _serve(report: Path, port: int) -> None:

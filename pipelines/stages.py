@@ -20,6 +20,7 @@ STAGES = {
     "score_sentences": "each distinct sentence -> its pseudo-log-likelihood",
     "build_eta_cache": "likelihood -> eta = min(a * p**k, eta_max)",
     "export_dataset": "prepared studies -> Parquet that `datasets` loads, on this machine",
+    "pretrain_images": "images alone -> weights that the image encoder starts from",
     "train": "images, sentences, eta -> a model; one process or many",
     "calibrate_scores": "scores -> probabilities, by the validation images",
     "evaluate": "zero-shot findings, grounding, retrieval",
@@ -30,7 +31,14 @@ STAGES = {
     "write_report": "one page to look at",
 }
 """The jobs in order, with what each does."""
-_ON_REQUEST = {"generate_studies", "answer_images", "export_dataset", "write_cards", "ask_service"}
+_ON_REQUEST = {
+    "generate_studies",
+    "pretrain_images",
+    "answer_images",
+    "export_dataset",
+    "write_cards",
+    "ask_service",
+}
 TOOLS = {
     "doctor": "whether this machine can run a config",
     "plan": "what a config will take: memory, hours, disk",
@@ -50,6 +58,8 @@ REPORT = "report.html"
 def stages_of(config: "Config") -> tuple[str, ...]:
     """Give the stages that a config runs, in order: those that `jobs` names, else all but a few.
 
+    A config that evaluates the model of another run has that evaluation alone.
+
     Raises:
         ConfigError: a name in `jobs` is not a stage.
     """
@@ -60,4 +70,6 @@ def stages_of(config: "Config") -> tuple[str, ...]:
         )
     if config.jobs:
         return tuple(name for name in STAGES if name in config.jobs)
+    if config.evaluate.model:
+        return ("evaluate", "write_report")
     return tuple(name for name in STAGES if name not in _ON_REQUEST)

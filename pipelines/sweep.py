@@ -1,12 +1,13 @@
 """Train and evaluate a grid of settings over several seeds: a table, and a figure per axis.
 
-    python -m pipelines sweep --config FILE --grid configs/sweeps/a_k.yaml [--processes 2]
+    python -m pipelines sweep --config FILE --grid configs/sweeps/a_k.yaml [--processes 8]
 
 Any config may be swept. Stages before the first that the grid changes run once, in the config's
 folder; the others in `sweeps/GRID/POINT/seed-S`, with links to what all share. A run is done once
 its note says so, written after its results were committed: the note names the settings and inputs
 that it was made from, so that a changed config is run again. A killed run goes on from its newest
-checkpoint. With `--processes 1` a run keeps the config's threads; with more it has one.
+checkpoint. Runs go side by side, one on each visible GPU in turn, two without a GPU. With
+`--processes 1` a run keeps the config's threads; with more it has one.
 
 On a cluster, `--points` and `--seeds` do a slice: `sbatch --array 0-11`, and in the job
 `--points $SLURM_ARRAY_TASK_ID`. Whichever call finds every run done writes `sweep.json`,
@@ -44,9 +45,21 @@ from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER, json_digest, open_artifact, read_artifact_header
 from medclip_dcl.config import Config, check_config, explain, read_yaml
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.errors import ArtifactError, ArtifactMissing, ConfigError, JobFailed
+from medclip_dcl.errors import (
+    ArtifactError,
+    ArtifactMissing,
+    ConfigError,
+    JobFailed,
+    ending_with_fault,
+)
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.compare import Side, estimate_side, measure_sides, read_sample_results
+from medclip_dcl.evaluation.compare import (
+    Side,
+    compare_sides,
+    estimate_side,
+    measure_sides,
+    read_sample_results,
+)
 from medclip_dcl.files import disk_faults_named, write_text
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.progress import Progress
@@ -65,6 +78,8 @@ from .stages import STAGES, stages_of
 FOLDER, FIGURES = "sweeps", "sweep.json"
 NOTE, CONFIG_FILE, LOG = "run.json", "config.yaml", "log.txt"
 _SPENT = "spent.json"
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+_ON_CPU = 2  # runs side by side without a GPU
 _SHARED = (labels, masked_lm, scoring, manifest, prepared, sentences)
 _CHANGED = ("eta", "model", "objective", "train")  # sections that a grid may change
 _EVALUATED = ("evaluate", "inference")  # sections that evaluation reads
@@ -86,7 +101,7 @@ class Grid(Section):
     figures: Annotated[tuple[str, ...], Field(min_length=1)] = (
         "zero_shot.mean_auc",
         "zero_shot.mean_balanced_accuracy_offset",
-        "grounding.cnr",
+        "grounding.cnr_signed",
         "boxes.own_recall",
     )
     """Figures of results that are drawn and listed."""
@@ -142,6 +157,47 @@ def _text(value: Any) -> str:
 
 
 @dataclass(frozen=True)
+class PlannedRuns:
+    """Runs of one point: dotted setting -> value, and how many seeds."""
+
+    changes: Mapping[str, Any]
+    count: int
+
+
+def grid_runs(grid: Grid) -> list[PlannedRuns]:
+    """List the runs of a grid; of which points get all seeds is open, but not how many."""
+    points = grid_points(grid.axes)
+    kept = grid.keep or len(points)
+    return [
+        PlannedRuns({**grid.settings, **point.changes}, len(grid.seeds) if at < kept else 1)
+        for at, point in enumerate(points)
+    ]
+
+
+def read_grid(path: Path) -> Grid:
+    """Read a grid file; ConfigError where it breaks a rule."""
+    try:
+        return Grid.model_validate(read_yaml(path, "grid"))
+    except ValidationError as error:
+        raise ConfigError(f"grid {path}: {explain(error, Grid)}") from error
+
+
+def changed_config(config: Config, changes: Mapping[str, Any], name: str) -> Config:
+    """Give a config with other values of dotted settings; ConfigError where one breaks its rule."""
+    return check_config(_changed(config.model_dump(mode="json"), changes), name)
+
+
+def _changed(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        part = tree
+        for section in sections:
+            part = part.setdefault(section, {})
+        part[last] = value
+    return tree
+
+
+@dataclass(frozen=True)
 class Run:
     """One point with one seed: its folder, and what it is made from."""
 
@@ -190,8 +246,9 @@ Planned = Mapping[str, Mapping[str, Sequence[Run]]]
 class Runs:
     """The runs of one command, below one folder.
 
-    `changed` are the dotted settings in which runs differ. With a `judge`, a figure of validation,
-    every run publishes the step that is best by it.
+    `changed` are the dotted settings in which runs differ, `processes` those side by side (0: as
+    `runs_at_a_time`). With a `judge`, a figure of validation, every run publishes the step that is
+    best by it.
 
     Raises:
         ConfigError: a changed setting belongs to a stage that all runs share.
@@ -203,7 +260,7 @@ class Runs:
         folder: Path,
         changed: Iterable[str],
         *,
-        processes: int = 1,
+        processes: int = 0,
         judge: str | None = None,
     ) -> None:
         sections = {key.partition(".")[0] for key in changed}
@@ -213,7 +270,7 @@ class Runs:
                 f"{', '.join(_CHANGED)}, or give each value a config of its own"
             )
         self._job, self._folder = job, folder
-        self._processes, self._judge = processes, judge
+        self._processes, self._judge = processes or runs_at_a_time(), judge
         self._inputs: dict[str, str] = {}
         # The shared folder's name is written out: a run's own is another.
         text = json.dumps(job.config.model_dump(mode="json"))
@@ -264,13 +321,7 @@ class Runs:
         tree["evaluate"]["adapter"] = dict(adapter or {})
         if self._judge:
             tree["train"]["best_metric"] = self._judge
-        for key, value in changes.items():
-            *sections, last = key.split(".")
-            part = tree
-            for section in sections:
-                part = part.setdefault(section, {})
-            part[last] = value
-        config = check_config(tree, f"of run {name}")
+        config = check_config(_changed(tree, changes), f"of run {name}")
         listed = manifest.ARTIFACT.at(self._job.work)
         if (listed / HEADER).is_file() and not adapter:
             refuse_missing_labels(config, read_artifact_header(listed))
@@ -331,7 +382,8 @@ def best_points(scores: Mapping[str, float], keep: int) -> list[str]:
 
 def _run_stage(name: str, config_file: Path) -> int:
     code: int = importlib.import_module(f".{name}", __package__).main(
-        ["--config", str(config_file)]
+        # a run's folder is the sweep's own, whatever an earlier one left in it
+        ["--config", str(config_file), "--replace"]
     )
     return code
 
@@ -362,33 +414,53 @@ def _do_runs(runs: Sequence[Run], processes: int) -> Iterator[Run]:
             _raise_for(_do_run(run), run)
             yield run
         return
+    devices = _devices()
     # A run is forked from a process that has imported the jobs, which takes seconds, and no more.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([f"{__package__}.{name}" for name in ("train", "evaluate")])
-    running: list[tuple[BaseProcess, Run]] = []
+    running: dict[int, tuple[BaseProcess, Run]] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < processes:
-                process = context.Process(target=_do_run_of_parent, args=(waiting[0],))
-                process.start()
-                running.append((process, waiting.pop(0)))
-            connection.wait([child.sentinel for child, _ in running])
-            for child, run in [item for item in running if item[0].exitcode is not None]:
-                running.remove((child, run))
+            for place in range(processes):
+                if waiting and place not in running:
+                    device = devices[place % len(devices)] if devices else None
+                    process = context.Process(target=_do_run_of_parent, args=(waiting[0], device))
+                    process.start()
+                    running[place] = process, waiting.pop(0)
+            connection.wait([child.sentinel for child, _ in running.values()])
+            ended = [place for place, (child, _) in running.items() if child.exitcode is not None]
+            for child, run in [running.pop(place) for place in ended]:
                 _raise_for(child.exitcode, run)
                 yield run
     finally:
-        for child, _ in running:
+        for child, _ in running.values():
             child.terminate()
-        for child, _ in running:
+        for child, _ in running.values():
             child.join()
 
 
-def _do_run_of_parent(run: Run) -> None:
+def visible_devices(count: int, named: str | None) -> list[str]:
+    """Name the GPUs that a run may be given: `count` are visible, `named` is the variable."""
+    return [*map(str, range(count))] if named is None else named.split(",")[:count]
+
+
+def _devices() -> list[str]:
+    return visible_devices(torch.cuda.device_count(), os.environ.get(_DEVICES))
+
+
+def runs_at_a_time() -> int:
+    """Give how many runs go side by side where nobody says: one a GPU, two without one."""
+    return len(_devices()) or _ON_CPU
+
+
+def _do_run_of_parent(run: Run, device: str | None) -> None:
     """Do a run in a process of its own, on one thread; it saves when its parent is killed."""
+    if device is not None:  # before anything asks for a GPU: each run sees one, as its first
+        os.environ[_DEVICES] = device
     threading.Thread(target=_follow_parent, daemon=True).start()
     torch.set_num_threads(1)
-    sys.exit(_do_run(run, threads=1))
+    with ending_with_fault():
+        sys.exit(_do_run(run, threads=1))
 
 
 def _follow_parent() -> None:
@@ -478,13 +550,12 @@ def describe_runs(runs: Sequence[Run], side: Side) -> dict[str, Any]:
     """Give seeds, mean costs, and every figure with its interval over patients and seeds."""
     costs, generator = [run.costs() for run in runs], np.random.default_rng(0)
     estimates = {name: asdict(estimate_side(values, generator)) for name, values in side.items()}
-    names = ("value", "low", "high", "reason")
     return {
         "seeds": [run.seed for run in runs],
         "cost": {
             name: round(float(np.mean([cost[name] for cost in costs])), 2) for name in costs[0]
         },
-        "figures": {name: {key: found[key] for key in names} for name, found in estimates.items()},
+        "figures": {name: {"n": len(runs), **found} for name, found in estimates.items()},
     }
 
 
@@ -555,22 +626,38 @@ def _measure_grid(
         found.append({"name": point.name, "at": dict(point.at), "judged": judged, **one})
     axes = {axis: [*values] for axis, values in grid.axes.items()}
     facts = {"grid": name, "patients": patients, "samples": config.evaluate.bootstrap}
-    return {**facts, "judge": grid.judge, "axes": axes, "points": found}
+    least = _detectable([sides[point.name] for point in points], grid.figures)
+    return {**facts, "judge": grid.judge, "detectable": least, "axes": axes, "points": found}
+
+
+def _detectable(sides: Sequence[Side], figures: Sequence[str]) -> dict[str, float | None]:
+    """Give the smallest difference of two points that would be seen: the median over pairs."""
+    first, *others = sides
+    known = [figure for figure in figures if all(figure in side for side in sides)]
+    found = [
+        compare_sides(first, other, np.random.default_rng(0), known) for other in others if known
+    ]
+    each = {figure: [pair[figure].detectable for pair in found] for figure in known}
+    least = {
+        figure: float(np.median([value for value in values if value is not None]))
+        for figure, values in each.items()
+        if any(value is not None for value in values)
+    }
+    return {figure: least.get(figure) for figure in figures}
 
 
 def command(
     config: ConfigFile,
     grid: Annotated[Path, typer.Option(metavar="FILE", help="The grid, a YAML file.")],
     overrides: Overrides = None,
-    processes: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    processes: Annotated[
+        int, typer.Option(min=0, help="Runs at a time; 0: one a GPU, 2 without one.")
+    ] = 0,
     points: Slice = "",
     seeds: Slice = "",
 ) -> int:
     """Run a grid of settings; returns the exit code."""
-    try:
-        read = Grid.model_validate(read_yaml(grid, "grid"))
-    except ValidationError as error:
-        raise ConfigError(f"grid {grid}: {explain(error)}") from error
+    read = read_grid(grid)
 
     def work(job: Job) -> None:
         build(job, grid.stem, read, processes, points, seeds)

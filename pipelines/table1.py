@@ -2,13 +2,17 @@
 
     python -m pipelines table1 --config FILE [--set table1.processes=2] [--rows A,B] [--seeds 0]
 
+`--set` reads a list as JSON, its words in quotes: `--set 'table1.rows=["lse_nl", "dcl_lm"]'`.
+
 A grid of settings as `sweep` runs it, resumable and cut into slices in the same way, each run below
 `table1/ROW`. A row that has something to tune is trained with each of its values and the first
 seed; the value that is best by `table1.tune_by`, a figure of validation, gets the other seeds. The
 first seed's run of that value is one of those reported.
 
 Next to each figure stand half its 95 % interval, over patients and seeds, and in brackets the
-paper's value where a row is trained as the paper's. Every row is compared with the uncorrected one.
+paper's value where a row is trained as the paper's. Every row is compared with the uncorrected one;
+next to "no difference shown" stands the smallest difference that would have been seen. Of two seeds
+there is no interval, of one no verdict.
 """
 
 import json
@@ -18,14 +22,21 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl.evaluation.compare import Side, compare_sides, describe_difference
+from medclip_dcl.config import Config
+from medclip_dcl.evaluation.compare import (
+    Side,
+    compare_sides,
+    describe_difference,
+    power_text,
+)
 from medclip_dcl.files import write_text
-from medclip_dcl.reporting.sweep import figure_text
+from medclip_dcl.reporting.sweep import FEW_SEEDS, figure_text
 
 from .cli import ConfigFile, Overrides, tool_main
 from .job import Job, run_job
 from .sweep import (
     Planned,
+    PlannedRuns,
     Run,
     Runs,
     Slice,
@@ -34,7 +45,16 @@ from .sweep import (
     measure_runs,
     read_slice,
 )
-from .table1_rows import BASELINE, COLUMNS, MORE, Row, chosen_rows, paper_values
+from .table1_rows import (
+    BASELINE,
+    COLUMNS,
+    COMPARED,
+    MORE,
+    Row,
+    chosen_rows,
+    paper_values,
+    row_seeds,
+)
 
 FOLDER = "table1"
 FIGURES = "table1.json"
@@ -47,7 +67,9 @@ def build(job: Job, rows: str = "", seeds: str = "") -> None:
     config, folder = job.config, job.work / FOLDER
     settings, table = config.table1, chosen_rows(config)
     taken = read_slice(rows, [row.name for row in table], "--rows")
-    chosen = read_slice(seeds, settings.seeds, "--seeds")
+    seeds_of = {row.name: row_seeds(row, settings) for row in table}
+    every_seed = dict.fromkeys(seed for each in seeds_of.values() for seed in each)
+    chosen = read_slice(seeds, [*every_seed], "--seeds")
     judge = settings.tune_by or None
     points = {row.name: grid_points(row.tune if judge else {}) for row in table}
     changed = {key for row in table for key in (*row.changes, *row.tune)}
@@ -62,7 +84,7 @@ def build(job: Job, rows: str = "", seeds: str = "") -> None:
                     {**row.changes, **point.changes},
                     row.adapter,
                 )
-                for seed in (settings.seeds if row.is_trained else settings.seeds[:1])
+                for seed in seeds_of[row.name]
             ]
             for point in points[row.name]
         }
@@ -76,6 +98,20 @@ def build(job: Job, rows: str = "", seeds: str = "") -> None:
     tree = _measure_table(table, planned, kept, job)
     write_text(folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
     print(table_text(tree), flush=True)
+
+
+def table_runs(config: Config) -> list[PlannedRuns]:
+    """List the runs that the table trains: all seeds of each row, one of each other value."""
+    found = []
+    for row in chosen_rows(config):
+        if row.is_trained:
+            points = grid_points(row.tune if config.table1.tune_by else {})
+            seeds = len(row_seeds(row, config.table1))
+            found += [
+                PlannedRuns({**row.changes, **point.changes}, 1 if at else seeds)
+                for at, point in enumerate(points)
+            ]
+    return found
 
 
 def _measure_table(
@@ -98,7 +134,10 @@ def _measure_table(
             "gauges": _gauges(runs),
         }
         if row.name != BASELINE and BASELINE in sides:
-            tree[row.name]["against_baseline"] = _against(sides[row.name], sides[BASELINE])
+            is_model = not row.is_trained and len(best[BASELINE][1]) > 1
+            tree[row.name]["against_baseline"] = _against(
+                sides[row.name], sides[BASELINE], is_model=is_model
+            )
     return {"samples": samples, "patients": patients, "judge": judge, "rows": tree}
 
 
@@ -115,15 +154,17 @@ def _gauges(runs: Sequence[Run]) -> dict[str, float]:
     return {name: round(float(np.mean(values)), 4) for name, values in known.items() if values}
 
 
-def _against(side: Side, baseline: Side) -> dict[str, Any]:
-    chosen = [name for name in COLUMNS.values() if name in side.keys() & baseline.keys()]
-    differences = compare_sides(side, baseline, np.random.default_rng(0), chosen)
+def _against(side: Side, baseline: Side, *, is_model: bool) -> dict[str, Any]:
+    chosen = [name for name in COMPARED if name in side.keys() & baseline.keys()]
+    differences = compare_sides(side, baseline, np.random.default_rng(0), chosen, is_model=is_model)
     return {
         name: {
             "difference": item.estimate.value,
             "low": item.estimate.low,
             "high": item.estimate.high,
+            "p": item.estimate.p,
             "corrected_p": item.corrected_p,
+            "detectable": item.detectable,
             "verdict": describe_difference(name, item),
         }
         for name, item in differences.items()
@@ -135,12 +176,13 @@ def table_text(tree: Mapping[str, Any]) -> str:
     columns = {**COLUMNS, **MORE}
     head = f"{'Method':34}" + "".join(f"{name:>{_WIDTH}}" for name in columns) + "   seeds  cpu s"
     lines = [
-        "Table 1. Mean over seeds +- half its 95 % interval (patients and seeds; one seed: "
-        "patients alone); in brackets the paper's, on MIMIC-CXR, of rows trained as the paper's.",
+        "Table 1. Mean over seeds +- half its 95 % interval over patients and seeds; in brackets "
+        f"the paper's, on MIMIC-CXR, of rows trained as the paper's. {FEW_SEEDS.capitalize()}.",
         f"{tree['patients']} patients, {tree['samples']} draws. Recall: mean of R@10, R@50, R@100 "
         "both ways. Right is the paired item alone, as in the paper, and after its ties; `ties`: "
         "its ties in random order; `words`: any item with those words. `offset`: each prompt is "
-        "levelled.",
+        "levelled. CNR has no sign, and so a chance level far above 0; rows are compared by signed "
+        "CNR.",
         "",
         head,
     ]
@@ -151,20 +193,27 @@ def table_text(tree: Mapping[str, Any]) -> str:
         )
         lines.append(f"{row['title']:34}{cells}{len(row['seeds']):8}{row['cost']['cpu_s']:7.0f}")
     lines += _effort_lines(tree)
-    titles = {figure: name for name, figure in columns.items()}
-    lines += ["", f"p below .05 after correction for the {len(COLUMNS)} columns of a row:"]
+    lines += ["", f"p below .05 after correction for the {len(COMPARED)} figures of a row:"]
     for row in tree["rows"].values():
         if "against_baseline" in row:
-            reported = [
-                f"{titles[name]} {item['difference']:+.3g}"
-                for name, item in row["against_baseline"].items()
-                if item["verdict"] in {"A is better", "B is better"}
-            ]
-            words = ", ".join(reported) or "no difference shown"
-            alone = min(len(row["seeds"]), len(tree["rows"][BASELINE]["seeds"])) < 2
-            caveat = "  (one seed: two models, not two configs)" if alone else ""
-            lines.append(f"{row['title']:34} against no correction: {words}{caveat}")
+            lines.append(f"{row['title']:34} against no correction: {_verdict(row)}")
     return "\n".join(lines)
+
+
+def _verdict(row: Mapping[str, Any]) -> str:
+    # Differences first, then what was not seen, with how large it would have had to be.
+    titles = {figure: name for name, figure in {**COLUMNS, **MORE}.items()}
+    shown, silent = [], []
+    for name, item in row["against_baseline"].items():
+        if item["verdict"] in {"A is better", "B is better"}:
+            shown.append(f"{titles[name]} {item['difference']:+.3g}")
+        elif item["corrected_p"] is not None:
+            silent.append(f"{titles[name]}{power_text(item['detectable'])}")
+    if not shown and not silent:
+        return "not judged: one seed of a row is one model"
+    words = [", ".join(shown)] if shown else []
+    words += [f"no difference shown in {', '.join(silent)}"] if silent else []
+    return "; ".join(words)
 
 
 def _effort_lines(tree: Mapping[str, Any]) -> list[str]:

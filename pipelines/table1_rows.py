@@ -6,6 +6,7 @@ from typing import Any
 
 from medclip_dcl.config import Config
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.evaluation.settings import Table1Config
 
 COLUMNS: Mapping[str, str] = {
     "AUC": "zero_shot.mean_auc",
@@ -18,15 +19,21 @@ COLUMNS: Mapping[str, str] = {
 """Columns of the table -> figures. ACC is balanced; the paper says accuracy, on about 1,000 images
 a task, and not how many of them show the finding."""
 
+COMPARED = tuple(
+    "grounding.cnr_signed" if figure == "grounding.cnr" else figure for figure in COLUMNS.values()
+)
+"""Figures in which rows are compared: CNR with its sign, without which chance is far above 0."""
+
 MORE: Mapping[str, str] = {
+    "signed CNR": "grounding.cnr_signed",
     "ACC offset": "zero_shot.mean_balanced_accuracy_offset",
     "Recall ties": "boxes.expected_recall",
     "MedR ties": "boxes.expected_median_rank",
     "Recall words": "boxes.recall",
     "MedR words": "boxes.median_rank",
 }
-"""Not the paper's: decisions by the offset of each prompt; and the last two columns again, with
-ties in random order, and where the same words on another box count as right."""
+"""Not the paper's: CNR with its sign; decisions by the offset of each prompt; and the last two
+columns again, with ties in random order, and where the same words on another box count as right."""
 
 BASELINE = "lse_nl"
 """Row that all others are compared with."""
@@ -107,8 +114,8 @@ PAPER_ROWS = (
     Row(
         "dcl_lm",
         "DCL-eta_LM",
-        _objective("debiased") | {"eta.source": "pll"},
-        {"eta.a": (0.05, 0.1, 0.2)},
+        _objective("debiased") | {"eta.source": "pll", "eta.fit": "none"},
+        {"eta.a": (0.1, 0.2, 0.5), "eta.k": (0.1, 0.35)},  # the scale of the language model
     ),
 )
 """The paper's, its two constants next to each other. BioViL's weights are Microsoft's; where nobody
@@ -131,7 +138,7 @@ VARIANTS = (
     Row("cross", "cross", _cross()),
     Row("cross_place", "cross + place", _cross(place_weight=0.3)),
     Row("dcl_best", "DCL, best constant", _debiased(0.1), {"eta.constant": (0.02, 0.05, 0.1, 0.2)}),
-    Row("dcl_mates", "DCL eta=.1, known positives", _debiased(0.1, **_MATES)),
+    Row("dcl_mates", "DCL eta=.1, known false negatives", _debiased(0.1, **_MATES)),
     Row("shuffled", "control: LSE+NL, shuffled", _objective() | _SHUFFLED),
     Row(
         "cross_shuffled",
@@ -160,11 +167,17 @@ def paper_values(row: Row, config: Config) -> dict[str, float]:
     return dict(zip(COLUMNS, _PAPER.get(row.name, ()), strict=False))
 
 
+def row_seeds(row: Row, settings: Table1Config) -> tuple[int, ...]:
+    """Give the seeds of a row: its own, else those of all; of a given model the first."""
+    seeds = settings.row_seeds.get(row.name, settings.seeds)
+    return seeds if row.is_trained else seeds[:1]
+
+
 def chosen_rows(config: Config) -> tuple[Row, ...]:
     """Give the rows that a config asks for, in the table's order, other people's models last.
 
     Raises:
-        ConfigError: `table1.rows` names one that there is not.
+        ConfigError: `table1.rows` or `table1.row_seeds` names one that there is not.
     """
     settings = config.table1
     models = {
@@ -177,6 +190,8 @@ def chosen_rows(config: Config) -> tuple[Row, ...]:
     unknown = sorted(set(settings.rows) - set(names))
     if unknown:
         raise ConfigError(f"table1.rows names {unknown}; choose among {names}")
+    if strange := sorted(set(settings.row_seeds) - set(names)):
+        raise ConfigError(f"table1.row_seeds names {strange}; choose among {names}")
     optional = {row.name for row in VARIANTS}
     asked = settings.rows or [name for name in names if name not in optional]
     return tuple(row for row in table if row.name in asked)

@@ -26,6 +26,7 @@ from medclip_dcl.artifact import (
     ArtifactWriter,
     make_fingerprint,
     open_artifact,
+    remove_if_code_changed,
 )
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest, prepared
@@ -39,19 +40,20 @@ from medclip_dcl.models.pretrained import weights_file
 from medclip_dcl.models.towers import fetch_weights, files_digest
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.training import checkpoint
+from medclip_dcl.training import checkpoint, feature_cache
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import needs_claims
+from medclip_dcl.training.launch import settle_precision, start_accelerator
 from medclip_dcl.training.publishing import package_model
 from medclip_dcl.training.trainer import (
     TrainInputs,
     TrainResult,
-    settle_precision,
-    start_accelerator,
+    set_up,
     train,
 )
 
 from .job import Job, Stopped, job_main
+from .replacing import refuse_other_model
 
 
 def build(job: Job) -> None:
@@ -67,7 +69,7 @@ def build(job: Job) -> None:
 
 def _build(job: Job, accelerator: Accelerator) -> None:
     config, main = job.config, accelerator.is_main_process
-    inputs = _open_inputs(job, verify=main)
+    inputs = open_inputs(job, verify=main)
     settings = {
         "seed": config.seed,
         "model": config.model,
@@ -81,10 +83,18 @@ def _build(job: Job, accelerator: Accelerator) -> None:
     say = job.say if main else _say_nothing
     result: TrainResult | None = None
     begun = time.monotonic()
+    if not (job.replace or job.force):
+        refuse_other_model(job.work, model_package.ARTIFACT, fingerprint)
     if not _is_published(job, fingerprint, accelerator):
         with store.locked() if main else nullcontext():
+            if main and job.force:
+                store.remove_of_other_code()
+                remove_if_code_changed(feature_cache.ARTIFACT.at(job.work))
+            elif main and (begun_before := store.newest()):
+                job.note_changed_code(begun_before)
             accelerator.wait_for_everyone()
-            result = train(PackagedConfig.of(config), inputs, accelerator, store, folder, say)
+            setup = set_up(PackagedConfig.of(config), inputs, accelerator, job.work, say)
+            result = train(setup, accelerator, store, folder, say)
         if not result.finished:
             raise Stopped
 
@@ -98,7 +108,9 @@ def _build(job: Job, accelerator: Accelerator) -> None:
         store.clear()
 
 
-def _open_inputs(job: Job, verify: bool) -> TrainInputs:
+def open_inputs(job: Job, verify: bool) -> TrainInputs:
+    """Open what a run is made from; `verify`: after hashing every byte."""
+
     def open_one(kind: ArtifactType) -> Artifact:
         return job.open(kind, verify=verify)  # one process in many hashes every byte
 
@@ -164,7 +176,7 @@ def _digests(config: Config, inputs: TrainInputs) -> dict[str, Artifact | str]:
 def _is_published(job: Job, fingerprint: dict[str, Any], accelerator: Accelerator) -> bool:
     # The main process looks, so that all do the same.
     found = [False]
-    if accelerator.is_main_process:
+    if accelerator.is_main_process and not job.force:
         kind = model_package.ARTIFACT
         with suppress(ArtifactError):
             found = [open_artifact(kind.at(job.work), kind).fingerprint == fingerprint]

@@ -13,9 +13,12 @@ import pytest
 from dicomweb_client.api import DICOMwebClient
 
 from benchmarks.fixtures.dicom import ramp
+from benchmarks.fixtures.dicomweb import stub_archive
 from benchmarks.fixtures.hospital import radiograph
 from benchmarks.fixtures.orthanc import Orthanc, missing, running
-from benchmarks.fixtures.published import publish
+from benchmarks.fixtures.published import publish, random_range
+from benchmarks.fixtures.tiny_models import random_images
+from benchmarks.fixtures.tls import HAS_OPENSSL, make_certificates
 from medclip_dcl.answers import (
     ANSWERS,
     ARTIFACT,
@@ -113,6 +116,30 @@ def test_the_rows_are_the_model_s_answers(
     assert {row["model"] for row in rows} == {predictor.digest}
 
 
+def test_what_is_out_of_range_says_so_in_rows_and_objects(tmp_path: Path) -> None:
+    publish(tmp_path / "model", known=random_range())
+    (tmp_path / "images").mkdir()
+    like = random_images(1, seed=9)[0]
+    for number, pixels in enumerate((like, ramp(96, 64))):
+        uids = {f"{name}InstanceUID": f"1.2.{number}.3" for name in ("Study", "Series", "SOP")}
+        (tmp_path / f"images/{number}.dcm").write_bytes(radiograph(pixels, **uids))
+    source = {"kind": "dicom", "root": str(tmp_path / "images")}
+    config = config_of(tmp_path, tmp_path / "model", source, objects=["pr", "sc"])
+    assert build_manifest(["--config", str(config)]) == 0
+    assert main(["--config", str(config)]) == 0
+    made = open_artifact(ARTIFACT.at(tmp_path / "work"), ARTIFACT)
+    rows = read_table(made.path, ANSWERS).to_pylist()
+    assert {(row["image_id"], row["out_of_range"]) for row in rows} == {
+        ("1.2.0.3", False),
+        ("1.2.1.3", True),
+    }
+    assert made.summary["out_of_range"] == 1
+    reader = pa.ipc.open_file(made.path / "objects-00000.arrow")
+    files = reader.get_batch(1).to_pydict()["file"]
+    said = [pydicom.dcmread(io.BytesIO(file)).SeriesDescription for file in files]
+    assert said == ["NOT ANALYSED: medclip-dcl overlay (research)"]
+
+
 def test_a_killed_run_goes_on_with_the_same_rows(
     work: Path, answers: Artifact, predictor: Predictor, tmp_path: Path
 ) -> None:
@@ -163,6 +190,29 @@ def test_too_many_refused_images_end_the_job(work: Path, tmp_path: Path) -> None
             *(tmp_path, list_images(studies), work / "images"),
             *(lambda sources: ["corrupt"] * len(sources), AnswerConfig(), strict),
         )
+
+
+@pytest.mark.skipif(not HAS_OPENSSL, reason="not installed: openssl")
+def test_archive_and_service_may_have_certificates_of_the_hospital_s_authority(
+    work: Path, answers: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificates = make_certificates(tmp_path / "tls")
+    tree = json.loads((work / "config.yaml").read_text())
+
+    def run(**given: object) -> str:
+        config = tmp_path / "config.yaml"
+        config.write_text(json.dumps(tree | {"answer": tree["answer"] | given}))
+        code = main(["--config", str(config)])
+        said = capsys.readouterr()
+        return said.err if code else said.out
+
+    with stub_archive(certificates.server_context()) as archive:
+        assert "CERTIFICATE_VERIFY_FAILED" in run(archive=archive.url)
+        assert '"stored": 4' in run(archive=archive.url, ca=str(certificates.ca))
+        address = archive.url.removesuffix("/dicom-web")
+        assert "CERTIFICATE_VERIFY_FAILED" in run(service=address)
+        archive.odd = lambda request: request.answer(404, b"") or True
+        assert "is the url that of medclip-dcl?" in run(service=address, ca=str(certificates.ca))
 
 
 # A real archive

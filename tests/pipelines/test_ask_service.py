@@ -78,7 +78,12 @@ def test_the_summary_of_a_run_has_its_figures_its_page_and_its_viewer(
     assert show.main([str(config_file)]) == 0
     *_, report, viewer = capsys.readouterr().out.splitlines()
     assert report.split() == ["report", str(report_file)]
-    assert "medclip serve" in viewer
+    assert viewer.split() == [
+        *f"viewer medclip serve {config_file.parent}, then open http://127.0.0.1:8000/".split()
+    ]
+    report_file.unlink()
+    lines = show.summary_lines(config_file.parent)
+    assert not any(line.startswith("report ") for line in lines)
 
 
 def test_an_index_without_a_test_image_is_named(

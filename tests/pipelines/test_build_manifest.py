@@ -247,6 +247,34 @@ def test_missing_tables_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "metadata" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("label", ["PHISENTINEL", "1.5", "300"])
+def test_labels_of_a_release_that_are_none_are_counted_and_not_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], label: str
+) -> None:
+    (tmp_path / "source").mkdir()
+    release(2).write(tmp_path / "source")
+    table = next((tmp_path / "source").glob("*chexpert.csv.gz"))
+    text = gzip.decompress(table.read_bytes()).decode()
+    table.write_bytes(gzip.compress(text.replace("1.0,0.0,", f"1.0,{label},", 1).encode()))
+    assert run(tmp_path, {}) == 3
+    said = capsys.readouterr().err
+    assert "'Cardiomegaly': " in said
+    assert "in 1 rows" in said
+    assert f"'{label}'" not in said
+    assert "PHI" not in said
+
+
+def test_a_link_that_leads_to_itself_is_a_missing_image(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/Doe.png").symlink_to("Doe.png")
+    (tmp_path / "source/b.png").write_bytes(b"x")
+    (tmp_path / "source/t.csv").write_text("who,file\na,Doe.png\nb,b.png\n")
+    columns = {"subject_id": "who", "path": "file", "image_id": "file"}
+    assert run(tmp_path, {"kind": "table", "table": "t.csv", "columns": columns}) == 0
+    reasons = {row["id"]: row["reason"] for row in rows(tmp_path, manifest.REJECTS)}
+    assert reasons == {"Doe.png": "missing_image"}
+
+
 def test_table_of_reports_alone(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     lines = [
@@ -455,3 +483,21 @@ def test_all_images_of_a_study_are_kept_where_they_are_asked_for(
     (tmp_path / "config.yaml").write_text(json.dumps(tree | {"objective": {"place_weight": 0.3}}))
     assert main(["--config", str(tmp_path / "config.yaml")]) == 2
     assert "source.images_per_study is all" in capsys.readouterr().err
+
+
+def test_lateral_images_of_training_patients_pretrain_and_nobody_elses(tmp_path: Path) -> None:
+    source = release(6)
+    names = ("train", "validate", "test")
+    source.splits = {row[0]: names[number % 3] for number, row in enumerate(source.images)}
+    source.images += [
+        (f"side-{subject}", subject, study, "LATERAL") for _, subject, study, _ in source.images
+    ]
+    build(tmp_path, source, images_per_study="pretrain")
+    images = rows(tmp_path, manifest.IMAGES)
+    frontal = {row["subject_id"]: row["split"] for row in images if row["view"] != "LATERAL"}
+    lateral = {row["subject_id"]: row["split"] for row in images if row["view"] == "LATERAL"}
+    assert sorted(frontal.values()) == sorted(2 * names)
+    trained = {subject for subject, split in frontal.items() if split == "train"}
+    assert lateral == dict.fromkeys(trained, manifest.PRETRAIN)
+    left_out = [row for row in rows(tmp_path, manifest.REJECTS) if row["reason"] == "lateral"]
+    assert {row["id"] for row in left_out} == {f"side-{name}" for name in set(frontal) - trained}

@@ -12,7 +12,7 @@ from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.release import REPORT, Release, release
 from benchmarks.reliability.archive import compare
 from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.data import data_check
+from medclip_dcl.data import data_check, manifest
 from medclip_dcl.data.data_check import read_preflight
 from medclip_dcl.data.synthetic.faults import read_fault_list
 from medclip_dcl.data.synthetic.tree import BOX_TABLE
@@ -119,6 +119,9 @@ def test_the_report_shows_the_check_where_there_is_one(archive: Path) -> None:
     page = (archive / "report.html").read_text()
     assert page.index('id="check"') < page.index('id="data"')
     assert "same_pixels" in page
+    rejects = page[page.index('id="data"') :]
+    assert manifest.SOURCE_REASONS["lateral"] in rejects
+    assert manifest.SOURCE_REASONS["missing_image"].replace("'", "&#39;") in rejects
 
 
 def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,6 +139,19 @@ def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr().out
     assert "with usable sentences" in printed
     assert printed.count("clean") >= 2
+
+
+def test_a_validation_split_smaller_than_a_batch_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = release(3)
+    given.image = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.images)}
+    assert check(tmp_path, given, train={"validate_every_steps": 5, "global_batch": 8}) == 0
+    reports = tree(tmp_path)["splits"]["validate"]["reports"]
+    warning = f"the validation split has {reports} reports, fewer than train.global_batch 8"
+    assert warning in capsys.readouterr().out
+    assert check(tmp_path) == 0
+    assert "validation split" not in capsys.readouterr().out
 
 
 def test_one_picture_in_two_splits_is_a_leak(tmp_path: Path) -> None:
@@ -232,6 +248,36 @@ def test_a_table_of_reports_alone_is_held_against_the_thresholds(tmp_path: Path)
     assert facts["labels"]["source"] == "reports"
     assert facts["labels"]["findings"]["Edema"] == {"present": 1, "absent": 1, "uncertain": 0}
     assert not re.search(r"<th[^>]*>images</th>", (tmp_path / "work" / PAGE).read_text())
+
+
+def test_a_labelled_table_without_any_of_its_images_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    lines = ["who,file,text,edema", "a,x/1.png,No edema.,0", r"b,x\2.png,Mild edema.,1"]
+    (tmp_path / "source/t.csv").write_text("\n".join(lines))
+    columns = {"subject_id": "who", "path": "file", "report": "text", "labels": {"Edema": "edema"}}
+    source = {"kind": "table", "table": "t.csv", "columns": columns, "boxes": ""}
+    assert check(tmp_path, source=source) == 3
+    counts = {line["code"]: line["count"] for line in tree(tmp_path)["lines"]}
+    assert counts == {"missing_image": 1, "backslash_path": 1}
+
+
+def test_faults_name_the_row_of_their_table(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for split in ("train", "test"):
+        lines = ["who,study,file,text", f"{split},{split}0,0.png,No edema.", f",{split}1,1.png,a"]
+        lines += [f"{split},{split}2,2.png,", f"{split},{split}0,3.png,No edema."]
+        (tmp_path / f"source/{split}.csv").write_text("\n".join(lines))
+    columns = {"subject_id": "who", "study_id": "study", "path": "file", "report": "text"}
+    columns["image_id"] = "study"
+    table = {"train": "train.csv", "test": "test.csv"}
+    source = {"kind": "table", "table": table, "columns": columns, "boxes": ""}
+    assert check(tmp_path, source=source) == 3
+    rows = read_table(made(tmp_path / "work").path, data_check.FOUND).to_pylist()
+    named = {(row["code"], row["id"]): (row["table"], row["row"]) for row in rows}
+    assert named["missing_image", "train0"] == ("train.csv", 0)
+    assert named["no_subject", "test1"] == ("test.csv", 1)
+    assert named["missing_image", "test2"] == ("test.csv", 2)
+    assert named["duplicate_id", "test0"] == ("test.csv", 3)
 
 
 @pytest.mark.real_data

@@ -66,6 +66,9 @@ def test_what_is_missing_has_the_exit_code_of_the_stage(
     assert main(["evaluate", "--config", "nowhere.yaml"]) == 2
     assert main(["evaluate"]) == 2
     assert main(["show", str(tmp_path)]) == 4
+    capsys.readouterr()
+    assert main(["show", str(tmp_path / "nosuch")]) == 4
+    assert "nosuch is neither the folder of a run nor a config" in capsys.readouterr().err
 
 
 def test_serve_and_ask_hand_their_words_on(
@@ -77,12 +80,26 @@ def test_serve_and_ask_hand_their_words_on(
     log = tmp_path / "log"
     assert forkserver.run("pipelines.__main__", words, log) == 4
     assert "no model in nowhere" in log.read_text()
+    words[1:1] = [str(tmp_path)]  # a run
+    assert forkserver.run("pipelines.__main__", words, log) == 4
+    assert f"no model in {tmp_path / 'model'}" in log.read_text()
     (tmp_path / "image").write_bytes(b"no image")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]
     url = f"http://127.0.0.1:{free}/"  # nobody listens any more
     assert main(["ask", "classify", str(tmp_path / "image"), "--url", url]) == 1
     assert "unreachable" in capsys.readouterr().err
+
+
+def test_a_gateway_without_its_packages_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] in {"gateway", "pynetdicom"}]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pynetdicom", None)
+    assert main(["gateway", "status", "--config", "configs/gateway.yaml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "pynetdicom is not installed; run pip install '.[gateway]'" in line
 
 
 def test_completion_offers_stages() -> None:
@@ -106,8 +123,15 @@ def test_a_run_reports_json_then_reuses_and_can_be_quiet(
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [line["state"] for line in lines[:-1]] == ["made"] * 2
     assert lines[-1]["run"] == str(tmp_path)
+    assert "report" not in lines[-1]  # no stage of it writes one
     assert main([*words, "--quiet", "--set", 'jobs=["generate_studies"]']) == 0
     assert capfd.readouterr() == ("", "")
+
+    assert main([*words, "--force", "build_manifest"]) == 0
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [line["state"] for line in lines[:-1]] == ["reused", "made"]
+    assert main([*words, "--force", "train"]) == 2
+    assert "--force names ['train'], which this run lacks" in capfd.readouterr().err
 
     nothing = ["--set", f"work={tmp_path / 'nothing'}", "--set", 'jobs=["split_sentences"]']
     assert main([*words, "--quiet", *nothing]) == 4
@@ -117,7 +141,7 @@ def test_a_run_reports_json_then_reuses_and_can_be_quiet(
     assert [line.split()[:3] for line in shown if "✓" in line] == [
         ["✓", name, "reused"] for name in json.loads(JOBS)
     ]
-    assert any(line.startswith("report ") for line in shown)
+    assert not any(line.startswith("report ") for line in shown)  # no stage of it writes one
 
 
 def on_terminal(command: list[str]) -> list[str]:

@@ -38,6 +38,30 @@ def test_without_a_recipe_the_machine_alone_is_asked(capsys):
     assert "processes" not in found
 
 
+def without_driver() -> None:
+    raise RuntimeError("Found no NVIDIA driver on your system. Please check that you have one.")
+
+
+def test_a_missing_driver_is_a_fault_where_there_is_a_gpu_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")  # PyPI's default build
+    monkeypatch.setattr(torch.cuda, "init", without_driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "_PCI", tmp_path)
+    for name, vendor in (("0000:00:00.0", "0x8086"), ("0000:00:01.0", "0x1af4")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+    code, found = answers(capsys)
+    assert code == 0
+    assert found["torch"][0] == "note"
+    assert "no NVIDIA GPU" in found["torch"][1]
+    assert answers(capsys, "--gpu")[0] == 2  # who asks for one must have it
+    (tmp_path / "0000:00:02.0").mkdir()
+    (tmp_path / "0000:00:02.0" / "vendor").write_text("0x10de\n")
+    code, found = answers(capsys)
+    assert code == 2
+    assert found["driver"][0] == "fault"
+
+
 def test_a_launcher_that_starts_too_few_processes_is_a_fault(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, found = answers(capsys, "--config", CONFIG, "--set", "train.processes=4")

@@ -5,13 +5,17 @@ import numpy as np
 import pytest
 
 from benchmarks.fixtures.corpus import write_config
+from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.fixtures.evaluated import BOXED, PROMPTS, write_evaluated
 from benchmarks.fixtures.published import publish
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.data import manifest
+from medclip_dcl.config import Config
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.results import read_figures
 from medclip_dcl.inference import load, read_prompts
+from medclip_dcl.model_package import read_model_package
 from medclip_dcl.tables import read_table
 from pipelines.evaluate import main
 
@@ -211,7 +215,18 @@ def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, cap
     assert list(probe["groups"]) == ["0.5", "1"]
     assert probe["pool"]["labelled"] > 20
     assert 0 <= probe["groups"]["1"]["mean_auc"]["value"] <= 1
-    assert "probe, 50% of the labels, AUC" in capsys.readouterr().out
+    assert "probe of the encoder, 50% of labels, AUC" in capsys.readouterr().out
+    assert figures(work)["probe_features"] == "encoder"
+    space = ("--set", "evaluate.probe_features=space")
+    assert run(work, *space, "--set", "evaluate.probe_fractions=[1.0]", probe_images=1000) == 0
+    assert "probe of the space, 100% of labels, AUC" in capsys.readouterr().out
+    assert figures(work)["probe_features"] == "space"
+
+
+def test_an_adapter_without_features_is_refused_before_a_probe(work, capsys):
+    clip = {"model": "benchmarks.fixtures.clip:build"}
+    assert run(work, adapter=clip, probe_images=10) == 2
+    assert "without embed_features, which evaluate.probe_features" in capsys.readouterr().err
 
 
 def test_a_gallery_that_is_not_utf8_is_refused(work, capsys):
@@ -299,3 +314,64 @@ def test_a_study_of_several_images_scores_their_mean(work):
 
 def scores(work):
     return read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
+
+
+def another_source(folder, subjects, model):
+    """Write a table of three labelled images, and a config that evaluates a model on them."""
+    root = folder / "images"
+    lines = ["image,patient,heart,effusion"]
+    for number, subject in enumerate(subjects):
+        pixels = np.full((90, 80), 40 * number, np.uint8)
+        pixels[10 * number : 30 + 10 * number] = 255
+        (root / f"{number}.png").parent.mkdir(parents=True, exist_ok=True)
+        (root / f"{number}.png").write_bytes(raster_bytes(pixels, "PNG"))
+        lines.append(f"{number}.png,{subject},{number % 2},{int(number == 1)}")
+    (root / "images.csv").write_text("\n".join(lines) + "\n")
+    columns = {
+        "path": "image",
+        "subject_id": "patient",
+        "view": "=PA",
+        "split": "=test",
+        "labels": {"Pneumonia": "heart", "Pleural Effusion": "effusion"},
+    }
+    source = {"kind": "table", "root": str(root), "table": "images.csv", "columns": columns}
+    config = folder / "elsewhere.yaml"
+    config.write_text(json.dumps({"source": source, "evaluate": {"model": str(model)}}))
+    return config
+
+
+def test_a_model_of_another_run_is_evaluated_on_a_source_that_a_config_names_alone(
+    tmp_path, work, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    config = another_source(tmp_path, ("a", "b", "c"), work)  # the run's folder
+    assert main(["--config", str(config)]) == 0
+    made = tmp_path / "runs/elsewhere"
+    tree = figures(made)
+    predictor = load(work / "model", "cpu")
+    assert tree["model"] == predictor.digest
+    assert (tree["images"], tree["truth"]) == (3, "labels")
+    asked = {finding.name for finding in predictor.findings}
+    assert set(tree["questions"]["zero_shot"]["groups"]) == asked
+    trained = read_model_package(work / "model").config.images.size_px
+    images = PreparedImages(open_artifact(prepared.ARTIFACT.at(made), prepared.ARTIFACT))
+    assert images.size_px == trained != Config(work="x").images.size_px
+    auc = tree["questions"]["zero_shot"]["groups"]["effusion"]["auc"]["value"]
+    rows = read_table(results.ARTIFACT.at(made), results.SCORES).to_pylist()
+    margins = [row["margin"] for row in rows if row["finding"] == "effusion"]
+    assert auc == np.mean([margins[1] > margins[0], margins[1] > margins[2]])
+
+
+def test_a_model_of_another_run_is_refused_patients_that_it_was_trained_on(
+    tmp_path, work, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    config = another_source(tmp_path, ("a", "elsewhere", "c"), work / "model")
+    assert main(["--config", str(config)]) == 4
+    assert "trained on 1 of 3 evaluated patients" in capsys.readouterr().err
+
+
+def test_two_models_at_once_are_refused(tmp_path, work, capsys):
+    config = another_source(tmp_path, ("a",), work)
+    assert main(["--config", str(config), "--set", "evaluate.adapter.model=transformers"]) == 2
+    assert "name two models" in capsys.readouterr().err

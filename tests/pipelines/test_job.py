@@ -1,14 +1,20 @@
 """A job reuses what is valid, and its exit code says how it ended."""
 
 import json
+import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures.headers import made_by_other_code
 from medclip_dcl.artifact import ArtifactType, ArtifactWriter
 from medclip_dcl.errors import ArtifactMissing, ConfigError, StudyError
 from medclip_dcl.files import write_text
 from pipelines.job import STOPPED, Job, Stopped, job_main
+from tests.house.tree import ROOT
 
 ARTIFACT = ArtifactType("thing", 1, "make_thing")
 
@@ -22,6 +28,19 @@ def config_file(tmp_path: Path) -> Path:
 
 def run(config_file: Path, work: object, *more: str) -> int:
     return job_main("make_thing", work)(["--config", str(config_file), *more])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("own", "expected"), [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_waiting_threads_of_a_job_give_their_cores_away(own: dict[str, str], expected: str) -> None:
+    program = (
+        "import os, sys, pipelines; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    )
+    others = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    command = [sys.executable, "-c", program]
+    said = subprocess.run(
+        command, env={**others, **own}, capture_output=True, check=True, text=True
+    )
+    assert said.stdout.split() == [expected, "False"]  # set before torch is loaded, which reads it
 
 
 def test_valid_artifact_is_reused_and_said_so(
@@ -61,5 +80,72 @@ def test_exit_code_tells_how_it_ended(config_file: Path, error: BaseException, c
     assert run(config_file, work) == code
 
 
+FAULTY = """
+import sys, threading
+from multiprocessing import get_context
+from medclip_dcl.errors import ending_with_fault
+from pipelines.job import job_main
+
+def fail():
+    with ending_with_fault():
+        raise KeyError("Jane Doe")
+
+def work(job):
+    other = get_context("fork").Process(target=fail)
+    other.start()
+    other.join()
+    assert other.exitcode == 1
+    thread = threading.Thread(target=lambda: {}["Jane Doe"])
+    thread.start()
+    thread.join()
+    raise ValueError("Jane Doe")
+
+sys.exit(job_main("make_thing", work)(["--config", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-X", "dev"]])
+def test_a_fault_names_its_type_and_place_but_not_its_message(
+    config_file: Path, options: list[str]
+) -> None:
+    """A library's message may quote a report, in the job's processes and threads too."""
+    command = [sys.executable, *options, "-c", FAULTY, str(config_file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("KeyError") >= 2
+    assert "ValueError" in done.stderr
+    assert " work\n" in done.stderr or options
+    assert ("Jane" in done.stderr) == bool(options)
+
+
 def test_unknown_key_ends_with_the_configuration_code(config_file: Path) -> None:
     assert run(config_file, lambda job: None, "--set", "nonsense=1") == 2
+
+
+def test_a_job_may_open_as_many_files_as_the_system_allows(config_file: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
+        run(config_file, lambda job: found.append(resource.getrlimit(resource.RLIMIT_NOFILE)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert found == [(before[1], before[1])]
+
+
+def test_a_forced_job_makes_again_what_is_valid_and_reuse_names_changed_code(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(job: Job) -> None:
+        job.make(ARTIFACT, {}, {}, lambda writer: {"forced": job.force})
+
+    assert run(config_file, work) == run(config_file, work) == 0
+    assert capsys.readouterr().err == ""
+    made_by_other_code(config_file.parent / "work" / "thing", "medclip_dcl/files.py")
+    assert run(config_file, work) == 0
+    shown = capsys.readouterr()
+    assert "thing reused, made before medclip_dcl/files.py changed; --force" in shown.err
+    assert run(config_file, work, "--force") == run(config_file, work) == 0
+    shown = capsys.readouterr()
+    assert [json.loads(line)["state"] for line in shown.out.splitlines()] == ["made", "reused"]
+    assert shown.err == ""

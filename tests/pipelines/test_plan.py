@@ -55,6 +55,28 @@ def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
     assert "global batch" not in found
 
 
+def test_a_table_and_a_grid_are_planned_run_by_run(
+    capsys: pytest.CaptureFixture[str], no_memory: None, tmp_path: Path
+) -> None:
+    more = ("--set", f"work={tmp_path}", "--set", "table1.processes=4")
+    more += ("--images-per-s", "1000", "--studies", "1000", "--table1")
+    grid = tmp_path / "grid.yaml"
+    grid.write_text("axes: {train.global_batch: [32, 64]}\nsettings: {train.steps: 1500}\n")
+    _, found, _ = answers(capsys, "configs/table1.yaml", *more, "--grid", str(grid))
+    # Nine rows of the paper and five of ours: 7 x 5 + 2 x 10, 5 + 4 x 10, and 2 + 2 + 2 + 5 tuned.
+    hours = 111 * 750 * 64 / 1000 / 3600
+    assert found["table1"][1].startswith(f"111 runs, {hours:.3g} hours of training")
+    assert f"4 at a time by default here, {hours / 4:.3g} hours" in found["table1"][1]
+    # Three seeds of 1,500 steps with 32 pairs and with 64.
+    assert found["sweep"][1].startswith(f"6 runs, {3 * 1500 * 96 / 1000 / 3600:.3g} hours")
+    grid.write_text("axes: {train.epochs: [1, 2]}\nsettings: {train.steps: null}\n")
+    given = (*more[:2], "--images-per-s", "1000", "--grid", str(grid))
+    _, found, _ = answers(capsys, "configs/table1.yaml", *given)
+    assert found["sweep"][1] == "6 runs of epochs: give --studies for their hours"
+    _, found, _ = answers(capsys, "configs/table1.yaml", "--seconds", "0", *more[:2], "--table1")
+    assert found["table1"][1].startswith("111 runs; their hours are not known")
+
+
 @pytest.mark.parametrize(
     ("settings", "warned"),
     [
@@ -127,6 +149,25 @@ def test_what_earlier_jobs_made_is_read(
     assert found["disk"][0] == "ok"
     (mean,) = (row for row in table if row[-1] and "mean" in "".join(row))
     assert float(mean[-1]) == pytest.approx(63 * 0.05)  # batches 8, 16, 32, 64
+
+
+@pytest.mark.usefixtures("no_memory")
+@pytest.mark.parametrize(
+    ("settings", "state", "words"),
+    [
+        ("train.global_batch=8", "ok", "8 studies, in batches of 8"),
+        ("train.global_batch=12", "note", "in batches of 8, with fewer negatives than the 11"),
+        ("train.global_batch=18 train.processes=9", "fault", "the validation split has 8 studies"),
+    ],
+)
+def test_a_small_validation_split_is_named_before_training(
+    corpus: Path, tmp_path: Path, settings: str, state: str, words: str
+) -> None:
+    file = write_config(tmp_path / "config.yaml", corpus, train={"validate_every_steps": 5})
+    config = load_config(file, settings.split())
+    found = {item.question: item for item in islice(plan.plan(config, None, None, None, 0), 2)}
+    assert found["validation"].state == state
+    assert words in found["validation"].words
 
 
 def test_more_than_the_machine_has_is_a_fault(

@@ -4,22 +4,32 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from api.model_manager import fetch_model
+from api.settings import ServeSettings
 from benchmarks.fixtures import forkserver
+from benchmarks.fixtures.canaries import found_in, spoil_settings
 from benchmarks.fixtures.corpus import write_config
 from benchmarks.fixtures.evaluated import write_evaluated
-from benchmarks.fixtures.hub import TOKEN, running_hub
+from benchmarks.fixtures.hub import COMMIT, TOKEN, running_hub
+from benchmarks.fixtures.published import publish
+from benchmarks.fixtures.tiny_models import tiny_model_config
 from medclip_dcl import export, model_package
 from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.config import Config
 from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ArtifactStale, CheckpointError
+from medclip_dcl.errors import ArtifactStale, CheckpointError, ConfigError
 from medclip_dcl.evaluation.questions import refuse_contaminated
-from medclip_dcl.export import export_model, without_paths
+from medclip_dcl.export import export_model
 from medclip_dcl.inference import load
-from medclip_dcl.model_package import read_model_package, subject_hash
+from medclip_dcl.likelihood.settings import LanguageModelConfig
+from medclip_dcl.model_package import PackagedConfig, read_model_package, subject_hash
+from medclip_dcl.section import WITHHELD
 from pipelines import push_model, write_cards
 
 SENT = {
@@ -97,6 +107,34 @@ def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(
     own = model_package.ARTIFACT.at(config_file.parent / "work")
     assert hub.files["model.safetensors"] == (own / "model.safetensors").read_bytes()
     assert load(tmp_path, device="cpu") is not None
+
+
+def test_what_was_pushed_is_loaded_by_name_and_from_what_a_hub_makes_of_it(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = model_package.ARTIFACT.at(config_file.parent / "work")
+    copy = public_copy(config_file, own, tmp_path / "copy")
+    with running_hub() as hub:
+        hub.files = {name: (copy.path / name).read_bytes() for name in (*copy.files, HEADER)}
+        hub.files[".gitattributes"] = b"*.safetensors filter=lfs"
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        address = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        constants = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": address}
+        constants |= {"HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(tmp_path / "cache")}
+        for name, value in {**constants, "HF_HUB_DISABLE_XET": True}.items():
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        model = load(f"someone/images@{COMMIT}", device="cpu")
+        assert model.digest == copy.digest
+        settings = fetch_model(ServeSettings(model=f"someone/images@{COMMIT}"))
+        assert read_model_package(Path(settings.model)).digest == copy.digest
+        with pytest.raises(ConfigError, match="names a branch"):
+            load("someone/images@main", device="cpu")
+    clone = shutil.copytree(copy.path, tmp_path / "clone")
+    (clone / ".gitattributes").write_bytes(hub.files[".gitattributes"])
+    for name in (".git/config", ".cache/huggingface/download/model.json.lock", "text/.DS_Store"):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone / name).touch()
+    assert load(clone, device="cpu").digest == copy.digest
 
 
 def test_a_public_repository_is_written_to_only_when_it_is_meant(config_file: Path) -> None:
@@ -199,17 +237,23 @@ def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(
         refuse_contaminated(model_package.ARTIFACT.at(tmp_path), source, [], images, allowed=False)
 
 
-def test_places_are_cut_to_their_last_part() -> None:
-    tree = {
-        "root": "/data/ward 7/images",
-        "list": ["~/ours.csv", "C:\\x\\y"],
-        "n": 1,
-        "v": "${X}/a",
-    }
-    assert without_paths(tree) == {
-        "root": "images",
-        "list": ["ours.csv", "y"],
-        "n": 1,
-        "v": "${X}/a",
-    }
-    assert json.dumps(without_paths({"eta": "pll"})) == '{"eta": "pll"}'
+def test_no_setting_that_names_a_place_or_a_host_is_published(
+    config_file: Path, tmp_path: Path
+) -> None:
+    model = {"model": tiny_model_config(), "images": ImagesConfig(size_px=64)}
+    config = cast("Config", spoil_settings(Config(work="unused", **model)))
+    own = publish(tmp_path / "model", config=config)
+    assert found_in(own.file("config.json").read_bytes())
+    copy = public_copy(config_file, own.path, tmp_path / "copy")
+    found = [name for name in (*copy.files, HEADER) if found_in((copy.path / name).read_bytes())]
+    assert found == []
+    published = read_model_package(copy.path).config
+    assert set(json.loads(copy.file("config.json").read_text())) == set(PackagedConfig.model_fields)
+    assert published.language_model.pretrained == published.objective.similar_table == WITHHELD
+    assert load(copy.path, device="cpu") is not None
+
+
+def test_weights_of_a_hub_stay_named() -> None:
+    name = f"microsoft/BiomedVLP-CXR-BERT-general@{'0' * 40}"
+    assert LanguageModelConfig(pretrained=name).public_settings()["pretrained"] == name
+    assert LanguageModelConfig(pretrained="ward7/bert").public_settings()["pretrained"] == WITHHELD

@@ -87,3 +87,24 @@ def test_without_sentences_the_job_names_the_one_to_run(
     (tmp_path / "config.yaml").write_text(f"work: {tmp_path}\n")
     assert main(["--config", str(tmp_path / "config.yaml")]) == 4
     assert "split_sentences" in capsys.readouterr().err
+
+
+def test_a_table_of_claims_stands_for_our_reading(config_file: Path) -> None:
+    table = config_file.parent / "claims.csv"
+    table.write_text(
+        "text,finding,state,side\nScoliosis is noted.,Scoliosis,present,\n"
+        "Small left effusion.,Pleural Effusion,present,left\nNo acute disease.,No Finding,1,\n"
+    )
+    arguments = ["--config", str(config_file), "--set", f"claims.table={table}"]
+    assert main(arguments) == 0
+    artifact = open_artifact(labels.ARTIFACT.at(config_file.parent), labels.ARTIFACT)
+    assert labels.claimed_findings(artifact) == (*labels.FINDINGS, "Scoliosis")
+    reports = read_table(artifact.path, labels.REPORT_CLAIMS).to_pylist()
+    assert [row["asserted"] for row in reports] == [["Pleural Effusion|left"], [], ["Scoliosis"]]
+    assert [row["negated"] for row in reports] == [[], [], []]  # the table says nothing of it
+    assert [row["normal"] for row in reports] == [False, True, False]
+    before = artifact.digest
+    table.write_text(table.read_text() + "Two views were obtained.,,,\n")
+    assert main(arguments) == 0
+    after = open_artifact(labels.ARTIFACT.at(config_file.parent), labels.ARTIFACT)
+    assert after.digest != before or after.fingerprint != artifact.fingerprint

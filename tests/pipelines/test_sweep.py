@@ -5,6 +5,7 @@ That a killed run goes on where it was is tested with the table, which runs in t
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from benchmarks.fixtures.evaluated import write_untrained
 from medclip_dcl.config import load_config, read_yaml
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.reporting.sweep import sweep_text
 from medclip_dcl.tables import read_table
 from pipelines.job import Job
 from pipelines.sweep import (
@@ -24,10 +26,13 @@ from pipelines.sweep import (
     FOLDER,
     NOTE,
     Grid,
+    Run,
     Runs,
+    _do_run_of_parent,
     best_points,
     grid_points,
     main,
+    visible_devices,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +61,11 @@ def arguments_of(work, grid, **train):
     with config_file.open("a") as stream:
         stream.write("jobs: [train]\n")  # everything before it is there
     (work / "little.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
-    return ["--config", str(config_file), "--grid", str(work / "little.yaml")]
+    return [
+        *("--config", str(config_file)),
+        *("--grid", str(work / "little.yaml")),
+        *("--processes", "1"),
+    ]
 
 
 def runs_of(work):
@@ -126,9 +135,16 @@ def test_table_and_page_have_every_point(made):
     for point, row in zip(tree["points"], rows, strict=True):
         cnr = point["figures"]["grounding.cnr"]
         assert float(row["grounding.cnr"]) == cnr["value"]
-        assert cnr["low"] < cnr["value"] < cnr["high"]
+        assert (cnr["low"], cnr["n"]) == (None, 2)  # of two seeds there is no interval
+        assert row["grounding.cnr low"] == ""
         assert (row["objective.floor"], row["seeds"]) == (point["at"]["objective.floor"], "2")
+    assert tree["detectable"]["grounding.cnr"] > 0
+    assert f"80 % power at{tree['detectable']['grounding.cnr']:.2g}" in "".join(
+        sweep_text(tree).split("  ")
+    ).replace(" 80", "80")
     page = (folder / "sweep.html").read_text()
+    assert "n = 2" in page
+    assert "of fewer than 3 there is no interval" in page
     assert page.count("<svg ") == 4  # two axes, two figures
     assert 'aria-label="grounding.cnr against eta.constant, with 95 % intervals"' in page
     assert "http://" not in page.replace("http://www.w3.org", "")
@@ -185,6 +201,17 @@ def test_a_run_alone_keeps_the_config_s_threads_and_one_of_many_has_one(tmp_path
     assert alone.digest == one_of_two.digest
 
 
+def test_runs_go_over_the_visible_gpus(tmp_path, monkeypatch):
+    assert visible_devices(3, None) == ["0", "1", "2"]
+    assert visible_devices(2, "4,GPU-1f") == ["4", "GPU-1f"]
+    assert visible_devices(0, None) == visible_devices(0, "") == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    run = Run("a=0.1", 0, tmp_path, {"evaluate": {"adapter": {}}}, "digest", tmp_path)
+    with pytest.raises(SystemExit):  # its folder has no config: the first stage refuses it
+        _do_run_of_parent(run, "6")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6"
+
+
 def test_the_best_points_by_hand():
     scores = {"a": 0.8, "b": 0.9, "c": 0.9, "d": 0.7}
     assert best_points(scores, 1) == ["b"]  # of equals the earlier one
@@ -199,10 +226,13 @@ def test_the_best_points_by_hand():
             "a grid changes ['evaluate'], which its runs share",
         ),
         ({"axes": {"eta.constant": [2]}}, "config of run constant=2: eta.constant = 2"),
-        ({"axes": {"eta.constnt": [0.1]}}, "eta.constnt = 0.1"),
+        (
+            {"axes": {"eta.constnt": [0.1]}},
+            "eta.constnt is not a setting; did you mean eta.constant?",
+        ),
         ({"axes": {}}, "axes = {}"),
         ({"axes": {"eta.a": [0.1]}, "keep": 1}, "keep needs a judge"),
-        ({"axes": {"eta.a": [0.1]}, "points": 3}, "points = 3"),
+        ({"axes": {"eta.a": [0.1]}, "points": 3}, "points is not a setting"),
     ],
 )
 def test_a_grid_that_cannot_run_is_refused_first(made, grid, words, capsys):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +17,9 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation import results
 from pipelines.sweep import CONFIG_FILE, LOG, NOTE, Run
 from pipelines.table1 import FIGURES, FOLDER, main, table_text
-from pipelines.table1_rows import COLUMNS, PAPER_ROWS, chosen_rows, paper_values
+from pipelines.table1_rows import COMPARED, PAPER_ROWS, chosen_rows, paper_values, row_seeds
 
+ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120
 
 
@@ -26,7 +28,10 @@ def corpus(tmp_path_factory):
     return write_untrained(tmp_path_factory.mktemp("corpus") / "work")
 
 
-def config_of(work, rows, seeds, processes=1, **sections):
+ROW_SEEDS = {"lse_nl": [0, 1, 2]}
+
+
+def config_of(work, rows, seeds, processes=1, row_seeds=None, **sections):
     config_file = write_config(
         work / "config.yaml",
         work,
@@ -34,7 +39,13 @@ def config_of(work, rows, seeds, processes=1, **sections):
             "eta": {"source": "frequency"},
             "evaluate": {"prompts": "${WORK}/prompts.yaml", "bootstrap": 30, "retrieval_pool": 4},
             "source": {"root": "${WORK}"},
-            "table1": {"rows": rows, "seeds": seeds, "processes": processes, "tune_by": ""},
+            "table1": {
+                "rows": rows,
+                "seeds": seeds,
+                "row_seeds": row_seeds or {},
+                "processes": processes,
+                "tune_by": "",
+            },
             **sections,
         },
     )
@@ -49,10 +60,10 @@ def figures(work):
 
 @pytest.fixture(scope="module")
 def made(corpus, tmp_path_factory):
-    """Two rows of two seeds, made in this process."""
+    """Two rows, of two seeds and of three, made in this process."""
     work = shutil.copytree(corpus, tmp_path_factory.mktemp("made") / "work")
     rows = ["dcl_05", "lse_nl"]
-    assert main(["--config", str(config_of(work, rows, [0, 1]))]) == 0
+    assert main(["--config", str(config_of(work, rows, [0, 1], row_seeds=ROW_SEEDS))]) == 0
     return work
 
 
@@ -69,13 +80,22 @@ def test_the_table_has_the_paper_s_layout_and_values(made, capsys):
     }
     cnr = rows["lse_nl"]["figures"]["grounding.cnr"]
     assert cnr["low"] < cnr["value"] < cnr["high"]
-    assert set(rows["dcl_05"]["against_baseline"]) == set(COLUMNS.values())
+    assert rows["lse_nl"]["seeds"] == [0, 1, 2]
+    assert rows["dcl_05"]["seeds"] == [0, 1]
+    two = rows["dcl_05"]["figures"]["grounding.cnr"]
+    assert (two["low"], two["n"]) == (None, 2)  # of two seeds there is no interval
+    against = rows["dcl_05"]["against_baseline"]
+    assert set(against) == set(COMPARED)
+    assert {"p", "detectable", "low", "high"} <= against["grounding.cnr_signed"].keys()
     assert rows["lse_nl"]["cost"]["model_mb"] > 0
     assert main(["--config", str(made / "config.yaml")]) == 0
     printed = capsys.readouterr().out
     assert "DCL eta=.05" in printed
     assert "(1.46)" in printed
     assert "DCL eta=.05                        against no correction:" in printed
+    cnr = against["grounding.cnr_signed"]
+    assert cnr["verdict"].startswith("no difference shown")
+    assert f"signed CNR (80% power at {cnr['detectable']:.2g})" in printed
 
 
 def test_the_mean_over_seeds_is_that_of_their_results(made):
@@ -83,11 +103,19 @@ def test_the_mean_over_seeds_is_that_of_their_results(made):
         results.read_figures(
             open_artifact(made / FOLDER / f"lse_nl/seed-{seed}/results", results.ARTIFACT)
         )
-        for seed in (0, 1)
+        for seed in (0, 1, 2)
     ]
     values = [run["questions"]["grounding"]["figures"]["miou"]["value"] for run in runs]
     found = figures(made)["rows"]["lse_nl"]["figures"]["grounding.miou"]["value"]
-    assert found == pytest.approx(sum(values) / 2)
+    assert found == pytest.approx(sum(values) / 3)
+
+
+def test_one_seed_of_a_row_is_not_judged(made):
+    tree = figures(made)
+    tree["rows"]["dcl_05"]["against_baseline"] = {
+        name: {"verdict": "not known", "corrected_p": None} for name in COMPARED
+    }
+    assert "against no correction: not judged: one seed" in table_text(tree)
 
 
 def test_rows_and_seeds_differ_and_share_what_was_prepared(made):
@@ -115,9 +143,15 @@ def test_a_finished_run_is_not_done_again_and_a_changed_one_is(made, capsys):
     cost = json.loads(own.read_text())["cpu_s"]
     own.unlink()  # as if killed before its note
     assert main(["--config", str(made / "config.yaml")]) == 0
-    assert '"runs": 4, "done": 3' in capsys.readouterr().out
+    assert '"runs": 5, "done": 4' in capsys.readouterr().out
     after = [note.stat().st_mtime_ns for note in notes]
-    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True, True]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]
     assert json.loads(own.read_text())["cpu_s"] >= cost > 0  # that of the training stays in it
     changed = config_of(made, ["lse_nl"], [0], train={"steps": 6})
     assert main(["--config", str(changed)]) == 0
@@ -172,6 +206,27 @@ def test_the_paper_s_rows_are_nine_and_variants_come_when_asked_for(tmp_path):
         chosen_rows(load_config(tmp_path / "config.yaml", ['table1.rows=["beauty"]']))
 
 
+def test_a_row_that_has_seeds_of_its_own_must_be_there(tmp_path):
+    write_config(tmp_path / "config.yaml", tmp_path)
+    own = ['table1.row_seeds={"beauty": [0]}']
+    with pytest.raises(ConfigError, match=r"row_seeds names \['beauty'\]; choose among"):
+        chosen_rows(load_config(tmp_path / "config.yaml", own))
+
+
+def test_rows_without_quotes_are_to_be_written_as_json(tmp_path):
+    write_config(tmp_path / "config.yaml", tmp_path)
+    with pytest.raises(ConfigError, match=r"quote it as JSON, such as --set 'table1.rows="):
+        load_config(tmp_path / "config.yaml", ["table1.rows=[lse_nl,dcl_lm]"])
+
+
+def test_the_config_s_table_has_ten_seeds_where_it_matters():
+    config = load_config(ROOT / "configs/table1.yaml")
+    seeds = {row.name: len(row_seeds(row, config.table1)) for row in chosen_rows(config)}
+    ten = {"lse_nl", "dcl_lm", "cross_place", "shuffled", "cross_shuffled", "cross_places"}
+    assert {name for name, count in seeds.items() if count == 10} == ten
+    assert set(seeds.values()) == {5, 10}
+
+
 def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
     adapter = {"adapter": {"model": "benchmarks.fixtures.clip:build"}}
     models = [{"name": "biovil", **adapter}, {"name": "clip", **adapter}]
@@ -185,6 +240,17 @@ def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
     assert "one run" in rows["clip"]["figures"]["grounding.cnr"]["reason"]
     assert not (made / FOLDER / "clip" / "seed-0" / "model").exists()
     assert "clip" in capsys.readouterr().out
+
+
+def test_a_given_model_is_judged_against_several_seeds_of_the_baseline(corpus, tmp_path):
+    work = shutil.copytree(corpus, tmp_path / "work")
+    models = [{"name": "clip", "adapter": {"model": "benchmarks.fixtures.clip:build"}}]
+    table = {"rows": ["lse_nl", "clip"], "processes": 1, "tune_by": "", "models": models}
+    for seeds, judged in (([0], False), ([0, 1], True)):
+        config_file = config_of(work, [], [], table1={**table, "seeds": seeds})
+        assert main(["--config", str(config_file)]) == 0
+        item = figures(work)["rows"]["clip"]["against_baseline"]["grounding.cnr_signed"]
+        assert (item["p"] is not None) == judged  # nothing is drawn of a given model
 
 
 def test_a_run_is_not_done_while_its_results_are_missing(tmp_path):

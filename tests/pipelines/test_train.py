@@ -32,6 +32,7 @@ from benchmarks.fixtures.corpus import (
     write_corpus,
     write_eta,
 )
+from benchmarks.fixtures.headers import made_by_other_code
 from medclip_dcl import load, model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data.grayscale import GreyImage
@@ -250,6 +251,37 @@ def test_a_run_does_not_go_on_with_another_eta_or_other_settings(
     assert train(work, train={**loop, "save_every_steps": 50}) == 0
 
 
+def test_a_forced_run_goes_on_with_checkpoints_of_its_own_code_alone(
+    work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loop = {"steps": 40, "save_every_steps": 2}
+    for changed in (False, True):
+        for name in ("model", "checkpoints"):
+            shutil.rmtree(work / name, ignore_errors=True)
+        assert stop_after(work, 5, train=loop) == 75
+        if changed:
+            for path in (work / "checkpoints").glob("step-*"):
+                made_by_other_code(path, "medclip_dcl/losses/debiased.py")
+        capfd.readouterr()
+        config_file = write_config(work / "config.yaml", work, train=loop)
+        if changed:  # without --force it goes on, and says so
+            shutil.copytree(work, work.with_name("unforced"))
+            unforced = write_config(work / "unforced.yaml", work.with_name("unforced"), train=loop)
+            assert main(["--config", str(unforced)]) == 0
+            told = "checkpoints reused, made before medclip_dcl/losses/debiased.py changed"
+            assert told in capfd.readouterr().err
+        assert main(["--config", str(config_file), "--force"]) == 0
+        shown = capfd.readouterr().out
+        assert '"state": "made"' in shown
+        assert ('"from_step": 0,' in shown) is changed
+    assert main(["--config", str(config_file), "--force"]) == 0
+    assert '"state": "made"' in capfd.readouterr().out
+    assert train(work, train={"steps": 2}) == 4
+    assert "a finished model" in capfd.readouterr().err
+    assert main(["--config", str(work / "config.yaml"), "--replace"]) == 0
+    assert "settings.train.steps: 40 -> 2" in capfd.readouterr().out
+
+
 def test_a_run_that_ended_before_it_could_publish_publishes_the_same(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,6 +341,16 @@ def test_the_best_checkpoint_is_kept_and_published(
     training = read_model_package(model_package.ARTIFACT.at(work)).card["training"]
     assert training["published_step"] == best
     assert training["best"] == {"metric": metric, "value": lines[best][metric]}
+
+
+def test_a_validation_split_smaller_than_a_batch_is_one_batch(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"global_batch": 12, "steps": 2, "validate_every_steps": 2}  # of 8 studies
+    assert train(work, train=settings) == 0
+    warning = "its losses are of batches of 8, with 7 negatives in place of 11"
+    assert warning in capsys.readouterr().out
+    assert figures(work)[-1]["validation_loss"] > 0
 
 
 def test_a_rival_compares_texts_and_its_log_says_what_it_removes(
@@ -418,6 +460,16 @@ def test_another_number_of_processes_is_refused(
     assert "train.processes is 2, this run has 1" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED"])
+def test_processes_that_share_the_weights_are_refused(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
+    assert train(corpus, train={"steps": 1}) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert f"distribute this run by {name}; every process needs whole weights" in line
+
+
 def test_two_processes_follow_the_loss_curve_of_one(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     settings = {"freeze_batchnorm": True, "steps": 10, "learning_rate": 1e-3}
@@ -437,7 +489,55 @@ def test_two_processes_follow_the_loss_curve_of_one(tmp_path: Path) -> None:
     for alone, together in zip(ours, theirs, strict=True):
         for name in ("loss", "uncorrected_loss", "mean_eta", "mates", "gamma_squared"):
             assert together[name] == pytest.approx(alone[name], rel=1e-5), name
-    assert json.loads((two / "model" / "model.json").read_text())["training"]["processes"] == 2
+    card = json.loads((two / "model" / "model.json").read_text())["training"]
+    assert card["processes"] == 2
+    assert "resumed_with" not in card
+
+
+def test_a_run_of_one_process_goes_on_with_two_and_says_so(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    settings = {"freeze_batchnorm": True, "steps": 24, "learning_rate": 1e-3, "save_every_steps": 4}
+    write_corpus(whole, dropout=0.0, eta=0.2)
+    shutil.copytree(whole, cut)
+    assert train(whole, train=settings) == 0
+    assert stop_after(cut, 3, train=settings) == 75
+    stopped = len(figures(cut))
+    arguments = [
+        "--config",
+        str(write_config(cut / "config.yaml", cut, train={**settings, "processes": 2})),
+    ]
+    crew = forkserver.start_ranks(2, "pipelines.train", arguments, tmp_path / "log")
+    for process in crew:
+        process.join(DEADLINE_S)
+    assert [process.exitcode for process in crew] == [0, 0], (tmp_path / "log-0").read_text()
+    ours, theirs = figures(whole), figures(cut)
+    assert ours[:stopped] == theirs[:stopped]
+    for alone, together in zip(ours, theirs, strict=True):
+        assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    model = open_artifact(model_package.ARTIFACT.at(cut), model_package.ARTIFACT)
+    change = [{"from_step": stopped, "processes": 2}]
+    assert model.summary["resumed_with"] == change
+    assert (
+        json.loads((cut / "model" / "model.json").read_text())["training"]["resumed_with"] == change
+    )
+    # The finished model is valid whatever the number.
+    assert train(cut, train=settings) == 0
+
+
+def test_learning_batch_norms_keep_the_number_of_processes_on_a_cpu(
+    work: Path, tmp_path: Path
+) -> None:
+    loop = {"steps": 40, "save_every_steps": 4}
+    assert stop_after(work, 3, train=loop) == 75
+    arguments = [
+        "--config",
+        str(write_config(work / "config.yaml", work, train={**loop, "processes": 2})),
+    ]
+    crew = forkserver.start_ranks(2, "pipelines.train", arguments, tmp_path / "log")
+    for process in crew:
+        process.join(DEADLINE_S)
+    assert crew[0].exitcode == 4
+    assert "set train.processes to 1" in (tmp_path / "log-0").read_text()
 
 
 def test_a_vit_with_adapters_is_trained_published_and_asked(work: Path) -> None:
@@ -478,4 +578,5 @@ def test_maps_train_on_features_that_are_computed_once(work: Path) -> None:
     moved = {name for name in weights if not torch.equal(weights[name], again[name])}
     assert moved == {name for name in weights if "projection" in name or name == "gamma"}
     assert len(losses) >= 6
+    shutil.rmtree(work / "model")
     assert train(work, train=cached, model={"lora": {"rank": 2}}) == 2

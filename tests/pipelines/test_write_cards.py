@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from benchmarks.fixtures.corpus import write_config
+from benchmarks.fixtures.corpus import commit_tables, write_config, write_corpus
 from benchmarks.fixtures.evaluated import evaluate_here, write_evaluated
 from benchmarks.fixtures.published import publish
 from medclip_dcl import export, model_package
 from medclip_dcl.artifact import open_artifact
+from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactMissing, ArtifactStale
 from medclip_dcl.evaluation import results
 from medclip_dcl.reporting.cards import _architecture
+from medclip_dcl.reporting.corpus import count_splits
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from pipelines.write_cards import main
@@ -25,6 +27,9 @@ WORDS = {
     "licence": "MIT",
     "data": "Drawn for a test.",
 }
+
+
+TABLES = (manifest.IMAGES, manifest.REPORTS, manifest.STUDY_LABELS, manifest.BOXES)
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +141,15 @@ def test_words_of_a_licence_are_no_identifier(evaluated: Path) -> None:
     text = (evaluated / "cards" / export.MODEL_CARD).read_text()
     assert ModelCard(text).data.license == "other"
     assert "As the data use agreement says." in text
+
+
+def test_a_column_that_is_no_view_is_counted_and_not_named(tmp_path: Path) -> None:
+    work = write_corpus(tmp_path / "work")
+    listed = {form: read_table(work / "manifest", form).to_pylist() for form in TABLES}
+    for number, row in enumerate(listed[manifest.IMAGES]):
+        row["view"] = ("Doe^Jane 1950", "pa", "AP  axial", "")[number % 4]
+    source = commit_tables(work, manifest.ARTIFACT, listed, views="odd")
+    counted = [row["views"] for row in count_splits(source).values()]
+    assert {part.rpartition(" ")[0] for views in counted for part in views.split(", ")} == {
+        *("AP AXIAL", "PA", "not known", "other"),
+    }

@@ -151,6 +151,7 @@ def test_a_private_report_shows_no_text_and_no_picture(private_page):
 
 def test_a_private_report_still_has_its_figures(private_page):
     assert "grounding CNR" in private_page
+    assert "grounding signed CNR" in private_page
 
 
 @pytest.fixture(scope="module")
