@@ -1,5 +1,6 @@
 """Every config loads, and names jobs and files that exist."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
 from medclip_dcl.text import sentences
 from pipelines import build_manifest, split_sentences
+from pipelines.plan import plan
 from pipelines.stages import stages_of
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +31,7 @@ CONFIGS = sorted(
 def test_there_are_recipes() -> None:
     assert {"demo.yaml", "openi.yaml", "covid_cxr.yaml"} <= {path.name for path in CONFIGS}
     trained = {path.stem for path in (ROOT / "configs/train").glob("*.yaml")}
-    assert {"mimic_cxr", "open_i", "table", "laptop"} <= trained
+    assert {"mimic_cxr", "open_i", "open_i_small", "table", "laptop"} <= trained
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -54,6 +56,24 @@ def test_cross_and_place_change_the_loss_alone(name: str, base: str, sections: s
     assert (said.kind, said.relation) == ("multipositive", "claims")
     assert (said.directions, said.image_anchor) == ("both", "own")
     assert (said.place_weight, said.places) == (0.3, "anatomy")
+
+
+def test_the_recipe_of_a_table_needs_no_weights_and_learns_from_random_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What newcomers copy: the recommended objective, at rates that leave the start."""
+    path = ROOT / "configs/train/table.yaml"
+    assert set(re.findall(r"\$\{(\w+)\}", path.read_text())) == {"STUDIES"}
+    monkeypatch.setenv("STUDIES", "ours")
+    config = load_config(path)
+    assert config.objective == load_config(ROOT / "configs/demo_cross.yaml").objective
+    demo = load_config(ROOT / "configs/train/laptop.yaml").train
+    rates = (config.train.learning_rate, config.train.text_learning_rate)
+    assert rates == (demo.learning_rate, demo.text_learning_rate)
+    notes = [item for item in plan(config, 2000, None, None, 0) if item.question == "image encoder"]
+    assert notes == []
+    # A batch of validation needs as many studies.
+    assert config.train.global_batch <= 320 * config.source.validate_share
 
 
 def test_the_recipe_of_mimic_cxr_is_the_paper_s() -> None:
