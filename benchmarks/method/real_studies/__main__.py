@@ -1,0 +1,128 @@
+"""Every objective on real studies.
+
+    python -m benchmarks.real_studies [--rounds 3]
+
+Rows, figures and bars were written down before the first run. Runs are done in complete rounds: all
+rows on one fold, then on three, then on five, then the decisive rows with a second seed, then from
+a warm start. What is done is kept and not done again. `--table` prints what there is; either way
+results/real_studies.json is written.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.method.real_studies import runs as running
+from benchmarks.method.real_studies.rows import DECISIVE, ROWS
+from benchmarks.method.real_studies.runs import Bed, Run, do_all, write_tfidf
+from benchmarks.method.real_studies.studies import (
+    FOLDS,
+    prepare,
+    read_folds,
+    read_patients,
+    warm_up,
+)
+from benchmarks.method.real_studies.summary import (
+    BARS,
+    Lines,
+    best_constant,
+    decide,
+    figures_of,
+    is_stopped,
+    table,
+    text_of,
+)
+from benchmarks.record import ROOT, finish, judge, machine
+from medclip_dcl.files import write_text
+
+LOG = ROOT / "benchmarks" / "results" / "real_studies_runs.jsonl"
+RESULTS = ROOT / "benchmarks" / "results" / "real_studies.json"
+ROUNDS = (("random", (0,), 0), ("random", (1, 2), 0), ("random", (3, 4), 0),
+          ("random", tuple(range(FOLDS)), 1), ("warm", tuple(range(FOLDS)), 0))  # fmt: skip
+"""Start, folds and seed of each round."""
+_TEN = {row.name for row in DECISIVE}
+
+
+def planned(number: int, lines: Lines) -> Iterator[Run]:
+    """List the runs of a round, decisive rows first."""
+    start, folds, seed = ROUNDS[number]
+    figures = figures_of(lines)
+    everything = (start, seed) == ("random", 0)
+    for name, row in ROWS.items():
+        for fold in folds:
+            first = Run(start, name, "", fold, seed)
+            if everything:
+                if fold < 3 or not is_stopped(figures, name):
+                    yield from (first._replace(value=value) for value in row.points)
+            elif name in _TEN or name == best_constant(lines, fold):
+                yield first
+
+
+def read_log(path: Path) -> dict[Run, dict[str, Any]]:
+    """Read the runs that are kept."""
+    if not path.is_file():
+        return {}
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {Run(**line["run"]): line for line in lines}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do rounds of runs, print the table; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.real_studies")
+    parser.add_argument("--work", type=Path, default=Path("runs/real_studies"))
+    parser.add_argument("--rounds", type=int, default=len(ROUNDS))
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--table", action="store_true", help="print what there is")
+    options = parser.parse_args(argv)
+    if not options.table:
+        root = os.environ.get("TEST_DATA")
+        if not root:
+            print("TEST_DATA is not set: there are no studies", file=sys.stderr)
+            return 1
+        do_rounds(Path(root) / "openi", options.work, options.rounds, options.processes)
+    lines = read_log(LOG)
+    tree = {start: table(lines, start) for start in running.STARTS}
+    for start, part in tree.items():
+        if part["rows"]:
+            print(f"\n=== {start} start\n{text_of(part)}")
+    figures = decide(lines)
+    bars = judge(figures, BARS)
+    commits = sorted({line["commit"] for line in lines.values()})
+    kept = {
+        "machine": machine(),
+        "processors": sorted({line["processor"] for line in lines.values()}),
+        "commits": commits,
+        "figures": figures,
+        "bars": {name: {"bar": bar, "met": met} for name, (bar, met) in bars.items()},
+        "tables": tree,
+    }
+    write_text(RESULTS, json.dumps(kept, indent=1) + "\n")
+    return finish("real_studies", figures, bars, ", ".join(commits))
+
+
+def do_rounds(root: Path, work: Path, rounds: int, processes: int) -> None:
+    """Do what is missing of the rounds, and append each run to the log."""
+    folds = read_folds(root, work, read_patients(root))
+    for fold in folds:
+        prepare(fold, folds[0].folder)
+        write_tfidf(fold)
+    bed = Bed(tuple(folds), work)
+    for number in range(rounds):
+        lines = read_log(LOG)
+        wanted = [run for run in planned(number, lines) if run not in lines]
+        print(f"round {number}: {len(wanted)} runs", flush=True)
+        for fold in folds if ROUNDS[number][0] == "warm" else ():
+            warm_up(fold)
+        for line in do_all(bed, wanted, processes):
+            with LOG.open("a", encoding="utf-8") as log:
+                log.write(json.dumps(line) + "\n")
+            name, auc = Run(**line["run"]).name, line["figures"]["mean_auc"]
+            print(f"{name}: {auc:.3f}, {line['spent']['cpu_s']:.0f} CPU s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

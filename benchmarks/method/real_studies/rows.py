@@ -1,0 +1,243 @@
+"""The rows of the table: what each changes in a fold's config, and what no setting of ours does."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from benchmarks.method.real_studies import variants
+from benchmarks.method.real_studies.variants import Change
+
+Part = Literal["decisive", "control", "exploratory", "ceiling"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row.
+
+    Attributes:
+        name: short name, by which runs are kept.
+        title: as the table calls it.
+        part: decisive rows and their controls get ten runs, the others five.
+        settings: dotted setting -> value, in place of the fold's.
+        change: what is changed besides.
+        tune: dotted setting -> values, among which each fold's validation patients choose.
+        stopped: name of the row whose weights are those of the best validation step of this run.
+    """
+
+    name: str
+    title: str
+    part: Part = "exploratory"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    change: Change | None = None
+    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    stopped: str = ""
+
+    @property
+    def points(self) -> dict[str, dict[str, Any]]:
+        """Name of each value to choose among -> settings; one without a name: no choice."""
+        return {
+            str(value): {**self.settings, key: value}
+            for key, values in self.tune.items()
+            for value in values
+        } or {"": dict(self.settings)}
+
+
+def _objective(kind: str = "infonce", **settings: Any) -> dict[str, Any]:
+    return {"objective.kind": kind} | {f"objective.{key}": each for key, each in settings.items()}
+
+
+_TEXTS = {"directions": "t2i"}
+_CROSS = {"relation": "claims", "directions": "both", "image_anchor": "own"}
+_PLACE = {"place_weight": 0.3}
+
+
+def _constant(value: float) -> dict[str, Any]:
+    # With `fallback`, the better floor on generated studies: a rival is given its best.
+    return _objective("debiased", floor="fallback") | {
+        "eta.source": "constant",
+        "eta.constant": value,
+    }
+
+
+CONSTANTS = (0.02, 0.05, 0.1, 0.2)
+BASELINE, EARLY, CONSTANT = "infonce_both", "infonce_both_early", "best_constant"
+
+DECISIVE = (
+    Row(
+        BASELINE,
+        "InfoNCE, both anchors",
+        "decisive",
+        _objective() | {"train.validate_every_steps": 75},
+        stopped=EARLY,
+    ),
+    Row("paper", "the paper: text anchors, eta_LM", "decisive", _objective("debiased", **_TEXTS)),
+    Row("paper_both", "the paper's loss, both anchors", "decisive", _objective("debiased")),
+    Row("cross", "cross", "decisive", _objective("multipositive", **_CROSS)),
+    Row(
+        "cross_place",
+        "cross + place",
+        "decisive",
+        _objective("multipositive", **_CROSS, **_PLACE),
+    ),
+    Row(
+        "cross_place_words",
+        "cross + place, words alone",
+        "decisive",
+        _objective("multipositive", **_CROSS, **_PLACE, places="words"),
+    ),
+    Row(
+        "cross_shuffled",
+        "control: cross, relations shuffled",
+        "control",
+        _objective("multipositive", **_CROSS),
+        variants.shuffled_relations,
+    ),
+    Row(
+        "cross_place_shuffled",
+        "control: cross + place, relations shuffled",
+        "control",
+        _objective("multipositive", **_CROSS, **_PLACE),
+        variants.shuffled_relations,
+    ),
+    Row(
+        "cross_places_shuffled",
+        "control: cross + place, others' places",
+        "control",
+        _objective("multipositive", **_CROSS, **_PLACE, places="shuffled"),
+    ),
+)
+"""Ten runs each. InfoNCE's early row and the best constant are made from runs of others."""
+
+_CONSTANT_ROWS = tuple(
+    Row(f"constant_{value}", f"DCL, eta = {value}, both anchors", "exploratory", _constant(value))
+    for value in CONSTANTS
+)
+
+
+def _similar(kind: str, space: str, **tune: Sequence[Any]) -> Row:
+    settings = _objective(negatives=f"{kind}_similar")
+    if space == "tfidf":
+        settings |= {"objective.similar_by": "table", "objective.similar_table": "${TFIDF}"}
+    title = {"mean": "own encoder", "tfidf": "TF-IDF"}[space]
+    return Row(
+        f"{kind}_{space}",
+        f"{kind} by text similarity ({title}), tuned",
+        "exploratory",
+        settings,
+        tune={f"objective.{key}": values for key, values in tune.items()},
+    )
+
+
+RIVALS = (
+    Row("infonce_texts", "InfoNCE, text anchors", settings=_objective(**_TEXTS)),
+    Row("sigmoid", "SigLIP", settings=_objective("sigmoid", **_TEXTS)),
+    *_CONSTANT_ROWS,
+    Row(
+        "paper_fitted",
+        "the paper, a and k fitted to training labels",
+        settings=_objective("debiased", **_TEXTS) | {"eta.fit": "labels"},
+    ),
+    Row(
+        "eta_labels",
+        "eta by training labels, uncapped",
+        settings=_objective("debiased", **_TEXTS) | {"eta.source": "labels", "eta.eta_max": 0.99},
+    ),
+    Row(
+        "eta_labels_capped",
+        "eta by training labels, capped",
+        settings=_objective("debiased", **_TEXTS) | {"eta.source": "labels"},
+    ),
+    Row(
+        "eta_frequency",
+        "eta by how often a sentence is said",
+        settings=_objective("debiased", **_TEXTS) | {"eta.source": "frequency"},
+    ),
+    Row(
+        "eta_per_piece",
+        "eta by the likelihood of a word piece, fitted",
+        settings=_objective("debiased", **_TEXTS),
+        change=variants.eta_per_piece,
+    ),
+    Row(
+        "eta_shuffled",
+        "control: the paper, eta shuffled",
+        settings=_objective("debiased", **_TEXTS),
+        change=variants.shuffled_eta,
+    ),
+    Row(
+        "eta_reversed",
+        "control: the paper, eta reversed",
+        settings=_objective("debiased", **_TEXTS),
+        change=variants.reversed_eta,
+    ),
+    *(_similar("remove", space, remove_share=(0.1, 0.3)) for space in ("mean", "tfidf")),
+    *(_similar("resample", space, remove_share=(0.3, 0.5)) for space in ("mean", "tfidf")),
+    *(_similar("reweight", space, beta=(5.0, 20.0)) for space in ("mean", "tfidf")),
+    Row(
+        "remove_labels", "remove by experts' labels", settings=_objective(negatives="remove_labels")
+    ),
+    Row(
+        "relations_texts",
+        "relations, text anchors alone",
+        settings=_objective("multipositive", relation="claims", **_TEXTS),
+    ),
+    Row(
+        "relations_both",
+        "relations, both anchors",
+        settings=_objective("multipositive", relation="claims"),
+    ),
+    Row(
+        "cross_oracle",
+        "cross, relations by experts' labels",
+        settings=_objective("multipositive", **_CROSS | {"relation": "labels"}),
+    ),
+    Row(
+        "whole_studies",
+        "all sentences of a study in a step (RadZero)",
+        settings=_objective(),
+        change=variants.whole_studies,
+    ),
+    Row(
+        "whole_studies_cross",
+        "all sentences of a study, cross",
+        settings=_objective("multipositive", **_CROSS),
+        change=variants.whole_studies,
+    ),
+    Row(
+        "soft_targets",
+        "soft targets (MedCLIP)",
+        settings=_objective("multipositive", relation="claims"),
+        change=variants.soft_targets,
+    ),
+    Row(
+        "without_negations",
+        "no negations in abnormal reports (OFF-CLIP)",
+        settings=_objective(),
+        change=variants.without_negations,
+    ),
+    Row(
+        "normals_together",
+        "normal reports as positives (OFF-CLIP)",
+        settings=_objective("multipositive", relation="claims"),
+        change=variants.normals_together,
+    ),
+    Row(
+        "one_form",
+        "sentences in one form (CARZero)",
+        settings=_objective(),
+        change=variants.one_form,
+    ),
+    Row("whole_report", "report as one text", settings=_objective(), change=variants.whole_report),
+    Row(
+        "impression",
+        "impression as one text",
+        settings=_objective(),
+        change=variants.impression_alone,
+    ),
+)
+"""Five runs each, unless three show a row to be far behind."""
+
+CEILING = Row("ceiling", "ceiling: the tower trained with experts' labels", "ceiling")
+"""A zero-shot row is read against it."""
+
+ROWS = {row.name: row for row in (*DECISIVE, *RIVALS, CEILING)}

@@ -1,0 +1,227 @@
+"""Real studies: folds, losses of rivals and comparisons, held against loops and numbers by hand."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from benchmarks.method.real_studies.__main__ import ROUNDS, planned
+from benchmarks.method.real_studies.questions import QUESTIONS, ask_findings, fitting, means
+from benchmarks.method.real_studies.rows import BASELINE, CONSTANT, DECISIVE, EARLY, ROWS
+from benchmarks.method.real_studies.runs import JUDGE, Run
+from benchmarks.method.real_studies.studies import Patient, divide
+from benchmarks.method.real_studies.summary import (
+    compare,
+    decide,
+    figures_of,
+    holm,
+    is_stopped,
+    paired,
+)
+from benchmarks.method.real_studies.variants import _in_one_form, own_sentences_left_out
+from medclip_dcl.losses.relations import encode_claims
+from medclip_dcl.text.labeler.labels import read_claims
+
+
+def patient(number: int, **gold: bool) -> Patient:
+    return Patient(str(number), "", "", (f"images/{number}.jpg",), gold)
+
+
+def test_every_part_has_its_share_of_every_label() -> None:
+    rng = np.random.default_rng(0)
+    patients = [
+        patient(n, rare=bool(rng.random() < 0.03), usual=bool(rng.random() < 0.4))
+        for n in range(1000)
+    ]
+    parts = divide(patients, [0.2] * 5, seed=1)
+    assert Counter(one.uid for part in parts for one in part) == Counter(p.uid for p in patients)
+    for label in ("rare", "usual"):
+        counts = [sum(one.gold[label] for one in part) for part in parts]
+        assert max(counts) - min(counts) <= 1
+    assert {len(part) for part in parts} == {200}
+    assert [p.uid for p in divide(patients, [0.2] * 5, seed=1)[0]] == [p.uid for p in parts[0]]
+
+
+def test_an_image_meets_the_sentences_of_others_alone() -> None:
+    torch.manual_seed(0)
+    s = torch.randn(6, 3)
+    owner = torch.tensor([0, 0, 0, 1, 2, 2])
+    expected = []
+    for image in range(3):
+        others = sum(math.exp(s[n, image]) for n in range(6) if owner[n] != image)
+        own = [math.exp(s[n, image]) for n in range(6) if owner[n] == image]
+        expected.append(np.mean([-math.log(p / (p + others)) for p in own]))
+    found = own_sentences_left_out(s, owner)
+    assert found.item() == pytest.approx(np.mean(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("Small left pleural effusion.", "There is left pleural effusion."),
+        ("No pneumothorax.", "There is no pneumothorax."),
+        ("The aorta is tortuous.", "The aorta is tortuous."),
+    ],
+)
+def test_one_form_says_what_the_sentence_claims(text: str, form: str) -> None:
+    assert _in_one_form(read_claims(text), text) == form
+
+
+def test_sentences_are_true_by_the_experts_labels() -> None:
+    names = ("Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Effusion", "Mass", "Nodule")
+    none = dict.fromkeys(
+        (*names, "Pleural_Thickening", "Pneumonia", "Pneumothorax", "normal"), False
+    )
+    gold = [none | {"Effusion": True}, none | {"normal": True}, none | {"Nodule": True}]
+    texts = {
+        "There is a pleural effusion.": [True, False, False],
+        "No pleural effusion.": [False, True, True],
+        "There is a nodule and no effusion.": [False, False, True],
+        "The chest is normal.": [False, True, False],
+    }
+    unanswered = ["There may be an effusion.", "The lung is opaque: there is an opacity.", "Nice."]
+    codes = encode_claims([read_claims(text) for text in (*texts, *unanswered)]).numpy()
+    fits, answered = fitting(codes, gold)
+    assert answered.tolist() == [True] * len(texts) + [False] * len(unanswered)
+    assert fits[: len(texts)].tolist() == list(texts.values())
+
+
+def test_a_finding_is_asked_by_its_pair_and_by_one_sentence() -> None:
+    prompts = 2 * len(QUESTIONS)
+    scores = np.zeros((prompts, 4))
+    scores[0], scores[1] = [0.1, 0.2, 0.3, 0.4], [0.3, 0.2, 0.1, 0.0]
+    truth = np.zeros((len(QUESTIONS), 4), dtype=bool)
+    truth[0] = [False, False, True, True]
+    found = ask_findings(scores, np.zeros(prompts), truth)[QUESTIONS[0].name]
+    assert found["auc"] == found["auc_alone"] == found["auprc"] == 1
+    assert found["accuracy"] == 1
+    assert found["correlation"] == pytest.approx(-1)
+
+
+def test_inverted_findings_are_counted_and_unknown_ones_left_out() -> None:
+    figures = {
+        finding.name: dict.fromkeys(
+            ("auc", "auc_alone", "auprc", "accuracy", "accuracy_offset"), 0.7
+        )
+        for finding in QUESTIONS
+    }
+    figures["Edema"] |= {"auc": 0.2}
+    figures["Pneumonia"] |= {"auc": None}
+    found = means(figures)  # type: ignore[arg-type]
+    assert found["inverted"] == 1
+    assert found["mean_auc"] == pytest.approx((0.7 * 9 + 0.2) / 10)
+
+
+def test_shared_patients_widen_the_interval() -> None:
+    gaps = [0.1, 0.2, 0.0, 0.1, 0.1]
+    found = compare(gaps, [0.0] * 5)
+    error = math.sqrt((1 / 5 + 1 / 4) * np.var(gaps, ddof=1))
+    reach = stats.t.ppf(0.975, 4) * error
+    assert (found.low, found.high) == pytest.approx((0.1 - reach, 0.1 + reach))
+    assert found.p == pytest.approx(2 * stats.t.sf(0.1 / error, 4))
+    assert found.seen == pytest.approx(reach + stats.t.ppf(0.8, 4) * error)
+    assert (found.runs, found.better) == (5, 4)
+    assert math.isnan(compare([1.0, 2.0], [0.0, 0.0]).p)
+
+
+def test_holm_multiplies_the_least_p_most() -> None:
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx(
+        {"a": 0.03, "c": 0.06, "b": 0.06}
+    )
+
+
+def line(auc: float, judge: float = 0.5, early: float = 0.0) -> dict[str, object]:
+    figures = {"mean_auc": auc, "validation": {JUDGE: judge}}
+    return {"figures": figures, "early": figures | {"mean_auc": early}}
+
+
+def test_a_tuned_row_is_the_value_that_its_fold_chose() -> None:
+    values = list(ROWS["remove_mean"].points)
+    lines = {
+        Run("random", "remove_mean", value, fold, 0): line(0.1 * fold + number, judge)
+        for fold in (0, 1)
+        for number, (value, judge) in enumerate(zip(values, (0.4, 0.6), strict=True))
+    }
+    found = figures_of(lines)["remove_mean"]
+    assert {key: figures["mean_auc"] for key, figures in found.items()} == {(0, 0): 1, (1, 0): 1.1}
+    del lines[Run("random", "remove_mean", values[0], 1, 0)]
+    assert set(figures_of(lines)["remove_mean"]) == {(0, 0)}
+
+
+def test_early_row_and_best_constant_come_from_the_runs_of_others() -> None:
+    lines = {Run("random", BASELINE, "", 0, 0): line(0.6, early=0.65)}
+    for number, value in enumerate((0.02, 0.05, 0.1, 0.2)):
+        lines[Run("random", f"constant_{value}", "", 0, 0)] = line(
+            0.6 + number / 100, 0.9 - number / 10
+        )
+    found = figures_of(lines)
+    assert found[EARLY][0, 0]["mean_auc"] == 0.65
+    assert found[CONSTANT][0, 0]["mean_auc"] == 0.6  # chosen by validation, not by the test
+    gap = paired(found, EARLY, CONSTANT)
+    assert gap is not None
+    assert gap.value == pytest.approx(0.05)
+
+
+def test_a_row_far_behind_stops_after_three_folds_and_a_decisive_one_never() -> None:
+    lines = {Run("random", BASELINE, "", fold, 0): line(0.7) for fold in range(3)}
+    for name, auc in (("soft_targets", 0.66), ("one_form", 0.68), ("paper", 0.5)):
+        lines |= {Run("random", name, "", fold, 0): line(auc) for fold in range(3)}
+    found = figures_of(lines)
+    assert [is_stopped(found, name) for name in ("soft_targets", "one_form", "paper")] == [
+        True, False, False,
+    ]  # fmt: skip
+    rows = {run.row for run in planned(2, lines)}
+    assert "soft_targets" not in rows
+    assert {"one_form", "paper"} <= rows
+
+
+def test_second_seeds_and_warm_starts_are_of_decisive_rows_and_the_best_constant() -> None:
+    lines = {}
+    for value, judge in ((0.02, 0.5), (0.05, 0.6), (0.1, 0.9), (0.2, 0.7)):
+        lines |= {
+            Run("random", f"constant_{value}", "", fold, 0): line(0.6, judge) for fold in range(5)
+        }
+    for number in (3, 4):
+        runs = [*planned(number, lines)]
+        assert {run.row for run in runs} == {row.name for row in DECISIVE} | {"constant_0.1"}
+        assert {(run.start, run.seed) for run in runs} == {(ROUNDS[number][0], ROUNDS[number][2])}
+    assert (
+        len({run.draw for n in (0, 1, 2, 3) for run in planned(n, lines) if run.row == "paper"})
+        == 10
+    )
+
+
+def test_the_best_honest_row_is_held_against_the_better_rival_and_its_own_control() -> None:
+    aucs = {"paper": 0.6, "paper_both": 0.62, "cross": 0.7, "cross_place": 0.74,
+            "cross_place_words": 0.72, "cross_shuffled": 0.5, "cross_place_shuffled": 0.52,
+            "cross_places_shuffled": 0.7}  # fmt: skip
+    lines = {}
+    for fold in range(3):
+        noise = (0.0, 0.01, -0.01)[fold]
+        lines[Run("random", BASELINE, "", fold, 0)] = line(0.6, early=0.65)
+        for name, auc in aucs.items():
+            lines[Run("random", name, "", fold, 0)] = line(auc + noise)
+        for value in (0.02, 0.05, 0.1, 0.2):
+            lines[Run("random", f"constant_{value}", "", fold, 0)] = line(0.6)
+    for one in lines.values():
+        one["figures"]["inverted"] = 1  # type: ignore[index]
+    found = decide(lines)
+    assert found["best_minus_rival"] == pytest.approx(0.09)
+    assert found["best_minus_control"] == pytest.approx(0.22)
+    assert found["shuffled_minus_infonce"] == pytest.approx(-0.1)
+    assert (found["decisive_runs"], found["other_folds"], found["warm_runs"]) == (3, 0, 0)
+    assert found["inverted_by_recommended"] == 3
+    gaps = np.array([0.09, 0.10, 0.08])
+    p = 2 * stats.t.sf(0.09 / math.sqrt((1 / 3 + 1 / 4) * gaps.var(ddof=1)), 2)
+    assert found["best_minus_rival_holm_p"] == pytest.approx(7 * p)  # three of ten are surer
+
+
+def test_runs_have_names_of_their_own() -> None:
+    run = Run("random", "paper", "", 2, 1)
+    assert run.name == "random/paper/2/1"
+    assert run._replace(value="0.1").name == "random/paper/0.1/2/1"
+    assert replace(ROWS["paper"]).points == {"": dict(ROWS["paper"].settings)}
