@@ -8,9 +8,10 @@ from collections.abc import Sequence
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "evaluation", "gpu")
 SPEED += ("sources", "precision", "scale")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
-RELIABILITY += ("determinism", "gateway", "hospital", "membership", "ohif", "soak")
+RELIABILITY += ("determinism", "gateway", "hospital", "input_range", "membership", "ohif")
+RELIABILITY += ("soak",)
 METHOD = ("bias", "compare", "demo", "labeler", "method")
-METHOD += ("real_images", "table1", "eta_calibration.study")
+METHOD += ("real_images", "real_studies", "table1", "eta_calibration")
 
 LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo", "pll", "table1")
 LONG += ("compare", "service", "serve", "retrieve", "gateway", "ohif", "determinism", "membership")

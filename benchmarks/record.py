@@ -77,11 +77,17 @@ def _is_met(value: float, bar: str) -> bool:
     return bool(_COMPARISONS[sign](value, float(number)))
 
 
-def finish(name: str, figures: Mapping[str, float], bars: Bars, commits: str | None = None) -> int:
+def finish(
+    name: str,
+    figures: Mapping[str, float],
+    bars: Bars,
+    commits: str | None = None,
+    kept: Mapping[str, Any] | None = None,
+) -> int:
     """Print a benchmark's last line; 0: a missed bar is a figure like any other.
 
     A bar is as people read it, and whether it is met. `commits` are those that were measured,
-    where a run took several sessions.
+    where a run took several sessions. `kept` is what else its pages print, such as intervals.
     """
     line = {
         "benchmark": name,
@@ -90,6 +96,8 @@ def finish(name: str, figures: Mapping[str, float], bars: Bars, commits: str | N
         "figures": {key: round(float(value), 6) for key, value in figures.items()},
         "bars": {key: {"bar": bar, "met": bool(met)} for key, (bar, met) in bars.items()},
     }
+    if kept is not None:
+        line["kept"] = kept
     print(json.dumps(line), flush=True)
     return 0
 

@@ -11,6 +11,10 @@ constant eta of either kind of class, and for eta = rho of the anchor's class.
 
 The failure case stands next to it: v is not a fair draw from the anchor's class but a
 near-copy of the anchor, as an augmented view is. The correction then takes away too much.
+
+Then a share of the false negatives among u is known. Reported is by how much the mean of g (Eq. 8)
+is off the exact one, with the known ones as `known_mates`; and, next to it, as `known_positives`,
+which they are not: eta would take them away a second time.
 """
 
 import functools
@@ -27,13 +31,17 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.record import finish, is_quick, judge
-from medclip_dcl.losses.debiased import debiased_contrastive_loss
+from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiased_terms
 
 SHARES = (0.1, 0.25, 0.5)
 PER_CLASS = 170
 THINNED = (1, 3, 5, 7, 9)
 ANCHORS, N, M = 4000, 126, 1
 GAMMA_SQUARED = 2.0
+KNOWN = (0, 0.25, 0.5, 1)
+"""Shares of the false negatives that are known."""
+MANY = 2000
+"""Negatives of one more case: the number of false ones in a batch is then nearer to N eta."""
 COPY_NOISE = 0.1
 """Spread of the noise on each coordinate of a near-copy; cosine about .93."""
 BARS = {
@@ -41,6 +49,7 @@ BARS = {
     "worst_true_over_best_constant": "<= 0.4",
     "bias_m16_over_m1": "<= 0.5",
     "failure_case_shown": "> 1 at every r",
+    **{f"g_off_with_{share:g}_known": "<= 0.02" for share in KNOWN},
 }
 LOSSES = ("InfoNCE", "eta low", "eta high", "eta true")
 
@@ -75,15 +84,7 @@ def biases(r: float, seed: int, copies: bool = False, mates: int = M) -> dict[st
     """
     generator = torch.Generator().manual_seed(seed)
     digits = subset(r, generator)
-    anchors = torch.randint(len(digits.points), (ANCHORS,), generator=generator)
-    x, c = digits.points[anchors], digits.classes[anchors]
-    v = _mates(digits, x, c, mates, copies, generator)
-    u = digits.points[torch.randint(len(digits.points), (ANCHORS, N), generator=generator)]
-    s = GAMMA_SQUARED * torch.einsum("ad,amd->am", x, torch.cat([v, u], dim=1))
-
-    to_all = (GAMMA_SQUARED * x @ digits.points.T).exp()
-    foreign = digits.classes != c.unsqueeze(1)
-    exact = torch.where(foreign, to_all, 0).sum(dim=1) / foreign.sum(dim=1)
+    c, s, _, exact = _draw(digits, mates, copies, generator)
     ideal = torch.log1p(N * exact / s[:, 0].exp())
 
     known = torch.zeros_like(s, dtype=torch.bool)
@@ -109,6 +110,26 @@ def biases(r: float, seed: int, copies: bool = False, mates: int = M) -> dict[st
             abs(error[c == digit].mean().item()) for digit in range(10) if (c == digit).any()
         )
     return result
+
+
+def error_of_g(r: float, seed: int, share_known: float, negatives: int = N) -> dict[str, float]:
+    """Relative error of the mean of g where a share of the false negatives is known.
+
+    Gives it by the argument of the loss that names them: `known_mates`, and, wrongly,
+    `known_positives`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    digits = subset(r, generator)
+    c, s, classes, exact = _draw(digits, M, False, generator, negatives)
+    found = torch.rand(s.shape, generator=generator) < share_known
+    known = (classes == c.unsqueeze(1)) & found
+    first = torch.zeros(ANCHORS, dtype=torch.long)
+    errors = {}
+    for argument in ("known_mates", "known_positives"):
+        terms = debiased_terms(s, first, digits.rho[c], GAMMA_SQUARED**0.5, **{argument: known})
+        g = (terms.ell + s[:, 0]).exp() / terms.N
+        errors[argument] = (g.mean() / exact.mean() - 1).item()
+    return errors
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,6 +160,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         _row(r, runs)
         ratios = [run["eta true"] / run["InfoNCE"] for run in runs]
         figures[f"copies_true_over_infonce_{r:g}"] = statistics.fmean(ratios)
+    print("known false negatives: error of the mean of g; as known_positives, counted twice")
+    for share in KNOWN:
+        errors = [error_of_g(r, seed, share) for r in SHARES for seed in seeds]
+        worst = {name: max((error[name] for error in errors), key=abs) for name in errors[0]}
+        print(f"    {share:<4g}  " + "   ".join(f"{k} {v:+.4f}" for k, v in worst.items()))
+        figures[f"g_off_with_{share:g}_known"] = abs(worst["known_mates"])
+        figures[f"g_off_counted_twice_{share:g}"] = abs(worst["known_positives"])
+    many_errors = [error_of_g(r, seed, 1, MANY)["known_mates"] for r in SHARES for seed in seeds]
+    figures[f"g_off_with_1_known_N{MANY}"] = max(map(abs, many_errors))
     figures["runs"] = len(over_infonce)
     figures["cpu_seconds"] = time.process_time() - start
 
@@ -155,6 +185,22 @@ def _all_digits() -> tuple[Tensor, Tensor]:
     centred = pixels - pixels.mean(dim=0)
     axes = torch.linalg.svd(centred, full_matrices=False).Vh[:16]
     return normalize(centred @ axes.T, dim=1), torch.as_tensor(raw.target)
+
+
+def _draw(
+    digits: Digits, mates: int, copies: bool, generator: torch.Generator, negatives: int = N
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Classes of the anchors, s with v first, classes of its columns, and the exact E e^s."""
+    anchors = torch.randint(len(digits.points), (ANCHORS,), generator=generator)
+    x, c = digits.points[anchors], digits.classes[anchors]
+    v = _mates(digits, x, c, mates, copies, generator)
+    u = torch.randint(len(digits.points), (ANCHORS, negatives), generator=generator)
+    to_all = GAMMA_SQUARED * x @ digits.points.T
+    to_v = GAMMA_SQUARED * torch.einsum("ad,amd->am", x, v)
+    foreign = digits.classes != c.unsqueeze(1)
+    exact = torch.where(foreign, to_all.exp(), 0).sum(dim=1) / foreign.sum(dim=1)
+    classes = torch.cat([c.unsqueeze(1).expand(-1, mates), digits.classes[u]], dim=1)
+    return c, torch.cat([to_v, to_all.gather(1, u)], dim=1), classes, exact
 
 
 def _mates(

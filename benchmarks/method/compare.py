@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.method.table1 import QUICK, WORK, run_table
+from benchmarks.method.table1 import QUICK, WORK, run_table, seed_settings
 from benchmarks.record import finish, judge
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.evaluation import results
@@ -68,7 +68,7 @@ def count_trials(pool: Side, control: Side, trials: int, seed: int = 0) -> dict[
         half = min(size // 2, against)
         different += _differ(_runs(pool, order[:half]), control)
     pairs = list(combinations(range(size), 2))
-    alone = [_differ(_runs(pool, [a]), _runs(pool, [b])) for a, b in pairs]
+    alone = [_differ(_runs(pool, [a]), _runs(pool, [b]), is_model=True) for a, b in pairs]
     return {
         "silent_on_halves": silent,
         "different_from_control": different,
@@ -97,8 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(work: Path, pool: int, controls: int, settings: Sequence[str]) -> dict[str, float]:
     for row, count in ((POOL, pool), (CONTROL, controls)):
-        seeds = list(range(count))
-        run_table(work, [*settings, f'table1.rows=["{row}"]', f"table1.seeds={seeds}"])
+        run_table(work, [*settings, f'table1.rows=["{row}"]', *seed_settings(range(count))])
     return count_trials(*measure_pool(work, pool, controls, SAMPLES), TRIALS)
 
 
@@ -106,8 +105,8 @@ def _runs(side: Side, chosen: Sequence[int] | np.ndarray) -> Side:
     return {name: runs[np.asarray(chosen)] for name, runs in side.items()}
 
 
-def _differ(a: Side, b: Side) -> bool:
-    found = compare_sides(a, b, np.random.default_rng(0))
+def _differ(a: Side, b: Side, *, is_model: bool = False) -> bool:
+    found = compare_sides(a, b, np.random.default_rng(0), is_model=is_model)
     return any(item.is_different for item in found.values())
 
 

@@ -11,6 +11,7 @@ Then it is asked for findings, for sentences of boxes and for images of sentence
 import functools
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -203,11 +204,9 @@ def _direction(
     if row.kind == "sigmoid":
         return sigmoid_loss(s, bias=SIGMOID_BIAS)
     if row.kind == "debiased":
-        eta, mates = _correction(row, corpus, images, texts, turned=turned)
+        known = _correction(row, corpus, images, texts, turned=turned)
         gamma = math.sqrt(GAMMA_SQUARED)
-        return debiased_contrastive_loss(
-            s, None, eta, gamma, known_positives=mates, floor=row.floor
-        )
+        return debiased_contrastive_loss(s, None, gamma=gamma, floor=row.floor, **known)
     return info_nce_loss(s, weights=_weights(row, corpus, s, images, texts, drawn))
 
 
@@ -218,18 +217,22 @@ def _relation(row: Row, corpus: Corpus, images: Tensor, texts: Tensor, *, turned
 
 def _correction(
     row: Row, corpus: Corpus, images: Tensor, texts: Tensor, *, turned: bool = False
-) -> tuple[Tensor | float, Tensor | None]:
+) -> dict[str, Any]:
+    """What the correction knows, as arguments of the loss."""
     eta = corpus.etas[row.eta][texts] if isinstance(row.eta, str) else row.eta
     if row.relation == "none":
-        return eta, None
+        return {"eta": eta}
     relation = _relation(row, corpus, images, texts, turned=turned)
-    return eta, (relation == SAME) | (relation == UNCLEAR)
+    return {
+        "eta": eta,
+        "known_mates": relation == SAME,
+        "weights": (relation != UNCLEAR).float(),
+    }
 
 
 def _on_floor(row: Row, corpus: Corpus, s: Tensor, images: Tensor, texts: Tensor) -> float:
-    eta, mates = _correction(row, corpus, images, texts)
-    gamma = math.sqrt(GAMMA_SQUARED)
-    gauges = debiasing_gauges(s.detach(), None, eta, gamma, known_positives=mates)
+    known = _correction(row, corpus, images, texts)
+    gauges = debiasing_gauges(s.detach(), None, gamma=math.sqrt(GAMMA_SQUARED), **known)
     return float(gauges["frac_floor"])
 
 

@@ -163,6 +163,7 @@ def _crossed() -> Iterator[Row]:
     yield Row("const 0.1, known truth", "debiased", 0.1, relation="truth")
     for control in CONTROLS:
         yield Row(control, "debiased", control)
+        yield Row(f"{control}, floor", "debiased", control, "floor")
 
 
 def _settings(row: Row) -> tuple[object, ...]:

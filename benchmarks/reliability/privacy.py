@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pyarrow as pa
@@ -47,11 +48,14 @@ from benchmarks.fixtures.canaries import (
     not_found,
     search,
     spoil_header,
+    spoil_settings,
     spoil_tag,
 )
 from benchmarks.fixtures.corpus import TINY_DEMO
 from benchmarks.fixtures.hub import TOKEN, running_hub
 from benchmarks.fixtures.orthanc import missing, radiograph, running, send, stub_service, wait_until
+from benchmarks.fixtures.published import publish
+from benchmarks.fixtures.tiny_models import tiny_model_config
 from benchmarks.processes import free_port
 from benchmarks.processes import options as as_options
 from benchmarks.record import finish, judge
@@ -59,7 +63,10 @@ from gateway.destinations import SendError
 from gateway.launcher import started
 from gateway.monitoring import silence_libraries
 from gateway.settings import GatewaySettings
-from medclip_dcl.config import load_config
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.config import Config, load_config
+from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.export import CARDS, export_model
 from pipelines.__main__ import COMMANDS
 
 CONFIG = "configs/demo.yaml"
@@ -81,6 +88,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "*/model/text/tokenizer.json": _VOCABULARY,
         "exported/*/tokenizer.json": _VOCABULARY,
         "hub/*tokenizer.json": "--allow-vocabulary was given",
+        "published/*tokenizer.json": "allow_vocabulary was given",
         "*/service_answers.json": _ANSWER,
         "asked/*": _ANSWER,
     },
@@ -178,7 +186,7 @@ def _run_everything(commands: Commands) -> dict[str, float]:
     """Run every command of the CLI but the gateway's; count plants and rejects."""
     base = commands.base
     story = load_config(Path(CONFIG)).jobs
-    jobs = ("check_data", "answer_images", "export_dataset", *story)
+    jobs = ("check_data", "pretrain_images", "answer_images", "export_dataset", *story)
     forkserver.context(["pipelines.__main__", *(f"pipelines.{name}" for name in jobs)])
     run, out = commands.run, commands.out
     work = out / "work"
@@ -197,8 +205,9 @@ def _run_everything(commands: Commands) -> dict[str, float]:
     refused("build_manifest", "too_many_rejects", "source.max_reject_share=0")
     refused("check_data", "check", "check.max_unusable_share=0")
     # a sweep would draw the spoilt studies again
-    shared = options('answer.objects=["sr","pr","sc"]', f"jobs={json.dumps(story[1:])}")
-    for name in (*story[1:-1], "answer_images", "export_dataset"):
+    quick = ("pretrain.steps=2", "pretrain.batch=4")
+    shared = options('answer.objects=["sr","pr","sc"]', f"jobs={json.dumps(story[1:])}", *quick)
+    for name in (*story[1:-1], "pretrain_images", "answer_images", "export_dataset"):
         run(name, *shared)
     refused("prepare_images", "too_many_images", "images.max_reject_share=0", "images.size_px=48")
     run(story[-1], *options("report.private=true"), log="logs/private_report.log")
@@ -226,7 +235,7 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     run("doctor", *shared)
     run("plan", *shared, "--seconds", "0")
     run("bound")
-    run("sweep", *shared, "--grid", str(grid))
+    run("sweep", *shared, "--grid", str(grid), "--processes", "1")
     table = ("table1.seeds=[0]", 'table1.rows=["dcl_05","dcl_10"]')
     table += ("table1.processes=1", "table1.tune_by=")
     run("table1", *shared, *as_options(table))
@@ -245,9 +254,18 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         (out / "hub/asked").write_text("\n".join(hub.asked))
+    _publish_spoilt_settings(out)
     run("run", *shared[1:2], *shared[2:], "--set", 'jobs=["write_report"]')
     run("demo", *shared[2:], "--set", 'jobs=["write_report"]')
     run("show", str(work), "--no-open")
+
+
+def _publish_spoilt_settings(out: Path) -> None:
+    """Export a model whose every setting of text is spoilt, as `push_model` would send it."""
+    config = Config(work="unused", images=ImagesConfig(size_px=64), model=tiny_model_config())
+    spoilt = publish(out.parent / "spoilt", config=cast("Config", spoil_settings(config)))
+    cards = open_artifact(CARDS.at(out / "work"), CARDS)
+    export_model(spoilt.path, cards, out / "published", allow_vocabulary=True)
 
 
 def _ask_the_service(commands: Commands, work: Path) -> None:

@@ -161,6 +161,7 @@ def archive_folder(folder: str) -> None:
 
 
 _HERE = "benchmarks.reliability.writers"
+_REPLACING = ("--config", "{config}", "--set", "work={work}", "--replace")
 _APART = ("--config", "{config}", "--set", "work={work}/apart")
 _PACS = (
     "source.boxes=",
@@ -172,7 +173,7 @@ _PACS = (
 
 def writers(hub: str = "") -> tuple[Writer, ...]:
     """List them in the order in which they need one another; `hub` is a hub's address."""
-    half_trained = Writer("train half way", "half_trained")
+    half_trained = Writer("train half way", "half_trained", words=_REPLACING)
     return (*_on_studies(), *_on_evaluated(hub), half_trained)
 
 
@@ -225,6 +226,11 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
             words=("--config", "{config}", "--set", "work={work}/apart2"),
             before=((f"{_HERE}:reach_hub", (hub,)),),
         ),
+        evaluated(
+            "pretrain_images",
+            old=("pretrain.eta=0.1",),
+            settings=("pretrain.steps=4", "pretrain.batch=4", "pretrain.save_every_steps=2"),
+        ),
         evaluated("calibrate_scores"),
         evaluated("evaluate", old=("evaluate.bootstrap=5",)),
         evaluated("write_cards", old=("card.licence=apache-2.0",)),
@@ -247,12 +253,15 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
         ),
         evaluated(
             "sweep",
-            words=("--config", "{config}", "--set", "work={work}", "--grid", "{work}/grid.yaml"),
+            words=(
+                *("--config", "{config}", "--set", "work={work}"),
+                *("--grid", "{work}/grid.yaml", "--processes", "1"),
+            ),
             timed=("sweep.csv", "sweep.html"),
         ),
         evaluated("table1"),
-        evaluated("train", old=("seed=1",)),
-        evaluated("train on features", settings=("train.cache_features=true",)),
+        evaluated("train", old=("seed=1",), words=_REPLACING),
+        evaluated("train on features", settings=("train.cache_features=true",), words=_REPLACING),
     )
 
 
@@ -280,8 +289,9 @@ def write_base(base: Base, work: Path) -> Path:
     with (work / "config.yaml").open("a") as stream:
         stream.write("jobs: [train]\n")  # a grid's runs find everything before it
     if base == "half_trained":
+        writer = Writer("train", base, words=_REPLACING)
         stop = ("benchmarks.reliability.exactness:arm", (str(work), 1, int(signal.SIGTERM), 0))
-        if (code := Writer("train", base).run(work, work / "stopped.log", stop)) != 75:
+        if (code := writer.run(work, work / "stopped.log", stop)) != 75:
             raise RuntimeError(f"the run that trials go on from ended with exit code {code}")
     return work
 

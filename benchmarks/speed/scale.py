@@ -7,8 +7,9 @@ time, peak memory of all its processes together, bytes on disk. Each size runs w
 23,000 and 230,000 reports, tables and texts alone; 50, 5,000 and 50,000 images. The smallest
 says what a stage costs before its first row (imports, and the fixed steps of the language
 model); a growth exponent compares the two others without it, 1 where twice the rows take twice
-the CPU time. Finished stages are in FOLDER and are not repeated; a stage that was cut short
-starts again from nothing, so that its time is whole.
+the CPU time. Where it is most of the second, as with `--quick`, no exponent is judged. Finished
+stages are in FOLDER and are not repeated; a stage that was cut short starts again from nothing, so
+that its time is whole.
 """
 
 import argparse
@@ -107,7 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"{got.wall_s / 60:8.2f} wall {got.peak_gib:6.2f} GiB {got.disk_gib:7.3f} disk",
                     flush=True,
                 )
-    figures = _figures(found, sizes)
+    figures = growth_figures(found, sizes)
+    if "growth_exponent" not in figures:
+        print("growth is not judged: at these sizes most of the time is the start of processes")
     return finish("scale", figures, judge(figures, BARS))
 
 
@@ -189,7 +192,9 @@ class _Peak:
                 continue
 
 
-def _figures(found: list[Measured], sizes: dict[str, tuple[int, ...]]) -> dict[str, float]:
+def growth_figures(
+    found: Sequence[Measured], sizes: dict[str, tuple[int, int, int]]
+) -> dict[str, float]:
     """Sum up the largest size; growth between the two larger, without what the smallest takes."""
     figures: dict[str, float] = {}
     for kind, (least, middle, most) in sizes.items():
@@ -203,16 +208,24 @@ def _figures(found: list[Measured], sizes: dict[str, tuple[int, ...]]) -> dict[s
         figures[f"{kind}_wall_min"] = sum(item.wall_s for item in largest) / 60
         figures[f"{kind}_peak_gib"] = max(item.peak_gib for item in largest)
         figures[f"{kind}_disk_gib"] = sum(item.disk_gib for item in largest)
-        figures[f"{kind}_growth_exponent"] = _exponent(total, (least, middle, most))
+        if _outgrows_start(total, least, middle):
+            figures[f"{kind}_growth_exponent"] = _exponent(total, (least, middle, most))
         for stage in own:
             name = f"{kind}_{stage}"
             figures[f"{name}_cpu_s"] = cpu[most, stage]
             of_stage = {size: cpu[size, stage] for size in (least, middle, most)}
-            if of_stage[middle] > 2 * of_stage[least]:  # else it is start-up alone
+            if _outgrows_start(of_stage, least, middle):
                 figures[f"{name}_exponent"] = _exponent(of_stage, (least, middle, most))
-    figures["growth_exponent"] = max(figures[f"{kind}_growth_exponent"] for kind in sizes)
+    exponents = [figures.get(f"{kind}_growth_exponent") for kind in sizes]
+    if None not in exponents:
+        figures["growth_exponent"] = max(value for value in exponents if value is not None)
     figures["peak_gib"] = max(figures[f"{kind}_peak_gib"] for kind in sizes)
     return figures
+
+
+def _outgrows_start(cpu: dict[int, float], least: int, middle: int) -> bool:
+    # Else what is measured is the start of a process.
+    return cpu[middle] > 2 * cpu[least]
 
 
 def _exponent(cpu: dict[int, float], sizes: tuple[int, int, int]) -> float:

@@ -50,10 +50,11 @@ from medclip_dcl.training.dataset import (
     TokenTable,
     read_supervision,
 )
+from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.logging import MetricsLog, TrainLogger
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.sampler import ImageTextSampler
-from medclip_dcl.training.trainer import CLIP_NORM, Trainer, start_accelerator
+from medclip_dcl.training.trainer import CLIP_NORM, Trainer
 
 PREPARED_PX, INPUT_PX = 512, 480
 SMALL_PX = 128, 120

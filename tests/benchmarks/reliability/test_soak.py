@@ -1,7 +1,11 @@
+import mmap
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from benchmarks.reliability.soak import slope
+from benchmarks.reliability.soak import anonymous_mib, slope
 
 HOURS = np.linspace(0, 2, 721)
 
@@ -18,3 +22,17 @@ def test_intervals_of_a_slope_hold_it_as_often_as_they_say() -> None:
     noise = np.random.default_rng(0).normal(0, 5, (400, 721))
     found = [slope(HOURS, 2 * HOURS + row) for row in noise]
     assert np.mean([low <= 2 <= high for _, low, high in found]) == pytest.approx(0.95, abs=0.03)
+
+
+def test_pages_of_a_mapped_file_are_not_taken_for_growth(tmp_path: Path) -> None:
+    mib = 64
+    (tmp_path / "index").write_bytes(os.urandom(1 << 20) * mib)
+    before = anonymous_mib(os.getpid())
+    with (tmp_path / "index").open("rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    assert sum(mapped[:: mmap.PAGESIZE]) > 0  # every page is touched
+    assert anonymous_mib(os.getpid()) - before < mib / 4
+    held = bytearray(os.urandom(1 << 20) * mib)
+    assert anonymous_mib(os.getpid()) - before > mib * 3 / 4
+    assert held
+    mapped.close()
