@@ -1,5 +1,7 @@
 """The manifests are valid for several versions of Kubernetes, and keep what the page promises."""
 
+import hashlib
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -125,3 +127,30 @@ def test_selectors_find_the_pods(tmp_path: Path) -> None:
         objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
     ]
     assert all(selector and selector.items() <= labels for selector in selectors)
+
+
+def test_what_is_not_listed_is_not_fetched_and_what_differs_is_refused(tmp_path: Path) -> None:
+    component = yaml.safe_load((KUBERNETES / "components/fetch/kustomization.yaml").read_text())
+    patch = yaml.safe_load(component["patches"][0]["patch"])
+    (container,) = patch[-1]["value"]
+    *shell, script = container["command"]
+    script = re.sub(r"(?<!\w)/(?=(from|published|digests)\b)", f"{tmp_path}/", script)
+    for name in ("from", "published", "digests"):
+        (tmp_path / name).mkdir()
+    for name in ("model/text/config.json", "model.graphs/image.onnx"):
+        (tmp_path / "from" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "from" / name).write_text(name)
+    listed = tmp_path / "digests/published.sha256"
+    digest = hashlib.sha256(b"model/text/config.json").hexdigest()
+
+    def fetch() -> int:
+        return subprocess.run([*shell, script], capture_output=True, check=False).returncode
+
+    listed.write_text("# none\n")
+    assert fetch() != 0
+    listed.write_text(f"{digest}  model/text/config.json\n")
+    assert fetch() == 0
+    found = [path for path in (tmp_path / "published").rglob("*") if path.is_file()]
+    assert found == [tmp_path / "published/model/text/config.json"]
+    (tmp_path / "from/model/text/config.json").write_text("other")
+    assert fetch() != 0
