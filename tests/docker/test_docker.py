@@ -194,6 +194,17 @@ def test_the_builder_sees_code_alone(dockerfile: list[tuple[str, str]]) -> None:
     assert locks <= copied
 
 
+def test_the_viewer_answers_under_names_of_this_machine_alone() -> None:
+    text = (DOCKER / "hospital/viewer.conf").read_text()
+    other, own = text.split("server {")[1:]
+    assert re.findall(r"(\w+) ([^;]+);", other)[:2] == [
+        ("listen", "8090 default_server"),
+        ("return", "421"),
+    ]
+    assert "server_name localhost 127.0.0.1;" in own
+    assert "default_server" not in own
+
+
 def test_the_proxy_gives_deadlines_and_repeats_nothing() -> None:
     text = (DOCKER / "nginx.conf").read_text()
     given = dict(re.findall(r"^\s*(\w+) ([^;{\n]+);", text, re.MULTILINE))
