@@ -1,4 +1,4 @@
-# The project's commands. `make demo` and `make test` need Python 3.11-3.13 and make alone.
+# The project's commands. `make demo` needs Python 3.11-3.14 and make alone, `make test` 3.11-3.13.
 PYTHON ?= python3
 BIN := .venv/bin
 RUNTIME := .venv/runtime
@@ -24,7 +24,7 @@ $(INSTALLED): $(RUNTIME)
 	touch $@
 
 demo: $(RUNTIME) ## the whole story on generated studies, then a report
-	$(BIN)/medclip run $(CONFIG)
+	$(BIN)/medclip run $(CONFIG) $(RUN)
 	@test -t 1 || $(BIN)/medclip show $(CONFIG)
 
 test: $(INSTALLED) ## all tests but those of `make check`, in two processes

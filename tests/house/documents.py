@@ -28,7 +28,7 @@ from medclip_dcl.config import Config
 from medclip_dcl.data import images
 from medclip_dcl.data.data_check import CODES
 from medclip_dcl.data.dicom import metadata, reader
-from medclip_dcl.data.manifest import REASONS
+from medclip_dcl.data.manifest import SOURCE_REASONS
 from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.section import Section
@@ -124,7 +124,7 @@ def tags_table() -> str:
 def reasons_table() -> str:
     """One row per code by which a row, a report or an image is left out."""
     rows = ["| job | code | meaning |", "|---|---|---|"]
-    rows += [_row("`build_manifest`", f"`{code}`", text) for code, text in REASONS.items()]
+    rows += [_row("`build_manifest`", f"`{code}`", text) for code, text in SOURCE_REASONS.items()]
     rows += [_row("`prepare_images`", f"`{code}`", text) for code, text in images.REASONS.items()]
     rows += [_row("`check_data`", f"`{code}`", text) for code, (_, text) in CODES.items()]
     return "\n".join(rows)

@@ -92,3 +92,11 @@ def test_every_promise_about_the_method_has_its_test() -> None:
     assert len(named) == 31
     for test, file in named:
         assert f"def {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), test
+
+
+def test_nothing_names_a_distribution_that_no_index_holds() -> None:
+    """Who registers the name at an index would otherwise own whoever follows a page."""
+    named = re.compile(r"pip install [^\n`]*\bmedclip[-_]dcl|[`'\" ]medclip[-_]dcl\[")
+    files = tracked(".py", ".md", ".yaml", ".toml", ".html", ".ipynb", ".service")
+    found = {name_of(path) for path in files if named.search(path.read_text(encoding="utf-8"))}
+    assert found <= {"CHANGELOG.md"}  # which says what was

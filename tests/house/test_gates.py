@@ -1,11 +1,12 @@
 """One gate per kind of resource: the raw call stands in its gate and nowhere else."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.house.tree import modules, name_of, syntax
+from tests.house.tree import ROOT, modules, name_of, syntax
 
 GATES = {
     "Image.open": {"medclip_dcl/data/decode_worker.py"},
@@ -76,3 +77,19 @@ def test_remote_code_is_never_trusted() -> None:
                     keyword.arg == "trust_remote_code" and ast.unparse(keyword.value) != "False"
                 )
                 assert not trusted, name_of(path)
+
+
+def test_actions_are_named_by_commit_and_libraries_we_reach_into_are_capped() -> None:
+    used = [
+        line.strip()
+        for path in (ROOT / ".github/workflows").glob("*.yaml")
+        for line in path.read_text().splitlines()
+        if "uses:" in line
+    ]
+    assert used
+    assert all(re.fullmatch(r"- uses: [\w/-]+@[0-9a-f]{40} # v[\d.]+", line) for line in used)
+    named = (ROOT / "pyproject.toml").read_text()
+    for library in ("uvicorn", "pynetdicom", "highdicom"):
+        found = re.findall(rf'"{library}>=([^"]*)"', named)
+        assert found
+        assert all(re.search(r",<\d+\.\d+$", versions) for versions in found)
