@@ -2,9 +2,10 @@
 
     python -m benchmarks.real_studies [--rounds 3]
 
-Rows, figures and bars were written down before the first run. Runs are done in complete rounds: all
-rows on one fold, then on three, then on five, then the decisive rows with a second seed, then from
-a warm start. What is done is kept and not done again. `--table` prints what there is; either way
+Rows, figures and bars were written down before the first run. Runs are done in complete rounds: what
+decides (decisive rows, their controls, the constants, the ceiling) fold by fold, then the other
+rows on three folds and on five, then the decisive rows with a second seed, then from a warm start.
+What is done is kept and not done again. `--table` prints what there is; either way
 results/real_studies.json is written.
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.method.real_studies import runs as running
-from benchmarks.method.real_studies.rows import DECISIVE, ROWS
+from benchmarks.method.real_studies.rows import CEILING, CONSTANTS, DECISIVE, ROWS
 from benchmarks.method.real_studies.runs import Bed, Run, do_all, write_tfidf
 from benchmarks.method.real_studies.studies import (
     FOLDS,
@@ -41,25 +42,30 @@ from medclip_dcl.files import write_text
 
 LOG = ROOT / "benchmarks" / "results" / "real_studies_runs.jsonl"
 RESULTS = ROOT / "benchmarks" / "results" / "real_studies.json"
-ROUNDS = (("random", (0,), 0), ("random", (1, 2), 0), ("random", (3, 4), 0),
-          ("random", tuple(range(FOLDS)), 1), ("warm", tuple(range(FOLDS)), 0))  # fmt: skip
-"""Start, folds and seed of each round."""
+ALL = tuple(range(FOLDS))
+ROUNDS = (("random", ALL, 0, "decisive"), ("random", ALL[:3], 0, "other"),
+          ("random", ALL[3:], 0, "other"), ("random", ALL, 1, "decisive"),
+          ("warm", ALL, 0, "decisive"))  # fmt: skip
+"""Start, folds, seed and rows of each round."""
 _TEN = {row.name for row in DECISIVE}
+_FIRST = _TEN | {f"constant_{value}" for value in CONSTANTS} | {CEILING.name}
 
 
 def planned(number: int, lines: Lines) -> Iterator[Run]:
-    """List the runs of a round, decisive rows first."""
-    start, folds, seed = ROUNDS[number]
+    """List the runs of a round, fold by fold, so that what is done can be compared in pairs."""
+    start, folds, seed, part = ROUNDS[number]
     figures = figures_of(lines)
-    everything = (start, seed) == ("random", 0)
-    for name, row in ROWS.items():
-        for fold in folds:
-            first = Run(start, name, "", fold, seed)
-            if everything:
-                if fold < 3 or not is_stopped(figures, name):
-                    yield from (first._replace(value=value) for value in row.points)
-            elif name in _TEN or name == best_constant(lines, fold):
-                yield first
+    first_starts = (start, seed) == ("random", 0)
+    for fold in folds:
+        for name, row in ROWS.items():
+            run = Run(start, name, "", fold, seed)
+            if not first_starts:
+                if name in _TEN or name == best_constant(lines, fold):
+                    yield run
+            elif (name in _FIRST) == (part == "decisive") and (
+                fold < 3 or not is_stopped(figures, name)
+            ):
+                yield from (run._replace(value=value) for value in row.points)
 
 
 def read_log(path: Path) -> dict[Run, dict[str, Any]]:
