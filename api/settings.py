@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from medclip_dcl.config import read_settings_of
 from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision
 from medclip_dcl.retrieval.settings import RetrievalConfig
-from medclip_dcl.section import Section
+from medclip_dcl.settings import Section, read_settings_of
 
 _PREFIX = "MEDCLIP_"
 _GATEWAY = "MEDCLIP_GATEWAY_"  # settings of another process

@@ -37,7 +37,7 @@ from medclip_dcl.files import (
     sync_file,
     write_text,
 )
-from medclip_dcl.section import Section
+from medclip_dcl.settings import Section
 
 HEADER = "artifact.json"
 _FINGERPRINT = "fingerprint.json"

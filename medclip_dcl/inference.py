@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.artifact import HEADER
-from medclip_dcl.config import read_yaml
 from medclip_dcl.data.grayscale import GreyImage, square
 from medclip_dcl.data.heatmaps import grid_affine, upsample
 from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
@@ -51,6 +50,7 @@ from medclip_dcl.models.towers import (
     packaged_text_config,
     read_tokenizer,
 )
+from medclip_dcl.settings import read_yaml
 
 # --- Prompts: how each finding is asked for in words
 

@@ -47,7 +47,7 @@ from medclip_dcl.evaluation.settings import ProbabilitiesConfig
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig
 from medclip_dcl.models.settings import ModelConfig
-from medclip_dcl.section import Section
+from medclip_dcl.settings import Section
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 
 ARTIFACT = ArtifactType("model", 3, "train")

@@ -38,12 +38,12 @@ import numpy as np
 import torch
 import typer
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from threadpoolctl import threadpool_limits
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER, json_digest, open_artifact, read_artifact_header
-from medclip_dcl.config import Config, check_config, explain, read_yaml
+from medclip_dcl.config import Config, check_config
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.errors import (
     ArtifactError,
@@ -64,7 +64,7 @@ from medclip_dcl.files import disk_faults_named, write_text
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.progress import Progress
 from medclip_dcl.reporting.sweep import render_sweep, sweep_csv, sweep_text
-from medclip_dcl.section import Section
+from medclip_dcl.settings import Section, check_settings, read_yaml
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training import checkpoint
@@ -176,10 +176,7 @@ def grid_runs(grid: Grid) -> list[PlannedRuns]:
 
 def read_grid(path: Path) -> Grid:
     """Read a grid file; ConfigError where it breaks a rule."""
-    try:
-        return Grid.model_validate(read_yaml(path, "grid"))
-    except ValidationError as error:
-        raise ConfigError(f"grid {path}: {explain(error, Grid)}") from error
+    return check_settings(Grid, read_yaml(path, "grid"), f"grid {path}")
 
 
 def changed_config(config: Config, changes: Mapping[str, Any], name: str) -> Config:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from medclip_dcl.data.sources.labels import LABEL_CODES
 from medclip_dcl.data.sources.records import read_any, take_rows
 from medclip_dcl.errors import StudyError
-from medclip_dcl.section import Section
+from medclip_dcl.settings import Section
 from medclip_dcl.text.labeler.labels import SILENT, GivenClaims, ReportLabels, unite
 from medclip_dcl.text.sentences import text_key, without_number
 

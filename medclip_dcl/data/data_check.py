@@ -47,7 +47,7 @@ from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError
 from medclip_dcl.files import write_text
 from medclip_dcl.progress import Progress
-from medclip_dcl.section import Section
+from medclip_dcl.settings import Section
 from medclip_dcl.tables import Column, TableFormat, write_table
 from medclip_dcl.text.labeler.labels import read_claims
 from medclip_dcl.text.labeler.lexicon import LABELS

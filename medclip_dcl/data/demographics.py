@@ -6,7 +6,7 @@ from pathlib import Path
 
 from medclip_dcl.data.sources.records import read_any, read_rows
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.section import Section
+from medclip_dcl.settings import Section
 
 
 class DemographicsConfig(Section):

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from medclip_dcl.data.grayscale import GreyImage, Source
 from medclip_dcl.errors import ImageError, StudyError
-from medclip_dcl.section import LOCAL, NO_EFFECT, Section
+from medclip_dcl.settings import LOCAL, NO_EFFECT, Section
 
 
 class ImagesConfig(Section):

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from medclip_dcl.schemas import ClassifyAnswer
-from medclip_dcl.section import NO_EFFECT, Section
+from medclip_dcl.settings import NO_EFFECT, Section
 
 Kind = Literal["sr", "pr", "sc"]
 OutOfRange = Literal["refuse", "answer"]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from medclip_dcl.data.demographics import DemographicsConfig
-from medclip_dcl.section import NO_EFFECT, Section
+from medclip_dcl.settings import NO_EFFECT, Section
 
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 

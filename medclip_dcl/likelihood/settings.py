@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from medclip_dcl.section import LOCAL, Section
+from medclip_dcl.settings import LOCAL, Section
 
 HEADS = 4
 """Attention heads of a BERT trained here."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from medclip_dcl.section import LOCAL, Section
+from medclip_dcl.settings import LOCAL, Section
 
 RESNETS: dict[str, dict[str, Any]] = {
     "resnet18": {"depths": (2, 2, 2, 2), "widths": (64, 128, 256, 512), "layer": "basic"},

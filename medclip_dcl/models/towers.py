@@ -51,7 +51,7 @@ from medclip_dcl.models.text_encoder import (
     read_bert_config,
     read_bert_tokenizer,
 )
-from medclip_dcl.section import Section
+from medclip_dcl.settings import Section
 
 _HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)@([\w./-]*)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from medclip_dcl.section import Section
+from medclip_dcl.settings import Section
 
 
 class CardConfig(Section):

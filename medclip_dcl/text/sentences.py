@@ -38,7 +38,7 @@ from pydantic import Field
 from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.errors import StudyError
 from medclip_dcl.progress import Progress
-from medclip_dcl.section import Section
+from medclip_dcl.settings import Section
 from medclip_dcl.tables import Column, TableFormat, read_table
 
 

@@ -30,7 +30,7 @@ from medclip_dcl.models.image_encoder import preprocessing_facts
 from medclip_dcl.models.text_encoder import BERT_FIELDS
 from medclip_dcl.models.towers import plain_tree
 from medclip_dcl.retrieval.index import spread
-from medclip_dcl.section import Section
+from medclip_dcl.settings import Section
 from medclip_dcl.tables import read_table
 from medclip_dcl.training.trainer import TrainInputs, TrainResult
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from medclip_dcl.section import LOCAL, NO_EFFECT, Section
+from medclip_dcl.settings import LOCAL, NO_EFFECT, Section
 
 Tracker = Literal[
     "tensorboard",

@@ -31,7 +31,7 @@ from medclip_dcl.data.dicom import metadata, reader
 from medclip_dcl.data.manifest import SOURCE_REASONS
 from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import EtaConfig
-from medclip_dcl.section import Section
+from medclip_dcl.settings import Section
 from medclip_dcl.tables import Column, TableFormat
 from pipelines.false_negatives import PAPER_BATCH, eta_by_likelihood, expected_rows
 from pipelines.stages import STAGES, TOOLS

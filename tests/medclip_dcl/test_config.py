@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from api.settings import ServeSettings
-from medclip_dcl.config import Config, check_config, load_config, read_settings_of, resolve_path
+from medclip_dcl.config import Config, check_config, load_config, resolve_path
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.settings import read_settings_of
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from medclip_dcl.export import export_model
 from medclip_dcl.inference import load
 from medclip_dcl.likelihood.settings import LanguageModelConfig
 from medclip_dcl.model_package import PackagedConfig, read_model_package, subject_hash
-from medclip_dcl.section import WITHHELD
+from medclip_dcl.settings import WITHHELD
 from pipelines import push_model, write_cards
 
 SENT = {

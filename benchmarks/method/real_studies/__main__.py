@@ -2,9 +2,10 @@
 
     python -m benchmarks.real_studies [--rounds 3]
 
-Rows, figures and bars were written down before the first run. Runs are done in complete rounds: what
-decides (decisive rows, their controls, the constants, the ceiling) fold by fold, then the other
-rows on three folds and on five, then the decisive rows with a second seed, then from a warm start.
+Rows, figures and bars were written down before the first run. Runs are done in complete rounds:
+first what decides (decisive rows, their controls, the constants, the ceiling) fold by fold, then
+the other rows on three folds and on five, then the decisive rows with a second seed, then from a
+warm start.
 What is done is kept and not done again. `--table` prints what there is; either way
 results/real_studies.json is written.
 """

@@ -25,7 +25,7 @@ from medclip_dcl.data.sources.delimited import (
     refuse_other_forms,
 )
 from medclip_dcl.errors import StudyError
-from medclip_dcl.section import NO_EFFECT, Section
+from medclip_dcl.settings import NO_EFFECT, Section
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 Column = Literal[
