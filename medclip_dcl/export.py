@@ -8,7 +8,7 @@ A model package as it may leave the institution: no patient, no folder, with its
 
 What stays behind: the hashes of the training patients' ids (who knows how ids are formed can
 try them all), the encoded images of the bank (the offsets of the model's own prompts go along),
-and every setting but those of `PackagedConfig`, whose own places (folders, tables, hosts) are
+and every setting but those of `TrainingConfig`, whose own places (folders, tables, hosts) are
 withheld. A vocabulary that was learned from the reports consists of pieces of them, so it is
 refused unless it is allowed.
 """
@@ -28,6 +28,7 @@ from medclip_dcl.artifact import (
 from medclip_dcl.errors import ArtifactMissing, ArtifactStale, CheckpointError
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS, TEXT, TEXT_FILES, WEIGHTS
+from medclip_dcl.training.settings import read_training_config
 
 CARDS = ArtifactType("cards", 2, "write_cards")
 
@@ -88,7 +89,7 @@ def export_model(
         raise CheckpointError(
             f"the model holds {len(strange)} files that no model package has; package it again"
         )
-    settings = found.config
+    settings = read_training_config(found.path)
     learned = not (settings.model.text.pretrained or settings.language_model.pretrained)
     if learned and not allow_vocabulary:
         raise CheckpointError(

@@ -3,6 +3,7 @@
 import difflib
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ WITHHELD = "withheld"
 """Stands for such a setting in what is published, where it was set."""
 
 _PUBLIC_NAME = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")  # of a hub, where others find it too
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _CREDENTIALS = re.compile(r"\s*[A-Za-z][\w+.-]*://[^/?#]*@")
 _SHOWN = 60  # characters of a refused value
 _LONG_NUMBER = re.compile(r"[-+]?\d[\da-fA-Fxob_:.]{64,}")
@@ -192,6 +194,28 @@ def parse_value(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):  # not JSON, a number of thousands of digits, or too deep
         return text
+
+
+def resolve_path(text: str, work: str) -> Path:
+    """Turn a path setting into a path.
+
+    `${WORK}` means the setting `work`, any other `${NAME}` the environment variable NAME;
+    ConfigError where it is not set, or the setting is empty. A file below `configs` that is not
+    there is the one of the package.
+    """
+    if not text:
+        raise ConfigError("a path setting is empty; set it in the config or with --set")
+
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name == "WORK":
+            return str(resolve_path(work, work)) if text != work else ""
+        if name not in os.environ:
+            raise ConfigError(f"path setting uses ${{{name}}}, which is not set; export {name}")
+        return os.environ[name]
+
+    path = Path(_VARIABLE.sub(value, text)).expanduser()
+    return find_config(path) if path.parts[:1] == ("configs",) else path
 
 
 def _explain(error: ValidationError, schema: type[Section], values: bool) -> str:

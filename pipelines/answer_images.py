@@ -13,13 +13,13 @@ from medclip_dcl import answers, model_package
 from medclip_dcl.answers import Ask, answer_images, asking_model, asking_service
 from medclip_dcl.artifact import Artifact, ArtifactWriter
 from medclip_dcl.client import Client
-from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.row_images import file_of, stamp_files
 from medclip_dcl.data.sources.dicomweb import DicomWeb
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import read_keys
 from medclip_dcl.inference import load
+from medclip_dcl.settings import resolve_path
 
 from .job import Job, job_main
 
@@ -30,7 +30,7 @@ def build(job: Job) -> None:
     if settings.archive and not settings.objects:
         raise ConfigError("answer.archive stores objects; name some in answer.objects")
     studies = job.open(manifest.ARTIFACT)
-    root = manifest.images_root(config.source, lambda text: resolve_path(text, config))
+    root = manifest.images_root(config.source, lambda text: resolve_path(text, config.work))
     images = answers.list_images(studies)
     stamp = stamp_files(root, (file_of(image.path) for image in images))
     inputs: dict[str, Artifact | str] = {"manifest": studies, "images": stamp}
@@ -39,11 +39,11 @@ def build(job: Job) -> None:
     def write(writer: ArtifactWriter, ask: Ask) -> dict[str, Any]:
         return answer_images(writer.directory, images, root, ask, settings, config.images)
 
-    ca = resolve_path(settings.ca, config) if settings.ca else None
+    ca = resolve_path(settings.ca, config.work) if settings.ca else None
     if settings.service:
-        key = (
-            read_keys(resolve_path(settings.service_key, config))[0] if settings.service_key else ""
-        )
+        key = ""
+        if settings.service_key:
+            key = read_keys(resolve_path(settings.service_key, config.work))[0]
         with Client(settings.service, key, ca=ca) as client:
             inputs["model"] = digest = client.model().digest
             with asking_service(client, config.images, digest) as ask:
@@ -59,7 +59,7 @@ def build(job: Job) -> None:
 
         found = job.make(answers.ARTIFACT, made, inputs, ask_model)
     if settings.archive:
-        key_file = resolve_path(settings.archive_key, config) if settings.archive_key else None
+        key_file = resolve_path(settings.archive_key, config.work) if settings.archive_key else None
         with DicomWeb(settings.archive, key_file, ca=ca) as archive:
             job.say(stored=answers.store_objects(found, archive))
 

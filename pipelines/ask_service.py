@@ -15,13 +15,13 @@ import httpx
 from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.client import Client
-from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.row_images import image_source
 from medclip_dcl.errors import QueryError
 from medclip_dcl.files import write_text
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.schemas import Schema
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 
@@ -43,7 +43,7 @@ def build(job: Job) -> None:
     images = job.open(manifest.ARTIFACT)
     image, phrase = _choose(images, job.open(embeddings.ARTIFACT), job.open(sentences.ARTIFACT))
     config = job.config
-    root = manifest.images_root(config.source, lambda text: resolve_path(text, config))
+    root = manifest.images_root(config.source, lambda text: resolve_path(text, config.work))
     source = image_source(root, image["path"])
     picture = source.read_bytes() if isinstance(source, Path) else bytes(source)
     with _serving(model_package.ARTIFACT.at(job.work), embeddings.ARTIFACT.at(job.work)) as client:

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.config import resolve_path
 from medclip_dcl.errors import ArtifactError, ArtifactMissing, ConfigError
 from medclip_dcl.files import sha256_file
 from medclip_dcl.likelihood import eta, masked_lm, scoring
 from medclip_dcl.likelihood.eta_fit import mean_eta, measure_shares
 from medclip_dcl.likelihood.settings import EtaConfig
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -76,7 +76,7 @@ def _warn_where_far(job: Job, texts: Artifact, cache: Artifact) -> None:
 
 def _table(job: Job) -> Path:
     settings = job.config.eta
-    table = resolve_path(settings.table, job.config)
+    table = resolve_path(settings.table, job.config.work)
     if not table.is_file():
         raise ConfigError(f"eta.source is {settings.source!r} and eta.table names no file")
     return table

@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact, ArtifactWriter
-from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.inference import load
@@ -17,6 +16,7 @@ from medclip_dcl.model_package import read_model_package
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.retrieval.index import findings_of, open_vectors, select, write_index
 from medclip_dcl.retrieval.milvus import fill_collections
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -77,7 +77,7 @@ def _fill_engine(
     if not retrieval.uri:
         return
     if "://" not in retrieval.uri:
-        uri = str(resolve_path(retrieval.uri, job.config))
+        uri = str(resolve_path(retrieval.uri, job.config.work))
         retrieval = retrieval.model_copy(update={"uri": uri})
     vectors = open_vectors(locate, fingerprint, (counts["images"], counts["texts"]))
     fill_collections(retrieval, fingerprint, vectors)

@@ -7,17 +7,18 @@ Reads a MIMIC-CXR(-JPG) tree, Open-i, any mapped table or a folder of DICOM file
 import sys
 
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.manifest import Source, write_manifest
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.settings import resolve_path
 
+from .config import Config
 from .job import Job, job_main
 
 
 def read_source(config: Config) -> Source:
     """Read the source that a config names; no image is decoded."""
-    return manifest.read_source(config.source, lambda text: resolve_path(text, config))
+    return manifest.read_source(config.source, lambda text: resolve_path(text, config.work))
 
 
 def build(job: Job) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages
@@ -23,6 +22,7 @@ from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminate
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
+from medclip_dcl.settings import resolve_path
 
 from .job import Job, job_main
 
@@ -49,7 +49,7 @@ def _inputs(job: Job, model: Artifact) -> dict[str, str]:
     own = {
         name: model.files[name]["sha256"] for name in (model_package.WEIGHTS, model_package.CARD)
     }
-    root = resolve_path(job.config.source.root, job.config)
+    root = resolve_path(job.config.source.root, job.config.work)
     images = {kind.name: job.open(kind).digest for kind in (manifest.ARTIFACT, prepared.ARTIFACT)}
     return own | images | {file.name: sha256_file(file) for file in truth_files(root)}
 

@@ -22,7 +22,7 @@ from typer.main import get_command
 from medclip_dcl.errors import ArtifactMissing, MedclipError, withhold_messages
 
 if TYPE_CHECKING:  # half a second that `--help` does not wait for
-    from medclip_dcl.config import Config
+    from .config import Config
 
 _FILE = "A YAML file; `configs/...` that is not here comes with the package."
 ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help=_FILE)]
@@ -44,7 +44,7 @@ Replace = Annotated[
 
 def config_of(config: Path, overrides: Sequence[str] | None) -> "Config":
     """Load what `--config` and `--set` name."""
-    from medclip_dcl.config import load_config
+    from .config import load_config
 
     return load_config(config, overrides or ())
 
@@ -57,15 +57,15 @@ def run_folder(run: Path) -> Path:
     """
     if run.is_dir():
         return run
-    from medclip_dcl.config import resolve_path
     from medclip_dcl.files import find_config
+    from medclip_dcl.settings import resolve_path
 
     if not find_config(run).is_file():
         raise ArtifactMissing(
             f"{run} is neither the folder of a run nor a config; medclip run CONFIG makes one"
         )
     config = config_of(run, ())
-    return resolve_path(config.work, config)
+    return resolve_path(config.work, config.work)
 
 
 def sibling(package: str) -> str:

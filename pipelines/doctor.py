@@ -19,11 +19,12 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 
-from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import MedclipError
+from medclip_dcl.settings import resolve_path
 
 from .cli import ConfigFileIfAny, Overrides, config_of, tool_main
+from .config import Config
 
 _LEAST_FREE_GIB = 5
 _PCI = Path("/sys/bus/pci/devices")
@@ -45,7 +46,7 @@ def check_environment(config: Config | None = None) -> Iterator[Finding]:
     yield _decoders()
     yield _gate()
     yield _cores()
-    yield _disk(Path("." if config is None else resolve_path(config.work, config)))
+    yield _disk(Path("." if config is None else resolve_path(config.work, config.work)))
     if config is not None:
         yield _processes(config)
 

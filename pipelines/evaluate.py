@@ -13,7 +13,6 @@ from typing import Any
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact, ArtifactWriter, open_artifact
-from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
@@ -26,6 +25,7 @@ from medclip_dcl.evaluation.questions import (
 )
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference import Finding, load, published_folder
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import write_table
 from medclip_dcl.text import sentences
 
@@ -37,7 +37,7 @@ def build(job: Job) -> None:
     """Make the results and print the headline figures."""
     folder = model_package.ARTIFACT.at(job.work)
     if job.config.evaluate.model:
-        folder = published_folder(resolve_path(job.config.evaluate.model, job.config))
+        folder = published_folder(resolve_path(job.config.evaluate.model, job.config.work))
         job = _prepared_for(job, folder)
     config = job.config
     inputs: dict[str, Artifact | str] = {

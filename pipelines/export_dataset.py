@@ -9,7 +9,6 @@ import sys
 from typing import Any
 
 from medclip_dcl.artifact import ArtifactWriter
-from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages
@@ -18,6 +17,7 @@ from medclip_dcl.files import write_text
 from medclip_dcl.likelihood import eta
 from medclip_dcl.reporting.cards import DATA_KINDS, data_card, data_facts
 from medclip_dcl.reporting.sources import find_sources
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences
 
 from .job import Job, job_main
@@ -27,7 +27,7 @@ def build(job: Job) -> None:
     """Export the studies."""
     needed = {kind.name: job.open(kind) for kind in (manifest.ARTIFACT, prepared.ARTIFACT)}
     root = job.config.source.root
-    is_generated = bool(root) and bool(truth_files(resolve_path(root, job.config)))
+    is_generated = bool(root) and bool(truth_files(resolve_path(root, job.config.work)))
     sources = find_sources(job.work, job.config.report, is_generated, {}, 0, DATA_KINDS)
     inputs = {**sources.artifacts, **needed}
     texts, etas = (inputs.get(kind.name) for kind in (sentences.ARTIFACT, eta.ARTIFACT))

@@ -7,12 +7,14 @@ import numpy as np
 import torch
 
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.likelihood import eta
 from medclip_dcl.likelihood.eta import cap_eta, correction, eta_from_pll
 from medclip_dcl.likelihood.settings import EtaConfig
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
+
+from .config import Config
 
 PAPER_BATCH = 64
 """Global batch at which the paper chose a = 0.2 and k = 0.35."""
@@ -39,7 +41,7 @@ def false_negatives(config: Config) -> str:
     """
     own = config.train.global_batch
     batches = sorted({PAPER_BATCH, *(own * times for times in (1, 2, 4, 8))})
-    known = _quantiles(resolve_path(config.work, config))
+    known = _quantiles(resolve_path(config.work, config.work))
     rows = expected_rows(known or eta_by_likelihood(config.eta), batches)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [

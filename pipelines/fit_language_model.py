@@ -9,9 +9,9 @@ A killed fit goes on from its last saved state.
 import sys
 
 from medclip_dcl.artifact import json_digest
-from medclip_dcl.config import resolve_path
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.likelihood import fitting, masked_lm
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences
 
 from .job import Job, job_main
@@ -20,7 +20,7 @@ from .job import Job, job_main
 def build(job: Job) -> None:
     """Make the language model."""
     settings, seed = job.config.language_model, job.config.seed
-    given = resolve_path(settings.pretrained, job.config) if settings.pretrained else None
+    given = resolve_path(settings.pretrained, job.config.work) if settings.pretrained else None
     digest = json_digest(masked_lm.checkpoint_digests(given)) if given else ""
     if settings.steps:
         source = job.open(sentences.ARTIFACT)

@@ -9,9 +9,9 @@ from medclip_dcl.artifact import (
     remove_retired,
     write_artifact,
 )
-from medclip_dcl.config import resolve_path
 from medclip_dcl.data.synthetic.tree import ARTIFACT, content_settings, write_tree
 from medclip_dcl.errors import ArtifactError
+from medclip_dcl.settings import resolve_path
 
 from .job import Job, job_main
 
@@ -23,7 +23,7 @@ def build(job: Job) -> None:
         ArtifactError: the folder holds something that this job did not write.
     """
     settings, seed = job.config.generate, job.config.seed
-    path = resolve_path(settings.root, job.config)
+    path = resolve_path(settings.root, job.config.work)
     fingerprint = make_fingerprint(
         ARTIFACT, {"generate": content_settings(settings), "seed": seed}, {}
     )

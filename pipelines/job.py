@@ -21,11 +21,12 @@ from medclip_dcl.artifact import (
     remove_retired,
     write_artifact,
 )
-from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.files import raise_open_file_limit
+from medclip_dcl.settings import resolve_path
 
 from .cli import ConfigFile, Force, Overrides, Replace, config_of, tool_main
+from .config import Config
 
 STOPPED = 75
 _NAMED = 5  # modules in a note; a reader wants to know which, not all
@@ -120,7 +121,7 @@ def run_job(
     previous = signal.signal(signal.SIGTERM, _stop)
     try:
         loaded = config_of(config, overrides)
-        work(Job(name, loaded, resolve_path(loaded.work, loaded), force, replace))
+        work(Job(name, loaded, resolve_path(loaded.work, loaded.work), force, replace))
     except (Stopped, KeyboardInterrupt):
         print(f"{name}: stopped; run the same command again to go on", file=sys.stderr)
         return STOPPED

@@ -33,7 +33,6 @@ from transformers import BertConfig, PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
-from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactError, MedclipError
 from medclip_dcl.likelihood import masked_lm
@@ -44,6 +43,7 @@ from medclip_dcl.models.image_encoder import CHANNELS, ImageEncoder
 from medclip_dcl.models.lora import add_adapters
 from medclip_dcl.models.pretrained import weights_file
 from medclip_dcl.models.towers import describe_image, fetch_weights, read_start
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
@@ -61,6 +61,7 @@ from medclip_dcl.training.trainer import (
 from medclip_dcl.training.validation import validation_batch
 
 from .cli import ConfigFile, Overrides, config_of, tool_main
+from .config import Config
 from .doctor import Finding, nearest_folder, print_findings
 from .false_negatives import PAPER_BATCH, false_negatives
 from .sweep import PlannedRuns, changed_config, grid_runs, read_grid, runs_at_a_time
@@ -186,7 +187,7 @@ def command(
 
 def _made(config: Config, kind: ArtifactType) -> Artifact | None:
     try:
-        return open_artifact(kind.at(resolve_path(config.work, config)), kind, verify=False)
+        return open_artifact(kind.at(resolve_path(config.work, config.work)), kind, verify=False)
     except ArtifactError:
         return None
 
@@ -261,7 +262,7 @@ def _sizes(config: Config) -> tuple[Config, PreTrainedConfig, str]:
     # Another image encoder's sizes are in the config, whether its weights are at hand or not.
     seen = model.image.pretrained if model.image.kind == "vit" else ""
     image = _folder(seen, config) if seen else None
-    fitted = masked_lm.ARTIFACT.at(resolve_path(config.work, config))
+    fitted = masked_lm.ARTIFACT.at(resolve_path(config.work, config.work))
     is_fitted = (fitted / masked_lm.CONFIG).is_file()
     chosen = model.pretrained or model.text.pretrained
     if not chosen and not is_fitted:
@@ -292,7 +293,7 @@ def _sizes(config: Config) -> tuple[Config, PreTrainedConfig, str]:
 
 
 def _folder(given: str, config: Config) -> Path:
-    return fetch_weights(resolve_path(given, config))
+    return fetch_weights(resolve_path(given, config.work))
 
 
 def _room() -> int:
@@ -358,7 +359,7 @@ def _hours_of_all(
 
 
 def _disk(config: Config, images: int | None, need: MemoryEstimate) -> Finding:
-    work = resolve_path(config.work, config)
+    work = resolve_path(config.work, config.work)
     room = shutil.disk_usage(nearest_folder(work)).free
     needs = {"checkpoints": (KEEP_CHECKPOINTS + 1) * need.checkpoint, "model": need.weights}
     unknown = []

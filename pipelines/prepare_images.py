@@ -6,9 +6,9 @@ written shard by shard, so a killed run goes on after the last whole shard.
 
 import sys
 
-from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.row_images import stamp_files
+from medclip_dcl.settings import resolve_path
 
 from .job import Job, job_main
 
@@ -17,7 +17,7 @@ def build(job: Job) -> None:
     """Prepare the images."""
     config = job.config
     source = job.open(manifest.ARTIFACT)
-    root = manifest.images_root(config.source, lambda text: resolve_path(text, config))
+    root = manifest.images_root(config.source, lambda text: resolve_path(text, config.work))
     images = prepared.list_images(source)
     stamp = stamp_files(root, (image.path for image in images))
     job.make(

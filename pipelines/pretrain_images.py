@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from medclip_dcl.artifact import Artifact, ArtifactWriter, make_fingerprint, open_artifact
-from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.training import pretraining
 from medclip_dcl.training.checkpoint import CheckpointStore
@@ -25,7 +25,7 @@ from .job import Job, job_main
 def build(job: Job) -> None:
     """Learn the weights unless they are there."""
     config = job.config
-    folders = [job.work, *(resolve_path(folder, config) for folder in config.pretrain.also)]
+    folders = [job.work, *(resolve_path(folder, config.work) for folder in config.pretrain.also)]
     opened = [
         tuple(
             open_artifact(kind.at(folder), kind) for kind in (manifest.ARTIFACT, prepared.ARTIFACT)

@@ -25,10 +25,10 @@ from huggingface_hub.errors import (
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER, Artifact, open_artifact
-from medclip_dcl.config import resolve_path
 from medclip_dcl.errors import ConfigError, HubError
 from medclip_dcl.export import cards_of, export_model
 from medclip_dcl.files import disk_faults_named
+from medclip_dcl.settings import resolve_path
 
 from .cli import ConfigFile, Overrides, config_of, tool_main
 
@@ -83,7 +83,7 @@ def command(
 ) -> int:
     """Copy a run's model and send the copy."""
     loaded = config_of(config, overrides)
-    work = resolve_path(loaded.work, loaded)
+    work = resolve_path(loaded.work, loaded.work)
     model = open_artifact(model_package.ARTIFACT.at(work), model_package.ARTIFACT, verify=False)
     temporary = Path(tempfile.gettempdir())
     with disk_faults_named(temporary), tempfile.TemporaryDirectory() as folder:

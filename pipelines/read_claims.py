@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from medclip_dcl.artifact import Artifact, ArtifactWriter
-from medclip_dcl.config import resolve_path
 from medclip_dcl.data.claims_table import read_claims_table
 from medclip_dcl.files import sha256_file
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -22,7 +22,7 @@ def build(job: Job) -> None:
     """Read the claims of every sentence, and unite them per report."""
     source = job.open(sentences.ARTIFACT)
     config = job.config
-    table = resolve_path(config.claims.table, config) if config.claims.table else None
+    table = resolve_path(config.claims.table, config.work) if config.claims.table else None
     given = None if table is None else read_claims_table(table, config.source.fallback_encoding)
 
     def write(writer: ArtifactWriter) -> Mapping[str, Any]:

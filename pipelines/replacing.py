@@ -9,7 +9,7 @@ from medclip_dcl.artifact import ArtifactType, fingerprint_changes, read_artifac
 from medclip_dcl.errors import ArtifactError, ArtifactStale
 
 if TYPE_CHECKING:
-    from medclip_dcl.config import Config
+    from .config import Config
 
 _MADE_BY = {
     "studies": "generate_studies",

@@ -20,7 +20,7 @@ from .stages import REPORT, stages_of
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from medclip_dcl.config import Config
+    from .config import Config
 
 _FACTS = 3
 _REPORT = "write_report"
@@ -219,6 +219,6 @@ def _sum_up(config: "Config", seconds: float, *, is_live: bool) -> None:
 
 
 def _report_of(config: "Config") -> Path:
-    from medclip_dcl.config import resolve_path
+    from medclip_dcl.settings import resolve_path
 
-    return resolve_path(config.work, config) / REPORT
+    return resolve_path(config.work, config.work) / REPORT

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from medclip_dcl.errors import ConfigError
 
 if TYPE_CHECKING:  # a table of contents does not wait for it
-    from medclip_dcl.config import Config
+    from .config import Config
 
 STAGES = {
     "generate_studies": "draw studies with known truth, in MIMIC-CXR's own shape",

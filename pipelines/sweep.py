@@ -43,7 +43,6 @@ from threadpoolctl import threadpool_limits
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER, json_digest, open_artifact, read_artifact_header
-from medclip_dcl.config import Config, check_config
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.errors import (
     ArtifactError,
@@ -72,6 +71,7 @@ from medclip_dcl.training.logging import read_metrics
 
 from .build_manifest import refuse_missing_labels
 from .cli import ConfigFile, Overrides, tool_main
+from .config import Config, check_config
 from .job import STOPPED, Job, Stopped, run_job
 from .stages import STAGES, stages_of
 

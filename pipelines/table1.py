@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl.config import Config
 from medclip_dcl.evaluation.compare import (
     Side,
     compare_sides,
@@ -33,6 +32,7 @@ from medclip_dcl.files import write_text
 from medclip_dcl.reporting.sweep import FEW_SEEDS, figure_text
 
 from .cli import ConfigFile, Overrides, tool_main
+from .config import Config
 from .job import Job, run_job
 from .sweep import (
     Planned,

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from medclip_dcl.config import Config
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.settings import Table1Config
+
+from .config import Config
 
 COLUMNS: Mapping[str, str] = {
     "AUC": "zero_shot.mean_auc",

@@ -28,16 +28,15 @@ from medclip_dcl.artifact import (
     open_artifact,
     remove_if_code_changed,
 )
-from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import Truth, read_truth, truth_files
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference import read_prompts
 from medclip_dcl.likelihood import eta, masked_lm
-from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.pretrained import weights_file
 from medclip_dcl.models.towers import fetch_weights, files_digest
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training import checkpoint, feature_cache
@@ -45,6 +44,7 @@ from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import needs_claims
 from medclip_dcl.training.launch import settle_precision, start_accelerator
 from medclip_dcl.training.publishing import package_model
+from medclip_dcl.training.settings import TrainingConfig
 from medclip_dcl.training.trainer import (
     TrainInputs,
     TrainResult,
@@ -52,6 +52,7 @@ from medclip_dcl.training.trainer import (
     train,
 )
 
+from .config import Config
 from .job import Job, Stopped, job_main
 from .replacing import refuse_other_model
 
@@ -93,7 +94,7 @@ def _build(job: Job, accelerator: Accelerator) -> None:
             elif main and (begun_before := store.newest()):
                 job.note_changed_code(begun_before)
             accelerator.wait_for_everyone()
-            setup = set_up(PackagedConfig.of(config), inputs, accelerator, job.work, say)
+            setup = set_up(TrainingConfig.of(config), inputs, accelerator, job.work, say)
             result = train(setup, accelerator, store, folder, say)
         if not result.finished:
             raise Stopped
@@ -131,20 +132,20 @@ def open_inputs(job: Job, verify: bool) -> TrainInputs:
         text_folder=_weights(text, config) if text else open_one(masked_lm.ARTIFACT).path,
         truth=_truth(config),
         image_weights=_weights(image, config) if image else None,
-        findings=read_prompts(resolve_path(config.evaluate.prompts, config)),
+        findings=read_prompts(resolve_path(config.evaluate.prompts, config.work)),
         text_checkpoint=_weights(given, config) if given else None,
-        similar_table=resolve_path(table, config) if table else None,
+        similar_table=resolve_path(table, config.work) if table else None,
     )
 
 
 def _weights(given: str, config: Config) -> Path:
-    return fetch_weights(resolve_path(given, config))
+    return fetch_weights(resolve_path(given, config.work))
 
 
 def _truth(config: Config) -> Truth | None:
     if config.objective.relation != "truth":
         return None
-    return read_truth(resolve_path(config.source.root, config))
+    return read_truth(resolve_path(config.source.root, config.work))
 
 
 def _digests(config: Config, inputs: TrainInputs) -> dict[str, Artifact | str]:
@@ -154,12 +155,12 @@ def _digests(config: Config, inputs: TrainInputs) -> dict[str, Artifact | str]:
         "sentences": inputs.sentences,
         "eta_cache": inputs.eta_cache,
         "text_weights": sha256_file(weights_file(inputs.text_folder)),
-        "prompts": sha256_file(resolve_path(config.evaluate.prompts, config)),
+        "prompts": sha256_file(resolve_path(config.evaluate.prompts, config.work)),
     }
     if inputs.claims is not None:
         digests["claims"] = inputs.claims
     if inputs.truth is not None:
-        root = resolve_path(config.source.root, config)
+        root = resolve_path(config.source.root, config.work)
         digests |= {file.name: sha256_file(file) for file in truth_files(root)}
     if config.model.pretrained or config.model.text.pretrained:
         digests["text_files"] = files_digest(inputs.text_folder)

@@ -12,13 +12,13 @@ from typing import Any
 
 from medclip_dcl import export, model_package
 from medclip_dcl.artifact import ArtifactWriter
-from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import write_text
 from medclip_dcl.reporting.cards import KINDS, data_card, data_facts, model_card, model_facts
 from medclip_dcl.reporting.sources import find_sources
+from medclip_dcl.settings import resolve_path
 
 from .job import Job, job_main
 
@@ -34,7 +34,7 @@ def build(job: Job) -> None:
         )
     needed = {kind.name: job.open(kind) for kind in (model_package.ARTIFACT, manifest.ARTIFACT)}
     root = job.config.source.root
-    is_generated = bool(root) and bool(truth_files(resolve_path(root, job.config)))
+    is_generated = bool(root) and bool(truth_files(resolve_path(root, job.config.work)))
     sources = find_sources(job.work, job.config.report, is_generated, {}, 0, KINDS)
     inputs = {**sources.artifacts, **needed}
 

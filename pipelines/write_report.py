@@ -6,13 +6,13 @@ appear where their artifact does.
 
 import sys
 
-from medclip_dcl.config import resolve_path
 from medclip_dcl.data.ground_truth import CLASS_PROBABILITIES, truth_files
 from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.files import write_text
 from medclip_dcl.likelihood.eta import read_given_table
 from medclip_dcl.reporting.page import render_report
 from medclip_dcl.reporting.sources import find_sources
+from medclip_dcl.settings import resolve_path
 
 from .job import Job, job_main
 from .stages import REPORT
@@ -21,7 +21,7 @@ from .stages import REPORT
 def build(job: Job) -> None:
     """Write the page; ArtifactMissing where there is nothing to report yet."""
     root = job.config.source.root
-    is_generated = bool(root) and bool(truth_files(resolve_path(root, job.config)))
+    is_generated = bool(root) and bool(truth_files(resolve_path(root, job.config.work)))
     rho = _true_shares(job) if is_generated else {}
     negatives = job.config.train.global_batch - 1
     sources = find_sources(job.work, job.config.report, is_generated, rho, negatives)
@@ -38,7 +38,7 @@ def build(job: Job) -> None:
 
 def _true_shares(job: Job) -> dict[str, float]:
     """True class probability of every sentence that the generator can say."""
-    path = resolve_path(job.config.source.root, job.config) / CLASS_PROBABILITIES
+    path = resolve_path(job.config.source.root, job.config.work) / CLASS_PROBABILITIES
     return read_given_table(path) if path.is_file() else {}
 
 

@@ -18,12 +18,13 @@ from statistics import fmean
 from benchmarks.processes import options
 from benchmarks.record import finish, is_quick, judge
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.evaluation import results
 from medclip_dcl.likelihood import eta, masked_lm
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
+from pipelines.config import load_config
 
 CONFIG, CROSS = Path("configs/demo.yaml"), Path("configs/demo_cross.yaml")
 ROWS: dict[str, tuple[Path, tuple[int, ...], tuple[str, ...]]] = {
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print every row's mean and seeds; 1 where the demo has not been run."""
     quick = is_quick(argv)
     config = load_config(CONFIG)
-    work = resolve_path(config.work, config)
+    work = resolve_path(config.work, config.work)
     if not results.ARTIFACT.at(work).is_dir():
         print("no results of the demo; run `make demo` first", file=sys.stderr)
         return 1

@@ -33,7 +33,7 @@ from benchmarks.method.demo import CONFIG, read_figures
 from benchmarks.processes import options
 from benchmarks.record import finish
 from medclip_dcl.artifact import HEADER, read_artifact_header
-from medclip_dcl.config import load_config
+from pipelines.config import load_config
 from pipelines.stages import stages_of
 
 ISA: dict[str, dict[str, str]] = {

@@ -35,7 +35,6 @@ from benchmarks.fixtures.unlike import Grey
 from benchmarks.method.real_studies.studies import read_patients
 from benchmarks.record import ROOT, finish, judge
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.config import Config, load_config, resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.data.prepared import PreparedImages
@@ -43,7 +42,9 @@ from medclip_dcl.errors import MedclipError
 from medclip_dcl.input_range import fit_input_range, is_out_of_range
 from medclip_dcl.model_package import InputRange
 from medclip_dcl.retrieval.index import spread
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
+from pipelines.config import Config, load_config
 
 DEMO, COVID = Path("configs/demo.yaml"), Path("configs/covid_cxr.yaml")
 MOST_OWN, LEAST_OTHER = "<= 0.02", ">= 0.95"
@@ -126,8 +127,8 @@ def _sources(
     preparing: Preparing, data: Path | None, most: int
 ) -> Iterator[tuple[str, dict[str, list[Sample]]]]:
     demo = load_config(DEMO)
-    if (resolve_path(demo.work, demo) / "prepared").is_dir():
-        yield "demo", _of_run(resolve_path(demo.work, demo))
+    if (resolve_path(demo.work, demo.work) / "prepared").is_dir():
+        yield "demo", _of_run(resolve_path(demo.work, demo.work))
     if data is None:
         return
     yield "covid_cxr", _of_config(load_config(COVID), preparing)
@@ -153,7 +154,7 @@ def _of_run(work: Path) -> dict[str, list[Sample]]:
 
 
 def _of_config(config: Config, preparing: Preparing) -> dict[str, list[Sample]]:
-    source = manifest.read_source(config.source, lambda text: resolve_path(text, config))
+    source = manifest.read_source(config.source, lambda text: resolve_path(text, config.work))
     chosen = manifest.select(source.raw, config.source)
     split_of = manifest.split_patients(source, chosen, config.source)
     found: dict[str, list[Sample]] = {}

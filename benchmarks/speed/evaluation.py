@@ -21,14 +21,15 @@ from benchmarks.processes import options, spent_by
 from benchmarks.record import finish, is_quick, judge
 from medclip_dcl import model_package
 from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
-from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import distinct_sentences, text_key
+from pipelines.config import load_config
 
 CONFIG = Path("configs/demo.yaml")
 IMAGES, SENTENCES, SAMPLES = 5000, 2000, 1000
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate and print; 1 where the demo has not been run or the evaluation failed."""
     images, samples = (QUICK_IMAGES, QUICK_SAMPLES) if is_quick(argv) else (IMAGES, SAMPLES)
     config = load_config(CONFIG)
-    demo = resolve_path(config.work, config)
+    demo = resolve_path(config.work, config.work)
     if not model_package.ARTIFACT.at(demo).is_dir():
         print("no model of the demo; run `make demo` first", file=sys.stderr)
         return 1

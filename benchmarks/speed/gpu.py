@@ -158,7 +158,7 @@ def measure_device(options: Options) -> Figures:
 
 def measure_training(options: Options) -> Figures:
     """Pairs/s of the product's own training step on random images."""
-    from medclip_dcl.config import Config
+    from pipelines.config import Config
     from pipelines.plan import estimate_training_memory, measure_throughput
 
     precision = options["precision"]
@@ -241,9 +241,9 @@ def measure_encoding(options: Options) -> Figures:
     """Images/s of the model as the service runs it, at batches of one and of 32."""
     import numpy as np
 
-    from medclip_dcl.config import Config
     from medclip_dcl.models.dual_encoder import build_dual_encoder
     from medclip_dcl.models.image_encoder import to_input
+    from pipelines.config import Config
 
     px, device = options["px"], _device()
     image = {"kind": "resnet50", "input_px": px}

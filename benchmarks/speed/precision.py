@@ -20,7 +20,6 @@ from torch import Tensor
 from benchmarks.record import finish, judge
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.config import Config, load_config, resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError, MedclipError
@@ -29,8 +28,10 @@ from medclip_dcl.evaluation.questions import Evaluation, read_image_rows
 from medclip_dcl.evaluation.results import headline_values
 from medclip_dcl.inference import load
 from medclip_dcl.models.settings import EngineName, Precision
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
+from pipelines.config import Config, load_config
 
 WAYS: tuple[tuple[EngineName, Precision], ...] = (
     ("torch", "float32"),
@@ -101,7 +102,7 @@ def answers_of(config: Config, engine: EngineName, precision: Precision) -> Answ
         ConfigError: the engine is not installed, has not that precision, or was refused.
         ArtifactError: the run is not finished.
     """
-    work = resolve_path(config.work, config)
+    work = resolve_path(config.work, config.work)
     source, texts = (
         open_artifact(kind.at(work), kind, verify=False)
         for kind in (manifest.ARTIFACT, sentences.ARTIFACT)

@@ -30,7 +30,6 @@ import pyarrow.parquet as pq
 
 from benchmarks.processes import memory_mib
 from benchmarks.record import finish, judge
-from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.data.manifest import images_root, read_source, write_manifest
@@ -38,6 +37,7 @@ from medclip_dcl.data.prepared import ListedImage, prepare_images
 from medclip_dcl.data.row_images import image_source, row_name
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.tables import read_table
+from pipelines.config import load_config
 
 BARS = {"parquet_speed": ">= 0.9", "arrow_speed": ">= 0.9"}
 BARS |= {"copy_peak_mib": "<= 500", "rows_growth_mib": "<= 50"}

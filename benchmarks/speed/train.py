@@ -36,7 +36,6 @@ from benchmarks.fixtures.corpus import read_tiny_corpus, write_corpus
 from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.timing import cpu_ms, interleaved
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.config import Config
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood import masked_lm
@@ -55,6 +54,7 @@ from medclip_dcl.training.logging import MetricsLog, TrainLogger
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.trainer import CLIP_NORM, Trainer
+from pipelines.config import Config
 
 PREPARED_PX, INPUT_PX = 512, 480
 SMALL_PX = 128, 120

@@ -42,11 +42,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoConfig
 
-from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data.heatmaps import axis_weights, upsample
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
 from medclip_dcl.evaluation.biovil import BioVil
+from medclip_dcl.evaluation.settings import EvaluationConfig
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference import (
     Finding,
@@ -65,6 +65,7 @@ from medclip_dcl.models.settings import (
 from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.models.towers import fetch_weights, read_start
 from medclip_dcl.progress import Progress
+from medclip_dcl.settings import resolve_path
 
 # Images in one forward pass: without gradients it fits wherever the model was trained.
 _BATCH = 64
@@ -387,7 +388,7 @@ PAIR, BIOVIL = "transformers", "biovil"
 """`evaluate.adapter.model` of a folder with a pair of encoders, and of one with BioViL's."""
 
 
-def adapter_digest(config: Config) -> str:
+def adapter_digest(config: EvaluationConfig) -> str:
     """Name the model of `evaluate.adapter`: SHA-256 of the callable's name and its weights."""
     digest = hashlib.sha256(config.evaluate.adapter.model.encode())
     weights = _adapter_weights(config)
@@ -398,7 +399,7 @@ def adapter_digest(config: Config) -> str:
     return digest.hexdigest()
 
 
-def load_adapter(config: Config) -> EvaluatedModel:
+def load_adapter(config: EvaluationConfig) -> EvaluatedModel:
     """Build the model that `evaluate.adapter` names; ConfigError where that is impossible."""
     settings = config.evaluate.adapter
     weights = _adapter_weights(config)
@@ -498,10 +499,10 @@ def _callable(name: str) -> Callable[..., Any]:
     return built
 
 
-def _adapter_weights(config: Config) -> Path | None:
+def _adapter_weights(config: EvaluationConfig) -> Path | None:
     if not config.evaluate.adapter.weights:
         return None
-    path = fetch_weights(resolve_path(config.evaluate.adapter.weights, config))
+    path = fetch_weights(resolve_path(config.evaluate.adapter.weights, config.work))
     if not path.exists():
         raise ConfigError(f"evaluate.adapter.weights names {path}, which does not exist")
     return path

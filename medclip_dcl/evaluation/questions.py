@@ -12,7 +12,6 @@ import torch
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.demographics import read_demographics
 from medclip_dcl.data.ground_truth import read_truth, truth_files
@@ -43,7 +42,9 @@ from medclip_dcl.evaluation.retrieval import (
     evaluate_reports,
     reports_of_images,
 )
+from medclip_dcl.evaluation.settings import EvaluationConfig
 from medclip_dcl.inference import Finding, Predictor, read_prompts
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text.sentences import SENTENCES, normalise_text, text_key
 
@@ -104,10 +105,10 @@ def refuse_contaminated(
 
 
 def truth_of(
-    config: Config, source: Artifact, rows: Rows, findings: Sequence[Finding]
+    config: EvaluationConfig, source: Artifact, rows: Rows, findings: Sequence[Finding]
 ) -> tuple[Truth, str]:
     """Look up which findings images show, and where that is from: `exact`, `labels` or `none`."""
-    known = read_truth(resolve_path(config.source.root, config))
+    known = read_truth(resolve_path(config.source.root, config.work))
     if known is not None:
         image_ids = [row["image_id"] for row in rows]
         return exact_truth(findings, image_ids, known.types_of, known.types), "exact"
@@ -116,14 +117,14 @@ def truth_of(
     return truth, "labels" if (truth != UNKNOWN).any() else "none"
 
 
-def input_files(config: Config) -> dict[str, Path]:
+def input_files(config: EvaluationConfig) -> dict[str, Path]:
     """List the files that an evaluation reads besides artifacts, by their names as inputs."""
     named = {f"evaluate.{name}": file for name, file in _question_files(config).items()}
-    root = resolve_path(config.source.root, config)
+    root = resolve_path(config.source.root, config.work)
     return named | {file.name: file for file in truth_files(root)}
 
 
-def _question_files(config: Config) -> Mapping[str, Path]:
+def _question_files(config: EvaluationConfig) -> Mapping[str, Path]:
     # By the setting below `evaluate`; the prompts are always there.
     settings = config.evaluate
     named = {
@@ -133,7 +134,7 @@ def _question_files(config: Config) -> Mapping[str, Path]:
         "demographics.table": settings.demographics.table,
     }
     files = {
-        name: resolve_path(path, config)
+        name: resolve_path(path, config.work)
         for name, path in named.items()
         if path or (name == "prompts" and not settings.model)
     }
@@ -143,7 +144,7 @@ def _question_files(config: Config) -> Mapping[str, Path]:
     return files
 
 
-def _refuse_missing_features(config: Config, model: EvaluatedModel) -> None:
+def _refuse_missing_features(config: EvaluationConfig, model: EvaluatedModel) -> None:
     # Before hours of encoding.
     asked = config.evaluate
     if asked.probe_images and asked.probe_features == "encoder" and not model.has_features:
@@ -171,7 +172,7 @@ class Evaluation:
 
     def __init__(
         self,
-        config: Config,
+        config: EvaluationConfig,
         model: EvaluatedModel,
         source: Artifact,
         images: PreparedImages,
@@ -358,7 +359,7 @@ class Evaluation:
         # Finding and sentence of each line; a line of a file is its own finding.
         file = self._files.get("gallery")
         if file is None:
-            known = read_truth(resolve_path(self._config.source.root, self._config))
+            known = read_truth(resolve_path(self._config.source.root, self._config.work))
             return [] if known is None else list(known.gallery.items())
         try:
             text = file.read_text(encoding="utf-8")

@@ -1,10 +1,11 @@
 """Settings of evaluation, calibrated probabilities and Table 1."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from pydantic import Field, model_validator
 
 from medclip_dcl.data.demographics import DemographicsConfig
+from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.settings import NO_EFFECT, Section
 
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
@@ -80,18 +81,6 @@ class EvaluateConfig(Section):
         return self
 
 
-class ProbabilitiesConfig(Section):
-    """Scores turned into probabilities (`calibrate_scores`)."""
-
-    method: Literal["platt", "temperature", "isotonic"] = "platt"
-    """`platt`: slope and intercept of the score's logit (Platt 2000); `temperature`: the slope
-    alone (Guo et al. 2017), for prompts whose margin of 0 already means even odds; `isotonic`:
-    any rising step function, for hundreds of images of each class."""
-    least_per_class: Annotated[int, Field(ge=1)] = 30
-    """Validation images with a finding, and as many without it, below which it stays
-    uncalibrated."""
-
-
 class OthersModelConfig(Section):
     """A model that was not trained here, as a row of the table."""
 
@@ -123,3 +112,20 @@ class Table1Config(Section):
     models: tuple[OthersModelConfig, ...] = ()
     """Models that are evaluated and not trained, each a `name` and an `adapter`; one with the name
     `biovil` replaces the row that is trained in BioViL's stead."""
+
+
+@runtime_checkable
+class EvaluationConfig(Protocol):
+    """What an evaluation reads of a configuration."""
+
+    @property
+    def work(self) -> str:
+        """Folder of the run, which `${WORK}` means in paths."""
+
+    @property
+    def source(self) -> SourceConfig:
+        """Source of studies: where the truth of generated ones lies, and which images are used."""
+
+    @property
+    def evaluate(self) -> EvaluateConfig:
+        """What is asked, and how."""

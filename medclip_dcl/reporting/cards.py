@@ -23,6 +23,7 @@ from medclip_dcl.reporting.sources import Sources
 from medclip_dcl.tables import Column, read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
+from medclip_dcl.training.settings import read_training_config
 
 Facts = dict[str, Any]
 
@@ -101,7 +102,7 @@ def _architecture(model: SavedModel) -> Facts:
         "regions": f"{grid.get('rows', '?')} x {grid.get('columns', '?')}",
         "text encoder": f"BERT, at most {text.max_tokens} word pieces",
         "similarity": json.dumps(model.config.model.similarity.model_dump(mode="json")),
-        "objective": json.dumps(model.config.objective.public_settings()),
+        "objective": json.dumps(read_training_config(model.path).objective.public_settings()),
         "eta": json.dumps(_eta(model)),
     }
 

@@ -17,6 +17,7 @@ from medclip_dcl.reporting.sources import Sources, spread
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.sentences import text_key
 from medclip_dcl.training.logging import read_metrics
+from medclip_dcl.training.settings import read_training_config
 
 View = dict[str, Any]
 
@@ -231,7 +232,7 @@ def describe_training(sources: Sources) -> View | None:
     return {
         "digest": model.digest,
         "card": model.card,
-        "objective": model.config.objective.model_dump(),
+        "objective": read_training_config(model.path).objective.model_dump(),
         "seconds": found[0].origin["seconds"],
         "losses": _chart(lines, _LOSSES, Labels("Training losses by step", "step", "loss, nats")),
         "gauges": _chart(

@@ -21,10 +21,9 @@ from torch.optim import Optimizer
 
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import disk_faults_named, write_text
-from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.objective import ObjectiveOutput
-from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.settings import TrainConfig, TrainingConfig
 
 FILE = "metrics.jsonl"
 
@@ -107,7 +106,7 @@ def tracker_options(settings: TrainConfig, work: Path | None) -> dict[str, Any]:
     return {"log_with": list(settings.trackers), "project_dir": str(work / _TRACKERS)}
 
 
-def open_trackers(accelerator: Accelerator, config: PackagedConfig, step: int) -> None:
+def open_trackers(accelerator: Accelerator, config: TrainingConfig, step: int) -> None:
     """Begin what trackers record of this start of a run, with its settings.
 
     `step` counts the steps done: TensorBoard drops what a killed run wrote later.

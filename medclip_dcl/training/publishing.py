@@ -19,7 +19,6 @@ from medclip_dcl.inference import build_predictor, fit_offsets
 from medclip_dcl.input_range import fit_input_range
 from medclip_dcl.model_package import (
     InputRange,
-    PackagedConfig,
     PromptOffsets,
     SavedModel,
     write_input_range,
@@ -32,6 +31,7 @@ from medclip_dcl.models.towers import plain_tree
 from medclip_dcl.retrieval.index import spread
 from medclip_dcl.settings import Section
 from medclip_dcl.tables import read_table
+from medclip_dcl.training.settings import TrainingConfig
 from medclip_dcl.training.trainer import TrainInputs, TrainResult
 
 _INTENDED_USE = (
@@ -65,7 +65,7 @@ def package_model(
         trained.tokenizer.save_pretrained(str(text))
 
     config = config.model_copy(update={"model": trained.model})
-    packaged = PackagedConfig.of(config)
+    packaged = TrainingConfig.of(config)
     card = _model_card(packaged, inputs, trained)
     write_model_package(
         folder, trained.weights, config, card, trained.corpus.subject_ids, write_text_files
@@ -103,7 +103,7 @@ def _input_range(inputs: TrainInputs, trained: TrainResult) -> InputRange:
 
 def _fit_offsets(
     folder: Path,
-    config: PackagedConfig,
+    config: TrainingConfig,
     card: Mapping[str, Any],
     inputs: TrainInputs,
     trained: TrainResult,
@@ -128,7 +128,7 @@ def _fit_offsets(
 
 
 def _model_card(
-    config: PackagedConfig, inputs: TrainInputs, trained: TrainResult
+    config: TrainingConfig, inputs: TrainInputs, trained: TrainResult
 ) -> dict[str, Any]:
     # Counts, digests and settings; no ids, and no texts but the prompts.
     artifacts = {

@@ -37,7 +37,6 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale, CheckpointError, ConfigError, TrainingError
 from medclip_dcl.inference import Finding
 from medclip_dcl.likelihood.eta import EtaCache
-from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.lora import add_adapters, merged
 from medclip_dcl.models.settings import ModelConfig
@@ -76,7 +75,7 @@ from medclip_dcl.training.optim import (
     set_training_mode,
 )
 from medclip_dcl.training.sampler import ImageTextSampler
-from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.settings import TrainConfig, TrainingConfig
 from medclip_dcl.training.text_similarity import TextSpace, closest_threshold
 from medclip_dcl.training.validation import (
     MOST_BATCHES,
@@ -162,7 +161,7 @@ class TrainResult:
 class TrainSetup:
     """Model, data and loss of a run, before its first step."""
 
-    config: PackagedConfig
+    config: TrainingConfig
     """The config, with what the folders that the model starts from say of themselves."""
     start: Start
     encoder: DualEncoder
@@ -178,7 +177,7 @@ class TrainSetup:
 
 
 def set_up(
-    config: PackagedConfig,
+    config: TrainingConfig,
     inputs: TrainInputs,
     accelerator: Accelerator,
     folder: Path,
@@ -303,7 +302,7 @@ def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
 
 
 def _build_encoder(
-    config: PackagedConfig,
+    config: TrainingConfig,
     begun: Start,
     accelerator: Accelerator,
     say: Callable[..., None],
@@ -352,7 +351,7 @@ def _with_features(
 class _Data:
     """What a run reads, split by split."""
 
-    config: PackagedConfig
+    config: TrainingConfig
     inputs: TrainInputs
     tokenizer: PreTrainedTokenizerBase
     accelerator: Accelerator

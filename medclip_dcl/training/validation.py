@@ -22,14 +22,13 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.classification import UNKNOWN, labelled_truth
 from medclip_dcl.evaluation.metrics import best_ranks, mean_of, recall_at, roc_auc, value_of
 from medclip_dcl.inference import Finding, margins, prompt_texts
-from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.text.labeler.labels import FINDINGS, REPORT_CLAIMS
 from medclip_dcl.training.dataset import Corpus, ImageTextBatch, TokenTable, read_rows
 from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.settings import TrainConfig, TrainingConfig
 
 MOST_BATCHES = 8
 """Global batches in one validation loss: enough to compare steps, cheap next to training."""
@@ -69,7 +68,7 @@ class ValidationMetrics:
 
     def __init__(
         self,
-        config: PackagedConfig,
+        config: TrainingConfig,
         corpus: Corpus,
         manifest: Artifact,
         claims: Artifact | None,

@@ -8,10 +8,10 @@ import yaml
 
 from benchmarks.fixtures.open_i import write_image, write_projections, write_xml_form
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
 from medclip_dcl.text import sentences
 from pipelines import build_manifest, split_sentences
+from pipelines.config import load_config
 from pipelines.plan import plan
 from pipelines.stages import stages_of
 

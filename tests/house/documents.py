@@ -24,7 +24,6 @@ from gateway import destinations, listener
 from gateway.settings import GatewaySettings
 from medclip_dcl import errors
 from medclip_dcl.artifact import ArtifactType
-from medclip_dcl.config import Config
 from medclip_dcl.data import images
 from medclip_dcl.data.data_check import CODES
 from medclip_dcl.data.dicom import metadata, reader
@@ -33,6 +32,7 @@ from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.settings import Section
 from medclip_dcl.tables import Column, TableFormat
+from pipelines.config import Config
 from pipelines.false_negatives import PAPER_BATCH, eta_by_likelihood, expected_rows
 from pipelines.stages import STAGES, TOOLS
 

@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import normalize
 from typer.main import get_command
 
-from medclip_dcl.config import load_config
 from pipelines.__main__ import _app
+from pipelines.config import load_config
 from tests.house.tree import ROOT
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from api.settings import ServeSettings
-from medclip_dcl.config import Config, check_config, load_config, resolve_path
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.settings import read_settings_of
+from medclip_dcl.settings import read_settings_of, resolve_path
+from pipelines.config import Config, check_config, load_config
 
 
 @pytest.fixture
@@ -173,14 +173,14 @@ def test_work_and_environment_stand_in_paths(
 ) -> None:
     config = load_config(config_file)
     monkeypatch.setenv("ARCHIVE", "/data/archive")
-    assert resolve_path("${WORK}/studies", config) == Path("runs/x/studies")
-    assert resolve_path("${ARCHIVE}/files", config) == Path("/data/archive/files")
+    assert resolve_path("${WORK}/studies", config.work) == Path("runs/x/studies")
+    assert resolve_path("${ARCHIVE}/files", config.work) == Path("/data/archive/files")
 
 
 def test_unset_variable_is_an_error(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARCHIVE", raising=False)
     with pytest.raises(ConfigError, match="ARCHIVE"):
-        resolve_path("${ARCHIVE}/files", load_config(config_file))
+        resolve_path("${ARCHIVE}/files", load_config(config_file).work)
 
 
 def test_every_field_says_what_it_means() -> None:

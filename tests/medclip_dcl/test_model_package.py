@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from medclip_dcl.artifact import make_fingerprint, write_artifact
-from medclip_dcl.config import Config
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.files import write_text
 from medclip_dcl.model_package import (
@@ -16,6 +15,7 @@ from medclip_dcl.model_package import (
     subject_hash,
     write_model_package,
 )
+from pipelines.config import Config
 
 CONFIGURED = Config(work="/somewhere/of/dr-who", seed=5)
 

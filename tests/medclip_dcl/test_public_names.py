@@ -35,7 +35,7 @@ HEAVY = {"transformers", "pydantic", "accelerate", "pyarrow", "sklearn", "safete
         ],
         [
             ("from medclip_dcl import open_image", {"torch", "transformers"}),
-            ("import medclip_dcl.config", {"torch", "transformers"}),  # every command reads it
+            ("import pipelines.config", {"torch", "transformers"}),  # every command reads it
         ],
     ],
     ids=["mathematics", "images"],

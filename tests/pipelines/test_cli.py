@@ -165,7 +165,7 @@ def on_terminal(command: list[str]) -> list[str]:
 def test_training_starts_as_many_processes_as_the_config_asks_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from medclip_dcl.config import Config
+    from pipelines.config import Config
     from pipelines.run import _launcher
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)

@@ -9,7 +9,6 @@ from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.fixtures.evaluated import BOXED, PROMPTS, write_evaluated
 from benchmarks.fixtures.published import publish
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.config import Config
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
@@ -17,6 +16,7 @@ from medclip_dcl.evaluation.results import read_figures
 from medclip_dcl.inference import load, read_prompts
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.tables import read_table
+from pipelines.config import Config
 from pipelines.evaluate import main
 
 SETTINGS = {"bootstrap": 20}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fixtures.corpus import write_config, write_corpus
-from medclip_dcl.config import load_config
 from pipelines import plan
+from pipelines.config import load_config
 from pipelines.false_negatives import false_negatives
 
 PAPER = "configs/train/mimic_cxr.yaml"

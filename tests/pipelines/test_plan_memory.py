@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.fixtures.tiny_models import tiny_text_config
-from medclip_dcl.config import Config
 from medclip_dcl.models.dual_encoder import DualEncoder
+from pipelines.config import Config
 from pipelines.plan import estimate_training_memory
 
 TEXT = tiny_text_config()

@@ -19,7 +19,6 @@ from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.tiny_models import tiny_model_config
 from medclip_dcl import export, model_package
 from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, open_artifact, write_artifact
-from medclip_dcl.config import Config
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.data.prepared import PreparedImages
@@ -28,9 +27,11 @@ from medclip_dcl.evaluation.questions import refuse_contaminated
 from medclip_dcl.export import export_model
 from medclip_dcl.inference import load
 from medclip_dcl.likelihood.settings import LanguageModelConfig
-from medclip_dcl.model_package import PackagedConfig, read_model_package, subject_hash
+from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.settings import WITHHELD
+from medclip_dcl.training.settings import TrainingConfig
 from pipelines import push_model, write_cards
+from pipelines.config import Config
 
 SENT = {
     "README.md",
@@ -248,7 +249,7 @@ def test_no_setting_that_names_a_place_or_a_host_is_published(
     found = [name for name in (*copy.files, HEADER) if found_in((copy.path / name).read_bytes())]
     assert found == []
     published = read_model_package(copy.path).config
-    assert set(json.loads(copy.file("config.json").read_text())) == set(PackagedConfig.model_fields)
+    assert set(json.loads(copy.file("config.json").read_text())) == set(TrainingConfig.model_fields)
     assert published.language_model.pretrained == published.objective.similar_table == WITHHELD
     assert load(copy.path, device="cpu") is not None
 

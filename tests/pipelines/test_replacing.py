@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from medclip_dcl.artifact import Artifact, ArtifactType, make_fingerprint, write_artifact
-from medclip_dcl.config import Config, check_config
 from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.likelihood import eta
 from pipelines.__main__ import main
+from pipelines.config import Config, check_config
 from pipelines.replacing import refuse_other_model, refuse_to_replace
 from pipelines.stages import stages_of
 

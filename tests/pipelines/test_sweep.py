@@ -14,12 +14,12 @@ import yaml
 
 from benchmarks.fixtures.corpus import commit_tables, write_config
 from benchmarks.fixtures.evaluated import write_untrained
-from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.reporting.sweep import sweep_text
 from medclip_dcl.settings import read_yaml
 from medclip_dcl.tables import read_table
+from pipelines.config import load_config
 from pipelines.job import Job
 from pipelines.sweep import (
     CONFIG_FILE,

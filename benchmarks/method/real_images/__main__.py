@@ -30,7 +30,6 @@ from benchmarks.method.real_images import labels, lungs
 from benchmarks.method.real_images.lungs import Figures, LungImage, Shape
 from benchmarks.record import Bars, finish, judge
 from medclip_dcl import model_package
-from medclip_dcl.config import Config, load_config, resolve_path
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
@@ -42,6 +41,8 @@ from medclip_dcl.evaluation.evaluated_model import (
 )
 from medclip_dcl.evaluation.probe import image_features
 from medclip_dcl.inference import Predictor, load
+from medclip_dcl.settings import resolve_path
+from pipelines.config import Config, load_config
 
 DEMO, LUNGS = Path("configs/demo.yaml"), Path("configs/covid_cxr.yaml")
 GEOMETRIES: tuple[Geometry, ...] = ("whole", "biovil")
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("TEST_DATA is not set; export the folder that holds peds_cxr/", file=sys.stderr)
         return 1
     demo = load_config(DEMO)
-    model = arguments.model or model_package.ARTIFACT.at(resolve_path(demo.work, demo))
+    model = arguments.model or model_package.ARTIFACT.at(resolve_path(demo.work, demo.work))
     if not model.is_dir():
         print(f"no model at {model}; run `make demo`, or name one", file=sys.stderr)
         return 1

@@ -22,7 +22,6 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.config import Config
 from medclip_dcl.data.grayscale import GreyImage, square
 from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.data.row_images import image_source
@@ -48,6 +47,7 @@ from medclip_dcl.inference import locate
 from medclip_dcl.models.image_encoder import MEAN, SPREAD, to_input
 from medclip_dcl.text.sentences import text_key
 from pipelines.build_manifest import read_source
+from pipelines.config import Config
 
 LEFT, RIGHT = "left lung", "right lung"
 WHITE = 65535

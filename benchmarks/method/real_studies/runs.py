@@ -28,13 +28,13 @@ from benchmarks.record import commit, machine
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.likelihood import masked_lm, scoring
-from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels as claims
 from medclip_dcl.training import pretraining
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.launch import start_accelerator
+from medclip_dcl.training.settings import TrainingConfig
 from medclip_dcl.training.trainer import set_up, train
 from medclip_dcl.training.validation import evaluating
 from pipelines.job import Job
@@ -163,7 +163,7 @@ def _train_and_ask(bed: Bed, run: Run, folder: Path) -> dict[str, Any]:
     begun, wall = time.process_time(), time.monotonic()
     accelerator = start_accelerator(job.config.train)
     inputs = replace(open_inputs(job, verify=False), claims=job.open(claims.ARTIFACT, verify=False))
-    setup = set_up(PackagedConfig.of(job.config), inputs, accelerator, folder, print_line)
+    setup = set_up(TrainingConfig.of(job.config), inputs, accelerator, folder, print_line)
     if row.change is not None:
         setup = row.change(setup, inputs)
     if row.part == "ceiling":

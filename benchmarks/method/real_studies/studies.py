@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from medclip_dcl.config import Config, load_config
 from medclip_dcl.data import prepared
 from medclip_dcl.data.sources.open_i import image_name
 from medclip_dcl.text.labeler import labels as claims
+from pipelines.config import Config, load_config
 
 HERE = Path(__file__).parent
 FOLDS = 5

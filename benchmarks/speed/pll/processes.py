@@ -17,9 +17,10 @@ from pathlib import Path
 
 from benchmarks.processes import options, spent_by
 from benchmarks.record import finish, judge
-from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.likelihood import masked_lm
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences
+from pipelines.config import load_config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4])
     arguments = parser.parse_args(argv)
     config = load_config(arguments.config)
-    made = resolve_path(config.work, config)
+    made = resolve_path(config.work, config.work)
     figures: dict[str, float] = {}
     for count in arguments.counts:
         with tempfile.TemporaryDirectory() as folder:

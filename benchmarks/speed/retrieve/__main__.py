@@ -39,13 +39,14 @@ from benchmarks.speed.retrieve.recall import (
 )
 from benchmarks.speed.timing import cpu_ms, cpu_ratio, interleaved, show, wall_ms
 from medclip_dcl import model_package
-from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.inference import load
 from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards
 from medclip_dcl.retrieval.index import open_vectors
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
+from medclip_dcl.settings import resolve_path
+from pipelines.config import load_config
 
 CONFIG = Path("configs/demo.yaml")
 BARS = {
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     quick = arguments.quick
     config = load_config(arguments.config)
-    model = model_package.ARTIFACT.at(resolve_path(config.work, config))
+    model = model_package.ARTIFACT.at(resolve_path(config.work, config.work))
     if not model.is_dir():
         print("no model of the demo; run `make demo` first", file=sys.stderr)
         return 1

@@ -24,8 +24,8 @@ from benchmarks.fixtures.published import publish
 from benchmarks.record import finish, judge
 from benchmarks.speed.serve import loads, ratios
 from benchmarks.speed.serve.processes import publish_paper_size
-from medclip_dcl.config import load_config
 from medclip_dcl.model_package import ARTIFACT
+from pipelines.config import load_config
 
 DEMO = Path("configs/demo.yaml")
 

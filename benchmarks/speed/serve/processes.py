@@ -18,9 +18,9 @@ from benchmarks.fixtures.service import PATIENCE_S, ROOT, Process, Service, runn
 from benchmarks.processes import cpu_s as own_cpu_s
 from benchmarks.processes import free_port
 from benchmarks.speed.serve.clients import Target
-from medclip_dcl.config import Config
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.model_package import ARTIFACT
+from pipelines.config import Config
 
 KEPT = {
     "MALLOC_ARENA_MAX": "1",

@@ -10,7 +10,6 @@ from benchmarks.fixtures.corpus import write_corpus
 from benchmarks.method import studies
 from benchmarks.method.rows import ASSERTING, BOTH, MAIN, PIXELS_FIRST, PIXELS_THEN, Row
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
 from medclip_dcl.losses.relations import DIFFERENT, SAME, encode_claims
 from medclip_dcl.tables import read_table
@@ -19,6 +18,7 @@ from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig
+from pipelines.config import load_config
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from benchmarks.fixtures.bert import SENTENCES, tiny_bert, tiny_tokenizer, write
 from benchmarks.fixtures.evaluated import evaluate_here, write_evaluated
 from benchmarks.fixtures.resnet import torchvision_map, torchvision_weights
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.config import Config
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.evaluation import evaluated_model, results
 from medclip_dcl.evaluation.biovil import IMAGE_WEIGHTS, RESNET, BioVil
 from medclip_dcl.evaluation.evaluated_model import load_adapter
 from medclip_dcl.models.settings import ImageEncoderConfig
+from pipelines.config import Config
 
 SMALL = ImageEncoderConfig(depths=(1, 1), widths=(32, 64), layer="bottleneck", input_px=48)
 DIM = 16

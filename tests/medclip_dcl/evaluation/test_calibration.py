@@ -14,9 +14,13 @@ from medclip_dcl.evaluation.calibration import (
     fit_curve,
 )
 from medclip_dcl.evaluation.classification import UNKNOWN
-from medclip_dcl.evaluation.settings import ProbabilitiesConfig
 from medclip_dcl.inference import Finding
-from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
+from medclip_dcl.model_package import (
+    Curve,
+    FindingCalibration,
+    ProbabilitiesConfig,
+    ScoreCalibration,
+)
 
 
 def drawn(images: int, slope: float, intercept: float) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 
-from medclip_dcl.evaluation.settings import ProbabilitiesConfig
 from medclip_dcl.inference import (
     Finding,
     calibrations_of,
@@ -13,7 +12,12 @@ from medclip_dcl.inference import (
     prompt_texts,
     softmax_scores,
 )
-from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
+from medclip_dcl.model_package import (
+    Curve,
+    FindingCalibration,
+    ProbabilitiesConfig,
+    ScoreCalibration,
+)
 
 FITTED = {"images_with": 3, "images_without": 4, "patients": 7, "score_error": 0.2}
 TWO = (Finding("edema", ("p1", "p2"), ("n1",)), Finding("mass", ("p3",), ("n2", "n3")))

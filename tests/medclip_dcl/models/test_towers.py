@@ -31,7 +31,6 @@ from transformers import (
     ViTModel,
 )
 
-from medclip_dcl.config import Config
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.evaluation.evaluated_model import load_adapter
 from medclip_dcl.likelihood.fitting import train_tokenizer
@@ -39,6 +38,7 @@ from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.towers import Start, fetch_weights, read_start
+from pipelines.config import Config
 
 WORDS = ("[PAD]", "[UNK]", "<s>", "</s>", "no", "effusion", "left", "right", "heart", "large")
 SENTENCES = ["no effusion", "heart large", "left effusion no right effusion"]

@@ -3,10 +3,10 @@ from typing import get_args
 import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-from medclip_dcl.config import Config
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.training.logging import _plain, tracker_options
 from medclip_dcl.training.settings import Tracker, TrainConfig
+from pipelines.config import Config
 
 
 def test_every_tracker_of_accelerate_has_its_name() -> None:

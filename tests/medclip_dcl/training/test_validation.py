@@ -7,18 +7,17 @@ import torch
 from benchmarks.fixtures.corpus import KINDS, read_tiny_corpus, write_corpus
 from benchmarks.fixtures.tiny_models import tiny_dual_encoder, tiny_model_config
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.config import Config
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference import Finding
 from medclip_dcl.likelihood.fitting import train_tokenizer
-from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.dataset import TokenTable
-from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.settings import TrainConfig, TrainingConfig
 from medclip_dcl.training.validation import ValidationMetrics, validation_batch
+from pipelines.config import Config
 
 FINDINGS = (
     Finding("pneumonia", (KINDS[0][1],), (KINDS[3][1],), label="Pneumonia"),
@@ -41,7 +40,7 @@ def questions(
         update={"model": tiny_model_config(input_px=32)}
     )
     return ValidationMetrics(
-        PackagedConfig.of(config),
+        TrainingConfig.of(config),
         read_tiny_corpus(work, "validate"),
         open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT),
         open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT) if with_claims else None,

@@ -8,9 +8,9 @@ import pytest
 from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.method.real_images import lungs
 from benchmarks.method.real_images.lungs import LEFT, RIGHT, LungImage, Shape
-from medclip_dcl.config import Config, load_config
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.evaluation.grounding import box_mask
+from pipelines.config import Config, load_config
 
 SHAPE = Shape(64, 64, 8)
 HEIGHT, WIDTH = 160, 80  # a cell is 20 x 10 pixels of the image

@@ -1,7 +1,5 @@
 """The whole configuration, one frozen tree, from a YAML file and key=value overrides."""
 
-import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,21 +13,16 @@ from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.dicom_results.settings import AnswerConfig
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.evaluation.settings import (
-    EvaluateConfig,
-    ProbabilitiesConfig,
-    Table1Config,
-)
+from medclip_dcl.evaluation.settings import EvaluateConfig, Table1Config
 from medclip_dcl.files import find_config
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
+from medclip_dcl.model_package import ProbabilitiesConfig
 from medclip_dcl.models.settings import InferenceConfig, ModelConfig
 from medclip_dcl.reporting.settings import CardConfig, ReportConfig
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.settings import Section, check_settings, parse_value, read_yaml
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
-
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class Config(Section):
@@ -114,28 +107,6 @@ def check_config(tree: dict[str, Any], name: str) -> Config:
         ConfigError: a key is unknown, or a value breaks its rule.
     """
     return check_settings(Config, tree, f"config {name}")
-
-
-def resolve_path(text: str, config: Config) -> Path:
-    """Turn a path setting into a path.
-
-    `${WORK}` means `config.work`, any other `${NAME}` the environment variable NAME; ConfigError
-    where it is not set, or the setting is empty. A file below `configs` that is not there is the
-    one of the package.
-    """
-    if not text:
-        raise ConfigError("a path setting is empty; set it in the config or with --set")
-
-    def value(match: re.Match[str]) -> str:
-        name = match.group(1)
-        if name == "WORK":
-            return str(resolve_path(config.work, config)) if text != config.work else ""
-        if name not in os.environ:
-            raise ConfigError(f"path setting uses ${{{name}}}, which is not set; export {name}")
-        return os.environ[name]
-
-    path = Path(_VARIABLE.sub(value, text)).expanduser()
-    return find_config(path) if path.parts[:1] == ("configs",) else path
 
 
 def _read_config(path: Path) -> dict[str, Any]:
