@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from medclip_dcl.data.sources.records import SPLITS
+from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 from .auth import OPEN_PATHS

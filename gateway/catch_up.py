@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from medclip_dcl.data.dicom.web import ArchivedImage, DicomWeb
 from medclip_dcl.data.images import REASONS
-from medclip_dcl.data.sources.dicomweb import ArchivedImage, DicomWeb
 from medclip_dcl.errors import ConfigError, ImageError, ServiceError
 
 from .journal import Journal

@@ -13,7 +13,7 @@ from pydicom.uid import (
 )
 from pynetdicom import AE
 
-from medclip_dcl.data.sources.dicomweb import DicomWeb
+from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.errors import ConfigError, ServiceError
 
 from .listener import client_context

@@ -24,9 +24,9 @@ from medclip_dcl.artifact import (
 )
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
+from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig, SquareImage
 from medclip_dcl.data.row_images import image_source
-from medclip_dcl.data.sources.dicomweb import DicomWeb
 from medclip_dcl.dicom_results.results import encode_results
 from medclip_dcl.dicom_results.settings import AnswerConfig, ResultsConfig
 from medclip_dcl.distributed import available_cores

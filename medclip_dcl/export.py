@@ -28,7 +28,7 @@ from medclip_dcl.artifact import (
 from medclip_dcl.errors import ArtifactMissing, ArtifactStale, CheckpointError
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS, TEXT, TEXT_FILES, WEIGHTS
-from medclip_dcl.training.settings import read_training_config
+from medclip_dcl.training.config import read_training_config
 
 CARDS = ArtifactType("cards", 2, "write_cards")
 

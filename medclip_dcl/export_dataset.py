@@ -24,11 +24,10 @@ from medclip_dcl import files
 from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.data import manifest
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.data.sources.records import SPLITS
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.progress import Progress
-from medclip_dcl.tables import Column, TableFormat, read_table
+from medclip_dcl.tables import SPLITS, Column, TableFormat, read_table
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import SENTENCES
 

@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -45,7 +45,7 @@ from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig
-from medclip_dcl.models.settings import ModelConfig
+from medclip_dcl.models.settings import ModelConfig, ProbabilitiesConfig
 from medclip_dcl.settings import Section
 
 ARTIFACT = ArtifactType("model", 3, "train")
@@ -110,18 +110,6 @@ class FindingCalibration(Section):
     """Expected calibration error of the score itself, on the same images; None: no image."""
     fitted_error: float | None
     """That of the probability on the images it was fitted to, and so too low; None: no curve."""
-
-
-class ProbabilitiesConfig(Section):
-    """Scores turned into probabilities (`calibrate_scores`)."""
-
-    method: Literal["platt", "temperature", "isotonic"] = "platt"
-    """`platt`: slope and intercept of the score's logit (Platt 2000); `temperature`: the slope
-    alone (Guo et al. 2017), for prompts whose margin of 0 already means even odds; `isotonic`:
-    any rising step function, for hundreds of images of each class."""
-    least_per_class: Annotated[int, Field(ge=1)] = 30
-    """Validation images with a finding, and as many without it, below which it stays
-    uncalibrated."""
 
 
 class ScoreCalibration(Section):

@@ -5,11 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from medclip_dcl.errors import ArtifactCorrupt
 from medclip_dcl.files import sync_file
+
+SPLITS = ("train", "validate", "test")
+"""Values of every column `split`."""
 
 
 @dataclass(frozen=True)
@@ -85,3 +90,8 @@ def read_table(folder: Path, form: TableFormat, columns: Sequence[str] | None = 
             f"table {path} has other columns than {form.file} must; rerun its job"
         )
     return table.select(list(columns)) if columns is not None else table
+
+
+def spread_rows(count: int, most: int) -> npt.NDArray[np.int64]:
+    """Choose at most `most` of `count` rows at even distances; ascending."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))

@@ -14,8 +14,8 @@ from medclip_dcl.answers import Ask, answer_images, asking_model, asking_service
 from medclip_dcl.artifact import Artifact, ArtifactWriter
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
+from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.data.row_images import file_of, stamp_files
-from medclip_dcl.data.sources.dicomweb import DicomWeb
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import read_keys
 from medclip_dcl.inference import load

@@ -14,8 +14,9 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.inference import load
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.retrieval import embeddings
-from medclip_dcl.retrieval.index import findings_of, open_vectors, select, write_index
+from medclip_dcl.retrieval.index import findings_of, select, write_index
 from medclip_dcl.retrieval.milvus import fill_collections
+from medclip_dcl.retrieval.sketch import open_vectors
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences

@@ -16,8 +16,7 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.settings import EvaluateConfig, Table1Config
 from medclip_dcl.files import find_config
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
-from medclip_dcl.model_package import ProbabilitiesConfig
-from medclip_dcl.models.settings import InferenceConfig, ModelConfig
+from medclip_dcl.models.settings import InferenceConfig, ModelConfig, ProbabilitiesConfig
 from medclip_dcl.reporting.settings import CardConfig, ReportConfig
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.settings import Section, check_settings, parse_value, read_yaml

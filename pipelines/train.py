@@ -41,10 +41,10 @@ from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training import checkpoint, feature_cache
 from medclip_dcl.training.checkpoint import CheckpointStore
+from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.dataset import needs_claims
 from medclip_dcl.training.launch import settle_precision, start_accelerator
 from medclip_dcl.training.publishing import package_model
-from medclip_dcl.training.settings import TrainingConfig
 from medclip_dcl.training.trainer import (
     TrainInputs,
     TrainResult,

@@ -7,10 +7,10 @@ from fastapi import APIRouter, Form, Request, Response
 from torch import Tensor
 
 from medclip_dcl.data.images import SquareImage
-from medclip_dcl.data.sources.records import SPLITS
-from medclip_dcl.evaluation.retrieval import box_vectors
+from medclip_dcl.models.similarity import box_vectors
 from medclip_dcl.retrieval.search import Filters, Query
 from medclip_dcl.schemas import HitAnswer, RetrieveAnswer
+from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 from ..errors import ApiError, documented

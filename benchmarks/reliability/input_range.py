@@ -41,9 +41,8 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.input_range import fit_input_range, is_out_of_range
 from medclip_dcl.model_package import InputRange
-from medclip_dcl.retrieval.index import spread
 from medclip_dcl.settings import resolve_path
-from medclip_dcl.tables import read_table
+from medclip_dcl.tables import read_table, spread_rows
 from pipelines.config import Config, load_config
 
 DEMO, COVID = Path("configs/demo.yaml"), Path("configs/covid_cxr.yaml")
@@ -95,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("neither a finished demo nor TEST_DATA; run `make demo`", file=sys.stderr)
         return 1
     for name, splits in sources.items():
-        train = [splits["train"][row] for row in spread(len(splits["train"]), _MOST_IMAGES)]
+        train = [splits["train"][row] for row in spread_rows(len(splits["train"]), _MOST_IMAGES)]
         known = fit_input_range(*zip(*train, strict=True))
         beyond = partial(_share, known)
         figures[f"{name}_train_images"] = len(train)

@@ -42,13 +42,13 @@ from medclip_dcl.data import manifest
 from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.data.manifest import REJECT_REASONS, VIEW_REASONS, Selection, Source
 from medclip_dcl.data.row_images import image_source
-from medclip_dcl.data.sources.records import SPLITS, ImageRecord, RawStudies, Study, Text
+from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Study, Text
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError
 from medclip_dcl.files import write_text
 from medclip_dcl.progress import Progress
 from medclip_dcl.settings import Section
-from medclip_dcl.tables import Column, TableFormat, write_table
+from medclip_dcl.tables import SPLITS, Column, TableFormat, write_table
 from medclip_dcl.text.labeler.labels import read_claims
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import SentencesConfig, split_section, text_key, used_sections

@@ -4,8 +4,8 @@ import datetime as dt
 from pathlib import Path
 
 from medclip_dcl.client import Client
+from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.data.images import ImagesConfig, shared_decoder
-from medclip_dcl.data.sources.dicomweb import DicomWeb
 from medclip_dcl.files import write_bytes
 from medclip_dcl.schemas import Schema
 

@@ -34,7 +34,7 @@ from medclip_dcl.evaluation.metrics import (
     recall_at,
 )
 from medclip_dcl.evaluation.results import EvalResult, Rows
-from medclip_dcl.models.similarity import roi_align
+from medclip_dcl.models.similarity import box_vectors
 
 GALLERY_LENGTHS = (1, 5)
 """The K of recall at K in a gallery."""
@@ -48,24 +48,6 @@ READINGS = ("", "own_", "expected_")
 
 Readings = Sequence[Ranks]
 """The ranks of the same queries by each of `READINGS`."""
-
-
-def box_vectors(
-    regions: Float[Tensor, "images rows columns dim"],
-    boxes: Float[Tensor, "boxes 4"],
-    image_of_box: Int[Tensor, " boxes"],
-) -> Float[Tensor, "boxes dim"]:
-    """Pool the region vectors inside each box into a unit vector.
-
-    Boxes are x, y, width, height, each as a share of the image's width or height.
-
-    Source: Wang et al. 2023, Section 3.2: RoIAlign on the region embeddings.
-    """
-    rows, columns = regions.shape[1:3]
-    x, y, width, height = boxes.unbind(dim=1)
-    cells = torch.stack([x * columns, y * rows, (x + width) * columns, (y + height) * rows], dim=1)
-    pooled = roi_align(regions.permute(0, 3, 1, 2), cells, image_of_box, spatial_scale=1.0)
-    return functional.normalize(pooled.flatten(1), dim=-1)
 
 
 @dataclass(frozen=True)

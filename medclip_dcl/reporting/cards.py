@@ -23,7 +23,7 @@ from medclip_dcl.reporting.sources import Sources
 from medclip_dcl.tables import Column, read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.training.settings import read_training_config
+from medclip_dcl.training.config import read_training_config
 
 Facts = dict[str, Any]
 

@@ -12,9 +12,10 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.reporting.charts import heat_uri, jpeg_uri
 from medclip_dcl.reporting.corpus import show_image
-from medclip_dcl.reporting.sources import Sources, spread
+from medclip_dcl.reporting.sources import Sources
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
+from medclip_dcl.tables import spread_rows
 
 View = dict[str, Any]
 
@@ -42,7 +43,7 @@ def show_cases(sources: Sources) -> list[View]:
     counts = np.array(texts.column("studies").to_pylist())
     asked = np.flatnonzero(counts >= _COMMON)
     asked = asked[np.argsort(-counts[asked], kind="stable")]
-    indices = spread(len(asked), min(_QUERIES, sources.settings.examples))
+    indices = spread_rows(len(asked), min(_QUERIES, sources.settings.examples))
     return [_case(index, int(asked[position])) for position in indices]
 
 

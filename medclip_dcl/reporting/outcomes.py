@@ -13,11 +13,11 @@ from medclip_dcl.evaluation import results
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.reporting.charts import Labels, Line, draw_lines, heat_uri
 from medclip_dcl.reporting.corpus import boxes_by_image, show_image
-from medclip_dcl.reporting.sources import Sources, spread
-from medclip_dcl.tables import read_table
+from medclip_dcl.reporting.sources import Sources
+from medclip_dcl.tables import read_table, spread_rows
 from medclip_dcl.text.sentences import text_key
+from medclip_dcl.training.config import read_training_config
 from medclip_dcl.training.logging import read_metrics
-from medclip_dcl.training.settings import read_training_config
 
 View = dict[str, Any]
 
@@ -70,7 +70,7 @@ def show_heatmaps(sources: Sources) -> list[View]:
     rows = sorted((row for row in rows if row["cnr_signed"] is not None), key=_contrast)
     images, boxes = PreparedImages(prepared_artifact), boxes_by_image(source)
     shown = []
-    for index in spread(len(rows), sources.settings.examples):
+    for index in spread_rows(len(rows), sources.settings.examples):
         row = rows[index]
         own = [
             box for box in boxes[row["image_id"]] if text_key(box["phrase"]) == row["phrase_key"]
@@ -108,7 +108,7 @@ def show_gallery_answers(sources: Sources) -> list[View]:
     rows.sort(key=lambda row: (row["gallery_rank"], row["image_id"]))
     images, boxes = PreparedImages(prepared_artifact), boxes_by_image(source)
     shown = []
-    for index in spread(len(rows), sources.settings.examples):
+    for index in spread_rows(len(rows), sources.settings.examples):
         row = rows[index]
         image = show_image(images, row["image_id"], boxes[row["image_id"]][:1])
         box = {name: row[name] for name in ("x", "y", "width", "height")}

@@ -75,16 +75,6 @@ def find_sources(
     return Sources(work, settings, artifacts, is_generated, rho, negatives)
 
 
-def spread(count: int, wanted: int) -> list[int]:
-    """Choose at most `wanted` evenly spaced indices of a list, first and last included."""
-    if wanted <= 0 or count <= 0:
-        return []
-    if wanted == 1 or count == 1:
-        return [0]
-    steps = min(wanted, count)
-    return [round(step * (count - 1) / (steps - 1)) for step in range(steps)]
-
-
 View = dict[str, Any]
 
 

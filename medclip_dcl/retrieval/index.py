@@ -1,69 +1,38 @@
-"""Build a retrieval index: images and sentences through an encoder, and a sketch of their scores.
-
-The score of an image is a curved function of the sentence vector: of a trained model's ten best
-images, the 200 images whose mean region is nearest hold but half. Here the function itself is
-sketched, so that one vector per image and one per sentence have a product that stands in for the
-exact score. With landmarks a_1 .. a_m, sentences and boxes of the corpus, image i has the exact
-scores f_i = (f(x_i, a_1), .., f(x_i, a_m)); their leading right singular vectors B over a sample
-of images give every image the coordinates
-
-    p_i = f_i B        and every sentence        q(y) = (k(y, a_1), .., k(y, a_m)) (K + c)^-1 B
-
-so that <p_i, q(y)> is kernel ridge regression of f(x_i, y) from the landmarks to y, kept to the
-directions in which images differ. Candidates alone come from it: they are scored exactly.
-
-Source: ours; kernel ridge regression with a low-rank output.
-"""
+"""Build a retrieval index: images and sentences through an encoder, with their sketches."""
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import torch
 from PIL import Image
-from scipy import linalg
-from torch import Tensor
 
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.models.settings import SimilarityConfig
-from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.progress import Progress
 from medclip_dcl.retrieval.embeddings import (
     IMAGES,
     OCCURRENCES,
     TEXTS,
     Floats,
-    Rows,
-    Shards,
-    highest,
-    map_array,
-    open_shards,
     pool,
     shard_name,
     write_array,
     write_pictures,
 )
 from medclip_dcl.retrieval.settings import IndexConfig
+from medclip_dcl.retrieval.sketch import LANDMARKS, measure_recall, write_sketches
 from medclip_dcl.tables import write_table
 from medclip_dcl.text.labeler.labels import split_sides
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 if TYPE_CHECKING:
     from medclip_dcl.inference import Predictor
-
-SKETCH = "sketch.npy"
-"""Landmarks, basis and lift, side by side: (landmarks, dim + 2 x width)."""
-
-LANDMARKS = 1536
-"""Sentences, and boxes for a third, at which the score of every image is sketched."""
 
 _BATCH = 32  # images, or sentences, in one forward pass: fits the smallest GPU without gradients
 _THUMBNAIL_PX = 256  # longer side; what the viewer and the report show
@@ -170,7 +139,7 @@ def write_index(
                 write_array(path, _embed_texts(texts, encoder, batch))
             progress.advance(len(rows))
     counts = len(chosen.images), len(chosen.texts)
-    _write_sketches(directory, counts, settings, similarity, landmarks)
+    write_sketches(directory, counts, settings, similarity, landmarks)
     recall = measure_recall(directory, counts, settings, similarity, landmarks)
     return {
         "images": len(chosen.images),
@@ -225,214 +194,3 @@ def _thumbnail(images: PreparedImages, index: int) -> bytes:
 def _batches(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-# --- The sketch
-
-_WIDTH = 256  # coordinates of a sketch, at most
-_REACH = 0.3  # of the kernel, in cosine: landmarks further apart say little about each other
-_RIDGE = 1e-2  # c; keeps near-equal landmarks from large weights of opposite signs
-_ROWS_AT_ONCE = 4096
-_IMAGES = 4096  # that the basis is fitted on
-_IMAGES_WITH_BOXES = 1024
-_IMAGES_AT_ONCE = 16  # their widened regions and scores stay in a core's cache
-_HITS, _QUESTIONS = 10, 64  # of the measured recall
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """How images and sentences are sketched."""
-
-    landmarks: Floats
-    """(landmarks, dim), unit vectors."""
-    basis: Floats
-    """(landmarks, width), takes an image's exact scores to its sketch."""
-    lift: Floats
-    """(landmarks, width), takes a vector's kernel with the landmarks to its sketch."""
-
-    def of_images(self, regions: Tensor, similarity: SimilarityConfig) -> Floats:
-        """Sketch images, (images, width), from unit vectors (images, regions, dim)."""
-        sketched: Floats = score_at(self.landmarks, regions, similarity) @ self.basis
-        return sketched
-
-    def of_vectors(self, vectors: Floats) -> Floats:
-        """Sketch sentences or boxes, (vectors, width), from unit vectors (vectors, dim)."""
-        parts = [
-            _kernel(vectors[first : first + _ROWS_AT_ONCE], self.landmarks) @ self.lift
-            for first in range(0, len(vectors), _ROWS_AT_ONCE)
-        ]
-        return np.concatenate([*parts, np.empty((0, self.lift.shape[1]), dtype=np.float32)])
-
-    def write(self, folder: Path) -> None:
-        """Write it into the draft of an index."""
-        whole = np.concatenate([self.landmarks, self.basis, self.lift], axis=1)
-        write_array(folder / SKETCH, whole)
-
-    @classmethod
-    def read(cls, path: Path, dim: int) -> Self:
-        """Read what `write` wrote of vectors that are `dim` wide."""
-        whole = np.array(map_array(path, np.float32))
-        width = (whole.shape[1] - dim) // 2
-        landmarks, basis, lift = np.split(whole, [dim, dim + width], axis=1)
-        return cls(*(np.ascontiguousarray(part) for part in (landmarks, basis, lift)))
-
-
-def score_at(landmarks: Floats, regions: Tensor, similarity: SimilarityConfig) -> Floats:
-    """Give the exact scores (images, landmarks) of unit regions (images, regions, dim)."""
-    scores: Floats = image_sentence_scores(
-        regions, torch.from_numpy(landmarks), similarity
-    ).T.numpy()
-    return scores
-
-
-def fit_sketch(landmarks: Floats, scores: Floats) -> Sketch:
-    """Fit a sketch to the scores (images, landmarks) of a sample of images, from `score_at`.
-
-    `landmarks`: unit vectors (landmarks, dim) like those that will be asked with.
-    """
-    # f ~ f B B^T is the best approximation of rank 256 (Eckart and Young 1936): no other basis
-    # of that width keeps more of the scores at the landmarks. In float64: K is nearly singular.
-    # Its eigenvectors alone that are kept: a whole decomposition takes four times as long.
-    exact = scores.astype(np.float64)
-    width, count = min(_WIDTH, *exact.shape), exact.shape[1]
-    _, basis = linalg.eigh(exact.T @ exact, subset_by_index=[count - width, count - 1])
-    kernel = _kernel(landmarks, landmarks).astype(np.float64)
-    lift = np.linalg.solve(kernel + _RIDGE * np.eye(len(landmarks)), basis)
-    return Sketch(landmarks, basis.astype(np.float32), lift.astype(np.float32))
-
-
-def _kernel(vectors: Floats, landmarks: Floats) -> Floats:
-    # exp((cos - 1) / reach): of unit vectors this is the Gaussian kernel, |x - y|^2 = 2 - 2 cos
-    cosines: Floats = vectors @ landmarks.T
-    kernel: Floats = np.exp((cosines - 1) / np.float32(_REACH))
-    return kernel
-
-
-def open_vectors(
-    locate: Callable[[str], Path], fingerprint: Mapping[str, Any], counts: tuple[int, int]
-) -> dict[str, Shards]:
-    """Map what candidates are found by: pooled, texts, image_sketches and text_sketches.
-
-    `locate` gives the path of a file of the index, or of its draft; `counts` are those of images
-    and sentences. ArtifactCorrupt where shards are missing or damaged.
-    """
-    shard_rows = fingerprint["settings"]["index"]["shard_rows"]
-    dim = fingerprint["settings"]["similarity"]["dim"]
-    width = Sketch.read(locate(SKETCH), dim).basis.shape[1]
-    images, texts = counts
-    return {
-        "pooled": open_shards(locate, "pooled", images, shard_rows, dim),
-        "texts": open_shards(locate, "texts", texts, shard_rows, dim),
-        "image_sketches": open_shards(locate, "image_sketches", images, shard_rows, width),
-        "text_sketches": open_shards(locate, "text_sketches", texts, shard_rows, width),
-    }
-
-
-def _write_sketches(
-    directory: Path,
-    counts: tuple[int, int],
-    settings: IndexConfig,
-    similarity: SimilarityConfig,
-    most: int,
-) -> None:
-    """Fit the sketch of a draft and write those of all images and sentences that have none."""
-    locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows
-    regions = open_shards(locate, "regions", counts[0], shard_rows, dim)
-    texts = open_shards(locate, "texts", counts[1], shard_rows, dim)
-    scored: Floats | None = None  # of all images, where the sketch was fitted on all
-    if not (directory / SKETCH).is_file():
-        said = texts.gather(_landmark_sentences(counts[1], most))
-        drawn_on = regions.gather(spread(counts[0], _IMAGES_WITH_BOXES)).astype(np.float32)
-        landmarks = np.concatenate([said, _boxes(drawn_on, most // 3)])
-        sample = regions.gather(spread(counts[0], _IMAGES))
-        scores = _over_blocks(sample, lambda images: score_at(landmarks, images, similarity))
-        fit_sketch(landmarks, scores).write(directory)
-        scored = scores if len(scores) == counts[0] else None
-    sketch = Sketch.read(directory / SKETCH, dim)
-    sketch_images = partial(sketch.of_images, similarity=similarity)
-    with Progress("sketch images", counts[0], "image") as progress:
-        for number, shard in enumerate(regions.arrays):
-            path = directory / shard_name("image_sketches", number)
-            if not path.is_file() and scored is not None:
-                first = number * shard_rows
-                write_array(path, scored[first : first + len(shard)] @ sketch.basis)
-            elif not path.is_file():
-                write_array(path, _over_blocks(shard, sketch_images))
-            progress.advance(len(shard))
-    for number, shard in enumerate(texts.arrays if counts[1] else ()):
-        path = directory / shard_name("text_sketches", number)
-        if not path.is_file():
-            write_array(path, sketch.of_vectors(shard))
-
-
-def measure_recall(
-    directory: Path,
-    counts: tuple[int, int],
-    settings: IndexConfig,
-    similarity: SimilarityConfig,
-    landmarks: int = LANDMARKS,
-) -> float | None:
-    """Ask a draft for images, by sentences that its sketch was not fitted on: recall@10.
-
-    That is the mean share of the ten images with the best exact scores that are among
-    `index.candidates`; None where every sentence is a landmark. `counts`: images and sentences.
-    """
-    images, texts = counts
-    locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows
-    unused = np.setdiff1d(np.arange(texts), _landmark_sentences(texts, landmarks))
-    if not len(unused):
-        return None
-    asked = open_shards(locate, "texts", texts, shard_rows, dim).gather(
-        unused[spread(len(unused), _QUESTIONS)]
-    )
-    sketch = Sketch.read(locate(SKETCH), dim)
-    sketches = open_shards(locate, "image_sketches", images, shard_rows, sketch.basis.shape[1])
-    near = sketches.whole() @ sketch.of_vectors(asked).T
-    parts = []
-    with Progress("measure recall", images, "image") as progress:
-        for shard in open_shards(locate, "regions", images, shard_rows, dim).arrays:
-            parts.append(_over_blocks(shard, lambda block: score_at(asked, block, similarity)))
-            progress.advance(len(shard))
-    exact = np.concatenate(parts)
-    shares = [
-        np.isin(
-            highest(exact[:, column], _HITS), highest(near[:, column], settings.candidates)
-        ).mean()
-        for column in range(len(asked))
-    ]
-    return float(np.mean(shares))
-
-
-def _over_blocks(images: npt.NDArray[np.float16], give: Callable[[Tensor], Floats]) -> Floats:
-    """Apply `give` to float32 blocks (images, regions, dim) and join what it gives."""
-    parts = []
-    for first in range(0, len(images), _IMAGES_AT_ONCE):
-        block = torch.from_numpy(np.array(images[first : first + _IMAGES_AT_ONCE]))
-        parts.append(give(block.float().flatten(1, 2)))
-    return np.concatenate(parts)
-
-
-def _landmark_sentences(texts: int, landmarks: int) -> Rows:
-    """Rows, ascending, of the sentences that a sketch is fitted on."""
-    return spread(texts, landmarks - landmarks // 3)
-
-
-def spread(rows: int, most: int) -> Rows:
-    """At most `most` of so many rows, at even distances; ascending."""
-    return np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(np.int64))
-
-
-def _boxes(regions: Floats, count: int) -> Floats:
-    """Unit vectors of boxes drawn on images: what a box of an image asks with."""
-    rng = np.random.default_rng(0)
-    images, height, width, dim = regions.shape
-    found = np.empty((count, dim), dtype=np.float32)
-    for number in range(count):
-        tall, wide = rng.integers(1, height // 2 + 2), rng.integers(1, width // 2 + 2)
-        top = rng.integers(0, max(1, height - tall + 1))
-        left = rng.integers(0, max(1, width - wide + 1))
-        inside = regions[number % images, top : top + tall, left : left + wide]
-        found[number] = inside.mean(axis=(0, 1))
-    lengths = np.linalg.norm(found, axis=1, keepdims=True)
-    boxes: Floats = found[lengths[:, 0] > 0] / lengths[lengths > 0][:, None]
-    return boxes

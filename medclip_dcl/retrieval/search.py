@@ -46,9 +46,9 @@ from medclip_dcl.retrieval.embeddings import (
     pool,
     shard_name,
 )
-from medclip_dcl.retrieval.index import SKETCH, Sketch, open_vectors
 from medclip_dcl.retrieval.milvus import Milvus, collection_of
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
+from medclip_dcl.retrieval.sketch import SKETCH, Sketch, open_vectors
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.lexicon import LABELS
 

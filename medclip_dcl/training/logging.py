@@ -22,8 +22,9 @@ from torch.optim import Optimizer
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import disk_faults_named, write_text
 from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.objective import ObjectiveOutput
-from medclip_dcl.training.settings import TrainConfig, TrainingConfig
+from medclip_dcl.training.settings import TrainConfig
 
 FILE = "metrics.jsonl"
 

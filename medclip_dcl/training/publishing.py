@@ -28,10 +28,9 @@ from medclip_dcl.model_package import (
 from medclip_dcl.models.image_encoder import preprocessing_facts
 from medclip_dcl.models.text_encoder import BERT_FIELDS
 from medclip_dcl.models.towers import plain_tree
-from medclip_dcl.retrieval.index import spread
 from medclip_dcl.settings import Section
-from medclip_dcl.tables import read_table
-from medclip_dcl.training.settings import TrainingConfig
+from medclip_dcl.tables import read_table, spread_rows
+from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.trainer import TrainInputs, TrainResult
 
 _INTENDED_USE = (
@@ -91,7 +90,7 @@ def _resumed_with(trained: TrainResult) -> dict[str, Any]:
 def _input_range(inputs: TrainInputs, trained: TrainResult) -> InputRange:
     # Some of the training images stand for all where they are many.
     rows = trained.corpus.image_rows
-    taken = spread(len(rows), _RANGE_IMAGES)
+    taken = spread_rows(len(rows), _RANGE_IMAGES)
     table = read_table(inputs.manifest.path, IMAGES, ["image_id", "subject_id"]).to_pylist()
     patient_of = {row["image_id"]: row["subject_id"] for row in table}
     images = PreparedImages(inputs.prepared)
@@ -116,7 +115,7 @@ def _fit_offsets(
     image_ids = [item for item in held_out if item in images.row_of]
     if len(image_ids) < _LEAST_VALIDATION:
         split, image_ids = "train", list(trained.corpus.image_ids)
-    image_ids = [image_ids[index] for index in spread(len(image_ids), _BANK_IMAGES)]
+    image_ids = [image_ids[index] for index in spread_rows(len(image_ids), _BANK_IMAGES)]
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     predictor = build_predictor(SavedModel(folder, "draft", config, card, None), device)

@@ -1,12 +1,9 @@
 """Settings of the training loop and of its objective."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from medclip_dcl.errors import CheckpointError
-from medclip_dcl.model_package import CONFIG, PackagedConfig
 from medclip_dcl.settings import LOCAL, NO_EFFECT, Section
 
 Tracker = Literal[
@@ -235,24 +232,3 @@ class ObjectiveConfig(Section):
     def compares_texts(self) -> bool:
         """Whether negatives are weighed by how alike the texts are."""
         return self.negatives.endswith("_similar")
-
-
-class TrainingConfig(PackagedConfig):
-    """The sections that make a model: those that it is used by, and how it is trained."""
-
-    objective: ObjectiveConfig
-    train: TrainConfig
-
-
-def read_training_config(model: Path) -> TrainingConfig:
-    """Read how a model, whose bytes have been checked, was trained.
-
-    Raises:
-        CheckpointError: its configuration cannot be read by this version.
-    """
-    try:
-        return TrainingConfig.model_validate_json((model / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"model in {model} has a configuration that this version cannot read; rerun train"
-        ) from error

@@ -44,6 +44,7 @@ from medclip_dcl.models.towers import Start, read_start
 from medclip_dcl.progress import Progress
 from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
+from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.dataset import (
     Corpus,
     ImageTextBatch,
@@ -75,7 +76,7 @@ from medclip_dcl.training.optim import (
     set_training_mode,
 )
 from medclip_dcl.training.sampler import ImageTextSampler
-from medclip_dcl.training.settings import TrainConfig, TrainingConfig
+from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.text_similarity import TextSpace, closest_threshold
 from medclip_dcl.training.validation import (
     MOST_BATCHES,

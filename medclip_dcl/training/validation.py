@@ -26,9 +26,10 @@ from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.text.labeler.labels import FINDINGS, REPORT_CLAIMS
+from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.dataset import Corpus, ImageTextBatch, TokenTable, read_rows
 from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.settings import TrainConfig, TrainingConfig
+from medclip_dcl.training.settings import TrainConfig
 
 MOST_BATCHES = 8
 """Global batches in one validation loss: enough to compare steps, cheap next to training."""

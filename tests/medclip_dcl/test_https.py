@@ -13,7 +13,8 @@ from benchmarks.fixtures.hub import Handler, served
 from benchmarks.fixtures.orthanc import stub_answer
 from benchmarks.fixtures.tls import HAS_OPENSSL, Certificates, make_certificates
 from medclip_dcl.client import Client, main
-from medclip_dcl.data.sources.dicomweb import DicomWeb, read_dicomweb
+from medclip_dcl.data.dicom.web import DicomWeb
+from medclip_dcl.data.sources.dicomweb import read_dicomweb
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.errors import ConfigError, ServiceError
 from medclip_dcl.https import unreachable

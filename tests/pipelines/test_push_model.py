@@ -29,7 +29,7 @@ from medclip_dcl.inference import load
 from medclip_dcl.likelihood.settings import LanguageModelConfig
 from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.settings import WITHHELD
-from medclip_dcl.training.settings import TrainingConfig
+from medclip_dcl.training.config import TrainingConfig, read_training_config
 from pipelines import push_model, write_cards
 from pipelines.config import Config
 
@@ -248,7 +248,7 @@ def test_no_setting_that_names_a_place_or_a_host_is_published(
     copy = public_copy(config_file, own.path, tmp_path / "copy")
     found = [name for name in (*copy.files, HEADER) if found_in((copy.path / name).read_bytes())]
     assert found == []
-    published = read_model_package(copy.path).config
+    published = read_training_config(copy.path)
     assert set(json.loads(copy.file("config.json").read_text())) == set(TrainingConfig.model_fields)
     assert published.language_model.pretrained == published.objective.similar_table == WITHHELD
     assert load(copy.path, device="cpu") is not None

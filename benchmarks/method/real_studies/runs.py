@@ -33,8 +33,8 @@ from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels as claims
 from medclip_dcl.training import pretraining
 from medclip_dcl.training.checkpoint import CheckpointStore
+from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.launch import start_accelerator
-from medclip_dcl.training.settings import TrainingConfig
 from medclip_dcl.training.trainer import set_up, train
 from medclip_dcl.training.validation import evaluating
 from pipelines.job import Job

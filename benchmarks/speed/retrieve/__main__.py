@@ -41,10 +41,10 @@ from benchmarks.speed.timing import cpu_ms, cpu_ratio, interleaved, show, wall_m
 from medclip_dcl import model_package
 from medclip_dcl.inference import load
 from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards
-from medclip_dcl.retrieval.index import open_vectors
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
+from medclip_dcl.retrieval.sketch import open_vectors
 from medclip_dcl.settings import resolve_path
 from pipelines.config import load_config
 

@@ -17,7 +17,6 @@ from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, writ
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.data.sources.records import SPLITS
 from medclip_dcl.data.synthetic.patients import NATURAL, Item, Patient, Study, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.inference import Predictor
@@ -25,7 +24,7 @@ from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.index import Selection, select, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
-from medclip_dcl.tables import read_table
+from medclip_dcl.tables import SPLITS, read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import text_key
 

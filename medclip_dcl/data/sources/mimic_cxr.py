@@ -8,7 +8,6 @@ import pyarrow as pa
 from medclip_dcl.data.dicom.metadata import read_header
 from medclip_dcl.data.sources.labels import read_codes
 from medclip_dcl.data.sources.records import (
-    SPLITS,
     ImageRecord,
     RawStudies,
     Reject,
@@ -18,6 +17,7 @@ from medclip_dcl.data.sources.records import (
     read_rows,
 )
 from medclip_dcl.errors import StudyError
+from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 _IDS = ("dicom_id", "subject_id", "study_id")

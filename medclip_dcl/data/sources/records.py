@@ -184,7 +184,6 @@ LABEL_KEY = "study_id"
 """Column of a table of labels that names the study."""
 
 
-SPLITS = ("train", "validate", "test")
 FIELD = re.compile(r"\{([^{}]+)\}")
 """A column within other letters, in a pattern such as `{a}-{b}`."""
 CONSTANT = "="

@@ -14,7 +14,6 @@ from medclip_dcl.data.sources.labels import label_table, read_row_labels
 from medclip_dcl.data.sources.records import (
     CONSTANT,
     FIELD,
-    SPLITS,
     BoxTable,
     Column,
     ImageRecord,
@@ -32,6 +31,7 @@ from medclip_dcl.data.sources.records import (
 )
 from medclip_dcl.data.sources.rows import read_columns
 from medclip_dcl.errors import ConfigError, StudyError
+from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.sections import read_loose_sections
 
 _BOXES: tuple[Column, ...] = ("boxes", "phrase", "category")

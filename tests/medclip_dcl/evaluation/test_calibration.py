@@ -15,12 +15,8 @@ from medclip_dcl.evaluation.calibration import (
 )
 from medclip_dcl.evaluation.classification import UNKNOWN
 from medclip_dcl.inference import Finding
-from medclip_dcl.model_package import (
-    Curve,
-    FindingCalibration,
-    ProbabilitiesConfig,
-    ScoreCalibration,
-)
+from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
+from medclip_dcl.models.settings import ProbabilitiesConfig
 
 
 def drawn(images: int, slope: float, intercept: float) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,6 @@ from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.grounding import BoxedSentence
 from medclip_dcl.evaluation.results import BOX_ANSWERS, RANKS
 from medclip_dcl.evaluation.retrieval import (
-    box_vectors,
     evaluate_boxes,
     evaluate_gallery,
     evaluate_reports,
@@ -17,6 +16,7 @@ from medclip_dcl.evaluation.retrieval import (
     reports_of_images,
     retrieval_figures,
 )
+from medclip_dcl.models.similarity import box_vectors
 
 IMAGES = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {}, {(3, 3): "fluid"})
 SAMPLING = BootstrapOptions(20, 0)

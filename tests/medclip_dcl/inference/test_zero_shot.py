@@ -12,12 +12,8 @@ from medclip_dcl.inference import (
     prompt_texts,
     softmax_scores,
 )
-from medclip_dcl.model_package import (
-    Curve,
-    FindingCalibration,
-    ProbabilitiesConfig,
-    ScoreCalibration,
-)
+from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
+from medclip_dcl.models.settings import ProbabilitiesConfig
 
 FITTED = {"images_with": 3, "images_without": 4, "patients": 7, "score_error": 0.2}
 TWO = (Finding("edema", ("p1", "p2"), ("n1",)), Finding("mass", ("p3",), ("n2", "n3")))

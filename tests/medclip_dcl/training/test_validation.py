@@ -14,8 +14,9 @@ from medclip_dcl.inference import Finding
 from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.text.labeler import labels
+from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.dataset import TokenTable
-from medclip_dcl.training.settings import TrainConfig, TrainingConfig
+from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.validation import ValidationMetrics, validation_batch
 from pipelines.config import Config
 

@@ -21,8 +21,9 @@ from benchmarks.fixtures.dicomweb import StubArchive, endless, stub_archive
 from benchmarks.fixtures.hospital import radiograph
 from benchmarks.fixtures.hub import Handler
 from medclip_dcl.client import Client
-from medclip_dcl.data.sources import dicomweb
-from medclip_dcl.data.sources.dicomweb import ArchivedImage, DicomWeb, read_dicomweb
+from medclip_dcl.data.dicom import web as dicomweb
+from medclip_dcl.data.dicom.web import ArchivedImage, DicomWeb
+from medclip_dcl.data.sources.dicomweb import read_dicomweb
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ImageError, ServiceError
 from medclip_dcl.files import STAGED

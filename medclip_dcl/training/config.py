@@ -1,0 +1,28 @@
+"""All sections that a model is trained by, as its package keeps them."""
+
+from pathlib import Path
+
+from medclip_dcl.errors import CheckpointError
+from medclip_dcl.model_package import CONFIG, PackagedConfig
+from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+
+
+class TrainingConfig(PackagedConfig):
+    """The sections that make a model: those that it is used by, and how it is trained."""
+
+    objective: ObjectiveConfig
+    train: TrainConfig
+
+
+def read_training_config(model: Path) -> TrainingConfig:
+    """Read how a model, whose bytes have been checked, was trained.
+
+    Raises:
+        CheckpointError: its configuration cannot be read by this version.
+    """
+    try:
+        return TrainingConfig.model_validate_json((model / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"model in {model} has a configuration that this version cannot read; rerun train"
+        ) from error
