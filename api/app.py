@@ -23,7 +23,7 @@ from .settings import (
     MAX_FIELDS,
     MAX_FORM_KB,
     ServeSettings,
-    read_settings,
+    read_service_settings,
 )
 
 _ROUTERS = (classify, ground, retrieve, viewer, service)
@@ -42,7 +42,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     """
     if settings is None:
         file = os.environ.get(FILE_VARIABLE)
-        settings = fetch_model(read_settings(Path(file) if file else None, os.environ))
+        settings = fetch_model(read_service_settings(Path(file) if file else None, os.environ))
     # uvicorn's own access log would repeat query strings.
     logging.getLogger("uvicorn.access").disabled = True
     # What is sent stays in memory: no temporary files.

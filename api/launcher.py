@@ -22,7 +22,7 @@ from .auth import is_loopback
 from .http_protocol import ServiceProtocol
 from .logging import configure_logging
 from .model_manager import fetch_model
-from .settings import ServeSettings, read_settings
+from .settings import ServeSettings, read_service_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         given = {} if arguments.run is None else _folders_of(arguments.run)
         given |= {"host": arguments.host, "port": arguments.port}
-        settings = fetch_model(read_settings(arguments.config, os.environ, **given))
+        settings = fetch_model(read_service_settings(arguments.config, os.environ, **given))
         _check(settings)
         app = create_app(settings)
         listener = _listen(settings)

@@ -104,7 +104,7 @@ class ServeSettings(Section):
         return InferenceConfig(engine=self.engine, precision=self.precision)
 
 
-def read_settings(
+def read_service_settings(
     file: Path | None, environment: Mapping[str, str], **overrides: Any
 ) -> ServeSettings:
     """Gather and validate the settings: of a YAML file, then of variables, then `overrides`.

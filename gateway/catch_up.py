@@ -11,7 +11,7 @@ from medclip_dcl.errors import ConfigError, ImageError, ServiceError
 
 from .journal import Journal
 from .listener import NO_RESOURCES, SUCCESS, Intake
-from .monitoring import Monitor, log, log_fault
+from .monitoring import Monitor, write_fault, write_line
 from .settings import CatchUp
 
 _MODALITIES = ("CR", "DX")
@@ -57,13 +57,13 @@ class CatchingUp:
             except ServiceError as error:
                 code = error.code
             except Exception as error:  # noqa: BLE001 (what nothing foresaw ends no catching up)
-                log_fault("catch_up", error)
+                write_fault("catch_up", error)
                 code = "fault"
             monitor = self._monitor
             monitor.catch_up_failed_in_a_row = (
                 0 if code == "ok" else monitor.catch_up_failed_in_a_row + 1
             )
-            log("catch_up", code=code)
+            write_line("catch_up", code=code)
             self._stopped.wait(self._settings.every_s)
 
     def _look(self) -> str:

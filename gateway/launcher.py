@@ -29,8 +29,8 @@ from .catch_up import CatchingUp
 from .destinations import Destination, open_destination
 from .journal import Journal
 from .listener import Intake, Listener
-from .monitoring import Monitor, log, log_fault, silence_libraries
-from .settings import GIBIBYTE, GatewaySettings, read_settings
+from .monitoring import Monitor, silence_libraries, write_fault, write_line
+from .settings import GIBIBYTE, GatewaySettings, read_gateway_settings
 from .spool import Spool, prepare_folder, remove_image
 from .stages import Workers
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m gateway") -> 
     try:
         if arguments.digest and not _DIGEST.fullmatch(arguments.digest):
             raise ConfigError("a digest is 4 to 64 hexadecimal digits; `status` shows them")
-        settings = read_settings(arguments.config, os.environ)
+        settings = read_gateway_settings(arguments.config, os.environ)
         _COMMANDS[arguments.command](settings, arguments.digest)
     except MedclipError as error:
         print(f"gateway: {error}", file=sys.stderr)
@@ -84,7 +84,7 @@ class Gateway:
             for digest in old:
                 self.journal.forget(digest)
         except (OSError, sqlite3.Error) as error:
-            log_fault("disk", error)
+            write_fault("disk", error)
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def _run(settings: GatewaySettings, _: str) -> None:
         print(json.dumps(line | {"metrics_port": gateway.metrics_port}), flush=True)
         while not stopped.wait(_TIDY_EVERY_S):
             gateway.tidy()
-        log("stopping")
+        write_line("stopping")
 
 
 def _open(settings: GatewaySettings) -> Journal:

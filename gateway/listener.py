@@ -21,9 +21,9 @@ from medclip_dcl.errors import ConfigError
 
 from .connections import HANDSHAKE_S, PDU_BYTES, Entity, Server, calling_title
 from .journal import WAITING, Journal
-from .monitoring import Monitor, log, log_fault
+from .monitoring import Monitor, write_fault, write_line
 from .settings import MEBIBYTE, GatewaySettings, TlsFiles
-from .spool import Part, Spool
+from .spool import IncomingImage, Spool
 
 ACCEPTED = (ComputedRadiographyImageStorage, DigitalXRayImageStorageForPresentation)
 """SOP classes that are received. What we send is not among them: it cannot come back."""
@@ -42,21 +42,23 @@ class Intake:
         self._max_bytes = settings.max_bytes_mb * MEBIBYTE
         self._spool, self._journal, self._monitor = spool, journal, monitor
 
-    def part(self) -> Part:
+    def part(self) -> IncomingImage:
         """Begin an image."""
-        return Part(self._spool, self._max_bytes)
+        return IncomingImage(self._spool, self._max_bytes)
 
-    def accept(self, part: Part, image_uid: str, caller: str) -> int:
+    def accept(self, part: IncomingImage, image_uid: str, caller: str) -> int:
         """Make an image durable and give the status of C-STORE; the part is used up."""
         begun = time.monotonic()
         outcome = part.failure or self._keep(part, image_uid, caller)
         part.close()
         self._monitor.received.labels(outcome).inc()
         taken_ms = round(1000 * (time.monotonic() - begun), 1)
-        log("received", part.digest, caller=caller, outcome=outcome, bytes=part.size, ms=taken_ms)
+        write_line(
+            "received", part.digest, caller=caller, outcome=outcome, bytes=part.size, ms=taken_ms
+        )
         return _STATUS.get(outcome, NO_RESOURCES)
 
-    def _keep(self, part: Part, image_uid: str, caller: str) -> str:
+    def _keep(self, part: IncomingImage, image_uid: str, caller: str) -> str:
         try:
             if part.instance_uid() != image_uid:
                 return "mismatch"  # else an image could stand in the way of another by its name
@@ -67,7 +69,7 @@ class Intake:
             self._spool.keep(part)
             self._journal.add(part.digest, image_uid, caller)
         except (OSError, sqlite3.Error) as error:
-            log_fault("disk", error)
+            write_fault("disk", error)
             return "disk"
         return "new"
 
@@ -143,15 +145,15 @@ class Listener:
     def _on_rejected(self, event: evt.Event) -> None:
         title = calling_title(event.assoc)
         self._monitor.rejected.inc()
-        log("rejected", caller=title if title in self._networks else "unknown")
+        write_line("rejected", caller=title if title in self._networks else "unknown")
 
     def _on_turned_away(self) -> None:
         self._monitor.rejected.inc()
-        log("rejected", caller="none")
+        write_line("rejected", caller="none")
 
     def _on_store(self, event: evt.Event) -> int:
         part = event.request._dataset_file
-        if not isinstance(part, Part):
+        if not isinstance(part, IncomingImage):
             return UNPROCESSABLE
         uid, caller = str(event.request.AffectedSOPInstanceUID), event.assoc.requestor.ae_title
         status = self._intake.accept(part, uid, caller)
@@ -166,9 +168,9 @@ class Listener:
         # What an association that was cut has sent of an image.
         message = event.assoc.dimse.message
         part = getattr(message, "_data_set_file", None)
-        if isinstance(part, Part):
+        if isinstance(part, IncomingImage):
             part.close()
-            log("cut", bytes=part.size)
+            write_line("cut", bytes=part.size)
 
 
 class _LateHandshake(ssl.SSLContext):

@@ -26,7 +26,7 @@ _SHOWN_DIGITS = 12
 _lock = threading.Lock()
 
 
-def log(event: str, digest: str = "", **facts: Any) -> None:
+def write_line(event: str, digest: str = "", **facts: Any) -> None:
     """Write one line; of a digest its first digits."""
     now = time.time()
     line: dict[str, Any] = {
@@ -40,11 +40,11 @@ def log(event: str, digest: str = "", **facts: Any) -> None:
         print(json.dumps(line | facts), file=sys.stderr, flush=True)
 
 
-def log_fault(event: str, error: BaseException, digest: str = "") -> None:
+def write_fault(event: str, error: BaseException, digest: str = "") -> None:
     """Write one line about an exception: its type and where it arose, not its message."""
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
-    log(event, digest, error=type(error).__name__, where=where)
+    write_line(event, digest, error=type(error).__name__, where=where)
 
 
 def silence_libraries() -> None:
@@ -52,7 +52,7 @@ def silence_libraries() -> None:
     logging.basicConfig(level=logging.CRITICAL + 1, handlers=[logging.NullHandler()], force=True)
     logging.getLogger("pynetdicom").setLevel(logging.CRITICAL + 1)
     warnings.simplefilter("ignore")
-    threading.excepthook = lambda hook: log_fault("fault", hook.exc_value or RuntimeError())
+    threading.excepthook = lambda hook: write_fault("fault", hook.exc_value or RuntimeError())
 
 
 class Monitor:

@@ -152,7 +152,7 @@ class GatewaySettings(Section):
         return self
 
 
-def read_settings(file: Path | None, environment: Mapping[str, str]) -> GatewaySettings:
+def read_gateway_settings(file: Path | None, environment: Mapping[str, str]) -> GatewaySettings:
     """Gather and validate the settings: of a YAML file, then of `MEDCLIP_GATEWAY_*` variables.
 
     Raises:

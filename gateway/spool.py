@@ -26,7 +26,7 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import remove_staged, sync_file, write_bytes
 
 
-class Part:
+class IncomingImage:
     """An image that arrives: hashed and written as it comes, kept only by `Spool.keep`.
 
     It takes the place of pynetdicom's temporary file, so `write` does not raise: an exception
@@ -137,7 +137,7 @@ class Spool:
         """Whether an image of so many bytes fits into the limit."""
         return self.bytes + size <= self._max_bytes
 
-    def keep(self, part: Part) -> None:
+    def keep(self, part: IncomingImage) -> None:
         """Make a whole image durable under its digest; OSError where the disk does not take it."""
         part.sync()
         target = self.image(part.digest)

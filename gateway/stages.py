@@ -19,7 +19,7 @@ from medclip_dcl.schemas import OUT_OF_RANGE, ClassifyAnswer
 from .destinations import Destination, SendError
 from .journal import Entry, Journal
 from .listener import ACCEPTED
-from .monitoring import Monitor, log, log_fault
+from .monitoring import Monitor, write_fault, write_line
 from .settings import MEBIBYTE, GatewaySettings
 from .spool import Spool
 
@@ -122,7 +122,7 @@ class Workers:
                 self._monitor.disk_fault = False
             except (OSError, sqlite3.Error) as error:  # the disk is full, or fails: nothing is lost
                 self._monitor.disk_fault = True
-                log_fault("disk", error)
+                write_fault("disk", error)
                 self._rest(_DISK_WAIT_S)
 
     def _rest(self, seconds: float) -> None:
@@ -149,7 +149,7 @@ class Workers:
             code = self._step(found)
             taken_ms = round(1000 * (time.monotonic() - begun), 1)
             self._monitor.steps.labels(found.state, code).inc()
-            log("step", found.digest, state=found.state, code=code, ms=taken_ms)
+            write_line("step", found.digest, state=found.state, code=code, ms=taken_ms)
             if code != "ok":
                 return
             found = self._journal.entry(found.digest)
@@ -165,7 +165,7 @@ class Workers:
         except (OSError, sqlite3.Error):
             raise
         except Exception as error:  # noqa: BLE001 (one image that nothing foresaw holds up no other)
-            log_fault("fault", error, entry.digest)
+            write_fault("fault", error, entry.digest)
             code = "fault"
         else:
             return "ok"

@@ -94,7 +94,7 @@ Ask = Callable[[Sequence[Source | None]], list[Answer]]
 """Answers images; None stands for a file that is missing."""
 
 
-class ListedImage(NamedTuple):
+class AskedImage(NamedTuple):
     """An image as the manifest names it, and its row."""
 
     row: int
@@ -104,11 +104,11 @@ class ListedImage(NamedTuple):
     path: str
 
 
-def list_images(studies: Artifact) -> list[ListedImage]:
+def list_asked_images(studies: Artifact) -> list[AskedImage]:
     """List the images of a manifest, in its order."""
-    names = list(ListedImage._fields[1:])
+    names = list(AskedImage._fields[1:])
     rows = read_table(studies.path, manifest.IMAGES, names).to_pylist()
-    return [ListedImage(number, **row) for number, row in enumerate(rows)]
+    return [AskedImage(number, **row) for number, row in enumerate(rows)]
 
 
 @contextmanager
@@ -192,7 +192,7 @@ def _without_identity(decoder: Decoder, source: Source) -> Path | bytes:
 
 def answer_images(
     folder: Path,
-    images: Sequence[ListedImage],
+    images: Sequence[AskedImage],
     root: Path,
     ask: Ask,
     settings: AnswerConfig,
@@ -210,7 +210,7 @@ def answer_images(
     """
     with Decoder(limits, 1) as decoder, Progress("answer", len(images), "image") as progress:
 
-        def answer(part: Sequence[ListedImage]) -> list[Row]:
+        def answer(part: Sequence[AskedImage]) -> list[Row]:
             sources = [_source(root, listed.path) for listed in part]
             answers = ask(sources)
             rows = [row for item in zip(part, answers, strict=True) for row in _rows(*item)]
@@ -253,7 +253,7 @@ def _source(root: Path, path: str) -> Source | None:
         return None
 
 
-def _rows(listed: ListedImage, answer: Answer) -> Iterator[Row]:
+def _rows(listed: AskedImage, answer: Answer) -> Iterator[Row]:
     if isinstance(answer, str):
         yield {"id": listed.image_id, "code": answer}
         return
@@ -276,7 +276,7 @@ def _rows(listed: ListedImage, answer: Answer) -> Iterator[Row]:
 
 def _write_objects(
     path: Path,
-    answered: Iterable[tuple[ListedImage, Source | None, Answer]],
+    answered: Iterable[tuple[AskedImage, Source | None, Answer]],
     decoder: Decoder,
     settings: AnswerConfig,
 ) -> list[tuple[str, str]]:

@@ -88,7 +88,7 @@ _LEVEL = 3  # of compression: twice as fast as 6, and 2 % larger
 _Row = dict[str, Any]
 
 
-def shard_name(split: str, number: int | str) -> str:
+def parquet_name(split: str, number: int | str) -> str:
     """Name a shard of a split; `*` in place of the number names all of them."""
     return f"data/{HUB_SPLITS[split]}-{number if number == '*' else format(number, '05')}.parquet"
 
@@ -128,7 +128,7 @@ def export_dataset(
             chosen = [study for study in studies if study["split"] == split]
             for number, start in enumerate(range(0, len(chosen), a_shard)):
                 part = chosen[start : start + a_shard]
-                path = folder / shard_name(split, number)
+                path = folder / parquet_name(split, number)
                 if not path.exists():
                     pictures = threads.map(lambda study: _encode(study, images), part)
                     rows = [

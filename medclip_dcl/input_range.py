@@ -30,7 +30,7 @@ _LEVELS = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)
 _Reals = npt.NDArray[np.float64]
 
 
-def describe_image(image: npt.NDArray[np.uint8]) -> _Reals:
+def describe_pixels(image: npt.NDArray[np.uint8]) -> _Reals:
     """Give the 107 features of a square image.
 
     Returns:
@@ -83,7 +83,7 @@ def fit_input_range(
     Raises:
         QueryError: fewer than two patients.
     """
-    features = np.stack([describe_image(image) for image in images])
+    features = np.stack([describe_pixels(image) for image in images])
     fold_of = {name: number % _FOLDS for number, name in enumerate(sorted(set(patients)))}
     if len(fold_of) < 2:
         raise QueryError("the range of images needs two patients or more; give more images")
@@ -110,5 +110,5 @@ def fit_input_range(
 def is_out_of_range(image: npt.NDArray[np.uint8], known: InputRange) -> bool:
     """Return whether a square image, of the size that the range was learnt at, is beyond it."""
     mean, precision = known.arrays
-    away = describe_image(image) - mean
+    away = describe_pixels(image) - mean
     return bool(away @ precision @ away > known.threshold)

@@ -189,7 +189,7 @@ class InputRange(Section):
     """How far an image may be from those that a model was trained on."""
 
     features: Literal["edges"]
-    """What images are described by: `input_range.describe_image`."""
+    """What images are described by: `input_range.describe_pixels`."""
     mean: tuple[float, ...]
     """Of each feature."""
     precision: tuple[tuple[float, ...], ...]

@@ -31,7 +31,7 @@ def build(job: Job) -> None:
         raise ConfigError("answer.archive stores objects; name some in answer.objects")
     studies = job.open(manifest.ARTIFACT)
     root = manifest.images_root(config.source, lambda text: resolve_path(text, config.work))
-    images = answers.list_images(studies)
+    images = answers.list_asked_images(studies)
     stamp = stamp_files(root, (file_of(image.path) for image in images))
     inputs: dict[str, Artifact | str] = {"manifest": studies, "images": stamp}
     made: dict[str, Any] = {"answer": settings.result_settings()}

@@ -14,7 +14,7 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.inference import load
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.retrieval import embeddings
-from medclip_dcl.retrieval.index import findings_of, select, write_index
+from medclip_dcl.retrieval.index import findings_of, select_content, write_index
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.retrieval.sketch import open_vectors
 from medclip_dcl.settings import resolve_path
@@ -35,7 +35,7 @@ def build(job: Job) -> None:
 
     def write(writer: ArtifactWriter) -> dict[str, Any]:
         images = PreparedImages(prepared_artifact)
-        chosen = select(
+        chosen = select_content(
             read_table(studies.path, manifest.IMAGES),
             read_table(texts.path, sentences.SENTENCES),
             findings_of(read_table(said.path, labels.REPORT_CLAIMS), _labels(studies)),

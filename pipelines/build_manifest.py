@@ -16,7 +16,7 @@ from .config import Config
 from .job import Job, job_main
 
 
-def read_source(config: Config) -> Source:
+def source_of(config: Config) -> Source:
     """Read the source that a config names; no image is decoded."""
     return manifest.read_source(config.source, lambda text: resolve_path(text, config.work))
 
@@ -29,7 +29,7 @@ def build(job: Job) -> None:
             "objective.place_weight asks where findings are on a frontal image, and "
             "source.images_per_study is all; set the weight to 0, or leave out lateral images"
         )
-    source = read_source(job.config)
+    source = source_of(job.config)
     listed = job.make(
         manifest.ARTIFACT,
         {"source": settings.result_settings()},

@@ -19,7 +19,7 @@ from medclip_dcl.reporting.page import render_check
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.sentences import SPLITTER
 
-from .build_manifest import read_source
+from .build_manifest import source_of
 from .job import Job, job_main
 
 PAGE = "preflight.html"
@@ -33,7 +33,7 @@ _DECODING = {
 def build(job: Job) -> None:
     """Check a config's source; `StudyError` where it has more faults than `check` allows."""
     config = job.config
-    source = read_source(config)
+    source = source_of(config)
     model = job.work / "model"
     trained_model = read_artifact_header(model).digest if (model / HEADER).is_file() else ""
     inputs = source.inputs | {"trained_model": trained_model}

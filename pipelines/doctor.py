@@ -31,7 +31,7 @@ _PCI = Path("/sys/bus/pci/devices")
 _DECODERS = ("jpeg8_decode", "ljpeg_decode", "jpegls_decode", "jpeg2k_decode", "dicomrle_decode")
 
 
-class Finding(NamedTuple):
+class Check(NamedTuple):
     """The answer to one question."""
 
     question: str
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
     words: str
 
 
-def check_environment(config: Config | None = None) -> Iterator[Finding]:
+def check_environment(config: Config | None = None) -> Iterator[Check]:
     """Put every question to this machine; a config's folder and processes as well."""
     yield from _torch()
     yield _torchvision()
@@ -51,40 +51,40 @@ def check_environment(config: Config | None = None) -> Iterator[Finding]:
         yield _processes(config)
 
 
-def check_gpu() -> Iterator[Finding]:
+def check_gpu() -> Iterator[Check]:
     """Check whether torch reaches a GPU and computes on it, from the driver up to a fault."""
     import torch
 
     built = torch.version.cuda
     if built is None:
-        yield Finding(
+        yield Check(
             "torch", "fault", f"{torch.__version__} is a CPU build; install the CUDA build, or "
             "start the image whose tag ends in -gpu"
         )  # fmt: skip
         return
-    yield Finding("torch", "ok", f"{torch.__version__}, built for CUDA {built}")
+    yield Check("torch", "ok", f"{torch.__version__}, built for CUDA {built}")
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         offered: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     except RuntimeError as error:  # torch names what it met
         reason = str(error).splitlines()[0]
-        yield Finding(
+        yield Check(
             "driver", "fault", f"{reason} Where nvidia-smi works on the host and not here, the "
             "container was started without a GPU, or the container toolkit is missing; where it "
             "does not work there, install the driver; see that CUDA_VISIBLE_DEVICES hides no GPU"
         )  # fmt: skip
         return
-    yield Finding("driver", "ok", f"up to CUDA {offered // 1000}.{offered % 1000 // 10}")
+    yield Check("driver", "ok", f"up to CUDA {offered // 1000}.{offered % 1000 // 10}")
     for number in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(number)
         name = torch.cuda.get_device_name(number)
         half = "bf16" if torch.cuda.is_bf16_supported() else "fp16 alone"
         words = f"{name}, {half}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-        yield Finding(f"cuda:{number}", "ok", words)
+        yield Check(f"cuda:{number}", "ok", words)
         ones = torch.ones(256, 256, device=f"cuda:{number}")
         computes = bool((ones @ ones == 256).all())
         kernels = "a matrix product is right" if computes else "a matrix product is wrong"
-        yield Finding(f"cuda:{number}", "ok" if computes else "fault", kernels)
+        yield Check(f"cuda:{number}", "ok" if computes else "fault", kernels)
 
 
 def command(
@@ -97,7 +97,7 @@ def command(
     return print_findings(check_gpu() if gpu else check_environment(loaded))
 
 
-def print_findings(findings: Iterable[Finding]) -> int:
+def print_findings(findings: Iterable[Check]) -> int:
     """Print a line a finding, as each is made; 2 where one is a fault, else 0."""
     code = 0
     for finding in findings:
@@ -106,7 +106,7 @@ def print_findings(findings: Iterable[Finding]) -> int:
     return code
 
 
-def _torch() -> Iterator[Finding]:
+def _torch() -> Iterator[Check]:
     import torch
 
     if torch.version.cuda is None:
@@ -116,7 +116,7 @@ def _torch() -> Iterator[Finding]:
     else:
         yield from check_gpu()
         return
-    yield Finding("torch", "note", words)
+    yield Check("torch", "note", words)
 
 
 def _has_nvidia_device() -> bool:
@@ -125,32 +125,32 @@ def _has_nvidia_device() -> bool:
     return "0x10de" in vendors
 
 
-def _torchvision() -> Finding:
+def _torchvision() -> Check:
     try:
         version = metadata.version("torchvision")
     except metadata.PackageNotFoundError:
-        return Finding("torchvision", "ok", "absent, as it should be")
+        return Check("torchvision", "ok", "absent, as it should be")
     try:
         import torchvision  # noqa: F401
     except Exception as error:  # noqa: BLE001 (whatever it is, transformers meets it as well)
-        return Finding(
+        return Check(
             "torchvision", "fault", f"{version} does not import ({type(error).__name__}) and "
             "breaks transformers with it; pip uninstall torchvision"
         )  # fmt: skip
-    return Finding("torchvision", "note", f"{version}; nothing here uses it")
+    return Check("torchvision", "note", f"{version}; nothing here uses it")
 
 
-def _decoders() -> Finding:
+def _decoders() -> Check:
     import imagecodecs
 
     missing = [name for name in _DECODERS if not hasattr(imagecodecs, name)]
     if missing:
         words = f"imagecodecs lacks {', '.join(missing)}; install it from requirements.lock"
-        return Finding("decoders", "fault", words)
-    return Finding("decoders", "ok", "RLE, JPEG, lossless JPEG, JPEG-LS, JPEG 2000")
+        return Check("decoders", "fault", words)
+    return Check("decoders", "ok", "RLE, JPEG, lossless JPEG, JPEG-LS, JPEG 2000")
 
 
-def _gate() -> Finding:
+def _gate() -> Check:
     from PIL import Image
 
     from medclip_dcl.data.images import open_image
@@ -161,17 +161,17 @@ def _gate() -> Finding:
         image = open_image(drawn.getvalue())
     except (MedclipError, OSError) as error:
         words = f"no decode worker starts ({type(error).__name__}); are processes forbidden here?"
-        return Finding("image gate", "fault", words)
+        return Check("image gate", "fault", words)
     rows, columns = image.pixels.shape
-    return Finding("image gate", "ok", f"a worker process decoded {rows} x {columns} pixels")
+    return Check("image gate", "ok", f"a worker process decoded {rows} x {columns} pixels")
 
 
-def _cores() -> Finding:
+def _cores() -> Check:
     cores, asked = available_cores(), os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > cores:
         words = f"OMP_NUM_THREADS is {asked} on {cores} cores: threads will wait for each other"
-        return Finding("cores", "fault", words)
-    return Finding("cores", "ok", f"{cores} for this process")
+        return Check("cores", "fault", words)
+    return Check("cores", "ok", f"{cores} for this process")
 
 
 def nearest_folder(path: Path) -> Path:
@@ -179,22 +179,22 @@ def nearest_folder(path: Path) -> Path:
     return next(item for item in (path.absolute(), *path.absolute().parents) if item.exists())
 
 
-def _disk(work: Path) -> Finding:
+def _disk(work: Path) -> Check:
     folder = nearest_folder(work)
     if not os.access(folder, os.W_OK):
-        return Finding("disk", "fault", "the config's folder cannot be written; change `work`")
+        return Check("disk", "fault", "the config's folder cannot be written; change `work`")
     free_gib = shutil.disk_usage(folder).free / 2**30
     state: Literal["ok", "note"] = "ok" if free_gib >= _LEAST_FREE_GIB else "note"
-    return Finding("disk", state, f"{free_gib:.0f} GiB free where the config writes")
+    return Check("disk", state, f"{free_gib:.0f} GiB free where the config writes")
 
 
-def _processes(config: Config) -> Finding:
+def _processes(config: Config) -> Check:
     expected, batch = config.train.processes, config.train.global_batch
     words = f"train.processes {expected}, {batch // expected} pairs each of a batch of {batch}"
     started = int(os.environ.get("WORLD_SIZE", expected))
     if started != expected:
-        return Finding("processes", "fault", f"{words}; the launcher started {started}")
-    return Finding("processes", "ok", words)
+        return Check("processes", "fault", f"{words}; the launcher started {started}")
+    return Check("processes", "ok", words)
 
 
 main = tool_main("doctor", command)

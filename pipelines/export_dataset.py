@@ -12,7 +12,7 @@ from medclip_dcl.artifact import ArtifactWriter
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.export_dataset import ARTIFACT, HUB_SPLITS, STUDIES, export_dataset, shard_name
+from medclip_dcl.export_dataset import ARTIFACT, HUB_SPLITS, STUDIES, export_dataset, parquet_name
 from medclip_dcl.files import write_text
 from medclip_dcl.likelihood import eta
 from medclip_dcl.reporting.cards import DATA_KINDS, data_card, data_facts
@@ -40,7 +40,7 @@ def build(job: Job) -> None:
             texts,
             None if etas is None else eta.EtaCache(etas),
         )
-        files = {HUB_SPLITS[split]: shard_name(split, "*") for split in summary["splits"]}
+        files = {HUB_SPLITS[split]: parquet_name(split, "*") for split in summary["splits"]}
         card = data_card(data_facts(sources, job.config.card), files, STUDIES.columns)
         write_text(writer.directory / "README.md", card)
         return summary

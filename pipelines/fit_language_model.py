@@ -26,7 +26,7 @@ def build(job: Job) -> None:
         source = job.open(sentences.ARTIFACT)
         job.make(
             masked_lm.ARTIFACT,
-            {"language_model": fitting.used_settings(settings), "seed": seed},
+            {"language_model": fitting.weight_settings(settings), "seed": seed},
             {"sentences": source, "pretrained": digest},
             lambda writer: fitting.fit_language_model(
                 writer.directory, source, settings, given, digest, seed

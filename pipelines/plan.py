@@ -62,7 +62,7 @@ from medclip_dcl.training.validation import validation_batch
 
 from .cli import ConfigFile, Overrides, config_of, tool_main
 from .config import Config
-from .doctor import Finding, nearest_folder, print_findings
+from .doctor import Check, nearest_folder, print_findings
 from .false_negatives import PAPER_BATCH, false_negatives
 from .sweep import PlannedRuns, changed_config, grid_runs, read_grid, runs_at_a_time
 from .table1 import table_runs
@@ -118,7 +118,7 @@ def plan(
     images_per_s: float | None,
     seconds: float,
     grids: Mapping[str, Sequence[PlannedRuns]] = MappingProxyType({}),
-) -> Iterator[Finding]:
+) -> Iterator[Check]:
     """Answer one question about a config after the other; the rest is as in `command`.
 
     `grids` are runs that are trained next to each other, by the name of their question.
@@ -132,16 +132,16 @@ def plan(
     try:
         config, text, words = _sizes(config)
     except MedclipError as error:
-        yield Finding("encoders", "fault", str(error))
+        yield Check("encoders", "fault", str(error))
         return
     if words:
-        yield Finding("text encoder", "note", words)
+        yield Check("text encoder", "note", words)
     need = estimate_training_memory(config, text)
     share = config.train.global_batch // config.train.processes
     parts = ("weights", "gradients", "moments", "activations", "batches")
     listed = ", ".join(f"{name} {_gb(getattr(need, name))}" for name in parts)
     room = _room()
-    yield Finding(
+    yield Check(
         "memory",
         "ok" if _SLACK * need.total <= room else "fault",
         f"{_gb(need.total)} in each process for {share} pairs ({listed}) and a fifth more; this "
@@ -205,7 +205,7 @@ def _studies(listed: Artifact, split: str) -> int:
     return int(pc.count_distinct(chosen["study_id"]).as_py())
 
 
-def _validation(config: Config) -> Iterator[Finding]:
+def _validation(config: Config) -> Iterator[Check]:
     listed, batch = _made(config, manifest.ARTIFACT), config.train.global_batch
     if listed is None or not config.train.validate_every_steps:
         return
@@ -213,15 +213,15 @@ def _validation(config: Config) -> Iterator[Finding]:
     try:
         size = validation_batch(studies, config.train)
     except MedclipError as error:
-        yield Finding("validation", "fault", str(error))
+        yield Check("validation", "fault", str(error))
         return
     words = f"{studies} studies, in batches of {size}"
     if size < batch:
         words += f", with fewer negatives than the {batch - 1} of training"
-    yield Finding("validation", "note" if size < batch else "ok", words)
+    yield Check("validation", "note" if size < batch else "ok", words)
 
 
-def _steps(config: Config, studies: int | None, source: str) -> Finding:
+def _steps(config: Config, studies: int | None, source: str) -> Check:
     batch, settings = config.train.global_batch, _counted(config, studies)
     if settings.steps is None:
         words = f"{settings.epochs:g} epochs in batches of {batch}"
@@ -230,12 +230,12 @@ def _steps(config: Config, studies: int | None, source: str) -> Finding:
         words = f"{steps} of {batch} pairs, {steps * batch / 1e6:.3g} million in all"
     if studies is None:
         words += f"; {'steps' if settings.steps is None else 'epochs'} unknown: run build_manifest"
-        return Finding("steps", "note", f"{words}, or give --studies")
+        return Check("steps", "note", f"{words}, or give --studies")
     if studies < batch:
-        return Finding("steps", "fault", f"{words}; {studies} training studies do not fill a batch")
+        return Check("steps", "fault", f"{words}; {studies} training studies do not fill a batch")
     passes = settings.total_steps / (studies // batch)
     words += f", {passes:.1f} passes over {studies} training studies ({source})"
-    return Finding("steps", "ok", words)
+    return Check("steps", "ok", words)
 
 
 def _counted(config: Config, studies: int | None) -> TrainConfig:
@@ -244,7 +244,7 @@ def _counted(config: Config, studies: int | None) -> TrainConfig:
     return config.train.counted(per_epoch) if per_epoch else config.train
 
 
-def _image_start(config: Config) -> Iterator[Finding]:
+def _image_start(config: Config) -> Iterator[Check]:
     given = config.model.image.pretrained
     try:  # the weights are read when training starts, hours after the first job
         words = slow_start(config.model, config.train)
@@ -253,7 +253,7 @@ def _image_start(config: Config) -> Iterator[Finding]:
     except MedclipError as error:
         words = str(error)
     if words:
-        yield Finding("image encoder", "note", words)
+        yield Check("image encoder", "note", words)
 
 
 def _sizes(config: Config) -> tuple[Config, PreTrainedConfig, str]:
@@ -318,16 +318,16 @@ def _speed(
     return each * processes, words
 
 
-def _hours(settings: TrainConfig, speed: tuple[float, str] | None) -> Finding:
+def _hours(settings: TrainConfig, speed: tuple[float, str] | None) -> Check:
     if settings.steps is None:
-        return Finding("hours", "note", "not known: give --studies, or run build_manifest")
+        return Check("hours", "note", "not known: give --studies, or run build_manifest")
     if speed is None:
-        return Finding("hours", "note", "not measured; give --images-per-s or --seconds")
+        return Check("hours", "note", "not measured; give --images-per-s or --seconds")
     rate, words = speed
     hours = settings.steps * settings.global_batch / rate / 3600
     apart = "the features, which are made once, " if settings.cache_features else ""
     apart += "validation and saving apart"
-    return Finding("hours", "ok", f"{hours:.3g} at {rate:.3g} images/s ({words}), {apart}")
+    return Check("hours", "ok", f"{hours:.3g} at {rate:.3g} images/s ({words}), {apart}")
 
 
 def _hours_of_all(
@@ -336,21 +336,21 @@ def _hours_of_all(
     studies: int | None,
     runs: Sequence[PlannedRuns],
     speed: tuple[float, str] | None,
-) -> Finding:
+) -> Check:
     """Add up the hours of a table or a grid, each run at its own steps and batch."""
     count = sum(each.count for each in runs)
     if speed is None:
-        return Finding(name, "note", f"{count} runs; their hours are not known, as those above")
+        return Check(name, "note", f"{count} runs; their hours are not known, as those above")
     pairs = 0
     for each in runs:
         settings = _counted(changed_config(config, each.changes, f"of {name}"), studies)
         if settings.steps is None:
-            return Finding(name, "note", f"{count} runs of epochs: give --studies for their hours")
+            return Check(name, "note", f"{count} runs of epochs: give --studies for their hours")
         pairs += each.count * settings.total_steps * settings.global_batch
     hours, places = pairs / speed[0] / 3600, runs_at_a_time()
     if name == "table1":
         places = config.table1.processes or places
-    return Finding(
+    return Check(
         name,
         "ok",
         f"{count} runs, {hours:.3g} hours of training one after the other; {places} at a time by "
@@ -358,7 +358,7 @@ def _hours_of_all(
     )
 
 
-def _disk(config: Config, images: int | None, need: MemoryEstimate) -> Finding:
+def _disk(config: Config, images: int | None, need: MemoryEstimate) -> Check:
     work = resolve_path(config.work, config.work)
     room = shutil.disk_usage(nearest_folder(work)).free
     needs = {"checkpoints": (KEEP_CHECKPOINTS + 1) * need.checkpoint, "model": need.weights}
@@ -385,14 +385,14 @@ def _disk(config: Config, images: int | None, need: MemoryEstimate) -> Finding:
     words = f"{_gb(total)} to come ({listed}), {_gb(room)} free"
     if unknown:
         words += f"; not known yet: {', '.join(unknown)} (run the earlier jobs, or give --images)"
-    return Finding("disk", "fault" if total > room else state, words)
+    return Check("disk", "fault" if total > room else state, words)
 
 
-def _method(config: Config) -> Iterator[Finding]:
+def _method(config: Config) -> Iterator[Check]:
     settings, eta = config.train, config.eta
     size = settings.global_batch
     if settings.processes > 1:
-        yield Finding(
+        yield Check(
             "processes",
             "ok",
             f"{settings.processes} share a batch of {size}: N stays {size - 1}; for more of them "
@@ -401,7 +401,7 @@ def _method(config: Config) -> Iterator[Finding]:
     if config.objective.kind != "debiased":
         return
     top = correction(eta.constant if eta.source == "constant" else eta.eta_max, size)
-    yield Finding(
+    yield Check(
         "floor",
         "note" if size > PAPER_BATCH else "ok",
         f"at the largest eta an anchor learns nothing below an uncorrected loss of {top.edge:.2f} "
@@ -416,7 +416,7 @@ def _method(config: Config) -> Iterator[Finding]:
         )
         if max(a, cap) < 1:
             words += f"; eta.a={a:.4g} and eta.eta_max={cap:.4g} keep N eta of every sentence"
-        yield Finding("global batch", "note", words)
+        yield Check("global batch", "note", words)
 
 
 def estimate_training_memory(config: Config, text: PreTrainedConfig) -> MemoryEstimate:

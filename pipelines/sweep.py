@@ -118,7 +118,7 @@ class Grid(Section):
 
 
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """One point of a grid."""
 
     name: str
@@ -129,7 +129,7 @@ class Point:
     """Dotted setting -> value."""
 
 
-def grid_points(axes: Mapping[str, Any]) -> list[Point]:
+def grid_points(axes: Mapping[str, Any]) -> list[GridPoint]:
     """Give every combination of the axes' values, the last axis changing fastest.
 
     ConfigError where two of them would share a folder.
@@ -145,7 +145,7 @@ def grid_points(axes: Mapping[str, Any]) -> list[Point]:
             named = axes[axis]
             changes |= named[value] if isinstance(named, Mapping) else {axis: value}
         words = [f"{short[axis]}={_text(value)}" for axis, value in at.items()]
-        points.append(Point(re.sub(r"[^\w.,=+-]", "_", ",".join(words)), at, changes))
+        points.append(GridPoint(re.sub(r"[^\w.,=+-]", "_", ",".join(words)), at, changes))
     names = [point.name for point in points]
     if len(set(names)) < len(names):
         raise ConfigError("two points of the grid share a folder's name; name the axis's values")
@@ -605,7 +605,7 @@ def build(job: Job, name: str, grid: Grid, processes: int, points: str, seeds: s
 def _measure_grid(
     name: str,
     grid: Grid,
-    points: Sequence[Point],
+    points: Sequence[GridPoint],
     runs: Mapping[str, Sequence[Run]],
     config: Config,
 ) -> dict[str, Any]:

@@ -333,11 +333,11 @@ def disks(bench: Bench, step: int, counter: Path) -> dict[str, float]:
 def acknowledge_early() -> None:
     """Make this gateway wrong: it acknowledges, then makes the image durable."""
     from gateway.listener import SUCCESS, Intake
-    from gateway.spool import Part
+    from gateway.spool import IncomingImage
 
     durable = Intake.accept
 
-    def early(self: Intake, part: Part, image_uid: str, caller: str) -> int:
+    def early(self: Intake, part: IncomingImage, image_uid: str, caller: str) -> int:
         copy = self.part()  # pynetdicom removes its own when the handler returns
         part.sync()
         copy.write(part.path.read_bytes())

@@ -32,7 +32,7 @@ import psutil
 import yaml
 
 from benchmarks.record import finish, judge
-from medclip_dcl.data.synthetic.patients import NATURAL, Study, draw_patient
+from medclip_dcl.data.synthetic.patients import NATURAL, GeneratedStudy, draw_patient
 from medclip_dcl.data.synthetic.reports import study_labels
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.losses.relations import encode_claims, relation_matrix
@@ -256,7 +256,7 @@ def _draw(folder: Path, reports: int) -> int:
     return 0
 
 
-def _studies() -> Iterator[tuple[str, str, Study]]:
+def _studies() -> Iterator[tuple[str, str, GeneratedStudy]]:
     settings, number = GenerateConfig(icu_prose=0.3), 0
     while True:
         patient = draw_patient(NATURAL, number, _SEED, settings)

@@ -141,8 +141,8 @@ class Found(NamedTuple):
 class Inspection:
     """What was inspected, and what the manifest would make of it.
 
-    `split_of`: patient -> split; `reports`: study -> what `read_report` gave; `trained`: patients
-    of the evaluated split that the model at hand was trained on.
+    `split_of`: patient -> split; `reports`: study -> what `describe_report` gave; `trained`:
+    patients of the evaluated split that the model at hand was trained on.
     """
 
     source: Source
@@ -213,7 +213,7 @@ def _draw(ids: Sequence[str], wanted: int, seed: int) -> list[str]:
 _split = lru_cache(1 << 16)(split_section)  # many reports share their impression
 
 
-def read_report(sections: Sequence[str], settings: SentencesConfig) -> Row:
+def describe_report(sections: Sequence[str], settings: SentencesConfig) -> Row:
     """Count the sentences `kept` of a report, and give what is `said`: finding -> answer."""
     claims = read_claims("\n\n".join(sections))
     said = dict.fromkeys(claims.negated, "absent")
@@ -232,7 +232,7 @@ def read_reports(
     def read(part: Sequence[str]) -> list[Row]:
         reports = [texts[study]._asdict() for study in part]
         return [
-            read_report([report[name] for name in used_sections(report, settings)], settings)
+            describe_report([report[name] for name in used_sections(report, settings)], settings)
             for report in reports
         ]
 

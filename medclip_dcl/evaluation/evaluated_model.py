@@ -209,7 +209,7 @@ def window_of(geometry: Geometry, height_px: int, width_px: int) -> Window:
     return Window((width_px - side) // 2, (height_px - side) // 2, side, side)
 
 
-def cut(
+def cut_window(
     image: UInt8[np.ndarray, "size size"], window: Window, height_px: int, width_px: int
 ) -> UInt8[np.ndarray, "size size"]:
     """Cut a window of the original image out of the prepared one, stretched to the same square.
@@ -349,7 +349,7 @@ def encode(
         for start in range(0, len(indices), _BATCH):
             chosen = slice(start, start + _BATCH)
             pixels = [
-                cut(images.pixels(index), window_of(geometry, *size), *size)
+                cut_window(images.pixels(index), window_of(geometry, *size), *size)
                 for index, size in zip(indices[chosen], sizes[chosen], strict=True)
             ]
             part = embed(np.stack(pixels))

@@ -27,12 +27,12 @@ class Diagnostics:
     expected to be false negatives."""
     expected_false_negatives: float
     """N * eta of a training sentence on average, for N negatives."""
-    truth: "Truth | None"
+    truth: "TruthAgreement | None"
     """Agreement with true class probabilities, where they are known."""
 
 
 @dataclass(frozen=True)
-class Truth:
+class TruthAgreement:
     """Agreement of eta with the true class probability rho, over sentences that have one."""
 
     sentences: int
@@ -85,7 +85,7 @@ def diagnose(
 
 def compare_with_truth(
     eta: Floats, rho: Floats, count: NDArray[np.int64], cap: float | None = None
-) -> Truth:
+) -> TruthAgreement:
     """Compare estimated with true class probabilities, over sentences whose rho is not nan.
 
     `count` says how often training says each; rho is capped at `cap` in `log_error`.
@@ -98,7 +98,7 @@ def compare_with_truth(
     if cap is not None and weights.sum() > 0:
         off = log_eta - np.minimum(log_rho, np.log(cap))
         log_error = float(np.sqrt((weights * off**2).sum() / weights.sum()))
-    return Truth(
+    return TruthAgreement(
         sentences=int(known.sum()),
         pearson_log=_pearson(log_eta, log_rho, np.ones(len(log_eta))),
         pearson_log_weighted=_pearson(log_eta, log_rho, weights),
@@ -129,7 +129,7 @@ SentenceFloats = Float[np.ndarray, " sentences"]
 
 
 @dataclass(frozen=True)
-class Part:
+class EtaBin:
     """Sentences of neighbouring eta."""
 
     sentences: int
@@ -153,7 +153,7 @@ def audit_parts(
     count: Int[np.ndarray, " sentences"],
     negatives: int,
     parts: int = 10,
-) -> list[Part]:
+) -> list[EtaBin]:
     """Cut the sentences into parts that are said about equally often, by eta.
 
     `rho` is the class probability, nan where nobody knows it. Sentences that training never
@@ -178,11 +178,11 @@ def audit_parts(
     ]
 
 
-def _part(eta: np.ndarray, rho: np.ndarray, count: np.ndarray, negatives: int) -> Part:
+def _part(eta: np.ndarray, rho: np.ndarray, count: np.ndarray, negatives: int) -> EtaBin:
     is_known = np.isfinite(rho)
     known = int(count[is_known].sum())
     real = float(negatives * np.average(rho[is_known], weights=count[is_known])) if known else None
-    return Part(
+    return EtaBin(
         sentences=len(eta),
         said=int(count.sum()),
         low=float(eta.min()),

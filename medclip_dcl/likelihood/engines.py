@@ -301,7 +301,7 @@ def _start_openvino(graph: BertGraph, threads: int) -> _Run:
     return lambda feed: np.array(request.infer(feed)[0])  # a copy: the next pass writes there
 
 
-class GraphEngine:
+class BertGraphEngine:
     """Runs BERT's trimmed graph on the CPU, for a model in eval mode whenever it scores.
 
     Weights are packed when it is made, in addition to the model's own: a model that is
@@ -376,7 +376,7 @@ def prepare_engine(
     found = resolve_engine(model, name)
     if found == "plain":
         return PlainEngine(model)
-    return GraphEngine(cast(BertForMaskedLM, model), found, threads or torch.get_num_threads())
+    return BertGraphEngine(cast(BertForMaskedLM, model), found, threads or torch.get_num_threads())
 
 
 def resolve_engine(model: PreTrainedModel, name: EngineName = "auto") -> EngineName:

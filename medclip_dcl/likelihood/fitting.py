@@ -83,7 +83,7 @@ class MaskedBatch:
     labels: Int[Tensor, "rows length"]
 
 
-class Corpus:
+class EncodedCorpus:
     """Encoded sentences, repeats included, at least one, grouped by length."""
 
     def __init__(self, encodings: Sequence[Encoding], vocabulary: int, mask_id: int) -> None:
@@ -159,7 +159,7 @@ class FitState:
 
 def fit_model(
     model: BertForMaskedLM,
-    corpus: Corpus,
+    corpus: EncodedCorpus,
     settings: LanguageModelConfig,
     seed: int,
     *,
@@ -197,7 +197,7 @@ def fit_model(
 
 @torch.inference_mode()
 def masked_accuracy(
-    model: BertForMaskedLM, corpus: Corpus, mask_share: float, batch: int, seed: int
+    model: BertForMaskedLM, corpus: EncodedCorpus, mask_share: float, batch: int, seed: int
 ) -> dict[str, float]:
     """Measure how well masked word pieces of unseen sentences are restored.
 
@@ -223,7 +223,7 @@ def masked_accuracy(
 def _step(
     model: BertForMaskedLM,
     optimizer: torch.optim.Optimizer,
-    corpus: Corpus,
+    corpus: EncodedCorpus,
     settings: LanguageModelConfig,
     generator: torch.Generator,
 ) -> float:
@@ -376,7 +376,7 @@ def fit_language_model(
         **measured(),
         **_size(loaded),
     }
-    made_with = {**used_settings(settings), "seed": seed, "sentences": source.digest}
+    made_with = {**weight_settings(settings), "seed": seed, "sentences": source.digest}
     _write(folder, loaded, facts, made_with, began)
     state.remove()
     return facts
@@ -390,7 +390,7 @@ def copy_language_model(folder: Path, pretrained: Path, began: str) -> dict[str,
     return facts
 
 
-def used_settings(settings: LanguageModelConfig) -> dict[str, Any]:
+def weight_settings(settings: LanguageModelConfig) -> dict[str, Any]:
     """The settings that the weights depend on, the checkpoint's path left out."""
     return settings.model_dump(mode="json", exclude={"pretrained", "threads"})
 
@@ -444,7 +444,7 @@ def _small_bert(texts: Sequence[str], settings: LanguageModelConfig, seed: int) 
         return LanguageModel(BertForMaskedLM(config), tokenizer, ())
 
 
-def _corpus(loaded: LanguageModel, texts: Sequence[str]) -> tuple[Corpus, int]:
+def _corpus(loaded: LanguageModel, texts: Sequence[str]) -> tuple[EncodedCorpus, int]:
     distinct = list(dict.fromkeys(texts))  # repeats share an encoding, which takes kilobytes
     known: dict[str, Encoding] = {}
     for start in range(0, len(distinct), _ENCODED_AT_ONCE):
@@ -457,13 +457,13 @@ def _corpus(loaded: LanguageModel, texts: Sequence[str]) -> tuple[Corpus, int]:
             f"every sentence is longer than {_MAX_TOKENS} word pieces; check split_sentences"
         )
     tokenizer: BertTokenizer = loaded.tokenizer
-    corpus = Corpus(kept, len(tokenizer), tokenizer.mask_token_id)
+    corpus = EncodedCorpus(kept, len(tokenizer), tokenizer.mask_token_id)
     return corpus, len(encodings) - len(kept)
 
 
 def _train(
     model: BertForMaskedLM,
-    corpus: Corpus,
+    corpus: EncodedCorpus,
     settings: LanguageModelConfig,
     seed: int,
     file: FitStateFile,

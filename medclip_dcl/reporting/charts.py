@@ -57,7 +57,7 @@ _MOST_POINTS = 800
 
 
 @dataclass(frozen=True)
-class Line:
+class Series:
     """A named line of a chart."""
 
     name: str
@@ -84,7 +84,7 @@ class Labels:
     y: str
 
 
-def draw_lines(lines: Sequence[Line], labels: Labels, *, diagonal: bool = False) -> Markup:
+def draw_lines(lines: Sequence[Series], labels: Labels, *, diagonal: bool = False) -> Markup:
     """Draw at most five lines over a common axis, as an SVG element.
 
     `diagonal` shows the square from 0 to 1 with its diagonal, as for ROC curves.
@@ -150,7 +150,7 @@ def draw_points(
     *,
     log_x: bool = False,
     log_y: bool = False,
-    lines: Sequence[Line] = (),
+    lines: Sequence[Series] = (),
 ) -> Markup:
     """Draw points, and at most four lines over them, as an SVG element.
 

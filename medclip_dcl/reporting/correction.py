@@ -19,10 +19,10 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import StudyError
 from medclip_dcl.likelihood import eta
-from medclip_dcl.likelihood.diagnostics import Diagnostics, Truth, audit_parts, diagnose
+from medclip_dcl.likelihood.diagnostics import Diagnostics, TruthAgreement, audit_parts, diagnose
 from medclip_dcl.likelihood.eta import EtaCache, has_labels, label_shares
 from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_matrix
-from medclip_dcl.reporting.charts import Labels, Line, draw_histogram, draw_lines, draw_points
+from medclip_dcl.reporting.charts import Labels, Series, draw_histogram, draw_lines, draw_points
 from medclip_dcl.reporting.corpus import sentences_of, show_image
 from medclip_dcl.reporting.sources import Sources
 from medclip_dcl.tables import read_table
@@ -64,13 +64,15 @@ def _find_truth(sources: Sources, keys: list[str]) -> _KnownShares | None:
     return _KnownShares(rho, "share of labelled studies", origin)
 
 
-def _truth_chart(corpus: _CorpusEta, known: _KnownShares, agreement: Truth, cap: float) -> View:
+def _truth_chart(
+    corpus: _CorpusEta, known: _KnownShares, agreement: TruthAgreement, cap: float
+) -> View:
     shown = np.isfinite(known.rho) & (known.rho > 0) & (corpus.count > 0)
     rho, eta = known.rho[shown], corpus.eta[shown]
     lines = []
     if shown.any():
         x = np.geomspace(rho.min(), rho.max(), 50)
-        lines.append(Line("eta = rho, up to the cap", x.tolist(), np.minimum(x, cap).tolist()))
+        lines.append(Series("eta = rho, up to the cap", x.tolist(), np.minimum(x, cap).tolist()))
     lines += _medians(rho, eta)
     labels = Labels(f"Eta against the {known.name}", f"rho: {known.name}", "eta")
     return {
@@ -82,7 +84,7 @@ def _truth_chart(corpus: _CorpusEta, known: _KnownShares, agreement: Truth, cap:
     }
 
 
-def _agreement(found: Truth) -> str:
+def _agreement(found: TruthAgreement) -> str:
     parts = {
         "Correlation of the logs": found.pearson_log,
         "as said": found.pearson_log_weighted,
@@ -95,7 +97,7 @@ def _agreement(found: Truth) -> str:
     return f"{'; '.join(reported)}." if reported else ""
 
 
-def _medians(rho: Floats, eta: Floats) -> list[Line]:
+def _medians(rho: Floats, eta: Floats) -> list[Series]:
     # Median eta of up to eight equal parts of the sentences, by rho.
     parts = [part for part in np.array_split(np.argsort(rho, kind="stable"), 8) if len(part) >= 5]
     x = [float(np.median(rho[part])) for part in parts]
@@ -103,7 +105,7 @@ def _medians(rho: Floats, eta: Floats) -> list[Line]:
     above = [index for index, value in enumerate(y) if value > 0]
     if len(above) < 2:
         return []
-    return [Line("median eta", [x[index] for index in above], [y[index] for index in above])]
+    return [Series("median eta", [x[index] for index in above], [y[index] for index in above])]
 
 
 _SHOWN = 8
@@ -318,12 +320,12 @@ def audit_negatives(sources: Sources) -> View | None:
 
 def _draw(parts: list[Any]) -> str:
     numbers = list(range(1, len(parts) + 1))
-    lines = [Line("expected, N · eta", numbers, [part.expected for part in parts])]
+    lines = [Series("expected, N · eta", numbers, [part.expected for part in parts])]
     reported = [
         (number, part.real) for number, part in enumerate(parts, 1) if part.real is not None
     ]
     if reported:
-        lines.append(Line("real", *zip(*reported, strict=True)))
+        lines.append(Series("real", *zip(*reported, strict=True)))
     labels = Labels(
         "False negatives of an anchor by tenth of the sentences: expected and real",
         "tenth of the training sentences, by eta",

@@ -11,7 +11,7 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
 from medclip_dcl.model_package import read_model_package
-from medclip_dcl.reporting.charts import Labels, Line, draw_lines, heat_uri
+from medclip_dcl.reporting.charts import Labels, Series, draw_lines, heat_uri
 from medclip_dcl.reporting.corpus import boxes_by_image, show_image
 from medclip_dcl.reporting.sources import Sources
 from medclip_dcl.tables import read_table, spread_rows
@@ -159,7 +159,7 @@ def _roc(sources: Sources) -> str | None:
     for name, margins, truth in _scores(sources, "margin"):
         if 0 < truth.sum() < len(truth):
             false_rate, true_rate, _ = roc_curve(truth, margins, drop_intermediate=False)
-            lines.append(Line(name, [*false_rate], [*true_rate]))
+            lines.append(Series(name, [*false_rate], [*true_rate]))
     labels = Labels("ROC curve of each finding", "false positive rate", "true positive rate")
     return draw_lines(lines[:_LINES], labels, diagonal=True) if lines else None
 
@@ -187,7 +187,7 @@ def _reliability(sources: Sources) -> str | None:
         )
         drawn = images >= _LEAST_BIN
         means, shares = (each[drawn] / images[drawn] for each in (total, present))
-        lines.append(Line(name, means.tolist(), shares.tolist()))
+        lines.append(Series(name, means.tolist(), shares.tolist()))
     labels = Labels(
         "Reliability: share of images with the finding by the probability that was said",
         "probability that was said",
@@ -249,5 +249,5 @@ def _chart(lines: Sequence[View], names: dict[str, str], labels: Labels) -> str 
         points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
         if len(points) > 1:
             steps, values = zip(*points, strict=True)
-            drawn.append(Line(title, steps, values))
+            drawn.append(Series(title, steps, values))
     return draw_lines(drawn, labels) if drawn else None

@@ -41,7 +41,7 @@ _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
-class Selection:
+class IndexContent:
     """What an index will hold: images, distinct sentences, and who says which."""
 
     images: list[dict[str, Any]]
@@ -50,13 +50,13 @@ class Selection:
     without_pixels: int
 
 
-def select(
+def select_content(
     manifest: pa.Table,
     sentences: pa.Table,
     findings: Mapping[str, Sequence[str]],
     images: PreparedImages,
     splits: Sequence[str],
-) -> Selection:
+) -> IndexContent:
     """Choose the images of the given splits and the distinct sentences of their studies.
 
     `findings` come from `findings_of`; a study may be absent. An image of the manifest that was not
@@ -74,7 +74,7 @@ def select(
     if not rows:
         raise ConfigError(f"index.splits = {list(splits)} holds no prepared image; choose others")
     texts, occurrences = _distinct(sentences, {row["study_id"] for row in rows})
-    return Selection(rows, texts, occurrences, without_pixels=len(wanted) - len(rows))
+    return IndexContent(rows, texts, occurrences, without_pixels=len(wanted) - len(rows))
 
 
 def _distinct(
@@ -107,7 +107,7 @@ def findings_of(claims: pa.Table, labels: pa.Table | None) -> dict[str, list[str
 
 def write_index(
     directory: Path,
-    chosen: Selection,
+    chosen: IndexContent,
     images: PreparedImages,
     encoder: "Predictor",
     settings: IndexConfig,

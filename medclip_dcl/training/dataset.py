@@ -177,11 +177,11 @@ def read_supervision(
     """Read what the objective asks for; ConfigError where the source has no labels or truth."""
     sentence_codes = report_codes = labels = zones = None
     if claims is not None and needs_claims(settings):
-        said = read_rows(claims, SENTENCE_CLAIMS, "text_key", corpus.text_keys)
+        said = read_report_labels(claims, SENTENCE_CLAIMS, "text_key", corpus.text_keys)
         findings = claimed_findings(claims)
         sentence_codes, zones = encode_claims(said, findings), encode_zones(said)
         if settings.relation in {"claims", "none"}:
-            reports = read_rows(claims, REPORT_CLAIMS, "study_id", corpus.study_ids)
+            reports = read_report_labels(claims, REPORT_CLAIMS, "study_id", corpus.study_ids)
             report_codes = encode_claims(reports, findings)
         if settings.relation == "labels":
             rows = _label_rows(manifest, corpus.study_ids, findings)
@@ -194,7 +194,7 @@ def read_supervision(
     return Supervision(sentence_codes, report_codes, labels, zones)
 
 
-def read_rows(
+def read_report_labels(
     claims: Artifact, form: TableFormat, key: str, ids: Sequence[str]
 ) -> list[ReportLabels]:
     """Read the claims of sentences or reports, in order of `ids`; unknown ones are silent."""

@@ -140,7 +140,7 @@ def _weights(
     )
 
 
-def mean_of(outputs: Sequence[ObjectiveOutput]) -> ObjectiveOutput:
+def mean_output(outputs: Sequence[ObjectiveOutput]) -> ObjectiveOutput:
     """Join the outputs of several directions: mean loss and mean gauges."""
     count = len(outputs)
     return ObjectiveOutput(
@@ -212,7 +212,7 @@ class ContrastiveObjective:
             return replace(outputs[0], loss=(outputs[0].loss + images) / 2)
         if directions != "t2i":
             outputs.append(self._direction(s.T, encoder, batch, from_text=False))
-        return mean_of(outputs)
+        return mean_output(outputs)
 
     def _place(
         self, regions: Tensor, sentences: Tensor, gamma: Tensor, batch: ImageTextBatch

@@ -27,7 +27,7 @@ from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.text.labeler.labels import FINDINGS, REPORT_CLAIMS
 from medclip_dcl.training.config import TrainingConfig
-from medclip_dcl.training.dataset import Corpus, ImageTextBatch, TokenTable, read_rows
+from medclip_dcl.training.dataset import Corpus, ImageTextBatch, TokenTable, read_report_labels
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import TrainConfig
 
@@ -159,7 +159,7 @@ def _reported(
     reported = np.full((len(findings), len(study_ids)), UNKNOWN, dtype=np.int8)
     if claims is None:
         return reported
-    said = read_rows(claims, REPORT_CLAIMS, "study_id", study_ids)
+    said = read_report_labels(claims, REPORT_CLAIMS, "study_id", study_ids)
     for row, finding in enumerate(findings):
         if finding.label in FINDINGS:
             reported[row] = [

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from api.settings import read_settings
+from api.settings import read_service_settings
 from medclip_dcl.errors import ConfigError
 
 
@@ -15,21 +15,21 @@ def write(folder: Path, text: str) -> Path:
 def test_variables_stand_above_the_file_and_arguments_above_both(tmp_path: Path) -> None:
     file = write(tmp_path, "model: a\nqueue: 3\nport: 1\n")
     environment = {"MEDCLIP_QUEUE": "5", "MEDCLIP_PORT": "2", "HOME": "elsewhere"}
-    settings = read_settings(file, environment, port=0, host=None)
+    settings = read_service_settings(file, environment, port=0, host=None)
     assert (settings.model, settings.queue, settings.port) == ("a", 5, 0)
     assert settings.host == "127.0.0.1"
 
 
 def test_variables_are_json_or_plain_text() -> None:
     environment = {"MEDCLIP_MODEL": "runs/no", "MEDCLIP_ALLOWED_HOSTS": '["a", "b"]'}
-    settings = read_settings(None, environment)
+    settings = read_service_settings(None, environment)
     assert (settings.model, settings.allowed_hosts) == ("runs/no", ("a", "b"))
 
 
 @pytest.mark.parametrize("name", ["MEDCLIP_QUEU", "MEDCLIP_API_KEY", "medclip_queue"])
 def test_unknown_variables_are_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        read_settings(None, {"MEDCLIP_MODEL": "a", name: "1"})
+        read_service_settings(None, {"MEDCLIP_MODEL": "a", name: "1"})
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_unknown_variables_are_refused_by_name(name: str) -> None:
 )
 def test_faults_of_the_file_are_named(tmp_path: Path, text: str, fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
-        read_settings(write(tmp_path, text), {})
+        read_service_settings(write(tmp_path, text), {})
 
 
 def test_the_variable_that_names_the_file_is_no_setting() -> None:
-    assert read_settings(None, {"MEDCLIP_MODEL": "a", "MEDCLIP_CONFIG": "x"}).model == "a"
+    assert read_service_settings(None, {"MEDCLIP_MODEL": "a", "MEDCLIP_CONFIG": "x"}).model == "a"

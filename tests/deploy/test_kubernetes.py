@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from api.settings import ServeSettings, read_settings
+from api.settings import ServeSettings, read_service_settings
 
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
 VERSIONS = ("1.29", "1.31", "1.33", "1.37")
@@ -88,7 +88,7 @@ def test_the_overlay_sets_image_and_device(tmp_path: Path, overlay: str, device:
     (container,) = pod["containers"]
     assert container["image"].endswith(f"-{overlay}")
     given = {item["name"]: item["value"] for item in container["env"]}
-    assert read_settings(None, {**given, "MEDCLIP_MODEL": "m"}).device == device
+    assert read_service_settings(None, {**given, "MEDCLIP_MODEL": "m"}).device == device
     assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (overlay == "gpu")
 
 

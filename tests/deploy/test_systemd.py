@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.settings import ServeSettings, read_settings
+from api.settings import ServeSettings, read_service_settings
 
 SYSTEMD = Path(__file__).parents[2] / "deploy/systemd"
 UNIT = (SYSTEMD / "medclip.service").read_text()
@@ -47,7 +47,7 @@ def test_the_unit_is_rated_as_closed() -> None:
 
 
 def test_settings_of_the_page_are_settings_and_it_gets_the_time_that_it_needs() -> None:
-    settings = read_settings(SYSTEMD / "serve.yaml", {})
+    settings = read_service_settings(SYSTEMD / "serve.yaml", {})
     assert settings.key_file == "/etc/medclip/api_key"
     (stop_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)
     assert int(stop_s) > ServeSettings(model="m").drain_s

@@ -11,7 +11,7 @@ import yaml
 
 import gateway.settings
 from api.auth import is_loopback
-from api.settings import ServeSettings, read_settings
+from api.settings import ServeSettings, read_service_settings
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -118,11 +118,11 @@ def test_keys_are_in_a_folder_and_no_variables(compose: dict[str, Any]) -> None:
 def test_variables_of_the_containers_are_settings(compose: dict[str, Any]) -> None:
     for name in ("cpu", "gpu"):
         given = {key: str(value) for key, value in compose["services"][name]["environment"].items()}
-        read_settings(DOCKER / "serve.yaml", given)
+        read_service_settings(DOCKER / "serve.yaml", given)
 
 
 def test_the_container_asks_for_a_key(dockerfile: list[tuple[str, str]]) -> None:
-    settings = read_settings(DOCKER / "serve.yaml", {})
+    settings = read_service_settings(DOCKER / "serve.yaml", {})
     assert settings.key_file == "/run/secrets/api_key"
     assert not settings.allow_anonymous
     (entry,) = (rest for name, rest in last_stage(dockerfile) if name == "ENTRYPOINT")
@@ -222,7 +222,7 @@ def test_the_proxy_gives_deadlines_and_repeats_nothing() -> None:
 
 
 def test_the_gateway_s_settings_are_valid_and_its_image_has_the_versions_of_the_lock() -> None:
-    settings = gateway.settings.read_settings(DOCKER / "hospital/gateway.yaml", {})
+    settings = gateway.settings.read_gateway_settings(DOCKER / "hospital/gateway.yaml", {})
     assert settings.plain  # said, since the network is that of the containers alone
     assert str(settings.spool) == "/spool"
     locked = set(PINNED.findall((ROOT / "requirements.lock").read_text()))

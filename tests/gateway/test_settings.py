@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from api.settings import read_settings as read_service_settings
-from gateway.settings import GatewaySettings, read_settings
+from api.settings import read_service_settings
+from gateway.settings import GatewaySettings, read_gateway_settings
 from medclip_dcl.errors import ConfigError
 
 FILE = Path("configs/gateway.yaml")
 
 
 def test_the_file_that_comes_with_it_is_valid_and_variables_stand_above_it() -> None:
-    settings = read_settings(FILE, {"MEDCLIP_GATEWAY_PORT": "104", "MEDCLIP_QUEUE": "3"})
+    settings = read_gateway_settings(FILE, {"MEDCLIP_GATEWAY_PORT": "104", "MEDCLIP_QUEUE": "3"})
     assert settings.port == 104
     assert settings.destination.kind == "dicomweb"
     destination = '{"kind": "dimse", "ae_title": "PACS", "host": "h", "port": 1}'
-    changed = read_settings(FILE, {"MEDCLIP_GATEWAY_DESTINATION": destination})
+    changed = read_gateway_settings(FILE, {"MEDCLIP_GATEWAY_DESTINATION": destination})
     assert changed.destination.kind == "dimse"
 
 
@@ -47,12 +47,12 @@ def test_what_is_wrong_is_named(given: dict[str, object], fault: str, tmp_path: 
     file = tmp_path / "gateway.yaml"
     file.write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError, match=fault):
-        read_settings(file, {})
+        read_gateway_settings(file, {})
 
 
 def test_listening_beyond_loopback_is_said() -> None:
     environment = {"MEDCLIP_GATEWAY_HOST": "0.0.0.0", "MEDCLIP_GATEWAY_PLAIN": "true"}
-    assert read_settings(FILE, environment).host == "0.0.0.0"
+    assert read_gateway_settings(FILE, environment).host == "0.0.0.0"
 
 
 def test_every_setting_says_what_it_means() -> None:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.fixtures.orthanc import gateway_settings
 from gateway import launcher
 from gateway.journal import Journal
-from gateway.spool import Part, Spool
+from gateway.spool import IncomingImage, Spool
 from medclip_dcl.errors import ConfigError
 
 DATA = b"an image" * 100
@@ -24,8 +24,8 @@ def spool(tmp_path: Path):
     spool.close()
 
 
-def written(spool: Spool, data: bytes, max_bytes: int = 1000) -> Part:
-    part = Part(spool, max_bytes)
+def written(spool: Spool, data: bytes, max_bytes: int = 1000) -> IncomingImage:
+    part = IncomingImage(spool, max_bytes)
     for start in range(0, len(data), 300):
         part.write(data[start : start + 300])
     return part

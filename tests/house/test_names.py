@@ -1,10 +1,12 @@
 """Modules of one concept each, named as a colleague would search for them."""
 
 import ast
+from collections import defaultdict
 
 from tests.house.tree import modules, name_of, syntax
 
 FORBIDDEN = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
+OF_EVERY_JOB = {"main", "build", "command"}
 LONGEST_MODULE = 800
 LONGEST_FUNCTION = 60
 
@@ -22,6 +24,21 @@ def test_no_module_holds_more_than_one_concept_needs() -> None:
         if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST_MODULE
     }
     assert long == {}
+
+
+def test_no_public_name_stands_for_two_things() -> None:
+    owners = defaultdict(list)
+    for path in modules("medclip_dcl", "pipelines", "api", "gateway"):
+        for node in syntax(path).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                owners[node.name].append(name_of(path))
+    assert len(owners) > 1000
+    twice = {
+        name: files
+        for name, files in owners.items()
+        if len(files) > 1 and not name.startswith("_") and name not in OF_EVERY_JOB
+    }
+    assert twice == {}
 
 
 def test_no_function_is_longer_than_a_screen() -> None:

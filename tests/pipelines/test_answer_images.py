@@ -27,7 +27,7 @@ from medclip_dcl.answers import (
     answer_images,
     asking_model,
     asking_service,
-    list_images,
+    list_asked_images,
 )
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data import manifest
@@ -155,7 +155,7 @@ def test_a_killed_run_goes_on_with_the_same_rows(
 
         folder.mkdir(exist_ok=True)
         with asking_model(predictor, LIMITS) as ask:
-            images = list_images(studies)
+            images = list_asked_images(studies)
             answer_images(folder, images, work / "images", answer, AnswerConfig(), LIMITS, unit=2)
         return (folder / ANSWERS.file).read_bytes()
 
@@ -187,7 +187,7 @@ def test_too_many_refused_images_end_the_job(work: Path, tmp_path: Path) -> None
     strict = LIMITS.model_copy(update={"max_reject_share": 0.1})
     with pytest.raises(StudyError, match=r"5 of 5 images were refused \({'corrupt': 5}\)"):
         answer_images(
-            *(tmp_path, list_images(studies), work / "images"),
+            *(tmp_path, list_asked_images(studies), work / "images"),
             *(lambda sources: ["corrupt"] * len(sources), AnswerConfig(), strict),
         )
 

@@ -32,7 +32,7 @@ from medclip_dcl.evaluation.evaluated_model import (
     EvaluatedModel,
     Geometry,
     Window,
-    cut,
+    cut_window,
     heatmap,
     window_of,
 )
@@ -46,7 +46,7 @@ from medclip_dcl.evaluation.grounding import (
 from medclip_dcl.inference import locate
 from medclip_dcl.models.image_encoder import MEAN, SPREAD, to_input
 from medclip_dcl.text.sentences import text_key
-from pipelines.build_manifest import read_source
+from pipelines.build_manifest import source_of
 from pipelines.config import Config
 
 LEFT, RIGHT = "left lung", "right lung"
@@ -83,7 +83,7 @@ def read_lung_images(config: Config) -> list[LungImage]:
     The category of a box is `Left Lung` or `Right Lung`; images without both are left out.
     ImageError where an image is refused; StudyError where the source cannot be read.
     """
-    source = read_source(config)
+    source = source_of(config)
     root = source.raw.root
     boxes: dict[str, dict[str, np.ndarray]] = {}
     for row in source.boxes.rows:
@@ -195,7 +195,7 @@ def shown(
     """
     height, width = image.pixels.shape
     prepared = square(image, size_px, equalize)
-    return cut(prepared, window_of(geometry, height, width), height, width)
+    return cut_window(prepared, window_of(geometry, height, width), height, width)
 
 
 def _whole_cells(grid: Grid, window: Window, height: int, width: int) -> np.ndarray:

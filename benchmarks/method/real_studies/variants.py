@@ -33,7 +33,7 @@ from medclip_dcl.training.dataset import (
     ImageTextBatch,
     ImageTextDataset,
     TokenTable,
-    read_rows,
+    read_report_labels,
     read_supervision,
 )
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
@@ -136,7 +136,7 @@ def _restated(
 
 def _claims_of(inputs: TrainInputs, keys: Sequence[str]) -> list[ReportLabels]:
     assert inputs.claims is not None, "this row reads claims"
-    return read_rows(inputs.claims, SENTENCE_CLAIMS, "text_key", keys)
+    return read_report_labels(inputs.claims, SENTENCE_CLAIMS, "text_key", keys)
 
 
 def without_negations(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
@@ -258,7 +258,9 @@ def normals_together(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
     normal = {
         study: said.normal
         for study, said in zip(
-            studies, read_rows(inputs.claims, REPORT_CLAIMS, "study_id", studies), strict=True
+            studies,
+            read_report_labels(inputs.claims, REPORT_CLAIMS, "study_id", studies),
+            strict=True,
         )
     }
 

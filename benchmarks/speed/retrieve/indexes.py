@@ -17,12 +17,12 @@ from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, writ
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.data.synthetic.patients import NATURAL, Item, Patient, Study, draw_patient
+from medclip_dcl.data.synthetic.patients import NATURAL, GeneratedStudy, Item, Patient, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.inference import Predictor
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.retrieval.embeddings import ARTIFACT
-from medclip_dcl.retrieval.index import Selection, select, write_index
+from medclip_dcl.retrieval.index import IndexContent, select_content, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.tables import SPLITS, read_table
 from medclip_dcl.text import sentences
@@ -92,7 +92,7 @@ def build_views(
         for view in range(views)
     }
     seen = Views(images, indices, views)
-    chosen = select(
+    chosen = select_content(
         pa.Table.from_pylist(rows, schema=manifest.IMAGES.schema),
         read_table(sentences.ARTIFACT.at(work), sentences.SENTENCES),
         {},
@@ -135,7 +135,7 @@ def _patients() -> Iterator[Patient]:
         number += 1
 
 
-def _said(study: Study) -> list[str]:
+def _said(study: GeneratedStudy) -> list[str]:
     report = study.report
     return [statement.text for statement in (*report.findings, *report.impression)]
 
@@ -235,7 +235,7 @@ def build_made_up(folder: Path, images: int, encoder: MadeUpEncoder) -> Artifact
         if there.fingerprint == fingerprint:
             return there
     known = MadeUpImages({name: row for row, name in enumerate(ids)})
-    chosen = Selection(rows, texts, occurrences, without_pixels=0)
+    chosen = IndexContent(rows, texts, occurrences, without_pixels=0)
     with write_artifact(folder, ARTIFACT, fingerprint) as writer:
         return writer.commit(
             write_index(writer.directory, chosen, known, encoder, settings, similarity)

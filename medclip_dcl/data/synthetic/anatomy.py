@@ -167,7 +167,7 @@ def _between(low: float, high: float) -> Any:
 
 
 @dataclass(frozen=True)
-class Body:
+class ChestShape:
     """What makes one patient's chest differ from another's; ranges are those of a healthy chest."""
 
     wall: float = _between(0.76, 0.84)
@@ -188,12 +188,12 @@ class Body:
     curve: float = _between(-0.015, 0.015)
 
 
-def draw_body(generator: np.random.Generator) -> Body:
+def draw_body(generator: np.random.Generator) -> ChestShape:
     """Draw a healthy chest."""
-    return Body(*(generator.uniform(*item.metadata["range"]) for item in fields(Body)))
+    return ChestShape(*(generator.uniform(*item.metadata["range"]) for item in fields(ChestShape)))
 
 
-def with_findings(body: Body, findings: Mapping[FineFinding, float]) -> Body:
+def with_findings(body: ChestShape, findings: Mapping[FineFinding, float]) -> ChestShape:
     """Reshape a body by the findings, with severities in [0, 1], that change its outlines."""
     for finding, severity in findings.items():
         if finding.type == "cardiomegaly":
@@ -220,7 +220,7 @@ def with_findings(body: Body, findings: Mapping[FineFinding, float]) -> Body:
 class Chest:
     """The fields of one projected chest, all of the image's shape."""
 
-    body: Body
+    body: ChestShape
     m: Field  # signed distance from the midline, bent with the spine
     across: Field  # distance from the midline
     outer: Field  # where a lung ends, as a distance from the midline
@@ -239,7 +239,7 @@ class Chest:
         return Chest(self.body, **parts)
 
 
-def project(canvas: Canvas, body: Body) -> Chest:
+def project(canvas: Canvas, body: ChestShape) -> Chest:
     """Lay a body over the canvas: boundaries of lung, heart and diaphragm."""
     x, y = canvas.x, canvas.y
     bend = body.curve * np.cos(2.6 * (y + 0.1))
@@ -265,7 +265,7 @@ def project(canvas: Canvas, body: Body) -> Chest:
     return Chest(body, m, across, outer, inner, depth, core, *organs, domes, lungs, outline)
 
 
-def _heart(m: Field, y: Field, body: Body) -> Field:
+def _heart(m: Field, y: Field, body: ChestShape) -> Field:
     """Signed distance: the left ventricle as a tilted ellipse, joined to the right atrium."""
     wide, high = body.heart_width, body.heart_height
     tilt = 0.65 + body.heart_tilt

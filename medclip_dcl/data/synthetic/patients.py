@@ -24,7 +24,7 @@ from pydicom.uid import (
     generate_uid,
 )
 
-from medclip_dcl.data.synthetic.anatomy import Body, Field, draw_body
+from medclip_dcl.data.synthetic.anatomy import ChestShape, Field, draw_body
 from medclip_dcl.data.synthetic.findings import FINE_FINDINGS, FineFinding, draw_findings
 from medclip_dcl.data.synthetic.radiograph import DrawnImage, draw_frontal, draw_lateral
 from medclip_dcl.data.synthetic.reports import Report, add_icu_prose, draw_report, lay_out
@@ -67,7 +67,7 @@ class ImagePlan:
 
 
 @dataclass(frozen=True)
-class Study:
+class GeneratedStudy:
     """A study: what it shows with which severity, what its report says, its images to be drawn."""
 
     study_id: str
@@ -92,8 +92,8 @@ class Patient:
     subject_id: str
     split: str
     origin: str
-    body: Body
-    studies: tuple[Study, ...]
+    body: ChestShape
+    studies: tuple[GeneratedStudy, ...]
 
     def items(self) -> Iterator["Item"]:
         """Walk over all images."""
@@ -107,7 +107,7 @@ class Item:
     """One image with everything that it belongs to."""
 
     patient: Patient
-    study: Study
+    study: GeneratedStudy
     image: ImagePlan
 
     @property
@@ -212,7 +212,7 @@ def _study(
     seed: tuple[int, ...],
     settings: GenerateConfig,
     generator: np.random.Generator,
-) -> Study:
+) -> GeneratedStudy:
     shown = {finding: float(generator.random()) for finding in findings}
     view = "AP" if generator.random() < 0.55 else "PA"
     views = [view]
@@ -235,7 +235,7 @@ def _study(
     year, month, day = (int(generator.integers(*span)) for span in ((2110, 2200), (1, 13), (1, 29)))
     hour, minute, second = (int(generator.integers(top)) for top in (24, 60, 60))
     date, time = f"{year}{month:02d}{day:02d}", f"{hour:02d}{minute:02d}{second:02d}"
-    return Study(study_id, path, date, time, shown, report, text, images)
+    return GeneratedStudy(study_id, path, date, time, shown, report, text, images)
 
 
 def _dicom_id(generator: np.random.Generator) -> str:

@@ -11,10 +11,10 @@ from medclip_dcl.data.synthetic import anatomy
 from medclip_dcl.data.synthetic.anatomy import (
     LUNG_BASE,
     LUNG_TOP,
-    Body,
     Box,
     Canvas,
     Chest,
+    ChestShape,
     Field,
     Pose,
     box_of,
@@ -41,7 +41,10 @@ class DrawnImage:
 
 
 def draw_frontal(
-    body: Body, findings: Mapping[FineFinding, float], size_px: int, generator: np.random.Generator
+    body: ChestShape,
+    findings: Mapping[FineFinding, float],
+    size_px: int,
+    generator: np.random.Generator,
 ) -> DrawnImage:
     """Draw a frontal image of a healthy body with findings, severities in [0, 1].
 
@@ -60,7 +63,7 @@ def draw_frontal(
     return DrawnImage(pixels, {item: found for item, found in boxes.items() if found})
 
 
-def draw_lateral(body: Body, size_px: int, generator: np.random.Generator) -> DrawnImage:
+def draw_lateral(body: ChestShape, size_px: int, generator: np.random.Generator) -> DrawnImage:
     """Draw a plausible lateral image without findings."""
     canvas = _draw_canvas(size_px, generator)
     x, y = canvas.x, canvas.y

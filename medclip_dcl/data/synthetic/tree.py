@@ -84,7 +84,7 @@ def write_tree(writer: ArtifactWriter, seed: int, settings: GenerateConfig) -> d
     for leftover in folder.rglob(".*"):  # files that a kill left half-written
         leftover.unlink()
     (folder / _PARTS).mkdir(exist_ok=True)
-    units = list(plan_units(settings))
+    units = list(plan_patients(settings))
     pending = [unit for unit in units if not (folder / unit.note).is_file()]
     total = sum(unit.stop - unit.start for unit in units)
     left = sum(unit.stop - unit.start for unit in pending)
@@ -108,7 +108,7 @@ def write_tree(writer: ArtifactWriter, seed: int, settings: GenerateConfig) -> d
     return _summarize(patients) | ({"faults": len(planted)} if planted else {})
 
 
-def plan_units(settings: GenerateConfig) -> Iterator[Unit]:
+def plan_patients(settings: GenerateConfig) -> Iterator[Unit]:
     """Cut the patients into units of work: natural patients, then coverage patients."""
     counts = {
         NATURAL: settings.patients,

@@ -15,9 +15,9 @@ from medclip_dcl.data.data_check import (
     Found,
     Inspection,
     count_labels,
+    describe_report,
     inspect_image,
     pixels_key,
-    read_report,
     read_reports,
 )
 from medclip_dcl.data.images import Decoder, ImagesConfig
@@ -270,5 +270,5 @@ def test_reports_are_read_once_and_their_answers_counted(tmp_path: Path) -> None
 
 def test_what_one_section_asserts_no_other_takes_back() -> None:
     sections = ["There is pneumonia", "No pneumonia. Possible edema.", "No edema."]
-    said = read_report(sections, SentencesConfig())["said"]
+    said = describe_report(sections, SentencesConfig())["said"]
     assert said == {"Pneumonia": "present", "Edema": "uncertain"}

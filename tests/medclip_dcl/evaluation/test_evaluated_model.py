@@ -10,7 +10,7 @@ from medclip_dcl.evaluation.evaluated_model import (
     EvaluatedModel,
     Window,
     _room_for,
-    cut,
+    cut_window,
     evaluated_model,
     heatmap,
     scaled,
@@ -105,7 +105,7 @@ def test_an_empty_sentence_is_refused():
 def test_the_paper_sees_the_whole_image():
     assert window_of("whole", 300, 200) == Window(0, 0, 200, 300)
     image = np.arange(16, dtype=np.uint8).reshape(4, 4)
-    assert cut(image, Window(0, 0, 200, 300), 300, 200) is image
+    assert cut_window(image, Window(0, 0, 200, 300), 300, 200) is image
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_cut_image_shows_what_lies_in_the_window():
     # An image of 64 x 128 pixels whose grey is its column: the prepared square squeezes columns.
     square = np.tile(np.rint(np.linspace(0, 126, 64)).astype(np.uint8), (64, 1))
     window = Window(32, 0, 64, 64)
-    found = cut(square, window, 64, 128)
+    found = cut_window(square, window, 64, 128)
     assert found.shape == (64, 64)
     expected = 32 + np.arange(64)  # columns 32 to 95 of the image, one each
     assert np.abs(found[10].astype(int) - expected).max() <= 1

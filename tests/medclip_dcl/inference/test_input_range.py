@@ -15,7 +15,7 @@ from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.errors import CheckpointError, QueryError
 from medclip_dcl.inference import FindingScore, load
-from medclip_dcl.input_range import describe_image, fit_input_range, is_out_of_range
+from medclip_dcl.input_range import describe_pixels, fit_input_range, is_out_of_range
 from medclip_dcl.model_package import INPUT_RANGE_FILE, read_input_range, write_input_range
 from medclip_dcl.schemas import OUT_OF_RANGE_NOTE, ClassifyAnswer
 
@@ -77,7 +77,7 @@ def test_the_threshold_is_the_quantile_of_images_that_were_not_fitted_to() -> No
     images = [rng.integers(0, 256, (64, 64), dtype=np.uint8) for _ in range(40)]
     names = [f"p{number:02d}" for number in range(40)]
     known = fit_input_range(images, names, rate=0.25)
-    features, folds = np.stack([describe_image(image) for image in images]), np.arange(40) % 5
+    features, folds = np.stack([describe_pixels(image) for image in images]), np.arange(40) % 5
     held_back = [
         LedoitWolf().fit(features[folds != fold]).mahalanobis(features[folds == fold])
         for fold in range(5)
@@ -88,14 +88,14 @@ def test_the_threshold_is_the_quantile_of_images_that_were_not_fitted_to() -> No
 
 def test_features_of_a_ramp_are_edges_of_one_direction_everywhere() -> None:
     ramp = np.tile(np.arange(0, 192, 2, dtype=np.uint8), (96, 1))
-    features = describe_image(ramp)
+    features = describe_pixels(ramp)
     edges = features[:96].reshape(16, 6)
     np.testing.assert_allclose(edges[:, 0], 1, atol=0.02)  # a sixteenth in each cell
     np.testing.assert_allclose(edges[:, 1:], 0)
     steps = np.exp(features[96:100]) - 1e-3
     np.testing.assert_allclose(steps, np.array([1, 2, 4, 8]) / 255, rtol=1e-6)
     np.testing.assert_allclose(features[103], 95 / 255)  # the median
-    turned = describe_image(np.ascontiguousarray(ramp.T))[:96].reshape(16, 6)
+    turned = describe_pixels(np.ascontiguousarray(ramp.T))[:96].reshape(16, 6)
     np.testing.assert_allclose(turned[:, 3], 1, atol=0.02)
 
 
@@ -106,7 +106,7 @@ def test_exposure_and_size_change_little(
     darker = np.rint(one * 0.6 + 20).astype(np.uint8)
     larger = np.asarray(Image.fromarray(one).resize((2 * SIZE_PX, 2 * SIZE_PX)))
     for other in (darker, larger):
-        away = np.abs(describe_image(other)[:96] - describe_image(one)[:96])
+        away = np.abs(describe_pixels(other)[:96] - describe_pixels(one)[:96])
         assert away.max() < 0.1
 
 

@@ -12,7 +12,7 @@ from medclip_dcl.errors import ScoreError
 from medclip_dcl.likelihood import engines as module
 from medclip_dcl.likelihood.engines import (
     CPU_BUDGET,
-    GraphEngine,
+    BertGraphEngine,
     budget_that_fits,
     find_budget,
     prepare_engine,
@@ -127,7 +127,7 @@ def test_two_threads_give_the_scores_of_one():
 def test_auto_takes_the_fast_way_for_bert_and_holds_its_weights_as_they_were():
     model, encodings = tiny_bert(), encode_sentences(tiny_tokenizer(), SENTENCES)
     engine = prepare_engine(model)
-    assert isinstance(engine, GraphEngine)
+    assert isinstance(engine, BertGraphEngine)
     before = score_encodings(model, encodings, MASK, "original", 64, None, engine)
     model.bert.encoder.layer[0].output.dense.weight.data.add_(1.0)
     after = score_encodings(model, encodings, MASK, "original", 64, None, engine)
@@ -166,7 +166,7 @@ def test_a_missing_package_is_a_line_in_the_log_and_no_failure(monkeypatch, capl
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"), [(["FP32", "BF16"], GraphEngine), (["FP32"], PlainEngine)]
+    ("said", "expected"), [(["FP32", "BF16"], BertGraphEngine), (["FP32"], PlainEngine)]
 )
 def test_auto_takes_openvino_in_bfloat16_where_the_processor_has_it(monkeypatch, said, expected):
     monkeypatch.setattr(module, "_capabilities", lambda: said)
@@ -176,7 +176,7 @@ def test_auto_takes_openvino_in_bfloat16_where_the_processor_has_it(monkeypatch,
 def test_a_few_sentences_are_not_worth_preparing(monkeypatch):
     model, tokenizer, made = tiny_bert(), tiny_tokenizer(), []
     monkeypatch.setattr(
-        module, "GraphEngine", lambda *call: made.append(call) or PlainEngine(model)
+        module, "BertGraphEngine", lambda *call: made.append(call) or PlainEngine(model)
     )
     pseudo_log_likelihood(model, tokenizer, SENTENCES)
     assert not made

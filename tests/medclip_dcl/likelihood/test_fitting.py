@@ -7,7 +7,7 @@ from benchmarks.fixtures.bert import SENTENCES, tiny_bert, tiny_tokenizer
 from medclip_dcl.errors import TrainingError
 from medclip_dcl.likelihood.fitting import (
     NOT_ASKED,
-    Corpus,
+    EncodedCorpus,
     FitStateFile,
     _predict,
     fit_model,
@@ -20,10 +20,10 @@ SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3)
 SHORT = SETTINGS.model_copy(update={"steps": 10})
 
 
-def tiny_corpus(repeats: int = 1) -> Corpus:
+def tiny_corpus(repeats: int = 1) -> EncodedCorpus:
     tokenizer = tiny_tokenizer()
     encodings = encode_sentences(tokenizer, SENTENCES * repeats)
-    return Corpus(encodings, len(tokenizer), tokenizer.mask_token_id)
+    return EncodedCorpus(encodings, len(tokenizer), tokenizer.mask_token_id)
 
 
 def weights(model) -> dict[str, torch.Tensor]:
@@ -122,7 +122,7 @@ def test_batches_hold_one_length_and_every_sentence_gives_a_piece():
 def test_sentences_are_drawn_alike_whatever_their_length():
     tokenizer = tiny_tokenizer()
     encodings = encode_sentences(tokenizer, ["no ."] * 30 + ["no effusion ."] * 10)
-    corpus = Corpus(encodings, len(tokenizer), tokenizer.mask_token_id)
+    corpus = EncodedCorpus(encodings, len(tokenizer), tokenizer.mask_token_id)
     generator = torch.Generator().manual_seed(0)
     short = sum(corpus.draw(1, 0.15, generator).ids.shape[1] == 4 for _ in range(400))
     assert 270 <= short <= 330

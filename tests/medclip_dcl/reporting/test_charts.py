@@ -6,7 +6,7 @@ import pytest
 from medclip_dcl.reporting.charts import (
     Interval,
     Labels,
-    Line,
+    Series,
     draw_intervals,
     draw_lines,
     draw_points,
@@ -17,7 +17,7 @@ LABELS = Labels(alt="a chart", x="$x_{$", y="$y")
 
 @pytest.mark.parametrize("name", ["$x_{$", "$\\frac$", "5 $ and 6 $", "\\$", "$$"])
 def test_a_name_is_no_formula(name: str) -> None:
-    lines = [Line(name, [0, 1], [0, 1]), Line("other", [0, 1], [1, 0])]
+    lines = [Series(name, [0, 1], [0, 1]), Series("other", [0, 1], [1, 0])]
     intervals = [Interval(line.name, line.y, line.y, line.y) for line in lines]
     points = np.array([0.01, 1.0])
     for chart in (

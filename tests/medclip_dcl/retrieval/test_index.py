@@ -17,7 +17,7 @@ from benchmarks.fixtures.embeddings import (
 )
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.retrieval.embeddings import map_array, map_pictures, pool, shard_name
-from medclip_dcl.retrieval.index import select, write_index
+from medclip_dcl.retrieval.index import select_content, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
 
 SETTINGS = IndexConfig(shard_rows=20)
@@ -39,7 +39,7 @@ def test_identical_sentences_are_one_row_with_its_count() -> None:
 def test_a_sentence_said_twice_in_one_report_counts_once() -> None:
     sentences = sentence_table(24)
     twice = sentences.slice(0, 1)
-    chosen = select(
+    chosen = select_content(
         manifest_table(48), pa.concat_tables([sentences, twice]), {}, images(), ["train"]
     )
     assert next(row["studies"] for row in chosen.texts if row["text"] == "Opacity 0.") == 1
@@ -55,7 +55,7 @@ def test_only_the_splits_asked_for_are_indexed() -> None:
 
 def test_an_image_without_pixels_is_left_out_and_counted() -> None:
     prepared = NumberedImages([f"image-{number:03d}" for number in range(40)])
-    chosen = select(
+    chosen = select_content(
         manifest_table(48), sentence_table(24), {}, prepared, ["train", "validate", "test"]
     )
     assert (len(chosen.images), chosen.without_pixels) == (40, 8)
@@ -63,7 +63,7 @@ def test_an_image_without_pixels_is_left_out_and_counted() -> None:
 
 def test_no_image_left_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="holds no prepared image"):
-        select(manifest_table(48), sentence_table(24), {}, NumberedImages([]), ["train"])
+        select_content(manifest_table(48), sentence_table(24), {}, NumberedImages([]), ["train"])
 
 
 def test_shards_hold_every_image_in_order(tmp_path: Path) -> None:

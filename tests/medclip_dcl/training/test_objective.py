@@ -10,7 +10,7 @@ from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gau
 from medclip_dcl.losses.info_nce import info_nce_loss, sigmoid_loss
 from medclip_dcl.losses.multi_positive import multi_positive_loss
 from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR
-from medclip_dcl.training.objective import ObjectiveInputs, direction_loss, mean_of
+from medclip_dcl.training.objective import ObjectiveInputs, direction_loss, mean_output
 from medclip_dcl.training.settings import ObjectiveConfig
 
 GAUGES = {
@@ -211,6 +211,6 @@ def test_directions_are_joined_by_their_mean() -> None:
     second = direction_loss(
         ObjectiveConfig(), dataclasses.replace(batch, eta=torch.zeros(6, dtype=torch.float64))
     )
-    joined = mean_of([first, second])
+    joined = mean_output([first, second])
     torch.testing.assert_close(joined.loss, (first.loss + second.loss) / 2)
     torch.testing.assert_close(joined.gauges["mean_eta"], torch.tensor(0.05, dtype=torch.float64))

@@ -183,7 +183,7 @@ def test_resumed_tree_equals_an_uninterrupted_one(
         write(tmp_path / "studies")
     assert not (tmp_path / "studies").exists()
     resumed = write(tmp_path / "studies")
-    units = list(tree.plan_units(SETTINGS))
+    units = list(tree.plan_patients(SETTINGS))
     assert calls == [*units[:3], *units[2:]]  # finished units are not drawn again
     header = json.loads((root / "artifact.json").read_text())
     assert resumed.digest == header["digest"]

@@ -1,0 +1,28 @@
+"""What a process loads of this project: a wall that only holds on paper shows here."""
+
+import subprocess
+import sys
+
+import pytest
+
+LOADED = {"gateway.launcher": 34, "medclip_dcl.client": 6, "medclip_dcl.inference": 29,
+          "api.app": 62, "pipelines.config": 58}  # fmt: skip
+"""Module -> how many modules of the project its import may load."""
+
+_CODE = """
+import sys, {module}
+ours = {{"medclip_dcl", "api", "gateway", "pipelines"}}
+own = [name for name in sys.modules if name.split(".")[0] in ours]
+print(len(own), "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("module", LOADED)
+def test_an_import_loads_no_more_than_its_room(module: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _CODE.format(module=module)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    count, torch = run.stdout.split()
+    assert 1 < int(count) <= LOADED[module]
+    assert torch == str(module in {"medclip_dcl.inference", "api.app"})
