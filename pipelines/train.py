@@ -52,7 +52,6 @@ from medclip_dcl.training.trainer import (
     train,
 )
 
-from .config import Config
 from .job import Job, Stopped, job_main
 from .replacing import refuse_other_model
 
@@ -70,14 +69,13 @@ def build(job: Job) -> None:
 
 def _build(job: Job, accelerator: Accelerator) -> None:
     config, main = job.config, accelerator.is_main_process
-    inputs = open_inputs(job, verify=main)
+    inputs, digests = open_inputs(job, verify=main)
     settings = {
         "seed": config.seed,
         "model": config.model,
         "objective": config.objective,
         "train": config.train.result_settings(),
     }
-    digests = _digests(config, inputs)
     fingerprint = make_fingerprint(model_package.ARTIFACT, settings, digests)
     folder = checkpoint.ARTIFACT.at(job.work)
     store = CheckpointStore(folder, fingerprint)
@@ -109,69 +107,67 @@ def _build(job: Job, accelerator: Accelerator) -> None:
         store.clear()
 
 
-def open_inputs(job: Job, verify: bool) -> TrainInputs:
-    """Open what a run is made from; `verify`: after hashing every byte."""
+class _Inputs:
+    """Opens what a run is made from; what is opened is in the fingerprint, and nowhere else."""
 
-    def open_one(kind: ArtifactType) -> Artifact:
-        return job.open(kind, verify=verify)  # one process in many hashes every byte
+    def __init__(self, job: Job, verify: bool) -> None:
+        self._job, self._verify = job, verify
+        self.digests: dict[str, Artifact | str] = {}
 
-    config = job.config
-    text = config.model.pretrained or config.model.text.pretrained
-    image = config.model.image.pretrained
+    def artifact(self, kind: ArtifactType, name: str) -> Artifact:
+        self.digests[name] = found = self._job.open(kind, verify=self._verify)
+        return found
+
+    def file(self, given: str, name: str) -> Path:
+        path = resolve_path(given, self._job.config.work)
+        self.digests[name] = sha256_file(path)
+        return path
+
+    def weights(self, given: str, name: str, files: str = "") -> Path:
+        """A folder of weights, or a name of a hub; `files` names its other files as an input."""
+        return self.folder(fetch_weights(resolve_path(given, self._job.config.work)), name, files)
+
+    def folder(self, path: Path, name: str, files: str = "") -> Path:
+        self.digests[name] = sha256_file(weights_file(path))
+        if files:
+            self.digests[files] = files_digest(path)
+        return path
+
+    def truth(self) -> Truth | None:
+        root = resolve_path(self._job.config.source.root, self._job.config.work)
+        self.digests |= {file.name: sha256_file(file) for file in truth_files(root)}
+        return read_truth(root)
+
+
+def open_inputs(job: Job, verify: bool) -> tuple[TrainInputs, dict[str, Artifact | str]]:
+    """Open what a run is made from, and give it with the digests that name it.
+
+    `verify`: whether every byte of an artifact is hashed; one process in many does that.
+    """
+    config, opened = job.config, _Inputs(job, verify)
+    objective, text = config.objective, config.model.pretrained or config.model.text.pretrained
     judged = config.train.best_metric == "validation_report_auc"
-    reads_claims = judged or needs_claims(config.objective)
-    compared = config.objective.compares_texts
-    given = (text or config.language_model.pretrained) if compared else ""
-    table = config.objective.similar_table if compared else ""
-    return TrainInputs(
-        manifest=open_one(manifest.ARTIFACT),
-        prepared=open_one(prepared.ARTIFACT),
-        sentences=open_one(sentences.ARTIFACT),
-        eta_cache=open_one(eta.ARTIFACT),
-        claims=open_one(labels.ARTIFACT) if reads_claims else None,
-        text_folder=_weights(text, config) if text else open_one(masked_lm.ARTIFACT).path,
-        truth=_truth(config),
-        image_weights=_weights(image, config) if image else None,
-        findings=read_prompts(resolve_path(config.evaluate.prompts, config.work)),
-        text_checkpoint=_weights(given, config) if given else None,
-        similar_table=resolve_path(table, config.work) if table else None,
+    start = (text or config.language_model.pretrained) if objective.compares_texts else ""
+    table = objective.similar_table if objective.compares_texts else ""
+    image = config.model.image.pretrained
+    inputs = TrainInputs(
+        manifest=opened.artifact(manifest.ARTIFACT, "manifest"),
+        prepared=opened.artifact(prepared.ARTIFACT, "prepared"),
+        sentences=opened.artifact(sentences.ARTIFACT, "sentences"),
+        eta_cache=opened.artifact(eta.ARTIFACT, "eta_cache"),
+        claims=opened.artifact(labels.ARTIFACT, "claims")
+        if judged or needs_claims(objective)
+        else None,
+        text_folder=opened.weights(text, "text_weights", "text_files")
+        if text
+        else opened.folder(job.open(masked_lm.ARTIFACT, verify=verify).path, "text_weights"),
+        truth=opened.truth() if objective.relation == "truth" else None,
+        image_weights=opened.weights(image, "image_weights", "image_files") if image else None,
+        findings=read_prompts(opened.file(config.evaluate.prompts, "prompts")),
+        text_checkpoint=opened.weights(start, "text_checkpoint") if start else None,
+        similar_table=opened.file(table, "similar_table") if table else None,
     )
-
-
-def _weights(given: str, config: Config) -> Path:
-    return fetch_weights(resolve_path(given, config.work))
-
-
-def _truth(config: Config) -> Truth | None:
-    if config.objective.relation != "truth":
-        return None
-    return read_truth(resolve_path(config.source.root, config.work))
-
-
-def _digests(config: Config, inputs: TrainInputs) -> dict[str, Artifact | str]:
-    digests: dict[str, Artifact | str] = {
-        "manifest": inputs.manifest,
-        "prepared": inputs.prepared,
-        "sentences": inputs.sentences,
-        "eta_cache": inputs.eta_cache,
-        "text_weights": sha256_file(weights_file(inputs.text_folder)),
-        "prompts": sha256_file(resolve_path(config.evaluate.prompts, config.work)),
-    }
-    if inputs.claims is not None:
-        digests["claims"] = inputs.claims
-    if inputs.truth is not None:
-        root = resolve_path(config.source.root, config.work)
-        digests |= {file.name: sha256_file(file) for file in truth_files(root)}
-    if config.model.pretrained or config.model.text.pretrained:
-        digests["text_files"] = files_digest(inputs.text_folder)
-    if inputs.image_weights is not None:
-        digests["image_weights"] = sha256_file(weights_file(inputs.image_weights))
-        digests["image_files"] = files_digest(inputs.image_weights)
-    if inputs.text_checkpoint is not None:
-        digests["text_checkpoint"] = sha256_file(weights_file(inputs.text_checkpoint))
-    if inputs.similar_table is not None:
-        digests["similar_table"] = sha256_file(inputs.similar_table)
-    return digests
+    return inputs, opened.digests
 
 
 def _is_published(job: Job, fingerprint: dict[str, Any], accelerator: Accelerator) -> bool:

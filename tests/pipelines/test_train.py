@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,14 @@ from benchmarks.fixtures.corpus import (
 )
 from benchmarks.fixtures.headers import made_by_other_code
 from medclip_dcl import load, model_package
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.likelihood import eta
 from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.training.logging import TIMINGS, read_metrics
-from pipelines.train import main
+from pipelines.config import load_config
+from pipelines.job import Job
+from pipelines.train import main, open_inputs
 
 STEPS = 160
 LONG = {"steps": STEPS, "save_every_steps": 20}
@@ -234,6 +237,23 @@ def test_a_signal_finishes_the_step_saves_and_exits_with_75(work: Path, number: 
     assert stop_after(work, 5, number, train=LONG) == 75
     (newest, *_) = sorted((work / "checkpoints").glob("step-*"), reverse=True)
     assert int(newest.name.removeprefix("step-")) == len(figures(work)) < STEPS
+
+
+@pytest.mark.parametrize("relation", ["none", "claims"])
+def test_every_artifact_that_is_opened_is_in_the_fingerprint(relation: str, work: Path) -> None:
+    config = load_config(
+        write_config(work / "config.yaml", work, objective={"kind": "multipositive"}),
+        [f"objective.relation={relation}"] if relation == "claims" else ["objective.kind=infonce"],
+    )
+    inputs, digests = open_inputs(Job("train", config, work), verify=False)
+    opened = {
+        field.name: value
+        for field in fields(inputs)
+        if isinstance(value := getattr(inputs, field.name), Artifact)
+    }
+    assert ("claims" in opened) == (relation == "claims")
+    assert opened == {name: value for name, value in digests.items() if value in opened.values()}
+    assert digests.keys() - opened.keys() == {"text_weights", "prompts"}
 
 
 def test_a_run_does_not_go_on_with_another_eta_or_other_settings(

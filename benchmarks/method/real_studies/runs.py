@@ -162,7 +162,8 @@ def _train_and_ask(bed: Bed, run: Run, folder: Path) -> dict[str, Any]:
     job = lay_out(bed, run, folder)
     begun, wall = time.process_time(), time.monotonic()
     accelerator = start_accelerator(job.config.train)
-    inputs = replace(open_inputs(job, verify=False), claims=job.open(claims.ARTIFACT, verify=False))
+    inputs, _ = open_inputs(job, verify=False)
+    inputs = replace(inputs, claims=job.open(claims.ARTIFACT, verify=False))
     setup = set_up(TrainingConfig.of(job.config), inputs, accelerator, folder, print_line)
     if row.change is not None:
         setup = row.change(setup, inputs)
