@@ -6,6 +6,7 @@ model, likelihoods and eta are of its own training patients; prepared images and
 
 import importlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from benchmarks.method.labeler import (
+    CONCEPTS_OF,
+    FEWEST_POSITIVES,
+    concepts_found,
+    macro_f1,
+    score_names,
+)
 from medclip_dcl.data import prepared
 from medclip_dcl.data.sources.open_i import image_name
 from medclip_dcl.text.labeler import labels as claims
+from medclip_dcl.text.labeler.labels import read_report
 from pipelines.config import Config, load_config
 
 HERE = Path(__file__).parent
@@ -70,6 +79,21 @@ def read_patients(root: Path) -> list[Patient]:
             if images:
                 patients.append(Patient(str(row["uid"]), *texts, images, gold))
     return sorted(patients, key=lambda patient: int(patient.uid))
+
+
+def labels_macro_f1(patients: Sequence[Patient]) -> float:
+    """Hold our labels of the patients' reports against the experts': mean F1 of the findings."""
+    names = [*CONCEPTS_OF, "normal"]
+    pairs = [
+        (
+            concepts_found(read_report(f"{patient.findings}\n\n{patient.impression}")),
+            {name for name, shown in patient.gold.items() if shown},
+        )
+        for patient in patients
+    ]
+    positives = Counter(name for _, true in pairs for name in true)
+    judged = [name for name in names if positives[name] >= FEWEST_POSITIVES]
+    return macro_f1(score_names(pairs, names), judged)
 
 
 def divide(patients: Sequence[Patient], shares: Sequence[float], seed: int) -> list[list[Patient]]:

@@ -86,6 +86,11 @@ def compare(one: Sequence[float], other: Sequence[float]) -> Difference:
     return Difference(mean, mean - reach, mean + reach, p, seen, count, better)
 
 
+def plain(found: Difference) -> dict[str, float | None]:
+    """Give its numbers as JSON has them: null where so few runs say nothing."""
+    return {name: None if value != value else value for name, value in vars(found).items()}
+
+
 def holm(p: Mapping[Any, float]) -> dict[Any, float]:
     """Correct p values for their number (Holm 1979)."""
     corrected, most = {}, 0.0
@@ -176,7 +181,7 @@ def table(lines: Lines, start: str = "random") -> dict[str, Any]:
     return {
         "rows": rows,
         "primary": {
-            name: {**vars(found), "holm": corrected[name]} for name, found in tests.items()
+            name: {**plain(found), "holm": corrected[name]} for name, found in tests.items()
         },
     }
 
@@ -219,7 +224,7 @@ def _row(figures: Mapping[str, Mapping[tuple[int, int], Line]], name: str) -> di
             key: mean(lambda line, key=key: line["false_negatives"][key])
             for key in own[0]["false_negatives"]
         },
-        "against_baseline": None if against is None else vars(against),
+        "against_baseline": None if against is None else plain(against),
     }
 
 
