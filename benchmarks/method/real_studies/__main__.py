@@ -8,31 +8,38 @@ the other rows on three folds and on five, then the decisive rows with a second 
 warm start.
 What is done is kept and not done again. `--table` prints what there is; either way
 results/real_studies.json is written.
+
+    python -m benchmarks.real_studies --row cross_place --out FOLDER
+
+trains a row on all studies and leaves FOLDER/model.
 """
 
 import argparse
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.method.real_studies import runs as running
 from benchmarks.method.real_studies.rows import CEILING, CONSTANTS, DECISIVE, ROWS
-from benchmarks.method.real_studies.runs import Bed, Run, do_all, write_tfidf
+from benchmarks.method.real_studies.runs import Bed, Run, do_all, make_model, write_tfidf
 from benchmarks.method.real_studies.studies import (
     FOLDS,
     labels_macro_f1,
     prepare,
     read_folds,
     read_patients,
+    read_whole,
     warm_up,
 )
 from benchmarks.method.real_studies.summary import (
     BARS,
     Lines,
     best_constant,
+    chosen_value,
     decide,
     figures_of,
     is_stopped,
@@ -85,11 +92,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=len(ROUNDS))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--table", action="store_true", help="print what there is")
+    parser.add_argument("--row", choices=ROWS, help="train this row on all studies, into --out")
+    parser.add_argument("--out", type=Path, help="folder of that run")
     options = parser.parse_args(argv)
+    if (options.row is None) != (options.out is None):
+        parser.error("--row names what is trained, --out where; give both")
     root = os.environ.get("TEST_DATA")
     if root is None and not options.table:
         print("TEST_DATA is not set: there are no studies", file=sys.stderr)
         return 1
+    if root is not None and options.row is not None:
+        return train_on_all(Path(root) / "openi", options.row, options.out)
     if root is not None and not options.table:
         do_rounds(Path(root) / "openi", options.work, options.rounds, options.processes)
     lines = read_log(LOG)
@@ -112,6 +125,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     write_text(RESULTS, json.dumps(kept, indent=1) + "\n")
     return finish("real_studies", figures, bars, ", ".join(commits))
+
+
+def train_on_all(root: Path, row: str, out: Path) -> int:
+    """Make a row's model on all studies, with the value that most folds chose; the exit code."""
+    lines = read_log(LOG)
+    chosen = [chosen_value(lines, Run("random", row, "", fold, 0)) for fold in range(FOLDS)]
+    ((value, _),) = Counter(each for each in chosen if each is not None).most_common(1) or [
+        (next(iter(ROWS[row].points)), 0)
+    ]
+    fold = read_whole(root, out, read_patients(root))
+    prepare(fold, fold.folder)
+    write_tfidf(fold)
+    print(make_model(fold, row, value))
+    return 0
 
 
 def do_rounds(root: Path, work: Path, rounds: int, processes: int) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from multiprocessing import connection, get_context
@@ -25,6 +25,7 @@ from benchmarks.method.real_studies.questions import ask
 from benchmarks.method.real_studies.rows import ROWS
 from benchmarks.method.real_studies.studies import Fold
 from benchmarks.record import commit, machine
+from medclip_dcl import model_package
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.likelihood import masked_lm, scoring
@@ -35,6 +36,7 @@ from medclip_dcl.training import pretraining
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.launch import start_accelerator
+from medclip_dcl.training.publishing import package_model
 from medclip_dcl.training.trainer import set_up, train
 from medclip_dcl.training.validation import evaluating
 from pipelines.job import Job
@@ -136,25 +138,52 @@ def do_run(bed: Bed, run: Run) -> None:
 
 def lay_out(bed: Bed, run: Run, folder: Path) -> Job:
     """Make a run's folder: links to what its fold shares, its config, its eta."""
-    fold, row = bed.folds[run.fold], ROWS[run.row]
+    fold = bed.folds[run.fold]
     for kind in LINKED:
         link = kind.at(folder)
         if not link.exists():
             link.symlink_to(os.path.relpath(kind.at(fold.folder), folder))
+    return _configured(fold, run, folder, bed.overrides)
+
+
+def _configured(fold: Fold, run: Run, folder: Path, overrides: Sequence[str]) -> Job:
+    row = ROWS[run.row]
     changes = {"work": str(folder), "seed": run.draw, **row.points[run.value]}
     changes |= {"train.best_metric": JUDGE} if row.stopped else {}
     if run.start == "warm":
         changes["model.image.pretrained"] = str(pretraining.ARTIFACT.at(fold.folder))
     os.environ["TFIDF"] = str(fold.folder / TFIDF)
-    config = fold.config(
-        *bed.overrides, *(f"{key}={json.dumps(each)}" for key, each in changes.items())
-    )
+    given = (f"{key}={json.dumps(each)}" for key, each in changes.items())
+    config = fold.config(*overrides, *given)
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "utf-8")
     code = importlib.import_module("pipelines.build_eta_cache").main(["--config", str(file)])
     if code:
         raise SystemExit(code)
     return Job("train", config, folder)
+
+
+def make_model(fold: Fold, row: str, value: str, overrides: Sequence[str] = ()) -> Path:
+    """Train a row, of a tuned value, on a fold; its model is in the fold's folder."""
+    work, run = fold.folder, Run("random", row, value, fold.number, 0)
+    job = _configured(fold, run, work, overrides)
+    accelerator = start_accelerator(job.config.train)
+    inputs, digests = open_inputs(job, verify=False)
+    inputs = replace(inputs, claims=job.open(claims.ARTIFACT, verify=False))
+    setup = set_up(TrainingConfig.of(job.config), inputs, accelerator, work, print_line)
+    change = ROWS[row].change
+    setup = setup if change is None else change(setup, inputs)
+    store = CheckpointStore(work / "checkpoints", {"run": run.name})
+    with store.locked():
+        result = train(setup, accelerator, store, work / "checkpoints", print_line)
+    settings = {"row": row, "config": job.config.model_dump(mode="json")}
+    made = job.make(
+        model_package.ARTIFACT,
+        settings,
+        digests,
+        lambda writer: package_model(writer.directory, job.config, inputs, result),
+    )
+    return made.path
 
 
 def _train_and_ask(bed: Bed, run: Run, folder: Path) -> dict[str, Any]:

@@ -188,6 +188,12 @@ def read_folds(root: Path, work: Path, patients: Sequence[Patient]) -> list[Fold
     return folds
 
 
+def read_whole(root: Path, folder: Path, patients: Sequence[Patient]) -> Fold:
+    """Give a fold of all patients, of whom none is tested: what a model of a row is made from."""
+    validation, training = divide(patients, [VALIDATE_SHARE, 1 - VALIDATE_SHARE], _SEED)
+    return Fold(FOLDS, folder, root, (), tuple(training), tuple(validation))
+
+
 def prepare(fold: Fold, shared: Path, *overrides: str) -> None:
     """Make the artifacts of a fold; those of `shared`, if they are there, are linked."""
     fold.write_table()

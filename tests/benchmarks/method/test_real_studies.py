@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from benchmarks.method.real_studies.__main__ import ROUNDS, planned
 from benchmarks.method.real_studies.questions import QUESTIONS, ask_findings, fitting, means
 from benchmarks.method.real_studies.rows import BASELINE, CONSTANT, DECISIVE, EARLY, ROWS
 from benchmarks.method.real_studies.runs import JUDGE, Run
-from benchmarks.method.real_studies.studies import Patient, divide
+from benchmarks.method.real_studies.studies import Patient, divide, read_whole
 from benchmarks.method.real_studies.summary import (
     compare,
     decide,
@@ -44,6 +45,14 @@ def test_every_part_has_its_share_of_every_label() -> None:
         assert max(counts) - min(counts) <= 1
     assert {len(part) for part in parts} == {200}
     assert [p.uid for p in divide(patients, [0.2] * 5, seed=1)[0]] == [p.uid for p in parts[0]]
+
+
+def test_a_model_of_all_studies_tests_nobody() -> None:
+    everyone = [patient(number, Edema=number % 7 == 0) for number in range(100)]
+    fold = read_whole(Path("root"), Path("out"), everyone)
+    assert fold.tested == ()
+    assert {each.uid for each in (*fold.training, *fold.validation)} == {*map(str, range(100))}
+    assert len(fold.validation) == 10
 
 
 def test_an_image_meets_the_sentences_of_others_alone() -> None:
