@@ -11,7 +11,7 @@ RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "se
 RELIABILITY += ("determinism", "gateway", "hospital", "input_range", "membership", "ohif")
 RELIABILITY += ("soak",)
 METHOD = ("bias", "compare", "demo", "labeler", "method")
-METHOD += ("real_images", "real_studies", "table1", "eta_calibration")
+METHOD += ("real_images", "real_likelihood", "real_studies", "table1", "eta_calibration")
 
 LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo", "pll", "table1")
 LONG += ("compare", "service", "serve", "retrieve", "gateway", "ohif", "determinism", "membership")

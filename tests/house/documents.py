@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic.fields import FieldInfo
 from pydicom.uid import UID, ExplicitVRLittleEndian
@@ -38,6 +39,7 @@ from pipelines.stages import STAGES, TOOLS
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = "docs/artifacts.md"
+REAL_STUDIES = "docs/results/real_studies.md"
 RESULTS = ROOT / "benchmarks" / "results"
 RESULT_PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 
@@ -177,6 +179,82 @@ def mutants_table() -> str:
     return "\n".join(rows)
 
 
+def real_studies_table() -> str:
+    """One row per objective: its figures on tested patients, and what it gains over InfoNCE."""
+    head = ("", "runs", "AUC", "of six", "alone", "AUPRC", "accuracy, offset", "inverted")
+    rows = [_row(*head, "minus InfoNCE"), "|---" * (len(head) + 1) + "|"]
+    figures = (
+        "mean_auc",
+        "mean_auc_of_six",
+        "mean_auc_alone",
+        "mean_auprc",
+        "mean_accuracy_offset",
+    )
+    for row in _real_rows():
+        against, gain = row["against_baseline"], "-"
+        if against is not None:
+            gain = f"{against['value']:+.3f}"
+            if against["low"] is not None:
+                gain += f" [{against['low']:+.3f}, {against['high']:+.3f}]"
+        numbers = (_share(row[name]) for name in figures)
+        inverted = f"{row['inverted']} of {row['asked']}"
+        rows.append(_row(row["title"], str(row["runs"]), *numbers, inverted, gain))
+    return "\n".join(rows)
+
+
+def real_findings_table() -> str:
+    """One row per objective: the AUC of each finding, and how alike its two sentences score."""
+    rows, found = [], _real_rows()
+    names = ("Atelectasis", "Cardiomegaly", "Effusion", "Emphysema", "Nodule", "normal")
+    rows = [_row("AUC; correlation of the pair", *names), "|---" * (len(names) + 1) + "|"]
+    for row in found:
+        cells = (f"{_share(row['auc'][n])}; {_share(row['correlation'][n])}" for n in names)
+        rows.append(_row(row["title"], *cells))
+    return "\n".join(rows)
+
+
+def real_questions_table() -> str:
+    """One row per objective: retrieval, probes and false negatives."""
+    head = ("", "image of a report, R@10", "report of an image, R@10", "median rank",
+            "probe, 1 % of labels", "10 %", "all", "false negatives", "pushed away")  # fmt: skip
+    rows = [_row(*head), "|---" * len(head) + "|"]
+    for row in _real_rows():
+        if not row["retrieval"]:
+            continue
+        found, probe, false = row["retrieval"], row["probe"], row["false_negatives"]
+        ranks = (found["report_to_image_r10"], found["image_to_report_r10"])
+        shares = (*(probe[name] for name in ("0.01", "0.1", "1")), false["share"], false["pushed"])
+        median = f"{found['report_to_image_median']:.0f}"
+        rows.append(_row(row["title"], *map(_share, ranks), median, *map(_share, shares)))
+    return "\n".join(rows)
+
+
+def real_primary_table() -> str:
+    """One row per comparison that decides: difference, interval, p after Holm, what was visible."""
+    head = ("mean AUC", "difference", "95 %", "runs ahead", "p (Holm)", "would have been seen")
+    rows = [_row(*head), "|---" * len(head) + "|"]
+    kept = json.loads((RESULTS / "real_studies.json").read_text("utf-8"))["tables"]["random"]
+    titles = {name: row["title"] for name, row in kept["rows"].items()}
+    for name, found in kept["primary"].items():
+        one, other = (titles[part] for part in name.split(" - "))
+        interval = f"{found['low']:+.3f} to {found['high']:+.3f}"
+        ahead, p = f"{found['better']} of {found['runs']}", f"{found['holm']:.2f}"
+        difference = f"{found['value']:+.3f}"
+        rows.append(
+            _row(f"{one}, minus {other}", difference, interval, ahead, p, _share(found["seen"]))
+        )
+    return "\n".join(rows)
+
+
+def _real_rows() -> list[dict[str, Any]]:
+    kept = json.loads((RESULTS / "real_studies.json").read_text("utf-8"))["tables"]["random"]
+    return sorted(kept["rows"].values(), key=lambda row: -row["mean_auc"])
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
 BATCHES = (32, 64, 128, 256, 512, 1024, 4096)
 """Global batches of the table of false negatives."""
 
@@ -192,6 +270,10 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "api_settings": ("api/README.md", lambda: settings_table(ServeSettings)),
     "api_errors": ("api/README.md", refusals_table),
     "mutants": ("docs/results/reliability.md", mutants_table),
+    "real_studies": (REAL_STUDIES, real_studies_table),
+    "real_primary": (REAL_STUDIES, real_primary_table),
+    "real_findings": (REAL_STUDIES, real_findings_table),
+    "real_questions": (REAL_STUDIES, real_questions_table),
     "gateway_settings": ("gateway/README.md", lambda: settings_table(GatewaySettings)),
     "gateway_dicom": ("gateway/README.md", conformance_table),
 }
