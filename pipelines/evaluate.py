@@ -2,7 +2,8 @@
 
 Reads the model, manifest, prepared images and sentences, and where the source is a
 generated one its exact truth; writes `results`. A question that the data cannot put is
-named with the reason. `evaluate.adapter` puts other people's model to the same questions.
+named with the reason, and a finding whose prompt pair does not decide is warned of.
+`evaluate.adapter` puts other people's model to the same questions.
 `evaluate.model` names a model of another run: a config of `source` and it is enough.
 """
 
@@ -96,6 +97,13 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
         job.say(
             warning=f"of {asked} images a finding, half with it, there are fewer",
             **evaluation.short,
+        )
+    for warning in evaluation.warnings:
+        job.say(
+            warning=warning.message,
+            finding=warning.finding,
+            correlation=warning.correlation,
+            auc=warning.auc,
         )
     for form, found in evaluation.tables.items():
         write_table(writer.directory, form, found)

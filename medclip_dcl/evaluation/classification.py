@@ -27,8 +27,10 @@ from medclip_dcl.evaluation.metrics import (
     mean,
     mean_of,
     mean_over_findings,
+    pearson_correlation,
     value_of,
 )
+from medclip_dcl.evaluation.prompt_pairs import CORRELATION_FIGURE, LEAST_IMAGES, pair_correlation
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference import Finding, softmax_scores
 
@@ -45,6 +47,7 @@ LEAST_PATIENTS = 10
 
 _PER_CLASS = 200  # most images of a class that show one finding alone: that of CheXpert5x200
 _ONE_CLASS = "no image of one of the two classes"
+_ALIKE = "one of the two prompts scores all images alike"
 _NO_FINDING = "no finding has images of both classes"
 _NO_GAP = "no finding has images of both classes in every group"
 _SHOWN = ("auc", "balanced_accuracy", "balanced_accuracy_offset")
@@ -128,7 +131,9 @@ def evaluate_findings(
 
     Source: Wang et al. 2023, Section 3.2 and Table 2.
     """
-    margin = images.mean_by_study(model.margins(images.regions, findings))
+    sides = model.side_scores(images.regions, findings)
+    margin = images.mean_by_study(sides[0::2] - sides[1::2])
+    scores = images.mean_by_study(sides).cpu().numpy().astype(np.float64)
     offsets = model.offsets_of(findings)
     score = softmax_scores(margin, torch.tensor(model.gamma_squared).sqrt()).cpu().numpy()
     margins = margin.cpu().numpy().astype(np.float64)
@@ -136,6 +141,7 @@ def evaluate_findings(
         finding.name: finding_figures(
             margins[row], truth[row], images.subject_ids, bootstrap, offsets[row]
         )
+        | pair_figures(scores[2 * row], scores[2 * row + 1], images.subject_ids, bootstrap)
         for row, finding in enumerate(findings)
     }
     mean_figures = mean_finding_figures(margins, truth, images.subject_ids, bootstrap, offsets)
@@ -143,6 +149,8 @@ def evaluate_findings(
         {
             **images.ids_of(image),
             "finding": finding.name,
+            "positive": float(scores[2 * row, image]),
+            "negative": float(scores[2 * row + 1, image]),
             "margin": float(margins[row, image]),
             "offset": offsets[row],
             "score": float(score[row, image]),
@@ -173,6 +181,23 @@ def finding_figures(
         return classification_metrics(margin, positive, weights, offset)
 
     return estimate(measure, owners, bootstrap, _ONE_CLASS)
+
+
+def pair_figures(
+    positive: Float[np.ndarray, " images"],
+    negative: Float[np.ndarray, " images"],
+    subjects: Sequence[str],
+    bootstrap: BootstrapOptions,
+) -> dict[str, Figure]:
+    """Estimate the correlation of the scores of a finding's two prompts, over all images."""
+    if len(subjects) < LEAST_IMAGES:
+        reason = f"fewer than {LEAST_IMAGES} images"
+        return {CORRELATION_FIGURE: Figure(None, len(subjects), len(set(subjects)), reason=reason)}
+
+    def measure(weights: Weights) -> dict[str, Samples]:
+        return {CORRELATION_FIGURE: pearson_correlation(positive, negative, weights)}
+
+    return estimate(measure, subjects, bootstrap, _ALIKE)
 
 
 def mean_finding_figures(
@@ -385,11 +410,13 @@ def evaluate_paraphrases(
         pool[finding.name] = len(pairs)
         ensemble = (margins.mean(axis=0)[known], positive, level)
         groups[finding.name] = _spread(measured, ensemble, owners, bootstrap)
-        for words, (margin, _, offset) in zip(pairs, measured, strict=True):
+        sides = product(present, absent)
+        for words, side, (margin, _, offset) in zip(pairs, sides, measured, strict=True):
             found = classification_metrics(margin, positive, offset=offset)
             figures = {name: value_of(values) for name, values in found.items()}
             row = {"finding": finding.name, "positive": words[0], "negative": words[1]}
-            rows.append(row | {name: figures.get(name) for name in _SHOWN})
+            measures = {name: figures.get(name) for name in _SHOWN}
+            rows.append(row | measures | {"correlation": pair_correlation(*side)})
     return EvalResult("" if groups else "there is no finding", pool, groups=groups), rows
 
 

@@ -51,8 +51,8 @@ from medclip_dcl.files import sha256_file
 from medclip_dcl.inference import (
     Finding,
     Predictor,
-    margins,
     prompt_texts,
+    side_scores,
 )
 from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.image_encoder import to_input
@@ -168,8 +168,15 @@ class EvaluatedModel:
         self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
     ) -> Float[Tensor, "findings images"]:
         """Compare the prompts of each finding: f(positive) - f(negative), in [-2, 2]."""
+        sides = self.side_scores(regions, findings)
+        return sides[0::2] - sides[1::2]
+
+    def side_scores(
+        self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
+    ) -> Float[Tensor, "sides images"]:
+        """Score the prompts of each finding, averaged by side: positive, then negative."""
         prompts = self.embed_sentences(prompt_texts(findings))
-        return margins(self.score(regions, prompts), findings)
+        return side_scores(self.score(regions, prompts), findings)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
         """Give the level of each finding's margin, as `Predictor.offsets_of`.

@@ -21,6 +21,7 @@ Scores = Float[np.ndarray, " U"]
 IsTrue = Bool[np.ndarray, " U"]
 Ranks = Int[np.ndarray, " U"] | Float[np.ndarray, " U"]
 
+_FLAT = 1e-7  # deviation of scores in [-1, 1] below which they differ by rounding alone, float32
 _BINS = 10  # of probabilities, of equal width, closed on the left
 
 
@@ -111,6 +112,30 @@ def classification_metrics(
     if offset is not None:
         found["balanced_accuracy_offset"] = balanced_accuracy(margins - offset, positive, weights)
     return found
+
+
+def pearson_correlation(x: Scores, y: Scores, weights: Weights | None = None) -> Samples:
+    """Pearson's correlation of two scores of each unit, in [-1, 1].
+
+    Undefined where the sample holds one value of a score, but for what float32 rounds;
+    MetricError where a score is not finite.
+
+    Source: Pearson 1895.
+    """
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise MetricError("a score to correlate is not finite; repair the model")
+    each = _weights(x, weights)
+    total = each.sum(axis=1)
+    # Centred before they are squared: the spread of scores can be a thousandth of their size.
+    x, y = (values - values.mean() if len(values) else values for values in (x, y))
+    x_mean, y_mean = _ratio(each @ x, total), _ratio(each @ y, total)
+    x_spread = np.sqrt(np.maximum(_ratio(each @ x**2, total) - x_mean**2, 0.0))
+    y_spread = np.sqrt(np.maximum(_ratio(each @ y**2, total) - y_mean**2, 0.0))
+    varies = (x_spread > _FLAT) & (y_spread > _FLAT)
+    common = _ratio(each @ (x * y), total) - x_mean * y_mean
+    found = common / np.where(varies, x_spread * y_spread, 1.0)
+    defined: np.ndarray = np.where(varies, np.clip(found, -1.0, 1.0), np.nan)
+    return defined
 
 
 def mean_over_findings(findings: Iterable[dict[str, Samples]]) -> dict[str, Samples]:

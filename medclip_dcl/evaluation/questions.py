@@ -35,6 +35,7 @@ from medclip_dcl.evaluation.classification import (
 from medclip_dcl.evaluation.evaluated_model import Embed, EncodedImages, EvaluatedModel, encode
 from medclip_dcl.evaluation.grounding import boxed_sentences, evaluate_grounding
 from medclip_dcl.evaluation.probe import evaluate_probe
+from medclip_dcl.evaluation.prompt_pairs import PairWarning, check_pairs
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.evaluation.retrieval import (
     evaluate_boxes,
@@ -169,6 +170,8 @@ class Evaluation:
     """The rows behind the figures."""
     short: dict[str, int]
     """Images of each finding that has fewer than `evaluate.images_per_finding` asks for."""
+    warnings: list[PairWarning]
+    """Findings whose answers should not be read."""
 
     def __init__(
         self,
@@ -194,6 +197,7 @@ class Evaluation:
         self._gallery = self._read_gallery()  # before hours of encoding
         self.tables = {form: [] for form in results.TABLES}
         self.short = {}
+        self.warnings = []
 
     def put_questions(self, rows: Rows) -> dict[str, Any]:
         """Put every question to the model, about the images of the manifest's rows.
@@ -222,6 +226,7 @@ class Evaluation:
             "images": len(rows),
             "patients": len(set(encoded.subject_ids)),
             "truth": origin,
+            "warnings": [asdict(warning) for warning in self.warnings],
             "questions": {name: asdict(outcome) for name, outcome in self._outcomes.items()},
         }
 
@@ -259,6 +264,7 @@ class Evaluation:
         outcomes["zero_shot"], scores = evaluate_findings(
             self._model, encoded, findings, drawn, bootstrap
         )
+        self.warnings = check_pairs(outcomes["zero_shot"].groups)
         margins = np.array([row["margin"] for row in scores], dtype=np.float64)
         margins = margins.reshape(len(findings), -1)
         offsets = self._model.offsets_of(findings)

@@ -10,6 +10,8 @@
     contaminated    evaluated patients that the model was trained on; null: not known
     repeated_images  evaluated images whose very picture the model was trained on; null too
     truth           where the labels come from: `exact`, `labels` or `none`
+    warnings        findings whose prompt pair does not decide, or that are read upside down:
+                    `prompt_pairs.PairWarning`
     questions       per question: `absent` (why it could not be put, else empty), `pool`
                     (images, boxes, sentences), `chance`, `figures`, and `groups` of figures
 
@@ -29,7 +31,7 @@ from medclip_dcl.evaluation.bootstrap import Figure
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import Column, TableFormat
 
-ARTIFACT = ArtifactType("results", 8, "evaluate")
+ARTIFACT = ArtifactType("results", 9, "evaluate")
 
 Rows = list[dict[str, Any]]
 """Rows of one of the tables below."""
@@ -45,6 +47,8 @@ SCORES = TableFormat(
     (
         *_OF_IMAGE,
         Column("finding", pa.string(), "name of the finding"),
+        Column("positive", pa.float32(), "score of the positive prompt, of several their mean"),
+        Column("negative", pa.float32(), "score of the negative prompt, of several their mean"),
         Column("margin", pa.float32(), "score of the positive prompt minus that of the negative"),
         Column("offset", pa.float64(), "margin from which the finding is present; null: not known"),
         Column("score", pa.float32(), "softmax over the scaled prompt scores, [0, 1]"),
@@ -65,6 +69,7 @@ PROMPTS = TableFormat(
         Column("auc", pa.float64(), "area under the ROC curve with this pair; null: one class"),
         Column("balanced_accuracy", pa.float64(), "with this pair, at a margin of 0"),
         Column("balanced_accuracy_offset", pa.float64(), "at the pair's offset; null: not known"),
+        Column("correlation", pa.float64(), "of the two scores over all images; null: undefined"),
     ),
 )
 """Paraphrases: one row per finding and pair of prompts."""
@@ -252,6 +257,7 @@ def results_table(tree: Mapping[str, Any]) -> str:
             f"CONTAMINATED: the model was trained on {tree['contaminated']} of these patients, and "
             f"on the picture of {tree['repeated_images']} of these images"
         )
+    lines += [f"  WARNING {warning['message']}" for warning in tree["warnings"]]
     for headline in HEADLINES:
         outcome, figure = tree["questions"][headline.question], headline.figure_of(tree)
         if figure is None:

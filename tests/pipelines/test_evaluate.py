@@ -20,6 +20,8 @@ from pipelines.config import Config
 from pipelines.evaluate import main
 
 SETTINGS = {"bootstrap": 20}
+DECIDING = 37
+"""Seed of a random model whose score of pneumonia happens to rise with it on the test images."""
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +119,35 @@ def test_a_second_run_reuses_the_results_and_prints_them(evaluated, capsys):
     assert '"state": "reused"' in printed
     assert "sentence from box, gallery, R@5" in printed
     assert "chance" in printed
+
+
+def test_prompts_that_do_not_decide_are_warned_of_each_time(tmp_path, capsys):
+    work = write_evaluated(tmp_path / "work")
+    publish(work / "model", ["elsewhere"])  # random weights: almost one vector of all sentences
+    assert run(work) == 0
+    printed = capsys.readouterr().out
+    warned = [json.loads(line) for line in printed.splitlines() if '"warning"' in line]
+    tree = figures(work)
+    assert [line["finding"] for line in warned] == ["pneumonia", "effusion"]
+    for line, kept in zip(warned, tree["warnings"], strict=True):
+        assert line["warning"] == kept["message"]
+        assert "do not decide" in kept["reason"]
+        figure = tree["questions"]["zero_shot"]["groups"][kept["finding"]]["prompt_correlation"]
+        assert line["correlation"] == kept["correlation"] == figure["value"] > 0.97
+        assert f"WARNING {kept['message']}" in printed
+        rows = [row for row in scores(work) if row["finding"] == kept["finding"]]
+        pair = np.array([[row["positive"], row["negative"]] for row in rows])
+        assert np.corrcoef(pair.T)[0, 1] == pytest.approx(figure["value"], abs=1e-3)
+    assert run(work) == 0
+    assert f"WARNING {warned[0]['warning']}" in capsys.readouterr().out  # reused results too
+
+
+def test_prompts_that_decide_are_not_warned_of(tmp_path, capsys):
+    work = write_evaluated(tmp_path / "work")
+    publish(work / "model", ["elsewhere"], seed=DECIDING, centred=True)
+    assert run(work) == 0
+    assert figures(work)["warnings"] == []
+    assert "WARNING" not in capsys.readouterr().out
 
 
 def test_the_results_hold_no_number_that_is_none(evaluated):

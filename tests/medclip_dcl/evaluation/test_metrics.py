@@ -23,6 +23,7 @@ from medclip_dcl.evaluation.metrics import (
     mean_of,
     mean_over_findings,
     median,
+    pearson_correlation,
     recall_at,
     roc_auc,
     value_of,
@@ -237,6 +238,27 @@ def test_no_images_have_no_error():
 def test_what_is_not_a_probability_is_refused(said: list[float]):
     with pytest.raises(MetricError):
         calibration_error(np.array(said), np.array([True, False]))
+
+
+def test_correlation_is_that_of_numpy_and_weights_repeat_units():
+    assert value_of(pearson_correlation(np.array([1.0, 2, 3]), np.array([1.0, 3, 2]))) == (
+        pytest.approx(0.5)
+    )
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 20))
+    weights = rng.integers(0, 3, (4, 20))
+    for row, found in zip(weights, pearson_correlation(x, y, weights), strict=True):
+        expected = np.corrcoef(np.repeat(x, row), np.repeat(y, row))[0, 1]
+        assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_correlation_is_undefined_without_spread_and_refused_where_not_finite():
+    drawn = np.array([[1, 1, 1], [2, 0, 0], [0, 0, 0]])  # one unit twice, and none
+    found = pearson_correlation(np.array([1.0, 2, 3]), np.array([3.0, 2, 1]), drawn)
+    assert found == pytest.approx([-1.0, np.nan, np.nan], nan_ok=True)
+    assert np.isnan(pearson_correlation(np.zeros(0), np.zeros(0)))
+    with pytest.raises(MetricError, match="not finite"):
+        pearson_correlation(np.array([np.nan, 1]), np.array([0.0, 1]))
 
 
 SCORES = np.array([[0.9, 0.1, 0.5], [0.2, 0.8, 0.3], [0.7, 0.6, 0.1]])
