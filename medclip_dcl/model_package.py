@@ -97,7 +97,7 @@ class FindingCalibration(Section):
     finding: str
     """Name of the finding."""
     curve: Curve | None
-    """None where the validation images do not suffice."""
+    """None where the validation images do not suffice, or the prompts do not decide."""
     reason: str
     """Why there is no curve; empty where there is one."""
     images_with: int
@@ -110,6 +110,13 @@ class FindingCalibration(Section):
     """Expected calibration error of the score itself, on the same images; None: no image."""
     fitted_error: float | None
     """That of the probability on the images it was fitted to, and so too low; None: no curve."""
+    correlation: float | None = None
+    """Of the scores of its two prompts over the validation images; None: undefined, or fitted by a
+    version that did not look."""
+    auc: float | None = None
+    """Of the score on these images; None: fewer than `least_per_class`, or not looked at either."""
+    is_refused: bool = False
+    """Whether its prompt pair does not decide, or it is read upside down."""
 
 
 class ScoreCalibration(Section):
@@ -124,6 +131,8 @@ class ScoreCalibration(Section):
     """How it was fitted."""
     inputs: dict[str, str]
     """Digests of what it was made from, by name."""
+    correlation_limit: float | None = None
+    """Correlation of two prompts above which a finding was refused; None: none was."""
     findings: tuple[FindingCalibration, ...]
     """One entry per finding of the model."""
 

@@ -2,8 +2,9 @@
 
 Reads the model, manifest and prepared images; writes `calibration.json` into the model,
 which is committed again: its digest changes with its answers, and so results and index are made
-again too. A finding with too few images keeps its score alone, with the reason. A probability
-holds where a finding is as common as among those images.
+again too. A finding with too few images keeps its score alone, with the reason. One whose prompt
+pair does not decide, or that is read upside down, is refused and warned of. A probability holds
+where a finding is as common as among those images.
 """
 
 import sys
@@ -18,6 +19,7 @@ from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation.calibration import calibrate_findings
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
+from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT, REMEDY, pair_correlation
 from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminated, truth_of
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference import load
@@ -37,11 +39,24 @@ def build(job: Job) -> None:
     found = read_calibration(model)
     asked = job.config.probabilities
     state = "reused"
-    if job.force or found is None or (found.settings, found.inputs) != (asked, inputs):
+    wanted = (asked, inputs, CORRELATION_LIMIT)
+    if (
+        job.force
+        or found is None
+        or (found.settings, found.inputs, found.correlation_limit) != wanted
+    ):
         found = _fit(job, inputs)
         model_package.add_calibration(model, found)
         state = "made"
     job.say(artifact=model_package.ARTIFACT.name, state=state, truth=found.truth, **_counts(found))
+    for item in found.findings:
+        if item.is_refused:
+            job.say(
+                warning=f"{item.finding} is not calibrated: {item.reason}; {REMEDY}",
+                finding=item.finding,
+                correlation=item.correlation,
+                auc=item.auc,
+            )
 
 
 def _inputs(job: Job, model: Artifact) -> dict[str, str]:
@@ -66,22 +81,35 @@ def _fit(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
     encoded = encode(model.embed_images, rows, images, "whole")  # as the service sees them
     truth, origin = truth_of(job.config, source, rows, predictor.findings)
     logits = np.zeros((len(predictor.findings), len(rows)))
+    correlations: list[float | None] = [None] * len(predictor.findings)
     if rows:
-        margin = model.margins(encoded.regions, predictor.findings)
-        logits = (model.gamma_squared * margin).double().cpu().numpy()
+        sides = model.side_scores(encoded.regions, predictor.findings)
+        logits = (model.gamma_squared * (sides[0::2] - sides[1::2])).double().cpu().numpy()
+        scores = sides.double().cpu().numpy()
+        correlations = [
+            pair_correlation(*pair) for pair in zip(scores[0::2], scores[1::2], strict=True)
+        ]
     return ScoreCalibration(
         truth=origin,
         settings=job.config.probabilities,
         inputs=inputs,
+        correlation_limit=CORRELATION_LIMIT,
         findings=calibrate_findings(
-            predictor.findings, logits, truth, encoded.subject_ids, job.config.probabilities
+            predictor.findings,
+            logits,
+            truth,
+            encoded.subject_ids,
+            job.config.probabilities,
+            correlations,
         ),
     )
 
 
 def _counts(calibration: ScoreCalibration) -> dict[str, Any]:
     fitted = [item for item in calibration.findings if item.curve is not None]
-    return {"calibrated": len(fitted), "uncalibrated": len(calibration.findings) - len(fitted)}
+    refused = sum(item.is_refused for item in calibration.findings)
+    counts = {"calibrated": len(fitted), "uncalibrated": len(calibration.findings) - len(fitted)}
+    return counts | {"refused": refused}
 
 
 main = job_main("calibrate_scores", build)

@@ -18,6 +18,7 @@ from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, 
 from medclip_dcl.evaluation.classification import Matrix, Truth, known_images
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.metrics import brier_score, calibration_error, roc_auc, value_of
+from medclip_dcl.evaluation.prompt_pairs import CHANCE_AUC, check_pair
 from medclip_dcl.evaluation.results import EvalResult
 from medclip_dcl.inference import UNCALIBRATED, Finding, calibrations_of
 from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
@@ -37,16 +38,25 @@ def calibrate_finding(
     positive: FindingTruth,
     patients: int,
     settings: ProbabilitiesConfig,
+    correlation: float | None = None,
 ) -> FindingCalibration:
-    """Fit the calibration of one finding; without a curve, with the reason, where none fits."""
+    """Fit the calibration of one finding; without a curve, with the reason, where none fits.
+
+    `correlation` is that of the scores of its two prompts. A pair that does not decide is refused,
+    and so is a finding that is read upside down: a curve would make chance look like knowledge.
+    """
     present, absent = int(positive.sum()), int((~positive).sum())
-    reason = ""
-    if min(present, absent) < settings.least_per_class:
-        reason = (
+    enough = min(present, absent) >= settings.least_per_class
+    auc = value_of(roc_auc(logits, positive)) if enough else None
+    refused = check_pair(finding, correlation, auc)
+    reason = "" if refused is None else f"on the validation images, {refused.reason}"
+    if not enough:
+        reason += "; " if reason else ""
+        reason += (
             f"{present} validation images with it and {absent} without; "
             f"probabilities.least_per_class asks for {settings.least_per_class} of each"
         )
-    elif not roc_auc(logits, positive)[0] > 0.5:
+    elif refused is None and auc == CHANCE_AUC:
         reason = "its score does not rise with the finding on the validation images"
     curve = None if reason else fit_curve(logits, positive, settings.method)
     if curve is not None and not curve.logits and curve.slope == 0:
@@ -64,6 +74,9 @@ def calibrate_finding(
             if curve is None
             else value_of(calibration_error(curve.probabilities(logits), positive))
         ),
+        correlation=correlation,
+        auc=auc,
+        is_refused=refused is not None,
     )
 
 
@@ -106,13 +119,20 @@ def calibrate_findings(
     truth: Truth,
     subjects: Sequence[str],
     settings: ProbabilitiesConfig,
+    correlations: Sequence[float | None] | None = None,
 ) -> tuple[FindingCalibration, ...]:
-    """Fit every finding, from the log odds of each image's score: gamma**2 times the margin."""
+    """Fit every finding, from the log odds of each image's score: gamma**2 times the margin.
+
+    `correlations` are `pair_correlation` of each finding over all images, labelled or not; None:
+    they are not known.
+    """
     found = []
-    for finding, row, state in zip(findings, logits, truth, strict=True):
+    close = correlations or [None] * len(findings)
+    for finding, row, state, correlation in zip(findings, logits, truth, close, strict=True):
         known, positive, owners = known_images(state, subjects)
         patients = len(set(owners))
-        found.append(calibrate_finding(finding.name, row[known], positive, patients, settings))
+        fit = calibrate_finding(finding.name, row[known], positive, patients, settings, correlation)
+        found.append(fit)
     return tuple(found)
 
 

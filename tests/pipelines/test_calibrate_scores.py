@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,17 @@ from medclip_dcl.tables import read_table
 from pipelines import evaluate
 from pipelines.calibrate_scores import main
 
-SEED = 5
+SEED = 37
 """Of the random model: one whose score of pneumonia happens to rise with it."""
+
+INVERTED = 4
+"""Likewise, one whose score of pneumonia happens to fall."""
 
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     work = write_evaluated(tmp_path / "work")
-    publish(work / "model", ["elsewhere"], seed=SEED)
+    publish(work / "model", ["elsewhere"], seed=SEED, centred=True)
     return work
 
 
@@ -70,7 +74,7 @@ def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reas
     assert (effusion.images_with, effusion.images_without) == (0, 10)
     assert "0 validation images with it and 10 without" in effusion.reason
     assert (pneumonia.images_with, pneumonia.images_without, pneumonia.patients) == (4, 6, 8)
-    assert '"calibrated": 1, "uncalibrated": 1' in capsys.readouterr().out
+    assert '"calibrated": 1, "uncalibrated": 1, "refused": 0' in capsys.readouterr().out
     after = open_artifact(work / "model", model_package.ARTIFACT)
     assert after.digest != before.digest
     assert after.fingerprint == before.fingerprint
@@ -116,7 +120,7 @@ def test_a_second_run_leaves_the_model_and_another_method_makes_it_anew(
 def test_images_that_the_model_was_trained_on_are_refused(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    publish(work / "model", ["p024"], seed=SEED)
+    publish(work / "model", ["p024"], seed=SEED, centred=True)
     assert run(work) == 4
     assert "trained on 1 of 8" in capsys.readouterr().err
 
@@ -143,3 +147,66 @@ def test_the_evaluation_holds_probabilities_against_test_images(work: Path) -> N
     brier = found["groups"]["pneumonia"]["brier"]
     assert brier["value"] == pytest.approx(float(((said - truth) ** 2).mean()), rel=1e-6)
     assert brier["n"] == 10
+
+
+def warnings_in(printed: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in printed.splitlines() if '"warning"' in line]
+
+
+def test_prompts_that_do_not_decide_are_refused_by_name_and_warned_of(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Random weights make almost one vector of all sentences.
+    publish(work / "model", ["elsewhere"], seed=SEED)
+    found = calibrated(work)
+    for item in found.findings:
+        assert item.is_refused
+        assert item.curve is None
+        assert item.correlation == pytest.approx(1, abs=1e-3)
+        assert "do not decide" in item.reason
+    printed = capsys.readouterr().out
+    assert '"calibrated": 0, "uncalibrated": 2, "refused": 2' in printed
+    warned = warnings_in(printed)
+    assert [line["finding"] for line in warned] == ["effusion", "pneumonia"]
+    for line, item in zip(warned, found.findings, strict=True):
+        assert line["warning"].startswith(f"{line['finding']} is not calibrated: {item.reason}")
+        assert "objective.relation: claims" in line["warning"]
+        assert (line["correlation"], line["auc"]) == (item.correlation, item.auc)
+    predictor = load(work / "model", "cpu")
+    (answer,) = predictor.classify_regions(predictor.embed_images(random_images(1)))
+    assert [score.probability for score in answer] == [None, None]
+    assert [score.note for score in answer] == [item.reason for item in found.findings]
+    calibrated(work)
+    printed = capsys.readouterr().out
+    assert '"state": "reused"' in printed
+    assert warnings_in(printed) == warned
+
+
+def test_a_finding_upside_down_on_validation_images_is_refused(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(work / "model", ["elsewhere"], seed=INVERTED, centred=True)
+    effusion, pneumonia = calibrated(work).findings
+    assert pneumonia.auc is not None
+    assert pneumonia.auc < 0.5
+    assert pneumonia.is_refused
+    assert "upside down" in pneumonia.reason
+    assert (effusion.is_refused, effusion.auc) == (False, None)  # too few images, and no more
+    assert [line["finding"] for line in warnings_in(capsys.readouterr().out)] == ["pneumonia"]
+
+
+def test_a_calibration_from_before_the_limit_is_read_and_fitted_again(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = calibrated(work)
+    tree = found.model_dump(mode="json", exclude={"correlation_limit"})
+    for item in tree["findings"]:
+        for name in ("correlation", "auc", "is_refused"):
+            del item[name]
+    older = ScoreCalibration.model_validate_json(json.dumps(tree))
+    assert older.correlation_limit is None
+    assert [item.is_refused for item in older.findings] == [False, False]
+    model_package.add_calibration(open_artifact(work / "model", model_package.ARTIFACT), older)
+    capsys.readouterr()
+    assert calibrated(work) == found
+    assert '"state": "made"' in capsys.readouterr().out

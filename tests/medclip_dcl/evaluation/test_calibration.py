@@ -95,7 +95,47 @@ def test_a_score_that_falls_with_the_finding_is_not_turned_round():
     logits, truth = np.arange(6.0), np.array([True] * 3 + [False] * 3)
     found = calibrate_finding("edema", logits, truth, 6, ProbabilitiesConfig(least_per_class=1))
     assert found.curve is None
-    assert "does not rise" in found.reason
+    assert found.auc == 0.0
+    assert "upside down" in found.reason
+    assert found.is_refused
+
+
+TEN = np.arange(10.0)
+HALVES = TEN > 4
+
+
+def test_a_pair_whose_scores_move_together_is_refused_although_it_ranks_well():
+    settings = ProbabilitiesConfig(least_per_class=3)
+    found = calibrate_finding("edema", TEN, HALVES, 10, settings, 0.98)
+    assert (found.curve, found.auc, found.correlation) == (None, 1.0, 0.98)
+    assert found.is_refused
+    assert "on the validation images, its two prompts do not decide" in found.reason
+    kept = calibrate_finding("edema", TEN, HALVES, 10, settings, 0.94)
+    assert kept.curve == fit_curve(TEN, HALVES, "platt")
+    assert (kept.reason, kept.is_refused, kept.auc) == ("", False, 1.0)
+
+
+def test_an_area_of_too_few_images_refuses_nothing_but_a_correlation_does():
+    # No label is needed to see that two scores move together.
+    settings = ProbabilitiesConfig(least_per_class=6)
+    few = calibrate_finding("edema", -TEN, HALVES, 10, settings, None)
+    assert (few.auc, few.is_refused) == (None, False)
+    assert few.reason.startswith("5 validation images with it and 5 without")
+    both = calibrate_finding("edema", -TEN, HALVES, 10, settings, 1.0)
+    assert both.is_refused
+    assert "do not decide" in both.reason
+    assert "5 validation images with it and 5 without" in both.reason
+
+
+def test_each_finding_has_its_own_correlation():
+    settings = ProbabilitiesConfig(least_per_class=3)
+    truth = np.array([HALVES, HALVES], dtype=np.int8)
+    fluid, cyst = calibrate_findings(
+        (FLUID, CYST), np.array([TEN, TEN]), truth, list("abcdefghij"), settings, [0.1, 0.99]
+    )
+    assert (fluid.is_refused, cyst.is_refused) == (False, True)
+    assert fluid.curve is not None
+    assert cyst.curve is None
 
 
 def test_a_score_that_is_the_same_for_all_images_fits_no_curve():
