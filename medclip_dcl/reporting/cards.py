@@ -126,7 +126,8 @@ def _evaluation(sources: Sources, digest: str) -> Facts | None:
     names = ("split", "images", "patients", "truth", "contaminated", "repeated_images")
     absent = {name: item["absent"] for name, item in tree["questions"].items() if item["absent"]}
     facts = {"results": artifact.digest, **{name: tree[name] for name in names}}
-    return facts | {"figures": figures, "absent": absent}
+    warnings = [item["message"] for item in tree["warnings"]]
+    return facts | {"figures": figures, "absent": absent, "warnings": warnings}
 
 
 def _labels(listed: Artifact) -> dict[str, dict[str, int]]:

@@ -10,6 +10,7 @@ from medclip_dcl import model_package
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.reporting.charts import Labels, Series, draw_lines, heat_uri
 from medclip_dcl.reporting.corpus import boxes_by_image, show_image
@@ -53,6 +54,8 @@ def describe_results(sources: Sources) -> View | None:
         "tree": tree,
         "questions": tree["questions"],
         "headlines": _headlines(tree),
+        "warnings": {item["finding"]: item for item in tree["warnings"]},
+        "correlation_limit": CORRELATION_LIMIT,
         "roc": _roc(sources),
         "reliability": _reliability(sources),
         "least_images": _LEAST_BIN,

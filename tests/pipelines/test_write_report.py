@@ -58,7 +58,7 @@ def report(work, **sections):
 def work(tmp_path_factory):
     """Evaluated, with calibrated scores and prompts in other words."""
     work = write_evaluated(tmp_path_factory.mktemp("reported") / "work")
-    publish(work / "model", ["elsewhere"], seed=5)
+    publish(work / "model", ["elsewhere"], seed=37, centred=True)
     gallery = work / "gallery.txt"
     gallery.write_text("\n".join(said for _, said, _ in KINDS))
     (work / "prompts.yaml").write_text(f"format_version: 1\nfindings: {PROMPTS}\n")
@@ -102,6 +102,28 @@ def test_the_page_has_a_section_for_every_artifact(open_page):
     assert page.ids.issuperset(SECTIONS)
     assert any(source.startswith("data:image/jpeg") for source in page.sources)
     assert any(source.startswith("data:image/png") for source in page.sources)
+
+
+def test_a_finding_whose_prompts_do_not_decide_is_warned_of_next_to_it(tmp_path):
+    work = write_evaluated(tmp_path / "work")
+    publish(work / "model", ["elsewhere"])  # random weights: almost one vector of all sentences
+    (work / "prompts.yaml").write_text(f"format_version: 1\nfindings: {PROMPTS}\n")
+    asked = {"bootstrap": 20, "prompts": str(work / "prompts.yaml")}
+    config_file = write_config(
+        work / "config.yaml", work, evaluate=asked, source={"root": str(work)}
+    )
+    assert evaluate(["--config", str(config_file)]) == 0
+    assert main(["--config", str(config_file)]) == 0
+    words = " ".join(" ".join(Page((work / "report.html").read_text()).words).split())
+    for finding in ("effusion", "pneumonia"):
+        assert f"Do not rely on {finding}. The model hardly tells its two sentences apart" in words
+    assert "(correlation 1.000, the limit is 0.97)" in words
+    assert "objective.relation: claims" in words
+
+
+def test_a_finding_whose_prompts_decide_has_no_warning(open_page):
+    assert "correlation of its two scores" in open_page
+    assert "Do not rely on" not in open_page
 
 
 def test_the_page_loads_nothing(open_page):
