@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
 
     from medclip_dcl.data.images import SquareImage
     from medclip_dcl.inference import Finding, FindingScore, Grounding, Predictor
+    from medclip_dcl.model_package import FindingCalibration
     from medclip_dcl.retrieval.search import Hit
 
 _LOW_CONTRAST = 12.0
@@ -280,6 +281,29 @@ class RetrieveAnswer(Schema):
     """Best first; equal scores by id."""
 
 
+class RefusedFinding(Schema):
+    """A finding that was not calibrated because its answer should not be read."""
+
+    name: str
+    """Name of the finding."""
+    reason: str
+    """Why: its two prompts do not decide, or it is read upside down."""
+    correlation: float | None
+    """Of the scores of its two prompts over the validation images; null where undefined."""
+    auc: float | None
+    """Of its score on the validation images; null where they are too few."""
+
+    @classmethod
+    def of(cls, fitted: "FindingCalibration") -> "RefusedFinding":
+        """Put a calibration without a curve into words."""
+        return cls(
+            name=fitted.finding,
+            reason=fitted.reason,
+            correlation=fitted.correlation,
+            auc=fitted.auc,
+        )
+
+
 class ModelAnswer(Schema):
     """Answer of `/model`."""
 
@@ -289,6 +313,9 @@ class ModelAnswer(Schema):
     """What the service is not."""
     card: dict[str, Any]
     """The card that the model was published with."""
+    refused: list[RefusedFinding] = []
+    """Findings of the card whose answers should not be read, as `calibrate_scores` saw on the
+    validation images; empty too where no calibration was fitted."""
     index: dict[str, Any] | None
     """Digest and counts of the retrieval index; null without one."""
     limits: dict[str, float]

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from medclip_dcl.schemas import ModelAnswer, State
+from medclip_dcl.schemas import ModelAnswer, RefusedFinding, State
 
 from ..errors import ApiError, documented
 from ..model_manager import CurrentState
@@ -23,7 +23,7 @@ _LIMITS = {
 
 @router.get("/model", responses=documented("loading", "model_unusable"))
 def model(serving: CurrentState) -> ModelAnswer:
-    """Give the model's card, the index's counts and the limits."""
+    """Give the model's card, findings that should not be read, the index's counts, the limits."""
     published = serving.published
     try:
         artifact = serving.index.artifact
@@ -40,6 +40,11 @@ def model(serving: CurrentState) -> ModelAnswer:
     return ModelAnswer(
         digest=published.digest,
         card={**published.card, "calibration": calibration, "offsets": offsets},
+        refused=[
+            RefusedFinding.of(item)
+            for item in (published.calibration.findings if published.calibration else ())
+            if item.is_refused
+        ],
         index=index,
         limits={"max_body_mb": settings.max_body_mb, **_LIMITS, "deadline_s": settings.deadline_s},
         engine=serving.predictor.engine.name,

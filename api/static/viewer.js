@@ -25,6 +25,7 @@ const TABS = [["tab-images", "image"], ["tab-texts", "text"]];
 let tab = "image";
 let pictures = []; // object URLs of thumbnails on screen
 let prompts = {}; // finding -> the sentences that ask for it
+let refused = new Set(); // findings whose answer should not be read
 let explained = ""; // the hint that stands where no finding is looked at
 
 // --- the service ---------------------------------------------------------------------
@@ -139,9 +140,20 @@ async function classify(turn) {
       find("peak").textContent = isShown ? "" : `Where the image answers the prompt for ${finding.name}.`;
     });
     const item = make("li");
+    item.dataset.name = finding.name;
     item.append(button);
     return item;
   }));
+  markRefused();
+}
+
+// Findings whose two prompts do not decide are grey and say so; the reason is beneath the bars.
+function markRefused() {
+  for (const item of find("findings").children) {
+    if (!refused.has(item.dataset.name) || item.className) continue;
+    item.className = "refused";
+    item.firstChild.firstChild.append(make("small", "", "do not rely on it"));
+  }
 }
 
 // What a bar means, beneath the bars.
@@ -164,7 +176,9 @@ function explain(finding) {
 
 async function readCard() {
   if (find("about-model").textContent) return;
-  const { card, index, digest } = await (await call("/model")).json();
+  const { card, index, digest, refused: unread } = await (await call("/model")).json();
+  refused = new Set((unread ?? []).map((entry) => entry.name));
+  markRefused();
   prompts = Object.fromEntries((card.prompts ?? []).map((entry) => [entry.name, entry]));
   find("about-use").textContent = card.intended_use ?? find("about-use").textContent;
   find("about-limits").replaceChildren(...(card.limits ?? []).map((line) => make("li", "", line)));

@@ -20,6 +20,7 @@ from benchmarks.fixtures.tiny_models import random_images
 from benchmarks.fixtures.wire import Part, Request, exchange, form
 from medclip_dcl.data.images import open_image
 from medclip_dcl.inference import load
+from medclip_dcl.schemas import ModelAnswer
 
 JPEG = b"\xff\xd8"
 HEADERS = {
@@ -203,6 +204,7 @@ def test_card_names_model_index_and_limits(client: httpx.Client, folder: Path) -
     card = client.get("/model").json()
     assert "not a medical device" in card["notice"]
     assert card["index"]["images"] == 12
+    assert card["refused"] == []
     assert card["limits"]["max_body_mb"] == 4
     assert len(card["digest"]) == 64
 
@@ -477,6 +479,22 @@ def test_decisions_are_taken_by_the_offset_where_the_model_has_one(
         assert finding["decision"] is (finding["margin"] > finding["offset"])
         assert finding["decision"] is (finding["score"] > finding["threshold"])
     assert [item["score"] for item in own] == pytest.approx([item["score"] for item in plain])
+
+
+def test_findings_that_should_not_be_read_are_listed_with_the_reason(tmp_path: Path) -> None:
+    published.refuse(published.publish(tmp_path / "model"), "effusion", "no decision")
+    with running(tmp_path, index="") as service, service.client() as client:
+        answer = client.get("/model").json()
+        found = client.post("/classify", files=image()).json()["findings"]
+    about = {"name": "effusion", "reason": "no decision", "correlation": 0.99, "auc": 0.9}
+    assert answer["refused"] == [about]
+    assert ModelAnswer.model_validate(answer).refused[0].reason == "no decision"
+    assert [(item["probability"], item["probability_note"]) for item in found] == [
+        (None, "no decision"),
+        (None, "too few images"),
+    ]
+    del answer["refused"]  # an earlier service's
+    assert ModelAnswer.model_validate(answer).refused == []
 
 
 def test_an_image_unlike_those_of_training_is_flagged(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.fixtures.browser import Page, browsing, find_browser
 from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
-from benchmarks.fixtures.published import publish, random_range
+from benchmarks.fixtures.published import publish, random_range, refuse
 from benchmarks.fixtures.service import Service, png, running
 from benchmarks.fixtures.tiny_models import random_images
 
@@ -170,6 +170,24 @@ def test_a_finding_says_what_it_means_and_where(shown: Page) -> None:
     assert shown.js("document.querySelector('#image').toDataURL()") == plain
     shown.hover(5, 5)
     assert shown.until("!document.querySelector('#meaning b') && meaning.textContent") == hint
+
+
+def test_a_finding_whose_prompts_do_not_decide_is_grey_and_says_so(
+    page: Page, tmp_path: Path, image: Path
+) -> None:
+    refuse(publish(tmp_path / "model"), "effusion", "its prompts do not decide")
+    with running(tmp_path, index="") as service:
+        page.open(service.url)
+        page.choose_file("#file", image)
+        page.until("document.querySelector('#findings .refused') !== null")
+        marked = "[...document.querySelectorAll('#findings li')].map((item) => item.innerText)"
+        effusion, pneumonia = page.js(marked)
+        assert "do not rely on it" in effusion
+        assert "do not rely on it" not in pneumonia
+        page.hover(*page.middle("#findings button"))
+        said = page.until("document.querySelector('#meaning b') && meaning.textContent")
+        assert "No probability: its prompts do not decide." in said
+        assert page.js(CONTRAST) >= 4.5
 
 
 def test_an_image_out_of_range_has_a_banner_and_grey_bars(
