@@ -257,7 +257,8 @@ def results_table(tree: Mapping[str, Any]) -> str:
             f"CONTAMINATED: the model was trained on {tree['contaminated']} of these patients, and "
             f"on the picture of {tree['repeated_images']} of these images"
         )
-    lines += [f"  WARNING {warning['message']}" for warning in tree["warnings"]]
+    # `medclip show` reads results of format 8 too, which have none.
+    lines += [f"  WARNING {warning['message']}" for warning in tree.get("warnings", ())]
     for headline in HEADLINES:
         outcome, figure = tree["questions"][headline.question], headline.figure_of(tree)
         if figure is None:
