@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.method.real_studies import runs as running
-from benchmarks.method.real_studies.rows import CEILING, CONSTANTS, DECISIVE, ROWS
+from benchmarks.method.real_studies.rows import CEILING, CONSTANTS, DECISIVE, HALVES, ROWS
 from benchmarks.method.real_studies.runs import Bed, Run, do_all, make_model, write_tfidf
 from benchmarks.method.real_studies.studies import (
     FOLDS,
@@ -58,6 +58,7 @@ ROUNDS = (("random", ALL, 0, "decisive"), ("random", ALL[:3], 0, "other"),
 """Start, folds, seed and rows of each round."""
 _TEN = {row.name for row in DECISIVE}
 _FIRST = _TEN | {f"constant_{value}" for value in CONSTANTS} | {CEILING.name}
+_FIRST |= {row.name for row in HALVES}
 
 
 def planned(number: int, lines: Lines) -> Iterator[Run]:
