@@ -65,7 +65,7 @@ class ApiKeys:
 
 @dataclass(frozen=True)
 class Auth:
-    """What a request must bring."""
+    """The key check of every request."""
 
     keys: ApiKeys | None
     """The known keys; None: none is asked for, on loopback alone."""
@@ -136,7 +136,7 @@ def _given_keys(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def _mark(file: Path) -> tuple[int, ...] | None:
-    """What changes when a file does; None where there is none."""
+    """Give inode, time, size and mode, which change when a file does; None where there is none."""
     try:
         found = file.stat()
     except OSError:

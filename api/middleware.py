@@ -105,7 +105,7 @@ class RequestMiddleware:
         await self._with_body(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> str | None:
-        """What the head of a request alone is refused for; its body is left unread."""
+        """Reason to refuse a request by its head alone; its body is left unread."""
         code = self._auth.refusal(scope)
         if code is not None:
             return code
@@ -191,7 +191,7 @@ def _is_routed(scope: Scope) -> bool:
 
 
 class Connection(Protocol):
-    """What is known of an HTTP connection; `ServiceProtocol` is one."""
+    """The HTTP connection under a request, as far as it is known; `ServiceProtocol` is one."""
 
     is_waiting: bool
     """Whether nothing is asked: what is not yet sent is all that is left to do."""
@@ -222,5 +222,5 @@ async def close_silent(connections: Collection[Connection], deadline_s: float) -
 
 
 def _mark(connection: Connection) -> tuple[Any, int]:
-    """What changes when a request comes, or an answer leaves."""
+    """Give the request and what waits to be sent; an answer that leaves changes one of them."""
     return connection.cycle, -(-connection.transport.get_write_buffer_size() // STEP)

@@ -43,7 +43,7 @@ _Mark = tuple[tuple[int, int, int] | None, ...]
 
 @dataclass(frozen=True)
 class ServingState:
-    """What a request is answered with from its beginning to its end.
+    """Model and index that answer a request from its beginning to its end.
 
     The properties raise an `ApiError` with the reason where there is nothing to give.
     """
@@ -212,7 +212,7 @@ class ModelManager:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _mark(self) -> _Mark:
-        """What changes when another model or index is renamed into place."""
+        """Inode and times, which change when another model or index is renamed into place."""
         folders = [self._settings.model, *([self._settings.index] if self._settings.index else [])]
         return tuple(_identity(Path(folder) / HEADER) for folder in folders)
 

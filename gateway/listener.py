@@ -34,7 +34,7 @@ _REJECT = (0x01, 0x01, 0x03)  # permanent, by the service user: calling AE title
 
 
 class Intake:
-    """Where images enter, from the network or by catch-up: spool first, then journal."""
+    """Entrance of images, from the network or by catch-up: spool first, then journal."""
 
     def __init__(
         self, settings: GatewaySettings, spool: Spool, journal: Journal, monitor: Monitor

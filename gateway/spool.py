@@ -52,7 +52,7 @@ class IncomingImage:
 
     @property
     def file(self) -> Self:
-        """What pynetdicom flushes after every fragment."""
+        """File object that pynetdicom flushes after every fragment."""
         return self
 
     def flush(self) -> None:
@@ -148,7 +148,7 @@ class Spool:
         sync_file(self._images)
 
     def image(self, digest: str) -> Path:
-        """Where an image is, or was."""
+        """Path of an image that is here, or was."""
         return self._images / f"{digest}.dcm"
 
     def digests(self) -> Iterable[str]:
@@ -165,7 +165,7 @@ class Spool:
         sync_file(self._objects)
 
     def object(self, digest: str, uid: str) -> Path:
-        """Where an object is, or was."""
+        """Path of an object that is here, or was."""
         return self._objects / digest / f"{uid}.dcm"
 
     def remove(self, digests: Iterable[str] = ()) -> None:

@@ -61,7 +61,7 @@ _CODE_LENGTHS = {"value": 16, "scheme": 16, "meaning": 64}  # characters; DICOM 
 
 @dataclass(frozen=True)
 class FindingCode:
-    """What a finding is called in a coding scheme."""
+    """Code of a finding in a coding scheme."""
 
     value: str
     """The code."""
@@ -163,7 +163,7 @@ UNCALIBRATED = "no calibration was fitted for this model"
 
 @dataclass(frozen=True)
 class FindingScore:
-    """What the model says about one finding on one image."""
+    """Score, probability and decision of one finding on one image."""
 
     name: str
     """The finding."""
@@ -342,7 +342,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Grounding:
-    """Where one sentence is answered on one image."""
+    """Heatmap of one sentence on one image, with its peak and box."""
 
     grid: Float[np.ndarray, "rows columns"]
     """Region-sentence cosines."""

@@ -120,7 +120,7 @@ class FindingCalibration(Section):
 
 
 class ScoreCalibration(Section):
-    """What `calibrate_scores` leaves in a model's folder."""
+    """Calibration that `calibrate_scores` leaves in a model's folder."""
 
     format_version: Literal[1] = 1
     split: Literal["validate"] = "validate"
@@ -158,7 +158,7 @@ class PromptOffset(Section):
 
 
 class PromptOffsets(Section):
-    """What a published model knows of its prompts' levels: `offsets.json`."""
+    """Levels of a published model's prompts: `offsets.json`."""
 
     format_version: Literal[1] = 1
     split: Literal["validate", "train"]
@@ -195,7 +195,7 @@ def read_bank(folder: Path) -> Float[Tensor, "images rows columns dim"] | None:
 
 
 class InputRange(Section):
-    """How far an image may be from those that a model was trained on."""
+    """Range of images like those that a model was trained on."""
 
     features: Literal["edges"]
     """What images are described by: `input_range.describe_pixels`."""

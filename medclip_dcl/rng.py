@@ -11,7 +11,7 @@ import torch
 
 
 class RngStream(IntEnum):
-    """What is drawn; each stream is independent of the others."""
+    """Streams of random numbers, each independent of the others."""
 
     ORDER = 1  # of the studies in an epoch
     CHOICE = 2  # image and sentence of each study in a step

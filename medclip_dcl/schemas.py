@@ -36,7 +36,7 @@ class Schema(BaseModel):
 
 
 class ImageFacts(Schema):
-    """What was decoded."""
+    """Facts of the decoded image."""
 
     width_px: int
     """Width of the image, pixels."""
@@ -95,7 +95,7 @@ class Rectangle(Schema):
 
 
 class Location(Schema):
-    """Where something is seen."""
+    """Location on an image: peak and box."""
 
     affine: tuple[float, float, float, float, float, float]
     """(a, b, c, d, e, f): the cell in `row` and `column` has its centre at
@@ -114,7 +114,7 @@ class Location(Schema):
 
 
 class PhraseAnswer(Location):
-    """Where one phrase is answered."""
+    """Answer to one phrase: heatmap, peak and box."""
 
     grid: list[list[float]]
     """Region-sentence cosines, rows of the grid from the top."""
@@ -126,7 +126,7 @@ class PhraseAnswer(Location):
 
 
 class Code(Schema):
-    """What a finding is called in a coding scheme."""
+    """Code of a finding in a coding scheme."""
 
     value: str
     """The code."""

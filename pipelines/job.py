@@ -38,7 +38,7 @@ class Stopped(BaseException):
 
 @dataclass(frozen=True)
 class Job:
-    """What a job works with: its name, its configuration and the run's folder."""
+    """A job at work: its name, its configuration and the run's folder."""
 
     name: str
     config: Config

@@ -96,7 +96,7 @@ async def _encoded(
     image: SquareImage | None,
     box_shares: tuple[float, float, float, float] | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What is asked with: one vector (a sentence, a box), or all regions of an image."""
+    """Query vectors: one (a sentence, a box), or all regions of an image."""
     model = serving.predictor
     if image is None:
         vectors = await serving.batcher.ask(request, lambda: model.embed_sentences([text]))

@@ -27,9 +27,7 @@ def model(serving: CurrentState) -> ModelAnswer:
     published = serving.published
     try:
         artifact = serving.index.artifact
-        counts = artifact.summary
-        # "films" is what clients of earlier versions read.
-        index = {"digest": artifact.digest, **counts, "films": counts["images"]}
+        index = {"digest": artifact.digest, **artifact.summary}
     except ApiError:
         index = None
     calibration, offsets = (

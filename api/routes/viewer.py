@@ -50,7 +50,7 @@ def _file(name: str) -> Response:
     responses={
         200: {
             "description": "16-bit little-endian greys, row by row, described by the header "
-            "X-Film; a 16-bit PNG with `Accept: image/png`",
+            "X-Image; a 16-bit PNG with `Accept: image/png`",
             "content": {"application/octet-stream": {}, "image/png": {}},
         },
         **documented(has_form=True, has_image=True),
@@ -58,7 +58,7 @@ def _file(name: str) -> Response:
 )
 def pixels(request: Request, image: WholeImage) -> Response:
     """Decode an image and give its pixels back."""
-    headers = {"X-Film": _facts(image)}
+    headers = {"X-Image": _facts(image)}
     if wants_picture(request):
         return Response(image_png(image), media_type="image/png", headers=headers)
     greys = image.pixels.astype("<u2", copy=False).tobytes()

@@ -88,7 +88,7 @@ async function open(chosen) {
   waiting = chosen;
   const isShown = await guarded(stage, async () => {
     const response = await call("/pixels", { image: chosen });
-    const image = JSON.parse(response.headers.get("X-Film"));
+    const image = JSON.parse(response.headers.get("X-Image"));
     const bytes = await response.arrayBuffer();
     if (turn !== asked) return;
     file = chosen;

@@ -22,7 +22,7 @@ _NORMAL = "no finding"
 
 
 class ClaimsConfig(Section):
-    """What sentences and reports say of findings (`read_claims`)."""
+    """Claims of sentences and reports about findings (`read_claims`)."""
 
     table: str = ""
     """CSV, Parquet or JSONL with columns `text` (a sentence) or `study_id` (a report), or both,

@@ -34,7 +34,7 @@ _MAX_CHUNKS = 2**16  # writers put 8 KiB or more in each; Pillow takes microseco
 
 
 class Frame(NamedTuple):
-    """What the header of a compressed stream declares."""
+    """Size and samples that the header of a compressed stream declares."""
 
     rows: int
     columns: int
@@ -200,7 +200,7 @@ _EVIDENCE = 16  # bits that must repeat by chance, before a cut stream passes fo
 
 @dataclass
 class _Scan:
-    """What the headers of a baseline stream of one component say about its only scan."""
+    """The only scan of a baseline stream of one component, by its headers."""
 
     codes: dict[int, bytes] = field(default_factory=dict)
     """Class and number of a Huffman table -> its sixteen counts and its symbols."""

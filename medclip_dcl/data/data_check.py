@@ -55,7 +55,7 @@ from medclip_dcl.text.sentences import SentencesConfig, split_section, text_key,
 
 
 class CheckConfig(Section):
-    """What `check_data` looks at, and how much of it may be wrong."""
+    """Scope of `check_data`, and the shares of faults that it lets pass."""
 
     images: Annotated[int, Field(ge=0)] = 0
     """Images that are opened, drawn with the seed; 0: all."""
@@ -139,7 +139,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was inspected, and what the manifest would make of it.
+    """Inspected files of a source, and the manifest's view of them.
 
     `split_of`: patient -> split; `reports`: study -> what `describe_report` gave; `trained`:
     patients of the evaluated split that the model at hand was trained on.

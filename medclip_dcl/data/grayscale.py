@@ -26,7 +26,7 @@ Meaning = Callable[[Values], tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the value stands inside a stored word."""
+    """Position of the value inside a stored word."""
 
     bits_allocated: int
     bits_stored: int

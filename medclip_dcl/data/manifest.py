@@ -222,7 +222,7 @@ VIEW_REASONS = {"lateral", "no_view", "modality", "not_dicom"}
 
 @dataclass(frozen=True)
 class Selection:
-    """What can be used of a source, and a reason for what cannot."""
+    """Usable images and texts of a source, and a reason for each of the rest."""
 
     images: list[ImageRecord]  # in order of image_id
     texts: dict[str, Text]  # study -> sections, of studies with a usable image if there are images

@@ -85,7 +85,7 @@ class Answered:
 
     @property
     def warning(self) -> str:
-        """What has to stand before anything else in an object; empty where nothing has to."""
+        """Warning to stand before anything else in an object; empty where there is none."""
         if self.is_refused:
             return NOT_ANALYSED
         return OUT_OF_RANGE if self.answer.image.is_out_of_range else ""

@@ -27,7 +27,7 @@ class WrittenObject(Schema):
 
 
 class ReportAnswer(Schema):
-    """What became of an image."""
+    """Answer on one image: its flags and findings, and the objects that were written."""
 
     model: str
     """Digest of the model."""

@@ -43,7 +43,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class BootstrapOptions:
-    """How many samples are drawn (0: no intervals), and their seed."""
+    """Number of bootstrap samples (0: no intervals), and their seed."""
 
     samples: int
     seed: int

@@ -78,7 +78,7 @@ Geometry = Literal["whole", "biovil"]
 
 @runtime_checkable
 class Encoders(Protocol):
-    """What a model must be able to do to be evaluated."""
+    """Functions that a model must have to be evaluated."""
 
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]

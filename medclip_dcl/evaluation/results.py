@@ -162,7 +162,7 @@ TABLES = (SCORES, PROMPTS, CLASSES, PROBES, GALLERY, GROUNDINGS, BOX_ANSWERS, RA
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What came of one question."""
+    """Result of one question: figures with intervals, or why there are none."""
 
     absent: str = ""
     """Why it could not be put, else empty."""

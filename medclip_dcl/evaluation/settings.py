@@ -116,7 +116,7 @@ class Table1Config(Section):
 
 @runtime_checkable
 class EvaluationConfig(Protocol):
-    """What an evaluation reads of a configuration."""
+    """Sections of a configuration that an evaluation reads."""
 
     @property
     def work(self) -> str:
@@ -128,4 +128,4 @@ class EvaluationConfig(Protocol):
 
     @property
     def evaluate(self) -> EvaluateConfig:
-        """What is asked, and how."""
+        """Questions, and how they are asked."""

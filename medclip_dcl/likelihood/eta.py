@@ -113,7 +113,7 @@ def cap_eta(eta: Float[Tensor, " sentences"], eta_max: float) -> Float[Tensor, "
 
 
 class SentenceClaims(NamedTuple):
-    """What one sentence says, as far as a table of findings can show."""
+    """Claims of one sentence, as far as a table of findings can show."""
 
     asserted: tuple[str, ...]
     negated: tuple[str, ...]

@@ -151,7 +151,7 @@ _CARD = Path(__file__).with_name("card.jinja")
 
 @dataclass
 class FitState:
-    """Where a fit stands: everything that the next step depends on."""
+    """State of a fit: everything that the next step depends on."""
 
     step: int
     tensors: Mapping[str, Tensor]

@@ -315,7 +315,7 @@ def _cuts(encoding: Encoding, most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """How sentences are scored."""
+    """Options of scoring: variant, precision, engine and budget."""
 
     folder: Path  # of the language model
     variant: Variant

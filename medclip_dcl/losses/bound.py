@@ -21,7 +21,7 @@ from medclip_dcl.errors import ObjectiveError
 
 
 class BiasBound(NamedTuple):
-    """What the bias of the loss is at most, in nats, by where it comes from."""
+    """Upper bound of the loss's bias, nats, by its sources."""
 
     negatives: float
     """Of drawing N negatives: falls as 1 / sqrt(N)."""

@@ -49,7 +49,7 @@ Floor = Literal["floor", "zero", "fallback"]
 
 
 class DebiasedTerms(NamedTuple):
-    """What Eq. 7 and 8 are made of, one of each per anchor."""
+    """Terms of Eq. 7 and 8, one of each per anchor."""
 
     A: Float[Tensor, " anchors"]
     """Log of the uncorrected negative term over e^{s_p}; minus infinity: no negatives."""

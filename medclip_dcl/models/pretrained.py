@@ -94,7 +94,7 @@ class LoadReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many keys were matched, missing and unexpected."""
+        """Counts of keys that matched, were missing and were unexpected."""
         return {name: len(getattr(self, name)) for name in ("matched", "missing", "unexpected")}
 
 

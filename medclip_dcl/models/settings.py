@@ -158,7 +158,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 
 class InferenceConfig(Section):
-    """Who runs a finished model (`evaluate`, `build_index`, the service)."""
+    """Engine and precision of a finished model (`evaluate`, `build_index`, the service)."""
 
     engine: EngineName = "torch"
     """`onnxruntime` and `openvino` are for CPUs; `auto`: the fastest that is installed and answers

@@ -376,7 +376,7 @@ def _load_text_tower(encoder: TextEncoder, folder: Path) -> LoadReport:
 
 @dataclass(frozen=True)
 class Start:
-    """What encoders are built from, and filled with."""
+    """Start of both encoders: settings, configuration, tokenizer and weights."""
 
     settings: ModelConfig
     """What was asked for, with what the folders say of sizes, normalisation and pooling."""

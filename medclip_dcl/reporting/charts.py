@@ -77,7 +77,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Labels:
-    """What a chart says: a description for those who do not see it, and its axes."""
+    """Labels of a chart: a description for those who do not see it, and its axes."""
 
     alt: str
     x: str

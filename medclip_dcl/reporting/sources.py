@@ -34,7 +34,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Sources:
-    """What a report is made from."""
+    """Artifacts and settings that a report is made from."""
 
     work: Path
     settings: ReportConfig

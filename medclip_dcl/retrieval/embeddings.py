@@ -204,7 +204,7 @@ def open_shards(
 
 
 class Nearest(Protocol):
-    """Who finds the nearest rows: this process, or an engine that holds the same vectors."""
+    """Search for the nearest rows: by this process, or an engine that holds the same vectors."""
 
     def rows(self, direction: Floats, allowed: Mask | None, count: int) -> Rows:
         """Find at most `count` rows, ascending, with the largest inner products.

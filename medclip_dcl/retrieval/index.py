@@ -42,7 +42,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class IndexContent:
-    """What an index will hold: images, distinct sentences, and who says which."""
+    """Content of an index: images, distinct sentences, and who says which."""
 
     images: list[dict[str, Any]]
     texts: list[dict[str, Any]]

@@ -23,7 +23,7 @@ class IndexConfig(Section):
 
 
 class RetrievalConfig(Section):
-    """Where candidates of a retrieval are searched (`build_index`, the service)."""
+    """Engine that finds candidates of a retrieval (`build_index`, the service)."""
 
     uri: str = ""
     """Empty: in memory, exact; `http://...`: a Milvus cluster; a path that ends in `.db`:

@@ -61,7 +61,7 @@ _HITS, _QUESTIONS = 10, 64  # of the measured recall
 
 @dataclass(frozen=True)
 class Sketch:
-    """How images and sentences are sketched."""
+    """Map from images and sentences to short vectors whose product stands in for the score."""
 
     landmarks: Floats
     """(landmarks, dim), unit vectors."""

@@ -151,7 +151,7 @@ class _Late(BaseException):
 
 @dataclass(frozen=True)
 class Split:
-    """What became of one section: the kept sentences and why others were not."""
+    """Sentences kept of one section, and why others were not."""
 
     sentences: tuple[tuple[int, str], ...]
     """Place among all sentences of the section, from 0, and normalised text."""

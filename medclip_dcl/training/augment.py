@@ -22,7 +22,7 @@ _LEAST_SHARE = 0.8  # of an image's side that a crop shows
 
 @dataclass(frozen=True)
 class CropParams:
-    """How each image of a batch is seen."""
+    """Crop, brightness and contrast of each image of a batch."""
 
     top: Int64[np.ndarray, " images"]
     """First row of the crop, pixels of the prepared image."""

@@ -236,7 +236,7 @@ def _label_rows(
 
 @dataclass(frozen=True)
 class ImageTextBatch:
-    """What a process needs for one step."""
+    """Images, texts and supervision of one step of a process."""
 
     step: int
     mine: slice

@@ -133,7 +133,7 @@ def _plain(tree: dict[str, Any], prefix: str = "") -> dict[str, int | float | st
 
 @dataclass
 class TrainState:
-    """Where a run stands."""
+    """State of a run: steps done, and what the log has to go on from."""
 
     step: int = 0
     """Steps done."""

@@ -27,7 +27,7 @@ def learning_rate_share(step: int, warmup_steps: int, steps: int) -> float:
 
 
 class ParamGroup(StrEnum):
-    """What a parameter belongs to."""
+    """Group of a parameter: an encoder, the projections, or the scale."""
 
     IMAGE = "image"
     TEXT = "text"

@@ -100,7 +100,7 @@ _COUNTERS = ("skipped", "in_a_row", "clipped", "best_step", "best_value", "launc
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a step came to; equal in all processes."""
+    """Loss and gauges of a step; equal in all processes."""
 
     output: ObjectiveOutput
     """Loss and gauges of this process's anchors."""
@@ -114,7 +114,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class TrainInputs:
-    """What a run is made from."""
+    """Inputs of a run."""
 
     manifest: Artifact
     prepared: Artifact
@@ -350,7 +350,7 @@ def _with_features(
 
 @dataclass(frozen=True)
 class _Data:
-    """What a run reads, split by split."""
+    """Data of a run, split by split."""
 
     config: TrainingConfig
     inputs: TrainInputs

@@ -178,7 +178,7 @@ def test_thumbnail_is_served_and_others_are_not_found(client: httpx.Client) -> N
 
 def test_pixels_are_those_that_were_decoded(client: httpx.Client) -> None:
     answer = client.post("/pixels", files=image())
-    facts = json.loads(answer.headers["x-film"])
+    facts = json.loads(answer.headers["x-image"])
     pixels = np.frombuffer(answer.content, "<u2").reshape(facts["height"], facts["width"])
     np.testing.assert_array_equal(pixels, open_image(png()).pixels)
     picture = client.post("/pixels", files=image(), headers={"Accept": "image/png"})
@@ -187,7 +187,7 @@ def test_pixels_are_those_that_were_decoded(client: httpx.Client) -> None:
 
 
 def test_pixels_that_spell_an_answer_are_not_taken_for_one(service: Service) -> None:
-    forged = b"HTTP/1.1 200 OK\r\nX-Film: {}\r\nContent-Length: 6\r\n\r\nFORGED"
+    forged = b"HTTP/1.1 200 OK\r\nX-Image: {} \r\nContent-Length: 6\r\n\r\nFORGED"
     greys = np.zeros((1, len(forged) // 2 + 2), "<u2")
     greys[0, : len(forged) // 2] = np.frombuffer(forged, "<u2")
     greys[0, -1] = 65535  # the whole range: greys come back as they are
@@ -196,7 +196,7 @@ def test_pixels_that_spell_an_answer_are_not_taken_for_one(service: Service) -> 
     part = Part("image", stream.getvalue(), "a.png")
     answer = exchange(service.address, Request("/pixels", body=form(part)).encoded(""))
     assert answer.body == greys.tobytes()
-    assert json.loads(answer.head.partition(b"x-film: ")[2].partition(b"\r\n")[0])["height"] == 1
+    assert json.loads(answer.head.partition(b"x-image: ")[2].partition(b"\r\n")[0])["height"] == 1
     assert b"x-content-type-options: nosniff" in answer.head
 
 

@@ -53,6 +53,17 @@ def test_no_function_is_longer_than_a_screen() -> None:
     assert long == []
 
 
+def test_docstrings_begin_with_the_noun_that_one_would_search_for() -> None:
+    riddles = [
+        f"{name_of(path)}:{node.lineno} {node.name}"
+        for path in modules("medclip_dcl", "pipelines", "api", "gateway")
+        for node in ast.walk(syntax(path))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (ast.get_docstring(node) or "").startswith(("What ", "Where ", "How ", "Who "))
+    ]
+    assert riddles == []
+
+
 def test_package_files_only_re_export() -> None:
     for path in modules():
         if path.name != "__init__.py" or path.parent.name == "medclip_dcl":

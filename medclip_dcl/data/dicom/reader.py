@@ -70,7 +70,7 @@ PIXEL_TAGS = (
 
 
 class Syntax(NamedTuple):
-    """How a transfer syntax writes elements, and what decodes its frames."""
+    """Transfer syntax: its encoding of elements, and the decoder of its frames."""
 
     decoder: str = ""
     implicit: bool = False

@@ -43,7 +43,7 @@ _JSON = {"Accept": "application/dicom+json"}
 
 
 class ArchivedImage(NamedTuple):
-    """Where an image is in an archive."""
+    """Address of an image in an archive: study, series, instance."""
 
     study: str
     series: str
@@ -51,7 +51,7 @@ class ArchivedImage(NamedTuple):
 
 
 class _Reply(NamedTuple):
-    """What an archive answered; a body beyond what it may have ends behind that."""
+    """Answer of an archive; a body beyond what it may have ends behind that."""
 
     status: int
     content_type: str

@@ -38,7 +38,7 @@ BoxColumn = Literal[
 
 
 class SourceConfig(Section):
-    """Where raw studies come from (`build_manifest`)."""
+    """Source of raw studies (`build_manifest`)."""
 
     kind: Literal["mimic_cxr", "open_i", "table", "dicom", "dicomweb", "huggingface"] = "mimic_cxr"
     """`mimic_cxr`: MIMIC-CXR or MIMIC-CXR-JPG with its tables; `open_i`: Open-i's XML and PNG,

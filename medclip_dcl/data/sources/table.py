@@ -196,7 +196,7 @@ def _require_columns(
 
 @dataclass
 class _Found:
-    """What the rows so far have given."""
+    """Records made of the rows so far."""
 
     settings: SourceConfig
     relative: Callable[[str], str]  # path as the table has it -> relative to the root

@@ -26,7 +26,7 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Pose:
-    """How the chest is on the detector."""
+    """Position of the chest on the detector."""
 
     shift_x: float
     shift_y: float
@@ -168,7 +168,7 @@ def _between(low: float, high: float) -> Any:
 
 @dataclass(frozen=True)
 class ChestShape:
-    """What makes one patient's chest differ from another's; ranges are those of a healthy chest."""
+    """Shape of one patient's chest; ranges are those of a healthy one."""
 
     wall: float = _between(0.76, 0.84)
     dome_right: float = _between(0.36, 0.44)

@@ -42,7 +42,7 @@ _DETECTOR_MM = 430.0
 
 @dataclass(frozen=True)
 class Storage:
-    """How one image is stored."""
+    """Storage of one image: file format and pixel encoding."""
 
     bits: int  # stored, 12 to 16
     monochrome1: bool  # whether low values are bright

@@ -24,7 +24,7 @@ _REMOVABLE = ("central line", "endotracheal tube", "enteric tube")
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a sentence claims."""
+    """Claims of a generated sentence."""
 
     asserted: tuple[tuple[str, str, str], ...] = ()  # type, side, zone; empty where none is named
     negated: tuple[str, ...] = ()  # types
@@ -209,7 +209,7 @@ def _pick(options: Sequence[str], generator: np.random.Generator) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """What a report says, section by section."""
+    """Sections of a generated report."""
 
     findings: tuple[Statement, ...]
     impression: tuple[Statement, ...]  # with their numbers where it is a list

@@ -165,7 +165,7 @@ _CHECKED_WHERE_NORMAL = ({"Cardiomegaly"}, _LUNGS_CHECKED, {"Pleural Effusion"})
 
 @dataclass(frozen=True)
 class ReportLabels:
-    """What a text says about the findings.
+    """Labels of a text: findings asserted, negated and hedged.
 
     Attributes:
         asserted: finding -> sides ("left", "right"); empty where no side is named.
@@ -236,7 +236,7 @@ def read_claims(text: str) -> ReportLabels:
 
 @dataclass(frozen=True)
 class GivenClaims:
-    """What somebody else's reader says, in place of ours: of sentences, of reports, or of both."""
+    """Claims by somebody else's reader, in place of ours: of sentences, of reports, or of both."""
 
     sentences: Mapping[str, ReportLabels] | None = None
     """By text key; sentences that are not there say nothing. None: ours reads them."""

@@ -34,7 +34,7 @@ MIDLINE = frozenset({"Cardiomegaly", "Enlarged Cardiomediastinum"})
 
 
 class Cue(Enum):
-    """What a word or phrase does to the findings near it; `lexicon.yaml` explains each."""
+    """Effect of a word or phrase on the findings near it; `lexicon.yaml` explains each."""
 
     DENY = auto()
     NOT = auto()

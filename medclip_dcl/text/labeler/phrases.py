@@ -145,7 +145,7 @@ def _singular(word: str) -> str:
 
 
 class Polarity(Enum):
-    """What a sentence says about a concept that it names."""
+    """Polarity of a concept that a sentence names."""
 
     ASSERTED = "asserted"
     NEGATED = "negated"
