@@ -22,7 +22,7 @@ import torch
 from fastapi import Request
 from torch import Tensor
 
-from medclip_dcl.inference import Predictor
+from medclip_dcl.inference.predictor import Predictor
 
 from .errors import ApiError
 from .logging import Metrics, state_of

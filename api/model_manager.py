@@ -21,7 +21,7 @@ from PIL import Image
 from medclip_dcl.artifact import HEADER
 from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.errors import ArtifactStale, ArtifactUnreadable, MedclipError
-from medclip_dcl.inference import Predictor, build_predictor
+from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.model_package import SavedModel, read_model_package
 from medclip_dcl.models.towers import PACKAGE, fetch_weights
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex

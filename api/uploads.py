@@ -8,7 +8,7 @@ from pydantic_core import from_json
 
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import SharedBytes, SquareImage
-from medclip_dcl.inference import Finding, parse_prompts
+from medclip_dcl.inference.prompts import Finding, parse_prompts
 
 from .errors import ApiError
 from .logging import state_of

@@ -16,7 +16,7 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 
 if TYPE_CHECKING:
     from medclip_dcl.data.images import open_image
-    from medclip_dcl.inference import load
+    from medclip_dcl.inference.predictor import load
     from medclip_dcl.likelihood.eta import eta_from_pll
     from medclip_dcl.likelihood.pll import pseudo_log_likelihood
     from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
@@ -44,7 +44,7 @@ _HOMES = {
     "eta_from_pll": "likelihood.eta",
     "gather_with_grad": "losses.gather",
     "info_nce_loss": "losses.info_nce",
-    "load": "inference",
+    "load": "inference.predictor",
     "multi_positive_loss": "losses.multi_positive",
     "open_image": "data.images",
     "pseudo_log_likelihood": "likelihood.pll",

@@ -32,7 +32,7 @@ from medclip_dcl.dicom_results.settings import AnswerConfig, ResultsConfig
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError, ServiceError, StudyError
 from medclip_dcl.files import sync_file
-from medclip_dcl.inference import Predictor
+from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.progress import Progress
 from medclip_dcl.schemas import ClassifyAnswer
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table

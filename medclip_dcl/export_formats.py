@@ -45,7 +45,7 @@ from medclip_dcl.artifact import Artifact, ArtifactType, make_fingerprint, write
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.files import write_bytes, write_text
-from medclip_dcl.inference import Predictor, load
+from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.model_package import TEXT
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.engines import run_onnxruntime

@@ -14,7 +14,10 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
     import numpy as np
 
     from medclip_dcl.data.images import SquareImage
-    from medclip_dcl.inference import Finding, FindingScore, Grounding, Predictor
+    from medclip_dcl.inference.grounding import Grounding
+    from medclip_dcl.inference.predictor import Predictor
+    from medclip_dcl.inference.prompts import Finding
+    from medclip_dcl.inference.zero_shot import FindingScore
     from medclip_dcl.model_package import FindingCalibration
     from medclip_dcl.retrieval.search import Hit
 

@@ -18,7 +18,7 @@ from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.data.row_images import file_of, stamp_files
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import read_keys
-from medclip_dcl.inference import load
+from medclip_dcl.inference.predictor import load
 from medclip_dcl.settings import resolve_path
 
 from .job import Job, job_main

@@ -11,7 +11,7 @@ from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact, ArtifactWriter
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.inference import load
+from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.retrieval.index import findings_of, select_content, write_index

@@ -25,7 +25,8 @@ from medclip_dcl.evaluation.questions import (
     refuse_contaminated,
 )
 from medclip_dcl.files import sha256_file
-from medclip_dcl.inference import Finding, load, published_folder
+from medclip_dcl.inference.predictor import load, published_folder
+from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import write_table
 from medclip_dcl.text import sentences

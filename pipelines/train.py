@@ -32,7 +32,7 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import Truth, read_truth, truth_files
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.files import sha256_file
-from medclip_dcl.inference import read_prompts
+from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.likelihood import eta, masked_lm
 from medclip_dcl.models.pretrained import weights_file
 from medclip_dcl.models.towers import fetch_weights, files_digest

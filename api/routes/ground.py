@@ -10,7 +10,7 @@ from torch import Tensor
 
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.heatmaps import draw_heat
-from medclip_dcl.inference import Grounding
+from medclip_dcl.inference.grounding import Grounding
 from medclip_dcl.schemas import GroundAnswer, ImageFacts, PhraseAnswer
 
 from ..errors import ApiError, documented

@@ -35,7 +35,8 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import read_truth
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.metrics import balanced_accuracy, value_of
-from medclip_dcl.inference import Predictor, load, prompt_offset
+from medclip_dcl.inference.predictor import Predictor, load
+from medclip_dcl.inference.zero_shot import prompt_offset
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.losses.relations import ASSERTED, DIFFERENT, encode_claims
 from medclip_dcl.tables import read_table, write_table

@@ -43,7 +43,7 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Weights, estimate
 from medclip_dcl.evaluation.metrics import Samples, roc_auc
-from medclip_dcl.inference import Predictor, load
+from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.retrieval.search import Query, RetrievalIndex

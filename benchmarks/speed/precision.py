@@ -26,7 +26,7 @@ from medclip_dcl.errors import ConfigError, MedclipError
 from medclip_dcl.evaluation.evaluated_model import evaluated_model
 from medclip_dcl.evaluation.questions import Evaluation, read_image_rows
 from medclip_dcl.evaluation.results import headline_values
-from medclip_dcl.inference import load
+from medclip_dcl.inference.predictor import load
 from medclip_dcl.models.settings import EngineName, Precision
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table

@@ -20,7 +20,8 @@ from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.metrics import brier_score, calibration_error, roc_auc, value_of
 from medclip_dcl.evaluation.prompt_pairs import CHANCE_AUC, check_pair
 from medclip_dcl.evaluation.results import EvalResult
-from medclip_dcl.inference import UNCALIBRATED, Finding, calibrations_of
+from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.inference.zero_shot import UNCALIBRATED, calibrations_of
 from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
 from medclip_dcl.models.settings import ProbabilitiesConfig
 

@@ -32,7 +32,8 @@ from medclip_dcl.evaluation.metrics import (
 )
 from medclip_dcl.evaluation.prompt_pairs import CORRELATION_FIGURE, LEAST_IMAGES, pair_correlation
 from medclip_dcl.evaluation.results import EvalResult, Rows
-from medclip_dcl.inference import Finding, softmax_scores
+from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.inference.zero_shot import softmax_scores
 
 Truth = Int8[np.ndarray, "findings images"]
 """1 present, 0 absent, `UNKNOWN` not known."""

@@ -48,12 +48,9 @@ from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
 from medclip_dcl.evaluation.biovil import BioVil
 from medclip_dcl.evaluation.settings import EvaluationConfig
 from medclip_dcl.files import sha256_file
-from medclip_dcl.inference import (
-    Finding,
-    Predictor,
-    prompt_texts,
-    side_scores,
-)
+from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.inference.zero_shot import prompt_texts, side_scores
 from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.settings import (

@@ -22,7 +22,7 @@ from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.classification import UNKNOWN, mean_finding_figures
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.results import EvalResult, Rows
-from medclip_dcl.inference import Finding
+from medclip_dcl.inference.prompts import Finding
 
 PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """L2 penalties per labelled image among which cross-validation chooses."""

@@ -44,7 +44,8 @@ from medclip_dcl.evaluation.retrieval import (
     reports_of_images,
 )
 from medclip_dcl.evaluation.settings import EvaluationConfig
-from medclip_dcl.inference import Finding, Predictor, read_prompts
+from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.inference.prompts import Finding, read_prompts
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text.sentences import SENTENCES, normalise_text, text_key

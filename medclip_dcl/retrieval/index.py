@@ -32,7 +32,7 @@ from medclip_dcl.text.labeler.labels import split_sides
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 if TYPE_CHECKING:
-    from medclip_dcl.inference import Predictor
+    from medclip_dcl.inference.predictor import Predictor
 
 _BATCH = 32  # images, or sentences, in one forward pass: fits the smallest GPU without gradients
 _THUMBNAIL_PX = 256  # longer side; what the viewer and the report show

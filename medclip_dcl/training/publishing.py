@@ -15,7 +15,7 @@ from transformers import BertConfig
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.files import write_text
-from medclip_dcl.inference import build_predictor, fit_offsets
+from medclip_dcl.inference.predictor import build_predictor, fit_offsets
 from medclip_dcl.input_range import fit_input_range
 from medclip_dcl.model_package import (
     InputRange,

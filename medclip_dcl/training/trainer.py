@@ -35,7 +35,7 @@ from medclip_dcl.artifact import Artifact
 from medclip_dcl.data.ground_truth import Truth
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale, CheckpointError, ConfigError, TrainingError
-from medclip_dcl.inference import Finding
+from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.lora import add_adapters, merged

@@ -21,7 +21,8 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.classification import UNKNOWN, labelled_truth
 from medclip_dcl.evaluation.metrics import best_ranks, mean_of, recall_at, roc_auc, value_of
-from medclip_dcl.inference import Finding, margins, prompt_texts
+from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.inference.zero_shot import margins, prompt_texts
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.rng import RngStream, generator_for

@@ -13,7 +13,7 @@ from api.errors import ApiError
 from api.logging import Metrics, state_of
 from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.tiny_models import random_images
-from medclip_dcl.inference import Predictor, load
+from medclip_dcl.inference.predictor import Predictor, load
 from tests.api.test_admission import Caller
 
 TOLERANCE = 1e-5

@@ -7,7 +7,7 @@ from api.routes.ground import overlay_png
 from api.routes.viewer import image_png
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.heatmaps import LONGEST_PX
-from medclip_dcl.inference import locate
+from medclip_dcl.inference.grounding import locate
 
 
 def grey(height: int, width: int, shade: int = 32768) -> GreyImage:

@@ -19,7 +19,7 @@ from benchmarks.fixtures.service import Service, png, running
 from benchmarks.fixtures.tiny_models import random_images
 from benchmarks.fixtures.wire import Part, Request, exchange, form
 from medclip_dcl.data.images import open_image
-from medclip_dcl.inference import load
+from medclip_dcl.inference.predictor import load
 from medclip_dcl.schemas import ModelAnswer
 
 JPEG = b"\xff\xd8"

@@ -17,7 +17,7 @@ from benchmarks.fixtures.tiny_models import tiny_model_config
 from medclip_dcl.artifact import open_artifact, write_artifact
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, ConfigError
 from medclip_dcl.export_formats import EXPORT, Format, export_formats
-from medclip_dcl.inference import load
+from medclip_dcl.inference.predictor import load
 from pipelines import export
 from pipelines.config import Config
 from tests.house.tree import ROOT

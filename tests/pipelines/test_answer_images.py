@@ -35,7 +35,7 @@ from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.data.images import ImagesConfig, open_image
 from medclip_dcl.dicom_results.settings import AnswerConfig
 from medclip_dcl.errors import ServiceError, StudyError
-from medclip_dcl.inference import Predictor, load
+from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.tables import read_table
 from pipelines.answer_images import main
 from pipelines.build_manifest import main as build_manifest

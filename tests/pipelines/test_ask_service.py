@@ -10,7 +10,7 @@ from benchmarks.fixtures.corpus import KINDS, write_config
 from benchmarks.fixtures.evaluated import evaluate_here, write_evaluated
 from benchmarks.fixtures.service import png
 from medclip_dcl.data import manifest
-from medclip_dcl.inference import load
+from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ARTIFACT
 from medclip_dcl.tables import read_table
 from pipelines import ask_service, build_index, show, write_report

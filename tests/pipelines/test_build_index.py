@@ -7,7 +7,7 @@ from benchmarks.fixtures.corpus import KINDS, write_config, write_corpus
 from benchmarks.fixtures.milvus import milvus_file
 from benchmarks.fixtures.published import publish
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.inference import load
+from medclip_dcl.inference.predictor import load
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import RetrievalConfig

@@ -13,7 +13,8 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.results import read_figures
-from medclip_dcl.inference import load, read_prompts
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.tables import read_table
 from pipelines.config import Config

@@ -40,7 +40,7 @@ from medclip_dcl.evaluation.evaluated_model import (
     evaluated_model,
 )
 from medclip_dcl.evaluation.probe import image_features
-from medclip_dcl.inference import Predictor, load
+from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.settings import resolve_path
 from pipelines.config import Config, load_config
 

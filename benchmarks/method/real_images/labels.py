@@ -18,7 +18,7 @@ from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.classification import UNKNOWN, evaluate_findings, mean_finding_figures
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.probe import Labelled, linear_probe
-from medclip_dcl.inference import Finding
+from medclip_dcl.inference.prompts import Finding
 
 FOLDS = 5
 THUMBNAIL_PX = 32

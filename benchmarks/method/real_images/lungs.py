@@ -43,7 +43,7 @@ from medclip_dcl.evaluation.grounding import (
     mean_figures,
     signed_cnr,
 )
-from medclip_dcl.inference import locate
+from medclip_dcl.inference.grounding import locate
 from medclip_dcl.models.image_encoder import MEAN, SPREAD, to_input
 from medclip_dcl.text.sentences import text_key
 from pipelines.build_manifest import source_of

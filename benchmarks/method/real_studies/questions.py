@@ -21,7 +21,8 @@ from torch import Tensor
 from benchmarks.method.real_studies.studies import CHEXPERT, HERE, Fold
 from medclip_dcl.data.sources.open_i import image_name
 from medclip_dcl.evaluation.metrics import balanced_accuracy, best_ranks, roc_auc, value_of
-from medclip_dcl.inference import prompt_offset, prompt_texts, read_prompts
+from medclip_dcl.inference.prompts import read_prompts
+from medclip_dcl.inference.zero_shot import prompt_offset, prompt_texts
 from medclip_dcl.losses.relations import ASSERTED, HEDGED, NEGATED, encode_claims
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.tables import read_table

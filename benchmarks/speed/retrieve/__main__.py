@@ -39,7 +39,7 @@ from benchmarks.speed.retrieve.recall import (
 )
 from benchmarks.speed.timing import cpu_ms, cpu_ratio, interleaved, show, wall_ms
 from medclip_dcl import model_package
-from medclip_dcl.inference import load
+from medclip_dcl.inference.predictor import load
 from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex

@@ -19,7 +19,7 @@ from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.data.synthetic.patients import NATURAL, GeneratedStudy, Item, Patient, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
-from medclip_dcl.inference import Predictor
+from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.index import IndexContent, select_content, write_index

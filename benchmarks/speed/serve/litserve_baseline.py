@@ -15,7 +15,7 @@ from fastapi import Request
 
 from medclip_dcl.data.decode_worker import read_image
 from medclip_dcl.data.grayscale import stretch
-from medclip_dcl.inference import load
+from medclip_dcl.inference.predictor import load
 
 BATCH, BATCH_TIMEOUT_S = 8, 0.005
 

@@ -14,7 +14,7 @@ from medclip_dcl.evaluation.calibration import (
     fit_curve,
 )
 from medclip_dcl.evaluation.classification import UNKNOWN
-from medclip_dcl.inference import Finding
+from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
 from medclip_dcl.models.settings import ProbabilitiesConfig
 

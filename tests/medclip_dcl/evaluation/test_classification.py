@@ -23,7 +23,7 @@ from medclip_dcl.evaluation.classification import (
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.metrics import roc_auc
 from medclip_dcl.evaluation.results import CLASSES, SCORES
-from medclip_dcl.inference import Finding
+from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import SimilarityConfig
 
 FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))

@@ -16,7 +16,8 @@ from medclip_dcl.evaluation.evaluated_model import (
     scaled,
     window_of,
 )
-from medclip_dcl.inference import Finding, load
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.settings import SimilarityConfig

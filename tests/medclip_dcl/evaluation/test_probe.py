@@ -16,7 +16,7 @@ from medclip_dcl.evaluation.probe import (
     linear_probe,
 )
 from medclip_dcl.evaluation.results import PROBES
-from medclip_dcl.inference import Finding
+from medclip_dcl.inference.prompts import Finding
 
 FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))
 FRACTIONS = (0.1, 1.0)

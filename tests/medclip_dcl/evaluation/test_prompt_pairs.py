@@ -12,7 +12,7 @@ from medclip_dcl.evaluation.prompt_pairs import (
     check_pairs,
     pair_correlation,
 )
-from medclip_dcl.inference import Finding
+from medclip_dcl.inference.prompts import Finding
 
 RISING = np.arange(10.0) / 10
 """Scores 0, .1 to .9 of ten images: variance 8.25 / 100."""

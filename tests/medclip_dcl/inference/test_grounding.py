@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 
 from medclip_dcl.data.heatmaps import grid_affine, upsample
-from medclip_dcl.inference import Box, locate
+from medclip_dcl.inference.grounding import Box, locate
 
 
 def delta(row, column, rows=4, columns=4):

@@ -14,7 +14,8 @@ from medclip_dcl.data.images import SquareImage
 from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.errors import CheckpointError, QueryError
-from medclip_dcl.inference import FindingScore, load
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.inference.zero_shot import FindingScore
 from medclip_dcl.input_range import describe_pixels, fit_input_range, is_out_of_range
 from medclip_dcl.model_package import INPUT_RANGE_FILE, read_input_range, write_input_range
 from medclip_dcl.schemas import OUT_OF_RANGE_NOTE, ClassifyAnswer

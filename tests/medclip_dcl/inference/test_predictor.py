@@ -12,7 +12,8 @@ from benchmarks.fixtures.published import PROMPTS, SENTENCES, publish
 from benchmarks.fixtures.tiny_models import random_images
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, QueryError
-from medclip_dcl.inference import Finding, build_predictor, load
+from medclip_dcl.inference.predictor import build_predictor, load
+from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.model_package import (
     ARTIFACT,
     BANK_FILE,

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.errors import ConfigError, QueryError
-from medclip_dcl.inference import Finding, FindingCode, parse_prompts, read_prompts
+from medclip_dcl.inference.prompts import Finding, FindingCode, parse_prompts, read_prompts
 
 PAIR = {"name": "edema", "positive": "Pulmonary  edema", "negative": ["No edema", "Clear lungs"]}
 

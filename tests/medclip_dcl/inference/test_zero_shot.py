@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from medclip_dcl.inference import (
-    Finding,
+from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.inference.zero_shot import (
     calibrations_of,
     finding_scores,
     margins,

@@ -19,7 +19,7 @@ from benchmarks.fixtures.service import png, running
 from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data.images import open_image
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.inference import Predictor, load
+from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.model_package import ARTIFACT
 from medclip_dcl.models import engines
 from medclip_dcl.models.image_encoder import ImageEncoder

@@ -10,7 +10,7 @@ from benchmarks.method.real_images import labels
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import QueryError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
-from medclip_dcl.inference import Finding
+from medclip_dcl.inference.prompts import Finding
 
 TRUTH = np.arange(60) % 2
 PATIENTS = [f"p{image}" for image in range(60)]

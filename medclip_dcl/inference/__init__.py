@@ -1,0 +1,1 @@
+"""A published model that answers: prompts, zero-shot scores, grounding, the `Predictor`."""

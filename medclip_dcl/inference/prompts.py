@@ -1,0 +1,109 @@
+"""Prompts: how each finding is asked for in words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from medclip_dcl.errors import ConfigError, QueryError
+from medclip_dcl.settings import read_yaml
+
+_PROMPTS_VERSION = 1
+_PROMPT_KEYS = {"name", "label", "code", "positive", "negative"}
+_CODE_LENGTHS = {"value": 16, "scheme": 16, "meaning": 64}  # characters; DICOM PS3.3, 8.1 to 8.3
+
+
+@dataclass(frozen=True)
+class FindingCode:
+    """Code of a finding in a coding scheme."""
+
+    value: str
+    """The code."""
+    scheme: str
+    """DICOM's designator of the scheme, such as SCT for SNOMED CT."""
+    meaning: str
+    """What the code means, in words."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finding and its prompts."""
+
+    name: str
+    """How it is called in answers."""
+    positive: tuple[str, ...]
+    """Sentences that assert it, at least one."""
+    negative: tuple[str, ...]
+    """Sentences that deny it, at least one."""
+    label: str = ""
+    """Column of the label table that holds its truth; empty: none."""
+    code: FindingCode | None = field(default=None, compare=False)
+    """Its code in DICOM answers; None: a private one is made from the name."""
+
+
+def parse_prompts(tree: Any) -> tuple[Finding, ...]:
+    """Turn a list of mappings into findings.
+
+    Args:
+        tree: a list; each entry has `name`, `positive` and `negative`, and may have
+            `label`, and `code` with `value`, `scheme` and `meaning`. A side is one sentence or a
+            list of them.
+
+    Raises:
+        QueryError: an entry lacks a key, has an unknown one, an empty side, or a name
+            that was used before. The message gives the entry's number, never its text.
+    """
+    if not isinstance(tree, list) or not tree:
+        raise QueryError("findings must be a list with at least one entry")
+    findings = tuple(_finding(entry, number) for number, entry in enumerate(tree))
+    if len({finding.name for finding in findings}) < len(findings):
+        raise QueryError("two findings bear the same name; give each its own")
+    return findings
+
+
+def read_prompts(path: Path) -> tuple[Finding, ...]:
+    """Read a prompt file such as `configs/prompts/chex5.yaml`.
+
+    Raises:
+        ConfigError: the file cannot be read, is of another version, or an entry is malformed.
+    """
+    tree = read_yaml(path, "prompt file")
+    if tree.get("format_version") != _PROMPTS_VERSION:
+        raise ConfigError(f"prompts {path} must say format_version: {_PROMPTS_VERSION}")
+    try:
+        return parse_prompts(tree.get("findings"))
+    except QueryError as error:
+        raise ConfigError(f"prompts {path}: {error}") from error
+
+
+def _finding(entry: Any, number: int) -> Finding:
+    if not isinstance(entry, Mapping) or not set(entry) <= _PROMPT_KEYS:
+        keys = sorted(_PROMPT_KEYS)
+        raise QueryError(f"finding {number} must be a mapping with keys among {keys}")
+    name, label = entry.get("name"), entry.get("label", "")
+    if not isinstance(name, str) or not name.strip() or not isinstance(label, str):
+        raise QueryError(f"finding {number} needs a name, and a label that is text if any")
+    positive = _side(entry.get("positive"), number)
+    negative = _side(entry.get("negative"), number)
+    return Finding(name.strip(), positive, negative, label, _code(entry.get("code"), number))
+
+
+def _code(value: Any, number: int) -> FindingCode | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or set(value) != set(_CODE_LENGTHS):
+        raise QueryError(f"code of finding {number} must have {', '.join(_CODE_LENGTHS)}")
+    parts = {name: str(part).strip() for name, part in value.items()}
+    for name, longest in _CODE_LENGTHS.items():
+        if not 0 < len(parts[name]) <= longest or not parts[name].isprintable():
+            raise QueryError(f"{name} in the code of finding {number} needs 1 to {longest} letters")
+    return FindingCode(**parts)
+
+
+def _side(value: Any, number: int) -> tuple[str, ...]:
+    sentences = [value] if isinstance(value, str) else value
+    if not isinstance(sentences, list | tuple) or not sentences:
+        raise QueryError(f"finding {number} needs a positive and a negative prompt")
+    if not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
+        raise QueryError(f"finding {number} has a prompt that is empty or no text")
+    return tuple(" ".join(sentence.split()) for sentence in sentences)

@@ -1,0 +1,174 @@
+"""Zero-shot scores: the prompt that fits the image better decides."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.model_package import (
+    FindingCalibration,
+    ScoreCalibration,
+)
+from medclip_dcl.models.dual_encoder import DualEncoder
+
+OTHER_PROMPTS = "the model is calibrated for the findings and prompts of its card alone"
+UNCALIBRATED = "no calibration was fitted for this model"
+
+
+@dataclass(frozen=True)
+class FindingScore:
+    """Score, probability and decision of one finding on one image."""
+
+    name: str
+    """The finding."""
+    score: float
+    """Softmax over the two prompts' scaled scores, in [0, 1]; no probability."""
+    margin: float
+    """Score of the positive prompts minus that of the negative, in [-2, 2]."""
+    is_present: bool
+    """Whether the margin is above the offset, or above 0 where there is none."""
+    offset: float | None = None
+    """Level of the margin over the model's bank of images; None where the model has none."""
+    threshold: float = 0.5
+    """Score at the offset."""
+    probability: float | None = None
+    """Calibrated probability; None where the model has no calibration."""
+    note: str = UNCALIBRATED
+    """Why the probability is None, else empty."""
+
+
+def prompt_texts(findings: Sequence[Finding]) -> list[str]:
+    """List the prompts as `margins` expects: of each finding the positive, then the negative."""
+    return [text for finding in findings for text in (*finding.positive, *finding.negative)]
+
+
+def side_scores(
+    scores: Float[Tensor, "prompts images"], findings: Sequence[Finding]
+) -> Float[Tensor, "sides images"]:
+    """Average the scores of `prompt_texts` by side: of each finding positive, then negative."""
+    sides = [len(side) for finding in findings for side in (finding.positive, finding.negative)]
+    return torch.stack([part.mean(dim=0) for part in torch.split_with_sizes(scores, sides)])
+
+
+def margins(
+    scores: Float[Tensor, "prompts images"], findings: Sequence[Finding]
+) -> Float[Tensor, "findings images"]:
+    """Subtract the negative prompts' mean score from the positive prompts'.
+
+    Args:
+        scores: image-sentence scores f of `prompt_texts`, in [-1, 1].
+        findings: the findings, in the same order.
+
+    Returns:
+        f(positive) - f(negative), in [-2, 2].
+
+    Source: Wang et al. 2023, Table 2, with one prompt a side; ours: several prompts
+        are averaged by their scores.
+    """
+    sides = side_scores(scores, findings)
+    return sides[0::2] - sides[1::2]
+
+
+def prompt_offset(scores: Float[Tensor, "prompts images"]) -> Float[Tensor, " prompts"]:
+    """Give the level of each prompt over a bank of images, b(q) = log mean_f e^{s(q, f)}.
+
+    A prompt's level, which a loss with texts alone as anchors leaves open, says nothing of an
+    image: two prompts are compared by s - b. The offset repairs decisions alone; rankings of
+    sentences and heatmaps need the level as it is.
+
+    Args:
+        scores: scaled scores s = gamma**2 f; of several prompts a side their mean.
+
+    Returns:
+        b, in the unit of the scores: the mean of e^{s - b} over the bank is 1.
+    """
+    return torch.logsumexp(scores.double(), dim=1) - math.log(scores.shape[1])
+
+
+def prompt_levels(
+    model: DualEncoder,
+    bank: Float[Tensor, "images rows columns dim"],
+    prompts: Float[Tensor, "prompts dim"],
+    findings: Sequence[Finding],
+) -> Float[Tensor, "findings 2"]:
+    """Give `prompt_offset` of each finding's positive and negative prompts over a bank of images.
+
+    `prompts` are the vectors of `prompt_texts`.
+    """
+    scaled = model.gamma.detach().double() ** 2 * model.score(bank, prompts).double()
+    return prompt_offset(side_scores(scaled, findings)).reshape(-1, 2)
+
+
+def softmax_scores(
+    margin: Float[Tensor, "findings images"], gamma: Float[Tensor, ""]
+) -> Float[Tensor, "findings images"]:
+    """Give the share of the positive prompt, in [0, 1], in a softmax of scores times gamma**2."""
+    # exp(p) / (exp(p) + exp(n)) = 1 / (1 + exp(n - p))
+    return torch.sigmoid(gamma**2 * margin)
+
+
+def calibrations_of(
+    findings: Sequence[Finding], own: Sequence[Finding], calibration: ScoreCalibration | None
+) -> list[FindingCalibration | str]:
+    """Find the calibration of each finding that is asked for, or why there is none.
+
+    Args:
+        findings: the findings asked for.
+        own: those that the model was published with: a curve holds for the very prompts that
+            it was fitted with.
+        calibration: of the model; None: it has none.
+    """
+    if calibration is None:
+        return [UNCALIBRATED for _ in findings]
+    found = [calibration.of(item.name) if item in own else None for item in findings]
+    return [OTHER_PROMPTS if item is None else item.reason or item for item in found]
+
+
+def finding_scores(
+    margin: Float[Tensor, "findings images"],
+    gamma: Float[Tensor, ""],
+    findings: Sequence[Finding],
+    calibrations: Sequence[FindingCalibration | str],
+    offsets: Sequence[float | None],
+) -> list[list[FindingScore]]:
+    """Turn `margins` into one list per image, with one answer per finding, in the rows' order.
+
+    A probability is made from the margin as it is: its curve was fitted to that, and absorbs an
+    offset.
+    """
+    score = softmax_scores(margin, gamma)
+    levels = margin.new_tensor([[0.0 if offset is None else offset] for offset in offsets])
+    threshold = softmax_scores(levels, gamma)
+    present = margin > levels
+    logits = (gamma**2 * margin).double().cpu().numpy()
+    calibrated = [_probabilities(row, own) for row, own in zip(logits, calibrations, strict=True)]
+    return [
+        [
+            FindingScore(
+                name=finding.name,
+                score=float(score[row, image]),
+                margin=float(margin[row, image]),
+                is_present=bool(present[row, image]),
+                offset=offsets[row],
+                threshold=float(threshold[row]),
+                probability=calibrated[row][0][image],
+                note=calibrated[row][1],
+            )
+            for row, finding in enumerate(findings)
+        ]
+        for image in range(margin.shape[1])
+    ]
+
+
+def _probabilities(
+    logits: Float[np.ndarray, " images"], calibration: FindingCalibration | str
+) -> tuple[list[float | None], str]:
+    if isinstance(calibration, str) or calibration.curve is None:
+        reason = calibration if isinstance(calibration, str) else calibration.reason
+        return [None] * len(logits), reason
+    return calibration.curve.probabilities(logits).tolist(), ""
