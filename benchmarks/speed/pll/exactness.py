@@ -13,7 +13,7 @@ from benchmarks.speed.pll.models import SHORT_PIECES, SIZES, draw, random_bert, 
 from medclip_dcl.likelihood.engines import EngineName
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import Variant, pseudo_log_likelihood
-from medclip_dcl.likelihood.scoring import ScoringOptions, Task, score_tasks
+from medclip_dcl.likelihood.scorer import ScoringOptions, Task, score_tasks
 
 VARIANTS: tuple[Variant, ...] = ("original", "within_word_l2r")
 ENGINES: tuple[EngineName, ...] = ("onnxruntime", "plain")

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.fixtures.bert import SENTENCES, tiny_bert, tiny_tokenizer
 from medclip_dcl.likelihood.pll import Variant, encode_sentences, score_encodings
-from medclip_dcl.likelihood.scoring import (
+from medclip_dcl.likelihood.work_units import (
     part_of,
     piece_operations,
     plan_units,
