@@ -53,11 +53,8 @@ from medclip_dcl.training.launch import settle_precision, start_accelerator
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import freeze, frozen_groups
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import (
-    TrainStep,
-    configure_performance,
-    slow_start,
-)
+from medclip_dcl.training.step import TrainStep, configure_performance
+from medclip_dcl.training.trainer import slow_start
 from medclip_dcl.training.validation import validation_batch
 
 from .cli import ConfigFile, Overrides, config_of, tool_main

@@ -100,7 +100,7 @@ def arm(folder: str, step: int, number: int, flush: int) -> None:
     `folder` receives a file with a line for every step. The signal comes after so many steps (0:
     never) or at the flush after that step that `flush` counts (0: none).
     """
-    from medclip_dcl.training.trainer import TrainStep
+    from medclip_dcl.training.step import TrainStep
 
     rank = os.environ.get("RANK", "0")
     notes = (Path(folder) / f"seen-{rank}.jsonl").open("a", encoding="utf-8")

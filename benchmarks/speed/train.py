@@ -53,7 +53,8 @@ from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.logging import MetricsLog, TrainLogger
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.sampler import ImageTextSampler
-from medclip_dcl.training.trainer import CLIP_NORM, Trainer
+from medclip_dcl.training.step import CLIP_NORM
+from medclip_dcl.training.trainer import Trainer
 from pipelines.config import Config
 
 PREPARED_PX, INPUT_PX = 512, 480

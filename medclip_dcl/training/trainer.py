@@ -10,25 +10,16 @@ the kernel then sends SIGHUP instead. One request may arrive several times: from
 from the launcher and from the kernel. Only a second Ctrl-C, later, means to stop at once.
 """
 
-import ctypes
 import math
-import os
-import signal
-import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
-from jaxtyping import Float
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.artifact import Artifact
@@ -63,20 +54,15 @@ from medclip_dcl.training.logging import (
     TrainState,
     open_trackers,
 )
-from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
+from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import (
-    ParamGroup,
-    build_optimizer,
-    freeze,
-    frozen_groups,
-    learning_rate_share,
     load_optimizer_tensors,
     optimizer_tensors,
-    set_learning_rate,
-    set_training_mode,
 )
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.step import CLIP_NORM, StepReport, TrainStep
+from medclip_dcl.training.stop_request import StopRequest
 from medclip_dcl.training.text_similarity import TextSpace, closest_threshold
 from medclip_dcl.training.validation import (
     MOST_BATCHES,
@@ -86,30 +72,10 @@ from medclip_dcl.training.validation import (
     validation_loss,
 )
 
-CLIP_NORM = 1.0
-"""Largest gradient norm: above it one batch would undo what the warm-up protects. Ours: neither
-paper clips, and an anchor's gradient weighs up to 1 / (1 - eta) and more (`debiased`)."""
 _MOST_SKIPPED = 10  # steps in a row without a finite loss or gradient, after which a run gives up
 _IDS_SHOWN = 8
-_PR_SET_PDEATHSIG = 1
-_SAME_KEY_PRESS_S = 1.0
 _LEAST_RANDOM_RATE = 1e-4
-_LAUNCHED_BY = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
 _COUNTERS = ("skipped", "in_a_row", "clipped", "best_step", "best_value", "launches")
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """Loss and gauges of a step; equal in all processes."""
-
-    output: ObjectiveOutput
-    """Loss and gauges of this process's anchors."""
-    updated: bool
-    """Whether the weights were moved."""
-    norm: float
-    """Length of the gradient before it was clipped."""
-    stop: bool
-    """Whether any process has been asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -475,7 +441,7 @@ class Trainer:
         settings, state = self._settings, self.state
         batches = prefetch(batch, state.step, settings.total_steps)
         bar = Progress("train", settings.total_steps, "step", done=state.step)
-        with _StopRequest() as request, closing(batches), bar as progress:
+        with StopRequest() as request, closing(batches), bar as progress:
             for item in batches:
                 report = self._step(item, request.requested)
                 self._count(item, report)
@@ -609,145 +575,3 @@ class Trainer:
         sign = -1 if name.endswith("loss") else 1
         if state.best_value is None or sign * value > sign * state.best_value:
             state.best_step, state.best_value = state.step, value
-
-
-class _StopRequest:
-    # Turns SIGTERM, SIGINT and the launcher's death into a request; SIGINT a second after it
-    # ends the process at once.
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._since = 0.0
-        self._previous: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        self._take(signal.SIGTERM)
-        self._take(signal.SIGINT)
-        if _follow_launcher():
-            self._take(signal.SIGHUP)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _take(self, number: signal.Signals) -> None:
-        self._previous[number] = signal.signal(number, self._note)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if not self.requested:
-            self.requested, self._since = True, now
-        elif number == signal.SIGINT and now - self._since > _SAME_KEY_PRESS_S:
-            os._exit(128 + number)
-
-
-def _follow_launcher() -> bool:
-    # Ask the kernel for SIGHUP when the launcher dies. A run started by hand is left alone: it
-    # may outlive its shell.
-    if not sys.platform.startswith("linux") or not any(name in os.environ for name in _LAUNCHED_BY):
-        return False
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP), 0, 0, 0)
-    if os.getppid() != parent:  # it died while we asked
-        os.kill(os.getpid(), signal.SIGTERM)
-    return True
-
-
-class TrainStep:
-    """Moves the weights of a model, one batch at a time; `seed` is that of dropout."""
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        encoder: DualEncoder,
-        objective: ContrastiveObjective,
-        settings: TrainConfig,
-        seed: int,
-    ) -> None:
-        configure_performance(encoder, settings)
-        self._accelerator, self._settings, self._seed = accelerator, settings, seed
-        self._encoder = encoder.to(accelerator.device)
-        self._objective = objective
-        self.optimizer = build_optimizer(encoder, settings)
-        self._wrapped: nn.Module | None = None
-        self._stepper: Optimizer | None = None
-        self._frozen: frozenset[ParamGroup] | None = None
-        self._parameters = list(encoder.parameters())
-        self._buffers = list(encoder.buffers())
-
-    def __call__(self, batch: ImageTextBatch, stop: bool) -> StepReport:
-        """Do one step; `stop`: this process has been asked to stop.
-
-        Where the loss or gradient of any process is not finite, weights, optimiser and norm
-        statistics stay as they were.
-        """
-        self._hold(frozen_groups(self._settings, batch.step))
-        batch = batch.to(self._accelerator.device)
-        # Norm statistics move in the forward pass, before anyone knows whether the step is good.
-        kept = [buffer.clone() for buffer in self._buffers]
-        self._begin(batch.step)
-        assert self._wrapped is not None
-        assert self._stepper is not None
-        output = self._objective.compute_loss(self._wrapped, self._encoder, batch)
-        self._accelerator.backward(output.loss)
-        norm = self._accelerator.clip_grad_norm_(self._parameters, CLIP_NORM)
-        broken, stop = self._agree(output.loss, norm, stop)
-        if broken:
-            self._restore(kept)
-        if not broken or self._accelerator.scaler is not None:  # the scaler skips by itself
-            self._stepper.step()
-        self._stepper.zero_grad()
-        self._encoder.clamp_gamma()
-        return StepReport(output, not broken, norm.item(), stop)
-
-    def _hold(self, frozen: frozenset[ParamGroup]) -> None:
-        # Freeze and thaw; a distributed wrapper knows only what learned when it was made.
-        if frozen == self._frozen:
-            return
-        self._frozen = frozen
-        freeze(self._encoder, frozen)
-        set_training_mode(self._encoder, self._settings.freeze_batchnorm, frozen)
-        if self._wrapped is self._encoder:
-            return
-        if self._wrapped is not None:
-            self._accelerator.unwrap_model(self._wrapped, keep_fp32_wrapper=False)
-            self._wrapped = self._stepper = None
-            self._accelerator.free_memory()
-        self._wrapped, self._stepper = self._accelerator.prepare(self._encoder, self.optimizer)
-
-    def _begin(self, step: int) -> None:
-        # A resumed run drops what the uninterrupted one would have dropped.
-        torch.manual_seed(
-            seed_for(self._seed, RngStream.DROPOUT, step, self._accelerator.process_index)
-        )
-        settings = self._settings
-        share = learning_rate_share(step, settings.warmup_steps, settings.total_steps)
-        set_learning_rate(self.optimizer, share)
-
-    def _agree(self, loss: Float[Tensor, ""], norm: Tensor, stop: bool) -> tuple[bool, bool]:
-        # Whether any process met a number that is not finite, or is to stop: all do the same.
-        broken = ~(loss.detach().isfinite() & norm.isfinite())
-        if self._accelerator.num_processes == 1:
-            return bool(broken), stop
-        flags = torch.stack([broken.float(), broken.new_tensor(stop).float()])
-        either = self._accelerator.reduce(flags, reduction="sum")
-        return bool(either[0] > 0), bool(either[1] > 0)
-
-    @torch.no_grad()
-    def _restore(self, kept: list[Tensor]) -> None:
-        for buffer, old in zip(self._buffers, kept, strict=True):
-            buffer.copy_(old)
-
-
-def configure_performance(encoder: DualEncoder, settings: TrainConfig) -> None:
-    """Set a model up as the settings ask; names and values of its weights stay."""
-    # Convolutions are faster in this layout, on a CPU and on a GPU; torch's stubs lack the keyword.
-    encoder.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if settings.gradient_checkpointing == "both":
-        encoder.image.checkpoint_activations()
-    if settings.gradient_checkpointing != "none":
-        encoder.text.checkpoint_activations()
-    if settings.compile_backend != "none":
-        encoder.image.compile_layers(settings.compile_backend)
-        encoder.text.compile_layers(settings.compile_backend)

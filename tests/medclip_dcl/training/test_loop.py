@@ -17,7 +17,8 @@ from medclip_dcl.training.launch import settle_precision
 from medclip_dcl.training.logging import TIMINGS, MetricsLog, TrainLogger, read_metrics
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import CLIP_NORM, Trainer
+from medclip_dcl.training.step import CLIP_NORM
+from medclip_dcl.training.trainer import Trainer
 
 TREE = {
     "global_batch": 6,

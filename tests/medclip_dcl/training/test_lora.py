@@ -16,7 +16,8 @@ from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import build_optimizer, freeze, peak_learning_rate
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import Trainer, TrainStep
+from medclip_dcl.training.step import TrainStep
+from medclip_dcl.training.trainer import Trainer
 
 TEXT = LoraConfig(rank=2, encoders="text", dropout=0.1)
 LOOP = TrainConfig(

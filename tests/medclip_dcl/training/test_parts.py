@@ -17,7 +17,7 @@ from medclip_dcl.training.optim import (
     set_training_mode,
 )
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import TrainStep
+from medclip_dcl.training.step import TrainStep
 
 SLOW = TrainConfig(
     global_batch=6,
