@@ -17,7 +17,8 @@ from medclip_dcl.artifact import Artifact, ArtifactWriter, open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.evaluated_model import adapter_digest, evaluated_model, load_adapter
+from medclip_dcl.evaluation.adapters import adapter_digest, load_adapter
+from medclip_dcl.evaluation.evaluated_model import evaluated_model
 from medclip_dcl.evaluation.questions import (
     Evaluation,
     input_files,

@@ -61,7 +61,8 @@ from .cli import ConfigFile, Overrides, config_of, tool_main
 from .config import Config
 from .doctor import Check, nearest_folder, print_findings
 from .false_negatives import PAPER_BATCH, false_negatives
-from .sweep import PlannedRuns, changed_config, grid_runs, read_grid, runs_at_a_time
+from .grid import PlannedRuns, changed_config, grid_runs, read_grid
+from .sweep import runs_at_a_time
 from .table1 import table_runs
 
 _SLACK = 1.2  # allocator, kernels and interpreter besides what is counted

@@ -28,17 +28,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TextIO
+from typing import Annotated, Any, TextIO
 
 import numpy as np
 import torch
 import typer
 import yaml
-from pydantic import Field, model_validator
 from threadpoolctl import threadpool_limits
 
 from medclip_dcl import model_package
@@ -63,7 +62,6 @@ from medclip_dcl.files import disk_faults_named, write_text
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.progress import Progress
 from medclip_dcl.reporting.sweep import render_sweep, sweep_csv, sweep_text
-from medclip_dcl.settings import Section, check_settings, read_yaml
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training import checkpoint
@@ -72,6 +70,7 @@ from medclip_dcl.training.logging import read_metrics
 from .build_manifest import refuse_missing_labels
 from .cli import ConfigFile, Overrides, tool_main
 from .config import Config, check_config
+from .grid import CHANGED_SECTIONS, Grid, GridPoint, changed_tree, grid_points, read_grid
 from .job import STOPPED, Job, Stopped, run_job
 from .stages import STAGES, stages_of
 
@@ -81,117 +80,10 @@ _SPENT = "spent.json"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _ON_CPU = 2  # runs side by side without a GPU
 _SHARED = (labels, masked_lm, scoring, manifest, prepared, sentences)
-_CHANGED = ("eta", "model", "objective", "train")  # sections that a grid may change
 _EVALUATED = ("evaluate", "inference")  # sections that evaluation reads
 _STAGES = ("build_eta_cache", "train", "evaluate")  # those of a run; all before are shared
 
 Slice = Annotated[str, typer.Option(help="Do these alone, such as 0,2.")]
-Judge = Literal["validation_report_auc", "validation_auc", "validation_recall_at_10"]
-
-
-class Grid(Section):
-    """A grid file."""
-
-    axes: Annotated[dict[str, tuple[Any, ...] | dict[str, dict[str, Any]]], Field(min_length=1)]
-    """Setting -> its values; or any name -> named values, each a map of settings."""
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of every point."""
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2)
-    """Runs of each point."""
-    figures: Annotated[tuple[str, ...], Field(min_length=1)] = (
-        "zero_shot.mean_auc",
-        "zero_shot.mean_balanced_accuracy_offset",
-        "grounding.cnr_signed",
-        "boxes.own_recall",
-    )
-    """Figures of results that are drawn and listed."""
-    judge: Judge | None = None
-    """Figure of validation that is listed, and chooses each run's published step."""
-    keep: Annotated[int, Field(ge=0)] = 0
-    """Points that get all seeds, the best by `judge` after the first; 0: all."""
-
-    @model_validator(mode="after")
-    def _keeps_by_a_figure(self) -> Self:
-        if self.keep and not self.judge:
-            raise ValueError("keep needs a judge, such as validation_report_auc")
-        return self
-
-
-@dataclass(frozen=True)
-class GridPoint:
-    """One point of a grid."""
-
-    name: str
-    """Such as `a=0.2,k=0.35`, also that of its folder; empty without axes."""
-    at: Mapping[str, Any] = field(default_factory=dict)
-    """Axis -> value, or its name."""
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    """Dotted setting -> value."""
-
-
-def grid_points(axes: Mapping[str, Any]) -> list[GridPoint]:
-    """Give every combination of the axes' values, the last axis changing fastest.
-
-    ConfigError where two of them would share a folder.
-    """
-    short = {axis: axis.rpartition(".")[2] for axis in axes}
-    if len(set(short.values())) < len(short):
-        short = {axis: axis for axis in axes}
-    points = []
-    for chosen in itertools.product(*axes.values()):
-        at = dict(zip(axes, chosen, strict=True))
-        changes: dict[str, Any] = {}
-        for axis, value in at.items():
-            named = axes[axis]
-            changes |= named[value] if isinstance(named, Mapping) else {axis: value}
-        words = [f"{short[axis]}={_text(value)}" for axis, value in at.items()]
-        points.append(GridPoint(re.sub(r"[^\w.,=+-]", "_", ",".join(words)), at, changes))
-    names = [point.name for point in points]
-    if len(set(names)) < len(names):
-        raise ConfigError("two points of the grid share a folder's name; name the axis's values")
-    return points
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-@dataclass(frozen=True)
-class PlannedRuns:
-    """Runs of one point: dotted setting -> value, and how many seeds."""
-
-    changes: Mapping[str, Any]
-    count: int
-
-
-def grid_runs(grid: Grid) -> list[PlannedRuns]:
-    """List the runs of a grid; of which points get all seeds is open, but not how many."""
-    points = grid_points(grid.axes)
-    kept = grid.keep or len(points)
-    return [
-        PlannedRuns({**grid.settings, **point.changes}, len(grid.seeds) if at < kept else 1)
-        for at, point in enumerate(points)
-    ]
-
-
-def read_grid(path: Path) -> Grid:
-    """Read a grid file; ConfigError where it breaks a rule."""
-    return check_settings(Grid, read_yaml(path, "grid"), f"grid {path}")
-
-
-def changed_config(config: Config, changes: Mapping[str, Any], name: str) -> Config:
-    """Give a config with other values of dotted settings; ConfigError where one breaks its rule."""
-    return check_config(_changed(config.model_dump(mode="json"), changes), name)
-
-
-def _changed(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    for key, value in changes.items():
-        *sections, last = key.split(".")
-        part = tree
-        for section in sections:
-            part = part.setdefault(section, {})
-        part[last] = value
-    return tree
 
 
 @dataclass(frozen=True)
@@ -261,10 +153,10 @@ class Runs:
         judge: str | None = None,
     ) -> None:
         sections = {key.partition(".")[0] for key in changed}
-        if others := sorted(sections.difference(_CHANGED)):
+        if others := sorted(sections.difference(CHANGED_SECTIONS)):
             raise ConfigError(
                 f"a grid changes {others}, which its runs share; change settings of "
-                f"{', '.join(_CHANGED)}, or give each value a config of its own"
+                f"{', '.join(CHANGED_SECTIONS)}, or give each value a config of its own"
             )
         self._job, self._folder = job, folder
         self._processes, self._judge = processes or runs_at_a_time(), judge
@@ -318,12 +210,14 @@ class Runs:
         tree["evaluate"]["adapter"] = dict(adapter or {})
         if self._judge:
             tree["train"]["best_metric"] = self._judge
-        config = check_config(_changed(tree, changes), f"of run {name}")
+        config = check_config(changed_tree(tree, changes), f"of run {name}")
         listed = manifest.ARTIFACT.at(self._job.work)
         if (listed / HEADER).is_file() and not adapter:
             refuse_missing_labels(config, read_artifact_header(listed))
         # What was prepared is known by its digests; speed alone does not make another run.
-        made_from = {part: tree[part] for part in ("seed", "source", *_EVALUATED, *_CHANGED)}
+        made_from = {
+            part: tree[part] for part in ("seed", "source", *_EVALUATED, *CHANGED_SECTIONS)
+        }
         made_from["train"] = config.train.result_settings()
         digest = json_digest({"settings": made_from, "inputs": self._inputs})
         if self._processes > 1:

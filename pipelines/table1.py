@@ -33,18 +33,9 @@ from medclip_dcl.reporting.sweep import FEW_SEEDS, figure_text
 
 from .cli import ConfigFile, Overrides, tool_main
 from .config import Config
+from .grid import PlannedRuns, grid_points
 from .job import Job, run_job
-from .sweep import (
-    Planned,
-    PlannedRuns,
-    Run,
-    Runs,
-    Slice,
-    describe_runs,
-    grid_points,
-    measure_runs,
-    read_slice,
-)
+from .sweep import Planned, Run, Runs, Slice, describe_runs, measure_runs, read_slice
 from .table1_rows import (
     BASELINE,
     COLUMNS,

@@ -20,18 +20,17 @@ from medclip_dcl.reporting.sweep import sweep_text
 from medclip_dcl.settings import read_yaml
 from medclip_dcl.tables import read_table
 from pipelines.config import load_config
+from pipelines.grid import Grid, grid_points
 from pipelines.job import Job
 from pipelines.sweep import (
     CONFIG_FILE,
     FIGURES,
     FOLDER,
     NOTE,
-    Grid,
     Run,
     Runs,
     _do_run_of_parent,
     best_points,
-    grid_points,
     main,
     visible_devices,
 )

@@ -16,8 +16,8 @@ from benchmarks.fixtures.resnet import torchvision_map, torchvision_weights
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.evaluation import evaluated_model, results
+from medclip_dcl.evaluation.adapters import load_adapter
 from medclip_dcl.evaluation.biovil import IMAGE_WEIGHTS, RESNET, BioVil
-from medclip_dcl.evaluation.evaluated_model import load_adapter
 from medclip_dcl.models.settings import ImageEncoderConfig
 from pipelines.config import Config
 

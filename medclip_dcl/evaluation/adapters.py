@@ -1,0 +1,158 @@
+"""Adapters: other people's models, evaluated as ours are."""
+
+import hashlib
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+from transformers import AutoConfig
+
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.evaluation.biovil import BioVil
+from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
+from medclip_dcl.evaluation.settings import EvaluationConfig
+from medclip_dcl.files import sha256_file
+from medclip_dcl.models.dual_encoder import build_dual_encoder
+from medclip_dcl.models.image_encoder import to_input
+from medclip_dcl.models.settings import (
+    ImageEncoderConfig,
+    ModelConfig,
+    SimilarityConfig,
+    TextEncoderConfig,
+)
+from medclip_dcl.models.towers import fetch_weights, read_start
+from medclip_dcl.settings import resolve_path
+
+# Scale of an adapted model's scores: CLIP's largest logit scale. It moves no metric, only the
+# `score` that stands next to each margin.
+_ADAPTED_GAMMA_SQUARED = 100.0
+PAIR = "transformers"
+"""`evaluate.adapter.model` of a folder with a pair of encoders."""
+BIOVIL = "biovil"
+"""`evaluate.adapter.model` of a folder with BioViL's."""
+
+
+def adapter_digest(config: EvaluationConfig) -> str:
+    """Name the model of `evaluate.adapter`: SHA-256 of the callable's name and its weights."""
+    digest = hashlib.sha256(config.evaluate.adapter.model.encode())
+    weights = _adapter_weights(config)
+    if weights is not None:
+        for file in sorted(weights.rglob("*")) if weights.is_dir() else [weights]:
+            if file.is_file():
+                digest.update(f"{file.name} {sha256_file(file)}".encode())
+    return digest.hexdigest()
+
+
+def load_adapter(config: EvaluationConfig) -> EvaluatedModel:
+    """Build the model that `evaluate.adapter` names; ConfigError where that is impossible."""
+    settings = config.evaluate.adapter
+    weights = _adapter_weights(config)
+    similarity = SimilarityConfig(kind=settings.similarity)
+    if settings.model in {PAIR, BIOVIL}:
+        if weights is None:
+            raise ConfigError(
+                f"evaluate.adapter.model {settings.model} needs evaluate.adapter.weights"
+            )
+        digest = adapter_digest(config)
+        if settings.model == PAIR:
+            pair = PairEncoders(weights, pooled=settings.similarity == "global")
+            return EvaluatedModel(digest, pair, similarity, pair.gamma_squared)
+        # Its vector of an image is the mean of projected patches as they are, not of unit ones.
+        keeps_lengths = settings.similarity == "global"
+        encoders = BioVil(weights)
+        return EvaluatedModel(
+            digest, encoders, similarity, _ADAPTED_GAMMA_SQUARED, "biovil", keeps_lengths
+        )
+    encoders = _callable(settings.model)(*([] if weights is None else [str(weights)]))
+    for name in ("embed_images", "embed_sentences"):
+        if not callable(getattr(encoders, name, None)):
+            raise ConfigError(
+                f"{settings.model} builds a {type(encoders).__name__} without {name}; it needs "
+                "embed_images and embed_sentences"
+            )
+    return EvaluatedModel(adapter_digest(config), encoders, similarity, _ADAPTED_GAMMA_SQUARED)
+
+
+class PairEncoders:
+    """CLIP, SigLIP, MedSigLIP or BiomedCLIP as it is, at its own input size.
+
+    Scored globally, an image has the one vector that the model gives it; else its patches.
+    """
+
+    def __init__(self, folder: Path, *, pooled: bool) -> None:
+        image = ImageEncoderConfig(
+            kind="vit", pretrained=str(folder), regions="pooled" if pooled else "patches"
+        )
+        asked = ModelConfig(image=image, text=TextEncoderConfig(max_tokens=512))
+        begun = read_start(asked, None, folder, whole=True)
+        sizes: dict[str, Any] = dict(begun.settings.image.backbone)
+        self._px: int = AutoConfig.for_model(**sizes).image_size
+        sized = begun.settings.image.model_copy(update={"input_px": self._px})
+        settings = begun.settings.model_copy(update={"image": sized})
+        model = build_dual_encoder(settings, begun.text_config, seed=0)
+        begun.fill(model)
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model = model.to(self._device).eval()
+        self._tokenizer: Any = begun.tokenizer
+        self._max_tokens = begun.settings.text.max_tokens
+        self.gamma_squared = float(model.gamma.detach() ** 2)
+
+    def embed_images(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images rows columns dim"]:
+        """Give the region vectors of prepared images."""
+        return self._model.encode_images(to_input(images, self._px).to(self._device))
+
+    def embed_features(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images features"]:
+        """Give the image encoder's features, averaged over the regions."""
+        maps: Tensor = self._model.image(to_input(images, self._px).to(self._device))
+        return maps.mean(dim=(2, 3))
+
+    def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
+        """Give the vectors of sentences."""
+        tokens = self._tokenizer(
+            list(texts),
+            padding=True,
+            truncation=True,
+            max_length=self._max_tokens,
+            split_special_tokens=True,
+            return_tensors="pt",
+        ).to(self._device)
+        return self._model.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
+
+
+def _callable(name: str) -> Callable[..., Any]:
+    if not all(name.partition(":")):
+        raise ConfigError(
+            f"evaluate.adapter.model is {name!r}; it must read module:callable, {PAIR} or {BIOVIL}"
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a module in the current folder, as `python -m` finds it
+    try:
+        found = pkgutil.resolve_name(name)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"evaluate.adapter.model {name!r} cannot be imported ({error}); put its module on "
+            "the path"
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"evaluate.adapter.model {name!r} is not callable; name a function")
+    built: Callable[..., Any] = found
+    return built
+
+
+def _adapter_weights(config: EvaluationConfig) -> Path | None:
+    if not config.evaluate.adapter.weights:
+        return None
+    path = fetch_weights(resolve_path(config.evaluate.adapter.weights, config.work))
+    if not path.exists():
+        raise ConfigError(f"evaluate.adapter.weights names {path}, which does not exist")
+    return path
