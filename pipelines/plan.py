@@ -14,12 +14,8 @@ code 0 without faults, 2 with one.
 import math
 import os
 import shutil
-import statistics
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal
@@ -27,10 +23,7 @@ from typing import Annotated, Literal
 import pyarrow.compute as pc
 import torch
 import typer
-from torch import Tensor, UntypedStorage, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, PreTrainedConfig
-from transformers.initialization import no_init_weights
 
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.data import manifest
@@ -38,22 +31,13 @@ from medclip_dcl.errors import ArtifactError, MedclipError
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import HEADS
-from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.models.image_encoder import CHANNELS, ImageEncoder
-from medclip_dcl.models.lora import add_adapters
 from medclip_dcl.models.pretrained import weights_file
 from medclip_dcl.models.towers import describe_image, fetch_weights, read_start
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
-from medclip_dcl.training.dataset import ImageTextBatch
-from medclip_dcl.training.feature_cache import PER_PASS
-from medclip_dcl.training.launch import settle_precision, start_accelerator
-from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.optim import freeze, frozen_groups
-from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.step import TrainStep, configure_performance
+from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.trainer import slow_start
 from medclip_dcl.training.validation import validation_batch
 
@@ -64,49 +48,12 @@ from .false_negatives import PAPER_BATCH, false_negatives
 from .grid import PlannedRuns, changed_config, grid_runs, read_grid
 from .sweep import runs_at_a_time
 from .table1 import table_runs
+from .training_cost import MemoryEstimate, estimate_training_memory, measure_throughput
 
 _SLACK = 1.2  # allocator, kernels and interpreter besides what is counted
 _BASE = 30522, 768, 12, 12  # vocabulary, width, layers and heads of BERT-base
 _THUMBNAIL = 12_000  # bytes of a grey JPEG of 256 px
 _SENTENCE = 300  # bytes of a distinct sentence in all tables about it
-_DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_MOST_PAIRS = 64  # of a larger share of the batch, a part is counted and multiplied
-_PIECES = 32  # word pieces of a timed sentence: the longest of a batch of report sentences
-_FIRST_PAIRS = 4  # pairs of the first timed step on a CPU, where a slow step says enough
-_SLOW_SHARE = 8  # a step is slow that takes more than this part of the time
-_MOST_STEPS = 20
-
-
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """Memory of one process, bytes; an allocator, kernels and the interpreter need more."""
-
-    weights: int
-    """Parameters and buffers."""
-    gradients: int
-    moments: int
-    """AdamW's two numbers a parameter."""
-    activations: int
-    """What the forward pass keeps for the backward pass, at the longest sentences; with cached
-    features the most that the encoders hold while they make them, where that is more."""
-    batches: int
-    """Images, or their features, in use, read ahead and being read."""
-    parameters: int
-    """Their number."""
-    regions: int
-    """Regions of one image."""
-    features: int
-    """Bytes of one image's features and one sentence's on disk; 0: none are cached."""
-
-    @property
-    def total(self) -> int:
-        """All of the bytes."""
-        return self.weights + self.gradients + self.moments + self.activations + self.batches
-
-    @property
-    def checkpoint(self) -> int:
-        """Bytes of one checkpoint on disk."""
-        return self.weights + self.moments
 
 
 def plan(
@@ -415,168 +362,6 @@ def _method(config: Config) -> Iterator[Check]:
         if max(a, cap) < 1:
             words += f"; eta.a={a:.4g} and eta.eta_max={cap:.4g} keep N eta of every sentence"
         yield Check("global batch", "note", words)
-
-
-def estimate_training_memory(config: Config, text: PreTrainedConfig) -> MemoryEstimate:
-    """Count the memory that one process needs for a step, without allocating it.
-
-    Weights, gradients and moments are exact; activations are those that autograd would keep, by
-    running the model on tensors that have shapes and no content. The loss beyond the matrix of
-    scores is left out: batch x batch numbers.
-    """
-    settings, px = config.train, config.model.image.input_px
-    local = settings.global_batch // settings.processes
-    longest = min(config.model.text.max_tokens, text.max_position_embeddings)
-    with no_init_weights():  # not on `meta`: some backbones look at numbers while being built
-        encoder = DualEncoder(config.model, text)
-    if config.model.lora.rank:
-        add_adapters(encoder, config.model.lora, config.seed)
-    plain = {"compile_backend": "none"}  # compilation changes no size that is counted here
-    configure_performance(encoder, settings.model_copy(update=plain))
-    mode = FakeTensorMode()
-    for module in encoder.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            empty = nn.Parameter(mode.from_tensor(parameter.detach()), parameter.requires_grad)
-            setattr(module, name, empty)
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, mode.from_tensor(buffer))
-    with mode:
-        encoder.train()
-        inputs, held = _inputs(encoder, config, min(local, _MOST_PAIRS), longest)
-        features = settings.cache_features * sum(item[0].numel() for item in inputs)
-        freeze(encoder, frozen_groups(settings, (settings.steps or sys.maxsize) - 1))
-        trained = [item for item in encoder.parameters() if item.requires_grad]
-        activations, regions = _activations(encoder, config, local, inputs)
-        return MemoryEstimate(
-            parameters=sum(item.numel() for item in encoder.parameters()),
-            weights=_bytes_of([*encoder.parameters(), *encoder.buffers()]),
-            gradients=_bytes_of(trained),
-            moments=2 * _bytes_of(trained),
-            activations=max(activations, held),
-            batches=3 * local * (4 * features or px * px),
-            regions=regions,
-            features=2 * features,
-        )
-
-
-def _inputs(
-    encoder: DualEncoder, config: Config, pairs: int, longest: int
-) -> tuple[tuple[Tensor, ...], int]:
-    # What a step sees: pixels and word pieces, or features; and what making these holds at most.
-    px = config.model.image.input_px
-    if not config.train.cache_features:
-        ids = torch.ones(pairs, longest, dtype=torch.int64)
-        return (torch.empty(pairs, CHANNELS, px, px), ids, torch.ones_like(ids)), 0
-    ids = torch.ones(PER_PASS, longest, dtype=torch.int64)
-    tracker = import_module("torch.distributed._tools.mem_tracker").MemTracker()
-    tracker.track_external(encoder)
-    with tracker, torch.no_grad():
-        made = encoder.image(torch.empty(PER_PASS, CHANNELS, px, px)), encoder.text.pooled(ids, ids)
-    (peak,) = tracker.get_tracker_snapshot("peak").values()
-    held = peak["Total"] - _bytes_of([*encoder.parameters(), *encoder.buffers()])
-    return tuple(item.new_empty(pairs, *item.shape[1:]) for item in made), held
-
-
-def _activations(
-    encoder: DualEncoder, config: Config, local: int, inputs: tuple[Tensor, ...]
-) -> tuple[int, int]:
-    # Bytes that autograd keeps, without the weights, and the regions of an image.
-    settings, pairs = settle_precision(config.train), len(inputs[0])
-    kept: dict[int, UntypedStorage] = {}  # held, so that no two of them share an address
-
-    def address(tensor: Tensor) -> int:  # tensors without content have no data pointer
-        storage: int = tensor.untyped_storage()._cdata
-        return storage
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept[address(tensor)] = tensor.untyped_storage()
-        return tensor
-
-    weights = {address(item) for item in encoder.parameters()}
-    with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        torch.autocast(
-            "cpu", dtype=_DTYPES[settings.precision], enabled=settings.precision != "no"
-        ),
-    ):
-        regions, sentences = encoder(*inputs)
-        scores = encoder.score(regions, sentences[:1].repeat(settings.global_batch, 1))
-    del scores
-    needed = sum(item.nbytes() for storage, item in kept.items() if storage not in weights)
-    return needed * local // pairs, regions.shape[1] * regions.shape[2]
-
-
-def _bytes_of(tensors: Iterable[Tensor]) -> int:
-    return sum(item.numel() * item.element_size() for item in tensors)
-
-
-def measure_throughput(config: Config, text: PreTrainedConfig, seconds: float) -> tuple[float, int]:
-    """Time steps of one process on random images, two at least, for about some seconds.
-
-    Gives images per second of one process by wall time, a median, and the pairs in a timed step:
-    a process's share of the batch, fewer where a step is slow. The paper's loss stands in for the
-    config's, which costs no more than a hundredth of the step.
-    """
-    share = max(2, config.train.global_batch // config.train.processes)
-    alone = {"global_batch": share, "processes": 1, "compile_backend": "none"}
-    alone |= {"steps": _MOST_STEPS, "epochs": None}
-    settings = config.train.model_copy(update=alone)
-    accelerator = start_accelerator(settings)
-    encoder = build_dual_encoder(config.model, text, config.seed)
-    if config.model.lora.rank:
-        add_adapters(encoder, config.model.lora, config.seed)
-    loss = ObjectiveConfig(directions=config.objective.directions)
-    objective = ContrastiveObjective(loss, 0)
-    step = TrainStep(accelerator, encoder, objective, settings, config.seed)
-
-    def timed(batch: ImageTextBatch) -> float:
-        begun = time.perf_counter()
-        step(batch, False)
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
-        return time.perf_counter() - begun
-
-    pairs = share if torch.accelerator.is_available() else min(_FIRST_PAIRS, share)
-    while True:
-        batch = _random_batch(config, text, pairs, encoder.image)
-        timed(batch)  # the first step of a size warms caches and allocators
-        times = [timed(batch)]
-        if pairs == share or times[0] > seconds / _SLOW_SHARE:
-            break
-        pairs = min(share, 4 * pairs)
-    while len(times) < _MOST_STEPS and sum(times) < seconds:
-        times.append(timed(batch))
-    return pairs / statistics.median(times), pairs
-
-
-def _random_batch(
-    config: Config, text: PreTrainedConfig, pairs: int, image: ImageEncoder
-) -> ImageTextBatch:
-    generator = torch.Generator().manual_seed(0)
-    px, width = config.model.image.input_px, min(_PIECES, text.max_position_embeddings)
-    ones, features = torch.ones(pairs), {}
-    if config.train.cache_features:
-        side = image.grid(px)
-        features = {
-            "image_features": torch.randn(pairs, image.width, side, side, generator=generator),
-            "text_features": torch.randn(pairs, text.hidden_size, generator=generator),
-        }
-    ids = torch.randint(text.vocab_size, (pairs, width), generator=generator)
-    return ImageTextBatch(
-        step=0,
-        mine=slice(0, pairs),
-        study_ids=tuple(map(str, range(pairs))),
-        crops=torch.randint(256, (pairs, 1, px, px), generator=generator, dtype=torch.uint8),
-        brightness=ones,
-        contrast=ones,
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        eta=0.05 * ones,
-        sentence_codes=None,
-        report_codes=None,
-        labels=None,
-        **features,
-    )
 
 
 def _gb(size: float) -> str:

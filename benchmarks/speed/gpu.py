@@ -159,7 +159,7 @@ def measure_device(options: Options) -> Figures:
 def measure_training(options: Options) -> Figures:
     """Pairs/s of the product's own training step on random images."""
     from pipelines.config import Config
-    from pipelines.plan import estimate_training_memory, measure_throughput
+    from pipelines.training_cost import estimate_training_memory, measure_throughput
 
     precision = options["precision"]
     config = Config.model_validate(

@@ -7,7 +7,7 @@ from torch import Tensor
 from benchmarks.fixtures.tiny_models import tiny_text_config
 from medclip_dcl.models.dual_encoder import DualEncoder
 from pipelines.config import Config
-from pipelines.plan import estimate_training_memory
+from pipelines.training_cost import estimate_training_memory
 
 TEXT = tiny_text_config()
 
