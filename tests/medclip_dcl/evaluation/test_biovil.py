@@ -15,7 +15,7 @@ from benchmarks.fixtures.evaluated import evaluate_here, write_evaluated
 from benchmarks.fixtures.resnet import torchvision_map, torchvision_weights
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import CheckpointError, ConfigError
-from medclip_dcl.evaluation import evaluated_model, results
+from medclip_dcl.evaluation import adapters, results
 from medclip_dcl.evaluation.adapters import load_adapter
 from medclip_dcl.evaluation.biovil import IMAGE_WEIGHTS, RESNET, BioVil
 from medclip_dcl.models.settings import ImageEncoderConfig
@@ -106,7 +106,7 @@ def test_its_score_is_the_cosine_with_the_mean_projected_patch(
     release: tuple[Path, State, State], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, trunk, _ = release
-    monkeypatch.setattr(evaluated_model, "BioVil", lambda path: BioVil(path, SMALL))
+    monkeypatch.setattr(adapters, "BioVil", lambda path: BioVil(path, SMALL))
     adapter: dict[str, Any] = {"model": "biovil", "weights": str(folder)}
     config = Config.model_validate({"work": "unused", "evaluate": {"adapter": adapter}})
     model = load_adapter(config)
@@ -126,7 +126,7 @@ def test_its_score_is_the_cosine_with_the_mean_projected_patch(
 def test_it_is_evaluated_by_its_own_crop_with_every_question(
     release: tuple[Path, State, State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluated_model, "BioVil", lambda path: BioVil(path, SMALL))
+    monkeypatch.setattr(adapters, "BioVil", lambda path: BioVil(path, SMALL))
     work = write_evaluated(tmp_path / "work")
     adapter = json.dumps({"model": "biovil", "weights": str(release[0])})
     settings = ("evaluate.probe_images=100", "evaluate.probe_fractions=[1.0]")
