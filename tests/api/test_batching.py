@@ -14,7 +14,7 @@ from api.logging import Metrics, state_of
 from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.tiny_models import random_images
 from medclip_dcl.inference.predictor import Predictor, load
-from tests.api.test_admission import Caller
+from tests.api.test_middleware_admission import Caller
 
 TOLERANCE = 1e-5
 

@@ -3,7 +3,7 @@
 import ast
 from collections import defaultdict
 
-from tests.house.tree import modules, name_of, syntax
+from tests.house.tree import CODE, ROOT, modules, name_of, syntax, tracked
 
 FORBIDDEN = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 OF_EVERY_JOB = {"main", "build", "command"}
@@ -39,6 +39,21 @@ def test_no_public_name_stands_for_two_things() -> None:
         if len(files) > 1 and not name.startswith("_") and name not in OF_EVERY_JOB
     }
     assert twice == {}
+
+
+def test_every_test_file_names_its_module() -> None:
+    tests = [path for path in tracked(".py") if path.name.startswith("test_")]
+    mirrored = [path for path in tests if path.relative_to(ROOT / "tests").parts[0] in CODE]
+    assert len(mirrored) > 200
+    lost = []
+    for path in mirrored:
+        room = ROOT / path.relative_to(ROOT / "tests").parent
+        below = [other for other in modules() if other.is_relative_to(room)]
+        names = {room.name} | {name for other in below for name in (other.stem, other.parent.name)}
+        own = f"{path.stem.removeprefix('test_')}_"
+        if not any(own.startswith(f"{name.strip('_')}_") for name in names):
+            lost.append(name_of(path))
+    assert lost == []
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
