@@ -11,10 +11,10 @@ RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "se
 RELIABILITY += ("determinism", "gateway", "hospital", "input_range", "membership", "ohif")
 RELIABILITY += ("soak",)
 METHOD = ("bias", "compare", "demo", "labeler", "method")
-METHOD += ("real_images", "real_likelihood", "real_studies", "table1", "eta_calibration")
+METHOD += ("real_images", "real_likelihood", "real_studies", "eta_calibration")
 
-LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo", "pll", "table1")
-LONG += ("compare", "service", "serve", "retrieve", "gateway", "ohif", "determinism", "membership")
+LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo", "pll", "compare")
+LONG += ("service", "serve", "retrieve", "gateway", "ohif", "determinism", "membership")
 LONG += ("soak",)
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
 _TIERED = {"kills", "faults", "fuzz", "gateway", "pll", "serve", "service"}

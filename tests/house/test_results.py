@@ -24,7 +24,6 @@ NOT_KEPT = {
     ("index.md", "The demo learns"),
     ("labeler.md", "Against expert labels"),
     ("labeler.md", "Places and degrees"),
-    ("papers.md", "A grid of settings"),
     ("speed.md", "The size of MIMIC-CXR"),
 }
 """Sections with figures of which no output was kept; each says so."""
