@@ -53,7 +53,8 @@ def measure_pool(work: Path, pool: int, controls: int, samples: int) -> tuple[Si
         [
             read_sample_results(
                 open_artifact(
-                    results.ARTIFACT.at(work / table1.FOLDER / row / f"seed-{seed}"), results.ARTIFACT
+                    results.ARTIFACT.at(work / table1.FOLDER / row / f"seed-{seed}"),
+                    results.ARTIFACT,
                 )
             )
             for seed in range(count)
@@ -111,7 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(work: Path, pool: int, controls: int, settings: Sequence[str]) -> dict[str, float]:
     for row, count in ((POOL, pool), (CONTROL, controls)):
         seeds = f"table1.seeds={list(range(count))}"
-        changes = [f"work={work}", *settings, f'table1.rows=["{row}"]', seeds, "table1.row_seeds={}"]
+        changes = [
+            f"work={work}",
+            *settings,
+            f'table1.rows=["{row}"]',
+            seeds,
+            "table1.row_seeds={}",
+        ]
         with redirect_stdout(sys.stderr):  # the last line of a benchmark is its own
             code = table1.main(["--config", str(CONFIG), *options(changes)])
         if code:
