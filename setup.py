@@ -1,7 +1,8 @@
 """Where the wheel has what the checkout has: site-packages gets no `api`.
 
-Those of `INSIDE` are folders of the checkout, and packages of `medclip_dcl` in the wheel. Modules
-there import each other relatively, so both places work. Everything else is in pyproject.toml.
+The library and its neighbors, `medclip_*`, keep their names. Those of `INSIDE` are folders of the
+checkout, and packages of `medclip_dcl` in the wheel. Modules there import each other relatively,
+so both places work. Everything else is in pyproject.toml.
 """
 
 from setuptools import find_namespace_packages, find_packages, setup
@@ -11,7 +12,7 @@ INSIDE = ("api", "configs", "gateway", "pipelines")
 found = find_namespace_packages(include=[f"{name}*" for name in INSIDE])
 setup(
     packages=[
-        *find_packages(include=["medclip_dcl*"]),
+        *find_packages(include=["medclip_*"]),
         *(f"medclip_dcl.{name}" for name in found if name.split(".")[0] in INSIDE),
     ],
     package_dir={f"medclip_dcl.{name}": name for name in INSIDE},

@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from medclip_dcl.dicom_results.settings import Kind, OutOfRange, ResultsConfig
 from medclip_dcl.settings import Section, read_settings_of
+from medclip_hospital.settings import Kind, OutOfRange, ResultsConfig
 
 PREFIX = "MEDCLIP_GATEWAY_"
 MEBIBYTE = 2**20

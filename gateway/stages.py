@@ -11,10 +11,10 @@ from pydicom.filereader import read_dataset
 
 from medclip_dcl.client import Client
 from medclip_dcl.data.images import REASONS, Decoder, ImageHeader, ImagesConfig
-from medclip_dcl.dicom_results.results import encode_results
-from medclip_dcl.dicom_results.settings import ResultsConfig
 from medclip_dcl.errors import ImageError, ServiceError
 from medclip_dcl.schemas import OUT_OF_RANGE, ClassifyAnswer
+from medclip_hospital.results import encode_results
+from medclip_hospital.settings import ResultsConfig
 
 from .destinations import Destination, SendError
 from .journal import Entry, Journal

@@ -3,7 +3,6 @@
     python -m medclip_dcl.client classify IMAGE --url URL --key-file FILE
     python -m medclip_dcl.client ground IMAGE "left pleural effusion" --url URL
     python -m medclip_dcl.client retrieve --image IMAGE --target text --url URL
-    python -m medclip_dcl.client report IMAGE --out FOLDER --url URL
 
 A busy service is asked again after the time that it names, within the client's patience. The
 name of an image is not sent, a key stands in a file, and proxies of the environment are not used.
@@ -237,18 +236,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.c
         print(f"client: {error}", file=sys.stderr)
         return error.exit_code
     print(answer.model_dump_json(indent=1))
-    if OUT_OF_RANGE in _flags(answer):
+    if isinstance(answer, ClassifyAnswer | GroundAnswer) and answer.image.is_out_of_range:
         print(f"client: warning: {OUT_OF_RANGE}: {OUT_OF_RANGE_NOTE}", file=sys.stderr)
     return 0
-
-
-def _flags(answer: Schema) -> Sequence[str]:
-    if isinstance(answer, ClassifyAnswer | GroundAnswer):
-        return answer.image.flags
-    flags: Sequence[str] = getattr(
-        answer, "flags", ()
-    )  # of a report; an answer of /retrieve has none
-    return flags
 
 
 def _question(client: Client, arguments: argparse.Namespace) -> Schema:
@@ -256,8 +246,6 @@ def _question(client: Client, arguments: argparse.Namespace) -> Schema:
         return client.classify(arguments.image, explain=arguments.explain)
     if arguments.question == "ground":
         return client.ground(arguments.image, arguments.phrase, arguments.threshold)
-    if arguments.question == "report":
-        return _report(client, arguments)
     filters = {name: getattr(arguments, name) for name in ("split", "view", "finding")}
     if arguments.exclude_patient:
         filters["exclude_patient"] = arguments.exclude_patient
@@ -269,19 +257,6 @@ def _question(client: Client, arguments: argparse.Namespace) -> Schema:
         k=arguments.k,
         **filters,
     )
-
-
-def _report(client: Client, arguments: argparse.Namespace) -> Schema:
-    try:
-        from .dicom_results.report import write_report
-        from .dicom_results.settings import ResultsConfig
-    except ModuleNotFoundError as error:  # the client that is installed alone
-        raise ConfigError(
-            "report needs highdicom; run pip install '.[dicom]' in the checkout"
-        ) from error
-    archive = (arguments.stow, arguments.stow_key_file, arguments.ca)
-    settings = ResultsConfig(out_of_range=arguments.out_of_range)
-    return write_report(client, arguments.image, arguments.out, *archive, settings)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -300,17 +275,6 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     ground.add_argument("image", type=Path)
     ground.add_argument("phrase", nargs="+")
     ground.add_argument("--threshold", type=float, help="score from which boxes are traced")
-    report = questions.add_parser("report", parents=[shared], help="the answer as DICOM objects")
-    report.add_argument("image", type=Path, help="a DICOM file; its pixels alone are sent")
-    report.add_argument("--out", type=Path, required=True, help="folder that gets the objects")
-    report.add_argument("--stow", default="", help="DICOMweb of an archive that gets them, too")
-    report.add_argument("--stow-key-file", type=Path, help="file with the Authorization for it")
-    report.add_argument(
-        "--out-of-range",
-        choices=["refuse", "answer"],
-        default="refuse",
-        help="of an image unlike those of training: objects that say so, or findings, warned of",
-    )
     retrieve = questions.add_parser("retrieve", parents=[shared], help="what is similar?")
     retrieve.add_argument("--target", choices=["image", "text"], required=True)
     asked = retrieve.add_mutually_exclusive_group(required=True)

@@ -131,21 +131,13 @@ def _ask(ctx: typer.Context) -> None:
     raise typer.Exit(ask(ctx.args, prog="medclip ask"))
 
 
-def _report(ctx: typer.Context) -> None:
-    """Ask a running service about a DICOM image, and write the answer as DICOM objects."""
-    from medclip_dcl.client import main as ask
-
-    # its help is that of the client, which calls the question by the same name
-    raise typer.Exit(ask(["report", *ctx.args], prog="medclip"))
-
-
 def _gateway(ctx: typer.Context) -> None:
     """Run the gateway, or ask for its `status`; `retry` and `forget` images."""
     gateway = importlib.import_module(f"{sibling('gateway')}.__main__")
     raise typer.Exit(gateway.main(ctx.args, prog="medclip gateway"))
 
 
-_ASKED = {"ask": _ask, "gateway": _gateway, "report": _report}
+_ASKED = {"ask": _ask, "gateway": _gateway}
 """Commands that read their arguments themselves."""
 _OWN: dict[str, Callable[..., int]] = {"demo": _demo, "run": _run, "train": _train, "serve": _serve}
 

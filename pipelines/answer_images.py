@@ -9,8 +9,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from medclip_dcl import answers, model_package
-from medclip_dcl.answers import Ask, answer_images, asking_model, asking_service
+from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact, ArtifactWriter
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
@@ -20,6 +19,8 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import read_keys
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.settings import resolve_path
+from medclip_hospital import answers
+from medclip_hospital.answers import Ask, answer_images, asking_model, asking_service
 
 from .job import Job, job_main
 

@@ -15,9 +15,9 @@ from medclip_dcl.data.data_check import Inspection, Row, inspect_images, read_re
 from medclip_dcl.data.manifest import select, split_patients
 from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.files import write_text
-from medclip_dcl.reporting.page import render_check
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.sentences import SPLITTER
+from medclip_reporting.page import render_check
 
 from .build_manifest import source_of
 from .job import Job, job_main

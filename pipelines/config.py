@@ -10,18 +10,18 @@ from medclip_dcl.data.claims_table import ClaimsConfig
 from medclip_dcl.data.data_check import CheckConfig
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.data.sources.records import SourceConfig
-from medclip_dcl.data.synthetic.settings import GenerateConfig
-from medclip_dcl.dicom_results.settings import AnswerConfig
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.settings import EvaluateConfig, Table1Config
 from medclip_dcl.files import find_config
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
 from medclip_dcl.models.settings import InferenceConfig, ModelConfig, ProbabilitiesConfig
-from medclip_dcl.reporting.settings import CardConfig, ReportConfig
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.settings import Section, check_settings, parse_value, read_yaml
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
+from medclip_hospital.settings import AnswerConfig
+from medclip_reporting.settings import CardConfig, ReportConfig
+from medclip_synthetic.settings import GenerateConfig
 
 
 class Config(Section):

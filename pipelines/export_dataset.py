@@ -12,13 +12,13 @@ from medclip_dcl.artifact import ArtifactWriter
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.export_dataset import ARTIFACT, HUB_SPLITS, STUDIES, export_dataset, parquet_name
 from medclip_dcl.files import write_text
 from medclip_dcl.likelihood import eta
-from medclip_dcl.reporting.cards import DATA_KINDS, data_card, data_facts
-from medclip_dcl.reporting.sources import find_sources
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences
+from medclip_exports.dataset import ARTIFACT, HUB_SPLITS, STUDIES, export_dataset, parquet_name
+from medclip_reporting.cards import DATA_KINDS, data_card, data_facts
+from medclip_reporting.sources import find_sources
 
 from .job import Job, job_main
 

@@ -9,9 +9,9 @@ from medclip_dcl.artifact import (
     remove_retired,
     write_artifact,
 )
-from medclip_dcl.data.synthetic.tree import ARTIFACT, content_settings, write_tree
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.settings import resolve_path
+from medclip_synthetic.tree import ARTIFACT, content_settings, write_tree
 
 from .job import Job, job_main
 

@@ -26,9 +26,10 @@ from huggingface_hub.errors import (
 from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER, Artifact, open_artifact
 from medclip_dcl.errors import ConfigError, HubError
-from medclip_dcl.export import cards_of, export_model
 from medclip_dcl.files import disk_faults_named
 from medclip_dcl.settings import resolve_path
+from medclip_exports.cards import cards_of
+from medclip_exports.redacted_copy import export_model
 
 from .cli import ConfigFile, Overrides, config_of, tool_main
 

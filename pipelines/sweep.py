@@ -61,11 +61,11 @@ from medclip_dcl.evaluation.compare import (
 from medclip_dcl.files import disk_faults_named, write_text
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.progress import Progress
-from medclip_dcl.reporting.sweep import render_sweep, sweep_csv, sweep_text
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.logging import read_metrics
+from medclip_reporting.sweep import render_sweep, sweep_csv, sweep_text
 
 from .build_manifest import refuse_missing_labels
 from .cli import ConfigFile, Overrides, tool_main

@@ -29,7 +29,7 @@ from medclip_dcl.evaluation.compare import (
     power_text,
 )
 from medclip_dcl.files import write_text
-from medclip_dcl.reporting.sweep import FEW_SEEDS, figure_text
+from medclip_reporting.sweep import FEW_SEEDS, figure_text
 
 from .cli import ConfigFile, Overrides, tool_main
 from .config import Config

@@ -10,15 +10,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from medclip_dcl import export, model_package
+from medclip_dcl import model_package
 from medclip_dcl.artifact import ArtifactWriter
 from medclip_dcl.data import manifest
 from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import write_text
-from medclip_dcl.reporting.cards import KINDS, data_card, data_facts, model_card, model_facts
-from medclip_dcl.reporting.sources import find_sources
 from medclip_dcl.settings import resolve_path
+from medclip_exports import cards
+from medclip_reporting.cards import KINDS, data_card, data_facts, model_card, model_facts
+from medclip_reporting.sources import find_sources
 
 from .job import Job, job_main
 
@@ -41,17 +42,17 @@ def build(job: Job) -> None:
     def write(writer: ArtifactWriter) -> dict[str, Any]:
         model, data = model_facts(sources, words), data_facts(sources, words)
         files = {
-            export.MODEL_CARD: model_card(model),
-            export.DATA_CARD: data_card(data),
-            export.MODEL_FACTS: _json(model),
-            export.DATA_FACTS: _json(data),
+            cards.MODEL_CARD: model_card(model),
+            cards.DATA_CARD: data_card(data),
+            cards.MODEL_FACTS: _json(model),
+            cards.DATA_FACTS: _json(data),
         }
         for name, text in files.items():
             write_text(writer.directory / name, text)
         return {"model": model["model"], "evaluated": model["evaluation"] is not None}
 
     settings = {"card": words, "is_generated": is_generated}
-    job.make(export.CARDS, settings, inputs, write)
+    job.make(cards.CARDS, settings, inputs, write)
 
 
 def _json(tree: Mapping[str, Any]) -> str:

@@ -10,9 +10,9 @@ from medclip_dcl.data.ground_truth import CLASS_PROBABILITIES, truth_files
 from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.files import write_text
 from medclip_dcl.likelihood.eta import read_given_table
-from medclip_dcl.reporting.page import render_report
-from medclip_dcl.reporting.sources import find_sources
 from medclip_dcl.settings import resolve_path
+from medclip_reporting.page import render_report
+from medclip_reporting.sources import find_sources
 
 from .job import Job, job_main
 from .stages import REPORT

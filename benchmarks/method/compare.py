@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.processes import options
 from benchmarks.record import finish, judge
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.compare import Side, compare_sides, measure_sides, read_sample_results
 from pipelines import table1
+from testing.processes import options
 
 CONFIG, WORK = Path("configs/table1.yaml"), Path("runs/table1")
 QUICK = (

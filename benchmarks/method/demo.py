@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.processes import options
 from benchmarks.record import finish, is_quick, judge
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
@@ -25,6 +24,7 @@ from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from pipelines.config import load_config
+from testing.processes import options
 
 CONFIG, CROSS = Path("configs/demo.yaml"), Path("configs/demo_cross.yaml")
 ROWS: dict[str, tuple[Path, tuple[int, ...], tuple[str, ...]]] = {

@@ -32,7 +32,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.processes import options
 from benchmarks.record import finish, is_quick
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.likelihood import eta, masked_lm, scoring
@@ -50,6 +49,7 @@ from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
+from testing.processes import options
 
 CONFIG = "configs/demo.yaml"
 SEEDS = (1, 2, 3)

@@ -32,8 +32,6 @@ import numpy as np
 from sklearn.metrics import precision_recall_fscore_support
 
 from benchmarks.record import finish, judge
-from medclip_dcl.data.synthetic.findings import TYPES, draw_findings
-from medclip_dcl.data.synthetic.reports import ICU, Statement, draw_report, speak_as_icu
 from medclip_dcl.text.labeler.labels import (
     Reading,
     ReportLabels,
@@ -43,6 +41,8 @@ from medclip_dcl.text.labeler.labels import (
 )
 from medclip_dcl.text.labeler.lexicon import MIDLINE
 from medclip_dcl.text.labeler.phrases import Polarity
+from medclip_synthetic.findings import TYPES, draw_findings
+from medclip_synthetic.reports import ICU, Statement, draw_report, speak_as_icu
 
 _SAME = ("Atelectasis", "Cardiomegaly", "Effusion", "Mass", "Pneumonia", "Pneumothorax")
 _SAME += ("Consolidation", "Edema", "Emphysema", "Fibrosis", "Hernia")

@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 
 from benchmarks.method.real_studies.questions import fitting
 from benchmarks.method.real_studies.studies import Fold, read_folds, read_patients
-from benchmarks.processes import options
 from benchmarks.record import finish, is_quick
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.likelihood import eta, masked_lm, scoring
@@ -43,6 +42,7 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.labels import read_claims
+from testing.processes import options
 
 MODELS = {
     "400 steps": {"steps": 400},

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from benchmarks.method.phantom_world import DROPPED_BY_WORSE, INVENTED_BY_WORSE, worsen
 from benchmarks.method.rows import Row
-from benchmarks.processes import options
 from medclip_dcl import model_package
 from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data import manifest, prepared
@@ -57,6 +56,7 @@ from pipelines import (
     split_sentences,
     train,
 )
+from testing.processes import options
 
 CONFIG = Path(__file__).with_name("studies.yaml")
 STEPS, EARLY_SHARE = 600, 0.5

@@ -19,16 +19,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import spent_by
 from benchmarks.record import finish, is_quick, judge
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import data_check, manifest
 from medclip_dcl.data.data_check import read_preflight
-from medclip_dcl.data.synthetic.faults import Planted, read_fault_list
-from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
-from medclip_dcl.data.synthetic.settings import GenerateConfig
-from medclip_dcl.data.synthetic.tree import BOX_TABLE
 from medclip_dcl.tables import read_table
+from medclip_synthetic.faults import Planted, read_fault_list
+from medclip_synthetic.patients import NATURAL, draw_patient
+from medclip_synthetic.settings import GenerateConfig
+from medclip_synthetic.tree import BOX_TABLE
+from testing.processes import spent_by
 
 PATIENTS = {"quick": 1_480, "full": 14_800}
 FAULTS = {"quick": 5, "full": 25}

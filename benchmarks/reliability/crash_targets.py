@@ -13,8 +13,6 @@ from typing import Any, Self
 import torch
 from torch.nn.functional import normalize
 
-from benchmarks.fixtures.corpus import write_corpus
-from benchmarks.fixtures.published import publish
 from medclip_dcl.artifact import read_artifact_header
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactError
 from medclip_dcl.files import sha256_file
@@ -22,6 +20,8 @@ from medclip_dcl.likelihood import scoring
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.search import Hit, Query, RetrievalIndex
 from medclip_dcl.tables import read_table
+from testing.corpus import write_corpus
+from testing.published import publish
 
 REPLACING_SHARE = 1 / 6
 """Share of the kills that come while the new index takes the old one's place."""

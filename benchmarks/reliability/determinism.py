@@ -28,13 +28,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file
 
-from benchmarks.fixtures.corpus import TINY_DEMO
 from benchmarks.method.demo import CONFIG, read_figures
-from benchmarks.processes import options
 from benchmarks.record import finish
 from medclip_dcl.artifact import HEADER, read_artifact_header
 from pipelines.config import load_config
 from pipelines.stages import stages_of
+from testing.corpus import TINY_DEMO
+from testing.processes import options
 
 ISA: dict[str, dict[str, str]] = {
     "native": {},

@@ -33,14 +33,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.corpus import write_config, write_corpus
 from benchmarks.record import finish, is_quick, judge
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.training.checkpoint import ARTIFACT
 from medclip_dcl.training.logging import TIMINGS, read_metrics
+from testing import forkserver
+from testing.corpus import write_config, write_corpus
 
 STUDIES = 80  # 48 of them train
 LOOP = {

@@ -48,8 +48,6 @@ from typing import Any, get_args
 import torch
 
 import medclip_dcl
-from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.hub import DatasetHub, running_dataset_hub
 from benchmarks.record import finish
 from benchmarks.reliability.writers import (
     Base,
@@ -74,6 +72,8 @@ from medclip_dcl.errors import ArtifactError
 from medclip_dcl.progress import Progress
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
+from testing import forkserver
+from testing.hub import DatasetHub, running_dataset_hub
 
 QUICK = ("score_sentences", "build_eta_cache", "train half way")
 EVERY = {"quick": 40, "normal": 40, "long": 1}

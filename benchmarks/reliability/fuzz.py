@@ -31,8 +31,6 @@ from PIL import Image
 from pydicom.dataset import Dataset
 from pydicom.pixels.encoders import RLELosslessEncoder
 
-from benchmarks.fixtures.bombs import BOMBS
-from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
 from benchmarks.record import finish, judge
 from benchmarks.reliability.mutants import Seed, pick, read_seed
 from benchmarks.run_log import RunLog
@@ -41,6 +39,8 @@ from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError
 from medclip_dcl.progress import Progress
+from testing.bombs import BOMBS
+from testing.dicom import dicom_bytes, raster_bytes
 
 MUTANTS = {"quick": 2_000, "normal": 5_000, "long": 1_000_000}
 CHUNK = 1_000

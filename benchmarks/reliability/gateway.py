@@ -37,15 +37,15 @@ from typing import Any
 
 from pydicom.uid import generate_uid
 
-from benchmarks.fixtures import forkserver, orthanc
-from benchmarks.fixtures.orthanc import Orthanc, StubService, radiograph, send, wait_until
 from benchmarks.record import finish
 from benchmarks.reliability.faults import failing_disk
 from gateway.journal import WAITING, Journal
 from medclip_dcl.data.images import Decoder, ImagesConfig
-from medclip_dcl.dicom_results.results import encode_results
-from medclip_dcl.dicom_results.settings import ResultsConfig
 from medclip_dcl.schemas import ClassifyAnswer
+from medclip_hospital.results import encode_results
+from medclip_hospital.settings import ResultsConfig
+from testing import forkserver, orthanc
+from testing.orthanc import Orthanc, StubService, radiograph, send, wait_until
 
 PATIENCE_S = 600.0
 ROWS, COLUMNS = 700, 900
@@ -56,8 +56,8 @@ TIERS = {
     "normal": (20, 24, 12, 4, 4),
     "long": (30, 120, 60, 20, 1),
 }
-PRELOADED = ("gateway.launcher", "benchmarks.reliability.faults", "benchmarks.fixtures.orthanc")
-PRELOADED += ("medclip_dcl.dicom_results.structured_report",)
+PRELOADED = ("gateway.launcher", "benchmarks.reliability.faults", "testing.orthanc")
+PRELOADED += ("medclip_hospital.structured_report",)
 """What the process that gateways are forked from has imported."""
 _FAR = 1 << 40  # call that fails; the counter is set to just before it
 
@@ -349,7 +349,7 @@ def acknowledge_early() -> None:
 
 def draw_uids() -> None:
     """Make this gateway wrong: it draws the UIDs of its objects."""
-    from medclip_dcl.dicom_results import instance
+    from medclip_hospital import instance
 
     instance.make_uid = lambda *_: str(generate_uid())  # type: ignore[assignment]
 

@@ -19,9 +19,17 @@ from typing import Any
 import numpy as np
 from pydicom.uid import ImplicitVRLittleEndian
 
-from benchmarks.fixtures import forkserver, orthanc
-from benchmarks.fixtures.dicom import dicom_bytes
-from benchmarks.fixtures.hospital import (
+from benchmarks.record import finish, is_quick, judge
+from benchmarks.reliability.gateway import PRELOADED, Bench
+from benchmarks.speed.timing import cpu_ms, interleaved
+from medclip_dcl.data.dicom.header import separate
+from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.errors import ImageError
+from medclip_hospital.results import encode_results
+from medclip_hospital.settings import Kind, ResultsConfig
+from testing import forkserver, orthanc
+from testing.dicom import dicom_bytes
+from testing.hospital import (
     ANSWERED_AT,
     DIRTY_HEADERS,
     answer_of,
@@ -29,14 +37,6 @@ from benchmarks.fixtures.hospital import (
     radiograph,
     results_of,
 )
-from benchmarks.record import finish, is_quick, judge
-from benchmarks.reliability.gateway import PRELOADED, Bench
-from benchmarks.speed.timing import cpu_ms, interleaved
-from medclip_dcl.data.dicom.header import separate
-from medclip_dcl.data.images import Decoder, ImagesConfig
-from medclip_dcl.dicom_results.results import encode_results
-from medclip_dcl.dicom_results.settings import Kind, ResultsConfig
-from medclip_dcl.errors import ImageError
 
 HEIGHT_PX, WIDTH_PX = 3056, 2544
 ROUNDS = 7

@@ -30,8 +30,6 @@ import numpy.typing as npt
 from PIL import Image
 from scipy import ndimage
 
-from benchmarks.fixtures import unlike
-from benchmarks.fixtures.unlike import Grey
 from benchmarks.method.real_studies.studies import read_patients
 from benchmarks.record import ROOT, finish, judge
 from medclip_dcl.artifact import open_artifact
@@ -44,6 +42,8 @@ from medclip_dcl.model_package import InputRange
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table, spread_rows
 from pipelines.config import Config, load_config
+from testing import unlike
+from testing.unlike import Grey
 
 DEMO, COVID = Path("configs/demo.yaml"), Path("configs/covid_cxr.yaml")
 MOST_OWN, LEAST_OTHER = "<= 0.02", ">= 0.95"

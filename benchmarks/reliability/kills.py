@@ -33,8 +33,6 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.corpus import write_config
 from benchmarks.record import finish
 from benchmarks.reliability.crash_targets import (
     CONFIG,
@@ -52,6 +50,8 @@ from benchmarks.run_log import RunLog
 from medclip_dcl.files import STAGED
 from medclip_dcl.progress import Progress
 from medclip_dcl.training.logging import read_metrics
+from testing import forkserver
+from testing.corpus import write_config
 
 _POLL_S = 0.0002
 

@@ -35,7 +35,6 @@ import torch
 from pyarrow.csv import read_csv
 
 from benchmarks.method.demo import CONFIG
-from benchmarks.processes import options
 from benchmarks.record import finish, judge
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
@@ -49,6 +48,7 @@ from medclip_dcl.retrieval import embeddings
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
+from testing.processes import options
 
 EPOCHS = 28  # as in the demo
 SEED = 0

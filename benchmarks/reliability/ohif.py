@@ -26,12 +26,12 @@ from pathlib import Path
 import httpx
 import pydicom
 
-from benchmarks.fixtures import hospital, orthanc
-from benchmarks.fixtures.browser import Page, browsing, find_browser
-from benchmarks.fixtures.dicom import ramp
-from benchmarks.fixtures.hub import Handler, served
 from benchmarks.record import finish, judge
 from medclip_dcl.data.images import Decoder, ImagesConfig
+from testing import hospital, orthanc
+from testing.browser import Page, browsing, find_browser
+from testing.dicom import ramp
+from testing.hub import Handler, served
 
 VERSION = "3.13.2"
 BARS = {"boxes_shown": "2", "negative_lines": "4", "black_without_coordinates": "1"}

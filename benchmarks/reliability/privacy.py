@@ -37,8 +37,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image, PngImagePlugin
 
-from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.canaries import (
+from benchmarks.record import finish, judge
+from gateway.destinations import SendError
+from gateway.launcher import started
+from gateway.monitoring import silence_libraries
+from gateway.settings import GatewaySettings
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.data.images import ImagesConfig
+from medclip_exports.redacted_copy import CARDS, export_model
+from pipelines.__main__ import COMMANDS
+from pipelines.config import Config, load_config
+from testing import forkserver
+from testing.canaries import (
     HEADER,
     NATIVE,
     READ_TAGS,
@@ -51,23 +61,13 @@ from benchmarks.fixtures.canaries import (
     spoil_settings,
     spoil_tag,
 )
-from benchmarks.fixtures.corpus import TINY_DEMO
-from benchmarks.fixtures.hub import TOKEN, running_hub
-from benchmarks.fixtures.orthanc import missing, radiograph, running, send, stub_service, wait_until
-from benchmarks.fixtures.published import publish
-from benchmarks.fixtures.tiny_models import tiny_model_config
-from benchmarks.processes import free_port
-from benchmarks.processes import options as as_options
-from benchmarks.record import finish, judge
-from gateway.destinations import SendError
-from gateway.launcher import started
-from gateway.monitoring import silence_libraries
-from gateway.settings import GatewaySettings
-from medclip_dcl.artifact import open_artifact
-from medclip_dcl.data.images import ImagesConfig
-from medclip_dcl.export import CARDS, export_model
-from pipelines.__main__ import COMMANDS
-from pipelines.config import Config, load_config
+from testing.corpus import TINY_DEMO
+from testing.hub import TOKEN, running_hub
+from testing.orthanc import missing, radiograph, running, send, stub_service, wait_until
+from testing.processes import free_port
+from testing.processes import options as as_options
+from testing.published import publish
+from testing.tiny_models import tiny_model_config
 
 CONFIG = "configs/demo.yaml"
 _TEXTS = "report texts are what this artifact is for"

@@ -30,14 +30,14 @@ import httpx
 
 from api.app import create_app
 from api.settings import ServeSettings
-from benchmarks.fixtures.bombs import BOMBS
-from benchmarks.fixtures.hostile import CANARY, mutant, named
-from benchmarks.fixtures.service import ROOT, Service, running, store
-from benchmarks.fixtures.surface import KEYED, OPEN, routes_of, try_everything
-from benchmarks.fixtures.wire import Answer, Part, Request, exchange, form
 from benchmarks.record import finish, judge
 from benchmarks.run_log import RunLog
 from medclip_dcl.progress import Progress
+from testing.bombs import BOMBS
+from testing.hostile import CANARY, mutant, named
+from testing.service import ROOT, Service, running, store
+from testing.surface import KEYED, OPEN, routes_of, try_everything
+from testing.wire import Answer, Part, Request, exchange, form
 
 TIERS = {"quick": (1, 8, 500, 7), "normal": (1, 150, 5_000, 1), "long": (10, 150, 10_000, 1)}
 """Parts; in each, examples of schemathesis per operation and spoilt requests; and one in so many
@@ -140,7 +140,7 @@ def try_document(service: Service, examples: int, seed: int) -> dict[str, float]
             *("--report", "json", "--report-json-path", str(report)),
         ],
         cwd=ROOT,
-        env={**os.environ, "SCHEMATHESIS_HOOKS": "benchmarks.fixtures.schemathesis_hooks"},
+        env={**os.environ, "SCHEMATHESIS_HOOKS": "testing.schemathesis_hooks"},
         capture_output=True,
         text=True,
         errors="replace",

@@ -42,13 +42,13 @@ import numpy as np
 import psutil
 from scipy import stats
 
-from benchmarks.fixtures import orthanc
-from benchmarks.fixtures.dicom import dicom_bytes, ramp
-from benchmarks.fixtures.orthanc import Orthanc, gateway_settings, radiograph, wait_until
-from benchmarks.fixtures.service import ROOT, Service, png, running, store
 from benchmarks.record import finish
 from benchmarks.reliability.gateway import Modality
 from gateway.journal import WAITING
+from testing import orthanc
+from testing.dicom import dicom_bytes, ramp
+from testing.orthanc import Orthanc, gateway_settings, radiograph, wait_until
+from testing.service import ROOT, Service, png, running, store
 
 TOLERANCE = 1.5e-5
 """Largest difference of a number: grids are rounded to five digits."""

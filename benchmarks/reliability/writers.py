@@ -12,16 +12,16 @@ from typing import Any, Literal
 
 import yaml
 
-from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.corpus import write_config
-from benchmarks.fixtures.evaluated import PROMPTS, write_evaluated
-from benchmarks.fixtures.hub import COMMIT, DatasetHub
-from benchmarks.fixtures.published import publish
-from benchmarks.fixtures.service import png
 from medclip_dcl.artifact import HEADER, ArtifactType, open_artifact, read_artifact_header
 from medclip_dcl.data import manifest
 from medclip_dcl.files import STAGED, sha256_file
 from medclip_dcl.tables import read_table
+from testing import forkserver
+from testing.corpus import write_config
+from testing.evaluated import PROMPTS, write_evaluated
+from testing.hub import COMMIT, DatasetHub
+from testing.published import publish
+from testing.service import png
 
 _DRAFT = re.compile(r"/\.([^/]+)\.draft/")
 

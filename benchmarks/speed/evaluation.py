@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fixtures.corpus import commit_tables
-from benchmarks.processes import options, spent_by
 from benchmarks.record import finish, is_quick, judge
 from medclip_dcl import model_package
 from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
@@ -30,6 +28,8 @@ from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import distinct_sentences, text_key
 from pipelines.config import load_config
+from testing.corpus import commit_tables
+from testing.processes import options, spent_by
 
 CONFIG = Path("configs/demo.yaml")
 IMAGES, SENTENCES, SAMPLES = 5000, 2000, 1000

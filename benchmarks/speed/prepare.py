@@ -22,11 +22,11 @@ import psutil
 import pydicom
 from PIL import Image, ImageDraw, ImageFont
 
-from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
-from benchmarks.processes import cpu_s
 from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.timing import cpu_ms, interleaved, wall_ms
 from medclip_dcl.data.images import Decoder, ImagesConfig
+from testing.dicom import dicom_bytes, raster_bytes
+from testing.processes import cpu_s
 
 ROWS, COLUMNS, SIZE_PX = 3000, 2500, 512
 IMAGES = 4

@@ -25,11 +25,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fixtures.service import ROOT
-from benchmarks.processes import free_port
 from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.serve.clients import Target, arrivals, classify_request, crowd, meanwhile
 from benchmarks.speed.serve.processes import cpu_s, publish_paper_size, served, target_of, wait_for
+from testing.processes import free_port
+from testing.service import ROOT
 
 OVERLOAD = 4.0
 STALLED = 40

@@ -32,14 +32,14 @@ import psutil
 import yaml
 
 from benchmarks.record import finish, judge
-from medclip_dcl.data.synthetic.patients import NATURAL, GeneratedStudy, draw_patient
-from medclip_dcl.data.synthetic.reports import study_labels
-from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.losses.relations import encode_claims, relation_matrix
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_synthetic.patients import NATURAL, GeneratedStudy, draw_patient
+from medclip_synthetic.reports import study_labels
+from medclip_synthetic.settings import GenerateConfig
 
 REPORTS, IMAGES = (230, 23_000, 230_000), (50, 5_000, 50_000)
 QUICK_REPORTS, QUICK_IMAGES = (23, 230, 2_300), (5, 50, 500)

@@ -28,7 +28,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.processes import memory_mib
 from benchmarks.record import finish, judge
 from medclip_dcl.data import manifest
 from medclip_dcl.data.images import ImagesConfig
@@ -38,6 +37,7 @@ from medclip_dcl.data.row_images import image_source, row_name
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.tables import read_table
 from pipelines.config import load_config
+from testing.processes import memory_mib
 
 BARS = {"parquet_speed": ">= 0.9", "arrow_speed": ">= 0.9"}
 BARS |= {"copy_peak_mib": "<= 500", "rows_growth_mib": "<= 50"}
@@ -123,8 +123,8 @@ def _leaves(tree: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]
 
 def _answers(work: Path, settings: SourceConfig) -> dict[str, Any]:
     """Ask the service of a run about every test image: all findings, and its boxes' phrases."""
-    from benchmarks.fixtures.service import running  # torch, which peaks must not count
     from medclip_dcl.client import Client
+    from testing.service import running  # torch, which peaks must not count
 
     root = images_root(settings, _resolver(work))
     phrases: dict[str, list[str]] = {}

@@ -32,7 +32,6 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 from transformers import BertConfig
 
-from benchmarks.fixtures.corpus import read_tiny_corpus, write_corpus
 from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.timing import cpu_ms, interleaved
 from medclip_dcl.artifact import open_artifact
@@ -56,6 +55,7 @@ from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.step import CLIP_NORM
 from medclip_dcl.training.trainer import Trainer
 from pipelines.config import Config
+from testing.corpus import read_tiny_corpus, write_corpus
 
 PREPARED_PX, INPUT_PX = 512, 480
 SMALL_PX = 128, 120
@@ -125,7 +125,7 @@ def make_fixture(
 ) -> TrainFixture:
     """Put the trainer's parts together: ResNet-18, defaults, one thread, a line of the log a step.
 
-    `work` is of `benchmarks.fixtures.corpus.write_corpus`. Without sizes of a text encoder it is
+    `work` is of `testing.corpus.write_corpus`. Without sizes of a text encoder it is
     the corpus's own language model.
     """
     config = Config.model_validate(

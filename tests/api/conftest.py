@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.fixtures.dicom import dicom_bytes, ramp
-from benchmarks.fixtures.service import Service, running, store
+from testing.dicom import dicom_bytes, ramp
+from testing.service import Service, running, store
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,9 @@ from pathlib import Path
 import httpx
 from pydicom.uid import Comprehensive3DSRStorage
 
-from benchmarks.fixtures.orthanc import dataset, gateway_settings, radiograph, send, wait_until
-from benchmarks.fixtures.service import Service
 from gateway.launcher import started
+from testing.orthanc import dataset, gateway_settings, radiograph, send, wait_until
+from testing.service import Service
 
 
 class Pacs:

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from benchmarks.fixtures.hostile import CANARY, mutant, named
-from benchmarks.fixtures.service import Service
-from benchmarks.fixtures.wire import Request, exchange
+from testing.hostile import CANARY, mutant, named
+from testing.service import Service
+from testing.wire import Request, exchange
 
 NAMED = named()
 KEY = "unused"  # the service of the tests asks for none

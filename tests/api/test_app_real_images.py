@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.fixtures.service import Service
+from testing.service import Service
 
 SENTINELS = ("PHISENTINEL", "PHISENT", "PHIHIDDEN")
 

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from api.settings import ServeSettings
-from benchmarks.fixtures.surface import KEYED, OPEN, routes_of, try_everything
+from testing.surface import KEYED, OPEN, routes_of, try_everything
 
 KEY = "k" * 20 + "0123456789abcdef"
 EVERY = 7  # no factor of the methods and credentials: all meet in time

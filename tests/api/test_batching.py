@@ -11,9 +11,9 @@ from torch import Tensor
 from api.batching import MicroBatcher
 from api.errors import ApiError
 from api.logging import Metrics, state_of
-from benchmarks.fixtures.published import publish
-from benchmarks.fixtures.tiny_models import random_images
 from medclip_dcl.inference.predictor import Predictor, load
+from testing.published import publish
+from testing.tiny_models import random_images
 from tests.api.test_middleware_admission import Caller
 
 TOLERANCE = 1e-5

@@ -16,8 +16,8 @@ from api.errors import ApiError
 from api.http_protocol import LARGE, READ_BODY
 from api.logging import Metrics, RequestState
 from api.settings import ServeSettings
-from benchmarks.fixtures.dicom import dicom_bytes, ramp
 from medclip_dcl.data.images import KEPT_BYTES, Decoder, ImagesConfig, SharedBytes
+from testing.dicom import dicom_bytes, ramp
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs files in memory")
 

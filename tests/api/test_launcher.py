@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from api.launcher import main
-from benchmarks.fixtures.service import png, running, store
+from testing.service import png, running, store
 
 
 @pytest.mark.parametrize(

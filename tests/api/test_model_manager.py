@@ -11,12 +11,12 @@ from api.errors import ApiError
 from api.logging import Metrics
 from api.model_manager import ModelManager, _gradient
 from api.settings import ServeSettings
-from benchmarks.fixtures.published import publish
-from benchmarks.fixtures.tiny_models import tiny_model_config
-from benchmarks.fixtures.users import enterable_folder, plain_user
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import ConfigError
 from pipelines.config import Config
+from testing.published import publish
+from testing.tiny_models import tiny_model_config
+from testing.users import enterable_folder, plain_user
 
 
 def load(folder: Path, **settings: str) -> ModelManager:

@@ -12,12 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.corpus import KINDS, write_config, write_corpus
-from benchmarks.fixtures.published import publish
-from benchmarks.fixtures.service import PATIENCE_S, Service, png, running, store
 from medclip_dcl.artifact import read_artifact_header
 from pipelines import build_index
+from testing import forkserver
+from testing.corpus import KINDS, write_config, write_corpus
+from testing.published import publish
+from testing.service import PATIENCE_S, Service, png, running, store
 
 CLIENTS = 4
 PARTS = ("model", "index")

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.fixtures.milvus import milvus_server
-from benchmarks.fixtures.service import FINDINGS, N_IMAGES, running
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.retrieval.settings import RetrievalConfig
 from medclip_dcl.retrieval.sketch import open_vectors
+from testing.milvus import milvus_server
+from testing.service import FINDINGS, N_IMAGES, running
 
 QUESTION = {"target": "image", "text": "No pleural effusion.", "k": "99"}
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.fixtures import published
-from benchmarks.fixtures.dicom import raster_bytes
-from benchmarks.fixtures.service import Service, png, running
-from benchmarks.fixtures.tiny_models import random_images
-from benchmarks.fixtures.wire import Part, Request, exchange, form
 from medclip_dcl.data.images import open_image
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.schemas import ModelAnswer
+from testing import published
+from testing.dicom import raster_bytes
+from testing.service import Service, png, running
+from testing.tiny_models import random_images
+from testing.wire import Part, Request, exchange, form
 
 JPEG = b"\xff\xd8"
 HEADERS = {

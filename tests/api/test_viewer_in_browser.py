@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.browser import Page, browsing, find_browser
-from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
-from benchmarks.fixtures.published import publish, random_range, refuse
-from benchmarks.fixtures.service import Service, png, running
-from benchmarks.fixtures.tiny_models import random_images
+from testing.browser import Page, browsing, find_browser
+from testing.dicom import dicom_bytes, raster_bytes
+from testing.published import publish, random_range, refuse
+from testing.service import Service, png, running
+from testing.tiny_models import random_images
 
 KEY = "k" * 32
 READY = """document.querySelectorAll('#findings button').length > 0

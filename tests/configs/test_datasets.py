@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fixtures.public_sets import SETS
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.tables import TableFormat, read_table
 from pipelines import build_manifest, prepare_images
+from testing.public_sets import SETS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/datasets.md"

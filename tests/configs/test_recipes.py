@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.fixtures.open_i import write_image, write_projections, write_xml_form
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.text import sentences
@@ -14,6 +13,7 @@ from pipelines import build_manifest, split_sentences
 from pipelines.config import load_config
 from pipelines.plan import plan
 from pipelines.stages import stages_of
+from testing.open_i import write_image, write_projections, write_xml_form
 
 ROOT = Path(__file__).parents[2]
 OTHER = {"gateway.yaml", "serve.yaml"}

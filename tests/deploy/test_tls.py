@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures.orthanc import stub_service
-from benchmarks.fixtures.tls import HAS_OPENSSL, Certificates, make_certificates
-from benchmarks.processes import free_port
 from medclip_dcl.client import Client
 from medclip_dcl.errors import ServiceError
+from testing.orthanc import stub_service
+from testing.processes import free_port
+from testing.tls import HAS_OPENSSL, Certificates, make_certificates
 
 ROOT = Path(__file__).parents[2]
 SITE = (ROOT / "deploy/systemd/nginx.conf").read_text()

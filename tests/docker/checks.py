@@ -17,9 +17,9 @@ from urllib.parse import quote
 import httpx
 import pydicom
 
-from benchmarks.fixtures import orthanc
 from benchmarks.speed import proxy
 from benchmarks.speed.serve.processes import publish_paper_size
+from testing import orthanc
 from tests.docker.clients import (
     HOST,
     MEBIBYTE,

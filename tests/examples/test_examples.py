@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fixtures.bert import tiny_bert, tiny_tokenizer
-from benchmarks.fixtures.dicom import dicom_bytes, ramp
-from benchmarks.fixtures.service import png, running, store
+from testing.bert import tiny_bert, tiny_tokenizer
+from testing.dicom import dicom_bytes, ramp
+from testing.service import png, running, store
 from tests.house.tree import ROOT
 
 EXAMPLES = ROOT / "examples"

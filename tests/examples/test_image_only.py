@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.processes import run_processes
+from testing import forkserver
+from testing.process_group import run_processes
 
 B = 6
 N = 2 * B - 2

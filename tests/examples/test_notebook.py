@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from benchmarks.fixtures.service import store
+from testing.service import store
 from tests.examples.notebook import code_of, run
 from tests.house.tree import ROOT
 

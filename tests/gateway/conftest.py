@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.fixtures.orthanc import StubService, stub_service
+from testing.orthanc import StubService, stub_service
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 from pydicom.filewriter import write_file_meta_info
 from pynetdicom import AE, _config
 
-from benchmarks.fixtures.dicomweb import StubArchive, nested, stub_archive
-from benchmarks.fixtures.orthanc import dataset, gateway_settings, radiograph, send, wait_until
 from gateway import launcher
+from testing.dicomweb import StubArchive, nested, stub_archive
+from testing.orthanc import dataset, gateway_settings, radiograph, send, wait_until
 
 REFUSED = {"ViewPosition": "LL"}  # once it is looked at
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pynetdicom import AE
 
-from benchmarks.fixtures.orthanc import gateway_settings, radiograph, send, tls_files, wait_until
-from benchmarks.fixtures.tls import HAS_OPENSSL
 from gateway import connections, launcher
 from gateway.listener import client_context
+from testing.orthanc import gateway_settings, radiograph, send, tls_files, wait_until
+from testing.tls import HAS_OPENSSL
 
 CR, LITTLE = "1.2.840.10008.5.1.4.1.1.1", "1.2.840.10008.1.2.1"
 REQUEST, ACCEPT, DATA = 1, 2, 4

@@ -10,8 +10,15 @@ import pytest
 from PIL import Image
 from pynetdicom import AE, evt
 
-from benchmarks.fixtures import orthanc, unlike
-from benchmarks.fixtures.orthanc import (
+from gateway import launcher
+from gateway.listener import client_context
+from medclip_dcl.data.grayscale import square
+from medclip_dcl.data.images import open_image
+from medclip_dcl.input_range import fit_input_range
+from medclip_synthetic.patients import NATURAL, draw_patient
+from medclip_synthetic.settings import GenerateConfig
+from testing import orthanc, unlike
+from testing.orthanc import (
     Orthanc,
     gateway_settings,
     radiograph,
@@ -19,16 +26,9 @@ from benchmarks.fixtures.orthanc import (
     tls_files,
     wait_until,
 )
-from benchmarks.fixtures.published import publish
-from benchmarks.fixtures.service import running as running_service
-from benchmarks.fixtures.tls import HAS_OPENSSL
-from gateway import launcher
-from gateway.listener import client_context
-from medclip_dcl.data.grayscale import square
-from medclip_dcl.data.images import open_image
-from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
-from medclip_dcl.data.synthetic.settings import GenerateConfig
-from medclip_dcl.input_range import fit_input_range
+from testing.published import publish
+from testing.service import running as running_service
+from testing.tls import HAS_OPENSSL
 
 pytestmark = pytest.mark.skipif(
     bool(orthanc.missing()), reason=f"not installed: {orthanc.missing()}"

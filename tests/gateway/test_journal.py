@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures.orthanc import gateway_settings
 from gateway import launcher
 from gateway.journal import Journal
+from testing.orthanc import gateway_settings
 
 FOREVER_S = 1e6
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures.orthanc import gateway_settings
 from gateway import launcher
 from gateway.journal import Journal
 from gateway.spool import IncomingImage, Spool
 from medclip_dcl.errors import ConfigError
+from testing.orthanc import gateway_settings
 
 DATA = b"an image" * 100
 

@@ -10,8 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.fixtures.dicomweb import endless, nested, stub_archive
-from benchmarks.fixtures.orthanc import (
+from gateway import destinations, launcher, stages
+from gateway.destinations import SendError
+from gateway.journal import Journal
+from gateway.monitoring import Monitor
+from gateway.spool import Spool
+from testing.dicomweb import endless, nested, stub_archive
+from testing.orthanc import (
     dataset,
     gateway_settings,
     radiograph,
@@ -19,12 +24,7 @@ from benchmarks.fixtures.orthanc import (
     stub_service,
     wait_until,
 )
-from benchmarks.fixtures.tls import HAS_OPENSSL, make_certificates
-from gateway import destinations, launcher, stages
-from gateway.destinations import SendError
-from gateway.journal import Journal
-from gateway.monitoring import Monitor
-from gateway.spool import Spool
+from testing.tls import HAS_OPENSSL, make_certificates
 
 
 class Pacs:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT, modules, name_of, syntax
+from tests.house.tree import ROOT, SHIPPED, modules, name_of, syntax
 
 GATES = {
     "Image.open": {"medclip_dcl/data/decode_worker.py"},
@@ -40,7 +40,7 @@ def calls(path: Path) -> list[tuple[str, ast.Call]]:
 
 @pytest.mark.parametrize("raw", sorted(GATES))
 def test_raw_call_stands_only_in_its_gate(raw: str) -> None:
-    files = modules("medclip_dcl", "pipelines", "api", "gateway")
+    files = modules(*SHIPPED)
     assert len(files) > 40
     users = {
         name_of(path)
@@ -62,7 +62,7 @@ def opens_for_writing(name: str, call: ast.Call) -> bool:
 def test_files_are_written_whole_or_not_at_all() -> None:
     writers = {
         name_of(path)
-        for path in modules("medclip_dcl", "pipelines", "api", "gateway")
+        for path in modules(*SHIPPED)
         for name, call in calls(path)
         if opens_for_writing(name, call)
     }

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures.service import png, running, store
+from tests.house.tree import NEIGHBORS
+
+from testing.service import png, running, store
 from tests.house.tree import ROOT
 
 LOSS = """
@@ -92,7 +94,7 @@ def run(command: Sequence[object], folder: Path) -> str:
 def test_the_wheel_has_one_name_and_all_that_a_run_needs(built: tuple[Path, Path]) -> None:
     names = zipfile.ZipFile(built[1]).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert tops == {"medclip_dcl"}
+    assert tops == {"medclip_dcl", *NEIGHBORS}
     for folder, pattern in (("pipelines", "*.py"), ("api", "**/*"), ("configs", "**/*.yaml")):
         for path in (ROOT / folder).glob(pattern):
             if path.is_file() and path.suffix not in {".pyc", ".md"}:

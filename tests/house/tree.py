@@ -6,7 +6,10 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CODE = ("medclip_dcl", "pipelines", "api", "gateway", "benchmarks")
+NEIGHBORS = ("medclip_exports", "medclip_hospital", "medclip_reporting", "medclip_synthetic")
+SHIPPED = ("medclip_dcl", *NEIGHBORS, "pipelines", "api", "gateway")
+"""Folders that the wheel has."""
+CODE = (*SHIPPED, "benchmarks", "testing")
 
 
 @functools.cache

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.headers import made_by_other_code
-from benchmarks.fixtures.users import PLAIN_USER, enterable_folder, plain_user
 from medclip_dcl.artifact import (
     HEADER,
     Artifact,
@@ -37,6 +35,8 @@ from medclip_dcl.errors import (
     ArtifactUnwritable,
 )
 from medclip_dcl.files import STAGED, write_text
+from testing.headers import made_by_other_code
+from testing.users import PLAIN_USER, enterable_folder, plain_user
 
 ARTIFACT = ArtifactType("thing", 1, "make_thing")
 COSTLY = ArtifactType("thing", 1, "make_thing", costly=True)

@@ -11,19 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pydicom
 import pytest
 
-from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
-from benchmarks.fixtures.hospital import radiograph
-from benchmarks.fixtures.orthanc import stub_service
-from benchmarks.fixtures.service import FINDINGS, Service, running, store
-from medclip_dcl.answers import ANSWERS
 from medclip_dcl.client import Client, main
 from medclip_dcl.errors import ConfigError, ImageError, ServiceError
-from medclip_dcl.tables import read_table
-from pipelines.answer_images import main as answer_images
-from pipelines.build_manifest import main as build_manifest
+from testing.dicom import dicom_bytes, ramp
+from testing.hospital import radiograph
+from testing.orthanc import stub_service
+from testing.service import FINDINGS, Service, running, store
 
 KEY = "k" * 40
 README = (Path(__file__).parents[2] / "api/README.md").read_text(encoding="utf-8")
@@ -191,82 +186,14 @@ def test_failures_of_the_command_line_end_with_a_line_and_a_code(
     assert "chmod 440" in capsys.readouterr().err
 
 
-def test_a_report_is_written_next_to_the_image_that_never_left(
-    service: Service, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "image.dcm").write_bytes(radiograph(PatientName="Canary^Max"))
-    words = ["report", str(tmp_path / "image.dcm"), "--out", str(tmp_path / "out")]
-    words += ["--url", service.url, "--key-file", str(folder / "key")]
-    assert main(words) == 0
-    said = json.loads(capsys.readouterr().out)
-    files = sorted((tmp_path / "out").iterdir())
-    assert [item["file"] for item in said["objects"]]
-    assert set(map(str, files)) == {item["file"] for item in said["objects"]}
-    report = pydicom.dcmread(tmp_path / "out" / "image.sr.dcm")
-    assert report.PatientName == "Canary^Max"
-    assert {item["stored"] for item in said["objects"]} == {False}
-    assert main([*words, "--stow", "http://127.0.0.1:9"]) == 1
-    assert "unreachable" in capsys.readouterr().err
-    png = tmp_path / "image.png"
-    png.write_bytes(raster_bytes(np.zeros((40, 40), np.uint8), "PNG"))
-    assert main([*words[:1], str(png), *words[2:]]) == 1
-    assert "unknown_format" in capsys.readouterr().err
-
-
 def test_the_command_line_warns_of_an_image_out_of_range(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = tmp_path / "image.dcm"
     image.write_bytes(radiograph())
     with stub_service(96, 64) as service:
-        words = ["report", str(image), "--out", str(tmp_path), "--url", service.url]
-        assert main(words) == 0
-        first = capsys.readouterr()
-        assert (json.loads(first.out)["flags"], first.err) == ([], "")
         service.flags = ["out_of_range"]
-        assert main(words) == 0
-        refused = capsys.readouterr()
-        assert "warning: out_of_range: the image is unlike" in refused.err
-        found = json.loads(refused.out)
-        assert (found["flags"], found["present"]) == (["out_of_range"], [])
-        assert len(found["objects"]) == 2  # no boxes
-        assert main([*words, "--out-of-range", "answer"]) == 0
-        answered = capsys.readouterr()
-        assert "warning: out_of_range" in answered.err
-        assert json.loads(answered.out)["present"] == ["Effusion"]
         assert main(["classify", str(image), "--url", service.url]) == 0
         assert "warning: out_of_range" in capsys.readouterr().err
         with Client(service.url) as client:
             assert client.classify(image).image.is_out_of_range
-            assert client.classify(str(image)) == client.classify(image)
-            with pytest.raises(ImageError, match="missing"):
-                client.classify("nowhere.dcm")
-
-
-def test_a_job_asks_a_service_for_the_answers(
-    service: Service, folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "image.dcm").write_bytes(radiograph())
-    (tmp_path / "images" / "dark.dcm").write_bytes(
-        radiograph(np.zeros((40, 40), np.uint16), SOPInstanceUID="1.2.3.66")
-    )
-    tree = {
-        "work": str(tmp_path / "work"),
-        "source": {"kind": "dicom", "root": str(tmp_path / "images")},
-        "answer": {"service": service.url, "service_key": str(folder / "key")},
-    }
-    (tmp_path / "config.yaml").write_text(json.dumps(tree))
-    for job in (build_manifest, answer_images):
-        assert job(["--config", str(tmp_path / "config.yaml")]) == 0
-    rows = read_table(tmp_path / "work" / "answers", ANSWERS).to_pylist()
-    assert [(row["image_id"], row["finding"]) for row in rows] == [
-        (image, finding)
-        for image in ("1.2.3.6", "1.2.3.66")
-        for finding in ("effusion", "pneumonia")
-    ]
-    with Client(service.url, KEY) as client:
-        answer = client.classify(radiograph(), explain=True)
-        assert client.model().digest == rows[0]["model"] == answer.model
-    assert rows[0]["score"] == answer.findings[0].score
-    assert rows[0]["x"] == answer.findings[0].where.box.x

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
-from benchmarks.fixtures.users import plain_user
 from medclip_dcl.errors import ArtifactUnwritable, StudyError
 from medclip_dcl.files import (
     STAGED,
@@ -21,6 +20,7 @@ from medclip_dcl.files import (
     write_bytes,
     write_text,
 )
+from testing.users import plain_user
 
 
 def test_written_file_has_its_content_and_no_litter_stays(tmp_path: Path) -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.fixtures.dicomweb import StubArchive, stub_archive
-from benchmarks.fixtures.hospital import radiograph
-from benchmarks.fixtures.hub import Handler, served
-from benchmarks.fixtures.orthanc import stub_answer
-from benchmarks.fixtures.tls import HAS_OPENSSL, Certificates, make_certificates
 from medclip_dcl.client import Client, main
 from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.data.sources.dicomweb import read_dicomweb
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.errors import ConfigError, ServiceError
 from medclip_dcl.https import unreachable
+from testing.dicomweb import StubArchive, stub_archive
+from testing.hospital import radiograph
+from testing.hub import Handler, served
+from testing.orthanc import stub_answer
+from testing.tls import HAS_OPENSSL, Certificates, make_certificates
 
 needs_openssl = pytest.mark.skipif(not HAS_OPENSSL, reason="not installed: openssl")
 

@@ -7,18 +7,18 @@ from PIL import Image
 from sklearn.covariance import LedoitWolf
 from sklearn.datasets import load_sample_image
 
-from benchmarks.fixtures import unlike
-from benchmarks.fixtures.published import publish
-from benchmarks.fixtures.tiny_models import random_images
 from medclip_dcl.data.images import SquareImage
-from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
-from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.errors import CheckpointError, QueryError
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.zero_shot import FindingScore
 from medclip_dcl.input_range import describe_pixels, fit_input_range, is_out_of_range
 from medclip_dcl.model_package import INPUT_RANGE_FILE, read_input_range, write_input_range
 from medclip_dcl.schemas import OUT_OF_RANGE_NOTE, ClassifyAnswer
+from medclip_synthetic.patients import NATURAL, draw_patient
+from medclip_synthetic.settings import GenerateConfig
+from testing import unlike
+from testing.published import publish
+from testing.tiny_models import random_images
 
 SIZE_PX = 96
 

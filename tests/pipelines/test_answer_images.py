@@ -12,14 +12,14 @@ import pydicom
 import pytest
 from dicomweb_client.api import DICOMwebClient
 
-from benchmarks.fixtures.dicom import ramp
-from benchmarks.fixtures.dicomweb import stub_archive
-from benchmarks.fixtures.hospital import radiograph
-from benchmarks.fixtures.orthanc import Orthanc, missing, running
-from benchmarks.fixtures.published import publish, random_range
-from benchmarks.fixtures.tiny_models import random_images
-from benchmarks.fixtures.tls import HAS_OPENSSL, make_certificates
-from medclip_dcl.answers import (
+from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.data import manifest
+from medclip_dcl.data.dicom.web import DicomWeb
+from medclip_dcl.data.images import ImagesConfig, open_image
+from medclip_dcl.errors import ServiceError, StudyError
+from medclip_dcl.inference.predictor import Predictor, load
+from medclip_dcl.tables import read_table
+from medclip_hospital.answers import (
     ANSWERS,
     ARTIFACT,
     Answer,
@@ -29,16 +29,16 @@ from medclip_dcl.answers import (
     asking_service,
     list_asked_images,
 )
-from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.data import manifest
-from medclip_dcl.data.dicom.web import DicomWeb
-from medclip_dcl.data.images import ImagesConfig, open_image
-from medclip_dcl.dicom_results.settings import AnswerConfig
-from medclip_dcl.errors import ServiceError, StudyError
-from medclip_dcl.inference.predictor import Predictor, load
-from medclip_dcl.tables import read_table
+from medclip_hospital.settings import AnswerConfig
 from pipelines.answer_images import main
 from pipelines.build_manifest import main as build_manifest
+from testing.dicom import ramp
+from testing.dicomweb import stub_archive
+from testing.hospital import radiograph
+from testing.orthanc import Orthanc, missing, running
+from testing.published import publish, random_range
+from testing.tiny_models import random_images
+from testing.tls import HAS_OPENSSL, make_certificates
 
 COUNT = 5
 LIMITS = ImagesConfig(max_reject_share=0.5, workers=1)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures.corpus import KINDS, write_config
-from benchmarks.fixtures.evaluated import evaluate_here, write_evaluated
-from benchmarks.fixtures.service import png
 from medclip_dcl.data import manifest
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ARTIFACT
 from medclip_dcl.tables import read_table
 from pipelines import ask_service, build_index, show, write_report
+from testing.corpus import KINDS, write_config
+from testing.evaluated import evaluate_here, write_evaluated
+from testing.service import png
 
 SENTENCES = {sentence for _, *said in KINDS for sentence in said}
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.fixtures.corpus import commit_tables, write_reports
 from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta, masked_lm, scoring
@@ -22,6 +21,7 @@ from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import distinct_sentences, text_key
 from pipelines import build_eta_cache, read_claims, split_sentences
+from testing.corpus import commit_tables, write_reports
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.fixtures.dicom import dicom_bytes, ramp
-from benchmarks.fixtures.open_i import write_csv_form, write_projections, write_xml_form
-from benchmarks.fixtures.release import Release, release
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.tables import TableFormat, read_table
 from pipelines.build_manifest import main
+from testing.dicom import dicom_bytes, ramp
+from testing.open_i import write_csv_form, write_projections, write_xml_form
+from testing.release import Release, release
 
 _IDS = {"SOPInstanceUID": "1.2.3", "StudyInstanceUID": "1.2", "PatientID": "MRN7"}
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"

@@ -6,10 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.fixtures.corpus import commit_tables, write_config
-from benchmarks.fixtures.evaluated import write_evaluated
-from benchmarks.fixtures.published import PROMPTS, publish
-from benchmarks.fixtures.tiny_models import random_images
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
@@ -19,6 +15,10 @@ from medclip_dcl.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.tables import read_table
 from pipelines import evaluate
 from pipelines.calibrate_scores import main
+from testing.corpus import commit_tables, write_config
+from testing.evaluated import write_evaluated
+from testing.published import PROMPTS, publish
+from testing.tiny_models import random_images
 
 SEED = 37
 """Of the random model: one whose score of pneumonia happens to rise with it."""

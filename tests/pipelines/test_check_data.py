@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fixtures.dicom import dicom_bytes, ramp
-from benchmarks.fixtures.published import publish
-from benchmarks.fixtures.release import REPORT, Release, release
 from benchmarks.reliability.archive import compare
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data import data_check, manifest
 from medclip_dcl.data.data_check import read_preflight
-from medclip_dcl.data.synthetic.faults import read_fault_list
-from medclip_dcl.data.synthetic.tree import BOX_TABLE
 from medclip_dcl.tables import read_table
+from medclip_synthetic.faults import read_fault_list
+from medclip_synthetic.tree import BOX_TABLE
 from pipelines.build_manifest import main as build_manifest
 from pipelines.check_data import PAGE, main
 from pipelines.generate_studies import main as generate_studies
 from pipelines.write_report import main as write_report
+from testing.dicom import dicom_bytes, ramp
+from testing.published import publish
+from testing.release import REPORT, Release, release
 
 IMAGES = {"workers": 1}
 GENERATE = {"patients": 38, "coverage_images": 0, "size_px": 64, "workers": 1, "faults": 1}

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures import forkserver
 from pipelines import run as run_module
 from pipelines.__main__ import main
 from pipelines.stages import STAGES, TOOLS
+from testing import forkserver
 from tests.house.tree import ROOT
 
 JOBS = '["generate_studies","build_manifest"]'

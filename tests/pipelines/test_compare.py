@@ -3,10 +3,10 @@ import shutil
 
 import pytest
 
-from benchmarks.fixtures.evaluated import evaluate_here, write_evaluated
-from benchmarks.fixtures.published import publish
 from medclip_dcl.evaluation import results
 from pipelines.compare import find_runs, main
+from testing.evaluated import evaluate_here, write_evaluated
+from testing.published import publish
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,6 @@ import shutil
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.corpus import write_config
-from benchmarks.fixtures.dicom import raster_bytes
-from benchmarks.fixtures.evaluated import BOXED, PROMPTS, write_evaluated
-from benchmarks.fixtures.published import publish
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
@@ -19,6 +15,10 @@ from medclip_dcl.model_package import read_model_package
 from medclip_dcl.tables import read_table
 from pipelines.config import Config
 from pipelines.evaluate import main
+from testing.corpus import write_config
+from testing.dicom import raster_bytes
+from testing.evaluated import BOXED, PROMPTS, write_evaluated
+from testing.published import publish
 
 SETTINGS = {"bootstrap": 20}
 DECIDING = 37
@@ -201,7 +201,7 @@ def test_another_model_makes_other_results(tmp_path):
 def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsys):
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"\x07")
-    adapter = {"model": "benchmarks.fixtures.clip:build", "weights": str(weights)}
+    adapter = {"model": "testing.clip:build", "weights": str(weights)}
     assert run(work, adapter=adapter, geometry="biovil", images_per_finding=4) == 0
     tree = figures(work)
     assert (tree["contaminated"], tree["repeated_images"], tree["geometry"]) == (
@@ -230,11 +230,11 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("benchmarks.fixtures.clip", "must read module:callable"),
-        ("benchmarks.fixtures.nowhere:build", "cannot be imported"),
-        ("benchmarks.fixtures.clip:nothing", "cannot be imported"),
-        ("benchmarks.fixtures.clip:PATCH_PX", "is not callable"),
-        ("benchmarks.fixtures.clip:broken", "without embed_images"),
+        ("testing.clip", "must read module:callable"),
+        ("testing.nowhere:build", "cannot be imported"),
+        ("testing.clip:nothing", "cannot be imported"),
+        ("testing.clip:PATCH_PX", "is not callable"),
+        ("testing.clip:broken", "without embed_images"),
     ],
 )
 def test_an_adapter_that_cannot_be_built_is_a_configuration_error(work, capsys, model, message):
@@ -258,7 +258,7 @@ def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, cap
 
 
 def test_an_adapter_without_features_is_refused_before_a_probe(work, capsys):
-    clip = {"model": "benchmarks.fixtures.clip:build"}
+    clip = {"model": "testing.clip:build"}
     assert run(work, adapter=clip, probe_images=10) == 2
     assert "without embed_features, which evaluate.probe_features" in capsys.readouterr().err
 

@@ -7,17 +7,17 @@ import datasets
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.corpus import write_config
-from benchmarks.fixtures.evaluated import write_evaluated
-from medclip_dcl import export_dataset
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood import eta
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
+from medclip_exports import dataset as export_dataset
 from pipelines import build_manifest, prepare_images
 from pipelines.export_dataset import main
+from testing.corpus import write_config
+from testing.evaluated import write_evaluated
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures.headers import made_by_other_code
 from medclip_dcl.artifact import ArtifactType, ArtifactWriter
 from medclip_dcl.errors import ArtifactMissing, ConfigError, StudyError
 from medclip_dcl.files import write_text
 from pipelines.job import STOPPED, Job, Stopped, job_main
+from testing.headers import made_by_other_code
 from tests.house.tree import ROOT
 
 ARTIFACT = ArtifactType("thing", 1, "make_thing")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures.corpus import write_config, write_corpus
 from pipelines import plan
 from pipelines.config import load_config
 from pipelines.false_negatives import false_negatives
+from testing.corpus import write_config, write_corpus
 
 PAPER = "configs/train/mimic_cxr.yaml"
 Answers = dict[str, tuple[str, str]]

@@ -11,9 +11,6 @@ import psutil
 import pytest
 from distributed import Client, LocalCluster
 
-from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.dicom import dicom_bytes, ramp
-from benchmarks.fixtures.release import Release, release
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.grayscale import square
@@ -21,6 +18,9 @@ from medclip_dcl.data.images import open_image
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.tables import read_table
 from pipelines import build_manifest, prepare_images
+from testing import forkserver
+from testing.dicom import dicom_bytes, ramp
+from testing.release import Release, release
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,28 +10,29 @@ import pytest
 
 from api.model_manager import fetch_model
 from api.settings import ServeSettings
-from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.canaries import found_in, spoil_settings
-from benchmarks.fixtures.corpus import write_config
-from benchmarks.fixtures.evaluated import write_evaluated
-from benchmarks.fixtures.hub import COMMIT, TOKEN, running_hub
-from benchmarks.fixtures.published import publish
-from benchmarks.fixtures.tiny_models import tiny_model_config
-from medclip_dcl import export, model_package
+from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale, CheckpointError, ConfigError
 from medclip_dcl.evaluation.questions import refuse_contaminated
-from medclip_dcl.export import export_model
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.likelihood.settings import LanguageModelConfig
 from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.settings import WITHHELD
 from medclip_dcl.training.config import TrainingConfig, read_training_config
+from medclip_exports import cards
+from medclip_exports.redacted_copy import export_model
 from pipelines import push_model, write_cards
 from pipelines.config import Config
+from testing import forkserver
+from testing.canaries import found_in, spoil_settings
+from testing.corpus import write_config
+from testing.evaluated import write_evaluated
+from testing.hub import COMMIT, TOKEN, running_hub
+from testing.published import publish
+from testing.tiny_models import tiny_model_config
 
 SENT = {
     "README.md",
@@ -58,7 +59,7 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def public_copy(config_file: Path, model: Path, folder: Path) -> Artifact:
-    reported = export.cards_of(
+    reported = cards.cards_of(
         config_file.parent / "work",
         open_artifact(
             model_package.ARTIFACT.at(config_file.parent / "work"), model_package.ARTIFACT
@@ -84,7 +85,7 @@ def pushed(config_file: Path, url: str, *options: str, **more: str) -> Pushed:
         log,
         output=output,
         environment={**own, **more},
-        before=("benchmarks.fixtures.forkserver:forget", ("huggingface_hub",)),
+        before=("testing.forkserver:forget", ("huggingface_hub",)),
     )
     return Pushed(code, output.read_text(), log.read_text())
 

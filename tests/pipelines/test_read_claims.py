@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures.corpus import commit_tables
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from pipelines.read_claims import main
+from testing.corpus import commit_tables
 
 REPORTS = {
     "s1": ["Small left effusion.", "No pneumothorax."],

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.bert import tiny_bert, tiny_tokenizer
-from benchmarks.fixtures.corpus import write_reports
 from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.likelihood.masked_lm import save_language_model
@@ -22,6 +19,9 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import distinct_sentences, text_key
 from pipelines import build_eta_cache, score_sentences, split_sentences
+from testing import forkserver
+from testing.bert import tiny_bert, tiny_tokenizer
+from testing.corpus import write_reports
 
 UNITS = ("--set", "likelihood.unit_pieces=150")
 HEADER = {"variant", "dtype", "engine", "splitter", "normalisation", "model", "tokenizer"}

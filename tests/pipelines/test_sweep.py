@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.fixtures.corpus import commit_tables, write_config
-from benchmarks.fixtures.evaluated import write_untrained
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.reporting.sweep import sweep_text
 from medclip_dcl.settings import read_yaml
 from medclip_dcl.tables import read_table
+from medclip_reporting.sweep import sweep_text
 from pipelines.config import load_config
 from pipelines.grid import Grid, grid_points
 from pipelines.job import Job
@@ -34,6 +32,8 @@ from pipelines.sweep import (
     main,
     visible_devices,
 )
+from testing.corpus import commit_tables, write_config
+from testing.evaluated import write_untrained
 
 ROOT = Path(__file__).parents[2]
 AXES = {"objective.floor": ["floor", "zero"], "eta.constant": [0.0, 0.1]}

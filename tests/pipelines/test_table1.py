@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.corpus import write_config
-from benchmarks.fixtures.evaluated import write_untrained
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ConfigError
@@ -18,6 +15,9 @@ from pipelines.config import load_config
 from pipelines.sweep import CONFIG_FILE, LOG, NOTE, Run
 from pipelines.table1 import FIGURES, FOLDER, main, table_text
 from pipelines.table1_rows import COMPARED, PAPER_ROWS, chosen_rows, paper_values, row_seeds
+from testing import forkserver
+from testing.corpus import write_config
+from testing.evaluated import write_untrained
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120
@@ -228,7 +228,7 @@ def test_the_config_s_table_has_ten_seeds_where_it_matters():
 
 
 def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
-    adapter = {"adapter": {"model": "benchmarks.fixtures.clip:build"}}
+    adapter = {"adapter": {"model": "testing.clip:build"}}
     models = [{"name": "biovil", **adapter}, {"name": "clip", **adapter}]
     table = {"rows": ["biovil", "clip"], "seeds": [0, 1], "tune_by": "", "models": models}
     assert main(["--config", str(config_of(made, [], [], table1=table))]) == 0
@@ -244,7 +244,7 @@ def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
 
 def test_a_given_model_is_judged_against_several_seeds_of_the_baseline(corpus, tmp_path):
     work = shutil.copytree(corpus, tmp_path / "work")
-    models = [{"name": "clip", "adapter": {"model": "benchmarks.fixtures.clip:build"}}]
+    models = [{"name": "clip", "adapter": {"model": "testing.clip:build"}}]
     table = {"rows": ["lse_nl", "clip"], "processes": 1, "tune_by": "", "models": models}
     for seeds, judged in (([0], False), ([0, 1], True)):
         config_file = config_of(work, [], [], table1={**table, "seeds": seeds})

@@ -24,16 +24,6 @@ from safetensors.torch import load_file
 from tensorboardX.proto.event_pb2 import Event
 from transformers import ConvNextConfig, ConvNextForImageClassification
 
-from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.corpus import (
-    KINDS,
-    commit_tables,
-    read_tiny_corpus,
-    write_config,
-    write_corpus,
-    write_eta,
-)
-from benchmarks.fixtures.headers import made_by_other_code
 from medclip_dcl import load, model_package
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data.grayscale import GreyImage
@@ -43,6 +33,16 @@ from medclip_dcl.training.logging import TIMINGS, read_metrics
 from pipelines.config import load_config
 from pipelines.job import Job
 from pipelines.train import main, open_inputs
+from testing import forkserver
+from testing.corpus import (
+    KINDS,
+    commit_tables,
+    read_tiny_corpus,
+    write_config,
+    write_corpus,
+    write_eta,
+)
+from testing.headers import made_by_other_code
 
 STEPS = 160
 LONG = {"steps": STEPS, "save_every_steps": 20}

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.fixtures.tiny_models import tiny_text_config
 from medclip_dcl.models.dual_encoder import DualEncoder
 from pipelines.config import Config
 from pipelines.training_cost import estimate_training_memory
+from testing.tiny_models import tiny_text_config
 
 TEXT = tiny_text_config()
 

@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from benchmarks.fixtures.corpus import commit_tables, write_config, write_corpus
-from benchmarks.fixtures.evaluated import evaluate_here, write_evaluated
-from benchmarks.fixtures.published import publish
-from medclip_dcl import export, model_package
+from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactMissing, ArtifactStale
 from medclip_dcl.evaluation import results
-from medclip_dcl.reporting.cards import _architecture
-from medclip_dcl.reporting.corpus import count_splits
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
+from medclip_exports import cards
+from medclip_reporting.cards import _architecture
+from medclip_reporting.corpus import count_splits
 from pipelines.write_cards import main
+from testing.corpus import commit_tables, write_config, write_corpus
+from testing.evaluated import evaluate_here, write_evaluated
+from testing.published import publish
 
 WORDS = {
     "intended_use": "Comparing losses.",
@@ -73,7 +74,7 @@ def test_publishing_is_refused_while_a_text_is_empty(
     assert run(work, **{name: empty}) == 2
     assert f"card.{name} empty" in capsys.readouterr().err
     with pytest.raises(ArtifactMissing, match="fill the config's card section"):
-        export.cards_of(work, model)
+        cards.cards_of(work, model)
     assert open_artifact(work / "model", model_package.ARTIFACT).digest == model.digest
 
 
@@ -81,22 +82,22 @@ def test_the_cards_open_the_gate_for_their_own_model_alone(tmp_path: Path) -> No
     work = write_evaluated(tmp_path / "work")
     assert run(work) == 0
     model = open_artifact(work / "model", model_package.ARTIFACT)
-    assert export.cards_of(work, model).summary["model"] == model.digest
+    assert cards.cards_of(work, model).summary["model"] == model.digest
     publish(work / "model", ["elsewhere"], seed=1)
     with pytest.raises(ArtifactStale, match="rerun write_cards"):
-        export.cards_of(work, open_artifact(work / "model", model_package.ARTIFACT))
+        cards.cards_of(work, open_artifact(work / "model", model_package.ARTIFACT))
 
 
 def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
     assert run(evaluated) == 0
-    found = facts(evaluated, export.MODEL_FACTS)
+    found = facts(evaluated, cards.MODEL_FACTS)
     tree = results.read_figures(open_artifact(results.ARTIFACT.at(evaluated), results.ARTIFACT))
     auc = tree["questions"]["zero_shot"]["figures"]["mean_auc"]
     assert found["evaluation"]["figures"]["zero-shot AUC, mean of findings"] == {
         **auc,
         "chance": 0.5,
     }
-    text = (evaluated / "cards" / export.MODEL_CARD).read_text()
+    text = (evaluated / "cards" / cards.MODEL_CARD).read_text()
     assert ModelCard(text).data.license == "mit"
     assert "Comparing losses." in text
     assert "- Tiny images alone." in text
@@ -107,7 +108,7 @@ def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
 
 def test_the_data_card_counts_split_by_split(evaluated: Path) -> None:
     assert run(evaluated) == 0
-    found = facts(evaluated, export.DATA_FACTS)
+    found = facts(evaluated, cards.DATA_FACTS)
     counts = {name: (row["images"], row["patients"]) for name, row in found["splits"].items()}
     assert counts == {"train": (30, 24), "validate": (10, 8), "test": (10, 8)}
     assert found["splits"]["test"]["views"] == "PA 10"
@@ -132,13 +133,13 @@ def test_figures_of_another_model_are_not_in_the_card(tmp_path: Path) -> None:
     work = evaluate_here(write_evaluated(tmp_path / "work"))
     publish(work / "model", ["elsewhere"], seed=1)
     assert run(work) == 0
-    assert facts(work, export.MODEL_FACTS)["evaluation"] is None
-    assert "has not been evaluated" in (work / "cards" / export.MODEL_CARD).read_text()
+    assert facts(work, cards.MODEL_FACTS)["evaluation"] is None
+    assert "has not been evaluated" in (work / "cards" / cards.MODEL_CARD).read_text()
 
 
 def test_words_of_a_licence_are_no_identifier(evaluated: Path) -> None:
     assert run(evaluated, licence="As the data use agreement says.") == 0
-    text = (evaluated / "cards" / export.MODEL_CARD).read_text()
+    text = (evaluated / "cards" / cards.MODEL_CARD).read_text()
     assert ModelCard(text).data.license == "other"
     assert "As the data use agreement says." in text
 

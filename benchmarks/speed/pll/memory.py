@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.processes import memory_mib
 from benchmarks.speed.pll.models import SIZES, draw, long_encoding, random_bert, tokenizer
 from medclip_dcl.likelihood.engines import CPU_BUDGET, prepare_engine
 from medclip_dcl.likelihood.pll import encode_sentences, score_encodings
+from testing.processes import memory_mib
 
 _ASKED = 12  # pieces of the long sentence that are scored: several batches, all alike
 _REFS = Path("/proc/self/clear_refs")

@@ -15,12 +15,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.processes import options, spent_by
 from benchmarks.record import finish, judge
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences
 from pipelines.config import load_config
+from testing.processes import options, spent_by
 
 
 def main(argv: Sequence[str] | None = None) -> int:

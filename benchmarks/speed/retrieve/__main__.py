@@ -27,7 +27,6 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from benchmarks.fixtures.milvus import milvus_server
 from benchmarks.record import finish, judge
 from benchmarks.speed.retrieve import indexes
 from benchmarks.speed.retrieve.recall import (
@@ -47,6 +46,7 @@ from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.retrieval.sketch import open_vectors
 from medclip_dcl.settings import resolve_path
 from pipelines.config import load_config
+from testing.milvus import milvus_server
 
 CONFIG = Path("configs/demo.yaml")
 BARS = {

@@ -17,8 +17,6 @@ from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, writ
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.data.synthetic.patients import NATURAL, GeneratedStudy, Item, Patient, draw_patient
-from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.retrieval.embeddings import ARTIFACT
@@ -27,6 +25,8 @@ from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.tables import SPLITS, read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import text_key
+from medclip_synthetic.patients import NATURAL, GeneratedStudy, Item, Patient, draw_patient
+from medclip_synthetic.settings import GenerateConfig
 
 SEED = 20_002
 """Of patients that no config has drawn: they ask."""

@@ -20,12 +20,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.fixtures.published import publish
 from benchmarks.record import finish, judge
 from benchmarks.speed.serve import loads, ratios
 from benchmarks.speed.serve.processes import publish_paper_size
 from medclip_dcl.model_package import ARTIFACT
 from pipelines.config import load_config
+from testing.published import publish
 
 DEMO = Path("configs/demo.yaml")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fixtures.dicom import raster_bytes
-from benchmarks.fixtures.tiny_models import random_images
+from testing.dicom import raster_bytes
+from testing.tiny_models import random_images
 
 _BOUNDARY = "benchmark"
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fixtures.service import ROOT, Service
 from benchmarks.speed.serve.clients import (
     Answered,
     Client,
@@ -24,6 +23,7 @@ from benchmarks.speed.serve.clients import (
     meanwhile,
 )
 from benchmarks.speed.serve.processes import cpu_s, served, target_of
+from testing.service import ROOT, Service
 
 OVERLOAD = 4.0
 ALLOWED = {200, 429, 503}

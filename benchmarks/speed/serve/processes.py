@@ -13,14 +13,14 @@ from typing import Any
 
 import psutil
 
-from benchmarks.fixtures.published import publish
-from benchmarks.fixtures.service import PATIENCE_S, ROOT, Process, Service, running
-from benchmarks.processes import cpu_s as own_cpu_s
-from benchmarks.processes import free_port
 from benchmarks.speed.serve.clients import Target
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.model_package import ARTIFACT
 from pipelines.config import Config
+from testing.processes import cpu_s as own_cpu_s
+from testing.processes import free_port
+from testing.published import publish
+from testing.service import PATIENCE_S, ROOT, Process, Service, running
 
 KEPT = {
     "MALLOC_ARENA_MAX": "1",

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fixtures.dicom import dicom_bytes
-from benchmarks.fixtures.service import Process, Service
 from benchmarks.speed.prepare import COLUMNS, ROWS, draw_image
 from benchmarks.speed.serve.clients import Target, classify_request, crowd, form_request
 from benchmarks.speed.serve.processes import (
@@ -29,6 +27,8 @@ from benchmarks.speed.serve.processes import (
     target_of,
 )
 from benchmarks.speed.timing import Times, cpu_ms, wall_ms
+from testing.dicom import dicom_bytes
+from testing.service import Process, Service
 
 CLIENTS = 16
 FLOAT32: Engine = ("openvino", "float32")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.fixtures.corpus import write_corpus
 from benchmarks.method import studies
 from benchmarks.method.rows import ASSERTING, BOTH, MAIN, PIXELS_FIRST, PIXELS_THEN, Row
 from medclip_dcl.artifact import open_artifact
@@ -19,6 +18,7 @@ from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig
 from pipelines.config import load_config
+from testing.corpus import write_corpus
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures.corpus import write_config
 from benchmarks.reliability.crash_targets import TINY, IndexSwap, arm, write_fixture
 from medclip_dcl.artifact import ArtifactType, make_fingerprint, write_artifact
 from medclip_dcl.files import write_text
 from pipelines.build_index import main
+from testing.corpus import write_config
 
 ARTIFACT = ArtifactType("index", 1, "build_index")
 

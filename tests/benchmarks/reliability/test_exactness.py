@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.fixtures.corpus import write_corpus
 from benchmarks.reliability.exactness import (
     CUTS,
     EPOCH,
@@ -18,6 +17,7 @@ from benchmarks.reliability.exactness import (
     unreadable,
 )
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
+from testing.corpus import write_corpus
 
 
 def test_four_cuts_of_each_kind_and_one_of_each_in_the_quick_tier() -> None:

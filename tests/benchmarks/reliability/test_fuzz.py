@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.bombs import BOMBS
-from benchmarks.fixtures.dicom import dicom_bytes, ramp
 from benchmarks.reliability import fuzz
 from benchmarks.reliability.mutants import read_seed
 from benchmarks.run_log import RunLog
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError
+from testing.bombs import BOMBS
+from testing.dicom import dicom_bytes, ramp
 
 
 class Answering(Decoder):

@@ -7,7 +7,9 @@ import pyarrow.parquet as pq
 from pydicom import dcmread
 from pydicom.datadict import DicomDictionary
 
-from benchmarks.fixtures.canaries import (
+from benchmarks.reliability.privacy import ALLOWED
+from medclip_dcl.data.images import open_image
+from testing.canaries import (
     HEADER,
     NATIVE,
     SLICES,
@@ -19,9 +21,7 @@ from benchmarks.fixtures.canaries import (
     search,
     spoil_header,
 )
-from benchmarks.fixtures.orthanc import radiograph
-from benchmarks.reliability.privacy import ALLOWED
-from medclip_dcl.data.images import open_image
+from testing.orthanc import radiograph
 
 
 def test_every_canary_is_found_in_every_encoding_and_container() -> None:

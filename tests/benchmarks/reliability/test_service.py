@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.fixtures.hostile import CANARY
-from benchmarks.fixtures.wire import Answer, Request
 from benchmarks.reliability.service import _KEY, _faults
+from testing.hostile import CANARY
+from testing.wire import Answer, Request
 
 KNOWN = {("/classify", "post"): {"422 invalid_request", "503 overloaded"}}
 FAILED = b'{"code": "%s", "message": "x", "request_id": "y"}'

@@ -3,13 +3,13 @@
 import pytest
 from transformers import BertConfig
 
-from benchmarks.fixtures.bert import SENTENCES, tiny_bert, tiny_tokenizer
 from benchmarks.speed.pll.__main__ import main
 from benchmarks.speed.pll.exactness import reference
 from benchmarks.speed.pll.models import with_repeats
 from benchmarks.speed.pll.peers import Minicons, masked_row_head
 from benchmarks.speed.pll.speed import operations
 from medclip_dcl.likelihood.pll import encode_sentences, pseudo_log_likelihood
+from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 
 @pytest.mark.filterwarnings("ignore")

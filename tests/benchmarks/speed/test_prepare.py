@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from benchmarks.speed import prepare
 from medclip_dcl.data.images import Decoder, ImagesConfig
+from testing.dicom import dicom_bytes, ramp, raster_bytes
 
 
 def test_rival_scales_by_minimum_and_maximum() -> None:

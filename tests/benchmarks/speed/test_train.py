@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures.corpus import write_corpus
 from benchmarks.speed.train import (
     BareStep,
     TrainFixture,
@@ -14,6 +13,7 @@ from benchmarks.speed.train import (
     run_loop,
 )
 from medclip_dcl.training.logging import read_metrics
+from testing.corpus import write_corpus
 
 
 @pytest.fixture(scope="module")

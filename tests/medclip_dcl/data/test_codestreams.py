@@ -4,7 +4,6 @@ import imagecodecs
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from medclip_dcl.data.codestreams import (
     Frame,
     _code_length,
@@ -18,6 +17,7 @@ from medclip_dcl.data.codestreams import (
 )
 from medclip_dcl.data.images import open_image
 from medclip_dcl.errors import ImageError
+from testing.dicom import dicom_bytes, ramp, raster_bytes
 
 IMAGE = ramp(31, 47)
 BYTES = ramp(31, 47, 255).astype(np.uint8)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.dicom import dicom_bytes, ramp
 from medclip_dcl.data import data_check, manifest
 from medclip_dcl.data.boxes import BoxTable
 from medclip_dcl.data.data_check import (
@@ -25,6 +24,7 @@ from medclip_dcl.data.manifest import Selection, Source
 from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Reject, Study, Text
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import SentencesConfig
+from testing.dicom import dicom_bytes, ramp
 
 TEXT = Text("Clear.", "", "")
 

@@ -19,7 +19,6 @@ import pytest
 from PIL import Image
 from pydicom.dataset import Dataset
 
-from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from medclip_dcl.data.dicom.header import separate
 from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import GreyImage
@@ -37,6 +36,7 @@ from medclip_dcl.data.images import (
     send,
 )
 from medclip_dcl.errors import ImageError
+from testing.dicom import dicom_bytes, ramp, raster_bytes
 
 SV1, JPEG_LS, J2K, RLE = (f"1.2.840.10008.1.2.{tail}" for tail in ("4.70", "4.80", "4.90", "5"))
 BASELINE = "1.2.840.10008.1.2.4.50"

@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks.fixtures.bombs import BOMBS
-from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from medclip_dcl.data import images
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError, StudyError
+from testing.bombs import BOMBS
+from testing.dicom import dicom_bytes, ramp, raster_bytes
 
 
 def children() -> set[int]:

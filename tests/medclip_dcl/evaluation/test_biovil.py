@@ -10,9 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from benchmarks.fixtures.bert import SENTENCES, tiny_bert, tiny_tokenizer, write_cxr_bert
-from benchmarks.fixtures.evaluated import evaluate_here, write_evaluated
-from benchmarks.fixtures.resnet import torchvision_map, torchvision_weights
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.evaluation import adapters, results
@@ -20,6 +17,9 @@ from medclip_dcl.evaluation.adapters import load_adapter
 from medclip_dcl.evaluation.biovil import IMAGE_WEIGHTS, RESNET, BioVil
 from medclip_dcl.models.settings import ImageEncoderConfig
 from pipelines.config import Config
+from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer, write_cxr_bert
+from testing.evaluated import evaluate_here, write_evaluated
+from testing.resnet import torchvision_map, torchvision_weights
 
 SMALL = ImageEncoderConfig(depths=(1, 1), widths=(32, 64), layer="bottleneck", input_px=48)
 DIM = 16

@@ -5,7 +5,6 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from benchmarks.fixtures.oracle import shown
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.calibration import (
     calibrate_finding,
@@ -17,6 +16,7 @@ from medclip_dcl.evaluation.classification import UNKNOWN
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
 from medclip_dcl.models.settings import ProbabilitiesConfig
+from testing.oracle import shown
 
 
 def drawn(images: int, slope: float, intercept: float) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.evaluated import evaluate_here, write_evaluated
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactStale, MetricError
 from medclip_dcl.evaluation import metrics, results
@@ -20,6 +19,7 @@ from medclip_dcl.evaluation.compare import (
     read_sample_results,
     smallest_detectable,
 )
+from testing.evaluated import evaluate_here, write_evaluated
 
 PATIENTS = 60
 FIGURES = 6

@@ -2,8 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.fixtures.clip import build
-from benchmarks.fixtures.published import publish
 from medclip_dcl.errors import CheckpointError, QueryError
 from medclip_dcl.evaluation.evaluated_model import (
     EncodedImages,
@@ -21,6 +19,8 @@ from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.settings import SimilarityConfig
+from testing.clip import build
+from testing.published import publish
 
 FINDINGS = (Finding("edema", ("There is an effusion.",), ("No edema.",)),)
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 64, 64), dtype=np.uint8)

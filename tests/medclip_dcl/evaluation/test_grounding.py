@@ -5,7 +5,6 @@ import pytest
 import torch
 from sklearn.metrics import jaccard_score
 
-from benchmarks.fixtures.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
 from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, Window
@@ -23,6 +22,7 @@ from medclip_dcl.evaluation.grounding import (
 )
 from medclip_dcl.evaluation.results import GROUNDINGS
 from medclip_dcl.evaluation.retrieval import evaluate_boxes
+from testing.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
 
 SAMPLING = BootstrapOptions(20, 0)
 

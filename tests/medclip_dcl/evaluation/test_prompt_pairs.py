@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.oracle import oracle, shown
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.classification import UNKNOWN, evaluate_findings, pair_figures
 from medclip_dcl.evaluation.prompt_pairs import (
@@ -13,6 +12,7 @@ from medclip_dcl.evaluation.prompt_pairs import (
     pair_correlation,
 )
 from medclip_dcl.inference.prompts import Finding
+from testing.oracle import oracle, shown
 
 RISING = np.arange(10.0) / 10
 """Scores 0, .1 to .9 of ten images: variance 8.25 / 100."""

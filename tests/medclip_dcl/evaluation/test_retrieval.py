@@ -3,7 +3,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from benchmarks.fixtures.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.grounding import BoxedSentence
 from medclip_dcl.evaluation.results import BOX_ANSWERS, RANKS
@@ -17,6 +16,7 @@ from medclip_dcl.evaluation.retrieval import (
     retrieval_figures,
 )
 from medclip_dcl.models.similarity import box_vectors
+from testing.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
 
 IMAGES = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {}, {(3, 3): "fluid"})
 SAMPLING = BootstrapOptions(20, 0)

@@ -8,8 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.fixtures.published import PROMPTS, SENTENCES, publish
-from benchmarks.fixtures.tiny_models import random_images
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, QueryError
 from medclip_dcl.inference.predictor import build_predictor, load
@@ -21,6 +19,8 @@ from medclip_dcl.model_package import (
     read_bank,
     read_model_package,
 )
+from testing.published import PROMPTS, SENTENCES, publish
+from testing.tiny_models import random_images
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled
 from transformers import RobertaConfig
 
-from benchmarks.fixtures.published import publish
 from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.inference.predictor import load
@@ -22,6 +21,7 @@ from medclip_dcl.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS
 from medclip_dcl.models.architectures import hub_closed
 from medclip_dcl.models.text_encoder import read_bert_config
 from medclip_dcl.models.towers import read_tokenizer
+from testing.published import publish
 
 TEXT = "text/config.json"
 VIT = {

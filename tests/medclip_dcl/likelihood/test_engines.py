@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import BertForMaskedLM
 
-from benchmarks.fixtures.bert import SENTENCES, tiny_bert, tiny_tokenizer
 from medclip_dcl.errors import ScoreError
 from medclip_dcl.likelihood import engines as module
 from medclip_dcl.likelihood.engines import (
@@ -20,6 +19,7 @@ from medclip_dcl.likelihood.engines import (
 )
 from medclip_dcl.likelihood.masked_lm import MaskedCopies, PlainEngine
 from medclip_dcl.likelihood.pll import encode_sentences, pseudo_log_likelihood, score_encodings
+from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 MASK = 4
 

@@ -4,12 +4,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.fixtures.corpus import commit_tables
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ScoreError
 from medclip_dcl.likelihood import eta
 from medclip_dcl.likelihood.eta import EtaCache, read_given_table
 from medclip_dcl.text.sentences import text_key
+from testing.corpus import commit_tables
 
 TEXTS = ("No effusion is seen.", "The lungs are clear.", "Heart size is normal.")
 

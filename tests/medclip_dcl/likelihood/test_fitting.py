@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from benchmarks.fixtures.bert import SENTENCES, tiny_bert, tiny_tokenizer
 from medclip_dcl.errors import TrainingError
 from medclip_dcl.likelihood.fitting import (
     NOT_ASKED,
@@ -15,6 +14,7 @@ from medclip_dcl.likelihood.fitting import (
 )
 from medclip_dcl.likelihood.pll import encode_sentences
 from medclip_dcl.likelihood.settings import LanguageModelConfig
+from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3)
 SHORT = SETTINGS.model_copy(update={"steps": 10})

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.bert import SENTENCES
 from medclip_dcl.likelihood.fitting import SPECIAL_TOKENS, train_tokenizer
+from testing import forkserver
+from testing.bert import SENTENCES
 
 
 def test_text_is_lower_cased_and_marks_are_words_of_their_own():

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertForMaskedLM
 
-from benchmarks.fixtures.bert import LAYOUTS, SENTENCES, tiny_bert, tiny_tokenizer, write_cxr_bert
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.likelihood.masked_lm import (
     HEAD_KEYS,
@@ -19,6 +18,7 @@ from medclip_dcl.likelihood.masked_lm import (
     save_language_model,
 )
 from medclip_dcl.models.text_encoder import read_bert_config
+from testing.bert import LAYOUTS, SENTENCES, tiny_bert, tiny_tokenizer, write_cxr_bert
 
 IDS = torch.tensor([[2, 8, 13, 4, 5, 3]])
 

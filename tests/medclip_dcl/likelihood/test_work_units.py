@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.bert import SENTENCES, tiny_bert, tiny_tokenizer
 from medclip_dcl.likelihood.pll import Variant, encode_sentences, score_encodings
 from medclip_dcl.likelihood.work_units import (
     part_of,
@@ -12,6 +11,7 @@ from medclip_dcl.likelihood.work_units import (
     span_codes,
     units_of,
 )
+from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 TEXTS = (*SENTENCES, "no focal consolidation .", "No " * 40, "No " * 90)
 LIMIT = 64

@@ -4,9 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.fixtures.contrastive_step import GLOBAL_BATCH, step, two_processes
-from benchmarks.fixtures.processes import run_processes
 from medclip_dcl.losses.gather import gather_constant, gather_with_grad, positive_columns
+from testing.contrastive_step import GLOBAL_BATCH, step, two_processes
+from testing.process_group import run_processes
 
 
 @pytest.fixture(scope="module")

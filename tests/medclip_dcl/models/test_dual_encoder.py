@@ -3,15 +3,15 @@ import math
 import pytest
 import torch
 
-from benchmarks.fixtures.tiny_models import (
+from medclip_dcl.models.dual_encoder import build_dual_encoder
+from medclip_dcl.models.image_encoder import to_input
+from medclip_dcl.models.settings import ModelConfig
+from testing.tiny_models import (
     random_images,
     random_tokens,
     tiny_dual_encoder,
     tiny_text_config,
 )
-from medclip_dcl.models.dual_encoder import build_dual_encoder
-from medclip_dcl.models.image_encoder import to_input
-from medclip_dcl.models.settings import ModelConfig
 
 
 def test_regions_and_sentences_are_unit_vectors() -> None:

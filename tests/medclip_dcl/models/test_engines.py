@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.fixtures.published import publish
-from benchmarks.fixtures.service import png, running
 from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data.images import open_image
 from medclip_dcl.errors import ConfigError
@@ -25,6 +23,8 @@ from medclip_dcl.models import engines
 from medclip_dcl.models.image_encoder import ImageEncoder
 from medclip_dcl.models.onnx_graphs import model_parts
 from medclip_dcl.models.settings import EngineName, ImageEncoderConfig, Precision
+from testing.published import publish
+from testing.service import png, running
 
 PHRASES = ("Pleural effusion", "No signs of pneumonia in the right lower lobe", "The heart")
 

@@ -7,10 +7,10 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from transformers import ConvNextConfig, ConvNextForImageClassification
 
-from benchmarks.fixtures.tiny_models import random_images, tiny_dual_encoder, tiny_model_config
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
 from medclip_dcl.models.settings import ImageEncoderConfig
+from testing.tiny_models import random_images, tiny_dual_encoder, tiny_model_config
 
 CONVNEXT = {
     "model_type": "convnext",

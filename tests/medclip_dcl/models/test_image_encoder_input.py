@@ -1,8 +1,8 @@
 import numpy as np
 import torch
 
-from benchmarks.fixtures.tiny_models import random_images
 from medclip_dcl.models.image_encoder import to_input
+from testing.tiny_models import random_images
 
 
 def test_black_grey_and_white_become_minus_two_zero_and_two() -> None:

@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.fixtures.resnet import torchvision_map, torchvision_weights
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
 from medclip_dcl.models.settings import RESNETS, ImageEncoderConfig
+from testing.resnet import torchvision_map, torchvision_weights
 
 BASIC = ImageEncoderConfig(depths=(2, 1), widths=(8, 16), input_px=32)
 BOTTLENECK = ImageEncoderConfig(depths=(1, 2), widths=(16, 32), layer="bottleneck", input_px=32)

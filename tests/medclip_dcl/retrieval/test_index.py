@@ -7,7 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.fixtures.embeddings import (
+from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.retrieval.embeddings import map_array, map_pictures, pool, shard_name
+from medclip_dcl.retrieval.index import select_content, write_index
+from medclip_dcl.retrieval.settings import IndexConfig
+from testing.embeddings import (
     SIMILARITY,
     HashedEncoder,
     NumberedImages,
@@ -15,10 +19,6 @@ from benchmarks.fixtures.embeddings import (
     selection,
     sentence_table,
 )
-from medclip_dcl.errors import CheckpointError, ConfigError
-from medclip_dcl.retrieval.embeddings import map_array, map_pictures, pool, shard_name
-from medclip_dcl.retrieval.index import select_content, write_index
-from medclip_dcl.retrieval.settings import IndexConfig
 
 SETTINGS = IndexConfig(shard_rows=20)
 

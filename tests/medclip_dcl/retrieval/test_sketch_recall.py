@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.fixtures.embeddings import (
+from medclip_dcl.models.similarity import image_sentence_scores
+from medclip_dcl.retrieval.embeddings import map_array, shard_name
+from medclip_dcl.retrieval.index import write_index
+from medclip_dcl.retrieval.settings import IndexConfig
+from medclip_dcl.retrieval.sketch import SKETCH, Sketch, measure_recall
+from testing.embeddings import (
     SIMILARITY,
     HashedEncoder,
     NumberedImages,
     manifest_table,
     selection,
 )
-from medclip_dcl.models.similarity import image_sentence_scores
-from medclip_dcl.retrieval.embeddings import map_array, shard_name
-from medclip_dcl.retrieval.index import write_index
-from medclip_dcl.retrieval.settings import IndexConfig
-from medclip_dcl.retrieval.sketch import SKETCH, Sketch, measure_recall
 
 IMAGES, TEXTS = 48, 27
 

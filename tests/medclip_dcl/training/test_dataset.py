@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.fixtures.corpus import KINDS, read_tiny_corpus, write_corpus
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
@@ -13,6 +12,7 @@ from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.dataset import ImageTextDataset, TokenTable, read_supervision
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+from testing.corpus import KINDS, read_tiny_corpus, write_corpus
 
 SETTINGS = TrainConfig(global_batch=8)
 

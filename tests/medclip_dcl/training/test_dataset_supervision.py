@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.fixtures.corpus import read_tiny_corpus, write_corpus
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.data.ground_truth import Truth
@@ -12,6 +11,7 @@ from medclip_dcl.losses.relations import SAME, encode_truth, relation_matrix
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.dataset import Supervision, needs_claims, read_supervision
 from medclip_dcl.training.settings import ObjectiveConfig
+from testing.corpus import read_tiny_corpus, write_corpus
 
 
 @pytest.fixture(scope="module")

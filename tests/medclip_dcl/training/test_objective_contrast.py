@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from benchmarks.fixtures.tiny_models import pair_batch, tiny_dual_encoder
 from medclip_dcl.losses.place import encode_zones, place_loss
 from medclip_dcl.losses.relations import encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder
@@ -13,6 +12,7 @@ from medclip_dcl.training.augment import jitter
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig
+from testing.tiny_models import pair_batch, tiny_dual_encoder
 
 
 def loss_of(

@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.fixtures.tiny_models import random_images, random_tokens, tiny_dual_encoder
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import ImageEncoder, to_input
@@ -14,6 +13,7 @@ from medclip_dcl.training.optim import (
     set_learning_rate,
 )
 from medclip_dcl.training.settings import TrainConfig
+from testing.tiny_models import random_images, random_tokens, tiny_dual_encoder
 
 SETTINGS = TrainConfig(learning_rate=1e-2, text_learning_rate=1e-3, weight_decay=0.5)
 

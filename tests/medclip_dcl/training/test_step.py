@@ -5,7 +5,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from benchmarks.fixtures.tiny_models import pair_batch, tiny_dual_encoder
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.launch import start_accelerator
@@ -13,6 +12,7 @@ from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import optimizer_tensors
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import TrainStep
+from testing.tiny_models import pair_batch, tiny_dual_encoder
 
 SETTINGS = TrainConfig(global_batch=6, steps=10, learning_rate=1e-2, warmup_steps=0)
 

@@ -4,7 +4,6 @@ import math
 import torch
 from accelerate import Accelerator
 
-from benchmarks.fixtures.tiny_models import pair_batch, tiny_dual_encoder
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import (
@@ -18,6 +17,7 @@ from medclip_dcl.training.optim import (
 )
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import TrainStep
+from testing.tiny_models import pair_batch, tiny_dual_encoder
 
 SLOW = TrainConfig(
     global_batch=6,

@@ -3,11 +3,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from benchmarks.fixtures.tiny_models import pair_batch, tiny_dual_encoder, tiny_model_config
 from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import TrainStep
+from testing.tiny_models import pair_batch, tiny_dual_encoder, tiny_model_config
 
 SMALLEST = tiny_model_config(kind="lse").model_copy(
     update={"image": ImageEncoderConfig(depths=(1,), widths=(8,), input_px=64)}

@@ -7,8 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.fixtures.bert import tiny_bert, write_cxr_bert
-from benchmarks.fixtures.corpus import KINDS, read_tiny_corpus, write_corpus
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.losses.negatives import remove_by_similarity
@@ -17,6 +15,8 @@ from medclip_dcl.training.dataset import Corpus, TokenTable
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.text_similarity import TextSpace, closest_threshold
+from testing.bert import tiny_bert, write_cxr_bert
+from testing.corpus import KINDS, read_tiny_corpus, write_corpus
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from benchmarks.fixtures.tiny_models import pair_batch, tiny_dual_encoder
 from medclip_dcl.errors import TrainingError
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import ImageTextBatch
@@ -19,6 +18,7 @@ from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import CLIP_NORM
 from medclip_dcl.training.trainer import Trainer
+from testing.tiny_models import pair_batch, tiny_dual_encoder
 
 TREE = {
     "global_batch": 6,

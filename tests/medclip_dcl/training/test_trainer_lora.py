@@ -7,7 +7,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from benchmarks.fixtures.tiny_models import pair_batch, random_tokens, tiny_dual_encoder
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.lora import add_adapters, merged
@@ -18,6 +17,7 @@ from medclip_dcl.training.optim import build_optimizer, freeze, peak_learning_ra
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import TrainStep
 from medclip_dcl.training.trainer import Trainer
+from testing.tiny_models import pair_batch, random_tokens, tiny_dual_encoder
 
 TEXT = LoraConfig(rank=2, encoders="text", dropout=0.1)
 LOOP = TrainConfig(

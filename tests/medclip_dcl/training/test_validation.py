@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.fixtures.corpus import KINDS, read_tiny_corpus, write_corpus
-from benchmarks.fixtures.tiny_models import tiny_dual_encoder, tiny_model_config
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
@@ -19,6 +17,8 @@ from medclip_dcl.training.dataset import TokenTable
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.validation import ValidationMetrics, validation_batch
 from pipelines.config import Config
+from testing.corpus import KINDS, read_tiny_corpus, write_corpus
+from testing.tiny_models import tiny_dual_encoder, tiny_model_config
 
 FINDINGS = (
     Finding("pneumonia", (KINDS[0][1],), (KINDS[3][1],), label="Pneumonia"),

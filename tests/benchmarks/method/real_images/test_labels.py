@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.method.real_images import labels
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import QueryError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.inference.prompts import Finding
+from testing.dicom import raster_bytes
 
 TRUTH = np.arange(60) % 2
 PATIENTS = [f"p{image}" for image in range(60)]

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.method.real_images import lungs
 from benchmarks.method.real_images.lungs import LEFT, RIGHT, LungImage, Shape
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.evaluation.grounding import box_mask
 from pipelines.config import Config, load_config
+from testing.dicom import raster_bytes
 
 SHAPE = Shape(64, 64, 8)
 HEIGHT, WIDTH = 160, 80  # a cell is 20 x 10 pixels of the image

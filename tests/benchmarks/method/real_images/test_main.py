@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fixtures.dicom import raster_bytes
-from benchmarks.fixtures.published import publish
 from benchmarks.method.real_images.__main__ import bars_of, main
+from testing.dicom import raster_bytes
+from testing.published import publish
 
 LUNGS = {"Right Lung": (4, 10, 24, 60), "Left Lung": (46, 12, 26, 58)}
 

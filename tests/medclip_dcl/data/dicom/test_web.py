@@ -16,10 +16,6 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.fixtures.dicom import ramp
-from benchmarks.fixtures.dicomweb import StubArchive, endless, stub_archive
-from benchmarks.fixtures.hospital import radiograph
-from benchmarks.fixtures.hub import Handler
 from medclip_dcl.client import Client
 from medclip_dcl.data.dicom import web as dicomweb
 from medclip_dcl.data.dicom.web import ArchivedImage, DicomWeb
@@ -27,6 +23,10 @@ from medclip_dcl.data.sources.dicomweb import read_dicomweb
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ImageError, ServiceError
 from medclip_dcl.files import STAGED
+from testing.dicom import ramp
+from testing.dicomweb import StubArchive, endless, stub_archive
+from testing.hospital import radiograph
+from testing.hub import Handler
 
 IMAGE = ArchivedImage("1.1", "1.2", "1.3")
 

@@ -14,15 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.fixtures.dicom import raster_bytes
-from benchmarks.fixtures.hub import COMMIT, DatasetHub, running_dataset_hub
 from medclip_dcl.data import manifest
 from medclip_dcl.data.manifest import images_root, read_source
 from medclip_dcl.data.row_images import image_source
 from medclip_dcl.data.sources import huggingface
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ConfigError, HubError, StudyError
-from medclip_dcl.reporting.cards import data_card
+from medclip_reporting.cards import data_card
+from testing.dicom import raster_bytes
+from testing.hub import COMMIT, DatasetHub, running_dataset_hub
 
 SPLITS = {"train": [0, 1, 2], "validation": [3], "test": [4, 0]}  # patient 0 is in two splits
 COLUMNS = {"image": "image", "subject_id": "who", "report": "text", "labels": {"Edema": "label"}}

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.fixtures.open_i import write_csv_form
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.data.manifest import (
     STUDY_LABELS,
@@ -28,6 +27,7 @@ from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.lexicon import LABELS
 from pipelines.config import load_config
+from testing.open_i import write_csv_form
 
 TEST_DATA = os.environ.get("TEST_DATA")
 needs_data = pytest.mark.skipif(not TEST_DATA, reason="TEST_DATA names no folder of real data")

@@ -9,17 +9,17 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from benchmarks.fixtures.open_i import (
+from medclip_dcl.data.manifest import select, stamp
+from medclip_dcl.data.sources.open_i import image_name, read_open_i
+from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.errors import StudyError
+from testing.open_i import (
     write_csv_form,
     write_image,
     write_projections,
     write_xml_form,
     xml,
 )
-from medclip_dcl.data.manifest import select, stamp
-from medclip_dcl.data.sources.open_i import image_name, read_open_i
-from medclip_dcl.data.sources.records import SourceConfig
-from medclip_dcl.errors import StudyError
 
 SETTINGS = SourceConfig(kind="open_i")
 

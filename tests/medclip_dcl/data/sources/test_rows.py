@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from benchmarks.fixtures.dicom import raster_bytes
 from medclip_dcl.data import manifest, prepared, row_images
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.data.manifest import read_source, select, split_patients
@@ -21,6 +20,7 @@ from medclip_dcl.data.sources import rows, table
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import read_table
+from testing.dicom import raster_bytes
 
 ID = {"subject_id": "who"}
 

@@ -1,0 +1,1 @@
+"""Copies of a run's products that may leave: models for others' software, datasets, cards."""

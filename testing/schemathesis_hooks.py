@@ -1,0 +1,61 @@
+"""What schemathesis cannot know: what an image looks like, where a box is on one, and that
+names of findings differ.
+
+Loaded by schemathesis itself through the variable SCHEMATHESIS_HOOKS. What it drew stays as it
+is, since its checks look at it; only what goes over the wire is exchanged.
+"""
+
+from typing import Any
+
+from schemathesis.transport.requests import REQUESTS_TRANSPORT
+from schemathesis.transport.serialization import Binary
+
+from testing.dicom import dicom_bytes, ramp
+from testing.service import png
+
+IMAGES = (png(), png((40, 120), seed=5), dicom_bytes(ramp(96, 64)))
+_FORM = "multipart/form-data"
+_SHORTEST_PX = 20
+_TEXTS, _LISTS_OF_TEXTS = {"text"}, {"view", "phrase", "split"}
+_TOO_LONG = "0" * 5000
+
+_matched = REQUESTS_TRANSPORT.get_first_matching_media_type(_FORM)
+assert _matched is not None
+_serialize = _matched[1]
+
+
+@REQUESTS_TRANSPORT.serializer(_FORM)
+def _with_images(context: Any, body: Any) -> dict[str, Any]:
+    """Send images where any bytes fit the schema, boxes that are on them, names that differ.
+
+    A form carries texts alone: what should be one, or a list of them, and is not, goes as one that
+    is too long for any.
+    """
+    if isinstance(body, dict):
+        body = dict(body)
+        image, box = body.get("image"), body.get("box")
+        if isinstance(image, str | bytes):
+            body["image"] = Binary(IMAGES[len(image) % len(IMAGES)])
+        elif "image" in body:  # what is not a file at all is sent as one
+            body["image"] = Binary(repr(image).encode())
+        for name in _LISTS_OF_TEXTS & body.keys():
+            items = body[name] if isinstance(body[name], list) else [None]
+            body[name] = [item if isinstance(item, str) else _TOO_LONG for item in items]
+        for name in _TEXTS & body.keys():
+            if not isinstance(body[name], str | list):
+                body[name] = _TOO_LONG
+        if isinstance(body.get("findings"), list):
+            body["findings"] = [_renamed(*numbered) for numbered in enumerate(body["findings"])]
+        if isinstance(box, list) and [type(item) in {int, float} for item in box] == [True] * 4:
+            x, y, width, height = (abs(item) % _SHORTEST_PX for item in box)
+            body["box"] = box if min(box) < 0 else [x, y, 1 + width, 1 + height]
+    sent: dict[str, Any] = _serialize(context, body)
+    return sent
+
+
+def _renamed(number: int, finding: Any) -> Any:
+    """A finding whose name, if it is one, ends with its number."""
+    name = finding.get("name") if isinstance(finding, dict) else None
+    if not isinstance(name, str) or not name.strip() or len(name) > 900:
+        return finding
+    return {**finding, "name": f"{name}{number}"}

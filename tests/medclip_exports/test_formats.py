@@ -1,0 +1,179 @@
+"""Other libraries load what is exported and answer as the model does, by the code of its page."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnxruntime import InferenceSession
+from PIL import Image
+
+from medclip_dcl.artifact import open_artifact, write_artifact
+from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, ConfigError
+from medclip_dcl.inference.predictor import load
+from medclip_exports.formats import EXPORT, Format, export_formats
+from pipelines import export
+from pipelines.config import Config
+from testing.published import SENTENCES, publish
+from testing.tiny_models import tiny_model_config
+from tests.house.tree import ROOT
+
+KINDS = ("lse_nl", "lse", "nl", "mean", "global")
+CONVNEXT = {
+    "model_type": "convnext",
+    "hidden_sizes": [8, 8, 12, 16],
+    "depths": [1, 1, 1, 1],
+    "patch_size": 4,
+}
+Export = Callable[[Format, str], tuple[Path, Path]]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
+    """Give the folders of a model, named by its similarity or `convnext`, and of its export."""
+    root, known = tmp_path_factory.mktemp("exported"), {}
+
+    def make(to: Format, name: str) -> tuple[Path, Path]:
+        model = root / name / "model"
+        if not model.exists():
+            tree = tiny_model_config().model_dump()
+            if name == "convnext":
+                image = {"kind": "backbone", "backbone": CONVNEXT, "input_px": 64}
+                tree["image"] = image
+            else:
+                tree["similarity"]["kind"] = name
+            tree = {"work": "unused", "model": tree, "images": {"size_px": 64}}
+            publish(model, config=Config.model_validate(tree))
+        if (to, name) not in known:
+            known[to, name] = export_formats(model, to, root / name / to).path
+        return model, known[to, name]
+
+    return make
+
+
+def gray() -> np.ndarray:
+    """A prepared image that spans black to white: neither contrast nor size is to change."""
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
+    pixels[0, :2] = 0, 255
+    return pixels
+
+
+def answers_of_the_page(folder: Path, file: Path) -> dict[str, Any]:
+    """Run the code of an export's page as its reader would."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {"folder": folder, "file": file, "sentences": list(SENTENCES)}
+    with torch.no_grad():
+        exec(code, names)
+    return names
+
+
+@pytest.mark.filterwarnings("default")  # of the libraries, not ours
+@pytest.mark.parametrize(
+    ("to", "name"),
+    [*(("transformers", kind) for kind in KINDS), ("transformers", "convnext"), ("onnx", "lse_nl")],
+)
+def test_the_code_of_its_page_answers_as_the_model(
+    exported: Export, to: Format, name: str, tmp_path: Path
+) -> None:
+    model, folder = exported(to, name)
+    Image.fromarray(gray()).save(tmp_path / "image.png")
+    found = answers_of_the_page(folder, tmp_path / "image.png")
+    ours = load(model, "cpu")
+    regions, texts = ours.embed_images(gray()[None]), ours.embed_sentences(SENTENCES)
+    scores = ours.model.score(regions, texts).T
+    assert scores.std() > 20 * 1e-6
+    for theirs, expected in (
+        (found["regions"], regions.flatten(1, 2)),
+        (found["texts"], texts),
+        (found["scores"].T if to == "onnx" else found["scores"], scores),
+        (found["logits"], ours.model.gamma.square() * scores),
+    ):
+        theirs = np.asarray(theirs).reshape(expected.shape)
+        np.testing.assert_allclose(theirs, expected.numpy(), atol=1e-6, rtol=1e-5)
+
+
+def test_the_tutorial_loads_plain_classes(
+    exported: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = exported("transformers", "lse_nl")
+    (tmp_path / "elsewhere").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/tutorials/export.md").read_text(encoding="utf-8")
+    code, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)  # the first is of transformers
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["image_tower"].config.model_type == "resnet"
+    assert names["text_tower"].config.model_type == "bert"
+    assert list(folder.rglob("*.py")) == []
+
+
+def test_graphs_take_any_number_of_any_size(exported: Export) -> None:
+    model, folder = exported("onnx", "lse_nl")
+    image, similarity = (
+        InferenceSession(folder / f"{name}.onnx") for name in ("image", "similarity")
+    )
+    ours = load(model, "cpu").model
+    pixels = torch.randn(5, 1, 96, 160)
+    (regions,) = image.run(None, {"pixels": pixels.numpy()})
+    expected = ours.encode_images(pixels).detach()
+    assert regions.shape == (5, 6, 10, 16)
+    np.testing.assert_allclose(regions, expected.numpy(), atol=1e-5)
+    texts = torch.nn.functional.normalize(torch.randn(11, 16), dim=-1)
+    (scores,) = similarity.run(None, {"regions": regions, "sentences": texts.numpy()})
+    np.testing.assert_allclose(scores, ours.score(expected, texts).numpy(), atol=1e-5)
+
+
+def test_an_export_names_no_patient_and_no_folder(exported: Export) -> None:
+    for to in ("transformers", "onnx"):
+        _, folder = exported(to, "lse_nl")
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert len(files) > 6
+        assert not {"subjects.json", "config.json"} & {path.name for path in folder.iterdir()}
+        for path in files:
+            assert str(ROOT).encode() not in path.read_bytes(), path
+            assert path.stat().st_mode == (folder / "README.md").stat().st_mode, path
+
+
+def test_an_export_that_differs_leaves_nothing(exported: Export, tmp_path: Path) -> None:
+    model, _ = exported("transformers", "lse_nl")
+    with pytest.raises(CheckpointError, match="differs from the model by"):
+        export_formats(model, "transformers", tmp_path / "out", tolerance=-1.0)
+    assert {path.name for path in tmp_path.iterdir()} == {".out.lock"}
+
+
+def test_a_killed_export_is_not_there_and_the_next_one_is_whole(
+    exported: Export, tmp_path: Path
+) -> None:
+    model, whole = exported("transformers", "lse_nl")
+    out, begun = tmp_path / "out", open_artifact(whole, EXPORT)
+    with write_artifact(out, EXPORT, begun.fingerprint) as writer:
+        (writer.directory / "projections.safetensors").write_bytes(b"half")
+        (writer.directory / ".tmpAbCdEf").write_bytes(b"half")  # as safetensors does; and killed
+    assert not out.exists()
+    written = export_formats(model, "transformers", out)
+    assert max(written.summary.values()) < 1e-6
+    assert written.digest == begun.digest
+
+
+def test_a_damaged_model_or_a_folder_that_exists_is_refused(
+    exported: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = exported("transformers", "lse_nl")
+    run = tmp_path / "run"
+    shutil.copytree(model, run / "model")
+    words = [str(run), "--to", "transformers", "--out"]
+    assert export.main([*words, str(tmp_path / "out")]) == 0
+    assert "largest difference" in capsys.readouterr().out
+    assert export.main([*words, str(tmp_path / "out")]) == ConfigError.exit_code
+    assert "exists; name a folder that does not" in capsys.readouterr().err
+    weights = run / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert export.main([*words, str(tmp_path / "other")]) == ArtifactCorrupt.exit_code
+    assert "model.safetensors" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()

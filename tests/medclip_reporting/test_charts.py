@@ -1,0 +1,30 @@
+"""What a chart says is text, whatever the names of findings are."""
+
+import numpy as np
+import pytest
+
+from medclip_reporting.charts import (
+    Interval,
+    Labels,
+    Series,
+    draw_intervals,
+    draw_lines,
+    draw_points,
+)
+
+LABELS = Labels(alt="a chart", x="$x_{$", y="$y")
+
+
+@pytest.mark.parametrize("name", ["$x_{$", "$\\frac$", "5 $ and 6 $", "\\$", "$$"])
+def test_a_name_is_no_formula(name: str) -> None:
+    lines = [Series(name, [0, 1], [0, 1]), Series("other", [0, 1], [1, 0])]
+    intervals = [Interval(line.name, line.y, line.y, line.y) for line in lines]
+    points = np.array([0.01, 1.0])
+    for chart in (
+        draw_lines(lines, LABELS),
+        draw_intervals(intervals, [name, "b"], LABELS),
+        draw_points(points, points, LABELS, log_x=True, lines=lines),
+    ):
+        assert f">{name}<" in chart
+        assert ">$x_{$<" in chart
+    assert ">$\\mathdefault" not in chart  # of a logarithmic axis

@@ -1,0 +1,163 @@
+"""The sections about eta: figures by hand, truth, what a private report leaves out, batches."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.data import manifest
+from medclip_dcl.likelihood import eta
+from medclip_dcl.tables import read_table
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.sentences import text_key
+from medclip_dcl.training.dataset import Corpus, read_supervision
+from medclip_dcl.training.settings import ObjectiveConfig
+from medclip_reporting import charts
+from medclip_reporting.correction import audit_batches, describe_eta
+from medclip_reporting.settings import ReportConfig
+from medclip_reporting.sources import find_sources
+from testing.corpus import ETA, KINDS, commit_tables, read_tiny_corpus, write_corpus
+from testing.evaluated import write_texts
+
+NEGATIVES = 63
+TEXTS = [text for _, *said in KINDS for text in said]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return write_texts(tmp_path_factory.mktemp("described") / "work")
+
+
+@pytest.fixture(scope="module")
+def view(work):
+    return describe_eta(sources(work))
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Charts without their pictures, which take most of the time."""
+    monkeypatch.setattr(charts, "_svg", lambda *_: "")
+
+
+def sources(work, rho=None, **settings):
+    return find_sources(work, ReportConfig(**settings), False, rho or {}, NEGATIVES)
+
+
+def caption(view, title):
+    return next(chart["meaning"] for chart in view["charts"] if chart["title"] == title)
+
+
+def test_expected_false_negatives_are_n_times_eta_of_the_recipe_s_batch(view):
+    figures = view["figures"]
+    assert figures["mean eta of a training sentence"] == pytest.approx(0.05)
+    assert figures["of them false, expected: N · eta"] == pytest.approx(63 * 0.05)
+    assert figures["distinct sentences"] == len(TEXTS)
+    assert figures["rank correlation, eta and times said"] is None
+
+
+def test_eta_is_drawn_against_likelihood_frequency_and_labels(view):
+    titles = [chart["title"] for chart in view["charts"]]
+    expected = ["How strongly.", "How likely.", "Said how often."]
+    assert titles == [*expected, "Is it right?"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_eta_without_likelihoods_has_no_chart_of_them(tmp_path):
+    work = write_texts(tmp_path / "work")
+    rows = read_table(eta.ARTIFACT.at(work), eta.ETA).to_pylist()
+    bare = [{**row, "pll_nats": None, "tokens": None} for row in rows]
+    settings = {"source": "constant", "eta_max": 0.2}
+    commit_tables(work, eta.ARTIFACT, {eta.ETA: bare}, eta=settings)
+    view = describe_eta(sources(work))
+    assert "How likely." not in [chart["title"] for chart in view["charts"]]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_label_table_without_a_training_study_is_no_truth(tmp_path):
+    work = write_texts(tmp_path / "work")
+    folder = manifest.ARTIFACT.at(work)
+    forms = (manifest.IMAGES, manifest.REPORTS, manifest.BOXES, manifest.REJECTS)
+    tables = {form: read_table(folder, form).to_pylist() for form in forms}
+    tables[manifest.STUDY_LABELS] = []
+    commit_tables(work, manifest.ARTIFACT, tables)
+    view = describe_eta(sources(work))
+    assert "Is it right?" not in [chart["title"] for chart in view["charts"]]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_generator_s_truth_goes_before_labels(work, view):
+    rho = {text_key(text): 0.1 for text in TEXTS}
+    found = caption(describe_eta(sources(work, rho)), "Is it right?")
+    assert "true class probability" in found
+    assert "median of eta / rho 0.5" in found
+    assert "by a factor of 2." in found
+    assert "label table" in caption(view, "Is it right?")
+
+
+def test_truth_that_names_no_sentence_of_the_corpus_breaks_nothing(work):
+    view = describe_eta(sources(work, {"0" * 32: 0.1}))
+    assert "of 0 sentences" in caption(view, "Is it right?")
+
+
+def test_sentences_are_listed_unless_the_report_is_private(work, view):
+    assert {row["text"] for row in view["most"] + view["least"]} <= set(TEXTS)
+    assert len(view["most"]) == len(view["least"]) == 8
+    private = describe_eta(sources(work, private=True))
+    assert private["most"] == private["least"] == []
+    assert not any(text in str(private) for text in TEXTS)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, torch.Tensor, torch.Tensor]:
+    work: Path = write_corpus(tmp_path_factory.mktemp("audited"))
+    found = read_tiny_corpus(work)
+    listed = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
+    claimed = open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT)
+    reading = ObjectiveConfig(relation="claims")
+    supervision = read_supervision(reading, found, listed, claimed, None)
+    assert supervision.sentence_codes is not None
+    assert supervision.report_codes is not None
+    return found, supervision.sentence_codes, supervision.report_codes
+
+
+def audited(corpus: tuple[Corpus, torch.Tensor, torch.Tensor], size: int = 24) -> tuple:
+    return audit_batches(*corpus, size, batches=6, seed=0)
+
+
+def test_a_batch_of_all_studies_has_the_false_negatives_that_can_be_counted(
+    corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
+) -> None:
+    found, _ = audited(corpus)
+    assert found["negatives"] == 24 * 23
+    # four kinds of six studies: every anchor has five others of its kind
+    assert found["least"] == found["same"] == found["most"] == 24 * 5
+    assert found["expected"] == pytest.approx(24 * 23 * ETA)
+
+
+def test_a_suspect_is_another_study_s_image_of_the_same_kind(
+    corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
+) -> None:
+    studies = corpus[0]
+    _, suspects = audited(corpus)
+    assert suspects
+    for item in suspects:
+        assert studies.study_of_image[item.image] == item.study
+        kind = {int(studies.text_of[i]) for i in range(len(studies.text_of))}
+        assert item.text in kind
+        assert item.eta == pytest.approx(ETA)
+        relation_kind = int(studies.study_ids[item.study][1:]) % 4
+        sayers = {
+            int(studies.study_ids[study][1:]) % 4
+            for study in range(24)
+            if item.text
+            in {int(studies.text_of[studies.sentences.pick([study], [at])[0]]) for at in (0.0, 0.6)}
+        }
+        assert sayers == {relation_kind}
+
+
+def test_a_batch_is_no_larger_than_the_corpus(
+    corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
+) -> None:
+    assert audited(corpus, size=64)[0]["negatives"] == 24 * 23
+    assert audited(corpus, size=2)[0]["negatives"] == 2

@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+
+from medclip_synthetic.anatomy import Pose, box_of, draw_body, make_canvas
+from medclip_synthetic.findings import (
+    COMMON_TYPES,
+    FINE_FINDINGS,
+    TYPES,
+    FineFinding,
+    draw_findings,
+    finding_weights,
+)
+from medclip_synthetic.radiograph import DrawnImage, draw_frontal, draw_lateral
+
+
+def image(*findings: FineFinding, seed: int = 3, size_px: int = 128) -> DrawnImage:
+    body = draw_body(np.random.default_rng(seed))
+    levels = dict.fromkeys(findings, 0.5)
+    return draw_frontal(body, levels, size_px, np.random.default_rng(seed + 1))
+
+
+def inside_boxes(drawn: DrawnImage, finding: FineFinding) -> np.ndarray:
+    mask = np.zeros(drawn.pixels.shape, dtype=bool)
+    for x, y, width, height in drawn.boxes[finding]:
+        assert x >= 0
+        assert y >= 0
+        assert x + width <= mask.shape[1]
+        assert y + height <= mask.shape[0]
+        mask[y : y + height, x : x + width] = True
+    return mask
+
+
+def test_same_seed_draws_the_same_image() -> None:
+    first, again, other = image(), image(), image(seed=4)
+    assert np.array_equal(first.pixels, again.pixels)
+    assert first.pixels.shape != other.pixels.shape or not np.array_equal(
+        first.pixels, other.pixels
+    )
+
+
+@pytest.mark.parametrize("finding", FINE_FINDINGS, ids=lambda finding: finding.name)
+def test_a_finding_changes_the_image_inside_its_box(finding: FineFinding) -> None:
+    drawn = image(finding)
+    change = np.abs(drawn.pixels - image().pixels)
+    mask = inside_boxes(drawn, finding)
+    least = 0.25 if finding.type == "scoliosis" else 0.7  # a bent spine takes the midline along
+    assert change[mask].sum() > least * change.sum()
+    assert change[mask].mean() > 2 * change[~mask].mean()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_patient_right_lies_on_the_left_of_the_image(side: str) -> None:
+    for finding in FINE_FINDINGS:
+        if finding.side != side or finding.type in {"scoliosis", "central line", "pacemaker"}:
+            continue
+        drawn = image(finding)
+        centres = [x + width / 2 for x, _, width, _ in drawn.boxes[finding]]
+        middle = drawn.pixels.shape[1] / 2
+        assert all((centre < middle) == (side == "right") for centre in centres), finding
+
+
+def test_zones_lie_above_one_another() -> None:
+    tops = []
+    for zone in ("upper", "mid", "lower"):
+        finding = FineFinding("nodule", "right", zone)
+        tops.append(image(finding).boxes[finding][0][1])
+    assert tops == sorted(tops)
+    assert tops[0] + 15 < tops[1] < tops[2] - 15
+
+
+def test_edema_has_a_box_in_each_lung() -> None:
+    finding = FineFinding("edema")
+    (first, second) = image(finding).boxes[finding]
+    assert first[0] + first[2] <= second[0]
+
+
+def test_a_chest_has_dark_lungs_and_bright_middle() -> None:
+    pixels = image().pixels
+    rows, columns = pixels.shape
+    level = slice(int(0.45 * rows), int(0.55 * rows))
+    lung = pixels[level, int(0.22 * columns) : int(0.32 * columns)].mean()
+    middle = pixels[level, int(0.47 * columns) : int(0.53 * columns)].mean()
+    assert middle > lung + 0.2
+
+
+def test_lateral_image_has_no_boxes() -> None:
+    drawn = draw_lateral(draw_body(np.random.default_rng(0)), 64, np.random.default_rng(1))
+    assert drawn.boxes == {}
+    assert drawn.pixels.min() >= 0
+    assert drawn.pixels.max() <= 1
+
+
+def test_box_bounds_exactly_the_pixels_above_the_level() -> None:
+    mask = np.zeros((6, 8), dtype=np.float32)
+    mask[2:4, 3:7] = 1.0
+    mask[5, 0] = 0.2  # below 30 % of the maximum
+    assert box_of(mask) == (3, 2, 4, 2)
+    assert box_of(np.zeros((3, 3), dtype=np.float32)) is None
+
+
+def test_pixel_of_an_anatomical_point_inverts_the_canvas() -> None:
+    canvas = make_canvas(100, 90, Pose(0.03, -0.05, 0.1, 1.05))
+    row, column = canvas.pixel_at(float(canvas.x[20, 70]), float(canvas.y[20, 70]))
+    assert row == pytest.approx(20, abs=1e-3)
+    assert column == pytest.approx(70, abs=1e-3)
+
+
+def test_catalogue_is_long_tailed_and_common_types_come_first() -> None:
+    assert len(FINE_FINDINGS) >= 40
+    assert len({finding.name for finding in FINE_FINDINGS}) == len(FINE_FINDINGS)
+    assert {finding.type for finding in FINE_FINDINGS} == set(TYPES)
+    assert set(COMMON_TYPES) == {finding.type for finding in FINE_FINDINGS[:6]}
+    weights = finding_weights()
+    assert weights.sum() == pytest.approx(1)
+    assert weights[0] / weights[9] == pytest.approx(10)
+
+
+def test_findings_are_drawn_as_announced() -> None:
+    generator = np.random.default_rng(0)
+    draws = [draw_findings(generator) for _ in range(4000)]
+    normal = sum(not draw for draw in draws) / len(draws)
+    assert normal == pytest.approx(0.4, abs=0.03)
+    sizes = [len(draw) for draw in draws if draw]
+    assert np.mean(sizes) == pytest.approx(1.7, abs=0.05)
+    assert set(sizes) == {1, 2, 3}

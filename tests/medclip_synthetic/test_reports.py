@@ -1,0 +1,240 @@
+import json
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_synthetic.findings import (
+    COMMON_TYPES,
+    FINE_FINDINGS,
+    TYPES,
+    FineFinding,
+    draw_findings,
+)
+from medclip_synthetic.reports import (
+    ICU,
+    Meaning,
+    Report,
+    Statement,
+    add_icu_prose,
+    deny,
+    draw_report,
+    gallery_sentences,
+    lay_out,
+    speak_as_icu,
+    state_finding,
+    study_labels,
+)
+
+HEADER = re.compile(r"\n ([A-Z ()/,-]+):\s", re.DOTALL)  # how MIMIC's own parser finds a section
+
+LEFT_EFFUSION = FineFinding("effusion", "left")
+
+
+def studies(count: int) -> list[tuple[dict[FineFinding, float], Report, str]]:
+    found = []
+    for seed in range(count):
+        generator = np.random.default_rng(seed)
+        shown = {finding: float(generator.random()) for finding in draw_findings(generator)}
+        report = draw_report(shown, generator)
+        found.append((shown, report, lay_out(report, "AP", generator)))
+    return found
+
+
+STUDIES = studies(400)
+
+
+@pytest.mark.parametrize(
+    ("meaning", "found", "expected"),
+    [
+        (Meaning(asserted=(("effusion", "left", ""),)), (LEFT_EFFUSION,), True),
+        (Meaning(asserted=(("effusion", "", ""),)), (LEFT_EFFUSION,), True),
+        (Meaning(asserted=(("effusion", "right", ""),)), (LEFT_EFFUSION,), False),
+        (Meaning(asserted=(("effusion", "", ""),)), (), False),
+        (Meaning(negated=("effusion",)), (LEFT_EFFUSION,), False),
+        (Meaning(negated=("edema", "effusion")), (LEFT_EFFUSION,), False),
+        (Meaning(negated=("edema",)), (LEFT_EFFUSION,), True),
+        (Meaning(normal=True), (), True),
+        (Meaning(normal=True), (LEFT_EFFUSION,), False),
+    ],
+)
+def test_meaning_holds_of_the_images_it_is_true_of(
+    meaning: Meaning, found: tuple[FineFinding, ...], expected: bool
+) -> None:
+    assert meaning.holds(found) is expected
+
+
+def test_reports_say_nothing_false() -> None:
+    for shown, report, _ in STUDIES:
+        assert report.statements
+        assert all(statement.meaning.holds(shown) for statement in report.statements)
+
+
+def test_an_abnormal_study_asserts_one_of_its_findings() -> None:
+    for shown, report, _ in STUDIES:
+        asserted = any(statement.meaning.asserted for statement in report.statements)
+        assert asserted == bool(shown)
+
+
+def test_every_kind_of_statement_occurs() -> None:
+    kinds = Counter(item.kind for _, report, _ in STUDIES for item in report.statements)
+    assert set(kinds) == {"fine", "coarse", "negated", "combined", "normal"}
+    assert all(count > 0.04 * kinds.total() for count in kinds.values())
+
+
+def test_some_findings_are_left_out_of_reports() -> None:
+    omitted = 0
+    for shown, report, _ in STUDIES:
+        reported = {claim[0] for item in report.statements for claim in item.meaning.asserted}
+        omitted += len({finding.type for finding in shown} - reported)
+    total = sum(len(shown) for shown, _, _ in STUDIES)
+    assert 0.01 < omitted / total < 0.15
+
+
+def test_text_has_the_layout_of_a_filed_report() -> None:
+    headers: Counter[str] = Counter()
+    for _, report, text in STUDIES:
+        lines = text.split("\n")
+        assert lines[0].endswith(" FINAL REPORT")
+        assert all(line.startswith(" ") for line in lines[:-1])
+        assert max(len(line) for line in lines) <= 79
+        assert lines[-1] == ""
+        headers.update(HEADER.findall(text))
+        flat = " ".join(text.split())
+        assert all(item.text in flat for item in report.statements)
+    assert headers["FINDINGS"] > 300
+    assert headers["IMPRESSION"] > headers["FINDINGS"]
+    assert headers["IMPRESSION"] < len(STUDIES)  # some have their last paragraph alone
+    assert any("___" in text for _, _, text in STUDIES)
+
+
+def test_labels_agree_with_truth_and_report() -> None:
+    values: Counter[int] = Counter()
+    for shown, report, _ in STUDIES:
+        labels = study_labels(report)
+        assert set(labels) <= set(LABELS)
+        true = {label for finding in shown for label in TYPES[finding.type].labels}
+        for label, value in labels.items():
+            if label != "No Finding":
+                assert (label in true) == (value != 0)
+        assert labels.get("No Finding", 0) == (not shown)
+        values.update(labels.values())
+    assert set(values) == {-1, 0, 1}
+
+
+def test_gallery_sentences_tell_fine_findings_apart() -> None:
+    owners = Counter(text for finding in FINE_FINDINGS for text in gallery_sentences(finding))
+    assert set(owners.values()) == {1}
+    assert gallery_sentences(FineFinding("pneumothorax", "right"))[0] == (
+        "There is a right pneumothorax."
+    )
+
+
+def test_degree_follows_severity() -> None:
+    texts = {
+        level: {
+            state_finding(
+                LEFT_EFFUSION,
+                level,
+                coarse=False,
+                hedged=False,
+                generator=np.random.default_rng(seed),
+            ).text
+            for seed in range(60)
+        }
+        for level in (0.0, 0.99)
+    }
+    assert any("mall" in text for text in texts[0.0])
+    assert not any("arge" in text for text in texts[0.0])
+    assert any("arge" in text for text in texts[0.99])
+
+
+def test_a_denial_of_several_types_is_one_sentence() -> None:
+    statement = deny(["pneumonia", "effusion", "pneumothorax"], np.random.default_rng(0))
+    assert statement.kind == "combined"
+    assert statement.meaning.negated == ("pneumonia", "effusion", "pneumothorax")
+    assert re.search(r", \w[\w ]*, or pneumothorax", statement.text)
+
+
+def test_corpus_is_near_the_prompts_of_zero_shot_classification() -> None:
+    corpus = {item.text for _, report, _ in STUDIES for item in report.statements}
+    for prompt in (
+        "No signs of pneumonia.",
+        "Cardiomegaly.",
+        "Heart size normal.",
+        "Pulmonary edema.",
+        "No pulmonary edema.",
+        "No pleural effusions.",
+        "No pneumothorax.",
+        "Findings suggesting pneumonia.",
+    ):
+        assert prompt in corpus, prompt
+    assert len(corpus) > 300
+
+
+def test_meaning_is_readable_by_machines() -> None:
+    tree = json.loads(Meaning(asserted=(("effusion", "left", ""),), uncertain=True).to_json())
+    assert tree == {
+        "asserted": [{"type": "effusion", "side": "left", "zone": ""}],
+        "negated": [],
+        "normal": False,
+        "uncertain": True,
+    }
+
+
+def test_each_common_type_can_be_denied_alone() -> None:
+    for name in COMMON_TYPES:
+        statement = deny([name], np.random.default_rng(0))
+        assert statement.kind == "negated"
+        assert not statement.meaning.holds([FineFinding(name)])
+
+
+def test_prose_of_intensive_care_is_true_and_of_every_kind() -> None:
+    kinds: Counter[str] = Counter()
+    for seed, (shown, report, _) in enumerate(STUDIES):
+        generator = np.random.default_rng(seed)
+        spoken = add_icu_prose(report, shown, 1.0, generator)
+        assert Counter(spoken.findings) >= Counter(report.findings)
+        assert spoken.impression == report.impression
+        assert all(statement.meaning.holds(shown) for statement in spoken.statements)
+        kinds.update(item.kind for item in spoken.findings if item.kind in ICU)
+        flat = " ".join(lay_out(spoken, "AP", generator).split())
+        assert all(item.text in flat and "{" not in item.text for item in spoken.statements)
+    assert set(kinds) == set(ICU)
+    assert min(kinds.values()) > 0.5 * len(STUDIES)
+
+
+def test_prose_of_intensive_care_comes_by_chance() -> None:
+    counts = [
+        len(add_icu_prose(report, shown, 0.25, np.random.default_rng(seed)).findings)
+        - len(report.findings)
+        for seed, (shown, report, _) in enumerate(STUDIES)
+    ]
+    assert 0.15 < np.mean(counts) / len(ICU) < 0.25
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("check for", {-1}), ("known but not seen", {0, -1}), ("history of", set())],
+)
+def test_what_is_asked_for_is_uncertain_and_history_is_no_label(
+    kind: str, expected: set[int]
+) -> None:
+    values = set()
+    for seed in range(40):
+        statement = speak_as_icu(kind, (), np.random.default_rng(seed))
+        assert statement is not None
+        labels = study_labels(Report((statement,), (), "both", numbered=False))
+        assert labels.pop("No Finding") == 1
+        values |= set(labels.values())
+    assert values == expected
+
+
+def test_what_a_report_denies_is_not_left_open_by_asking_for_it() -> None:
+    said = (
+        Statement("Check for edema.", "check for", Meaning(asked=("edema",))),
+        Statement("No edema.", "negated", Meaning(negated=("edema",))),
+    )
+    assert study_labels(Report(said, (), "both", numbered=False))["Edema"] == 0

@@ -1,0 +1,197 @@
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pydicom
+import pytest
+
+from medclip_dcl.artifact import Artifact, make_fingerprint, write_artifact
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_synthetic import tree
+from medclip_synthetic.findings import FINE_FINDINGS
+from medclip_synthetic.patients import COVERAGE, NATURAL, Patient, draw_patient
+from medclip_synthetic.reports import Meaning
+from medclip_synthetic.settings import GenerateConfig
+
+SETTINGS = GenerateConfig(
+    patients=40,
+    coverage_images=1,
+    size_px=64,
+    workers=1,
+    second_image_share=0.3,
+    compressed_share=0.2,
+)
+
+
+def write(path: Path, settings: GenerateConfig = SETTINGS, seed: int = 1) -> Artifact:
+    fingerprint = make_fingerprint(
+        tree.ARTIFACT, {"generate": tree.content_settings(settings)}, {"seed": "1"}
+    )
+    with write_artifact(path, tree.ARTIFACT, fingerprint) as writer:
+        return writer.commit(tree.write_tree(writer, seed, settings))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    data = path.read_bytes()
+    text = gzip.decompress(data) if path.suffix == ".gz" else data
+    return list(csv.DictReader(io.StringIO(text.decode())))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("tree") / "studies").path
+
+
+def table(root: Path, name: str) -> list[dict[str, str]]:
+    return rows(root / f"mimic-cxr-2.0.0-{name}.csv.gz")
+
+
+def test_paths_are_those_of_the_release(root: Path) -> None:
+    hexes = "-".join(["[0-9a-f]{8}"] * 5)
+    shape = re.compile(rf"files/p(1\d)/p\1\d{{6}}/s5\d{{7}}(/{hexes}\.dcm|\.txt)")
+    names = [item.relative_to(root).as_posix() for item in root.glob("files/**/*.*")]
+    assert len(names) > 150
+    assert all(shape.fullmatch(name) for name in names)
+    listed = {row["path"] for row in rows(root / "cxr-record-list.csv.gz")}
+    assert listed | {row["path"] for row in rows(root / "cxr-study-list.csv.gz")} == set(names)
+
+
+def test_metadata_describes_the_files(root: Path) -> None:
+    paths = {row["dicom_id"]: row["path"] for row in rows(root / "cxr-record-list.csv.gz")}
+    metadata = table(root, "metadata")
+    assert {row["ViewPosition"] for row in metadata} == {"AP", "PA", "LATERAL"}
+    for row in metadata:
+        dataset = pydicom.dcmread(root / paths[row["dicom_id"]], stop_before_pixels=True)
+        assert (str(dataset.Rows), str(dataset.Columns)) == (row["Rows"], row["Columns"])
+        assert dataset.ViewPosition == row["ViewPosition"]
+        assert dataset.PatientID == row["subject_id"]
+
+
+def test_a_patient_is_in_one_split_alone(root: Path) -> None:
+    splits: dict[str, set[str]] = {}
+    for row in table(root, "split"):
+        splits.setdefault(row["subject_id"], set()).add(row["split"])
+    assert all(len(found) == 1 for found in splits.values())
+    assert set.union(*splits.values()) == {"train", "validate", "test"}
+
+
+def test_labels_have_one_row_per_study(root: Path) -> None:
+    found = table(root, "chexpert")
+    assert set(found[0]) == {"subject_id", "study_id", *LABELS}
+    assert len({row["study_id"] for row in found}) == len(found)
+    assert {row[name] for row in found for name in LABELS} <= {"1.0", "0.0", "-1.0", ""}
+
+
+def test_boxes_are_of_test_patients_and_cover_every_fine_finding(root: Path) -> None:
+    boxes = rows(root / tree.BOX_TABLE)
+    split = {row["dicom_id"]: row["split"] for row in table(root, "split")}
+    assert {split[row["dicom_id"]] for row in boxes} == {"test"}
+    sentences = [json.loads(row["sentences"])[0] for row in rows(root / "truth/fine.csv")]
+    assert {row["label_text"] for row in boxes} == set(sentences)
+    assert (root / "truth/gallery.txt").read_text().splitlines() == sentences
+    for row in boxes:
+        x, y, w, h, width, height = (
+            int(row[name]) for name in ("x", "y", "w", "h", "image_width", "image_height")
+        )
+        assert 0 <= x < x + w <= width
+        assert 0 <= y < y + h <= height
+
+
+def test_rho_is_the_share_of_training_images(root: Path) -> None:
+    by_name = {finding.name: finding for finding in FINE_FINDINGS}
+    images = [
+        [by_name[name] for name in json.loads(row["findings"])]
+        for row in rows(root / "truth/images.csv")
+        if row["split"] == "train" and row["view"] in {"AP", "PA"}
+    ]
+    statements = rows(root / "truth/statements.csv")
+    assert {row["kind"] for row in statements} == {
+        "fine", "coarse", "negated", "combined", "normal",
+    }  # fmt: skip
+    for row in statements:
+        reported = json.loads(row["meaning"])
+        claims = tuple((item["type"], item["side"], item["zone"]) for item in reported["asserted"])
+        meaning = Meaning(
+            claims, tuple(reported["negated"]), reported["normal"], reported["uncertain"]
+        )
+        share = sum(meaning.holds(found) for found in images) / len(images)
+        assert float(row["rho"]) == pytest.approx(share, abs=1e-6)
+    known = {row["text"]: row["rho"] for row in statements}
+    assert {row["text"]: row["eta"] for row in rows(root / "truth/eta.csv")} == known
+
+
+def test_findings_table_matches_the_box_table(root: Path) -> None:
+    boxes = {(row["dicom_id"], row["x"], row["y"]) for row in rows(root / tree.BOX_TABLE)}
+    found = {(row["dicom_id"], row["x"], row["y"]) for row in rows(root / "truth/findings.csv")}
+    assert boxes < found
+
+
+def plain(patient: Patient) -> Mapping[str, Any]:
+    return vars(patient)
+
+
+def test_a_patient_depends_on_seed_and_number_alone() -> None:
+    for origin in (NATURAL, COVERAGE):
+        few = draw_patient(origin, 7, 1, SETTINGS)
+        many = draw_patient(origin, 7, 1, SETTINGS.model_copy(update={"patients": 9000}))
+        assert plain(few) == plain(many)
+        assert plain(few) != plain(draw_patient(origin, 7, 2, SETTINGS))
+
+
+def test_ids_never_repeat() -> None:
+    patients = [
+        draw_patient(origin, number, 0, SETTINGS)
+        for origin in (NATURAL, COVERAGE)
+        for number in range(400)
+    ]
+    subjects = [patient.subject_id for patient in patients]
+    studies = [study.study_id for patient in patients for study in patient.studies]
+    assert len(set(subjects)) == len(subjects)
+    assert len(set(studies)) == len(studies)
+    assert len({subject[:2] for subject in subjects}) == 10
+
+
+def test_two_images_of_a_study_show_the_same_findings(root: Path) -> None:
+    shown: dict[str, set[str]] = {}
+    for row in rows(root / "truth/images.csv"):
+        shown.setdefault(row["study_id"], set()).add(row["findings"])
+    assert all(len(found) == 1 for found in shown.values())
+
+
+def test_resumed_tree_equals_an_uninterrupted_one(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def stopping(folder: Path, unit: tree.Unit, seed: int, settings: GenerateConfig) -> tree.Unit:
+        calls.append(unit)
+        if len(calls) == 3:
+            (folder / "files").mkdir(exist_ok=True)
+            (folder / "files" / ".half-written.dcm").write_bytes(b"half")
+            raise KeyboardInterrupt
+        return original(folder, unit, seed, settings)
+
+    original = tree.write_unit
+    monkeypatch.setattr(tree, "UNIT_PATIENTS", 16)
+    monkeypatch.setattr(tree, "write_unit", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "studies")
+    assert not (tmp_path / "studies").exists()
+    resumed = write(tmp_path / "studies")
+    units = list(tree.plan_patients(SETTINGS))
+    assert calls == [*units[:3], *units[2:]]  # finished units are not drawn again
+    header = json.loads((root / "artifact.json").read_text())
+    assert resumed.digest == header["digest"]
+
+
+def test_two_processes_write_the_same_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "UNIT_PATIENTS", 2)
+    small = SETTINGS.model_copy(update={"patients": 4, "coverage_images": 0})
+    alone = write(tmp_path / "alone", small)
+    shared = write(tmp_path / "shared", small.model_copy(update={"workers": 2}))
+    assert alone.digest == shared.digest
