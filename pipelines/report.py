@@ -35,7 +35,7 @@ def command(
     out_of_range: Annotated[
         OutOfRange,
         typer.Option(
-            help="Of an image unlike those of training: objects that say so, or findings with a warning."
+            help="Images unlike those of training: objects that say so, or findings and a warning."
         ),
     ] = "refuse",
 ) -> int:

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import NEIGHBORS
-
 from testing.service import png, running, store
-from tests.house.tree import ROOT
+from tests.house.tree import NEIGHBORS, ROOT
 
 LOSS = """
 import torch
