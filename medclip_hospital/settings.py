@@ -35,7 +35,7 @@ class AnswerConfig(Section):
     service_key: Annotated[str, NO_EFFECT] = ""
     """File with the service's API key; empty: none."""
     objects: tuple[Kind, ...] = ()
-    """DICOM objects that are made of an answer: `sr`, `pr`, `sc`, as `dicom_results` describes
+    """DICOM objects that are made of an answer: `sr`, `pr`, `sc`, as `medclip_hospital` describes
     them; of images that are DICOM alone."""
     report_class: Literal["3d", "comprehensive"] = "3d"
     """Class of the structured report: `3d`, Comprehensive 3D SR, as IHE AIR asks; `comprehensive`

@@ -23,6 +23,7 @@ COPY --from=packages /opt/venv /opt/venv
 WORKDIR /app
 COPY LICENSE ./
 COPY medclip_dcl medclip_dcl
+COPY medclip_hospital medclip_hospital
 COPY gateway gateway
 RUN python -m compileall -q .
 USER 10001:10001
