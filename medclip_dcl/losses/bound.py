@@ -17,7 +17,7 @@ Multiplied out, with the factor N / (N + 1) (e^{2 gamma^2} - 1) before all three
 import math
 from typing import NamedTuple
 
-from medclip_dcl.errors import ObjectiveError
+from ..errors import ObjectiveError
 
 
 class BiasBound(NamedTuple):

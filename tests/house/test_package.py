@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -115,6 +116,36 @@ def test_the_demo_begins_in_an_empty_folder(binaries: Path, tmp_path: Path) -> N
     assert "report" in run([binaries / "medclip", "show", "demo"], tmp_path)
 
 
+OF_TORCH = (
+    "torch", "torchgen", "functorch", "jaxtyping", "wadler_lindig", "typing_extensions.py",
+    "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock", "fsspec",
+)  # fmt: skip
+"""What pip installs for torch and jaxtyping."""
+
+
+def borrow(names: Sequence[str], binaries: Path) -> None:
+    """Link packages of this environment into another."""
+    (site,) = (binaries.parent / "lib").glob("python3*/site-packages")
+    here = Path(sysconfig.get_paths()["purelib"])
+    for name in names:
+        for source in (here / name, *here.glob(f"{name}-*.dist-info")):
+            if source.exists():
+                (site / source.name).symlink_to(source)
+
+
+def test_the_losses_alone_run_their_readme_with_torch_and_jaxtyping(tmp_path: Path) -> None:
+    _, wheel = build(tracked_copy(tmp_path / "source") / "losses", tmp_path / "dist")
+    binaries = environment_with(wheel, tmp_path / "venv", [])
+    borrow(OF_TORCH, binaries)
+    (example,) = re.findall(
+        r"```python\n(.+?)```", (ROOT / "losses/README.md").read_text("utf-8"), re.DOTALL
+    )
+    more = "import importlib.util as u, math; assert math.isfinite(loss) and s.grad.norm() > 0"
+    more += "; print([n for n in ('medclip_dcl', 'numpy', 'transformers') if u.find_spec(n)])"
+    printed = run([binaries / "python", "-W", "ignore", "-c", f"{example}\n{more}"], tmp_path)
+    assert printed.strip() == "[]"
+
+
 BORROWED = (
     "annotated_types", "anyio", "certifi", "h11", "httpcore", "httpx", "idna", "pydantic",
     "pydantic_core", "sniffio", "typing_extensions.py", "typing_inspection",
@@ -125,10 +156,7 @@ BORROWED = (
 def test_the_client_alone_asks_a_service_without_torch(tmp_path: Path) -> None:
     _, wheel = build(tracked_copy(tmp_path / "source") / "client", tmp_path / "dist")
     binaries = environment_with(wheel, tmp_path / "venv", [])
-    (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
-    for name in BORROWED:
-        if (found := Path(sysconfig.get_paths()["purelib"]) / name).exists():
-            (site / name).symlink_to(found)
+    borrow(BORROWED, binaries)
     heavy = "import importlib.util as u; print([n for n in ('torch', 'numpy') if u.find_spec(n)])"
     assert run([binaries / "python", "-c", heavy], tmp_path).strip() == "[]"
 

@@ -1,0 +1,1 @@
+../../../medclip_dcl/losses/info_nce.py

@@ -1,0 +1,1 @@
+../../../medclip_dcl/losses/multi_positive.py
