@@ -14,7 +14,7 @@ import typer
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER, read_artifact_header
-from medclip_dcl.errors import ArtifactMissing
+from medclip_dcl.errors import ArtifactMissing, ConfigError
 from medclip_dcl.evaluation import results
 
 from .cli import run_folder, tool_main
@@ -44,15 +44,38 @@ def summary_lines(work: Path) -> list[str]:
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or its config.")],
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="Folder of a run, or its config.")
+    ] = None,
     open_report: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the report in a browser.")
     ] = True,
     port: Annotated[
         int | None, typer.Option(help="Serve the report on this port of 127.0.0.1 instead.")
     ] = None,
+    artifact: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="ARTIFACT",
+            help="Describe an artifact and its columns, without a run.",
+        ),
+    ] = None,
+    settings: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Describe a setting, a section or `all`, without a run."),
+    ] = None,
 ) -> int:
-    """Print the figures of a run and open its report."""
+    """Print the figures of a run and open its report; or describe an artifact or settings."""
+    if artifact is not None or settings is not None:
+        from . import reference  # which loads whatever owns an artifact
+
+        texts = [] if artifact is None else [reference.artifact_text(artifact)]
+        texts += [] if settings is None else [reference.settings_text(settings)]
+        print(*texts, sep="\n\n")
+        return 0
+    if run is None:
+        raise ConfigError("name a RUN, --format ARTIFACT or --settings NAME")
     run = run_folder(run)
     report = run / REPORT
     if not report.is_file():

@@ -1,82 +1,28 @@
-"""Tables in the READMEs that are made from the code: settings, jobs, errors, the contract.
+"""Tables of the pages that are made from the code and from kept results.
 
 `make docs` writes them; a house test holds them.
 """
 
-import importlib
-import inspect
 import json
-import pkgutil
 import re
-import types
-import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic.fields import FieldInfo
 from pydicom.uid import UID, ExplicitVRLittleEndian
 from pynetdicom.sop_class import Verification
 
-import medclip_dcl
-from api.errors import ERRORS, IMAGE_STATUS
-from api.settings import ServeSettings
 from gateway import destinations, listener
-from gateway.settings import GatewaySettings
-from medclip_dcl import errors
-from medclip_dcl.artifact import ArtifactType
-from medclip_dcl.data import images
-from medclip_dcl.data.data_check import CODES
 from medclip_dcl.data.dicom import metadata, reader
-from medclip_dcl.data.manifest import SOURCE_REASONS
 from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import EtaConfig
-from medclip_dcl.settings import Section
-from medclip_dcl.tables import Column, TableFormat
-from pipelines.config import Config
 from pipelines.false_negatives import PAPER_BATCH, eta_by_likelihood, expected_rows
-from pipelines.stages import STAGES, TOOLS
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = "docs/artifacts.md"
 REAL_STUDIES = "docs/results/real_studies.md"
 RESULTS = ROOT / "benchmarks" / "results"
 RESULT_PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
-
-
-def settings_table(schema: type[Section] = Config) -> str:
-    """One row per field of the schema."""
-    rows = ["| setting | default | meaning |", "|---|---|---|"]
-    for name, field in _leaves(schema, ""):
-        value = field.get_default(call_default_factory=True)
-        default = "required" if field.is_required() else f"`{_shown(value)}`"
-        rows.append(f"| `{name}` | {default} | {' '.join((field.description or '').split())} |")
-    return "\n".join(rows)
-
-
-def jobs_table() -> str:
-    """One row per job."""
-    rows = ["| job | does |", "|---|---|"]
-    rows += [f"| `{name}` | {line} |" for name, line in {**STAGES, **TOOLS}.items()]
-    return "\n".join(rows)
-
-
-def columns_table() -> str:
-    """One row per column of every artifact's tables."""
-    rows = ["| artifact | file | column | type | meaning |", "|---|---|---|---|---|"]
-    for kind, module in _artifacts():
-        for file, columns in _tables(module):
-            rows += [
-                _row(
-                    f"`{kind.name}`",
-                    f"`{file}`",
-                    f"`{column.name}`",
-                    str(column.type),
-                    column.meaning,
-                )
-                for column in columns
-            ]
-    return "\n".join(rows)
 
 
 def false_negatives_table() -> str:
@@ -93,18 +39,9 @@ def false_negatives_table() -> str:
     return "\n".join([_row(*head), "|---" * len(head) + "|", *(_row(*row) for row in rows)])
 
 
-def artifacts_text() -> str:
-    """One paragraph or more per artifact: what its module says about it."""
-    parts = []
-    for kind, module in _artifacts():
-        head = f"### `{kind.name}`, format {kind.version}, made by `{kind.job}`"
-        parts += [head, inspect.getdoc(module) or ""]
-    return "\n\n".join(parts)
-
-
 def tags_table() -> str:
-    """One row per DICOM tag that is read."""
-    rows = ["| tag | read for | kept as |", "|---|---|---|"]
+    """DICOM tags that are read, by what they are read for and what is kept of them."""
+    rows = ["| tags | read for | kept as |", "|---|---|---|"]
     uses: dict[str, list[str]] = {}
     for name in metadata.TAGS.values():
         uses.setdefault(name, []).append("the list of a folder's images")
@@ -116,38 +53,11 @@ def tags_table() -> str:
         "PatientID": "keyed hash, `subject_id`",
         "ViewPosition": "`view`",
     }
-    rows += [
-        _row(f"`{name}`", ", ".join(readers), kept.get(name, "not kept"))
-        for name, readers in uses.items()
-    ]
+    tags: dict[tuple[str, str], list[str]] = {}
+    for name, readers in uses.items():
+        tags.setdefault((", ".join(readers), kept.get(name, "not kept")), []).append(f"`{name}`")
+    rows += [_row(", ".join(names), *facts) for facts, names in tags.items()]
     return "\n".join(rows)
-
-
-def reasons_table() -> str:
-    """One row per code by which a row, a report or an image is left out."""
-    rows = ["| job | code | meaning |", "|---|---|---|"]
-    rows += [_row("`build_manifest`", f"`{code}`", text) for code, text in SOURCE_REASONS.items()]
-    rows += [_row("`prepare_images`", f"`{code}`", text) for code, text in images.REASONS.items()]
-    rows += [_row("`check_data`", f"`{code}`", text) for code, (_, text) in CODES.items()]
-    return "\n".join(rows)
-
-
-def errors_table() -> str:
-    """One row per exception."""
-    rows = ["| error | exit code | raised when |", "|---|---|---|"]
-    for name, item in vars(errors).items():
-        if name[0] != "_" and inspect.isclass(item) and issubclass(item, errors.MedclipError):
-            line = (item.__doc__ or "").splitlines()[0]
-            rows.append(f"| `{name}` | {item.exit_code} | {line} |")
-    return "\n".join(rows)
-
-
-def refusals_table() -> str:
-    """One row per failure that the service answers with."""
-    of_images = [(IMAGE_STATUS.get(code, 422), code, line) for code, line in images.REASONS.items()]
-    of_requests = [(status, code, line) for code, (status, line) in ERRORS.items()]
-    rows = [_row(str(status), f"`{code}`", line) for status, code, line in of_requests + of_images]
-    return "\n".join(["| status | code | meaning |", "|---|---|---|", *rows])
 
 
 def conformance_table() -> str:
@@ -163,19 +73,17 @@ def conformance_table() -> str:
 
 
 def mutants_table() -> str:
-    """One row per room and draw: how many of its mutants its tests notice."""
-    head = ("room", "draw", "mutants", "noticed", "change nothing", "survived", "score", "")
-    rows = [_row(*head), "|---" * len(head) + "|"]
+    """One row per room: how many of the mutants of each draw that change something are noticed."""
+    rows = [_row("room", "first draw", "fresh draws"), "|---|---|---|"]
     kept = json.loads((RESULTS / "mutants.json").read_text("utf-8"))
     for room, draws in kept["rooms"].items():
+        cells: dict[bool, list[str]] = {False: [], True: []}
         for _, found in sorted(draws.items()):
-            draw = "fresh" if found["without_seed"] else "first"
-            noticed = found["killed"] + found["timeout"]
-            counts = (found["drawn"], noticed, found["equivalent"], found["survived"])
-            score = f"{found['score']:.0%}"
-            rows.append(
-                _row(room, draw, *map(str, counts), score, "met" if found["met"] else "missed")
-            )
+            noticed, changing = found["killed"] + found["timeout"], found["drawn"]
+            changing -= found["equivalent"]
+            missed = "" if found["met"] else " (missed)"
+            cells[bool(found["without_seed"])].append(f"{noticed} of {changing}{missed}")
+        rows.append(_row(room, ", ".join(cells[False]), ", ".join(cells[True])))
     return "\n".join(rows)
 
 
@@ -259,22 +167,13 @@ BATCHES = (32, 64, 128, 256, 512, 1024, 4096)
 """Global batches of the table of false negatives."""
 
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
-    "settings": ("configs/README.md", settings_table),
     "false_negatives": ("configs/README.md", false_negatives_table),
-    "jobs": ("pipelines/README.md", jobs_table),
     "tags": (CONTRACT, tags_table),
-    "reasons": (CONTRACT, reasons_table),
-    "artifacts": (CONTRACT, artifacts_text),
-    "columns": (CONTRACT, columns_table),
-    "errors": ("medclip_dcl/README.md", errors_table),
-    "api_settings": ("api/README.md", lambda: settings_table(ServeSettings)),
-    "api_errors": ("api/README.md", refusals_table),
     "mutants": ("docs/results/reliability.md", mutants_table),
     "real_studies": (REAL_STUDIES, real_studies_table),
     "real_primary": (REAL_STUDIES, real_primary_table),
     "real_findings": (REAL_STUDIES, real_findings_table),
     "real_questions": (REAL_STUDIES, real_questions_table),
-    "gateway_settings": ("gateway/README.md", lambda: settings_table(GatewaySettings)),
     "gateway_dicom": ("gateway/README.md", conformance_table),
 }
 
@@ -314,43 +213,6 @@ def _runs_table(runs: str) -> str:
 
 def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _artifacts() -> list[tuple[ArtifactType, types.ModuleType]]:
-    """Every artifact with the module that owns it, in the order of their names."""
-    found = []
-    for info in pkgutil.walk_packages(medclip_dcl.__path__, "medclip_dcl."):
-        module = importlib.import_module(info.name)
-        found += [
-            (item, module)
-            for name, item in vars(module).items()
-            if isinstance(item, ArtifactType) and f"\n{name} = " in inspect.getsource(module)
-        ]
-    return sorted(found, key=lambda pair: pair[0].name)
-
-
-def _leaves(section: type[Section], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in section.model_fields.items():
-        kind = field.annotation
-        if inspect.isclass(kind) and issubclass(kind, Section):
-            yield from _leaves(kind, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", field
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, tuple):
-        return "[" + ", ".join(str(item) for item in value) + "]"
-    return str(value) if value != "" else '""'
-
-
-def _tables(module: types.ModuleType) -> Iterator[tuple[str, tuple[Column, ...]]]:
-    for item in vars(module).values():
-        if isinstance(item, TableFormat):
-            yield item.file, item.columns
-    columns = getattr(module, "COLUMNS", None)
-    if isinstance(columns, tuple) and all(isinstance(item, Column) for item in columns):
-        yield "shard-*.arrow", typing.cast("tuple[Column, ...]", columns)
 
 
 def main() -> None:

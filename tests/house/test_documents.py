@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from api.settings import ServeSettings
 from docs import figures
+from docs.pages import PAGES
+from gateway.settings import GatewaySettings
+from pipelines.config import Config
+from pipelines.reference import artifact_references, setting_references
 from tests.house.documents import RESULT_PAGES, ROOT, TABLES, with_runs, with_table
 from tests.house.tree import name_of, tracked
 
@@ -30,6 +35,33 @@ def test_table_says_what_the_code_says(name: str) -> None:
     assert table.count("\n") > 4
     text = (ROOT / file).read_text(encoding="utf-8")
     assert with_table(text, name, table) == text, "run `make docs`"
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_generated_page_of_the_site_has_a_title_and_no_empty_cell(name: str) -> None:
+    page = PAGES[name]()
+    assert page.startswith("# ")
+    assert page.count("\n") > 20
+    assert not re.search(r"^\|.*\|\s+\|$", page, re.MULTILINE)
+
+
+def test_every_setting_is_described_and_on_the_site() -> None:
+    page = PAGES["reference/settings.md"]()
+    schemas = (Config, ServeSettings, GatewaySettings)
+    settings = [one for schema in schemas for one in setting_references(schema)]
+    assert len(settings) > 250
+    assert [one.name for one in settings if len(one.meaning) < 5] == []
+    assert [one.name for one in settings if f"\n| `{one.name}` | " not in page] == []
+
+
+def test_every_column_is_described_and_on_the_site() -> None:
+    page = PAGES["reference/artifacts.md"]()
+    artifacts = artifact_references()
+    assert [one.kind.name for one in artifacts if len(one.meaning) < 20] == []
+    columns = [one for artifact in artifacts for form in artifact.tables for one in form.columns]
+    assert len(columns) > 150
+    assert [one.name for one in columns if len(one.meaning) < 5] == []
+    assert [one.name for one in columns if f"\n| `{one.name}` | {one.type} | " not in page] == []
 
 
 @pytest.mark.parametrize("page", RESULT_PAGES, ids=lambda page: page.stem)

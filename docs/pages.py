@@ -1,0 +1,196 @@
+"""Pages of the site that are made from the code: commands, settings, artifacts, routes, errors.
+
+`hooks.py` puts them into the site; tests check them without it.
+"""
+
+import importlib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # the code of the checkout, not of an installed package
+
+from api.app import create_app  # noqa: E402
+from api.errors import ERRORS, IMAGE_STATUS  # noqa: E402
+from api.settings import ServeSettings  # noqa: E402
+from gateway.settings import GatewaySettings  # noqa: E402
+from medclip_dcl import errors  # noqa: E402
+from medclip_dcl.data.data_check import CODES  # noqa: E402
+from medclip_dcl.data.images import REASONS  # noqa: E402
+from medclip_dcl.data.manifest import SOURCE_REASONS  # noqa: E402
+from pipelines import reference  # noqa: E402
+from pipelines.__main__ import COMMANDS  # noqa: E402
+
+NOTEBOOK = "examples/trained_model.ipynb"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Make a table in Markdown."""
+    names = list(head)
+    return "\n".join([_row(names), "|---" * len(names) + "|", *map(_row, rows)])
+
+
+def settings_page() -> str:
+    """Every setting of runs, of the service and of the gateway."""
+    parts = [
+        "# Settings",
+        "Of a run: by dotted name, `--set train.steps=100`, or a key of a YAML file. "
+        "`medclip show --settings NAME` prints a section or a setting.",
+    ]
+    sections: dict[str, list[reference.SettingReference]] = {}
+    for setting in reference.setting_references():
+        section, dot, _ = setting.name.partition(".")
+        sections.setdefault(section if dot else "A run", []).append(setting)
+    for section, settings in sections.items():
+        parts += [f"## {section}", _settings_table(settings)]
+    parts += ["## The service", "Keys of its YAML file, or variables such as `MEDCLIP_MODEL`."]
+    parts += [_settings_table(reference.setting_references(ServeSettings))]
+    parts += ["## The gateway", "Keys of its YAML file."]
+    parts += [_settings_table(reference.setting_references(GatewaySettings))]
+    return _page(parts)
+
+
+def artifacts_page() -> str:
+    """Every artifact, its tables and their columns."""
+    parts = [
+        "# Artifacts and their columns",
+        "`medclip show --format ARTIFACT` prints one. Rules and inputs: "
+        "[the contract](../artifacts.md).",
+    ]
+    for artifact in reference.artifact_references():
+        kind = artifact.kind
+        parts += [f"## `{kind.name}`", f"Format {kind.version}, made by `{kind.job}`."]
+        parts.append(artifact.meaning)
+        for form in artifact.tables:
+            rows = ((f"`{one.name}`", str(one.type), one.meaning) for one in form.columns)
+            parts += [f"### `{form.file}`", table(("column", "type", "meaning"), rows)]
+    return _page(parts)
+
+
+def errors_page() -> str:
+    """Exit codes, and every exception of the library."""
+    text = importlib.import_module("pipelines.cli").__doc__ or ""
+    codes = re.findall(r"^    (\d+)\s+(.+)$", text, re.MULTILINE)
+    tree = [
+        (f"`{name}`", str(item.exit_code), (item.__doc__ or "").splitlines()[0])
+        for name, item in vars(errors).items()
+        if name[0] != "_" and inspect.isclass(item) and issubclass(item, errors.MedclipError)
+    ]
+    parts = ["# Exit codes and errors", table(("exit code", "meaning"), codes)]
+    parts += ["## Errors", table(("error", "exit code", "raised when"), tree)]
+    return _page(parts)
+
+
+def routes_page() -> str:
+    """Every route of the service, its answers and their fields."""
+    document = create_app(ServeSettings(model="model", allow_anonymous=True)).openapi()
+    parts = ["# Routes and answers", "From the service's own OpenAPI document."]
+    for path, methods in document["paths"].items():
+        for method, facts in methods.items():
+            about = facts.get("description") or facts.get("summary", "")
+            answers = (
+                (status, answer["description"])
+                for status, answer in sorted(facts["responses"].items())
+            )
+            parts += [f"## `{method.upper()} {path}`", about, table(("status", "answer"), answers)]
+    fields = (
+        (name, f"`{field}`", facts.get("description", ""))
+        for name, schema in document["components"]["schemas"].items()
+        for field, facts in schema.get("properties", {}).items()
+    )
+    return _page([*parts, "## Answers", table(("answer", "field", "meaning"), fields)])
+
+
+def troubleshooting_page() -> str:
+    """Every code of a failed request, and every reason by which a study or an image is left out."""
+    requests = [(f"`{code}`", str(status), line) for code, (status, line) in ERRORS.items()]
+    requests += [
+        (f"`{code}`", str(IMAGE_STATUS.get(code, 422)), line) for code, line in REASONS.items()
+    ]
+    left_out = [("`build_manifest`", f"`{code}`", text) for code, text in SOURCE_REASONS.items()]
+    left_out += [("`prepare_images`", f"`{code}`", text) for code, text in REASONS.items()]
+    left_out += [("`check_data`", f"`{code}`", text) for code, (_, text) in CODES.items()]
+    parts = [
+        "# Troubleshooting by error code",
+        "The service answers a request that fails with a code, a line and the id that its log "
+        "knows it by.",
+        table(("code", "status", "what to do"), requests),
+        "## Rejects",
+        "Rows of a job's `rejects.parquet`, and what `check_data` reports.",
+        table(("job", "code", "meaning"), left_out),
+    ]
+    return _page(parts)
+
+
+def command_page() -> str:
+    """Every command, panel by panel."""
+    parts = [
+        "# The command",
+        "`medclip NAME --help` has the options of each. In the checkout, "
+        "`python -m pipelines NAME` is the same. [Exit codes](errors.md).",
+    ]
+    for panel, names in COMMANDS.items():
+        rows = ((f"`medclip {name}`", line) for name, line in names.items())
+        parts += [f"## {panel}", table(("command", "does"), rows)]
+    return _page(parts)
+
+
+def api_page() -> str:
+    """Public names of the library, which mkdocstrings documents."""
+    package = importlib.import_module("medclip_dcl")
+    parts = ["# Python API", "Public names of `medclip_dcl`; each is loaded on first use."]
+    parts += [f"::: medclip_dcl.{package._HOMES[name]}.{name}" for name in sorted(package._HOMES)]
+    return _page([*parts, "::: medclip_dcl.client.Client"])
+
+
+def notebook_page() -> str:
+    """The notebook of a trained model, with its outputs."""
+    cells = json.loads((ROOT / NOTEBOOK).read_text("utf-8"))["cells"]
+    parts = []
+    for cell in cells:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+            else:
+                picture = "".join(output["data"]["image/png"].split())
+                parts.append(f"![Output of the cell above](data:image/png;base64,{picture})")
+    return _page(parts)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/api.md": api_page,
+    "reference/artifacts.md": artifacts_page,
+    "reference/command.md": command_page,
+    "reference/errors.md": errors_page,
+    "reference/routes.md": routes_page,
+    "reference/settings.md": settings_page,
+    "reference/troubleshooting.md": troubleshooting_page,
+    "tutorials/trained_model.md": notebook_page,
+}
+"""Path on the site -> its text."""
+
+
+def _settings_table(settings: Iterable[reference.SettingReference]) -> str:
+    rows = (
+        (
+            f"`{one.name}`",
+            one.default if one.default == "required" else f"`{one.default}`",
+            one.meaning,
+        )
+        for one in settings
+    )
+    return table(("setting", "default", "meaning"), rows)
+
+
+def _page(parts: Iterable[str]) -> str:
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,144 @@
+"""Reference of every setting and of every artifact, from their declarations in the code."""
+
+import importlib
+import importlib.abc
+import inspect
+import pkgutil
+import textwrap
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from medclip_dcl.artifact import ArtifactType
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.settings import Section
+from medclip_dcl.tables import Column, TableFormat
+
+from .config import Config
+
+PACKAGES = ("medclip_dcl",)
+"""Packages whose modules own artifacts."""
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class SettingReference:
+    """A setting: its dotted name, its default as it is written in YAML, and what it means."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class ArtifactReference:
+    """An artifact: its type, what its module says about it, and its tables."""
+
+    kind: ArtifactType
+    meaning: str
+    tables: tuple[TableFormat, ...]
+
+
+def setting_references(
+    schema: type[Section] = Config, prefix: str = ""
+) -> Iterator[SettingReference]:
+    """List the settings of a schema, section by section, in their order."""
+    for name, field in schema.model_fields.items():
+        kind = field.annotation
+        if inspect.isclass(kind) and issubclass(kind, Section):
+            yield from setting_references(kind, f"{prefix}{name}.")
+            continue
+        value = field.get_default(call_default_factory=True)
+        default = "required" if field.is_required() else _written(value)
+        meaning = " ".join((field.description or "").split())
+        yield SettingReference(f"{prefix}{name}", default, meaning)
+
+
+def artifact_references() -> list[ArtifactReference]:
+    """List every artifact by its name; modules that own none are not imported."""
+    references: list[ArtifactReference] = []
+    for package in PACKAGES:
+        path = importlib.import_module(package).__path__
+        for info in pkgutil.walk_packages(path, f"{package}."):
+            source = _source(info)
+            if "= ArtifactType(" in source:
+                references += _references_of(importlib.import_module(info.name), source)
+    return sorted(references, key=lambda reference: reference.kind.name)
+
+
+def settings_text(name: str) -> str:
+    """Describe a setting, or the settings of a section, for a terminal.
+
+    Raises:
+        ConfigError: there is neither a setting nor a section of this name.
+    """
+    chosen = [
+        setting
+        for setting in setting_references()
+        if name in {"all", setting.name} or setting.name.startswith(f"{name}.")
+    ]
+    if not chosen:
+        sections = dict.fromkeys(setting.name.split(".")[0] for setting in setting_references())
+        raise ConfigError(f"no setting or section {name!r}; there are all, {', '.join(sections)}")
+    return "\n".join(
+        _paragraph(f"{setting.name} = {setting.default}", setting.meaning) for setting in chosen
+    )
+
+
+def artifact_text(name: str) -> str:
+    """Describe an artifact and the columns of its tables for a terminal.
+
+    Raises:
+        ConfigError: there is no artifact of this name.
+    """
+    references = artifact_references()
+    chosen = [reference for reference in references if reference.kind.name == name]
+    if not chosen:
+        names = ", ".join(dict.fromkeys(reference.kind.name for reference in references))
+        raise ConfigError(f"no artifact {name!r}; there are {names}")
+    parts = []
+    for reference in chosen:
+        kind = reference.kind
+        parts += [f"{kind.name}, format {kind.version}, made by {kind.job}", reference.meaning]
+        for table in reference.tables:
+            columns = (_paragraph(f"{one.name}  {one.type}", one.meaning) for one in table.columns)
+            parts.append("\n".join([table.file, *columns]))
+    return "\n\n".join(parts)
+
+
+def _references_of(module: types.ModuleType, source: str) -> Iterator[ArtifactReference]:
+    for name, item in vars(module).items():
+        if isinstance(item, ArtifactType) and f"\n{name} = " in source:  # and not imported there
+            yield ArtifactReference(item, inspect.getdoc(module) or "", tuple(_tables(module)))
+
+
+def _tables(module: types.ModuleType) -> Iterator[TableFormat]:
+    for item in vars(module).values():
+        if isinstance(item, TableFormat):
+            yield item
+    columns = getattr(module, "COLUMNS", None)
+    if isinstance(columns, tuple) and all(isinstance(item, Column) for item in columns):
+        yield TableFormat("shard-*.arrow", typing.cast("tuple[Column, ...]", columns))
+
+
+def _source(info: pkgutil.ModuleInfo) -> str:
+    spec = info.module_finder.find_spec(info.name, None)
+    loader = spec and spec.loader
+    if not isinstance(loader, importlib.abc.InspectLoader):
+        return ""
+    return loader.get_source(info.name) or ""
+
+
+def _written(value: object) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(str(item) for item in value) + "]"
+    return str(value) if value != "" else '""'
+
+
+def _paragraph(head: str, meaning: str) -> str:
+    text = textwrap.fill(
+        meaning, _WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+    )
+    return f"{head}\n{text}"
