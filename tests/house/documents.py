@@ -288,7 +288,7 @@ def with_table(text: str, name: str, table: str) -> str:
 
 
 def with_runs(text: str) -> str:
-    """Put command, machine and day below each `<!-- runs: FILE COMMAND; ... -->`."""
+    """Put command, machine and day below each `<!-- runs: FILE COMMAND [at TAG]; ... -->`."""
     return re.sub(
         r"(<!-- runs: ([^\n]*) -->\n).*?(<!-- end of table -->)",
         lambda match: f"{match[1]}{_runs_table(match[2])}\n{match[3]}",
@@ -307,8 +307,10 @@ def _runs_table(runs: str) -> str:
         version = facts["packages"]["torch"].partition("+")[0]
         machine = f"{facts['accelerator'] or cores}, torch {version}"
         kept = f"[{file}](../../benchmarks/results/{file})"
+        command, at, tag = command.partition(" at ")  # a study whose code has left the tree
         written = kept_facts.get("command", f"python -m benchmarks.{command}")
-        rows.append(_row(f"`{written}`", machine, facts.get("date", ""), kept))
+        shown = f"`{written}` at `{tag}`" if at else f"`{written}`"
+        rows.append(_row(shown, machine, facts.get("date", ""), kept))
     return "\n".join(rows)
 
 
