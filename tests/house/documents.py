@@ -1,6 +1,6 @@
 """Tables in the READMEs that are made from the code: settings, jobs, errors, the contract.
 
-`make docs` writes them; a house test holds them.
+`make docs` writes them; `.ci/run` stops where that changes a page.
 """
 
 import importlib
