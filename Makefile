@@ -63,8 +63,8 @@ docs: $(INSTALLED) ## tables and figures from the code, then the site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 containers: $(INSTALLED) ## docker/ built and run by real engines, as its page says; needs root and the demo
-	$(BIN)/python -m tests.docker --engine docker --full
-	$(BIN)/python -m tests.docker --engine podman --full
+	$(BIN)/python -m checks.containers --engine docker --full
+	$(BIN)/python -m checks.containers --engine podman --full
 
 lock: ## write requirements.lock again
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv

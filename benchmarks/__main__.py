@@ -10,10 +10,9 @@ SPEED += ("sources", "precision", "scale")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
 RELIABILITY += ("determinism", "gateway", "hospital", "input_range", "membership", "ohif")
 RELIABILITY += ("soak",)
-METHOD = ("bias", "compare", "demo", "labeler", "method")
-METHOD += ("real_images", "real_likelihood", "real_studies", "eta_calibration")
+METHOD = ("bias", "demo", "labeler", "method", "real_images", "real_likelihood", "real_studies")
 
-LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo", "pll", "compare")
+LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo", "pll")
 LONG += ("service", "serve", "retrieve", "gateway", "ohif", "determinism", "membership")
 LONG += ("soak",)
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""

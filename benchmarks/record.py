@@ -83,8 +83,11 @@ def finish(
     bars: Bars,
     commits: str | None = None,
     kept: Mapping[str, Any] | None = None,
+    strict: bool = False,
 ) -> int:
     """Print a benchmark's last line; 0: a missed bar is a figure like any other.
+
+    Where `strict` it gives 1 for a missed bar, so that a change that breaks a promise is stopped.
 
     A bar is as people read it, and whether it is met. `commits` are those that were measured,
     where a run took several sessions. `kept` is what else its pages print, such as intervals.
@@ -99,7 +102,7 @@ def finish(
     if kept is not None:
         line["kept"] = kept
     print(json.dumps(line), flush=True)
-    return 0
+    return int(strict and not all(met for _, met in bars.values()))
 
 
 def _processor() -> str:

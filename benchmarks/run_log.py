@@ -4,29 +4,9 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.record import commit
-
-
-class Run(NamedTuple):
-    """A trial of a table: bed, setting (such as r), row, seed."""
-
-    bed: str
-    setting: str
-    row: str
-    seed: int
-
-    @property
-    def trial(self) -> str:
-        """Its name in a log."""
-        return " / ".join(map(str, self))
-
-    @classmethod
-    def of(cls, trial: str) -> "Run":
-        """Read the name of a trial."""
-        bed, setting, row, seed = trial.split(" / ")
-        return cls(bed, setting, row, int(seed))
 
 
 class RunLog:
@@ -44,7 +24,7 @@ class RunLog:
         text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
         whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last line
         self._path.write_text(whole, encoding="utf-8")
-        lines = map(_of_trial, map(json.loads, whole.splitlines()))
+        lines = map(json.loads, whole.splitlines())
         self._lines = {line["trial"]: line for line in lines}
 
     @property
@@ -69,11 +49,3 @@ class RunLog:
                     os.fsync(stream.fileno())
         found: dict[str, Any] = self._lines[trial]["found"]
         return found
-
-
-def _of_trial(line: dict[str, Any]) -> dict[str, Any]:
-    if "trial" in line:
-        return line
-    # as the kept runs of `method` were written
-    run = Run(*(line[name] for name in Run._fields))
-    return {"trial": run.trial, "commit": "", "found": line["figures"]}

@@ -1,1 +1,1 @@
-"""Which objective wins, on known truth: `python -m benchmarks.method`."""
+"""What the method does on known truth, on real studies, and to its own figures."""

@@ -1,7 +1,7 @@
 """A disk that fails at each n-th write of every command, is full, or returns other bytes.
 
-    python -m benchmarks.reliability.faults [--quick | --long] [--work FOLDER]
-        [--only NAME | --corrupt]
+    python -m benchmarks.reliability.faults [--quick | --long] [--strict]
+        [--work FOLDER] [--only NAME | --corrupt]
 
 Every command that writes (`writers.py`) runs on a small folder, in most cases where an artifact
 of other settings is in its place, and the n-th call that changes the disk below that folder
@@ -357,6 +357,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
     parser.add_argument("--long", action="store_const", const="long", dest="tier")
     parser.add_argument("--work", type=Path, metavar="FOLDER")
+    parser.add_argument("--strict", action="store_true", help="1 where a bar is missed")
     parser.add_argument("--only", action="append", choices=names)
     parser.add_argument("--corrupt", action="store_true", help="corrupt artifacts, no failing disk")
     arguments = parser.parse_args(argv)
@@ -385,7 +386,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bars |= {
         f"corrupt_{key}": ("0", not figures[f"corrupt_{key}"]) for key in ("unnamed", "silent")
     }
-    return finish("faults", figures, bars, log.commits)
+    return finish("faults", figures, bars, log.commits, strict=arguments.strict)
 
 
 def _try_corruptions(folder: Path, count: int, log: RunLog) -> dict[str, float]:

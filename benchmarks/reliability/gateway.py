@@ -420,8 +420,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: ("0", not figures.get(name, 0))
         for name in ("lost", "doubled", "added_without_journal", "disk_ended", "disk_lost")
     } | {name: (">= 1", figures[name] >= 1) for name in ("control_lost", "control_doubled")}
-    finish("gateway", figures, bars)
-    return int(arguments.strict and not all(met for _, met in bars.values()))
+    return finish("gateway", figures, bars, strict=arguments.strict)
 
 
 if __name__ == "__main__":

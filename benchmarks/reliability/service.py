@@ -90,8 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             figures |= try_bombs(service)
     figures["seconds"] = time.monotonic() - begun
     bars = judge(figures, _bars(figures, tier))
-    finish("service", figures, bars)
-    return int(arguments.strict and not all(met for _, met in bars.values()))
+    return finish("service", figures, bars, strict=arguments.strict)
 
 
 def try_surface(key_file: Path, every: int) -> dict[str, float]:

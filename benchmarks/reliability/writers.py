@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,6 +93,15 @@ class Writer:
         self, work: Path, log: Path, before: Before | None = None, extra: Sequence[str] = ()
     ) -> int:
         """Run it in a process of its own; give the exit code."""
+        process = self.start(work, log, before, extra)
+        process.join()
+        assert process.exitcode is not None
+        return process.exitcode
+
+    def start(
+        self, work: Path, log: Path, before: Before | None = None, extra: Sequence[str] = ()
+    ) -> ForkServerProcess:
+        """Start it in a process group of its own; `before` is called in it first."""
         config = CONFIG if self.base == "studies" else str(work / "config.yaml")
 
         def filled(text: str) -> str:
@@ -105,7 +115,7 @@ class Writer:
         calls = [*own, *([before] if before else [])]
         temporary = work / "tmp"
         temporary.mkdir(exist_ok=True)
-        return forkserver.run(
+        return forkserver.start(
             f"pipelines.{self.command}",
             words,
             log,

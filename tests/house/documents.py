@@ -1,6 +1,6 @@
 """Tables of the pages that are made from the code and from kept results.
 
-`make docs` writes them; a house test holds them.
+`make docs` writes them; `.ci/run` stops where that changes a page.
 """
 
 import json
@@ -187,7 +187,7 @@ def with_table(text: str, name: str, table: str) -> str:
 
 
 def with_runs(text: str) -> str:
-    """Put command, machine and day below each `<!-- runs: FILE COMMAND; ... -->`."""
+    """Put command, machine and day below each `<!-- runs: FILE COMMAND [at TAG]; ... -->`."""
     return re.sub(
         r"(<!-- runs: ([^\n]*) -->\n).*?(<!-- end of table -->)",
         lambda match: f"{match[1]}{_runs_table(match[2])}\n{match[3]}",
@@ -206,8 +206,10 @@ def _runs_table(runs: str) -> str:
         version = facts["packages"]["torch"].partition("+")[0]
         machine = f"{facts['accelerator'] or cores}, torch {version}"
         kept = f"[{file}](../../benchmarks/results/{file})"
+        command, at, tag = command.partition(" at ")  # a study whose code has left the tree
         written = kept_facts.get("command", f"python -m benchmarks.{command}")
-        rows.append(_row(f"`{written}`", machine, facts.get("date", ""), kept))
+        shown = f"`{written}` at `{tag}`" if at else f"`{written}`"
+        rows.append(_row(shown, machine, facts.get("date", ""), kept))
     return "\n".join(rows)
 
 

@@ -31,7 +31,7 @@ def tracked_copy(folder: Path) -> Path:
         cwd=ROOT, check=True, capture_output=True, text=True,
     )  # fmt: skip
     for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file() and name.split("/")[0] not in {"tests", "benchmarks"}:
+        if (ROOT / name).is_file() and name.split("/")[0] not in {"tests", "benchmarks", "checks"}:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
     return folder

@@ -1,10 +1,7 @@
 """score_sentences: every distinct sentence scored once, whatever kills the job."""
 
 import json
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -245,26 +242,6 @@ def test_acknowledged_scores_outlive_a_change_of_what_is_only_speed(config_file,
     other = ("--set", "likelihood.unit_pieces=77", "--set", "likelihood.token_budget=99")
     table = read_table(run(config_file, *other).path, scoring.LIKELIHOODS).to_pylist()
     assert not {key for key, _ in asked} & before.keys()
-    assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
-
-
-def test_killed_in_the_middle_the_next_run_ends_with_the_same_bytes(config_file):
-    log = config_file.parent / "log"
-    process = forkserver.start(
-        "pipelines.score_sentences", ["--config", str(config_file), *UNITS], log
-    )
-    deadline = time.monotonic() + DEADLINE_S
-    while process.is_alive() and not list(parts_folder(config_file).glob("part-*")):
-        assert time.monotonic() < deadline
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL, log.read_text()
-    before = acknowledged(config_file)
-    assert before
-    resumed = run(config_file, *UNITS)
-    assert list(resumed.files) == ["likelihoods.parquet"]
-    assert resumed.digest == run_elsewhere(config_file).digest
-    table = read_table(resumed.path, scoring.LIKELIHOODS).to_pylist()
     assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
 
 

@@ -170,19 +170,6 @@ def test_a_second_run_of_the_same_recipe_reuses_the_model(
     )
 
 
-def test_a_killed_run_goes_on_bit_by_bit(whole_run: Path, work: Path, tmp_path: Path) -> None:
-    arguments = ["--config", str(write_config(work / "config.yaml", work, train=LONG))]
-    process = forkserver.start("pipelines.train", arguments, tmp_path / "log")
-    wait_until(lambda: steps_logged(work) >= 30)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert not model_package.ARTIFACT.at(work).exists()
-    assert train(work, train=LONG) == 0
-    assert figures(work) == figures(whole_run)
-    assert digest(work) == digest(whole_run)
-
-
 def test_sigterm_to_the_launcher_leaves_no_orphan_and_a_run_that_goes_on(
     whole_run: Path, work: Path
 ) -> None:
@@ -542,22 +529,6 @@ def test_a_run_of_one_process_goes_on_with_two_and_says_so(tmp_path: Path) -> No
     )
     # The finished model is valid whatever the number.
     assert train(cut, train=settings) == 0
-
-
-def test_learning_batch_norms_keep_the_number_of_processes_on_a_cpu(
-    work: Path, tmp_path: Path
-) -> None:
-    loop = {"steps": 40, "save_every_steps": 4}
-    assert stop_after(work, 3, train=loop) == 75
-    arguments = [
-        "--config",
-        str(write_config(work / "config.yaml", work, train={**loop, "processes": 2})),
-    ]
-    crew = forkserver.start_ranks(2, "pipelines.train", arguments, tmp_path / "log")
-    for process in crew:
-        process.join(DEADLINE_S)
-    assert crew[0].exitcode == 4
-    assert "set train.processes to 1" in (tmp_path / "log-0").read_text()
 
 
 def test_a_vit_with_adapters_is_trained_published_and_asked(work: Path) -> None:

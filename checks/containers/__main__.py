@@ -1,6 +1,6 @@
 """Build and run docker/ with a real engine, as the page says, and check what the page says.
 
-    python -m tests.docker [--engine docker | podman] [--full]
+    python -m checks.containers [--engine docker | podman] [--full]
 
 `make containers` is the same with both engines and --full, which adds Prometheus, rebuilding after
 a change, and goodput under overload. One line a check and the figures as JSON; the exit code is 1
@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.record import finish
-from tests.docker import checks
-from tests.docker.engine import CannotRun, Engine
+from checks.containers import checks
+from checks.containers.engine import CannotRun, Engine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks."""
-    parser = argparse.ArgumentParser(prog="python -m tests.docker")
+    parser = argparse.ArgumentParser(prog="python -m checks.containers")
     parser.add_argument("--engine", choices=("docker", "podman"), default="docker")
     parser.add_argument("--full", action="store_true")
     arguments = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Commit a model again in its place, as a job does: python -m tests.docker.sealing FOLDER."""
+"""Commit a model again in its place, as a job does: python -m checks.containers.sealing FOLDER."""
 
 import sys
 from pathlib import Path

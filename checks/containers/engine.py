@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.docker.clients import PORT
+from checks.containers.clients import PORT
 
 ROOT = Path(__file__).parents[2]
 

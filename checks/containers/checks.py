@@ -19,8 +19,7 @@ import pydicom
 
 from benchmarks.speed import proxy
 from benchmarks.speed.serve.processes import publish_paper_size
-from testing import orthanc
-from tests.docker.clients import (
+from checks.containers.clients import (
     HOST,
     MEBIBYTE,
     PORT,
@@ -32,7 +31,8 @@ from tests.docker.clients import (
     stalled,
     trickle,
 )
-from tests.docker.engine import ROOT, Engine
+from checks.containers.engine import ROOT, Engine
+from testing import orthanc
 
 PAGE = ROOT / "docs/deployment/containers.md"
 TUTORIAL = ROOT / "docs/tutorials/pacs.md"
@@ -259,7 +259,7 @@ def _publishing(
         report.that("page: publish by rename", _logged(engine, '"swapped"', 1))
         published = engine.tree / "runs/published"
         sealed = subprocess.run(
-            [sys.executable, "-m", "tests.docker.sealing", str(published / "model")],
+            [sys.executable, "-m", "checks.containers.sealing", str(published / "model")],
             cwd=ROOT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         report.that(
