@@ -36,7 +36,7 @@ from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
 from benchmarks.record import finish, judge
 from benchmarks.reliability.mutants import Seed, pick, read_seed
 from benchmarks.run_log import RunLog
-from medclip_dcl.data.dicom.reader import SYNTAXES
+from medclip_dcl.data.dicom.metadata import SYNTAXES
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError

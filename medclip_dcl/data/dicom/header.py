@@ -24,15 +24,14 @@ from pydicom.multival import MultiValue
 from pydicom.tag import Tag
 from pydicom.uid import UID, SecondaryCaptureImageStorage
 
-from medclip_dcl.data.dicom.metadata import DEFLATED
+from medclip_dcl.data.dicom.metadata import DEFLATED, SYNTAXES
+from medclip_dcl.data.dicom.pixels import pixel_element
 from medclip_dcl.data.dicom.reader import (
     PIXEL_TAGS,
     PUBLIC_TAGS,
-    SYNTAXES,
     annotation_behind,
     code_string,
     image_size,
-    pixel_element,
     raw_value,
     read_elements,
     require_grey,
