@@ -84,7 +84,7 @@ def _routes() -> str:
 
 def _troubleshooting() -> str:
     from api.errors import ERRORS, IMAGE_STATUS
-    from medclip_dcl.data.images import REASONS
+    from medclip_dcl.data.limits import REASONS
 
     rows = [(status, code, line) for code, (status, line) in ERRORS.items()]
     rows += [(IMAGE_STATUS.get(code, 422), code, line) for code, line in REASONS.items()]

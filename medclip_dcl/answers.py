@@ -25,7 +25,9 @@ from medclip_dcl.artifact import (
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
 from medclip_dcl.data.dicom.web import DicomWeb
-from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig, SquareImage
+from medclip_dcl.data.grayscale import SquareImage
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import REASONS, ImagesConfig
 from medclip_dcl.data.row_images import image_source
 from medclip_dcl.dicom_results.results import encode_results
 from medclip_dcl.dicom_results.settings import AnswerConfig, ResultsConfig

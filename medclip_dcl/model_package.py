@@ -41,7 +41,7 @@ from medclip_dcl.artifact import (
     open_artifact,
     write_artifact,
 )
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig

@@ -42,7 +42,8 @@ from benchmarks.fixtures.orthanc import Orthanc, StubService, radiograph, send, 
 from benchmarks.record import finish
 from benchmarks.reliability.faults import failing_disk
 from gateway.journal import WAITING, Journal
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.dicom_results.results import encode_results
 from medclip_dcl.dicom_results.settings import ResultsConfig
 from medclip_dcl.schemas import ClassifyAnswer

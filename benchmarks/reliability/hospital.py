@@ -33,7 +33,8 @@ from benchmarks.record import finish, is_quick, judge
 from benchmarks.reliability.gateway import PRELOADED, Bench
 from benchmarks.speed.timing import cpu_ms, interleaved
 from medclip_dcl.data.dicom.header import separate
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.dicom_results.results import encode_results
 from medclip_dcl.dicom_results.settings import Kind, ResultsConfig
 from medclip_dcl.errors import ImageError

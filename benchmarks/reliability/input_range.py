@@ -36,7 +36,8 @@ from benchmarks.method.real_studies.studies import read_patients
 from benchmarks.record import ROOT, finish, judge
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.input_range import fit_input_range, is_out_of_range

@@ -31,7 +31,8 @@ from benchmarks.fixtures.browser import Page, browsing, find_browser
 from benchmarks.fixtures.dicom import ramp
 from benchmarks.fixtures.hub import Handler, served
 from benchmarks.record import finish, judge
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 
 VERSION = "3.13.2"
 BARS = {"boxes_shown": "2", "negative_lines": "4", "black_without_coordinates": "1"}

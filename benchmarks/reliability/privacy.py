@@ -64,7 +64,7 @@ from gateway.launcher import started
 from gateway.monitoring import silence_libraries
 from gateway.settings import GatewaySettings
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.export import CARDS, export_model
 from pipelines.__main__ import COMMANDS
 from pipelines.config import Config, load_config

@@ -26,7 +26,8 @@ from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
 from benchmarks.processes import cpu_s
 from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.timing import cpu_ms, interleaved, wall_ms
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 
 ROWS, COLUMNS, SIZE_PX = 3000, 2500, 512
 IMAGES = 4

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from benchmarks.processes import memory_mib
 from benchmarks.record import finish, judge
 from medclip_dcl.data import manifest
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.manifest import images_root, read_source, write_manifest
 from medclip_dcl.data.prepared import ListedImage, prepare_images
 from medclip_dcl.data.row_images import image_source, row_name

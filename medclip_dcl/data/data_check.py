@@ -39,7 +39,8 @@ from medclip_dcl.artifact import (
     remove_resumable,
 )
 from medclip_dcl.data import manifest
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.manifest import REJECT_REASONS, VIEW_REASONS, Selection, Source
 from medclip_dcl.data.row_images import image_source
 from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Study, Text

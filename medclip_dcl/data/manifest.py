@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from medclip_dcl.artifact import Artifact, ArtifactType, json_digest
 from medclip_dcl.data.boxes import read_boxes
-from medclip_dcl.data.images import REASONS as IMAGE_REASONS
+from medclip_dcl.data.limits import REASONS as IMAGE_REASONS
 from medclip_dcl.data.row_images import file_of, stamp_files
 from medclip_dcl.data.sources import (
     dicom_folder,

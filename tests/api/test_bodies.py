@@ -17,7 +17,9 @@ from api.http_protocol import LARGE, READ_BODY
 from api.logging import Metrics, RequestState
 from api.settings import ServeSettings
 from benchmarks.fixtures.dicom import dicom_bytes, ramp
-from medclip_dcl.data.images import KEPT_BYTES, Decoder, ImagesConfig, SharedBytes
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.ipc import KEPT_BYTES, SharedBytes
+from medclip_dcl.data.limits import ImagesConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs files in memory")
 

@@ -14,7 +14,7 @@ from api.settings import ServeSettings
 from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.tiny_models import tiny_model_config
 from benchmarks.fixtures.users import enterable_folder, plain_user
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ConfigError
 from pipelines.config import Config
 

@@ -25,7 +25,7 @@ from gateway import destinations, listener
 from gateway.settings import GatewaySettings
 from medclip_dcl import errors
 from medclip_dcl.artifact import ArtifactType
-from medclip_dcl.data import images
+from medclip_dcl.data import limits
 from medclip_dcl.data.data_check import CODES
 from medclip_dcl.data.dicom import metadata, reader
 from medclip_dcl.data.manifest import SOURCE_REASONS
@@ -127,7 +127,7 @@ def reasons_table() -> str:
     """One row per code by which a row, a report or an image is left out."""
     rows = ["| job | code | meaning |", "|---|---|---|"]
     rows += [_row("`build_manifest`", f"`{code}`", text) for code, text in SOURCE_REASONS.items()]
-    rows += [_row("`prepare_images`", f"`{code}`", text) for code, text in images.REASONS.items()]
+    rows += [_row("`prepare_images`", f"`{code}`", text) for code, text in limits.REASONS.items()]
     rows += [_row("`check_data`", f"`{code}`", text) for code, (_, text) in CODES.items()]
     return "\n".join(rows)
 
@@ -144,7 +144,7 @@ def errors_table() -> str:
 
 def refusals_table() -> str:
     """One row per failure that the service answers with."""
-    of_images = [(IMAGE_STATUS.get(code, 422), code, line) for code, line in images.REASONS.items()]
+    of_images = [(IMAGE_STATUS.get(code, 422), code, line) for code, line in limits.REASONS.items()]
     of_requests = [(status, code, line) for code, (status, line) in ERRORS.items()]
     rows = [_row(str(status), f"`{code}`", line) for status, code, line in of_requests + of_images]
     return "\n".join(["| status | code | meaning |", "|---|---|---|", *rows])

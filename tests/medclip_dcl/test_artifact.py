@@ -27,7 +27,7 @@ from medclip_dcl.artifact import (
     remove_retired,
     write_artifact,
 )
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import (
     ArtifactCorrupt,
     ArtifactError,

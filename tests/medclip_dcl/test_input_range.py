@@ -10,7 +10,7 @@ from sklearn.datasets import load_sample_image
 from benchmarks.fixtures import unlike
 from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.tiny_models import random_images
-from medclip_dcl.data.images import SquareImage
+from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.errors import CheckpointError, QueryError

@@ -38,7 +38,8 @@ from medclip_dcl.data.dicom.reader import (
     require_no_text,
     whole_number,
 )
-from medclip_dcl.data.images import PREAMBLE, ImageHeader, ImagesConfig, SeparatedImage
+from medclip_dcl.data.images import ImageHeader, SeparatedImage
+from medclip_dcl.data.limits import PREAMBLE, ImagesConfig
 from medclip_dcl.errors import ImageError
 
 VERBATIM = ("PatientID", "PatientName", "AccessionNumber", "StudyInstanceUID")
@@ -59,7 +60,7 @@ def separate(data: bytes, settings: ImagesConfig) -> SeparatedImage:
     """Take identity and pixels of an image apart.
 
     Raises:
-        ImageError: with a code of `images.IDENTITY_REASONS`, or as `read_dicom` does, though the
+        ImageError: with a code of `limits.IDENTITY_REASONS`, or as `read_dicom` does, though the
             pixels themselves are not decoded.
     """
     wanted = [Tag(name) for name in (*_COPIED, *_SEQUENCES, *PUBLIC_TAGS, *PIXEL_TAGS)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from medclip_dcl.data.images import PREAMBLE, is_dicom
+from medclip_dcl.data.limits import PREAMBLE, is_dicom
 from medclip_dcl.errors import ImageError
 
 

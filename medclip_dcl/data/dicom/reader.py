@@ -40,7 +40,7 @@ from medclip_dcl.data.grayscale import (
     shade,
     stored_values,
 )
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ImageError
 
 # Archives hold values that break their VR; only the elements below are looked at, and checked here.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from medclip_dcl.data.dicom.metadata import read_header
-from medclip_dcl.data.images import PREAMBLE, is_dicom
+from medclip_dcl.data.limits import PREAMBLE, is_dicom
 from medclip_dcl.data.sources.records import (
     ImageRecord,
     RawStudies,

@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from benchmarks.speed import prepare
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 
 
 def test_rival_scales_by_minimum_and_maximum() -> None:

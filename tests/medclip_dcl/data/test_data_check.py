@@ -20,7 +20,8 @@ from medclip_dcl.data.data_check import (
     pixels_key,
     read_reports,
 )
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.manifest import Selection, Source
 from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Reject, Study, Text
 from medclip_dcl.text.labeler.lexicon import LABELS

@@ -2,9 +2,6 @@
 
 import csv
 import io
-import os
-import resource
-import socket
 import struct
 import subprocess
 import sys
@@ -19,19 +16,8 @@ import pytest
 from PIL import Image
 
 from benchmarks.fixtures.dicom import J2K, JPEG_LS, dicom_bytes, ramp, raster_bytes, refusal, scaled
-from medclip_dcl.data.images import (
-    REASONS,
-    Closed,
-    Decoder,
-    ImagesConfig,
-    _read_array,
-    _SharedBuffer,
-    is_dicom,
-    nameless_file,
-    open_image,
-    receive,
-    send,
-)
+from medclip_dcl.data.images import open_image
+from medclip_dcl.data.limits import REASONS
 from medclip_dcl.errors import ImageError
 
 
@@ -57,21 +43,6 @@ def test_jpeg_is_turned_as_its_tag_says() -> None:
     turned[274] = 3  # upside down
     image = open_image(raster_bytes(stored, "jpeg", quality=95, exif=turned))
     assert image.pixels[:, :12].min() > 60000 > 5000 > image.pixels[:, 20:].max()
-
-
-def test_refused_by_first_bytes_and_size(tmp_path: Path) -> None:
-    assert refusal(b"") == "empty"
-    assert refusal(b"file,view\nimages/a.jpg,PA\n" * 20) == "unknown_format"
-    file = dicom_bytes(ramp())
-    assert refusal(file, max_bytes=len(file) - 1) == "too_many_bytes"
-    assert open_image(file, ImagesConfig(max_bytes=len(file))).pixels.any()
-    assert refusal(Path("/nowhere/image.dcm")) == "missing"
-    assert refusal("/nowhere/image.dcm") == "missing"
-    (tmp_path / "image.dcm").write_bytes(file)
-    assert open_image(str(tmp_path / "image.dcm")).pixels.any()
-    assert refusal(Path("/dev/null")) == "missing"
-    os.mkfifo(tmp_path / "pipe")
-    assert refusal(tmp_path / "pipe") == "missing"  # at once: nobody may ever write to it
 
 
 def test_truncated_file_is_refused_wherever_it_is_cut() -> None:
@@ -125,95 +96,6 @@ def test_random_bytes_give_a_picture_or_a_reason() -> None:
     assert 0 < len(codes) < 200
     assert set(codes) <= set(REASONS)
     assert np.array_equal(open_image(io.BytesIO(sound[0]).getvalue()).pixels, scaled(stored))
-
-
-def test_dicom_is_known_by_four_letters_behind_its_preamble() -> None:
-    assert is_dicom(bytes(128) + b"DICM")
-    for data in (bytes(127) + b"DICM", bytes(129) + b"DICM", b"DICM" + bytes(128), bytes(132), b""):
-        assert not is_dicom(data)
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/dev/fd").iterdir()))
-
-
-def test_messages_carry_a_header_and_one_descriptor() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    file = nameless_file()
-    os.write(file, b"pixels")
-    longest = {"a": "x" * (65_536 - len('{"a": ""}'))}
-    with ours, theirs:
-        send(ours, longest)
-        send(ours, {"b": [1]}, file)
-        assert receive(theirs) == (longest, None)
-        header, handle = receive(theirs)
-        assert header == {"b": [1]}
-        assert handle is not None
-        assert os.pread(handle, 9, 0) == b"pixels"
-        os.close(handle)
-        before = open_descriptors()
-        for astray in (b"\3\0\0\0abc", struct.pack("<I", 65_537)):
-            socket.send_fds(ours, [astray], [file])
-            with pytest.raises(Closed):
-                receive(theirs)
-            assert open_descriptors() == before
-        theirs.settimeout(0.01)
-        with pytest.raises(TimeoutError):
-            receive(theirs)
-        ours.sendall(b"\3\0")
-        ours.close()
-        with pytest.raises(Closed):  # in the middle of a message
-            receive(theirs)
-        with pytest.raises(Closed):
-            send(theirs, {"a": 1})
-        with pytest.raises(Closed):
-            send(theirs, {"a": 1}, file)
-    os.close(file)
-
-
-def test_a_buffer_is_written_again_from_its_beginning_until_it_is_given_back() -> None:
-    before, buffer = open_descriptors(), _SharedBuffer()
-    handle = buffer.write(b"a longer image")
-    assert buffer.write(memoryview(b"another")) == handle
-    assert os.pread(handle, 99, 0) == b"anotherr image"
-    buffer.clear()
-    buffer.clear()
-    assert open_descriptors() == before
-    assert os.pread(buffer.write(b"new"), 99, 0) == b"new"
-    buffer.clear()
-
-
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="no limits of another process")
-@pytest.mark.parametrize("side", ["this process", "the worker"])
-def test_no_room_to_hand_an_image_over_is_not_the_images_fault(side: str) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
-    data = raster_bytes(noise, "PNG")  # more than 4096 bytes; the answer has two for a pixel
-    others = set(psutil.Process().children())
-    with Decoder(ImagesConfig(), 1) as decoder:
-        decoder.open(data)
-        [worker] = set(psutil.Process().children()) - others
-        suffers = os.getpid() if side == "this process" else worker.pid
-        usual = resource.prlimit(suffers, resource.RLIMIT_FSIZE)
-        resource.prlimit(suffers, resource.RLIMIT_FSIZE, (4000, usual[1]))
-        try:
-            with pytest.raises(OSError, match="File too large"):
-                decoder.open(data)
-        finally:
-            if suffers == os.getpid():
-                resource.prlimit(suffers, resource.RLIMIT_FSIZE, usual)
-        assert decoder.open(data).pixels.shape == (64, 64)  # by another worker
-
-
-def test_an_array_is_copied_out_and_must_be_there_whole() -> None:
-    file = nameless_file()
-    words = np.arange(6, dtype=np.uint16)
-    os.pwrite(file, words.tobytes(), 0)
-    copied = _read_array(file, (2, 3), np.uint16)
-    os.pwrite(file, bytes(12), 0)
-    assert np.array_equal(copied, words.reshape(2, 3))
-    with pytest.raises(Closed):
-        _read_array(file, (13,), np.uint8)
-    os.close(file)
 
 
 # Real DICOM files: every row of the test data's manifest behaves as it expects

@@ -23,7 +23,8 @@ from benchmarks.fixtures.hospital import (
     read,
     results_of,
 )
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.dicom_results.identifiers import SCHEME
 from medclip_dcl.dicom_results.results import encode_results
 from medclip_dcl.dicom_results.settings import ResultsConfig

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.method.real_images import labels
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import QueryError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.inference.prompts import Finding

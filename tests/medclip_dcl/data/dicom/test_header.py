@@ -13,7 +13,8 @@ from pydicom.filereader import read_dataset
 from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from benchmarks.fixtures.hospital import CLEAN, radiograph
 from medclip_dcl.data.dicom.reader import PIXEL_TAGS, PUBLIC_TAGS
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ImageError
 
 SETTINGS = ImagesConfig()

@@ -12,7 +12,8 @@ from benchmarks.fixtures.dicom import JPEG_LS, dicom_bytes, ramp, refusal, scale
 from medclip_dcl.data.dicom.header import separate
 from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import GreyImage
-from medclip_dcl.data.images import ImagesConfig, open_image
+from medclip_dcl.data.images import open_image
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ImageError
 from tests.medclip_dcl.data.test_images import ITEM, ITEM_END
 

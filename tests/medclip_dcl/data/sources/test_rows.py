@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmarks.fixtures.dicom import raster_bytes
 from medclip_dcl.data import manifest, prepared, row_images
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.manifest import read_source, select, split_patients
 from medclip_dcl.data.row_images import file_of, image_source, row_name, take_field
 from medclip_dcl.data.sources import rows, table
