@@ -35,7 +35,7 @@ from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.manifest import images_root, read_source, write_manifest
 from medclip_dcl.data.prepared import ListedImage, prepare_images
 from medclip_dcl.data.row_images import image_source, row_name
-from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.tables import read_table
 from pipelines.config import load_config
 

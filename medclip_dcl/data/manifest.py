@@ -29,20 +29,16 @@ from medclip_dcl.data.sources import (
 )
 from medclip_dcl.data.sources.labels import join_labels
 from medclip_dcl.data.sources.records import (
-    LABEL_KEY,
     LONGEST_REPORT,
-    POINTER_BYTES,
     BoxTable,
     ImageRecord,
     RawStudies,
     Reject,
-    Resolve,
-    SourceConfig,
     Study,
     Text,
-    find_file,
-    is_pointer,
 )
+from medclip_dcl.data.sources.settings import LABEL_KEY, Resolve, SourceConfig, find_file
+from medclip_dcl.data.sources.table_files import POINTER_BYTES, is_pointer
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, StudyError
 from medclip_dcl.files import path_under, sha256_file, write_text
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table

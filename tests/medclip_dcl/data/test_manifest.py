@@ -16,10 +16,10 @@ from medclip_dcl.data.sources.records import (
     ImageRecord,
     RawStudies,
     Reject,
-    SourceConfig,
     Study,
     Text,
 )
+from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import StudyError
 from medclip_dcl.tables import TableFormat, read_table
 

@@ -9,6 +9,7 @@ import pytest
 from pydicom.dataset import Dataset
 
 from benchmarks.fixtures.dicom import JPEG_LS, dicom_bytes, ramp, refusal, scaled
+from medclip_dcl.data.dicom import metadata, reader
 from medclip_dcl.data.dicom.header import separate
 from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import GreyImage
@@ -244,3 +245,10 @@ def test_no_identifier_leaves_the_reader() -> None:
         with pytest.raises(ImageError) as refused:
             open_image(broken)
         assert "SENTINEL" not in str(refused.value).upper()
+
+
+def test_no_tag_that_names_a_person_is_read_beside_the_patients_id() -> None:
+    read = {*metadata.TAGS.values(), *reader.PUBLIC_TAGS, *reader.PIXEL_TAGS}
+    personal = {name for name in read if name.startswith(("Patient", "Other", "Referring"))}
+    assert personal == {"PatientID"}
+    assert not {"StudyDescription", "AccessionNumber", "InstitutionName"} & read

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.fixtures.dicom import dicom_bytes, ramp
 from medclip_dcl.data.manifest import select
 from medclip_dcl.data.sources.dicom_folder import hash_patient, read_dicom_folder
-from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import StudyError
 
 SETTINGS = SourceConfig(kind="dicom")

@@ -20,7 +20,7 @@ from medclip_dcl.data import manifest
 from medclip_dcl.data.manifest import images_root, read_source
 from medclip_dcl.data.row_images import image_source
 from medclip_dcl.data.sources import huggingface
-from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ConfigError, HubError, StudyError
 from medclip_dcl.reporting.cards import data_card
 

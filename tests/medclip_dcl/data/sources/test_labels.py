@@ -23,7 +23,7 @@ from medclip_dcl.data.manifest import (
 )
 from medclip_dcl.data.sources.labels import label_table
 from medclip_dcl.data.sources.open_i import read_headings, read_open_i
-from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.lexicon import LABELS

@@ -18,7 +18,7 @@ from benchmarks.fixtures.open_i import (
 )
 from medclip_dcl.data.manifest import select, stamp
 from medclip_dcl.data.sources.open_i import image_name, read_open_i
-from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import StudyError
 
 SETTINGS = SourceConfig(kind="open_i")

@@ -18,7 +18,7 @@ from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.manifest import read_source, select, split_patients
 from medclip_dcl.data.row_images import file_of, image_source, row_name, take_field
 from medclip_dcl.data.sources import rows, table
-from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import read_table
 
