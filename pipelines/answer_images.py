@@ -16,6 +16,7 @@ from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
 from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.data.row_images import file_of, stamp_files
+from medclip_dcl.data.sources import readers
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import read_keys
 from medclip_dcl.inference.predictor import load
@@ -30,7 +31,7 @@ def build(job: Job) -> None:
     if settings.archive and not settings.objects:
         raise ConfigError("answer.archive stores objects; name some in answer.objects")
     studies = job.open(manifest.ARTIFACT)
-    root = manifest.images_root(config.source, lambda text: resolve_path(text, config.work))
+    root = readers.images_root(config.source, lambda text: resolve_path(text, config.work))
     images = answers.list_asked_images(studies)
     stamp = stamp_files(root, (file_of(image.path) for image in images))
     inputs: dict[str, Artifact | str] = {"manifest": studies, "images": stamp}

@@ -12,7 +12,8 @@ from typing import Any
 from medclip_dcl.artifact import HEADER, ArtifactWriter, make_fingerprint, read_artifact_header
 from medclip_dcl.data import data_check
 from medclip_dcl.data.data_check import Inspection, Row, inspect_images, read_reports
-from medclip_dcl.data.manifest import select, split_patients
+from medclip_dcl.data.manifest import split_patients
+from medclip_dcl.data.selection import select
 from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.files import write_text
 from medclip_dcl.reporting.page import render_check

@@ -12,7 +12,7 @@
     labels      where label frequencies come from, and studies per finding and answer
     verdict     shares and leaks with what is allowed, and whether all is `clean`
 
-Codes of lines are those of `manifest.REJECT_REASONS`, and `CODES`. Of their kinds,
+Codes of lines are those of `selection.REJECT_REASONS`, and `CODES`. Of their kinds,
 `unusable` and `duplicate` count towards a share, `leak` by number, `note` towards nothing.
 """
 
@@ -41,8 +41,9 @@ from medclip_dcl.artifact import (
 from medclip_dcl.data import manifest
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.manifest import REJECT_REASONS, VIEW_REASONS, Selection, Source
 from medclip_dcl.data.row_images import image_source
+from medclip_dcl.data.selection import REJECT_REASONS, VIEW_REASONS, Selection
+from medclip_dcl.data.sources.readers import Source
 from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Study, Text
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError

@@ -12,7 +12,7 @@ from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.release import REPORT, Release, release
 from benchmarks.reliability.archive import compare
 from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.data import data_check, manifest
+from medclip_dcl.data import data_check, selection
 from medclip_dcl.data.data_check import read_preflight
 from medclip_dcl.data.synthetic.faults import read_fault_list
 from medclip_dcl.data.synthetic.tree import BOX_TABLE
@@ -120,8 +120,8 @@ def test_the_report_shows_the_check_where_there_is_one(archive: Path) -> None:
     assert page.index('id="check"') < page.index('id="data"')
     assert "same_pixels" in page
     rejects = page[page.index('id="data"') :]
-    assert manifest.SOURCE_REASONS["lateral"] in rejects
-    assert manifest.SOURCE_REASONS["missing_image"].replace("'", "&#39;") in rejects
+    assert selection.SOURCE_REASONS["lateral"] in rejects
+    assert selection.SOURCE_REASONS["missing_image"].replace("'", "&#39;") in rejects
 
 
 def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

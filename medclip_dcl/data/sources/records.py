@@ -40,7 +40,7 @@ class Text(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """An image or study that is left out, and why (a key of `manifest.SOURCE_REASONS`)."""
+    """An image or study that is left out, and why (a key of `selection.SOURCE_REASONS`)."""
 
     id: str
     reason: str

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fixtures.dicom import dicom_bytes, ramp
-from medclip_dcl.data import data_check, manifest
+from medclip_dcl.data import data_check, selection
 from medclip_dcl.data.boxes import BoxTable
 from medclip_dcl.data.data_check import (
     CheckConfig,
@@ -22,7 +22,8 @@ from medclip_dcl.data.data_check import (
 )
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.manifest import Selection, Source
+from medclip_dcl.data.selection import Selection
+from medclip_dcl.data.sources.readers import Source
 from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Reject, Study, Text
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import SentencesConfig
@@ -163,7 +164,7 @@ def test_lines_come_gravest_first_and_count_ids_once() -> None:
 
 
 def test_every_code_has_a_kind_and_a_meaning() -> None:
-    codes = [*manifest.REJECT_REASONS, *data_check.CODES]
+    codes = [*selection.REJECT_REASONS, *data_check.CODES]
     lines = data_check.make_lines([Found(code, "x") for code in codes], {}, 1)
     assert len(lines) == len(set(codes)) > 40
     assert all(line["meaning"] for line in lines)

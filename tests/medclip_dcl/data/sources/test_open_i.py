@@ -16,8 +16,9 @@ from benchmarks.fixtures.open_i import (
     write_xml_form,
     xml,
 )
-from medclip_dcl.data.manifest import select, stamp
+from medclip_dcl.data.selection import select
 from medclip_dcl.data.sources.open_i import image_name, read_open_i
+from medclip_dcl.data.sources.readers import stamp
 from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import StudyError
 

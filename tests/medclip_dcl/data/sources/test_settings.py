@@ -8,7 +8,7 @@ import pytest
 
 from medclip_dcl.data.boxes import MS_CXR_COLUMNS
 from medclip_dcl.data.dicom import metadata
-from medclip_dcl.data.manifest import READERS
+from medclip_dcl.data.sources.readers import READERS
 from medclip_dcl.data.sources.settings import (
     BoxColumn,
     Column,
