@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from medclip_dcl.data.claims_table import ClaimsConfig
-from medclip_dcl.data.data_check import CheckConfig
 from medclip_dcl.data.limits import ImagesConfig
+from medclip_dcl.data.preflight import CheckConfig
 from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.dicom_results.settings import AnswerConfig

@@ -26,8 +26,8 @@ from gateway.settings import GatewaySettings
 from medclip_dcl import errors
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.data import limits
-from medclip_dcl.data.data_check import CODES
 from medclip_dcl.data.dicom import metadata, reader
+from medclip_dcl.data.preflight import CODES
 from medclip_dcl.data.selection import SOURCE_REASONS
 from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import EtaConfig
