@@ -38,7 +38,7 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.settings import TrainConfig
-from medclip_dcl.training.trainer import slow_start
+from medclip_dcl.training.setup import slow_start
 from medclip_dcl.training.validation import validation_batch
 
 from .cli import ConfigFile, Overrides, config_of, tool_main

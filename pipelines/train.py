@@ -45,12 +45,8 @@ from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.dataset import needs_claims
 from medclip_dcl.training.launch import settle_precision, start_accelerator
 from medclip_dcl.training.publishing import package_model
-from medclip_dcl.training.trainer import (
-    TrainInputs,
-    TrainResult,
-    set_up,
-    train,
-)
+from medclip_dcl.training.setup import TrainInputs, set_up
+from medclip_dcl.training.trainer import TrainResult, train
 
 from .job import Job, Stopped, job_main
 from .replacing import refuse_other_model
