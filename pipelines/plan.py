@@ -46,7 +46,7 @@ from .config import Config
 from .doctor import Check, nearest_folder, print_findings
 from .false_negatives import PAPER_BATCH, false_negatives
 from .grid import PlannedRuns, changed_config, grid_runs, read_grid
-from .sweep import runs_at_a_time
+from .runs import runs_at_a_time
 from .table1 import table_runs
 from .training_cost import MemoryEstimate, estimate_training_memory, measure_throughput
 
