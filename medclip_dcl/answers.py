@@ -15,13 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from medclip_dcl.artifact import (
-    Artifact,
-    ArtifactType,
-    Row,
-    map_resumable,
-    remove_resumable,
-)
+from medclip_dcl.artifact import Artifact, ArtifactType
+from medclip_dcl.artifact_writer import Row, map_resumable, remove_resumable
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
 from medclip_dcl.data.dicom.web import DicomWeb

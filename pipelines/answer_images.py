@@ -11,7 +11,8 @@ from typing import Any
 
 from medclip_dcl import answers, model_package
 from medclip_dcl.answers import Ask, answer_images, asking_model, asking_service
-from medclip_dcl.artifact import Artifact, ArtifactWriter
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
 from medclip_dcl.data.dicom.web import DicomWeb

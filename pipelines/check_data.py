@@ -9,7 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from medclip_dcl.artifact import HEADER, ArtifactWriter, make_fingerprint, read_artifact_header
+from medclip_dcl.artifact import HEADER, make_fingerprint, read_artifact_header
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.data import preflight
 from medclip_dcl.data.manifest import split_patients
 from medclip_dcl.data.selection import select

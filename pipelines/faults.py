@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from medclip_dcl.artifact import remove_resumable
+from medclip_dcl.artifact_writer import remove_resumable
 from medclip_dcl.data.preflight import (
     CODES,
     DUPLICATE,

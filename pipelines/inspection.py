@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from medclip_dcl.artifact import map_resumable
+from medclip_dcl.artifact_writer import map_resumable
 from medclip_dcl.data import manifest
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig

@@ -20,14 +20,8 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import (
-    Artifact,
-    ArtifactType,
-    ArtifactWriter,
-    make_fingerprint,
-    open_artifact,
-    remove_if_code_changed,
-)
+from medclip_dcl.artifact import Artifact, ArtifactType, make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import Truth, read_truth, truth_files
 from medclip_dcl.errors import ArtifactError
@@ -36,6 +30,7 @@ from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.likelihood import eta, masked_lm
 from medclip_dcl.models.pretrained import weights_file
 from medclip_dcl.models.towers import fetch_weights, files_digest
+from medclip_dcl.provenance import remove_if_code_changed
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels

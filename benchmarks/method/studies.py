@@ -30,7 +30,8 @@ from benchmarks.method.phantom_world import DROPPED_BY_WORSE, INVENTED_BY_WORSE,
 from benchmarks.method.rows import Row
 from benchmarks.processes import options
 from medclip_dcl import model_package
-from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import read_truth
 from medclip_dcl.evaluation import results

@@ -20,7 +20,8 @@ from benchmarks.fixtures.corpus import commit_tables
 from benchmarks.processes import options, spent_by
 from benchmarks.record import finish, is_quick, judge
 from medclip_dcl import model_package
-from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results

@@ -14,7 +14,8 @@ from PIL import Image
 
 from benchmarks.fixtures.published import SENTENCES, publish
 from benchmarks.fixtures.tiny_models import tiny_model_config
-from medclip_dcl.artifact import open_artifact, write_artifact
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, ConfigError
 from medclip_dcl.export_formats import EXPORT, Format, export_formats
 from medclip_dcl.inference.predictor import load

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from benchmarks.fixtures.corpus import commit_tables, write_reports
-from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta, masked_lm, scoring
 from medclip_dcl.likelihood.eta import EtaCache

@@ -18,7 +18,8 @@ from benchmarks.fixtures.hub import COMMIT, TOKEN, running_hub
 from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.tiny_models import tiny_model_config
 from medclip_dcl import export, model_package
-from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.prepared import PreparedImages

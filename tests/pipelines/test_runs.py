@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import write_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.evaluation import results
 from medclip_dcl.training import checkpoint, logging

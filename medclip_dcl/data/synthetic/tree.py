@@ -15,7 +15,8 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from medclip_dcl.artifact import ArtifactType, ArtifactWriter
+from medclip_dcl.artifact import ArtifactType
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.data.synthetic.faults import FAULT_LIST, Planted, choose_faults, plant_faults
 from medclip_dcl.data.synthetic.findings import FINE_FINDINGS, TYPES, FineFinding
 from medclip_dcl.data.synthetic.patients import COVERAGE, NATURAL, Item, Patient, draw_patient

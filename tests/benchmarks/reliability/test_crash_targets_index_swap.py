@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.fixtures.corpus import write_config
 from benchmarks.reliability.crash_targets import TINY, IndexSwap, arm, write_fixture
-from medclip_dcl.artifact import ArtifactType, make_fingerprint, write_artifact
+from medclip_dcl.artifact import ArtifactType, make_fingerprint
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.files import write_text
 from pipelines.build_index import main
 

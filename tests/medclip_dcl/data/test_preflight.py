@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from medclip_dcl.artifact import Artifact, open_artifact, write_artifact
+from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.preflight import ARTIFACT, NOT_BY_PATIENT, preflight_table, read_preflight
 from medclip_dcl.errors import ArtifactCorrupt
 

@@ -15,7 +15,8 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from transformers import RobertaConfig
 
 from benchmarks.fixtures.published import publish
-from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS

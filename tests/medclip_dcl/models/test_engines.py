@@ -16,7 +16,8 @@ import torch
 
 from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.service import png, running
-from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.images import open_image
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference.predictor import Predictor, load
