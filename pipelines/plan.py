@@ -31,8 +31,9 @@ from medclip_dcl.errors import ArtifactError, MedclipError
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import HEADS
-from medclip_dcl.models.pretrained import weights_file
-from medclip_dcl.models.towers import describe_image, fetch_weights, read_start
+from medclip_dcl.models.encoder_files import describe_image
+from medclip_dcl.models.pretrained import fetch_weights, weights_file
+from medclip_dcl.models.towers import read_start
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences

@@ -28,8 +28,8 @@ from medclip_dcl.errors import ArtifactError
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.likelihood import eta, masked_lm
-from medclip_dcl.models.pretrained import weights_file
-from medclip_dcl.models.towers import fetch_weights, files_digest
+from medclip_dcl.models.encoder_files import files_digest
+from medclip_dcl.models.pretrained import fetch_weights, weights_file
 from medclip_dcl.provenance import remove_if_code_changed
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences

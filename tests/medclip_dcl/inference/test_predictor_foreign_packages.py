@@ -21,8 +21,8 @@ from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS
 from medclip_dcl.models.architectures import hub_closed
+from medclip_dcl.models.encoder_files import read_tokenizer
 from medclip_dcl.models.text_encoder import read_bert_config
-from medclip_dcl.models.towers import read_tokenizer
 
 TEXT = "text/config.json"
 VIT = {
