@@ -16,7 +16,7 @@ from dataclasses import replace
 from python_multipart.multipart import parse_options_header
 from starlette.types import Message, Receive, Scope
 
-from medclip_dcl.data.images import KEPT_BYTES, SharedBytes, SharedMemory
+from medclip_dcl.data.ipc import KEPT_BYTES, SharedBytes, SharedMemory
 
 from .errors import ApiError
 from .http_protocol import LARGE, READ_BODY, ReadBody

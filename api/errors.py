@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from medclip_dcl.data.images import REASONS
+from medclip_dcl.data.limits import REASONS
 from medclip_dcl.errors import EngineError, ImageError, QueryError
 from medclip_dcl.schemas import FailureAnswer
 
@@ -42,7 +42,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "index_mismatch": (503, "the retrieval index was built with another model"),
     "engine_unavailable": (503, "the engine that finds candidates does not answer; try again"),
 }
-"""Code -> status and line; refused images have the codes of `images.REASONS`."""
+"""Code -> status and line; refused images have the codes of `limits.REASONS`."""
 
 IMAGE_STATUS = {
     "too_many_bytes": 413,

@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from starlette.types import Scope
 
-from medclip_dcl.data.images import SharedBytes
+from medclip_dcl.data.ipc import SharedBytes
 
 LOGGER = logging.getLogger("medclip.service")
 

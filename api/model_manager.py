@@ -19,11 +19,12 @@ from fastapi import Depends, Request
 from PIL import Image
 
 from medclip_dcl.artifact import HEADER
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ArtifactStale, ArtifactUnreadable, MedclipError
 from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.model_package import SavedModel, read_model_package
-from medclip_dcl.models.towers import PACKAGE, fetch_weights
+from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 
 from .batching import MicroBatcher, WorkerSlots, start_threads

@@ -6,8 +6,8 @@ from fastapi import Depends, File, Form, Request, UploadFile
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from medclip_dcl.data.grayscale import GreyImage
-from medclip_dcl.data.images import SharedBytes, SquareImage
+from medclip_dcl.data.grayscale import GreyImage, SquareImage
+from medclip_dcl.data.ipc import SharedBytes
 from medclip_dcl.inference.prompts import Finding, parse_prompts
 
 from .errors import ApiError

@@ -19,9 +19,9 @@ from api.errors import ERRORS, IMAGE_STATUS  # noqa: E402
 from api.settings import ServeSettings  # noqa: E402
 from gateway.settings import GatewaySettings  # noqa: E402
 from medclip_dcl import errors  # noqa: E402
-from medclip_dcl.data.data_check import CODES  # noqa: E402
-from medclip_dcl.data.images import REASONS  # noqa: E402
-from medclip_dcl.data.manifest import SOURCE_REASONS  # noqa: E402
+from medclip_dcl.data.limits import REASONS  # noqa: E402
+from medclip_dcl.data.preflight import CODES  # noqa: E402
+from medclip_dcl.data.selection import SOURCE_REASONS  # noqa: E402
 from pipelines import reference  # noqa: E402
 from pipelines.__main__ import COMMANDS  # noqa: E402
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from medclip_dcl.data.dicom.web import ArchivedImage, DicomWeb
-from medclip_dcl.data.images import REASONS
+from medclip_dcl.data.limits import REASONS
 from medclip_dcl.errors import ConfigError, ImageError, ServiceError
 
 from .journal import Journal

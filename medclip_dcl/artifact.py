@@ -13,84 +13,21 @@ with the same fingerprint goes on where it stopped.
 
 import dataclasses
 import fcntl
-import functools
 import hashlib
 import json
 import os
-import platform
 import shutil
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactError, ArtifactMissing, ArtifactStale
-from medclip_dcl.files import (
-    denials_named,
-    disk_faults_named,
-    remove_staged,
-    sha256_file,
-    sync_file,
-    write_text,
-)
+from medclip_dcl.files import denials_named, sha256_file
 from medclip_dcl.settings import Section
 
 HEADER = "artifact.json"
-_FINGERPRINT = "fingerprint.json"
-_DRAFT_CODE = "code.json"
-_PACKAGES = (
-    *("medclip-dcl", "torch", "transformers", "tokenizers", "accelerate", "numpy", "pyarrow"),
-    *("pydicom", "imagecodecs", "pillow", "pysbd", "scikit-learn"),
-)
-
-
-@functools.cache
-def package_versions() -> dict[str, str]:
-    """Versions of the installed packages that can change what an artifact holds."""
-    found = {}
-    for name in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-_PROJECT = Path(__file__).parents[1]
-_CODE = tuple(f"{_PROJECT / name}/" for name in ("medclip_dcl", "pipelines"))
-
-
-def code_digests() -> dict[str, str]:
-    """Digests of the project's modules that this process has loaded, by path: 16 hex digits."""
-    files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
-    names = sorted(Path(file).relative_to(_PROJECT) for file in files if file.startswith(_CODE))
-    return {name.as_posix(): _code_digest(name.as_posix()) for name in names}
-
-
-def changed_code(artifact: "Artifact") -> list[str]:
-    """List the modules that an artifact was made with and that differ now."""
-    return _changed(artifact.origin.get("code", {}))
-
-
-def remove_if_code_changed(path: Path) -> None:
-    """Delete an artifact, or a checkpoint, that other code than today's has made."""
-    with suppress(ArtifactError):
-        if changed_code(read_artifact_header(path)):
-            shutil.rmtree(path)
-
-
-@functools.cache  # what a process has loaded stays what it was
-def _code_digest(name: str) -> str:
-    try:
-        return sha256_file(_PROJECT / name)[:16]
-    except OSError:
-        return ""
-
-
-def _changed(code: Mapping[str, str]) -> list[str]:
-    return [name for name, digest in code.items() if _code_digest(name) != digest]
 
 
 @dataclass(frozen=True)
@@ -169,7 +106,7 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
         TooManyOpenFiles: this process may open no more files.
         ArtifactCorrupt: a file is missing, was added, or differs from what was committed.
     """
-    if not path.exists() and (_retired(path) / HEADER).is_file():
+    if not path.exists() and (retired_folder(path) / HEADER).is_file():
         path = _restore(path)
     if not (path / HEADER).is_file():
         raise ArtifactMissing(f"no {kind.name} in {path}; run {kind.job} first")
@@ -179,7 +116,7 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
             f"{path} holds {artifact.kind} version {artifact.version}, version {kind.version} of "
             f"{kind.name} is read here; rerun {kind.job}"
         )
-    found, others = _entries(path)
+    found, others = list_entries(path)
     if found != set(artifact.files) or others:
         for name in artifact.files:  # denied where a folder may not be entered, else missing
             with suppress(FileNotFoundError, NotADirectoryError):
@@ -217,127 +154,9 @@ def fingerprint_changes(
     return lines
 
 
-@dataclass
-class ArtifactWriter:
-    """An artifact that is being written; its draft, `directory`, survives a kill."""
-
-    directory: Path
-    final: Path
-    kind: ArtifactType
-    fingerprint: dict[str, Any]
-    resumed: bool
-    started: float
-    carried: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Origin of an earlier artifact that stays that of this one."""
-
-    def commit(self, summary: Mapping[str, Any]) -> Artifact:
-        """Flush and hash the draft and rename it to its final folder.
-
-        `summary` holds counts that people look at, no texts.
-        """
-        entries = {}
-        for name in _data_files(self.directory):
-            file = self.directory / name
-            sync_file(file)
-            entries[name] = {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
-        header = {
-            "kind": self.kind.name,
-            "version": self.kind.version,
-            "fingerprint": self.fingerprint,
-            "fingerprint_digest": json_digest(self.fingerprint),
-            "files": entries,
-            "digest": json_digest(entries),
-            "summary": dict(summary),
-            "origin": {  # no host or user name
-                "committed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "seconds": round(time.monotonic() - self.started, 3),
-                "python": platform.python_version(),
-                "machine": platform.machine(),
-                "system": platform.system(),
-                "packages": package_versions(),
-                "code": code_digests(),
-                **self.carried,
-            },
-        }
-        header["checksum"] = json_digest(header)
-        write_text(self.directory / HEADER, _header_text(header))
-        # Only now: a kill before this line leaves a note, one after it a header to resume by.
-        for name in (_FINGERPRINT, _DRAFT_CODE):
-            (self.directory / name).unlink(missing_ok=True)
-        _publish(self.directory, self.final)
-        return open_artifact(self.final, self.kind, verify=False)
-
-
 @contextmanager
-def write_artifact(
-    path: Path, kind: ArtifactType, fingerprint: dict[str, Any], *, same_code: bool = False
-) -> Iterator[ArtifactWriter]:
-    """Write an artifact; what a killed run with the same fingerprint had written is kept.
-
-    With `same_code` it is kept only where today's code wrote it. Leaving without `commit` keeps
-    the draft for the next run.
-
-    Raises:
-        ArtifactError: another process is writing the same artifact.
-        ArtifactStale: a costly type has an unfinished draft with another fingerprint.
-        ArtifactUnwritable: the disk is full, or fails, or may not be written to.
-    """
-    with disk_faults_named(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
-            directory = path.with_name(f".{path.name}.draft")
-            if same_code and _changed(_read_draft_code(directory)):
-                shutil.rmtree(directory)
-            resumed = _take_up(directory, kind, fingerprint)
-            yield ArtifactWriter(directory, path, kind, fingerprint, resumed, time.monotonic())
-
-
-def _take_up(directory: Path, kind: ArtifactType, fingerprint: dict[str, Any]) -> bool:
-    """Return whether a draft of a killed run is resumed; else make a new one."""
-    begun = _begun(directory)
-    if begun == fingerprint:
-        remove_staged(directory)
-        write_text(directory / _FINGERPRINT, json.dumps(fingerprint, sort_keys=True))
-        (directory / HEADER).unlink(missing_ok=True)
-        return True
-    if kind.costly and directory.exists() and _data_files(directory):
-        changes = fingerprint_changes(begun, fingerprint) if begun else ["by an earlier version"]
-        raise ArtifactStale(
-            f"{directory} holds an unfinished {kind.name} that was started with other settings "
-            f"({'; '.join(changes)}); set them back to go on with it, or delete that folder to "
-            "start again"
-        )
-    if directory.exists():
-        shutil.rmtree(directory)
-    directory.mkdir()
-    write_text(directory / _DRAFT_CODE, json.dumps(code_digests()))
-    write_text(directory / _FINGERPRINT, json.dumps(fingerprint, sort_keys=True))
-    return False
-
-
-def _read_draft_code(directory: Path) -> dict[str, str]:
-    try:
-        code: dict[str, str] = json.loads((directory / _DRAFT_CODE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return code
-
-
-def _begun(directory: Path) -> dict[str, Any] | None:
-    """Read a draft's fingerprint from its note or, if it was about to be renamed, its header."""
-    for name in (_FINGERPRINT, HEADER):
-        try:
-            tree = json.loads((directory / name).read_text(encoding="utf-8"))
-            fingerprint: dict[str, Any] = tree["fingerprint"] if name == HEADER else tree
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if isinstance(fingerprint, dict):
-            return fingerprint
-    return None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of an artifact's writer; ArtifactError where another process does."""
     lock = path.with_name(f".{path.name}.lock")
     with lock.open("a") as stream:
         try:
@@ -349,32 +168,14 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _publish(directory: Path, final: Path) -> None:
-    # A folder cannot be replaced in one rename; between the two, readers find the retired one.
-    retired = _retired(final)
-    replaces = final.exists()
-    if replaces:
-        if retired.exists():
-            shutil.rmtree(retired)
-        final.replace(retired)
-    try:
-        directory.replace(final)
-    except OSError:
-        if replaces:
-            retired.replace(final)
-        raise
-    sync_file(final.parent)
-    shutil.rmtree(retired, ignore_errors=True)
-
-
 def _restore(path: Path) -> Path:
     """Give back its name to an artifact whose writer was killed between the two renames.
 
     Gives the folder where it is: still the retired one while a writer lives, or where this user
     may not rename it.
     """
-    retired = _retired(path)
-    with suppress(ArtifactError, OSError), _locked(path):
+    retired = retired_folder(path)
+    with suppress(ArtifactError, OSError), locked(path):
         if not path.exists():
             retired.replace(path)
     return path if path.exists() else retired
@@ -385,16 +186,16 @@ def remove_retired(path: Path) -> None:
 
     Whoever reuses an artifact calls this: nothing else would free that space.
     """
-    retired = _retired(path)
+    retired = retired_folder(path)
     if retired.exists() and path.exists():
         with (
             suppress(ArtifactError, OSError),
-            _locked(path),
+            locked(path),
         ):  # another may be writing, and keeps it
             shutil.rmtree(retired)
 
 
-def _retired(path: Path) -> Path:
+def retired_folder(path: Path) -> Path:
     """Folder of the old artifact until the new one has its name."""
     return path.with_name(f".{path.name}.retired")
 
@@ -404,7 +205,7 @@ def _read_header(path: Path, kind: ArtifactType) -> Artifact:
         with denials_named():
             text = (path / HEADER).read_text(encoding="utf-8")
         tree = json.loads(text)
-        whole = text == _header_text(tree) and tree.pop("checksum") == json_digest(tree)
+        whole = text == header_text(tree) and tree.pop("checksum") == json_digest(tree)
         if whole and set(tree) != _HEADER_KEYS:
             raise ArtifactStale(
                 f"{path} was written by an earlier version of this project; rerun {kind.job}"
@@ -419,16 +220,12 @@ def _read_header(path: Path, kind: ArtifactType) -> Artifact:
     return artifact
 
 
-def _header_text(tree: Mapping[str, Any]) -> str:
+def header_text(tree: Mapping[str, Any]) -> str:
+    """Lay a header out as it stands on disk."""
     return json.dumps(tree, indent=1, sort_keys=True) + "\n"
 
 
-def _data_files(directory: Path) -> list[str]:
-    """List a draft's files; the frame's own notes and half-written files, which are hidden, not."""
-    return sorted(_entries(directory)[0] - {_FINGERPRINT, _DRAFT_CODE})
-
-
-def _entries(directory: Path) -> tuple[set[str], list[str]]:
+def list_entries(directory: Path) -> tuple[set[str], list[str]]:
     """List the files of an artifact, and what is neither a file nor a folder: that is never read.
 
     Hidden names are left out, of folders too: hubs, git and file systems put theirs everywhere.
@@ -451,43 +248,6 @@ def _entries(directory: Path) -> tuple[set[str], list[str]]:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-Item = TypeVar("Item")
-Row = dict[str, Any]
-
-
-def map_resumable(
-    folder: Path,
-    name: str,
-    items: Sequence[Item],
-    size: int,
-    answer: Callable[[Sequence[Item]], list[Row]],
-    finished: Callable[[int], None],
-) -> list[Row]:
-    """Map items to rows, in units of `size`; what a killed run had finished is read back.
-
-    `folder` is the draft's. The fingerprint must determine the order of the items. `answer` gives
-    JSON-serialisable rows for the items of one unit; `finished` is called with how many are done.
-    """
-    rows: list[Row] = []
-    for number, start in enumerate(range(0, len(items), size)):
-        part = items[start : start + size]
-        note = folder / f"unit-{name}-{number:06d}.json"
-        if note.is_file():
-            rows += json.loads(note.read_text(encoding="utf-8"))
-        else:
-            answers = answer(part)
-            write_text(note, json.dumps(answers))
-            rows += answers
-        finished(len(part))
-    return rows
-
-
-def remove_resumable(folder: Path) -> None:
-    """Remove the notes, and what a kill left half-written, before the draft is committed."""
-    for note in [*folder.glob("unit-*.json"), *folder.glob(".unit-*")]:
-        note.unlink()
 
 
 def read_object(artifact: Artifact, name: str, kind: ArtifactType) -> dict[str, Any]:

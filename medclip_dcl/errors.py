@@ -103,7 +103,7 @@ class _CodedError(MedclipError):
 class ImageError(_CodedError):
     """One image is refused.
 
-    `code` is the rule that refused it, from `medclip_dcl.data.images.REASONS`.
+    `code` is the rule that refused it, from `medclip_dcl.data.limits.REASONS`.
     """
 
 

@@ -19,8 +19,6 @@ The artifact's digest names the model everywhere.
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,13 +33,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from medclip_dcl.artifact import (
-    Artifact,
-    ArtifactType,
-    open_artifact,
-    write_artifact,
-)
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig
@@ -364,29 +357,6 @@ def read_model_package(path: Path) -> SavedModel:
         ) from error
     known = None if hashes is None else frozenset(hashes)
     return SavedModel(path, artifact.digest, config, card, known, read_calibration(artifact))
-
-
-def add_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
-    """Put a calibration into a model, instead of the one that it has; its digest is new."""
-    with write_artifact(model.path, ARTIFACT, model.fingerprint) as writer:
-        for name in model.files:
-            if name != CALIBRATION_FILE:
-                _link(model.path / name, writer.directory / name)
-        text = calibration.model_dump_json(indent=1)
-        write_text(writer.directory / CALIBRATION_FILE, text + "\n")
-        # Those of its training.
-        names = {"seconds", "code"} & set(model.origin)
-        writer.carried = {name: model.origin[name] for name in names}
-        return writer.commit(model.summary)
-
-
-def _link(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without links
-        shutil.copyfile(source, target)
 
 
 def _write_json(path: Path, tree: Any) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
 
     import numpy as np
 
-    from medclip_dcl.data.images import SquareImage
+    from medclip_dcl.data.grayscale import SquareImage
     from medclip_dcl.inference.grounding import Grounding
     from medclip_dcl.inference.predictor import Predictor
     from medclip_dcl.inference.prompts import Finding

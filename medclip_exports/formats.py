@@ -41,7 +41,8 @@ from transformers import BertModel
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 from transformers.utils import logging as transformers_logging
 
-from medclip_dcl.artifact import Artifact, ArtifactType, make_fingerprint, write_artifact
+from medclip_dcl.artifact import Artifact, ArtifactType, make_fingerprint
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.files import write_bytes, write_text

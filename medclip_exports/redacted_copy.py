@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS, TEXT, TEXT_FILES, WEIGHTS

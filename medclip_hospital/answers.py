@@ -15,17 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from medclip_dcl.artifact import (
-    Artifact,
-    ArtifactType,
-    Row,
-    map_resumable,
-    remove_resumable,
-)
+from medclip_dcl.artifact import Artifact, ArtifactType
+from medclip_dcl.artifact_writer import Row, map_resumable, remove_resumable
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
 from medclip_dcl.data.dicom.web import DicomWeb
-from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig, SquareImage
+from medclip_dcl.data.grayscale import SquareImage
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import REASONS, ImagesConfig
 from medclip_dcl.data.row_images import image_source
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError, ServiceError, StudyError

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data import manifest, prepared, selection
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.tables import SPLITS, read_table, spread_rows
 from medclip_dcl.text import sentences
@@ -132,7 +132,7 @@ def _rejects(sources: Sources) -> list[View]:
         {
             "stage": stage,
             "reason": reason,
-            "meaning": manifest.REJECT_REASONS[reason],
+            "meaning": selection.REJECT_REASONS[reason],
             "count": count,
         }
         for (stage, reason), count in counts.most_common()

@@ -8,8 +8,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.data import data_check
-from medclip_dcl.data.data_check import read_preflight
+from medclip_dcl.data import preflight
+from medclip_dcl.data.preflight import read_preflight
 from medclip_reporting.cases import show_answers, show_cases
 from medclip_reporting.corpus import describe_data, show_examples
 from medclip_reporting.correction import audit_negatives, describe_eta
@@ -30,7 +30,7 @@ def render_report(sources: Sources) -> str:
 
     Sections without their artifact are left out.
     """
-    check = sources.get(data_check.ARTIFACT)
+    check = sources.get(preflight.ARTIFACT)
     return render(
         {
             "name": sources.work.name,

@@ -7,7 +7,7 @@ from typing import Any
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
-from medclip_dcl.data import data_check, manifest, prepared
+from medclip_dcl.data import manifest, preflight, prepared
 from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.evaluation import results
 from medclip_dcl.likelihood import eta, masked_lm, scoring
@@ -17,7 +17,7 @@ from medclip_dcl.text.labeler import labels
 from medclip_reporting.settings import ReportConfig
 
 KINDS = (
-    data_check.ARTIFACT,
+    preflight.ARTIFACT,
     manifest.ARTIFACT,
     prepared.ARTIFACT,
     sentences.ARTIFACT,

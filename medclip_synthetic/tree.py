@@ -15,7 +15,8 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from medclip_dcl.artifact import ArtifactType, ArtifactWriter
+from medclip_dcl.artifact import ArtifactType
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.progress import Progress

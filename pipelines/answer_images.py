@@ -10,11 +10,13 @@ from functools import partial
 from typing import Any
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact, ArtifactWriter
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
 from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.data.row_images import file_of, stamp_files
+from medclip_dcl.data.sources import readers
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import read_keys
 from medclip_dcl.inference.predictor import load
@@ -31,7 +33,7 @@ def build(job: Job) -> None:
     if settings.archive and not settings.objects:
         raise ConfigError("answer.archive stores objects; name some in answer.objects")
     studies = job.open(manifest.ARTIFACT)
-    root = manifest.images_root(config.source, lambda text: resolve_path(text, config.work))
+    root = readers.images_root(config.source, lambda text: resolve_path(text, config.work))
     images = answers.list_asked_images(studies)
     stamp = stamp_files(root, (file_of(image.path) for image in images))
     inputs: dict[str, Artifact | str] = {"manifest": studies, "images": stamp}

@@ -17,6 +17,7 @@ from medclip_dcl.artifact import Artifact
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
 from medclip_dcl.data.row_images import image_source
+from medclip_dcl.data.sources import readers
 from medclip_dcl.errors import QueryError
 from medclip_dcl.files import write_text
 from medclip_dcl.retrieval import embeddings
@@ -43,7 +44,7 @@ def build(job: Job) -> None:
     images = job.open(manifest.ARTIFACT)
     image, phrase = _choose(images, job.open(embeddings.ARTIFACT), job.open(sentences.ARTIFACT))
     config = job.config
-    root = manifest.images_root(config.source, lambda text: resolve_path(text, config.work))
+    root = readers.images_root(config.source, lambda text: resolve_path(text, config.work))
     source = image_source(root, image["path"])
     picture = source.read_bytes() if isinstance(source, Path) else bytes(source)
     with _serving(model_package.ARTIFACT.at(job.work), embeddings.ARTIFACT.at(job.work)) as client:

@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact, ArtifactWriter
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.inference.predictor import load

@@ -8,7 +8,9 @@ import sys
 
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.data import manifest
-from medclip_dcl.data.manifest import Source, write_manifest
+from medclip_dcl.data.manifest import write_manifest
+from medclip_dcl.data.sources import readers
+from medclip_dcl.data.sources.readers import Source
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.settings import resolve_path
 
@@ -18,7 +20,7 @@ from .job import Job, job_main
 
 def source_of(config: Config) -> Source:
     """Read the source that a config names; no image is decoded."""
-    return manifest.read_source(config.source, lambda text: resolve_path(text, config.work))
+    return readers.read_source(config.source, lambda text: resolve_path(text, config.work))
 
 
 def build(job: Job) -> None:

@@ -17,6 +17,7 @@ from medclip_dcl.artifact import Artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.evaluation import calibration
 from medclip_dcl.evaluation.calibration import calibrate_findings
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
 from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT, REMEDY, pair_correlation
@@ -46,7 +47,7 @@ def build(job: Job) -> None:
         or (found.settings, found.inputs, found.correlation_limit) != wanted
     ):
         found = _fit(job, inputs)
-        model_package.add_calibration(model, found)
+        calibration.add_calibration(model, found)
         state = "made"
     job.say(artifact=model_package.ARTIFACT.name, state=state, truth=found.truth, **_counts(found))
     for item in found.findings:

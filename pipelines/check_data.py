@@ -9,10 +9,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from medclip_dcl.artifact import HEADER, ArtifactWriter, make_fingerprint, read_artifact_header
-from medclip_dcl.data import data_check
-from medclip_dcl.data.data_check import Inspection, Row, inspect_images, read_reports
-from medclip_dcl.data.manifest import select, split_patients
+from medclip_dcl.artifact import HEADER, make_fingerprint, read_artifact_header
+from medclip_dcl.artifact_writer import ArtifactWriter
+from medclip_dcl.data import preflight
+from medclip_dcl.data.manifest import split_patients
+from medclip_dcl.data.selection import select
 from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import read_table
@@ -20,6 +21,8 @@ from medclip_dcl.text.sentences import SPLITTER
 from medclip_reporting.page import render_check
 
 from .build_manifest import source_of
+from .faults import Inspection, write_preflight
+from .inspection import Row, inspect_images, read_reports
 from .job import Job, job_main
 
 PAGE = "preflight.html"
@@ -46,7 +49,7 @@ def build(job: Job) -> None:
         "seed": config.seed,
         "split": config.evaluate.split,
     }
-    known = _known_images(job, make_fingerprint(data_check.ARTIFACT, settings, inputs))
+    known = _known_images(job, make_fingerprint(preflight.ARTIFACT, settings, inputs))
 
     def fill(writer: ArtifactWriter) -> Mapping[str, Any]:
         folder, check, seed = writer.directory, config.check, config.seed
@@ -58,18 +61,18 @@ def build(job: Job) -> None:
         )
         trained = _trained(job, split_of) if trained_model else []
         look = Inspection(source, chosen, split_of, images, reports, trained)
-        return data_check.write_preflight(folder, look, config.source.kind, check)
+        return write_preflight(folder, look, config.source.kind, check)
 
-    artifact = job.make(data_check.ARTIFACT, settings, inputs, fill)
-    tree = data_check.read_preflight(artifact)
+    artifact = job.make(preflight.ARTIFACT, settings, inputs, fill)
+    tree = preflight.read_preflight(artifact)
     write_text(job.work / PAGE, render_check(job.work.name, artifact))
-    print(data_check.preflight_table(tree), flush=True)
+    print(preflight.preflight_table(tree), flush=True)
     job.say(page=str(job.work / PAGE))
     _warn_of_small_validation(job, tree["splits"]["validate"]["reports"])
     if not tree["verdict"]["clean"]:
         raise StudyError(
             "the source has more faults than check.max_unusable_share, max_duplicate_share and "
-            f"max_leaks allow; {data_check.FOUND.file} of {artifact.path} names each, and its row "
+            f"max_leaks allow; {preflight.FOUND.file} of {artifact.path} names each, and its row "
             "where a table has it: correct them"
         )
 
@@ -94,12 +97,12 @@ def _known_images(job: Job, fingerprint: Mapping[str, Any]) -> list[Row]:
         return inputs, *named, settings["check"]["images"]
 
     try:
-        earlier = job.open(data_check.ARTIFACT)
+        earlier = job.open(preflight.ARTIFACT)
     except ArtifactError:
         return []
     if about_images(earlier.fingerprint) != about_images(fingerprint):
         return []
-    rows: list[Row] = read_table(earlier.path, data_check.IMAGES).to_pylist()
+    rows: list[Row] = read_table(earlier.path, preflight.IMAGES).to_pylist()
     return rows
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact, ArtifactWriter, open_artifact
+from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results

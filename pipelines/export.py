@@ -14,7 +14,7 @@ import typer
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER
-from medclip_dcl.models.towers import PACKAGE, fetch_weights
+from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_exports.formats import Format, export_formats
 
 from .cli import run_folder, tool_main

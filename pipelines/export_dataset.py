@@ -8,7 +8,7 @@ shard, so a killed run goes on after the last whole shard.
 import sys
 from typing import Any
 
-from medclip_dcl.artifact import ArtifactWriter
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages

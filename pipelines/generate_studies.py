@@ -2,13 +2,8 @@
 
 import sys
 
-from medclip_dcl.artifact import (
-    Artifact,
-    make_fingerprint,
-    open_artifact,
-    remove_retired,
-    write_artifact,
-)
+from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, remove_retired
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.settings import resolve_path
 from medclip_synthetic.tree import ARTIFACT, content_settings, write_tree

@@ -13,16 +13,15 @@ from typing import Any
 from medclip_dcl.artifact import (
     Artifact,
     ArtifactType,
-    ArtifactWriter,
-    changed_code,
     fingerprint_changes,
     make_fingerprint,
     open_artifact,
     remove_retired,
-    write_artifact,
 )
+from medclip_dcl.artifact_writer import ArtifactWriter, write_artifact
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.files import raise_open_file_limit
+from medclip_dcl.provenance import changed_code
 from medclip_dcl.settings import resolve_path
 
 from .cli import ConfigFile, Force, Overrides, Replace, config_of, tool_main

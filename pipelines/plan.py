@@ -31,14 +31,15 @@ from medclip_dcl.errors import ArtifactError, MedclipError
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import HEADS
-from medclip_dcl.models.pretrained import weights_file
-from medclip_dcl.models.towers import describe_image, fetch_weights, read_start
+from medclip_dcl.models.encoder_files import describe_image
+from medclip_dcl.models.pretrained import fetch_weights, weights_file
+from medclip_dcl.models.towers import read_start
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.settings import TrainConfig
-from medclip_dcl.training.trainer import slow_start
+from medclip_dcl.training.setup import slow_start
 from medclip_dcl.training.validation import validation_batch
 
 from .cli import ConfigFile, Overrides, config_of, tool_main
@@ -46,7 +47,7 @@ from .config import Config
 from .doctor import Check, nearest_folder, print_findings
 from .false_negatives import PAPER_BATCH, false_negatives
 from .grid import PlannedRuns, changed_config, grid_runs, read_grid
-from .sweep import runs_at_a_time
+from .runs import runs_at_a_time
 from .table1 import table_runs
 from .training_cost import MemoryEstimate, estimate_training_memory, measure_throughput
 

@@ -8,6 +8,7 @@ import sys
 
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.row_images import stamp_files
+from medclip_dcl.data.sources import readers
 from medclip_dcl.settings import resolve_path
 
 from .job import Job, job_main
@@ -17,7 +18,7 @@ def build(job: Job) -> None:
     """Prepare the images."""
     config = job.config
     source = job.open(manifest.ARTIFACT)
-    root = manifest.images_root(config.source, lambda text: resolve_path(text, config.work))
+    root = readers.images_root(config.source, lambda text: resolve_path(text, config.work))
     images = prepared.list_images(source)
     stamp = stamp_files(root, (image.path for image in images))
     job.make(

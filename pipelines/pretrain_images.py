@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from medclip_dcl.artifact import Artifact, ArtifactWriter, make_fingerprint, open_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.settings import resolve_path

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from medclip_dcl.artifact import Artifact, ArtifactWriter
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.data.claims_table import read_claims_table
 from medclip_dcl.files import sha256_file
 from medclip_dcl.settings import resolve_path

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from medclip_dcl.artifact import ArtifactWriter
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.data import manifest
 from medclip_dcl.tables import read_table, write_table
 from medclip_dcl.text import sentences

@@ -35,7 +35,8 @@ from .cli import ConfigFile, Overrides, tool_main
 from .config import Config
 from .grid import PlannedRuns, grid_points
 from .job import Job, run_job
-from .sweep import Planned, Run, Runs, Slice, describe_runs, measure_runs, read_slice
+from .runs import Planned, Run, Runs
+from .sweep import Slice, describe_runs, measure_runs, read_slice
 from .table1_rows import (
     BASELINE,
     COLUMNS,

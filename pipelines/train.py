@@ -20,22 +20,17 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import (
-    Artifact,
-    ArtifactType,
-    ArtifactWriter,
-    make_fingerprint,
-    open_artifact,
-    remove_if_code_changed,
-)
+from medclip_dcl.artifact import Artifact, ArtifactType, make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import Truth, read_truth, truth_files
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.likelihood import eta, masked_lm
-from medclip_dcl.models.pretrained import weights_file
-from medclip_dcl.models.towers import fetch_weights, files_digest
+from medclip_dcl.models.encoder_files import files_digest
+from medclip_dcl.models.pretrained import fetch_weights, weights_file
+from medclip_dcl.provenance import remove_if_code_changed
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -45,12 +40,8 @@ from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.dataset import needs_claims
 from medclip_dcl.training.launch import settle_precision, start_accelerator
 from medclip_dcl.training.publishing import package_model
-from medclip_dcl.training.trainer import (
-    TrainInputs,
-    TrainResult,
-    set_up,
-    train,
-)
+from medclip_dcl.training.setup import TrainInputs, set_up
+from medclip_dcl.training.trainer import TrainResult, train
 
 from .job import Job, Stopped, job_main
 from .replacing import refuse_other_model

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import ArtifactWriter
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.data import manifest
 from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.errors import ConfigError

@@ -15,13 +15,8 @@ import numpy as np
 import yaml
 from transformers import BertForMaskedLM
 
-from medclip_dcl.artifact import (
-    Artifact,
-    ArtifactType,
-    make_fingerprint,
-    open_artifact,
-    write_artifact,
-)
+from medclip_dcl.artifact import Artifact, ArtifactType, make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.files import write_text

@@ -9,9 +9,11 @@ import torch
 from jaxtyping import UInt8
 from transformers import PreTrainedTokenizerBase
 
-from medclip_dcl.artifact import Artifact, make_fingerprint, write_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import open_image
+from medclip_dcl.evaluation.calibration import add_calibration
 from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT
 from medclip_dcl.inference.predictor import build_predictor, fit_offsets
 from medclip_dcl.input_range import fit_input_range
@@ -22,7 +24,6 @@ from medclip_dcl.model_package import (
     InputRange,
     SavedModel,
     ScoreCalibration,
-    add_calibration,
     write_input_range,
     write_model_package,
     write_offsets,

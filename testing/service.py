@@ -20,7 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
-from medclip_dcl.artifact import make_fingerprint, write_artifact
+from medclip_dcl.artifact import make_fingerprint
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.retrieval.embeddings import ARTIFACT

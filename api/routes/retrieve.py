@@ -6,7 +6,7 @@ import torch
 from fastapi import APIRouter, Form, Request, Response
 from torch import Tensor
 
-from medclip_dcl.data.images import SquareImage
+from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.models.similarity import box_vectors
 from medclip_dcl.retrieval.search import Filters, Query
 from medclip_dcl.schemas import HitAnswer, RetrieveAnswer

@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks.record import finish, is_quick, judge
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.data import data_check, manifest
-from medclip_dcl.data.data_check import read_preflight
+from medclip_dcl.data import manifest, preflight
+from medclip_dcl.data.preflight import read_preflight
 from medclip_dcl.tables import read_table
 from medclip_synthetic.faults import Planted, read_fault_list
 from medclip_synthetic.patients import NATURAL, draw_patient
@@ -136,8 +136,8 @@ def compare(work: Path) -> tuple[dict[str, float], list[str]]:
         for form in (manifest.IMAGES, manifest.REPORTS, manifest.REJECTS)
     )
     rejects = {(row["reason"], row["id"]) for row in left_out}
-    artifact = open_artifact(data_check.ARTIFACT.at(work), data_check.ARTIFACT)
-    table = read_table(artifact.path, data_check.FOUND).to_pylist()
+    artifact = open_artifact(preflight.ARTIFACT.at(work), preflight.ARTIFACT)
+    table = read_table(artifact.path, preflight.FOUND).to_pylist()
     found = {(row["code"], row["id"]) for row in table}
     usable = {row["study_id"] for row in reports}
     same_text = studies_with_same_text(planted, drawn_images, usable)
@@ -150,7 +150,7 @@ def compare(work: Path) -> tuple[dict[str, float], list[str]]:
             f"{code:24}{len(there):8}{len(seen):8}{len(there - seen):8}{len(seen - there):10}"
         )
     tree = read_preflight(artifact)
-    looked_at = read_table(artifact.path, data_check.IMAGES).to_pylist()
+    looked_at = read_table(artifact.path, preflight.IMAGES).to_pylist()
     opened = {row["image_id"] for row in looked_at if row["source"]}
     bits = Counter(row["bits_stored"] for row in drawn_images if row["dicom_id"] in opened)
     figures = {

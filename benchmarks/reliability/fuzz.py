@@ -34,9 +34,10 @@ from pydicom.pixels.encoders import RLELosslessEncoder
 from benchmarks.record import finish, judge
 from benchmarks.reliability.mutants import Seed, pick, read_seed
 from benchmarks.run_log import RunLog
-from medclip_dcl.data.dicom.reader import SYNTAXES
+from medclip_dcl.data.dicom.metadata import SYNTAXES
 from medclip_dcl.data.grayscale import GreyImage
-from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import REASONS, ImagesConfig
 from medclip_dcl.errors import ImageError
 from medclip_dcl.progress import Progress
 from testing.bombs import BOMBS

@@ -40,7 +40,8 @@ from pydicom.uid import generate_uid
 from benchmarks.record import finish
 from benchmarks.reliability.faults import failing_disk
 from gateway.journal import WAITING, Journal
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.schemas import ClassifyAnswer
 from medclip_hospital.results import encode_results
 from medclip_hospital.settings import ResultsConfig

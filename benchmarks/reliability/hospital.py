@@ -23,7 +23,8 @@ from benchmarks.record import finish, is_quick, judge
 from benchmarks.reliability.gateway import PRELOADED, Bench
 from benchmarks.speed.timing import cpu_ms, interleaved
 from medclip_dcl.data.dicom.header import separate
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ImageError
 from medclip_hospital.results import encode_results
 from medclip_hospital.settings import Kind, ResultsConfig

@@ -33,9 +33,11 @@ from scipy import ndimage
 from benchmarks.method.real_studies.studies import read_patients
 from benchmarks.record import ROOT, finish, judge
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data import manifest, prepared, selection
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.data.sources import readers
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.input_range import fit_input_range, is_out_of_range
 from medclip_dcl.model_package import InputRange
@@ -153,8 +155,8 @@ def _of_run(work: Path) -> dict[str, list[Sample]]:
 
 
 def _of_config(config: Config, preparing: Preparing) -> dict[str, list[Sample]]:
-    source = manifest.read_source(config.source, lambda text: resolve_path(text, config.work))
-    chosen = manifest.select(source.raw, config.source)
+    source = readers.read_source(config.source, lambda text: resolve_path(text, config.work))
+    chosen = selection.select(source.raw, config.source)
     split_of = manifest.split_patients(source, chosen, config.source)
     found: dict[str, list[Sample]] = {}
     for image in chosen.images:

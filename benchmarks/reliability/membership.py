@@ -40,8 +40,8 @@ from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Weights, estimate
-from medclip_dcl.evaluation.metrics import Samples, roc_auc
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Samples, Weights, estimate
+from medclip_dcl.evaluation.metrics import roc_auc
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.retrieval import embeddings

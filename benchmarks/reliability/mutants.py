@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from medclip_dcl.data.dicom.reader import SYNTAXES
+from medclip_dcl.data.dicom.metadata import SYNTAXES
 
 Format = Literal["dicom", "jpeg", "png"]
 

@@ -27,7 +27,8 @@ import httpx
 import pydicom
 
 from benchmarks.record import finish, judge
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from testing import hospital, orthanc
 from testing.browser import Page, browsing, find_browser
 from testing.dicom import ramp

@@ -43,8 +43,9 @@ from gateway.launcher import started
 from gateway.monitoring import silence_libraries
 from gateway.settings import GatewaySettings
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.data.images import ImagesConfig
-from medclip_exports.redacted_copy import CARDS, export_model
+from medclip_dcl.data.limits import ImagesConfig
+from medclip_exports.cards import CARDS
+from medclip_exports.redacted_copy import export_model
 from pipelines.__main__ import COMMANDS
 from pipelines.config import Config, load_config
 from testing import forkserver

@@ -24,7 +24,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.timing import cpu_ms, interleaved, wall_ms
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from testing.dicom import dicom_bytes, raster_bytes
 from testing.processes import cpu_s
 

@@ -30,11 +30,12 @@ import pyarrow.parquet as pq
 
 from benchmarks.record import finish, judge
 from medclip_dcl.data import manifest
-from medclip_dcl.data.images import ImagesConfig
-from medclip_dcl.data.manifest import images_root, read_source, write_manifest
+from medclip_dcl.data.limits import ImagesConfig
+from medclip_dcl.data.manifest import write_manifest
 from medclip_dcl.data.prepared import ListedImage, prepare_images
 from medclip_dcl.data.row_images import image_source, row_name
-from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.data.sources.readers import images_root, read_source
+from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.tables import read_table
 from pipelines.config import load_config
 from testing.processes import memory_mib

@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from medclip_dcl.artifact import open_artifact, write_artifact
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.files import write_bytes
 from medclip_dcl.model_package import ARTIFACT
 

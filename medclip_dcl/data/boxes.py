@@ -10,16 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.data.sources.delimited import open_plain
-from medclip_dcl.data.sources.records import (
-    CONSTANT,
-    BoxColumn,
-    BoxTable,
-    ImageRecord,
-    SourceConfig,
-    read_any,
-    relative_to_root,
-    take_rows,
-)
+from medclip_dcl.data.sources.records import BoxTable, ImageRecord
+from medclip_dcl.data.sources.settings import CONSTANT, BoxColumn, SourceConfig, relative_to_root
+from medclip_dcl.data.sources.table_files import read_any, take_rows
 from medclip_dcl.errors import ConfigError, StudyError
 
 # The image's id may also be the path of its file as `source.columns.path` gives it, and the phrase

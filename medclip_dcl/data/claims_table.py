@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from medclip_dcl.data.sources.labels import LABEL_CODES
-from medclip_dcl.data.sources.records import read_any, take_rows
+from medclip_dcl.data.sources.table_files import read_any, take_rows
 from medclip_dcl.errors import StudyError
 from medclip_dcl.settings import Section
 from medclip_dcl.text.labeler.labels import SILENT, GivenClaims, ReportLabels, unite

@@ -25,14 +25,8 @@ from PIL import Image, ImageOps
 from medclip_dcl.data.codestreams import read_jpeg, require_bits, require_chunks, require_whole
 from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import DecodedImage, Source, Values, Words, shade, stretch
-from medclip_dcl.data.images import (
-    Closed,
-    ImagesConfig,
-    is_dicom,
-    nameless_file,
-    receive,
-    send,
-)
+from medclip_dcl.data.ipc import Closed, nameless_file, receive, send
+from medclip_dcl.data.limits import ImagesConfig, is_dicom
 from medclip_dcl.errors import ImageError
 
 _MID_GREY = 128  # what a decoder puts where its stream has ended

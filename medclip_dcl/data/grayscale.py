@@ -170,6 +170,18 @@ class DecodedImage:
     tags: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class SquareImage:
+    """An image as `square` gives it, uint8 (size, size), and what `GreyImage` says of it."""
+
+    pixels: npt.NDArray[np.uint8]
+    height_px: int  # before it was stretched
+    width_px: int
+    constant: bool
+    source: Source
+    inverted: bool
+
+
 _SUPPORT = 2.0  # of the bicubic kernel, in pixels of the square
 _FINE_BITS = 2  # of a fine level, below one of 255
 

@@ -24,7 +24,9 @@ import pyarrow as pa
 from medclip_dcl import files
 from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.data import manifest
-from medclip_dcl.data.images import Decoder, ImagesConfig, SquareImage, shared_decoder
+from medclip_dcl.data.grayscale import SquareImage
+from medclip_dcl.data.images import Decoder, shared_decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.row_images import image_source
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ImageError, LaunchError, StudyError

@@ -20,13 +20,14 @@ from medclip_dcl.evaluation.settings import EvaluationConfig
 from medclip_dcl.files import sha256_file
 from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.image_encoder import to_input
+from medclip_dcl.models.pretrained import fetch_weights
 from medclip_dcl.models.settings import (
     ImageEncoderConfig,
     ModelConfig,
     SimilarityConfig,
     TextEncoderConfig,
 )
-from medclip_dcl.models.towers import fetch_weights, read_start
+from medclip_dcl.models.towers import read_start
 from medclip_dcl.settings import resolve_path
 
 # Scale of an adapted model's scores: CLIP's largest logit scale. It moves no metric, only the

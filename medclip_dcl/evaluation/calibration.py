@@ -7,22 +7,34 @@ isotonic     the rising step function with the least squared error, straight in 
 Fitted on validation images, evaluated on others.
 """
 
+import os
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float, Int8
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
 from medclip_dcl.evaluation.classification import Matrix, Truth, known_images
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.metrics import brier_score, calibration_error, roc_auc, value_of
 from medclip_dcl.evaluation.prompt_pairs import CHANCE_AUC, check_pair
 from medclip_dcl.evaluation.results import EvalResult
+from medclip_dcl.files import write_text
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import UNCALIBRATED, calibrations_of
-from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
+from medclip_dcl.model_package import (
+    ARTIFACT,
+    CALIBRATION_FILE,
+    Curve,
+    FindingCalibration,
+    ScoreCalibration,
+)
 from medclip_dcl.models.settings import ProbabilitiesConfig
 
 Logits = Float[np.ndarray, " images"]
@@ -189,3 +201,26 @@ def _probability_figures(
         return found
 
     return estimate(measure, owners, bootstrap, "no image with a known truth")
+
+
+def add_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
+    """Put a calibration into a model, instead of the one that it has; its digest is new."""
+    with write_artifact(model.path, ARTIFACT, model.fingerprint) as writer:
+        for name in model.files:
+            if name != CALIBRATION_FILE:
+                _link(model.path / name, writer.directory / name)
+        text = calibration.model_dump_json(indent=1)
+        write_text(writer.directory / CALIBRATION_FILE, text + "\n")
+        # Those of its training.
+        names = {"seconds", "code"} & set(model.origin)
+        writer.carried = {name: model.origin[name] for name in names}
+        return writer.commit(model.summary)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)

@@ -44,16 +44,12 @@ from medclip_dcl.model_package import (
 )
 from medclip_dcl.models.architectures import hub_closed
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.encoder_files import packaged_text_config, read_tokenizer
 from medclip_dcl.models.engines import Engine, choose_engine
 from medclip_dcl.models.image_encoder import preprocessing_facts, to_input
+from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision
 from medclip_dcl.models.similarity import region_scores
-from medclip_dcl.models.towers import (
-    PACKAGE,
-    fetch_weights,
-    packaged_text_config,
-    read_tokenizer,
-)
 
 _TEXTS_PER_PASS = 128
 

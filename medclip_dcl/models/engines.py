@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_artifact
 from medclip_dcl.errors import ArtifactError, ConfigError
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.onnx_graphs import (
@@ -233,6 +233,8 @@ def _agrees(engine: Engine, parts: dict[str, ModelPart]) -> bool:
 @contextmanager
 def _graphs(parts: dict[str, ModelPart], package: Path, digest: str) -> Iterator[Path]:
     """Give a folder with the graphs of both encoders while they are loaded."""
+    from medclip_dcl.artifact_writer import write_artifact  # PyTorch needs no writer
+
     fingerprint = make_fingerprint(_GRAPHS, {"torch": torch.__version__}, {"model": digest})
     with ExitStack() as until_loaded:
         try:

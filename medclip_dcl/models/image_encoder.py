@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoBackbone, AutoModel, ResNetConfig, ResNetModel
 
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.architectures import MAP_TYPES, REFUSALS, VIT_TYPES, build_config
 from medclip_dcl.models.pretrained import (

@@ -12,17 +12,18 @@ Layouts of ResNet checkpoints, which become transformers' own
 
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from medclip_dcl.errors import CheckpointError
+from medclip_dcl.errors import CheckpointError, ConfigError
 
 # The first that a folder has is read.
 _OPEN_CLIP_NAMES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -211,3 +212,37 @@ def _from_torchvision(key: str) -> str:
     else:
         return key
     return f"encoder.stages.{int(stage) - 1}.layers.{block}.{inside}"
+
+
+_HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)@([\w./-]*)")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_FETCHED = ("*.json", "*.txt", "model.safetensors", "open_clip_*")
+PACKAGE = ("*.json", "*.md", "*.safetensors")
+"""Files of a model package on a hub."""
+
+
+def fetch_weights(path: Path, files: Sequence[str] = _FETCHED) -> Path:
+    """Fetch OWNER/NAME@REVISION into the hub's cache, unless it is there; a path stays.
+
+    `files` are patterns of what is fetched: by default an encoder's, `PACKAGE` of a model package.
+
+    Raises:
+        ConfigError: the revision is not a commit, or the weights cannot be had.
+    """
+    given = path.as_posix()
+    match = _HUB_NAME.fullmatch(given)
+    if match is None or path.exists():
+        return path
+    name, revision = match.groups()
+    if not _COMMIT.fullmatch(revision):
+        raise ConfigError(
+            f"{given} names a branch or tag, whose weights may change; give the commit, 40 "
+            f"hexadecimal digits, that the hub shows for {name}"
+        )
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
+    except Exception as error:  # the hub's client raises those of its transport
+        raise ConfigError(
+            f"{given} cannot be fetched ({type(error).__name__}); accept its terms on the hub and "
+            "set HF_TOKEN where it is gated, or name a folder that holds it"
+        ) from error

@@ -24,11 +24,11 @@ from medclip_dcl.artifact import (
     fingerprint_changes,
     open_artifact,
     read_artifact_header,
-    remove_if_code_changed,
-    write_artifact,
 )
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactError, ArtifactStale, ArtifactUnwritable, CheckpointError
 from medclip_dcl.files import disk_faults_named, write_bytes, write_text
+from medclip_dcl.provenance import remove_if_code_changed
 
 ARTIFACT = ArtifactType("checkpoints", 2, "train")
 

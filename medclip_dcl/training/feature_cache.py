@@ -23,8 +23,8 @@ from medclip_dcl.artifact import (
     make_fingerprint,
     open_artifact,
     remove_retired,
-    write_artifact,
 )
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactError, TrainingError
 from medclip_dcl.models.dual_encoder import DualEncoder

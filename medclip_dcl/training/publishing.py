@@ -25,13 +25,14 @@ from medclip_dcl.model_package import (
     write_model_package,
     write_offsets,
 )
+from medclip_dcl.models.encoder_files import plain_tree
 from medclip_dcl.models.image_encoder import preprocessing_facts
 from medclip_dcl.models.text_encoder import BERT_FIELDS
-from medclip_dcl.models.towers import plain_tree
 from medclip_dcl.settings import Section
 from medclip_dcl.tables import read_table, spread_rows
 from medclip_dcl.training.config import TrainingConfig
-from medclip_dcl.training.trainer import TrainInputs, TrainResult
+from medclip_dcl.training.setup import TrainInputs
+from medclip_dcl.training.trainer import TrainResult
 
 _INTENDED_USE = (
     "Research on image-text models of chest radiographs. Not a medical device: no output may "

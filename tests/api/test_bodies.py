@@ -16,7 +16,9 @@ from api.errors import ApiError
 from api.http_protocol import LARGE, READ_BODY
 from api.logging import Metrics, RequestState
 from api.settings import ServeSettings
-from medclip_dcl.data.images import KEPT_BYTES, Decoder, ImagesConfig, SharedBytes
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.ipc import KEPT_BYTES, SharedBytes
+from medclip_dcl.data.limits import ImagesConfig
 from testing.dicom import dicom_bytes, ramp
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs files in memory")

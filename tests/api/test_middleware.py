@@ -18,7 +18,7 @@ from api.errors import ERRORS, add_handlers, error_response
 from api.logging import Metrics, state_of
 from api.middleware import ConcurrencyLimiter, RequestMiddleware
 from api.settings import ServeSettings
-from medclip_dcl.data.images import REASONS
+from medclip_dcl.data.limits import REASONS
 from medclip_dcl.errors import ImageError
 
 ROOM = 8 << 20

@@ -11,7 +11,7 @@ from api.errors import ApiError
 from api.logging import Metrics
 from api.model_manager import ModelManager, _gradient
 from api.settings import ServeSettings
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ConfigError
 from pipelines.config import Config
 from testing.published import publish

@@ -9,7 +9,7 @@ from api.app import create_app
 from api.auth import OPEN_PATHS
 from api.errors import ERRORS, IMAGE_STATUS
 from api.settings import ServeSettings
-from medclip_dcl.data.images import REASONS
+from medclip_dcl.data.limits import REASONS
 
 
 def document(**settings: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from api.bodies import find_large_file
 from api.errors import ApiError
 from api.uploads import parse_box, parse_findings
-from medclip_dcl.data.images import SquareImage
+from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.errors import QueryError
 
 LARGE = 256 * 1024

@@ -67,7 +67,7 @@ def conformance_table() -> str:
     rows += [_row(uid.name, str(uid), "SCP") for uid in listener.ACCEPTED]
     rows += [_row(uid.name, str(uid), "SCU, STOW-RS") for uid in destinations.SENT]
     rows += ["", _row("transfer syntax of images", "UID"), "|---|---|"]
-    rows += [_row(UID(uid).name, uid) for uid in reader.SYNTAXES]
+    rows += [_row(UID(uid).name, uid) for uid in metadata.SYNTAXES]
     written = f"{ExplicitVRLittleEndian.name} ({ExplicitVRLittleEndian})"
     return "\n".join([*rows, "", f"What is sent is written in {written}."])
 

@@ -7,7 +7,14 @@ from tests.house.tree import CODE, ROOT, SHIPPED, modules, name_of, syntax, trac
 
 FORBIDDEN = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 OF_EVERY_JOB = {"main", "build", "command"}
-LONGEST_MODULE = 600
+LONGEST_MODULE = 450
+LONGER = {
+    "benchmarks/reliability/privacy.py",
+    "benchmarks/reliability/soak.py",
+    "medclip_dcl/likelihood/eta.py",
+    "medclip_dcl/likelihood/fitting.py",
+}
+"""Modules that hold more than one concept still; the next to be split."""
 LONGEST_FUNCTION = 60
 
 
@@ -23,7 +30,7 @@ def test_no_module_holds_more_than_one_concept_needs() -> None:
         for path in modules()
         if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST_MODULE
     }
-    assert long == {}
+    assert set(long) == LONGER
 
 
 def test_no_public_name_stands_for_two_things() -> None:

@@ -1,6 +1,7 @@
 import pytest
 
-from medclip_dcl.artifact import ArtifactType, make_fingerprint, read_object, write_artifact
+from medclip_dcl.artifact import ArtifactType, make_fingerprint, read_object
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactCorrupt
 from medclip_dcl.files import write_text
 

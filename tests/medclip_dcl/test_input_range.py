@@ -7,7 +7,7 @@ from PIL import Image
 from sklearn.covariance import LedoitWolf
 from sklearn.datasets import load_sample_image
 
-from medclip_dcl.data.images import SquareImage
+from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.errors import CheckpointError, QueryError
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.zero_shot import FindingScore

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from medclip_dcl.artifact import make_fingerprint, write_artifact
+from medclip_dcl.artifact import make_fingerprint
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.files import write_text
 from medclip_dcl.model_package import (

@@ -12,7 +12,8 @@ import torch
 from onnxruntime import InferenceSession
 from PIL import Image
 
-from medclip_dcl.artifact import open_artifact, write_artifact
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, ConfigError
 from medclip_dcl.inference.predictor import load
 from medclip_exports.formats import EXPORT, Format, export_formats

@@ -12,7 +12,8 @@ from typing import Any
 import pydicom
 import pytest
 
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ConfigError, ImageError
 from medclip_hospital.identifiers import SCHEME
 from medclip_hospital.results import encode_results

@@ -9,7 +9,8 @@ from pathlib import Path
 import pydicom
 import pytest
 
-from medclip_dcl.artifact import Artifact, make_fingerprint, read_artifact_header, write_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint, read_artifact_header
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ConfigError
 from medclip_synthetic import tree
 from medclip_synthetic.faults import FAULT_LIST, FAULTS, Planted, read_fault_list

@@ -10,7 +10,8 @@ from typing import Any
 import pydicom
 import pytest
 
-from medclip_dcl.artifact import Artifact, make_fingerprint, write_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_synthetic import tree
 from medclip_synthetic.findings import FINE_FINDINGS

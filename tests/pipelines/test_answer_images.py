@@ -15,7 +15,8 @@ from dicomweb_client.api import DICOMwebClient
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.data.dicom.web import DicomWeb
-from medclip_dcl.data.images import ImagesConfig, open_image
+from medclip_dcl.data.images import open_image
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ServiceError, StudyError
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.tables import read_table

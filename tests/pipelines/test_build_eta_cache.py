@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta, masked_lm, scoring
 from medclip_dcl.likelihood.eta import EtaCache

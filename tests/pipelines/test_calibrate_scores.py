@@ -9,7 +9,7 @@ import torch
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
-from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation import calibration, results
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.tables import read_table
@@ -206,7 +206,7 @@ def test_a_calibration_from_before_the_limit_is_read_and_fitted_again(
     older = ScoreCalibration.model_validate_json(json.dumps(tree))
     assert older.correlation_limit is None
     assert [item.is_refused for item in older.findings] == [False, False]
-    model_package.add_calibration(open_artifact(work / "model", model_package.ARTIFACT), older)
+    calibration.add_calibration(open_artifact(work / "model", model_package.ARTIFACT), older)
     capsys.readouterr()
     assert calibrated(work) == found
     assert '"state": "made"' in capsys.readouterr().out

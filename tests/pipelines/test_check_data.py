@@ -9,11 +9,12 @@ import pytest
 
 from benchmarks.reliability.archive import compare
 from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.data import data_check, manifest
-from medclip_dcl.data.data_check import read_preflight
+from medclip_dcl.data import preflight, selection
+from medclip_dcl.data.preflight import read_preflight
 from medclip_dcl.tables import read_table
 from medclip_synthetic.faults import read_fault_list
 from medclip_synthetic.tree import BOX_TABLE
+from pipelines import inspection
 from pipelines.build_manifest import main as build_manifest
 from pipelines.check_data import PAGE, main
 from pipelines.generate_studies import main as generate_studies
@@ -43,7 +44,7 @@ def check(tmp_path: Path, given: Release | None = None, **sections: Any) -> int:
 
 
 def made(work: Path) -> Artifact:
-    return open_artifact(data_check.ARTIFACT.at(work), data_check.ARTIFACT)
+    return open_artifact(preflight.ARTIFACT.at(work), preflight.ARTIFACT)
 
 
 def tree(tmp_path: Path) -> dict[str, Any]:
@@ -51,12 +52,12 @@ def tree(tmp_path: Path) -> dict[str, Any]:
 
 
 def found(work: Path) -> set[tuple[str, str]]:
-    rows = read_table(made(work).path, data_check.FOUND).to_pylist()
+    rows = read_table(made(work).path, preflight.FOUND).to_pylist()
     return {(row["code"], row["id"]) for row in rows}
 
 
 def opened(work: Path) -> list[str]:
-    rows = read_table(made(work).path, data_check.IMAGES).to_pylist()
+    rows = read_table(made(work).path, preflight.IMAGES).to_pylist()
     return [row["image_id"] for row in rows]
 
 
@@ -120,8 +121,8 @@ def test_the_report_shows_the_check_where_there_is_one(archive: Path) -> None:
     assert page.index('id="check"') < page.index('id="data"')
     assert "same_pixels" in page
     rejects = page[page.index('id="data"') :]
-    assert manifest.SOURCE_REASONS["lateral"] in rejects
-    assert manifest.SOURCE_REASONS["missing_image"].replace("'", "&#39;") in rejects
+    assert selection.SOURCE_REASONS["lateral"] in rejects
+    assert selection.SOURCE_REASONS["missing_image"].replace("'", "&#39;") in rejects
 
 
 def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,13 +196,13 @@ def test_a_sample_is_drawn_with_the_seed_and_said_to_be_one(tmp_path: Path) -> N
 def test_a_killed_check_goes_on_and_ends_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_check, "UNIT", 2)
+    monkeypatch.setattr(inspection, "UNIT", 2)
     settings = {"max_duplicate_share": 1}
     assert check(tmp_path, release(6), check=settings) == 0
     whole = made(tmp_path / "work").digest
     (tmp_path / "work/preflight").rename(tmp_path / "first")
     looked: list[str] = []
-    look = data_check.inspect_image
+    look = inspection.inspect_image
 
     def stop_at_fourth(image: Any, *rest: Any) -> dict[str, Any]:
         looked.append(image.image_id)
@@ -209,7 +210,7 @@ def test_a_killed_check_goes_on_and_ends_the_same(
             raise KeyboardInterrupt
         return look(image, *rest)
 
-    monkeypatch.setattr(data_check, "inspect_image", stop_at_fourth)
+    monkeypatch.setattr(inspection, "inspect_image", stop_at_fourth)
     assert check(tmp_path, check=settings) == 75
     before = len(looked)
     assert check(tmp_path, check=settings) == 0
@@ -272,7 +273,7 @@ def test_faults_name_the_row_of_their_table(tmp_path: Path) -> None:
     table = {"train": "train.csv", "test": "test.csv"}
     source = {"kind": "table", "table": table, "columns": columns, "boxes": ""}
     assert check(tmp_path, source=source) == 3
-    rows = read_table(made(tmp_path / "work").path, data_check.FOUND).to_pylist()
+    rows = read_table(made(tmp_path / "work").path, preflight.FOUND).to_pylist()
     named = {(row["code"], row["id"]): (row["table"], row["row"]) for row in rows}
     assert named["missing_image", "train0"] == ("train.csv", 0)
     assert named["no_subject", "test1"] == ("test.csv", 1)

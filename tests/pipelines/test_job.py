@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import ArtifactType, ArtifactWriter
+from medclip_dcl.artifact import ArtifactType
+from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.errors import ArtifactMissing, ConfigError, StudyError
 from medclip_dcl.files import write_text
 from pipelines.job import STOPPED, Job, Stopped, job_main

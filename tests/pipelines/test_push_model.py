@@ -11,9 +11,10 @@ import pytest
 from api.model_manager import fetch_model
 from api.settings import ServeSettings
 from medclip_dcl import model_package
-from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale, CheckpointError, ConfigError
 from medclip_dcl.evaluation.questions import refuse_contaminated

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from medclip_dcl.artifact import Artifact, ArtifactType, make_fingerprint, write_artifact
+from medclip_dcl.artifact import Artifact, ArtifactType, make_fingerprint
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.likelihood import eta
 from pipelines.__main__ import main

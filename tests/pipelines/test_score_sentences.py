@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood

@@ -1,11 +1,7 @@
-"""A grid of settings: its points, slices, early ends, and what it writes.
-
-That a killed run goes on where it was is tested with the table, which runs in the same way.
-"""
+"""A grid of settings: its points, slices, early ends, and what it writes."""
 
 import csv
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -20,18 +16,8 @@ from medclip_reporting.sweep import sweep_text
 from pipelines.config import load_config
 from pipelines.grid import Grid, grid_points
 from pipelines.job import Job
-from pipelines.sweep import (
-    CONFIG_FILE,
-    FIGURES,
-    FOLDER,
-    NOTE,
-    Run,
-    Runs,
-    _do_run_of_parent,
-    best_points,
-    main,
-    visible_devices,
-)
+from pipelines.runs import CONFIG_FILE, NOTE, Runs
+from pipelines.sweep import FIGURES, FOLDER, main
 from testing.corpus import commit_tables, write_config
 from testing.evaluated import write_untrained
 
@@ -186,36 +172,6 @@ def test_the_papers_own_grids_fit_every_recipe(grid, recipe, tmp_path):
         {runs.plan(point.name, 0, one).digest for point, one in zip(points, settings, strict=True)}
     ) == len(points)
     assert grid.name in (ROOT / "configs/README.md").read_text()
-
-
-def test_a_run_alone_keeps_the_config_s_threads_and_one_of_many_has_one(tmp_path):
-    job = Job(
-        "sweep", load_config(ROOT / "configs/table1.yaml", ["train.torch_threads=3"]), tmp_path
-    )
-    alone, one_of_two = (
-        Runs(job, tmp_path, ["eta.a"], processes=count).plan("a=0.1", 0, {"eta.a": 0.1})
-        for count in (1, 2)
-    )
-    assert alone.settings["train"]["torch_threads"] == 3
-    assert one_of_two.settings["train"]["torch_threads"] == 1
-    assert alone.digest == one_of_two.digest
-
-
-def test_runs_go_over_the_visible_gpus(tmp_path, monkeypatch):
-    assert visible_devices(3, None) == ["0", "1", "2"]
-    assert visible_devices(2, "4,GPU-1f") == ["4", "GPU-1f"]
-    assert visible_devices(0, None) == visible_devices(0, "") == []
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    run = Run("a=0.1", 0, tmp_path, {"evaluate": {"adapter": {}}}, "digest", tmp_path)
-    with pytest.raises(SystemExit):  # its folder has no config: the first stage refuses it
-        _do_run_of_parent(run, "6")
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6"
-
-
-def test_the_best_points_by_hand():
-    scores = {"a": 0.8, "b": 0.9, "c": 0.9, "d": 0.7}
-    assert best_points(scores, 1) == ["b"]  # of equals the earlier one
-    assert best_points(scores, 3) == ["b", "c", "a"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation import results
 from pipelines.config import load_config
-from pipelines.sweep import CONFIG_FILE, LOG, NOTE, Run
+from pipelines.runs import CONFIG_FILE, LOG, NOTE, Run
 from pipelines.table1 import FIGURES, FOLDER, main, table_text
 from pipelines.table1_rows import COMPARED, PAPER_ROWS, chosen_rows, paper_values, row_seeds
 from testing import forkserver

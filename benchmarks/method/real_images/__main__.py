@@ -30,7 +30,7 @@ from benchmarks.method.real_images import labels, lungs
 from benchmarks.method.real_images.lungs import Figures, LungImage, Shape
 from benchmarks.record import Bars, finish, judge
 from medclip_dcl import model_package
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.evaluated_model import (

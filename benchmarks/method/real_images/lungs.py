@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from medclip_dcl.data.grayscale import GreyImage, square
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.row_images import image_source
 from medclip_dcl.evaluation import grounding
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure

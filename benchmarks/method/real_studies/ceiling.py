@@ -19,7 +19,7 @@ from benchmarks.method.real_studies.questions import (
 from benchmarks.method.real_studies.studies import Fold
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.training.optim import learning_rate_share
-from medclip_dcl.training.trainer import TrainSetup
+from medclip_dcl.training.setup import TrainSetup
 
 
 def train_with_labels(

@@ -29,7 +29,7 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.labels import FINDINGS, read_claims
 from medclip_dcl.text.sentences import SENTENCES
 from medclip_dcl.training.dataset import TokenTable
-from medclip_dcl.training.trainer import TrainInputs, TrainSetup
+from medclip_dcl.training.setup import TrainInputs, TrainSetup
 from medclip_dcl.training.validation import evaluating
 
 QUESTIONS = read_prompts(HERE / "prompts.yaml")

@@ -37,7 +37,8 @@ from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.publishing import package_model
-from medclip_dcl.training.trainer import set_up, train
+from medclip_dcl.training.setup import set_up
+from medclip_dcl.training.trainer import train
 from medclip_dcl.training.validation import evaluating
 from pipelines.job import Job
 from pipelines.train import open_inputs

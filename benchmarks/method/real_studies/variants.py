@@ -38,7 +38,7 @@ from medclip_dcl.training.dataset import (
 )
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
-from medclip_dcl.training.trainer import TrainInputs, TrainSetup
+from medclip_dcl.training.setup import TrainInputs, TrainSetup
 
 Change = Callable[[TrainSetup, TrainInputs], TrainSetup]
 

@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.prepared import PreparedImages

@@ -21,7 +21,7 @@ import torch
 
 from medclip_dcl.data.decode_worker import read_image
 from medclip_dcl.data.grayscale import stretch
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.models.image_encoder import to_input
 

@@ -24,22 +24,22 @@ from pydicom.multival import MultiValue
 from pydicom.tag import Tag
 from pydicom.uid import UID, SecondaryCaptureImageStorage
 
-from medclip_dcl.data.dicom.metadata import DEFLATED
+from medclip_dcl.data.dicom.metadata import DEFLATED, SYNTAXES
+from medclip_dcl.data.dicom.pixels import pixel_element
 from medclip_dcl.data.dicom.reader import (
     PIXEL_TAGS,
     PUBLIC_TAGS,
-    SYNTAXES,
     annotation_behind,
     code_string,
     image_size,
-    pixel_element,
     raw_value,
     read_elements,
     require_grey,
     require_no_text,
     whole_number,
 )
-from medclip_dcl.data.images import PREAMBLE, ImageHeader, ImagesConfig, SeparatedImage
+from medclip_dcl.data.images import ImageHeader, SeparatedImage
+from medclip_dcl.data.limits import PREAMBLE, ImagesConfig
 from medclip_dcl.errors import ImageError
 
 VERBATIM = ("PatientID", "PatientName", "AccessionNumber", "StudyInstanceUID")
@@ -60,7 +60,7 @@ def separate(data: bytes, settings: ImagesConfig) -> SeparatedImage:
     """Take identity and pixels of an image apart.
 
     Raises:
-        ImageError: with a code of `images.IDENTITY_REASONS`, or as `read_dicom` does, though the
+        ImageError: with a code of `limits.IDENTITY_REASONS`, or as `read_dicom` does, though the
             pixels themselves are not decoded.
     """
     wanted = [Tag(name) for name in (*_COPIED, *_SEQUENCES, *PUBLIC_TAGS, *PIXEL_TAGS)]

@@ -1,4 +1,4 @@
-"""First bytes of a DICOM file -> its encoding, and whose image it is.
+"""First bytes of a DICOM file -> its transfer syntax, and whose image it is.
 
 Two walks, over the file meta group and over the start of the data set, without a parser: they
 allocate nothing beyond the bytes they are given, follow no nesting, and end after a fixed number
@@ -11,10 +11,36 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from medclip_dcl.data.images import PREAMBLE, is_dicom
+from medclip_dcl.data.limits import PREAMBLE, is_dicom
 from medclip_dcl.errors import ImageError
+
+
+class Syntax(NamedTuple):
+    """Transfer syntax: its encoding of elements, and the decoder of its frames."""
+
+    decoder: str = ""
+    implicit: bool = False
+    order: Literal["little", "big"] = "little"
+
+
+SYNTAXES: dict[str, Syntax] = {
+    "1.2.840.10008.1.2": Syntax(implicit=True),
+    "1.2.840.10008.1.2.1": Syntax(),
+    "1.2.840.10008.1.2.1.99": Syntax(),
+    "1.2.840.10008.1.2.2": Syntax(order="big"),
+    "1.2.840.10008.1.2.5": Syntax("rle"),
+    "1.2.840.10008.1.2.4.50": Syntax("dct"),
+    "1.2.840.10008.1.2.4.51": Syntax("dct"),
+    "1.2.840.10008.1.2.4.57": Syntax("lossless"),
+    "1.2.840.10008.1.2.4.70": Syntax("lossless"),
+    "1.2.840.10008.1.2.4.80": Syntax("ls"),
+    "1.2.840.10008.1.2.4.81": Syntax("ls"),
+    "1.2.840.10008.1.2.4.90": Syntax("j2k"),
+    "1.2.840.10008.1.2.4.91": Syntax("j2k"),
+}
+"""Transfer syntaxes that are read; every other is refused by name of the rule."""
 
 _Tag = tuple[int, int]
 
@@ -30,6 +56,9 @@ TAGS: dict[_Tag, str] = {
 
 DEFLATED = "1.2.840.10008.1.2.1.99"
 
+UNDEFINED = 0xFFFFFFFF
+"""Length of an element that ends at a delimiter."""
+
 _NEAR, _FAR = 1 << 16, 1 << 22  # bytes read at first, and where those end too early
 _MOST_ELEMENTS = 4000
 _META_GROUP = b"\x02\x00"  # always explicit VR, little endian
@@ -37,7 +66,6 @@ _TRANSFER_SYNTAX = _META_GROUP + b"\x10\x00"
 # In explicit VR these have two reserved bytes and a length of four, all others a length of two.
 _LONG_VRS = {b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT"}
 _LONG_VRS |= {b"UV"}
-_UNDEFINED = 0xFFFFFFFF
 _NESTING = {(0xFFFE, 0xE000): 1, (0xFFFE, 0xE00D): -1, (0xFFFE, 0xE0DD): -1}
 _IMPLICIT, _BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.2"
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
@@ -172,7 +200,7 @@ def _walk(
     for tag, start, length in _elements(data, at, implicit=implicit, order=order):
         if tag > last:  # elements are sorted: nothing wanted follows
             break
-        if tag in TAGS and length != _UNDEFINED:
+        if tag in TAGS and length != UNDEFINED:
             found[tag] = data[start : start + length]
             if len(found[tag]) < length:
                 raise _CutShort
@@ -216,7 +244,7 @@ def _elements(
         at += wide
         if not depth:
             yield tag, at, length
-        if length == _UNDEFINED or _NESTING.get(tag, 0) < 0:  # a sequence or an item opens, or ends
+        if length == UNDEFINED or _NESTING.get(tag, 0) < 0:  # a sequence or an item opens, or ends
             depth += _NESTING.get(tag, 1)
             if kind == b"UN" and wide == 12:
                 unknown = depth

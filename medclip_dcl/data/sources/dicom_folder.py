@@ -6,15 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from medclip_dcl.data.dicom.metadata import read_header
-from medclip_dcl.data.images import PREAMBLE, is_dicom
-from medclip_dcl.data.sources.records import (
-    ImageRecord,
-    RawStudies,
-    Reject,
-    Resolve,
-    SourceConfig,
-    find_file,
-)
+from medclip_dcl.data.limits import PREAMBLE, is_dicom
+from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Reject
+from medclip_dcl.data.sources.settings import Resolve, SourceConfig, find_file
 from medclip_dcl.errors import StudyError
 
 _DIRECTORY = "1.2.840.10008.1.3.10"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from medclip_dcl.data.dicom.web import ArchivedImage, DicomWeb
 from medclip_dcl.data.sources.dicom_folder import read_dicom_folder
-from medclip_dcl.data.sources.records import RawStudies, Reject, Resolve, SourceConfig
+from medclip_dcl.data.sources.records import RawStudies, Reject
+from medclip_dcl.data.sources.settings import Resolve, SourceConfig
 from medclip_dcl.errors import ConfigError, ImageError
 from medclip_dcl.files import disk_faults_named, remove_staged, write_bytes
 from medclip_dcl.progress import Progress

@@ -18,16 +18,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from medclip_dcl.artifact import (
-    ArtifactType,
-    make_fingerprint,
-    open_artifact,
-    remove_retired,
-    write_artifact,
-)
+from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_artifact, remove_retired
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.row_images import open_arrow, stamp_files, within_lists
-from medclip_dcl.data.sources.records import RawStudies, Resolve, SourceConfig
+from medclip_dcl.data.sources.records import RawStudies
 from medclip_dcl.data.sources.rows import take_columns, take_images
+from medclip_dcl.data.sources.settings import Resolve, SourceConfig
 from medclip_dcl.data.sources.table import SPELLINGS, RowFile, mapped_columns, read_row_files
 from medclip_dcl.errors import ArtifactError, ConfigError, HubError, StudyError
 from medclip_dcl.files import (

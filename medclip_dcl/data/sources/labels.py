@@ -11,15 +11,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from medclip_dcl.data.sources.records import (
-    FIELD,
-    LABEL_KEY,
-    RawStudies,
-    SourceConfig,
+from medclip_dcl.data.sources.records import RawStudies
+from medclip_dcl.data.sources.settings import FIELD, LABEL_KEY, SourceConfig, relative_to_root
+from medclip_dcl.data.sources.table_files import (
     fill_pattern,
     only_columns,
     read_any,
-    relative_to_root,
     strings,
     take_rows,
 )

@@ -7,15 +7,9 @@ import pyarrow as pa
 
 from medclip_dcl.data.dicom.metadata import read_header
 from medclip_dcl.data.sources.labels import read_codes
-from medclip_dcl.data.sources.records import (
-    ImageRecord,
-    RawStudies,
-    Reject,
-    Resolve,
-    SourceConfig,
-    Study,
-    read_rows,
-)
+from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Reject, Study
+from medclip_dcl.data.sources.settings import Resolve, SourceConfig
+from medclip_dcl.data.sources.table_files import read_rows
 from medclip_dcl.errors import StudyError
 from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.labeler.lexicon import LABELS

@@ -19,11 +19,8 @@ from medclip_dcl.data.sources.records import (
     Reject,
     Study,
     Text,
-    no_column,
-    read_any,
-    read_rows,
-    take_rows,
 )
+from medclip_dcl.data.sources.table_files import no_column, read_any, read_rows, take_rows
 from medclip_dcl.errors import StudyError
 from medclip_dcl.files import path_under
 from medclip_dcl.text.labeler.lexicon import LABELS

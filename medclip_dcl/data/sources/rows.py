@@ -21,7 +21,8 @@ from medclip_dcl.data.row_images import (
     take_field,
     within_lists,
 )
-from medclip_dcl.data.sources.records import SourceConfig, no_column, read_any, require_columns
+from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.sources.table_files import no_column, read_any, require_columns
 from medclip_dcl.errors import StudyError
 
 _BATCH = 64  # rows whose bytes are in memory at a time

@@ -12,24 +12,25 @@ from medclip_dcl.data.boxes import boxes_of_image
 from medclip_dcl.data.row_images import file_of, is_list
 from medclip_dcl.data.sources.labels import label_table, read_row_labels
 from medclip_dcl.data.sources.records import (
-    CONSTANT,
-    FIELD,
     BoxTable,
-    Column,
     ImageRecord,
     RawStudies,
     Reject,
-    Resolve,
-    SourceConfig,
     Study,
     TableRows,
     Text,
-    fill_pattern,
-    find_file,
-    relative_to_root,
-    strings,
 )
 from medclip_dcl.data.sources.rows import read_columns
+from medclip_dcl.data.sources.settings import (
+    CONSTANT,
+    FIELD,
+    Column,
+    Resolve,
+    SourceConfig,
+    find_file,
+    relative_to_root,
+)
+from medclip_dcl.data.sources.table_files import fill_pattern, strings
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.sections import read_loose_sections

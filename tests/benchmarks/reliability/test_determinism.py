@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from benchmarks.reliability.determinism import difference
-from medclip_dcl.artifact import ArtifactType, make_fingerprint, write_artifact
+from medclip_dcl.artifact import ArtifactType, make_fingerprint
+from medclip_dcl.artifact_writer import write_artifact
 
 KIND = ArtifactType("made", 1, "nobody")
 

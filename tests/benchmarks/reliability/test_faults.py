@@ -8,7 +8,8 @@ import pytest
 from benchmarks.reliability import faults
 from benchmarks.reliability.faults import CORRUPTIONS, EVERY, Scene, corrupt, harmed, is_clear
 from benchmarks.reliability.writers import litter, snapshot, units, writers
-from medclip_dcl.artifact import ArtifactType, make_fingerprint, write_artifact
+from medclip_dcl.artifact import ArtifactType, make_fingerprint
+from medclip_dcl.artifact_writer import write_artifact
 from pipelines.stages import STAGES, TOOLS
 
 KIND = ArtifactType("numbers", 1, "count")

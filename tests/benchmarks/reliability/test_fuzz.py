@@ -10,7 +10,8 @@ from benchmarks.reliability import fuzz
 from benchmarks.reliability.mutants import read_seed
 from benchmarks.run_log import RunLog
 from medclip_dcl.data.grayscale import GreyImage
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ImageError
 from testing.bombs import BOMBS
 from testing.dicom import dicom_bytes, ramp

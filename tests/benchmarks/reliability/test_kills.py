@@ -18,7 +18,8 @@ from benchmarks.reliability.kills import (
     vectors,
     write_start,
 )
-from medclip_dcl.artifact import ArtifactType, make_fingerprint, write_artifact
+from medclip_dcl.artifact import ArtifactType, make_fingerprint
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.files import write_text
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.speed import prepare
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from testing.dicom import dicom_bytes, ramp, raster_bytes
 
 

@@ -14,9 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
-from medclip_dcl.data import images
+from medclip_dcl.data import images, ipc
 from medclip_dcl.data.grayscale import square
-from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import REASONS, ImagesConfig
 from medclip_dcl.errors import ImageError, StudyError
 from testing.bombs import BOMBS
 from testing.dicom import dicom_bytes, ramp, raster_bytes
@@ -63,7 +64,7 @@ def test_image_on_which_two_workers_die_is_refused(monkeypatch: pytest.MonkeyPat
 
     def die(*_: object) -> None:
         asked.append(1)
-        raise images.Closed
+        raise ipc.Closed
 
     monkeypatch.setattr(images, "send", die)
     with Decoder(ImagesConfig(), 1) as decoder:

@@ -1,27 +1,20 @@
-"""Splits: one per patient, stable, strict. Selection: what is usable, and a reason for the rest."""
+"""Splits: one per patient, stable, strict. Tables: their summary, and what is too many."""
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from medclip_dcl.data import manifest
-from medclip_dcl.data.manifest import Source, assign_splits, images_root, labels_of, select
-from medclip_dcl.data.sources.records import (
-    LONGEST_REPORT,
-    BoxTable,
-    ImageRecord,
-    RawStudies,
-    Reject,
-    SourceConfig,
-    Study,
-    Text,
-)
+from medclip_dcl.data.manifest import assign_splits, labels_of
+from medclip_dcl.data.sources.readers import Source
+from medclip_dcl.data.sources.records import BoxTable, RawStudies
+from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import StudyError
 from medclip_dcl.tables import TableFormat, read_table
+from testing.records import image, studies
 
 PEOPLE = [f"p{number}" for number in range(4000)]
 
@@ -56,130 +49,7 @@ def test_shares_are_parts_of_a_hash_of_the_patient() -> None:
         assert split == ("test" if first < 128 else "validate" if first < 192 else "train")
 
 
-CLEAR = Text("Clear.", "", "")
-HEAD = b"\n FINDINGS: "
 CONFIG = SourceConfig(max_reject_share=1.0)
-
-
-def studies(tmp_path: Path, *images: ImageRecord, **more: object) -> RawStudies:
-    """Studies of the patients p1 to p9, s1 to s9, all clear; the files of images are there."""
-    for image in images:
-        (tmp_path / image.path).write_bytes(b"image")
-    reports = [Study(f"s{number}", f"p{number}", CLEAR) for number in range(1, 10)]
-    return RawStudies(tmp_path, list(images), **{"studies": reports} | more)  # type: ignore[arg-type]
-
-
-def image(name: str, number: int, *, patient: int = 0, view: str = "PA") -> ImageRecord:
-    return ImageRecord(name, f"s{number}", f"p{patient or number}", view, f"{name}.png")
-
-
-def test_candidates_are_the_images_of_the_right_view_and_rows_that_named_none(
-    tmp_path: Path,
-) -> None:
-    raw = studies(
-        tmp_path,
-        image("d", 2),
-        image("c", 1, view="pa"),
-        image("b", 3, view="LL"),
-        image("a", 4, view=""),
-        image("f", 5, patient=6),
-        image("e", 5, patient=4),
-        image("c", 1),
-        image("g", 7),
-        rejects=[Reject("row-000007", "bad_id")],
-    )
-    chosen = select(raw, CONFIG)
-    assert [item.image_id for item in chosen.images] == ["c", "d", "g"]
-    assert chosen.subjects == {"s1": "p1", "s2": "p2", "s5": "p5", "s7": "p7"}
-    assert [tuple(item) for item in chosen.rejects] == [
-        ("row-000007", "bad_id"),
-        ("b", "lateral"),
-        ("a", "no_view"),
-        ("c", "duplicate_id"),
-        ("f", "patient_conflict"),
-        ("e", "patient_conflict"),
-    ]
-    assert (chosen.candidates, chosen.lost) == (7, 4)  # of nine rows, two are of another view
-    alone = select(RawStudies(tmp_path, studies=raw.studies, has_images=False), CONFIG)
-    assert (alone.candidates, alone.lost, len(alone.texts)) == (9, 0, 9)
-
-
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        (HEAD + b"Clear.\r\nNo\reffusion.", "Clear.\nNo\neffusion."),
-        (b"\xef\xbb\xbf" + HEAD + b"Clear.", "Clear."),
-        (HEAD + b"Clear.\0", "not_utf8"),
-        (HEAD.ljust(LONGEST_REPORT, b"a"), "a" * (LONGEST_REPORT - len(HEAD))),
-        (HEAD.ljust(LONGEST_REPORT + 1, b"a"), "report_too_long"),
-        (b"../.git/annex/objects/x", "pointer_file"),
-        (None, "no_report"),
-    ],
-    ids=["lines", "mark", "zero", "long", "too long", "pointer", "none"],
-)
-def test_a_report_is_text_or_a_reason(tmp_path: Path, content: bytes | None, found: str) -> None:
-    if content is not None:
-        (tmp_path / "s1.txt").write_bytes(content)
-    reports = [Study("s1", "p1", "s1.txt"), Study("s2", "p2", CLEAR)]
-    chosen = select(RawStudies(tmp_path, studies=reports, has_images=False), CONFIG)
-    if "s1" in chosen.texts:
-        assert chosen.texts["s1"].findings == found
-    else:
-        assert chosen.rejects == [Reject("s1", found)]
-    assert chosen.texts["s2"] == CLEAR
-    assert chosen.lost == len(chosen.rejects)
-
-
-def test_sections_that_are_pointers_or_blank_are_no_report(tmp_path: Path) -> None:
-    reports = [
-        Study("s1", "p1", Text("", "version https://git-lfs.github.com/spec/v1", "")),
-        Study("s2", "p2", Text(" ", "\n", "")),
-        Study("s3", "p3", Text("", "", "Clear.")),
-    ]
-    chosen = select(RawStudies(tmp_path, studies=reports, has_images=False), CONFIG)
-    assert chosen.rejects == [Reject("s1", "pointer_file"), Reject("s2", "empty_report")]
-    assert list(chosen.texts) == ["s3"]
-
-
-def test_a_blank_view_counts_as_frontal_where_it_is_asked_for_or_nothing_names_views(
-    tmp_path: Path,
-) -> None:
-    raw = studies(tmp_path, image("a", 1, view=""), image("b", 2, view="LL"))
-    for settings, kept in (
-        ({"keep_blank_views": True}, ["a"]),
-        ({"kind": "table"}, ["a"]),
-        ({"kind": "table", "columns": {"view": "side"}}, []),
-        ({"images_per_study": "all"}, ["a", "b"]),
-    ):
-        chosen = select(raw, SourceConfig(**settings))
-        assert [item.image_id for item in chosen.images] == kept
-
-
-def test_inputs_change_with_each_table_file_and_card(tmp_path: Path) -> None:
-    (tmp_path / "s1.txt").write_text("Clear.")
-    table = tmp_path / "table.csv"
-    table.write_text("a")
-    reports = [Study("s1", "p1", "s1.txt")]
-
-    def inputs(**more: object) -> dict[str, str]:
-        raw = studies(tmp_path, studies=reports, tables={"table": table}, **more)
-        raw.images.append(ImageRecord("a", "s1", "p1", "PA", "a.png"))
-        return Source(raw, BoxTable([], set(), 0)).inputs
-
-    first = inputs()
-    assert set(first) == {"table", "files"}
-    assert inputs(card={"name": "owner/set"}).keys() - first.keys() == {"card"}
-    for file, changed in (("s1.txt", {"files"}), ("a.png", {"files"}), ("table.csv", {"table"})):
-        before = inputs()
-        (tmp_path / file).write_text(f"another {file}")
-        assert {name for name, digest in inputs().items() if digest != before[name]} == changed
-
-
-@pytest.mark.parametrize(("size", "found"), [(1024, ["pointer_file"]), (1025, [])])
-def test_a_pointer_has_a_kibibyte_at_most(tmp_path: Path, size: int, found: list[str]) -> None:
-    raw = studies(tmp_path, image("a", 1))
-    (tmp_path / "a.png").write_bytes(b"version https://git-lfs.github.com/spec/v1\n".ljust(size))
-    assert [item.reason for item in select(raw, CONFIG).rejects] == found
 
 
 def table(tmp_path: Path, form: TableFormat) -> list[dict[str, object]]:
@@ -246,39 +116,9 @@ def test_rejects_are_counted_against_candidates(tmp_path: Path) -> None:
         manifest.write_manifest(tmp_path, empty, CONFIG)
 
 
-def test_the_reasons_of_what_is_lost_add_up_to_it(tmp_path: Path) -> None:
-    rejects = [Reject("x", "bad_header"), Reject("y", "modality"), Reject("z", "modality")]
-    raw = studies(tmp_path, image("a", 1), image("b", 2), image("b", 2), image("c", 3, view="LL"))
-    raw = replace(raw, rejects=rejects, studies=raw.studies[:1])
-    chosen = select(raw, CONFIG)
-    assert chosen.reasons == {"bad_header": 1, "duplicate_id": 1, "no_report": 1}
-    assert (chosen.candidates, chosen.lost) == (4, chosen.reasons.total())
-    strict = SourceConfig(max_reject_share=0.5)
-    with pytest.raises(StudyError, match=r"3 of 4 rows.*; 3 others are not asked for .*: 2"):
-        manifest.write_manifest(tmp_path, Source(raw, BoxTable([], set(), 0)), strict)
-    blank = replace(raw, studies=[Study("s1", "p1", Text("", "", ""))], images=raw.images[:1])
-    assert select(blank, CONFIG).reasons == {"bad_header": 1, "empty_report": 1}
-    mixed = RawStudies(tmp_path, rejects=rejects[1:])
-    with pytest.raises(StudyError, match=r"asked for; 2 others .*'modality': 2"):
-        manifest.write_manifest(tmp_path, Source(mixed, BoxTable([], set(), 0)), CONFIG)
-
-
 def test_the_first_labels_of_a_study_count() -> None:
     labels = pa.table({"study_id": ["s3", "s1", "s3", "s2"], "Edema": [1, 0, -1, 1]})
     assert labels_of(labels, {"s1", "s3", "s4"}).to_pylist() == [
         {"study_id": "s1", "Edema": 0},
         {"study_id": "s3", "Edema": 1},
     ]
-
-
-def test_images_are_read_where_they_are_unless_rows_were_copied() -> None:
-    for settings, folder in (
-        ({"kind": "huggingface", "materialise": True}, "/out/rows"),
-        ({"kind": "huggingface"}, "/data"),
-        ({"kind": "table", "materialise": True}, "/data"),
-    ):
-        found = images_root(
-            SourceConfig(root="/data", **settings),
-            lambda text: Path(text.replace("${WORK}", "/out")),
-        )
-        assert found == Path(folder)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from medclip_dcl.artifact import make_fingerprint, write_artifact
+from medclip_dcl.artifact import make_fingerprint
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import prepared
 from medclip_dcl.data.prepared import PreparedImages
 

@@ -14,13 +14,14 @@ import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled
 from transformers import RobertaConfig
 
-from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS
 from medclip_dcl.models.architectures import hub_closed
+from medclip_dcl.models.encoder_files import read_tokenizer
 from medclip_dcl.models.text_encoder import read_bert_config
-from medclip_dcl.models.towers import read_tokenizer
 from testing.published import publish
 
 TEXT = "text/config.json"

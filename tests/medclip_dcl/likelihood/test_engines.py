@@ -5,7 +5,6 @@ import logging
 
 import pytest
 import torch
-from transformers import BertForMaskedLM
 
 from medclip_dcl.errors import ScoreError
 from medclip_dcl.likelihood import engines as module
@@ -17,28 +16,9 @@ from medclip_dcl.likelihood.engines import (
     prepare_engine,
     rows_within,
 )
-from medclip_dcl.likelihood.masked_lm import MaskedCopies, PlainEngine
+from medclip_dcl.likelihood.masked_lm import PlainEngine
 from medclip_dcl.likelihood.pll import encode_sentences, pseudo_log_likelihood, score_encodings
-from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer
-
-MASK = 4
-
-
-def copies(rows: int = 3) -> MaskedCopies:
-    """Copies of two sentences of five pieces, with sets of masks."""
-    ids = torch.tensor([[2, 5, 7, 9, 3], [2, 6, 8, 10, 3]])
-    hidden = torch.zeros(3, 5, dtype=torch.bool)
-    hidden[0, 1] = hidden[1, 2] = hidden[1, 3] = hidden[2, 3] = True
-    sentence, position = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 3])
-    return MaskedCopies(ids, sentence[:rows], position[:rows], hidden[:rows], MASK)
-
-
-def whole_model(model: BertForMaskedLM, asked: MaskedCopies) -> torch.Tensor:
-    """The model's own full forward pass in float64."""
-    with torch.no_grad():
-        logits = model.double()(input_ids=asked.masked()).logits
-    rows = torch.arange(len(asked.position))
-    return logits.log_softmax(-1)[rows, asked.position, asked.targets()]
+from testing.bert import MASK, SENTENCES, copies, tiny_bert, tiny_tokenizer, whole_model
 
 
 def test_copies_are_masked_where_hidden_and_ask_what_was_there():
@@ -57,31 +37,6 @@ def test_engines_give_the_whole_models_log_probabilities(name, layers, rows):
     expected = whole_model(model, copies(rows))
     assert expected.max() < -1
     assert got.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
-
-
-@pytest.mark.parametrize("activation", ["relu", "gelu_new", "gelu_pytorch_tanh"])
-def test_every_activation_of_the_graph_is_the_models(activation):
-    config = tiny_bert().config
-    config.hidden_act = activation
-    torch.manual_seed(3)
-    model = BertForMaskedLM(config).train(False)
-    for parameter in model.parameters():
-        parameter.data.add_(0.1 * torch.randn_like(parameter))
-    engine = prepare_engine(model, "onnxruntime", 1)
-    with torch.inference_mode():
-        got = engine.log_probs(copies())
-    assert got.tolist() == pytest.approx(whole_model(model, copies()).tolist(), abs=2e-5)
-
-
-def test_wide_layers_are_summed_in_slices_of_any_size():
-    config = tiny_bert().config
-    config.intermediate_size = 1500
-    torch.manual_seed(4)
-    model = BertForMaskedLM(config).train(False)
-    engine = prepare_engine(model, "onnxruntime", 1)
-    with torch.inference_mode():
-        got = engine.log_probs(copies())
-    assert got.tolist() == pytest.approx(whole_model(model, copies()).tolist(), abs=2e-5)
 
 
 @pytest.mark.parametrize("variant", ["original", "within_word_l2r"])

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.images import open_image
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference.predictor import Predictor, load

@@ -36,8 +36,9 @@ from medclip_dcl.evaluation.adapters import load_adapter
 from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.image_encoder import to_input
+from medclip_dcl.models.pretrained import fetch_weights
 from medclip_dcl.models.settings import ModelConfig
-from medclip_dcl.models.towers import Start, fetch_weights, read_start
+from medclip_dcl.models.towers import Start, read_start
 from pipelines.config import Config
 
 WORDS = ("[PAD]", "[UNK]", "<s>", "</s>", "no", "effusion", "left", "right", "heart", "large")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from medclip_dcl.artifact import make_fingerprint, write_artifact
+from medclip_dcl.artifact import make_fingerprint
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactError, ArtifactStale, ArtifactUnwritable, CheckpointError
 from medclip_dcl.training.checkpoint import ARTIFACT, WEIGHTS, CheckpointStore, Snapshot
 

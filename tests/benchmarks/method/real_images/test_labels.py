@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.method.real_images import labels
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import QueryError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.inference.prompts import Finding

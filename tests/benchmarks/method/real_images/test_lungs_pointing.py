@@ -10,7 +10,7 @@ from torch.nn import functional
 from benchmarks.method.real_images import lungs
 from benchmarks.method.real_images.lungs import LEFT, RIGHT, LungImage, mask_of
 from medclip_dcl.data.grayscale import GreyImage
-from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel, Geometry
 from medclip_dcl.models.settings import SimilarityConfig

@@ -11,7 +11,8 @@ import pytest
 from pydicom.filereader import read_dataset
 
 from medclip_dcl.data.dicom.reader import PIXEL_TAGS, PUBLIC_TAGS
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ImageError
 from testing.dicom import dicom_bytes, ramp, raster_bytes
 from testing.hospital import CLEAN, radiograph

@@ -20,7 +20,7 @@ from medclip_dcl.client import Client
 from medclip_dcl.data.dicom import web as dicomweb
 from medclip_dcl.data.dicom.web import ArchivedImage, DicomWeb
 from medclip_dcl.data.sources.dicomweb import read_dicomweb
-from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ImageError, ServiceError
 from medclip_dcl.files import STAGED
 from testing.dicom import ramp

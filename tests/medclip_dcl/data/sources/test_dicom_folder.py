@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.data.manifest import select
+from medclip_dcl.data.selection import select
 from medclip_dcl.data.sources.dicom_folder import hash_patient, read_dicom_folder
-from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import StudyError
 from testing.dicom import dicom_bytes, ramp
 

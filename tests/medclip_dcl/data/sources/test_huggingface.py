@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 from medclip_dcl.data import manifest
-from medclip_dcl.data.manifest import images_root, read_source
 from medclip_dcl.data.row_images import image_source
-from medclip_dcl.data.sources import huggingface
-from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.data.sources import huggingface, readers
+from medclip_dcl.data.sources.readers import images_root, read_source
+from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ConfigError, HubError, StudyError
 from medclip_reporting.cards import data_card
 from testing.dicom import raster_bytes
@@ -76,7 +76,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
-def read(work: Path, root: Path, **changes: Any) -> tuple[manifest.Source, Path]:
+def read(work: Path, root: Path, **changes: Any) -> tuple[readers.Source, Path]:
     given = {"kind": "huggingface", "root": str(root), "columns": COLUMNS} | changes
     config = SourceConfig.model_validate(given)
     work.mkdir(exist_ok=True)

@@ -17,12 +17,12 @@ from medclip_dcl.data.manifest import (
     label_format,
     label_names,
     read_labels,
-    read_source,
     write_manifest,
 )
 from medclip_dcl.data.sources.labels import label_table
 from medclip_dcl.data.sources.open_i import read_headings, read_open_i
-from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.data.sources.readers import read_source
+from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.lexicon import LABELS

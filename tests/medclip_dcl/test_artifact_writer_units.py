@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from medclip_dcl.artifact import map_resumable, remove_resumable
+from medclip_dcl.artifact_writer import map_resumable, remove_resumable
 
 
 def doubled(part: Sequence[int]) -> list[dict[str, Any]]:

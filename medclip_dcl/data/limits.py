@@ -1,0 +1,112 @@
+"""Limits of images: the settings, the reasons of a refusal, and what is refused unopened."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from medclip_dcl.errors import ImageError
+from medclip_dcl.settings import LOCAL, NO_EFFECT, Section
+
+
+class ImagesConfig(Section):
+    """Decoding and preparing images (`prepare_images`, and the service)."""
+
+    size_px: Annotated[int, Field(ge=32, le=8192)] = 512
+    """Height and width of a prepared image, pixels; paper: 512."""
+    voi: Literal["none", "dicom"] = "none"
+    """Whether a DICOM VOI LUT or window is applied before scaling by minimum and maximum."""
+    equalize: bool = False
+    """Histogram equalisation, as MIMIC-CXR-JPG applied to its images."""
+    max_megapixels: Annotated[float, Field(gt=0)] = 40
+    """Largest declared rows x columns, millions of pixels."""
+    max_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
+    """Largest file, bytes."""
+    deadline_s: Annotated[float, Field(gt=0)] = 8
+    """Seconds that one image may take to decode; its refusal then comes within 10."""
+    memory_mb: Annotated[int, Field(gt=0)] = 1024
+    """Memory that a decode worker may allocate, MiB."""
+    reject_burned_in: bool = True
+    """Whether an image is rejected whose BurnedInAnnotation is given and is not NO."""
+    shard_rows: Annotated[int, Field(gt=0)] = 512
+    """Images in one shard: the unit that is resumed."""
+    workers: Annotated[int, Field(ge=0), NO_EFFECT] = 0
+    """Decode processes; 0: one per core."""
+    dask_scheduler: Annotated[str, NO_EFFECT, LOCAL] = ""
+    """Address of a Dask scheduler, such as `tcp://head:8786`, whose workers decode; empty: here."""
+    max_reject_share: Annotated[float, Field(ge=0, le=1), NO_EFFECT] = 0.01
+    """Share of rejected images above which the job fails with exit code 3."""
+
+    @property
+    def max_pixels(self) -> int:
+        """Largest declared rows x columns."""
+        return int(self.max_megapixels * 1e6)
+
+    def held_to(
+        self, *, max_bytes: int, max_megapixels: float, deadline_s: float, memory_mb: int
+    ) -> Self:
+        """Give the same settings with decoding held to limits of whoever decodes."""
+        return self.model_copy(
+            update={
+                "max_bytes": min(self.max_bytes, max_bytes),
+                "max_megapixels": min(self.max_megapixels, max_megapixels),
+                "deadline_s": min(self.deadline_s, deadline_s),
+                "memory_mb": min(self.memory_mb, memory_mb),
+            }
+        )
+
+
+REASONS: dict[str, str] = {
+    "missing": "there is no regular file to read",
+    "empty": "the file holds no bytes",
+    "too_many_bytes": "the file is larger than images.max_bytes",
+    "unknown_format": "the bytes are neither DICOM with its preamble, nor JPEG, nor PNG",
+    "unreadable": "the header cannot be parsed",
+    "too_many_elements": "the DICOM data set has more elements than an image needs",
+    "transfer_syntax": "the DICOM transfer syntax is not one of those that are decoded",
+    "not_single_frame": "the DICOM file holds several frames",
+    "not_greyscale": "the DICOM file holds colour or palette indices",
+    "bad_tags": "a DICOM tag that describes the pixels is missing or impossible",
+    "too_many_pixels": "rows x columns exceed images.max_megapixels",
+    "no_pixel_data": "the DICOM file holds no pixels",
+    "truncated": "fewer bytes than the declared size needs",
+    "size_mismatch": "the compressed stream or the pixel bytes disagree with the declared size",
+    "corrupt": "the decoder refused the pixels",
+    "bad_intensities": "rescale, lookup table or window give no finite intensity",
+    "burned_in": "BurnedInAnnotation says that text is part of the picture",
+    "deadline": "decoding took longer than images.deadline_s",
+    "memory": "decoding asked for more than images.memory_mb",
+    "worker_died": "the decode worker died on this image",
+    "constant": "all pixels are equal (refused by prepare_images alone)",
+}
+"""Reason code -> what it means."""
+
+IDENTITY_REASONS: dict[str, str] = {
+    "no_identity": "a UID of the image is missing or not a UID",
+    "character_set": "the patient's name is written in an unknown character set",
+}
+"""Reason code -> what it means, of images for which no DICOM object can be made."""
+
+PREAMBLE = 132
+"""Bytes that tell the format: of DICOM the preamble, of JPEG and PNG a few of them."""
+
+_RASTERS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+
+
+def is_dicom(data: bytes) -> bool:
+    """Whether `DICM` follows a preamble of 128 bytes; `data`: the first 132 bytes, or more.
+
+    A bare data set without it is not accepted: nothing tells it from any other bytes.
+
+    Source: DICOM PS3.10, 7.1.
+    """
+    return data[PREAMBLE - 4 : PREAMBLE] == b"DICM"
+
+
+def require_image(head: bytes, size: int, max_bytes: int) -> None:
+    """Refuse a file by its size, or by its first `PREAMBLE` bytes; ImageError."""
+    if size == 0:
+        raise ImageError("empty", "the file holds no bytes")
+    if size > max_bytes:
+        raise ImageError("too_many_bytes", f"{size} bytes exceed images.max_bytes, {max_bytes}")
+    if not is_dicom(head) and not head.startswith(_RASTERS):
+        raise ImageError("unknown_format", "the first bytes are not those of DICOM, JPEG or PNG")

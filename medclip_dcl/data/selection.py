@@ -1,0 +1,185 @@
+"""Selection of a source's usable images and reports, with a reason for each of the rest."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from medclip_dcl.data.limits import REASONS as IMAGE_REASONS
+from medclip_dcl.data.row_images import file_of
+from medclip_dcl.data.sources.records import (
+    LONGEST_REPORT,
+    ImageRecord,
+    RawStudies,
+    Reject,
+    Study,
+    Text,
+)
+from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.sources.table_files import POINTER_BYTES, is_pointer
+from medclip_dcl.errors import StudyError
+from medclip_dcl.files import path_under
+from medclip_dcl.text.sections import read_sections
+
+SOURCE_REASONS: dict[str, str] = {
+    "bad_id": "an id is empty or holds characters that no path may; the reject names the row",
+    "no_subject": "the row or the header names no patient",
+    "bad_row": "lists of a row that must be parallel differ in length",
+    "no_image": "the row has neither bytes nor a path where its image should be",
+    "bad_report": "the report's XML is malformed, too large, declares entities or leaves the root",
+    "bad_header": "the DICOM header cannot be read, or lacks an id",
+    "not_dicom": "the file in the folder of DICOM is something else",
+    "modality": "the DICOM modality is not one of source.modalities",
+    "duplicate_id": "an earlier row has the same id",
+    "patient_conflict": "the image and its study name different patients",
+    "lateral": "the view position is not one of source.frontal_views",
+    "no_view": "the view position is blank and source.keep_blank_views is off",
+    "missing_image": "the image's file is missing or outside the root",
+    "backslash_path": "no file has this path with backslashes; write it with /",
+    "wrong_image": "the archive gave something else than the image that was asked for",
+    "pointer_file": "the file is a pointer of git-LFS or git-annex, not content",
+    "no_report": "the study has no report file, or its report is refused",
+    "not_utf8": "the report is neither UTF-8 text nor one of source.fallback_encoding",
+    "report_too_long": "the report has more than a million bytes",
+    "empty_report": "the report has neither findings nor impression nor a text to stand in",
+}
+"""Reason code of a manifest's reject -> what it means."""
+
+REJECT_REASONS = SOURCE_REASONS | IMAGE_REASONS
+"""Reason code of every row of `REJECTS`, the manifest's or that of prepared images."""
+
+VIEW_REASONS = {"lateral", "no_view", "modality", "not_dicom"}
+"""Reasons that are not a fault of the source and count towards no threshold."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Usable images and texts of a source, and a reason for each of the rest."""
+
+    images: list[ImageRecord]  # in order of image_id
+    texts: dict[str, Text]  # study -> sections, of studies with a usable image if there are images
+    subjects: dict[str, str]  # study -> patient
+    rejects: list[Reject]
+    candidates: int  # images of the right view, or studies where there are no images
+    lost: int  # those of the candidates that are left out
+    reasons: Counter[str]  # why: each row of the lost counts once
+    laterals: list[ImageRecord] = field(default_factory=list)  # for `pretrain_images` alone
+
+
+def select(raw: RawStudies, settings: SourceConfig) -> Selection:
+    """Keep what can be used and name a reason for the rest."""
+    rejects = list(raw.rejects)
+    present: list[ImageRecord] = []
+    laterals: list[ImageRecord] = []
+    seen: set[str] = set()
+    for image in raw.images:
+        reason = "duplicate_id" if image.image_id in seen else _fault(image, raw.root, settings)
+        seen.add(image.image_id)
+        if not reason:
+            present.append(image)
+        elif reason == "lateral" and settings.images_per_study == "pretrain":
+            laterals.append(image)
+        else:
+            rejects.append(Reject(image.image_id, reason))
+    wanted = {image.study_id for image in present} if raw.has_images else None
+    texts: dict[str, Text] = {}
+    faults: list[Reject] = []  # of reports
+    subjects = {} if raw.has_reports else {image.study_id: image.subject_id for image in present}
+    for study in raw.studies:
+        if wanted is not None and study.study_id not in wanted:
+            continue
+        answer = _text(study, raw.reports_root, settings.fallback_encoding)
+        if isinstance(answer, str):
+            faults.append(Reject(study.study_id, answer))
+            continue
+        texts[study.study_id], subjects[study.study_id] = answer, study.subject_id
+    images = [image for image in present if subjects.get(image.study_id) == image.subject_id]
+    alone = [image for image in present if subjects.get(image.study_id) != image.subject_id]
+    reasons = by_reason(item for item in rejects if item.reason not in VIEW_REASONS)
+    reasons += _reasons_of(alone, subjects, faults) if raw.has_images else by_reason(faults)
+    rejects += faults
+    rejects += [
+        Reject(image.image_id, "patient_conflict" if image.study_id in subjects else "no_report")
+        for image in alone
+    ]
+    views = sum(item.reason in VIEW_REASONS for item in rejects) + len(laterals)
+    rows = len(raw.images) - views if raw.has_images else len(raw.studies)
+    candidates = rows + len(raw.rejects)
+    lost = candidates - len(images if raw.has_images else texts)
+    return Selection(
+        sorted(images), texts, subjects, rejects, candidates, lost, reasons, sorted(laterals)
+    )
+
+
+def by_reason(rejects: Iterable[Reject]) -> Counter[str]:
+    """Count rejects by their reason."""
+    return Counter(item.reason for item in rejects)
+
+
+def _reasons_of(
+    images: Iterable[ImageRecord], subjects: Mapping[str, str], faults: Iterable[Reject]
+) -> Counter[str]:
+    """Say why images have no study: the fault of its report, where it has one."""
+    fault_of = {item.id: item.reason for item in faults}
+    return Counter(
+        "patient_conflict"
+        if image.study_id in subjects
+        else fault_of.get(image.study_id, "no_report")
+        for image in images
+    )
+
+
+def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
+    """Give the code of the reason why an image cannot be used, or nothing."""
+    if settings.images_per_study == "all":
+        pass
+    elif image.view:
+        if image.view.upper() not in {view.upper() for view in settings.frontal_views}:
+            return "lateral"
+    elif not settings.keep_blank_views and (
+        settings.kind not in {"table", "huggingface"} or settings.columns.get("view")
+    ):
+        return "no_view"  # a table without a column of views holds frontal images alone
+    return file_fault(image, root)
+
+
+def file_fault(image: ImageRecord, root: Path) -> str:
+    """Give the code of the reason why an image's file cannot be used, or nothing."""
+    if file_of(image.path) != image.path:
+        return ""  # bytes that the source has seen in its row
+    try:
+        path = path_under(root, image.path)
+    except StudyError:
+        return "backslash_path" if "\\" in image.path else "missing_image"
+    is_short = path.stat().st_size <= POINTER_BYTES
+    return "pointer_file" if is_short and is_pointer(path.read_bytes()) else ""
+
+
+def _text(study: Study, root: Path, fallback: str) -> Text | str:
+    """Give the sections, or the code of the reason why there are none."""
+    report = study.report
+    if isinstance(report, str):
+        try:
+            path = path_under(root, report)
+        except StudyError:
+            return "no_report"
+        if path.stat().st_size > LONGEST_REPORT:
+            return "report_too_long"
+        text = _decoded(path.read_bytes(), fallback)
+        if text is None:
+            return "not_utf8"
+        if is_pointer(text.encode()):
+            return "pointer_file"
+        report = Text(*read_sections(text, study.study_id))
+    if any(is_pointer(section.encode("utf-8", "surrogatepass")) for section in report):
+        return "pointer_file"
+    return report if any(section.strip() for section in report) else "empty_report"
+
+
+def _decoded(data: bytes, fallback: str) -> str | None:
+    for encoding in ("utf-8-sig", fallback or "utf-8"):
+        with suppress(UnicodeDecodeError):
+            text = data.decode(encoding)
+            return None if "\0" in text else text.replace("\r\n", "\n").replace("\r", "\n")
+    return None

@@ -1,0 +1,213 @@
+"""Files next to an encoder's weights: configuration, normalisation, tokenizer, pooling.
+
+transformers   config.json, model.safetensors, preprocessor_config.json, tokenizer.json: an
+               image encoder, a text encoder, or both in one space (CLIP, SigLIP)
+open_clip      open_clip_config.json and its weights, as BiomedCLIP has them: timm's ViT, a
+               BERT, and a map of each into the common space
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import (
+    AutoConfig,
+    BertConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from medclip_dcl.artifact import json_digest
+from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.files import sha256_file
+from medclip_dcl.models.architectures import REFUSALS, TEXT_TYPES, build_config, own_fields
+from medclip_dcl.models.settings import ImageEncoderConfig, TextEncoderConfig
+from medclip_dcl.models.text_encoder import CONFIG, TOKENIZER, read_bert_config, read_bert_tokenizer
+
+OPEN_CLIP = "open_clip_config.json"
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_OFFSET_POSITIONS = {"camembert", "mpnet", "roberta", "xlm-roberta"}  # start behind the padding's
+_POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "eos",
+    "cls": "cls",
+    "mean": "mean",
+    "lasttoken": "eos",
+}
+_OWN_POOLINGS = {"clip_text_model": "eos", "siglip_text_model": "last"}
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object; CheckpointError where there is none."""
+    try:
+        tree: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is missing or not JSON; give a whole folder") from error
+    return tree
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """Read the configuration of a checkpoint that transformers knows; CheckpointError."""
+    kind = read_json(folder / CONFIG).get("model_type")
+    if kind not in CONFIG_MAPPING:
+        raise CheckpointError(
+            f"config.json of {folder} has model_type {kind}, which transformers does not know; its "
+            "own code is not run here"
+        )
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    config._attn_implementation = None  # it may name a kernel that a hub keeps
+    return config
+
+
+def plain_tree(config: PreTrainedConfig) -> dict[str, Any]:
+    """Give an encoder's own fields that differ from its class's, `model_type` with them."""
+    tree, known = config.to_diff_dict(), own_fields(config.model_type)
+    return {name: tree[name] for name in tree if name in known} | {"model_type": config.model_type}
+
+
+def _normalisation(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Read mean and spread of each channel, on the scale 0 to 1."""
+    files = [folder / name for name in (*_PROCESSORS, OPEN_CLIP) if (folder / name).is_file()]
+    if not files:
+        raise CheckpointError(
+            f"{folder} has no {_PROCESSORS[0]}; set model.image.mean and model.image.std to what "
+            "the encoder was trained with"
+        )
+    tree = read_json(files[0])
+    if files[0].name == OPEN_CLIP:
+        tree = tree.get("preprocess_cfg", {})
+        tree = {"image_mean": tree.get("mean"), "image_std": tree.get("std")}
+    tree = tree.get("image_processor", tree)
+    mean, std = tree.get("image_mean"), tree.get("image_std")
+    if not tree.get("do_normalize", True):
+        mean, std = [0.0], [1.0]
+    if not mean or not std:
+        raise CheckpointError(
+            f"{files[0]} names no image_mean and image_std; set model.image.mean and std"
+        )
+    # Levels of 0 to 255 are multiplied by the factor first.
+    top = 255 * tree.get("rescale_factor", 1 / 255) if tree.get("do_rescale", True) else 255.0
+    return tuple(value / top for value in mean), tuple(value / top for value in std)
+
+
+def describe_image(settings: ImageEncoderConfig, folder: Path | None) -> ImageEncoderConfig:
+    """Put a vision transformer's sizes and normalisation, as its folder has them, into settings.
+
+    Settings of another kind, or without a folder, come back as they are.
+
+    Raises:
+        CheckpointError: the folder lacks a file, or says what is not known here.
+    """
+    if settings.kind != "vit" or folder is None:
+        return settings
+    if settings.backbone:
+        return describe_sizes(settings, settings.backbone, folder)
+    config = read_config(folder)
+    return describe_sizes(settings, getattr(config, "vision_config", config), folder)
+
+
+def describe_sizes(
+    settings: ImageEncoderConfig, sizes: PreTrainedConfig | Mapping[str, Any], folder: Path
+) -> ImageEncoderConfig:
+    """Put sizes, and the normalisation of a folder unless one is set, into settings."""
+    tree = plain_tree(sizes) if isinstance(sizes, PreTrainedConfig) else dict(sizes)
+    mean, std = (settings.mean, settings.std) if settings.mean else _normalisation(folder)
+    update = {"kind": "vit", "backbone": tree, "mean": mean, "std": std}
+    return settings.model_copy(update=update)
+
+
+def packaged_text_config(folder: Path) -> PreTrainedConfig:
+    """Read the configuration of a published model's text encoder; CheckpointError: not known."""
+    tree = read_json(folder / CONFIG)
+    if tree.get("model_type", "bert") == "bert":
+        return read_bert_config(folder)
+    try:
+        return build_config(tree, TEXT_TYPES, f"{folder.name}/{CONFIG}")
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def read_text_config(folder: Path) -> PreTrainedConfig:
+    """Read the configuration of the text encoder of a checkpoint; CheckpointError."""
+    # What transformers does not know is read as BERT: CXR-BERT has a type of its own.
+    kind = read_json(folder / CONFIG).get("model_type", "bert")
+    if kind == "bert" or kind not in CONFIG_MAPPING:
+        return read_bert_config(folder)
+    config = read_config(folder)
+    return getattr(config, "text_config", config)
+
+
+def read_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
+    """Read the tokenizer of a text encoder, which pads on the right.
+
+    Raises:
+        CheckpointError: its files are missing or damaged, or do not fit the encoder.
+    """
+    if isinstance(config, BertConfig):
+        tokenizer: Any = read_bert_tokenizer(folder)
+    elif not (folder / TOKENIZER).is_file():
+        raise CheckpointError(
+            f"{folder} has no {TOKENIZER}; write one with AutoTokenizer's save_pretrained"
+        )
+    else:
+        try:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, *REFUSALS) as error:
+            raise CheckpointError(f"the tokenizer of {folder} cannot be read") from error
+        tokenizer.padding_side = "right"
+    if tokenizer.pad_token_id is None:
+        raise CheckpointError(f"the tokenizer of {folder} has no pad_token; name one in its files")
+    if len(tokenizer) > config.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer has {len(tokenizer)} word pieces, the model {config.vocab_size}; use "
+            "the tokenizer of the same checkpoint"
+        )
+    read: PreTrainedTokenizerBase = tokenizer
+    return read
+
+
+def describe_text(
+    settings: TextEncoderConfig,
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+) -> TextEncoderConfig:
+    """Put a text encoder's own pooling and longest input into settings.
+
+    A sentence encoder says both in files of its own.
+    """
+    pooling: str = settings.pooling
+    if pooling == "auto":
+        pooling = _OWN_POOLINGS.get(config.model_type, "cls")
+        if config.model_type == "modernbert":
+            pooling = config.classifier_pooling
+        if (file := folder / "1_Pooling" / CONFIG).is_file():
+            tree = read_json(file)
+            said = [name for name, is_on in tree.items() if is_on is True]
+            words = (*said, str(tree.get("pooling_mode")))
+            found = [_POOLINGS[word] for word in words if word in _POOLINGS]
+            if len(found) != 1:
+                raise CheckpointError(
+                    f"{file} asks for a pooling that is not known here; set model.text.pooling"
+                )
+            pooling = found[0]
+    longest = [settings.max_tokens, config.max_position_embeddings, tokenizer.model_max_length]
+    if config.model_type in _OFFSET_POSITIONS:
+        longest[1] -= config.pad_token_id + 1
+    if (file := folder / "sentence_bert_config.json").is_file():
+        longest.append(read_json(file).get("max_seq_length") or settings.max_tokens)
+    return settings.model_copy(update={"pooling": pooling, "max_tokens": int(min(longest))})
+
+
+def files_digest(folder: Path) -> str:
+    """Hash the files next to a folder's weights, which say how inputs are made."""
+    files = sorted(folder.rglob("*.json")) if folder.is_dir() else []
+    return json_digest({file.relative_to(folder).as_posix(): sha256_file(file) for file in files})

@@ -1,0 +1,64 @@
+"""Provenance: versions of the packages, and digests of the modules, that make an artifact."""
+
+import functools
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from medclip_dcl.artifact import Artifact, read_artifact_header
+from medclip_dcl.errors import ArtifactError
+from medclip_dcl.files import sha256_file
+
+_PACKAGES = (
+    *("medclip-dcl", "torch", "transformers", "tokenizers", "accelerate", "numpy", "pyarrow"),
+    *("pydicom", "imagecodecs", "pillow", "pysbd", "scikit-learn"),
+)
+
+
+@functools.cache
+def package_versions() -> dict[str, str]:
+    """Versions of the installed packages that can change what an artifact holds."""
+    found = {}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+_PROJECT = Path(__file__).parents[1]
+_CODE = tuple(f"{_PROJECT / name}/" for name in ("medclip_dcl", "pipelines"))
+
+
+def code_digests() -> dict[str, str]:
+    """Digests of the project's modules that this process has loaded, by path: 16 hex digits."""
+    files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
+    names = sorted(Path(file).relative_to(_PROJECT) for file in files if file.startswith(_CODE))
+    return {name.as_posix(): _code_digest(name.as_posix()) for name in names}
+
+
+def changed_code(artifact: "Artifact") -> list[str]:
+    """List the modules that an artifact was made with and that differ now."""
+    return changed_modules(artifact.origin.get("code", {}))
+
+
+def remove_if_code_changed(path: Path) -> None:
+    """Delete an artifact, or a checkpoint, that other code than today's has made."""
+    with suppress(ArtifactError):
+        if changed_code(read_artifact_header(path)):
+            shutil.rmtree(path)
+
+
+@functools.cache  # what a process has loaded stays what it was
+def _code_digest(name: str) -> str:
+    try:
+        return sha256_file(_PROJECT / name)[:16]
+    except OSError:
+        return ""
+
+
+def changed_modules(code: Mapping[str, str]) -> list[str]:
+    """List the modules whose digests are not those of today."""
+    return [name for name, digest in code.items() if _code_digest(name) != digest]

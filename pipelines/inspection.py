@@ -1,0 +1,163 @@
+"""Inspection of a source's files: images opened through the gate, reports split and read."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from medclip_dcl.artifact_writer import map_resumable
+from medclip_dcl.data import manifest
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
+from medclip_dcl.data.preflight import ANSWERS, IMAGES
+from medclip_dcl.data.row_images import image_source
+from medclip_dcl.data.sources.records import ImageRecord, Text
+from medclip_dcl.distributed import available_cores
+from medclip_dcl.errors import ImageError
+from medclip_dcl.progress import Progress
+from medclip_dcl.text.labeler.labels import read_claims
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sentences import SentencesConfig, split_section, used_sections
+
+UNIT = 256  # images or reports in one unit of work: what a kill can lose, some seconds
+_ANSWER_OF = {1: "present", 0: "absent", -1: "uncertain"}  # in a label table
+
+Row = dict[str, Any]
+
+
+def _draw(ids: Sequence[str], wanted: int, seed: int) -> list[str]:
+    """Draw some of the ids without replacement, in their order; 0: all."""
+    if not wanted or wanted >= len(ids):
+        return list(ids)
+    indices = np.random.default_rng(seed).choice(len(ids), wanted, replace=False)
+    return [ids[index] for index in sorted(indices.tolist())]
+
+
+_split = lru_cache(1 << 16)(split_section)  # many reports share their impression
+
+
+def describe_report(sections: Sequence[str], settings: SentencesConfig) -> Row:
+    """Count the sentences `kept` of a report, and give what is `said`: finding -> answer."""
+    claims = read_claims("\n\n".join(sections))
+    said = dict.fromkeys(claims.negated, "absent")
+    said |= dict.fromkeys(claims.uncertain, "uncertain") | dict.fromkeys(claims.asserted, "present")
+    if claims.normal:
+        said["No Finding"] = "present"
+    return {"kept": sum(len(_split(text, settings).sentences) for text in sections), "said": said}
+
+
+def read_reports(
+    folder: Path, texts: Mapping[str, Text], settings: SentencesConfig, wanted: int, seed: int
+) -> dict[str, Row]:
+    """Read as many reports as are wanted (0: all), drawn with the seed; resumable in `folder`."""
+    studies = _draw(sorted(texts), wanted, seed)
+
+    def read(part: Sequence[str]) -> list[Row]:
+        reports = [texts[study]._asdict() for study in part]
+        return [
+            describe_report([report[name] for name in used_sections(report, settings)], settings)
+            for report in reports
+        ]
+
+    with Progress("reports read", len(studies), "report") as progress:
+        rows = map_resumable(folder, "reports", studies, UNIT, read, progress.advance)
+    return dict(zip(studies, rows, strict=True))
+
+
+def count_labels(labels: pa.Table | None, studies: Collection[str], rows: Iterable[Row]) -> Row:
+    """Count studies per finding and answer: in the source's label table, else in the reports.
+
+    No Finding is present where a report calls the image normal.
+    """
+    names = LABELS if labels is None else manifest.label_names(labels)
+    if labels is None:
+        said = [row["said"] for row in rows]
+    else:
+        said = [
+            {name: _ANSWER_OF[row[name]] for name in names if row[name] in _ANSWER_OF}
+            for row in manifest.labels_of(labels, studies).to_pylist()
+        ]
+    counts = Counter(item for answers in said for item in answers.items())
+    return {
+        "source": "reports" if labels is None else "table",
+        "studies": len(said),
+        "findings": {name: {word: counts[name, word] for word in ANSWERS} for name in names},
+    }
+
+
+def inspect_images(
+    folder: Path,
+    listed: Sequence[ImageRecord],
+    root: Path,
+    settings: ImagesConfig,
+    wanted: int,
+    seed: int,
+) -> list[Row]:
+    """Open as many images as are wanted (0: all), drawn with the seed; resumable in `folder`."""
+    image_of = {image.image_id: image for image in listed}
+    chosen = [image_of[name] for name in _draw(sorted(image_of), wanted, seed)]
+    workers = settings.workers or available_cores()
+    with (
+        Progress("images opened", len(chosen), "image") as progress,
+        Decoder(settings, workers) as decoder,
+        ThreadPoolExecutor(workers) as threads,
+    ):
+
+        def inspect(part: Sequence[ImageRecord]) -> list[Row]:
+            return list(threads.map(lambda image: inspect_image(image, root, decoder), part))
+
+        try:
+            return map_resumable(folder, "images", chosen, UNIT, inspect, progress.advance)
+        finally:  # stopped: what is queued need not be opened first
+            threads.shutdown(cancel_futures=True)
+
+
+def inspect_image(record: ImageRecord, root: Path, decoder: Decoder) -> Row:
+    """Open an image through the gate: a row of `IMAGES`."""
+    row = dict.fromkeys(IMAGES.schema.names) | {"image_id": record.image_id, "code": ""}
+    try:
+        image = decoder.open(image_source(root, record.path))
+    except ImageError as error:
+        return row | {"code": error.code, "source": "", "inverted": False, "pixels_key": ""}
+    height, width = image.pixels.shape
+    return row | {
+        "code": "constant" if image.constant else "",
+        "source": image.source,
+        "bits_stored": image.bits_stored,
+        "inverted": image.inverted,
+        "height_px": height,
+        "width_px": width,
+        "pixels_key": "" if image.constant else pixels_key(image.pixels),
+    }
+
+
+def pixels_key(pixels: npt.NDArray[np.uint16]) -> str:
+    """Name a picture by its size and grey values, however the file stores it: 32 hex digits."""
+    digest = hashlib.sha256(f"{pixels.shape[0]} {pixels.shape[1]} ".encode())
+    digest.update(np.ascontiguousarray(pixels).data)
+    return digest.hexdigest()[:32]
+
+
+def describe_images(rows: Sequence[Row], listed: int) -> Row:
+    """Count what images are; heights and widths: the least, the middle and the greatest, pixels."""
+    known = [row for row in rows if row["source"]]
+    heights, widths = (sorted(row[side] for row in known) for side in ("height_px", "width_px"))
+    return {
+        "listed": listed,
+        "opened": len(rows),
+        "refused": sum(row["code"] != "" for row in rows),
+        "inverted": sum(row["inverted"] for row in known),
+        "formats": dict(Counter(row["source"] for row in known).most_common()),
+        "bits": {
+            str(bits): n for bits, n in sorted(Counter(x["bits_stored"] for x in known).items())
+        },
+        "heights": [heights[0], heights[len(known) // 2], heights[-1]] if known else [],
+        "widths": [widths[0], widths[len(known) // 2], widths[-1]] if known else [],
+    }

@@ -1,0 +1,254 @@
+"""DICOM images: what the tags say of the pixels, and what is refused by a header alone."""
+
+import struct
+import time
+
+import imagecodecs
+import numpy as np
+import pytest
+from pydicom.dataset import Dataset
+
+from medclip_dcl.data.dicom import metadata, reader
+from medclip_dcl.data.dicom.header import separate
+from medclip_dcl.data.dicom.reader import read_dicom
+from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.images import open_image
+from medclip_dcl.data.limits import ImagesConfig
+from medclip_dcl.errors import ImageError
+from testing.dicom import JPEG_LS, dicom_bytes, ramp, refusal, scaled
+from tests.medclip_dcl.data.test_images import ITEM, ITEM_END
+
+DEFLATED = "1.2.840.10008.1.2.1.99"
+MPEG2 = "1.2.840.10008.1.2.4.100"
+
+
+def test_image_spans_the_whole_scale() -> None:
+    stored = ramp()
+    image = open_image(dicom_bytes(stored + 100, bits_stored=13))
+    assert image.pixels.dtype == np.uint16
+    assert np.array_equal(image.pixels, scaled(stored))
+    assert (image.bits_stored, image.source, image.inverted) == (13, "dicom", False)
+    assert image.tags["ViewPosition"] == "PA"
+
+
+def test_monochrome1_shows_the_same_picture() -> None:
+    image = ramp()
+    plain = open_image(dicom_bytes(image))
+    turned = open_image(dicom_bytes(4095 - image, photometric="MONOCHROME1"))
+    assert turned.inverted
+    assert np.array_equal(plain.pixels, turned.pixels)
+
+
+def test_constant_image_is_zeros_and_says_so() -> None:
+    image = open_image(dicom_bytes(np.full((8, 8), 77, dtype=np.uint16)))
+    assert image.constant
+    assert not image.pixels.any()
+
+
+def test_padding_is_black_and_stretches_nothing() -> None:
+    stored = ramp()
+    padded = stored.astype(np.int16)
+    padded[:5] = -2000
+    for words, tag in [
+        (padded, ("SS", -2000)),
+        (padded, ("US", 63536)),  # writers mix up the sign
+        (padded.view(np.uint16), ("US", 63536)),
+    ]:
+        image = open_image(dicom_bytes(words, bits_stored=16, PixelPaddingValue=tag))
+        assert not image.pixels[:5].any()
+        assert np.array_equal(image.pixels[5:], scaled(stored[5:]))
+
+
+def test_signed_values_and_rescale_give_the_same_picture() -> None:
+    image = ramp()
+    signed = (image.astype(np.int32) - 1024).astype(np.int16)
+    tags = {"RescaleSlope": "1", "RescaleIntercept": "1024"}
+    assert np.array_equal(
+        open_image(dicom_bytes(signed, bits_stored=16, **tags)).pixels, scaled(image)
+    )
+
+
+def test_blank_rescale_is_none() -> None:
+    file = dicom_bytes(ramp(), RescaleSlope="", RescaleIntercept="")
+    assert np.array_equal(open_image(file).pixels, scaled(ramp()))
+
+
+def test_icon_within_an_image_is_not_the_image() -> None:
+    icon = Dataset()
+    icon.Rows = icon.Columns = 8
+    icon.BitsAllocated, icon.SamplesPerPixel = 8, 1
+    icon.PhotometricInterpretation = "MONOCHROME1"
+    icon.add_new("PixelData", "OB", bytes(64))
+    image = open_image(dicom_bytes(ramp(), IconImageSequence=[icon]))
+    assert not image.inverted
+    assert np.array_equal(image.pixels, scaled(ramp()))
+
+
+def test_bits_beyond_the_stored_ones_are_not_intensities() -> None:
+    image = ramp()
+    overlay = image | np.uint16(0x8000)
+    assert np.array_equal(open_image(dicom_bytes(overlay)).pixels, scaled(image))
+    left = dicom_bytes(image << np.uint16(4), HighBit=15)
+    assert np.array_equal(open_image(left).pixels, scaled(image))
+
+
+def test_window_is_a_note_unless_it_is_asked_for() -> None:
+    image = ramp()
+    file = dicom_bytes(image, WindowCenter="1000", WindowWidth="500")
+    noted = open_image(file)
+    assert noted.window == pytest.approx((1000 / 4095 * 65535, 500 / 4095 * 65535))
+    applied = open_image(file, ImagesConfig(voi="dicom"))
+    assert applied.window is None
+    assert not applied.pixels[image < 740].any()
+    assert (applied.pixels[image > 1260] == 65535).all()
+
+
+def test_window_that_is_text_is_left_aside() -> None:
+    file = dicom_bytes(ramp(), WindowCenter="1234", WindowWidth="5")
+    assert open_image(file).window is not None
+    assert open_image(file.replace(b"1234", b"n/a ")).window is None
+
+
+def test_spacing_is_millimetres_down_and_across() -> None:
+    assert open_image(dicom_bytes(ramp(), PixelSpacing=["0.2", "0.1"])).spacing_mm == (0.2, 0.1)
+
+
+def test_deflated_data_set_gives_the_native_picture() -> None:
+    assert np.array_equal(open_image(dicom_bytes(ramp(), syntax=DEFLATED)).pixels, scaled(ramp()))
+
+
+def test_refused_by_header_before_anything_is_allocated() -> None:
+    image = ramp()
+    assert refusal(dicom_bytes(image, Rows=60000, Columns=60000)) == "too_many_pixels"
+    assert refusal(dicom_bytes(image, NumberOfFrames="100000")) == "not_single_frame"
+    assert refusal(dicom_bytes(image, Rows=0)) == "bad_tags"
+    assert refusal(dicom_bytes(image, photometric="MONOCHROME3")) == "bad_tags"
+    assert refusal(dicom_bytes(image, photometric="PALETTE COLOR")) == "not_greyscale"
+    assert refusal(dicom_bytes(image, SamplesPerPixel=3)) == "not_greyscale"
+    assert refusal(dicom_bytes(image, HighBit=3)) == "bad_tags"
+    assert refusal(dicom_bytes(image, syntax=MPEG2, frame=b"\0" * 64)) == "transfer_syntax"
+    assert refusal(dicom_bytes(image, RescaleSlope="0", RescaleIntercept="0")) == "bad_intensities"
+
+
+def test_burned_in_text_is_refused_unless_allowed() -> None:
+    file = dicom_bytes(ramp(), BurnedInAnnotation="YES")
+    assert refusal(file) == "burned_in"
+    assert isinstance(open_image(file, ImagesConfig(reject_burned_in=False)), GreyImage)
+
+
+@pytest.mark.parametrize(
+    "value", [b"YES", b"YES\\NO ", b"NO\\YES ", b"Y ", b"TRUE", b"yes ", b"\xff\xff"]
+)
+@pytest.mark.parametrize("place", ["among the tags", "behind the pixels", "behind compressed ones"])
+def test_whatever_an_annotation_says_but_no_is_burned_in(value: bytes, place: str) -> None:
+    def annotated(value: bytes) -> bytes:
+        element = b"\x28\x00\x01\x03CS" + len(value).to_bytes(2, "little") + value
+        compressed = {"syntax": JPEG_LS, "frame": imagecodecs.jpegls_encode(ramp())}
+        ids = {"StudyInstanceUID": "1.2", "SeriesInstanceUID": "1.3"}
+        file = dicom_bytes(ramp(), **ids, **(compressed if "compressed" in place else {}))
+        if "behind" in place:
+            padding = b"\xfc\xff\xfc\xffOB\0\0\4\0\0\0\0\0\0\0"
+            return file + padding + element
+        at = file.index(b"\xe0\x7f\x10\x00")
+        return file[:at] + element + file[at:]
+
+    strict, lenient = ImagesConfig(), ImagesConfig(reject_burned_in=False)
+    for ask in (read_dicom, separate):
+        with pytest.raises(ImageError) as refused:
+            ask(annotated(value), strict)
+        assert refused.value.code == "burned_in"
+        for fine in (b"NO", b"no", b"", b"NO\0\0"):
+            ask(annotated(fine), strict)
+    # where it is allowed here, whoever gets the image without identity is told
+    stripped = separate(annotated(value), lenient).stripped
+    read_dicom(stripped, lenient)
+    with pytest.raises(ImageError, match="burned_in"):
+        read_dicom(stripped, strict)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (b"IS", b"3 "),
+        (b"IS", b"x "),
+        (b"IS", b"inf "),
+        (b"IS", b"9" * 5000),
+        (b"US", b"\1\2\3"),
+        (b"FL", b"\0\0"),
+        (b"ZZ", b"1 "),
+    ],
+)
+def test_a_number_of_frames_that_is_not_one_or_unreadable_is_refused(kind, value) -> None:
+    file, written = dicom_bytes(ramp(), NumberOfFrames="1"), b"IS\x02\x001 "
+    assert file.count(written) == 1
+    changed = file.replace(written, kind + len(value).to_bytes(2, "little") + value)
+    assert refusal(changed) in {"bad_tags", "not_single_frame"}
+    assert isinstance(open_image(file.replace(written, b"IS\0\0")), GreyImage)
+
+
+def test_deflated_bomb_is_cut_short() -> None:
+    bomb = dicom_bytes(np.zeros((3000, 3000), dtype=np.uint16), syntax=DEFLATED)
+    assert len(bomb) < 100_000
+    assert refusal(bomb, max_bytes=1_000_000) == "too_many_bytes"
+
+
+def test_nested_sequences_are_refused() -> None:
+    file = dicom_bytes(ramp())
+    start = b"\x08\x00\x40\x11SQ\0\0\xff\xff\xff\xff\xfe\xff\x00\xe0\xff\xff\xff\xff"
+    at = file.index(b"\x08\x00\x60\x00CS")
+    assert refusal(file[:at] + start * 20_000 + file[at:]) == "too_many_elements"
+
+
+def test_many_small_elements_are_refused() -> None:
+    file = dicom_bytes(ramp())
+    at = file.index(b"\x08\x00\x60\x00CS")
+    assert refusal(file[:at] + b"\x08\x00\x50\x00SH\x00\x00" * 30_000 + file[at:]) == (
+        "too_many_elements"
+    )
+
+
+OPEN_ENDED = b"\0\0\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        b"\x08\x00\x40\x11SQ" + OPEN_ENDED + ITEM * 300_000 + ITEM_END,
+        b"\x09\x00\x10\x10UN" + OPEN_ENDED + ITEM * 300_000 + ITEM_END,
+        (b"\x08\x00\x40\x11SQ" + OPEN_ENDED + ITEM * 20 + ITEM_END) * 15_000,
+        b"\x28\x00\x10\x30SQ\0\0" + struct.pack("<I", 8 * 300_000) + ITEM * 300_000,
+        b"\x28\x00\x50\x10UT\0\0" + struct.pack("<I", 400_000) + b"1\\" * 200_000,
+    ],
+    ids=["items", "private items", "many sequences", "a wanted sequence", "a wanted value"],
+)
+def test_elements_within_sequences_count_too(sequences: bytes) -> None:
+    file = dicom_bytes(ramp())
+    before = b"\x08\x00\x60\x00CS" if sequences[0] < 0x10 else b"\xe0\x7f\x10\x00"
+    at = file.index(before)
+    started = time.monotonic()
+    with pytest.raises(ImageError) as refused:
+        read_dicom(file[:at] + sequences + file[at:], ImagesConfig())
+    assert refused.value.code == "too_many_elements"
+    assert time.monotonic() - started < 2
+
+
+def test_no_identifier_leaves_the_reader() -> None:
+    tags = {
+        "PatientName": "SENTINEL^NAME",
+        "PatientID": "SENTINEL",
+        "StudyDescription": "SENTINEL",
+        "BodyPartExamined": "Sentinel, room 4!",
+    }
+    image = open_image(dicom_bytes(ramp(), **tags))
+    assert "SENTINEL" not in repr(image).upper()
+    for broken in (dicom_bytes(ramp(), Rows=20, **tags), dicom_bytes(ramp(), **tags)[:500]):
+        with pytest.raises(ImageError) as refused:
+            open_image(broken)
+        assert "SENTINEL" not in str(refused.value).upper()
+
+
+def test_no_tag_that_names_a_person_is_read_beside_the_patients_id() -> None:
+    read = {*metadata.TAGS.values(), *reader.PUBLIC_TAGS, *reader.PIXEL_TAGS}
+    personal = {name for name in read if name.startswith(("Patient", "Other", "Referring"))}
+    assert personal == {"PatientID"}
+    assert not {"StudyDescription", "AccessionNumber", "InstitutionName"} & read

@@ -1,0 +1,99 @@
+"""The setup of a run: what a split holds, what is warned of, and a start at a low rate."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate import Accelerator
+
+from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.likelihood import eta, masked_lm
+from medclip_dcl.models.settings import ModelConfig
+from medclip_dcl.text import sentences
+from medclip_dcl.training.config import TrainingConfig
+from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.setup import TrainInputs, TrainSetup, set_up, slow_start
+from pipelines.config import load_config
+from testing.corpus import ETA, write_config, write_corpus
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 training studies, of which every fourth has two images, and 8 of validation."""
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def prepare(work: Path, **sections: dict[str, Any]) -> tuple[TrainSetup, list[dict[str, Any]]]:
+    def opened(kind: ArtifactType) -> Artifact:
+        return open_artifact(kind.at(work), kind)
+
+    inputs = TrainInputs(
+        manifest=opened(manifest.ARTIFACT),
+        prepared=opened(prepared.ARTIFACT),
+        sentences=opened(sentences.ARTIFACT),
+        eta_cache=opened(eta.ARTIFACT),
+        claims=None,
+        text_folder=opened(masked_lm.ARTIFACT).path,
+        truth=None,
+        image_weights=None,
+        findings=(),
+    )
+    config = load_config(write_config(work / "config.yaml", work, **sections))
+    facts: list[dict[str, Any]] = []
+    setup = set_up(
+        TrainingConfig.of(config), inputs, Accelerator(cpu=True), work, lambda **f: facts.append(f)
+    )
+    return setup, facts
+
+
+def test_the_training_split_alone_is_trained_on(work: Path) -> None:
+    setup, facts = prepare(work)
+    assert len(setup.corpus.study_ids) == 24
+    assert setup.corpus.images.sizes.tolist() == 6 * [2, 1, 1, 1]
+    assert setup.dataset.batch(0).eta.tolist() == pytest.approx([ETA] * 8)
+    assert (setup.validation, setup.metrics) == ([], None)
+    assert any(fact.get("weights") == "text" for fact in facts)
+
+
+def test_a_small_validation_split_is_one_batch_and_is_warned_of(work: Path) -> None:
+    settings = {"global_batch": 12, "validate_every_steps": 2, "validate_images": 0}
+    setup, facts = prepare(work, train=settings)
+    assert [len(batch.eta) for batch in setup.validation] == [8]
+    warnings = [str(fact["warning"]) for fact in facts if "warning" in fact]
+    assert any("of batches of 8, with 7 negatives in place of 11" in text for text in warnings)
+
+
+def test_validation_batches_are_the_same_at_every_start(work: Path) -> None:
+    settings = {"validate_every_steps": 2, "validate_images": 0}
+    first, again = (prepare(work, train=settings)[0].validation for _ in range(2))
+    assert [batch.study_ids for batch in first] == [batch.study_ids for batch in again]
+    assert (first[0].crops == again[0].crops).all()
+
+
+def test_features_are_not_kept_of_encoders_that_adapters_change(work: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set model\.lora\.rank to 0"):
+        prepare(
+            work, train={"cache_features": True}, model={"lora": {"rank": 2, "encoders": "text"}}
+        )
+
+
+@pytest.mark.parametrize(
+    ("train", "is_warned"),
+    [
+        ({"learning_rate": 1e-5}, True),
+        ({"learning_rate": 1e-4}, False),
+        ({"learning_rate": 1e-5, "image_learning_rate": 1e-3}, False),
+        ({"learning_rate": 1e-3, "image_learning_rate": 9e-5}, True),
+        ({"learning_rate": 1e-5, "steps": 50, "image_frozen_steps": 49}, True),
+        ({"learning_rate": 1e-5, "steps": 50, "image_frozen_steps": 50}, False),  # it never learns
+    ],
+)
+def test_a_random_image_encoder_at_a_low_rate_is_warned_of(
+    train: dict[str, Any], is_warned: bool
+) -> None:
+    settings = TrainConfig.model_validate({"steps": 50} | train)
+    assert bool(slow_start(ModelConfig(), settings)) == is_warned
+    pretrained = ModelConfig.model_validate({"image": {"pretrained": "resnet.safetensors"}})
+    assert slow_start(pretrained, settings) == ""

@@ -1,0 +1,99 @@
+"""Inspection: images are opened by the gate, reports are read once."""
+
+from pathlib import Path
+
+import numpy as np
+
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
+from medclip_dcl.data.sources.records import ImageRecord, Text
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sentences import SentencesConfig
+from pipelines import inspection
+from pipelines.inspection import (
+    count_labels,
+    describe_report,
+    inspect_image,
+    pixels_key,
+    read_reports,
+)
+from testing.dicom import dicom_bytes, ramp
+
+
+def test_images_are_described_by_the_gate() -> None:
+    row = {"source": "dicom", "bits_stored": 12, "inverted": True, "height_px": 5, "width_px": 9}
+    row |= {"code": ""}
+    other = row | {"bits_stored": 16, "inverted": False, "height_px": 7}
+    refused = row | {"source": "", "inverted": False, "code": "truncated"}
+    assert inspection.describe_images([row, other, refused, row], 6) == {
+        "listed": 6,
+        "opened": 4,
+        "refused": 1,
+        "inverted": 2,
+        "formats": {"dicom": 3},
+        "bits": {"12": 2, "16": 1},
+        "heights": [5, 5, 7],
+        "widths": [9, 9, 9],
+    }
+
+
+def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> None:
+    pixels = ramp(40, 50)
+    files = {
+        "plain": dicom_bytes(pixels),
+        "inverse": dicom_bytes(pixels.max() - pixels, PhotometricInterpretation="MONOCHROME1"),
+        "other": dicom_bytes(np.ascontiguousarray(pixels[:, ::-1])),
+        "flat": dicom_bytes(np.full_like(pixels, 7)),
+        "cut": dicom_bytes(pixels)[:-100],
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    with Decoder(ImagesConfig(), 1) as decoder:
+        rows = {
+            name: inspect_image(ImageRecord(name, "s", "p", "PA", name), tmp_path, decoder)
+            for name in files
+        }
+    assert rows["plain"]["pixels_key"] == rows["inverse"]["pixels_key"] != ""
+    assert rows["other"]["pixels_key"] not in {"", rows["plain"]["pixels_key"]}
+    assert [rows[name]["inverted"] for name in files] == [False, True, False, False, False]
+    assert (rows["plain"]["height_px"], rows["plain"]["width_px"]) == (40, 50)
+    assert (rows["flat"]["code"], rows["flat"]["pixels_key"]) == ("constant", "")
+    assert (rows["cut"]["code"], rows["cut"]["source"], rows["cut"]["bits_stored"]) == (
+        "truncated",
+        "",
+        None,
+    )
+
+
+def test_the_key_depends_on_the_shape() -> None:
+    pixels = np.arange(12, dtype=np.uint16)
+    assert pixels_key(pixels.reshape(3, 4)) != pixels_key(pixels.reshape(4, 3))
+
+
+def test_reports_are_read_once_and_their_answers_counted(tmp_path: Path) -> None:
+    texts = {
+        "both": Text("There is a left pleural effusion. Compared to ___.", "No pneumothorax.", ""),
+        "hidden": Text("XXXX.", "", ""),
+        "normal": Text("No acute process. The lungs are clear.", "", ""),
+    }
+    found = read_reports(tmp_path, texts, SentencesConfig(), 0, 1)
+    assert {study: row["kept"] for study, row in found.items()} == {
+        "both": 3,
+        "hidden": 0,
+        "normal": 2,
+    }
+    labels = count_labels(None, texts, found.values())
+    assert (labels["source"], labels["studies"]) == ("reports", 3)
+    assert tuple(labels["findings"]) == LABELS
+    assert labels["findings"]["Pleural Effusion"]["present"] == 1
+    assert labels["findings"]["Pneumothorax"] == {"present": 0, "absent": 1, "uncertain": 0}
+    assert labels["findings"]["No Finding"]["present"] == 1
+    sample = tmp_path / "sample"
+    sample.mkdir()
+    assert set(read_reports(sample, texts, SentencesConfig(), 2, 1)) < set(texts)
+
+
+def test_what_one_section_asserts_no_other_takes_back() -> None:
+    sections = ["There is pneumonia", "No pneumonia. Possible edema.", "No edema."]
+    said = describe_report(sections, SentencesConfig())["said"]
+    assert said == {"Pneumonia": "present", "Edema": "uncertain"}
