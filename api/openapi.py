@@ -42,12 +42,22 @@ _EITHER = {
 """What `/retrieve` is asked with: a sentence, or an image and perhaps a box on it."""
 _EMBEDDED = {
     "oneOf": [
-        {"required": ["text"], "properties": {"what": {"const": "global"}, "boxes": False}},
+        {
+            "required": ["text"],
+            "properties": {"what": {"const": "global"}, "boxes": False, "image": False},
+        },
         {
             "required": ["image"],
-            "properties": {"what": {"enum": ["global", "regions"]}, "boxes": False},
+            "properties": {
+                "what": {"enum": ["global", "regions"]},
+                "boxes": False,
+                "text": False,
+            },
         },
-        {"required": ["image", "what", "boxes"], "properties": {"what": {"const": "box"}}},
+        {
+            "required": ["image", "what", "boxes"],
+            "properties": {"what": {"const": "box"}, "text": False},
+        },
     ]
 }
 """What `/embed` is asked with: sentences, or images and perhaps a box on each; not both."""
