@@ -37,11 +37,11 @@ async def _read_all(request: Request, uploads: Sequence[UploadFile]) -> list[Fil
     aside = state_of(request.scope).files
     if aside and len(aside) != len(uploads):  # one cannot tell whose what was set aside is
         raise ApiError("malformed_body")
-    rests = []
+    rests: list[bytes] = []
     for upload in uploads:
         await upload.seek(0)  # a form may be read for two purposes
         rests.append(await upload.read())
-    return [*map(_joined, aside, rests)] if aside else rests
+    return [*map(_joined, aside, rests)] if aside else [*rests]
 
 
 def _joined(begun: memoryview | SharedBytes, rest: bytes) -> FileContent:

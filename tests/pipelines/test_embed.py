@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ from medclip_dcl import vectors
 from medclip_dcl.data.images import open_image
 from medclip_dcl.inference.predictor import Predictor, load
 from pipelines import embed
+from tests.house.tree import ROOT
 
 SECRET = "PHISENTINEL"
 DEADLINE_S = 90
@@ -199,3 +202,23 @@ def test_a_killed_run_goes_on_with_the_same_rows(
     assert pq.read_table(out).equals(pq.read_table(whole))
     assert len(kept) == kills[-1]
     assert not draft.exists()
+
+
+def test_the_tutorial_runs(
+    folder: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    page = (ROOT / "docs/tutorials/vectors.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model, "runs/demo/model")
+    assert run(folder, "--model", "runs/demo", "--out", "vectors.parquet") == 0
+    capsys.readouterr()
+    names: dict[str, object] = {}
+    exec(first, names)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"1.000 {names['paths'][0]}"
+    assert len(lines) == 3
+    exec(second, names)
+    cosines = names["vectors"] @ names["sentence"][0]
+    assert list(names["rows"][0]) == list(np.argsort(-cosines)[:3])
