@@ -17,10 +17,10 @@ from .model_manager import CurrentState, ServingState
 from .settings import MAX_EMBEDDED, MAX_FINDINGS, MAX_PHRASES, MAX_TEXT_CHARS
 
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Box = tuple[_Number, _Number, _Number, _Number]
+PixelBox = tuple[_Number, _Number, _Number, _Number]
 """x, y, width, height."""
-_BOX = TypeAdapter(Box)
-_BOXES = TypeAdapter(list[Box])
+_BOX = TypeAdapter(PixelBox)
+_BOXES = TypeAdapter(list[PixelBox])
 
 
 FileContent = bytes | memoryview | SharedBytes
@@ -167,7 +167,7 @@ def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float
     return box_shares(box, image, "box")
 
 
-def parse_boxes(text: str, count: int) -> list[Box]:
+def parse_boxes(text: str, count: int) -> list[PixelBox]:
     """Read boxes, a JSON list of `count` lists [x, y, width, height] in pixels.
 
     Raises:
@@ -183,7 +183,7 @@ def parse_boxes(text: str, count: int) -> list[Box]:
     return boxes
 
 
-def box_shares(box: Box, image: SquareImage, field: str) -> Box:
+def box_shares(box: PixelBox, image: SquareImage, field: str) -> PixelBox:
     """Give a box of pixels in shares of the image; ApiError where it is empty or leaves it."""
     x, y, width, height = box
     height_px, width_px = image.height_px, image.width_px

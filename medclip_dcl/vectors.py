@@ -56,7 +56,7 @@ _Floats = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class EmbeddedRows:
-    """What is embedded, a row each."""
+    """Rows to be embedded: keys, and the images or sentences themselves."""
 
     keys: pa.Table
     """By what the user knows a row."""
@@ -77,7 +77,7 @@ class EmbeddedRows:
         return digest.hexdigest()
 
 
-def list_images(folder: Path, out: Path) -> EmbeddedRows:
+def list_image_files(folder: Path, out: Path) -> EmbeddedRows:
     """List the files below a folder by their relative path, without hidden ones and `out`.
 
     StudyError where a name is not UTF-8.

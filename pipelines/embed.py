@@ -23,7 +23,7 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.models.settings import EngineName, Precision
 from medclip_dcl.models.towers import PACKAGE, fetch_weights
-from medclip_dcl.vectors import Dtype, EmbeddedRows, list_images, write_vectors
+from medclip_dcl.vectors import Dtype, EmbeddedRows, list_image_files, write_vectors
 
 from .cli import run_folder, tool_main
 from .job import run_resumable
@@ -82,7 +82,7 @@ def _rows_of(
     if source.is_dir():
         if images or sentences or key or root:
             raise ConfigError("--images, --sentences, --id and --root are of a table, not a folder")
-        return list_images(source, out)
+        return list_image_files(source, out)
     if bool(images) == bool(sentences):
         raise ConfigError(f"{source} is no folder: name a column by --images or by --sentences")
     folder = (root or source.parent) if images else None

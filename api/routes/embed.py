@@ -21,9 +21,9 @@ from ..errors import ApiError, documented
 from ..model_manager import CurrentState, ServingState
 from ..settings import MAX_EMBEDDED, MEBIBYTE
 from ..uploads import (
-    Box,
     FileContent,
     ImageFiles,
+    PixelBox,
     Sentences,
     box_shares,
     decode_square,
@@ -108,13 +108,15 @@ async def _embed_images(
     serving: ServingState,
     files: Sequence[FileContent],
     what: _What,
-    boxes: Sequence[Box | None],
+    boxes: Sequence[PixelBox | None],
 ) -> tuple[_Floats, list[ImageFacts]]:
     """Decode and encode images, some at a time, so that other requests get their turn."""
     model = serving.predictor
     turns = asyncio.Semaphore(_BATCHES * serving.settings.batch)
 
-    async def one(number: int, data: FileContent, box: Box | None) -> tuple[_Floats, ImageFacts]:
+    async def one(
+        number: int, data: FileContent, box: PixelBox | None
+    ) -> tuple[_Floats, ImageFacts]:
         async with turns:
             try:
                 image = await decode_square(request, serving, data)
@@ -136,7 +138,7 @@ async def _embed_images(
     return np.stack([vectors for vectors, _ in answers]), [facts for _, facts in answers]
 
 
-def _box_vector(regions: Tensor, shares: Box) -> Tensor:
+def _box_vector(regions: Tensor, shares: PixelBox) -> Tensor:
     boxes = torch.tensor([shares], device=regions.device)
     return box_vectors(regions[None], boxes, torch.zeros(1, dtype=torch.long))[0]
 
