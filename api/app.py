@@ -16,7 +16,7 @@ from .logging import Metrics
 from .middleware import ConcurrencyLimiter, RequestMiddleware, close_silent
 from .model_manager import ModelManager, fetch_model
 from .openapi import install_openapi
-from .routes import classify, ground, retrieve, service, viewer
+from .routes import classify, embed, ground, retrieve, service, viewer
 from .settings import (
     FILE_VARIABLE,
     MAX_FIELD_KB,
@@ -26,7 +26,7 @@ from .settings import (
     read_service_settings,
 )
 
-_ROUTERS = (classify, ground, retrieve, viewer, service)
+_ROUTERS = (classify, ground, embed, retrieve, viewer, service)
 
 
 def create_app(settings: ServeSettings | None = None) -> FastAPI:

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Barrier
@@ -134,7 +134,7 @@ class _Question:
     answer: Callable[[Any], Any]
     deadline: float
     future: "asyncio.Future[Any]"
-    batched: Callable[[Tensor], Sequence[Any]] | None = None
+    batched: Callable[[Tensor], Iterable[Any]] | None = None
     begun: float | None = None
 
 
@@ -155,7 +155,7 @@ class MicroBatcher:
         model: Predictor | None,
         image: _Square | None,
         answer: Callable[[Any], _Answer],
-        batched: Callable[[Tensor], Sequence[Any]] | None = None,
+        batched: Callable[[Tensor], Iterable[Any]] | None = None,
     ) -> _Answer:
         """Ask the model about a prepared image, in turn; the request's timings are added to.
 

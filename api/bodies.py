@@ -1,4 +1,4 @@
-"""How the body of a request arrives: counted, bounded, and a large file of a form set aside.
+"""How the body of a request arrives: counted, bounded, and large files of a form set aside.
 
 The parser of forms would take seconds for some bodies of many megabytes. So it gets the rest alone,
 which is small.
@@ -11,6 +11,7 @@ import mmap
 import os
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 
 from python_multipart.multipart import parse_options_header
@@ -21,7 +22,7 @@ from medclip_dcl.data.ipc import KEPT_BYTES, SharedBytes, SharedMemory
 from .errors import ApiError
 from .http_protocol import LARGE, READ_BODY, ReadBody
 from .logging import state_of
-from .settings import MAX_FIELDS, MAX_FORM_KB
+from .settings import MAX_EMBEDDED, MAX_FIELDS, MAX_FORM_KB
 
 _LONGEST_HEAD = 4096
 _LONGEST_BOUNDARY = 70  # RFC 2046, 5.1.1
@@ -152,7 +153,7 @@ class Body:
     async def gather(self, scope: Scope, receive: Receive) -> Message:
         """Give the whole body as one ASGI message, or the message that the client has left.
 
-        A large file of a form is left out of it and set aside in the request's state.
+        Large files of a form are left out of it and set aside in the request's state.
 
         Raises:
             ApiError: it is too large or too slow, or there is no room for it.
@@ -188,12 +189,11 @@ class Body:
             return await self._in_pieces(scope, receive, kind)
         if not await read(memoryview(memory.map)[:length], self._hold):
             return {"type": "http.disconnect"}
-        start, end = find_large_file(memory.map, length, kind) or (length, length)
-        if start < end:
-            state_of(scope).image = SharedBytes(memory, start, end)
-        if length - (end - start) > MAX_FORM_KB * 1024:  # before it is copied
-            raise ApiError("malformed_body")
-        form = memory.map[:start] + memory.map[end:length]
+        spans = find_large_files(memory.map, length, kind)
+        state_of(scope).files = [SharedBytes(memory, start, end) for start, end in spans]
+        if length - sum(end - start for start, end in spans) > MAX_FORM_KB * 1024:
+            raise ApiError("malformed_body")  # before it is copied
+        form = _without(memory.map, length, spans)
         return {"type": "http.request", "body": form, "more_body": False}
 
     async def _in_pieces(self, scope: Scope, receive: Receive, kind: bytes) -> Message:
@@ -207,10 +207,9 @@ class Body:
             self._hold(len(piece))
             body += piece
             more = message.get("more_body", False)
-        start, end = find_large_file(body, len(body), kind) or (len(body), len(body))
-        if start < end:
-            state_of(scope).image = memoryview(body)[start:end]
-        form = bytes(body[:start]) + bytes(body[end:])
+        spans = find_large_files(body, len(body), kind)
+        state_of(scope).files = [memoryview(body)[start:end] for start, end in spans]
+        form = _without(body, len(body), spans)
         return {"type": "http.request", "body": form, "more_body": False}
 
     def _hold(self, size: int) -> None:
@@ -226,22 +225,23 @@ class Body:
             self._limit.reschedule(min(self._end, next_s))
 
 
-def find_large_file(
+def find_large_files(
     body: bytes | bytearray | mmap.mmap, length: int, content_type: bytes
-) -> tuple[int, int] | None:
-    """Find the content of a large file in a form, whose bytes need not be copied field by field.
+) -> list[tuple[int, int]]:
+    """Find the contents of a form's files, so that their bytes need not be copied field by field.
 
-    Gives its first place in the body of `length` bytes, and the place behind it. Whatever the
-    parser makes of the form without it, only a prefix of one file's content is missing; and it is
-    clear whose, since a form with two files is refused (`max_files` in api.app). For the same
-    reason the first file alone is looked at.
+    Gives the first place of each in the body of `length` bytes, and the place behind it, in order;
+    nothing where all of them together are small. Whatever the parser makes of the form without
+    them, only a prefix of each file's content is missing. A route knows whose each is: its files
+    are as many (`max_files`), and in the same order.
     """
     boundary = _boundary(content_type)
     if length < LARGE or boundary is None:
-        return None
+        return []
     delimiter = b"--" + boundary
+    spans: list[tuple[int, int]] = []
     place = 0 if body[: len(delimiter)] == delimiter else -1
-    for _ in range(MAX_FIELDS + 1):
+    for _ in range(MAX_FIELDS + MAX_EMBEDDED + 1):
         if place < 0:
             break
         start = body.find(b"\r\n\r\n", place, place + _LONGEST_HEAD) + 4
@@ -249,9 +249,15 @@ def find_large_file(
         if start < 4 or end < 0:
             break
         if b"filename=" in body[place:start]:
-            return (start, end) if end - start >= LARGE else None
+            spans.append((start, end))
         place = end + 2
-    return None
+    return spans if sum(end - start for start, end in spans) >= LARGE else []
+
+
+def _without(body: bytearray | mmap.mmap, length: int, spans: Sequence[tuple[int, int]]) -> bytes:
+    """Copy what is left of a body between the files of a form."""
+    edges = [0, *(edge for span in spans for edge in span), length]
+    return b"".join(body[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True))
 
 
 def _boundary(content_type: bytes) -> bytes | None:

@@ -119,7 +119,8 @@ async def _answer(request: Request, error: Exception) -> Response:
     state = state_of(request.scope)
     if isinstance(error, ImageError):
         state.code = error.code
-        line = REASONS.get(error.code, "the image is refused")
+        notes = getattr(error, "__notes__", ())  # which of several images it is
+        line = " ".join((REASONS.get(error.code, "the image is refused"), *notes))
         return _response(error.code, state.request_id, IMAGE_STATUS.get(error.code, 422), line)
     state.code = _code_of(error)
     response = error_response(state.code, state.request_id, _detail_of(error))

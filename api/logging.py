@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,8 +43,8 @@ class RequestState:
     """Time on the monotonic clock after which nobody waits, seconds."""
     timings: dict[str, float] = field(default_factory=dict)
     """Stage -> milliseconds spent in it."""
-    image: memoryview | SharedBytes | None = None
-    """Content of a large file that was taken out of the form."""
+    files: Sequence[memoryview | SharedBytes] = ()
+    """Contents of its files, in order, where they were taken out of the form."""
 
 
 def state_of(scope: Scope) -> RequestState:

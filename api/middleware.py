@@ -129,7 +129,7 @@ class RequestMiddleware:
             if body.size and not self._limiter.take():
                 raise ApiError("overloaded")
         except ApiError as refusal:
-            state.image = None
+            state.files = ()
             body.release()
             state.code = refusal.code
             await error_response(state.code, state.request_id)(scope, receive, send)
@@ -145,7 +145,7 @@ class RequestMiddleware:
             nonlocal is_inside
             if is_inside:
                 is_inside = False
-                state.image = None
+                state.files = ()
                 body.release()
                 if body.size:
                     self._limiter.leave()

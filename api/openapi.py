@@ -10,6 +10,7 @@ from medclip_dcl.text.labeler.lexicon import LABELS
 
 from .auth import OPEN_PATHS
 from .settings import (
+    MAX_EMBEDDED,
     MAX_FIELD_KB,
     MAX_FIELDS,
     MAX_FINDINGS,
@@ -26,12 +27,40 @@ _ABOUT = (
 )
 _WORDS = r"^[^\u0000]*([^\s\u0000\u001c-\u001f\u0085]|\ufeff)[^\u0000]*$"
 """What is not text: nothing but spaces, or a zero character."""
+_TEXT = {"minLength": 1, "maxLength": MAX_TEXT_CHARS, "pattern": _WORDS}
+_BOX = {
+    "type": "array",
+    "items": {"type": "number", "minimum": 0},
+    "minItems": 4,
+    "maxItems": 4,
+}
 _IMAGES = "application/dicom, image/png, image/jpeg"
 _EITHER = {
     "oneOf": [{"required": ["text"]}, {"required": ["image"]}],
     "dependentRequired": {"box": ["image"]},
 }
 """What `/retrieve` is asked with: a sentence, or an image and perhaps a box on it."""
+_EMBEDDED = {
+    "oneOf": [
+        {
+            "required": ["text"],
+            "properties": {"what": {"const": "global"}, "boxes": False, "image": False},
+        },
+        {
+            "required": ["image"],
+            "properties": {
+                "what": {"enum": ["global", "regions"]},
+                "boxes": False,
+                "text": False,
+            },
+        },
+        {
+            "required": ["image", "what", "boxes"],
+            "properties": {"what": {"const": "box"}, "text": False},
+        },
+    ]
+}
+"""What `/embed` is asked with: sentences, or images and perhaps a box on each; not both."""
 
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "/classify": {
@@ -45,6 +74,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
         ],
     },
     "/ground": {"phrase": ["left pleural effusion", "enlarged heart"], "threshold": 0.2},
+    "/embed": {"text": ["No pleural effusion.", "Enlarged heart."], "format": "base64"},
     "/retrieve": {"target": "image", "text": "No pleural effusion.", "k": 5, "view": ["AP"]},
 }
 """Fields of an example per form; an image, which is bytes, stands in none."""
@@ -97,7 +127,7 @@ def _describe_body(
     schema = schemas[form["schema"]["$ref"].rpartition("/")[2]]
     schema["title"] = f"Form of {path}"
     fields = schema["properties"]
-    limits = _limits()
+    limits = _limits() | (_limits_of_embed() if path == "/embed" else {})
     for name, field in fields.items():
         if "anyOf" in field:  # null cannot be sent in a form
             (sent,) = (kind for kind in field.pop("anyOf") if kind != {"type": "null"})
@@ -107,12 +137,15 @@ def _describe_body(
         field |= limits.get(name, {})
     if path == "/retrieve":
         schema |= _EITHER
+    if path == "/embed":
+        schema |= _EMBEDDED
+    files = f"{MAX_EMBEDDED} files" if path == "/embed" else "one file"
     body["description"] = (
-        f"A form of at most {settings.max_body_mb} MiB with at most one file and "
+        f"A form of at most {settings.max_body_mb} MiB with at most {files} and "
         f"{MAX_FIELDS} other fields, each of at most {MAX_FIELD_KB} KiB, "
         f"{MAX_FORM_KB} KiB together."
     )
-    written = {"image": _IMAGES, "findings": "application/json", "box": "application/json"}
+    written = {"image": _IMAGES} | dict.fromkeys(("findings", "box", "boxes"), "application/json")
     form["encoding"] = {
         name: {"contentType": kind} for name, kind in written.items() if name in fields
     }
@@ -122,31 +155,34 @@ def _describe_body(
 
 def _limits() -> dict[str, dict[str, Any]]:
     """Field of a form -> its limits, in JSON Schema's words."""
-    text = {"minLength": 1, "maxLength": MAX_TEXT_CHARS, "pattern": _WORDS}
     return {
-        "text": text,
+        "text": _TEXT,
         "phrase": {
             "minItems": 1,
             "maxItems": MAX_PHRASES,
-            "items": {"type": "string", **text},
+            "items": {"type": "string", **_TEXT},
         },
         "split": {"items": {"type": "string", "enum": list(SPLITS)}},
         "finding": {"items": {"type": "string", "enum": list(LABELS)}},
         "view": {"items": {"type": "string", "maxLength": MAX_ID_CHARS}},
         "findings": {
             "type": "array",
-            "items": _finding({"type": "string", **text}),
+            "items": _finding({"type": "string", **_TEXT}),
             "minItems": 1,
             "maxItems": MAX_FINDINGS,
             "description": "what to look for, as JSON; each name once, and at most "
             f"{8 * MAX_FINDINGS} prompts in all; absent: the model's own findings",
         },
-        "box": {
-            "type": "array",
-            "items": {"type": "number", "minimum": 0},
-            "minItems": 4,
-            "maxItems": 4,
-        },
+        "box": _BOX,
+    }
+
+
+def _limits_of_embed() -> dict[str, dict[str, Any]]:
+    count = {"minItems": 1, "maxItems": MAX_EMBEDDED}
+    return {
+        "text": {**count, "items": {"type": "string", **_TEXT}},
+        "image": count,
+        "boxes": {"type": "array", "items": _BOX, **count},
     }
 
 

@@ -1,5 +1,6 @@
 """The parts of a form, as dependencies of routes: images, phrases, a box, findings."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import Depends, File, Form, Request, UploadFile
@@ -12,28 +13,53 @@ from medclip_dcl.inference.prompts import Finding, parse_prompts
 
 from .errors import ApiError
 from .logging import state_of
-from .model_manager import CurrentState
-from .settings import MAX_FINDINGS, MAX_PHRASES, MAX_TEXT_CHARS
+from .model_manager import CurrentState, ServingState
+from .settings import MAX_EMBEDDED, MAX_FINDINGS, MAX_PHRASES, MAX_TEXT_CHARS
 
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-_BOX = TypeAdapter(tuple[_Number, _Number, _Number, _Number])
+PixelBox = tuple[_Number, _Number, _Number, _Number]
+"""x, y, width, height."""
+_BOX = TypeAdapter(PixelBox)
+_BOXES = TypeAdapter(list[PixelBox])
 
 
-async def _read(request: Request, upload: UploadFile) -> bytes | memoryview | SharedBytes:
-    await upload.seek(0)  # a form may be read for two purposes
-    rest = await upload.read()
-    aside = state_of(request.scope).image
-    if aside is None or not rest:
-        return aside or rest
-    return (aside.view.tobytes() if isinstance(aside, SharedBytes) else aside.tobytes()) + rest
+FileContent = bytes | memoryview | SharedBytes
+"""Content of a file of the form."""
+
+
+async def _read(request: Request, upload: UploadFile) -> FileContent:
+    (content,) = await _read_all(request, [upload])
+    return content
+
+
+async def _read_all(request: Request, uploads: Sequence[UploadFile]) -> list[FileContent]:
+    """Read all files of a form, in its order."""
+    aside = state_of(request.scope).files
+    if aside and len(aside) != len(uploads):  # one cannot tell whose what was set aside is
+        raise ApiError("malformed_body")
+    rests: list[bytes] = []
+    for upload in uploads:
+        await upload.seek(0)  # a form may be read for two purposes
+        rests.append(await upload.read())
+    return [*map(_joined, aside, rests)] if aside else [*rests]
+
+
+def _joined(begun: memoryview | SharedBytes, rest: bytes) -> FileContent:
+    if not rest:
+        return begun
+    return (begun.view if isinstance(begun, SharedBytes) else begun).tobytes() + rest
 
 
 _ImageFile = Annotated[UploadFile, File(description="an image: DICOM, PNG or JPEG")]
 
 
 async def _image(request: Request, serving: CurrentState, image: _ImageFile) -> SquareImage:
+    return await decode_square(request, serving, await _read(request, image))
+
+
+async def decode_square(request: Request, serving: ServingState, data: FileContent) -> SquareImage:
+    """Decode an image in its turn, as the model sees it; ImageError where it is refused."""
     decoder, images = serving.decoder, serving.predictor.config.images
-    data = await _read(request, image)
     return await serving.decode_slots.run(
         request, lambda: decoder.square(data, images.size_px, equalize=images.equalize)
     )
@@ -45,6 +71,15 @@ async def _optional_image(
     image: Annotated[UploadFile | None, File(description="an image: DICOM, PNG or JPEG")] = None,
 ) -> SquareImage | None:
     return None if image is None else await _image(request, serving, image)
+
+
+async def _image_files(
+    request: Request,
+    image: Annotated[
+        list[UploadFile] | None, File(description="an image: DICOM, PNG or JPEG; several times")
+    ] = None,
+) -> list[FileContent]:
+    return await _read_all(request, image or ())
 
 
 async def _whole_image(request: Request, serving: CurrentState, image: _ImageFile) -> GreyImage:
@@ -67,17 +102,33 @@ async def _phrases(
     return [plain_text(text, "phrase") for text in phrase]
 
 
+async def _sentences(
+    text: Annotated[
+        list[str] | None, Form(description="a sentence, instead of images; several times")
+    ] = None,
+) -> list[str]:
+    if len(text or ()) > MAX_EMBEDDED:
+        raise ApiError("invalid_request", f"text: At most {MAX_EMBEDDED} times")
+    return [plain_text(item, "text") for item in text or ()]
+
+
 FormImage = Annotated[SquareImage, Depends(_image)]
 """The image of the form as the model sees it, by the same code as `prepare_images`."""
 
 OptionalImage = Annotated[SquareImage | None, Depends(_optional_image)]
 """The image of the form, where it has one, prepared for the model."""
 
+ImageFiles = Annotated[list[FileContent], Depends(_image_files)]
+"""The image files of the form, in its order, not yet decoded."""
+
 WholeImage = Annotated[GreyImage, Depends(_whole_image)]
 """The image of the form with all its pixels."""
 
 ImageToDraw = Annotated[GreyImage | None, Depends(_image_to_draw)]
 """The image of the form with all its pixels, where the answer is to be a picture."""
+
+Sentences = Annotated[list[str], Depends(_sentences)]
+"""The checked sentences of the form, whitespace collapsed; none where it has images."""
 
 Phrases = Annotated[list[str], Depends(_phrases)]
 """The checked phrases of the form, whitespace collapsed."""
@@ -109,14 +160,36 @@ def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float
         ApiError: it is malformed, empty, or leaves the image.
     """
     try:
-        x, y, width, height = _BOX.validate_json(text)
+        box = _BOX.validate_json(text)
     except ValidationError as error:
         rule = "box: Four numbers in JSON, [x, y, width, height]"
         raise ApiError("invalid_request", rule) from error
+    return box_shares(box, image, "box")
+
+
+def parse_boxes(text: str, count: int) -> list[PixelBox]:
+    """Read boxes, a JSON list of `count` lists [x, y, width, height] in pixels.
+
+    Raises:
+        ApiError: it is malformed, or holds another number of boxes.
+    """
+    rule = "boxes: One for each image in JSON, [[x, y, width, height], ...]"
+    try:
+        boxes = _BOXES.validate_json(text)
+    except ValidationError as error:
+        raise ApiError("invalid_request", rule) from error
+    if len(boxes) != count:
+        raise ApiError("invalid_request", rule)
+    return boxes
+
+
+def box_shares(box: PixelBox, image: SquareImage, field: str) -> PixelBox:
+    """Give a box of pixels in shares of the image; ApiError where it is empty or leaves it."""
+    x, y, width, height = box
     height_px, width_px = image.height_px, image.width_px
     inside = x >= 0 and y >= 0 and x + width <= width_px and y + height <= height_px
     if min(width, height) < 1 or not inside:
-        raise ApiError("invalid_request", "box: On the image, one pixel or more wide and high")
+        raise ApiError("invalid_request", f"{field}: On the image, one pixel or more wide and high")
     return x / width_px, y / height_px, width / width_px, height / height_px
 
 

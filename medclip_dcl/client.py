@@ -2,6 +2,7 @@
 
     python -m medclip_dcl.client classify IMAGE --url URL --key-file FILE
     python -m medclip_dcl.client ground IMAGE "left pleural effusion" --url URL
+    python -m medclip_dcl.client embed IMAGE IMAGE --url URL
     python -m medclip_dcl.client retrieve --image IMAGE --target text --url URL
 
 A busy service is asked again after the time that it names, within the client's patience. The
@@ -27,6 +28,7 @@ from .schemas import (
     OUT_OF_RANGE,
     OUT_OF_RANGE_NOTE,
     ClassifyAnswer,
+    EmbedAnswer,
     GroundAnswer,
     ModelAnswer,
     RetrieveAnswer,
@@ -122,6 +124,33 @@ class Client:
             fields["threshold"] = str(threshold)
         return self._ask("/v1/ground", GroundAnswer, fields, image)
 
+    def embed(
+        self,
+        images: Sequence[Image] = (),
+        *,
+        texts: Sequence[str] = (),
+        what: Literal["global", "regions", "box"] = "global",
+        boxes: Sequence[tuple[float, float, float, float]] = (),
+        dtype: Literal["float32", "float16"] = "float32",
+        encoding: Literal["json", "base64"] = "base64",
+    ) -> EmbedAnswer:
+        """Ask for the vectors of images or of sentences; `answer.to_numpy()` has them as an array.
+
+        Args:
+            images: up to `max_embedded` of `model().limits`; one refused image refuses all.
+            texts: sentences, instead of images; as many at most.
+            what: of an image the unit mean of its regions, all regions, or a box.
+            boxes: x, y, width and height on each image, pixels; with `what="box"`.
+            dtype: of the numbers.
+            encoding: how they travel; base64 is smaller and faster.
+        """
+        fields: dict[str, Any] = {"what": what, "dtype": dtype, "format": encoding}
+        if texts:
+            fields["text"] = list(texts)
+        if boxes:
+            fields["boxes"] = json.dumps([list(box) for box in boxes])
+        return self._ask("/v1/embed", EmbedAnswer, fields, *images)
+
     def retrieve(
         self,
         target: Literal["image", "text"],
@@ -147,17 +176,20 @@ class Client:
             fields["text"] = text
         if box is not None:
             fields["box"] = json.dumps(list(box))
-        return self._ask("/v1/retrieve", RetrieveAnswer, fields, image)
+        return self._ask(
+            "/v1/retrieve", RetrieveAnswer, fields, *([] if image is None else [image])
+        )
 
     def model(self) -> ModelAnswer:
         """Ask which model answers."""
         return self._send("GET", "/v1/model", ModelAnswer)
 
     def _ask(
-        self, route: str, kind: type[_Answer], fields: Mapping[str, Any], image: Image | None
+        self, route: str, kind: type[_Answer], fields: Mapping[str, Any], *images: Image
     ) -> _Answer:
+        parts: list[Any] = [("image", ("image", _bytes_of(image))) for image in images]
         # A part without a file name keeps a form without an image multipart.
-        parts = {"image": ("image", _bytes_of(image))} if image is not None else {"": (None, b"")}
+        parts = parts or [("", (None, b""))]
         return self._send("POST", route, kind, data=fields, files=parts)
 
     def _send(self, method: str, route: str, kind: type[_Answer], **body: Any) -> _Answer:
@@ -236,9 +268,17 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.c
         print(f"client: {error}", file=sys.stderr)
         return error.exit_code
     print(answer.model_dump_json(indent=1))
-    if isinstance(answer, ClassifyAnswer | GroundAnswer) and answer.image.is_out_of_range:
+    if OUT_OF_RANGE in _flags(answer):
         print(f"client: warning: {OUT_OF_RANGE}: {OUT_OF_RANGE_NOTE}", file=sys.stderr)
     return 0
+
+
+def _flags(answer: Schema) -> list[str]:
+    if isinstance(answer, ClassifyAnswer | GroundAnswer):
+        return answer.image.flags
+    if isinstance(answer, EmbedAnswer):
+        return [flag for image in answer.images for flag in image.flags]
+    return []  # of /retrieve
 
 
 def _question(client: Client, arguments: argparse.Namespace) -> Schema:
@@ -246,6 +286,15 @@ def _question(client: Client, arguments: argparse.Namespace) -> Schema:
         return client.classify(arguments.image, explain=arguments.explain)
     if arguments.question == "ground":
         return client.ground(arguments.image, arguments.phrase, arguments.threshold)
+    if arguments.question == "embed":
+        return client.embed(
+            arguments.image,
+            texts=arguments.text,
+            what="box" if arguments.box else arguments.what,
+            boxes=[tuple(box) for box in arguments.box],
+            dtype=arguments.dtype,
+            encoding=arguments.format,
+        )
     filters = {name: getattr(arguments, name) for name in ("split", "view", "finding")}
     if arguments.exclude_patient:
         filters["exclude_patient"] = arguments.exclude_patient
@@ -275,6 +324,17 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     ground.add_argument("image", type=Path)
     ground.add_argument("phrase", nargs="+")
     ground.add_argument("--threshold", type=float, help="score from which boxes are traced")
+    embed = questions.add_parser("embed", parents=[shared], help="vectors of images or sentences")
+    embed.add_argument("image", type=Path, nargs="*")
+    embed.add_argument("--text", action="append", default=[], help="a sentence, not an image")
+    embed.add_argument("--what", choices=["global", "regions"], default="global")
+    numbers = ("X", "Y", "WIDTH", "HEIGHT")
+    embed.add_argument(
+        "--box", type=float, nargs=4, metavar=numbers, action="append", default=[],
+        help="of the vector, on each image, pixels",
+    )  # fmt: skip
+    embed.add_argument("--dtype", choices=["float32", "float16"], default="float32")
+    embed.add_argument("--format", choices=["json", "base64"], default="json")
     retrieve = questions.add_parser("retrieve", parents=[shared], help="what is similar?")
     retrieve.add_argument("--target", choices=["image", "text"], required=True)
     asked = retrieve.add_mutually_exclusive_group(required=True)

@@ -3,7 +3,8 @@
 Fields that a newer service adds are ignored by an older client.
 """
 
-from typing import TYPE_CHECKING, Any
+from base64 import b64decode
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -241,6 +242,41 @@ class GroundAnswer(Schema):
     """The image."""
     phrases: list[PhraseAnswer]
     """One per phrase, in the order of asking."""
+
+
+class EmbedAnswer(Schema):
+    """Answer of `/embed`."""
+
+    model: str
+    """Digest of the model; vectors of different models cannot be compared."""
+    engine: str
+    """Who ran the encoders, as in `/model`."""
+    precision: str
+    """Of the encoders."""
+    what: Literal["global", "regions", "box"]
+    """Of which part of the images the vectors are."""
+    dim: int
+    """Numbers of a vector."""
+    shape: list[int]
+    """(inputs, dim), or (images, rows, columns, dim) for regions, rows from the top."""
+    dtype: Literal["float32", "float16"]
+    """Of the numbers; the vectors had unit length before they were rounded to it."""
+    images: list[ImageFacts]
+    """One per image, in the order of asking; empty for sentences."""
+    vectors: list[Any] | None = None
+    """Nested lists of that shape; null where base64 was asked for."""
+    base64: str | None = None
+    """The bytes of the numbers, little endian, the last axis fastest; null where JSON was."""
+
+    def to_numpy(self) -> "np.typing.NDArray[np.floating[Any]]":
+        """Give the vectors as an array of `shape` and `dtype`; needs numpy."""
+        import numpy as np
+
+        if self.base64 is None:
+            return np.asarray(self.vectors, self.dtype).reshape(self.shape)
+        stored = np.dtype(self.dtype).newbyteorder("<")
+        numbers = np.frombuffer(b64decode(self.base64), stored)
+        return numbers.reshape(self.shape).astype(self.dtype)
 
 
 class HitAnswer(Schema):

@@ -41,7 +41,7 @@ COMMANDS = {
         "run": "every stage of a config; what is valid already is reused",
         "show": "the figures of a run, and its report",
         "serve": "the service and its viewer, on a run's model; the demo's without a run",
-        "ask": "ask a running service: classify, ground, retrieve",
+        "ask": "ask a running service: classify, ground, embed, retrieve",
         "report": "a DICOM image's answer as DICOM objects, for the viewer of a hospital",
         "gateway": "images from a PACS in, DICOM answers out",
     },
@@ -125,7 +125,7 @@ def _serve(
 
 
 def _ask(ctx: typer.Context) -> None:
-    """Ask a running service: `classify`, `ground` or `retrieve`."""
+    """Ask a running service: `classify`, `ground`, `embed` or `retrieve`."""
     from medclip_dcl.client import main as ask
 
     raise typer.Exit(ask(ctx.args, prog="medclip ask"))

@@ -116,11 +116,20 @@ def run_job(
     replace: bool = False,
 ) -> int:
     """Run a job on what `--config` and `--set` name; 0, or `STOPPED` where a signal ended it."""
+
+    def run() -> None:
+        loaded = config_of(config, overrides)
+        work(Job(name, loaded, resolve_path(loaded.work, loaded.work), force, replace))
+
+    return run_resumable(name, run)
+
+
+def run_resumable(name: str, work: Callable[[], None]) -> int:
+    """Run work that goes on where it was killed; 0, or `STOPPED` where a signal ended it."""
     raise_open_file_limit()
     previous = signal.signal(signal.SIGTERM, _stop)
     try:
-        loaded = config_of(config, overrides)
-        work(Job(name, loaded, resolve_path(loaded.work, loaded.work), force, replace))
+        work()
     except (Stopped, KeyboardInterrupt):
         print(f"{name}: stopped; run the same command again to go on", file=sys.stderr)
         return STOPPED

@@ -47,6 +47,7 @@ TOOLS = {
     "sweep": "a grid of settings over several seeds, with a figure per axis",
     "table1": "every row of the paper's Table 1 over several seeds, rivals tuned",
     "compare": "which of two configs is better, in which figure",
+    "embed": "vectors of a folder's images, or of a table's images or sentences",
     "export": "a model as transformers or ONNX Runtime loads it",
     "push_model": "a model on a model hub, without patients or texts",
 }

@@ -67,6 +67,7 @@ TEXTS: dict[str, bytes] = {
 SOUND: dict[str, tuple[Part, ...]] = {
     "/classify": (Part("image", IMAGE, "image.png"),),
     "/ground": (Part("image", IMAGE, "image.png"), Part("phrase", b"effusion")),
+    "/embed": (Part("image", IMAGE, "image.png"), Part("image", IMAGE, "image.png")),
     "/retrieve": (Part("target", b"image"), Part("text", b"Heart size is normal.")),
     "/pixels": (Part("image", IMAGE, "image.png"),),
 }
@@ -75,6 +76,7 @@ SOUND: dict[str, tuple[Part, ...]] = {
 FIELDS = {
     "/classify": ("findings", "explain"),
     "/ground": ("phrase", "threshold"),
+    "/embed": ("text", "what", "boxes", "dtype", "format"),
     "/retrieve": ("text", "target", "k", "split", "view", "exclude_patient", "box"),
 }
 """Route -> its fields next to the image."""
@@ -122,6 +124,10 @@ def _pairs() -> Iterator[tuple[str, Request]]:
     for box in _BOXES:
         parts = (Part("target", b"image"), Part("image", IMAGE, "f.png"), Part("box", box.encode()))
         yield f"/retrieve box {box[:24]}", Request("/retrieve", body=form(*parts))
+    for box in _BOXES:
+        boxes = f"[{box},{box}]".encode()
+        parts = (*SOUND["/embed"], Part("what", b"box"), Part("boxes", boxes))
+        yield f"/embed boxes {box[:24]}", Request("/embed", body=form(*parts))
     for title, value in TEXTS.items():
         part = Part("image", IMAGE, value.replace(b"\n", b"").replace(b"\r", b""))
         yield f"file name: {title}", Request("/pixels", body=form(part))
@@ -165,7 +171,7 @@ def _forms() -> Iterator[tuple[str, Request]]:
         "too large": form(Part("image", bytes(5 << 20), "a")),
         "unknown field": form(image, Part(CANARY, _C)),
     }.items():
-        for path in ("/classify", "/ground", "/retrieve"):
+        for path in ("/classify", "/ground", "/embed", "/retrieve"):
             yield f"{path} form: {title}", Request(path, body=body)
 
 

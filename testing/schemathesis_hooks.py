@@ -15,7 +15,7 @@ from testing.service import png
 
 IMAGES = (png(), png((40, 120), seed=5), dicom_bytes(ramp(96, 64)))
 _FORM = "multipart/form-data"
-_SHORTEST_PX = 20
+_SHORTEST_PX, _MOST_BOXES = 20, 32
 _TEXTS, _LISTS_OF_TEXTS = {"text"}, {"view", "phrase", "split"}
 _TOO_LONG = "0" * 5000
 
@@ -33,24 +33,43 @@ def _with_images(context: Any, body: Any) -> dict[str, Any]:
     """
     if isinstance(body, dict):
         body = dict(body)
-        image, box = body.get("image"), body.get("box")
-        if isinstance(image, str | bytes):
-            body["image"] = Binary(IMAGES[len(image) % len(IMAGES)])
-        elif "image" in body:  # what is not a file at all is sent as one
-            body["image"] = Binary(repr(image).encode())
+        image, box, boxes = body.get("image"), body.get("box"), body.get("boxes")
+        if isinstance(image, list):  # of /embed, with as many boxes
+            body["image"] = [_image(item) for item in image]
+            if isinstance(boxes, list) and boxes:
+                drawn = [_on_image(boxes[number % len(boxes)]) for number in range(len(image))]
+                body["boxes"] = drawn if len(boxes) <= _MOST_BOXES else boxes
+        elif "image" in body:
+            body["image"] = _image(image)
         for name in _LISTS_OF_TEXTS & body.keys():
             items = body[name] if isinstance(body[name], list) else [None]
             body[name] = [item if isinstance(item, str) else _TOO_LONG for item in items]
         for name in _TEXTS & body.keys():
-            if not isinstance(body[name], str | list):
+            if isinstance(body[name], list):
+                body[name] = [item if isinstance(item, str) else _TOO_LONG for item in body[name]]
+            elif not isinstance(body[name], str):
                 body[name] = _TOO_LONG
         if isinstance(body.get("findings"), list):
             body["findings"] = [_renamed(*numbered) for numbered in enumerate(body["findings"])]
-        if isinstance(box, list) and [type(item) in {int, float} for item in box] == [True] * 4:
-            x, y, width, height = (abs(item) % _SHORTEST_PX for item in box)
-            body["box"] = box if min(box) < 0 else [x, y, 1 + width, 1 + height]
+        if "box" in body:
+            body["box"] = _on_image(box)
     sent: dict[str, Any] = _serialize(context, body)
     return sent
+
+
+def _image(drawn: Any) -> Binary:
+    """An image where any bytes fit the schema; what is not a file at all is sent as one."""
+    if isinstance(drawn, str | bytes):
+        return Binary(IMAGES[len(drawn) % len(IMAGES)])
+    return Binary(repr(drawn).encode())
+
+
+def _on_image(box: Any) -> Any:
+    """A box that is on every image, if it is one."""
+    if not isinstance(box, list) or [type(item) in {int, float} for item in box] != [True] * 4:
+        return box
+    x, y, width, height = (abs(item) % _SHORTEST_PX for item in box)
+    return box if min(box) < 0 else [x, y, 1 + width, 1 + height]
 
 
 def _renamed(number: int, finding: Any) -> Any:

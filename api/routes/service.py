@@ -7,7 +7,14 @@ from medclip_dcl.schemas import ModelAnswer, RefusedFinding, State
 
 from ..errors import ApiError, documented
 from ..model_manager import CurrentState
-from ..settings import MAX_FIELD_KB, MAX_FINDINGS, MAX_HITS, MAX_PHRASES, MAX_TEXT_CHARS
+from ..settings import (
+    MAX_EMBEDDED,
+    MAX_FIELD_KB,
+    MAX_FINDINGS,
+    MAX_HITS,
+    MAX_PHRASES,
+    MAX_TEXT_CHARS,
+)
 
 router = APIRouter(tags=["service"])
 
@@ -16,6 +23,7 @@ _LIMITS = {
     "max_field_kb": MAX_FIELD_KB,
     "max_phrases": MAX_PHRASES,
     "max_findings": MAX_FINDINGS,
+    "max_embedded": MAX_EMBEDDED,
     "max_text_chars": MAX_TEXT_CHARS,
     "max_hits": MAX_HITS,
 }

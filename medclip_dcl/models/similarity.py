@@ -223,6 +223,16 @@ def box_vectors(
     return functional.normalize(pooled.flatten(1), dim=-1)
 
 
+def global_vectors(
+    regions: Float[Tensor, "images rows columns dim"],
+) -> Float[Tensor, "images dim"]:
+    """Give the direction of each image's mean region: a unit vector.
+
+    Its cosine with a sentence is the image's score where `similarity.kind` is `global`.
+    """
+    return functional.normalize(regions.float().mean(dim=(1, 2)), dim=-1)
+
+
 def _axis_weights(
     start: Float[Tensor, " boxes"], stop: Float[Tensor, " boxes"], cells: int, bins: int
 ) -> Float[Tensor, "boxes bins cells"]:

@@ -64,12 +64,14 @@ def test_workers_read_an_image_where_it_arrived() -> None:
             image = dicom_bytes(ramp(600 - seed, 400))
             form, state, counted = gathered(HEAD + image + END, memory)
             assert form == HEAD + END
-            assert isinstance(state.image, SharedBytes)
-            assert bytes(state.image.view) == image
-            assert np.array_equal(decoder.open(state.image).pixels, decoder.open(image).pixels)
+            (file,) = state.files
+            assert isinstance(file, SharedBytes)
+            assert bytes(file.view) == image
+            assert np.array_equal(decoder.open(file).pixels, decoder.open(image).pixels)
             assert counted.size == len(HEAD + image + END)
             counted.release()
-            state.image = None
+            state.files = ()
+            del file
 
 
 def test_a_body_in_pieces_is_set_aside_and_counted_alike() -> None:
@@ -78,7 +80,7 @@ def test_a_body_in_pieces_is_set_aside_and_counted_alike() -> None:
     for sent, left, aside in ((image, b"", image), (small, small, b"")):
         body = HEAD + sent + END
         form, state, counted = gathered(body, account, in_pieces=True)
-        assert (form, bytes(state.image or b"")) == (HEAD + left + END, aside)
+        assert (form, b"".join(state.files)) == (HEAD + left + END, aside)
         assert counted.size == len(body)
         counted.release()
     assert account.hold(2 * LARGE)

@@ -8,7 +8,7 @@ import pytest
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from api.bodies import find_large_file
+from api.bodies import find_large_files
 from api.errors import ApiError
 from api.uploads import parse_box, parse_findings
 from medclip_dcl.data.grayscale import SquareImage
@@ -63,59 +63,69 @@ BODIES = {
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_what_is_set_aside_is_a_prefix_of_one_part_and_nothing_else_changes(body: bytes) -> None:
-    form, aside = without_large_file(body)
+def test_what_is_set_aside_is_a_prefix_of_each_file_and_nothing_else_changes(body: bytes) -> None:
+    form, aside = without_large_files(body)
     whole, rest = parsed(body), parsed(form)
     if isinstance(whole, str) or not aside:
         assert rest == whole
         return
+    pieces = iter(aside)
     joined = [
-        (name, bytes(aside) + there if here != there else here)
+        (name, there if here == there else next(pieces) + there)
         if isinstance(there, bytes)
-        else (name, bytes(aside).decode("latin-1") + there if here != there else here)
+        else (name, there if here == there else next(pieces).decode("latin-1") + there)
         for (name, here), (_, there) in zip(whole, rest, strict=True)
     ]
     assert joined == whole
-    assert sum(here != there for (_, here), (_, there) in zip(whole, rest, strict=True)) == 1
+    assert list(pieces) == []
 
 
-def without_large_file(body: bytes) -> tuple[bytes, bytes]:
-    start, end = find_large_file(body, len(body), KIND) or (0, 0)
-    return body[:start] + body[end:], body[start:end]
+def without_large_files(body: bytes) -> tuple[bytes, list[bytes]]:
+    spans = find_large_files(body, len(body), KIND)
+    left = body
+    for start, end in reversed(spans):
+        left = left[:start] + left[end:]
+    return left, [body[start:end] for start, end in spans]
 
 
 @pytest.mark.parametrize(
     "name", ["a large field", "no header", "a preamble", "small", "almost large"]
 )
 def test_small_files_and_fields_stay_in_the_form(name: str) -> None:
-    assert find_large_file(BODIES[name], len(BODIES[name]), KIND) is None
+    assert find_large_files(BODIES[name], len(BODIES[name]), KIND) == []
 
 
 def test_a_large_image_is_found_between_fields() -> None:
     body = BODIES["image between fields"]
-    start, end = find_large_file(body, len(body), KIND) or (0, 0)
+    ((start, end),) = found = find_large_files(body, len(body), KIND)
     assert body[start:end] == IMAGE
-    assert (start, end) == find_large_file(body, len(body), b'multipart/form-data; boundary="xyz"')
-    assert (start, end) == find_large_file(
-        body, len(body), b"Multipart/form-data; a=b; " + KIND[21:]
-    )
+    assert found == find_large_files(body, len(body), b'multipart/form-data; boundary="xyz"')
+    assert found == find_large_files(body, len(body), b"Multipart/form-data; a=b; " + KIND[21:])
     mapped = mmap.mmap(-1, 2 * len(body))
     mapped[: len(body)] = body
-    assert find_large_file(mapped, len(body), KIND) == (start, end)
+    assert find_large_files(mapped, len(body), KIND) == found
     mapped[len(body) :] = body  # of an earlier request, longer than this one
     cut = body[: end + 2]
-    assert find_large_file(mapped, len(cut), KIND) is None
+    assert find_large_files(mapped, len(cut), KIND) == []
+
+
+def test_small_images_that_are_large_together_are_found_in_order() -> None:
+    contents = [bytes([number]) * (LARGE // 16 + number) for number in range(32)]
+    contents[5] = b""
+    body = b"".join(part("image", content, FILE) for content in contents) + part("k", b"3") + END
+    assert without_large_files(body)[1] == contents
+    assert find_large_files(body[: LARGE // 2], LARGE // 2, KIND) == []
 
 
 @pytest.mark.parametrize(
     "before",
-    [part("image", b"small", FILE), 65 * part("k", b"3"), 2 * LARGE * b"\r\n--xyz\r\n\r\n"],
-    ids=["another file", "too many fields", "empty parts"],
+    [97 * part("k", b"3"), 2 * LARGE * b"\r\n--xyz\r\n\r\n"],
+    ids=["too many parts", "empty parts"],
 )
 def test_a_file_that_the_form_may_not_have_is_not_looked_for(before: bytes) -> None:
     body = before + part("image", IMAGE, FILE) + END
     started = time.monotonic()
-    assert find_large_file(body, len(body), KIND) is None
+    assert find_large_files(body, len(body), KIND) == []
     assert time.monotonic() - started < 0.2
 
 
@@ -131,9 +141,9 @@ def test_a_file_that_the_form_may_not_have_is_not_looked_for(before: bytes) -> N
 )
 def test_what_is_no_plain_form_stays_as_it_is(kind: bytes) -> None:
     body = BODIES["image alone"]
-    assert find_large_file(body, len(body), kind) is None
+    assert find_large_files(body, len(body), kind) == []
     unended = body.removesuffix(b"\r\n" + END)
-    assert find_large_file(unended, len(unended), KIND) is None
+    assert find_large_files(unended, len(unended), KIND) == []
 
 
 @pytest.mark.parametrize("text", ["\ud800", "[" * 100_000, "[NaN, 1, 2, 3]", '["1", 2, 3, 4]'])

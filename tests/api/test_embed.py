@@ -1,0 +1,175 @@
+"""POST /embed: vectors as the library gives them, many in one request, whatever they travel as."""
+
+import base64
+import json
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from api.errors import ApiError
+from api.routes.embed import check_size
+from api.settings import MAX_EMBEDDED
+from medclip_dcl.client import Client
+from medclip_dcl.data.images import open_image
+from medclip_dcl.errors import ImageError, ServiceError
+from medclip_dcl.inference.predictor import Predictor, load
+from testing.dicom import dicom_bytes, ramp
+from testing.published import SENTENCES, publish, random_range
+from testing.service import Service, png, running
+from testing.wire import Part, Request, exchange, form
+
+IMAGES = [png(seed=seed) for seed in range(3)] + [dicom_bytes(ramp(96, 64))]
+LONG = 60_000
+"""Bytes behind a PNG, which its reader leaves alone: many such are a large body."""
+
+
+@pytest.fixture(scope="module")
+def predictor(folder: Path) -> Predictor:
+    return load(folder / "model", "cpu")
+
+
+@pytest.fixture(scope="module")
+def regions(predictor: Predictor) -> torch.Tensor:
+    squares = [predictor.square(open_image(data)) for data in IMAGES]
+    return predictor.embed_images(np.stack(squares))
+
+
+def files(images: list[bytes]) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("image", ("a", data)) for data in images]
+
+
+def test_an_image_s_vector_is_the_direction_of_its_mean_region(
+    client: httpx.Client, predictor: Predictor, regions: torch.Tensor
+) -> None:
+    answer = client.post("/v1/embed", files=files(IMAGES)).json()
+    mean = regions.numpy().mean(axis=(1, 2))
+    expected = mean / np.linalg.norm(mean, axis=1, keepdims=True)
+    assert np.asarray(answer["vectors"], np.float32) == pytest.approx(expected, abs=1e-6)
+    assert answer["shape"] == [4, answer["dim"]] == list(expected.shape)
+    assert [item["source"] for item in answer["images"]] == ["png", "png", "png", "dicom"]
+    facts = {name: answer[name] for name in ("model", "engine", "precision", "what", "dtype")}
+    assert facts == {
+        "model": predictor.digest, "engine": "torch", "precision": "float32", "what": "global",
+        "dtype": "float32",
+    }  # fmt: skip
+    assert answer["base64"] is None
+
+
+def test_regions_come_row_by_row_and_their_bytes_are_little_endian(
+    client: httpx.Client, regions: torch.Tensor
+) -> None:
+    for dtype, kind, error in (("float32", "<f4", 1e-6), ("float16", "<f2", 1e-3)):
+        fields = {"what": "regions", "format": "base64", "dtype": dtype}
+        answer = client.post("/embed", files=files(IMAGES), data=fields).json()
+        sent = np.frombuffer(base64.b64decode(answer["base64"]), kind).reshape(answer["shape"])
+        assert sent.astype(np.float32) == pytest.approx(regions.numpy(), abs=error)
+        fields["format"] = "json"
+        same = client.post("/embed", files=files(IMAGES), data=fields).json()["vectors"]
+        assert np.asarray(same, kind) == pytest.approx(sent, abs=error)
+
+
+def test_a_box_over_one_region_gives_that_region(
+    client: httpx.Client, regions: torch.Tensor
+) -> None:
+    rows, columns = regions.shape[1:3]
+    height, width = 96, 64  # of every image
+    step_y, step_x = height / rows, width / columns
+    boxes = [[n * step_x, 2 * step_y, step_x, step_y] for n in range(4)]
+    fields = {"what": "box", "boxes": json.dumps(boxes)}
+    answer = client.post("/embed", files=files(IMAGES), data=fields).json()
+    expected = np.stack([regions[n, 2, n].numpy() for n in range(4)])
+    assert np.asarray(answer["vectors"], np.float32) == pytest.approx(expected, abs=1e-5)
+
+
+def test_sentences_are_those_of_the_library(client: httpx.Client, predictor: Predictor) -> None:
+    answer = client.post("/embed", data={"text": list(SENTENCES)}, files={"": (None, b"")}).json()
+    expected = predictor.embed_sentences(SENTENCES).numpy()
+    assert np.asarray(answer["vectors"], np.float32) == pytest.approx(expected, abs=1e-6)
+    assert answer["images"] == []
+    assert np.linalg.norm(expected, axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_many_small_images_in_a_large_body_keep_their_order(client: httpx.Client) -> None:
+    data = [png(seed=seed) for seed in range(MAX_EMBEDDED)]
+    small = client.post("/embed", files=files(data)).json()["vectors"]
+    large = client.post("/embed", files=files([item + bytes(LONG) for item in data])).json()
+    assert np.asarray(large["vectors"]) == pytest.approx(np.asarray(small), abs=1e-5)
+    assert len(small) == MAX_EMBEDDED
+    assert len({tuple(row) for row in small}) == MAX_EMBEDDED
+    more = client.post("/embed", files=files([*data, png()]))
+    assert (more.status_code, more.json()["code"]) == (400, "malformed_body")
+
+
+def test_a_refused_image_is_named_by_its_number(client: httpx.Client) -> None:
+    answer = client.post("/embed", files=files([png(), b"PHISENTINEL", png()]))
+    assert (answer.status_code, answer.json()["code"]) == (415, "unknown_format")
+    assert answer.json()["message"].endswith("(image 2 of 3)")
+    assert "PHISENTINEL" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("images", "fields", "rule"),
+    [
+        (0, {}, "text, image: One of the two"),
+        (1, {"text": "a"}, "text, image: One of the two"),
+        (0, {"text": "a", "what": "regions"}, "what: Of a sentence, global alone"),
+        (0, {"text": "a", "what": "box", "boxes": "[[0,0,9,9]]"}, "what: Of a sentence"),
+        (0, {"text": ["a"] * 33}, "text: At most 32 times"),
+        (0, {"text": "w" * 1001}, "text: Text of 1 to 1000 characters"),
+        (1, {"what": "box"}, "boxes: With what=box alone"),
+        (1, {"boxes": "[[0,0,9,9]]"}, "boxes: With what=box alone"),
+        (2, {"what": "box", "boxes": "[[0,0,9,9]]"}, "boxes: One for each image"),
+        (1, {"what": "box", "boxes": "[0,0,9,9]"}, "boxes: One for each image"),
+        (1, {"what": "box", "boxes": "[[60,0,9,9]]"}, "boxes: On the image"),
+        (1, {"what": "all"}, "what: Input should be 'global', 'regions' or 'box'"),
+        (1, {"dtype": "float64"}, "dtype: Input should be 'float32' or 'float16'"),
+        (1, {"format": "npy"}, "format: Input should be 'json' or 'base64'"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_by_its_rule(
+    client: httpx.Client, images: int, fields: dict[str, object], rule: str
+) -> None:
+    parts = files([png()] * images) or {"": (None, b"")}
+    answer = client.post("/embed", data=fields, files=parts)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert rule in answer.json()["message"]
+
+
+def test_a_form_whose_files_cannot_be_told_apart_is_refused(service: Service) -> None:
+    large = png() + bytes(300_000)
+    head = b'X: filename=\r\nContent-Disposition: form-data; name="text"\r\n'
+    body = form(Part("image", large, "a")).replace(b"--\r\n", b"\r\n")
+    boundary = body.split(b"\r\n")[0]
+    body += head + b"\r\nno file\r\n" + boundary + b"--\r\n"
+    answer = exchange(service.address, Request("/embed", body=body).encoded("unused"))
+    assert (answer.status, b"malformed_body" in answer.body) == (400, True)
+
+
+def test_the_client_gives_arrays_and_names_what_is_out_of_range(tmp_path: Path) -> None:
+    publish(tmp_path / "model", known=random_range())
+    with running(tmp_path, index="") as service, Client(service.url) as client:
+        answer = client.embed([IMAGES[0], dicom_bytes(ramp(96, 64))], dtype="float16")
+        assert [item.is_out_of_range for item in answer.images] == [False, True]
+        vectors = answer.to_numpy()
+        assert (vectors.dtype, vectors.shape) == (np.float16, (2, answer.dim))
+        plain = client.embed([IMAGES[0]], encoding="json").to_numpy()
+        assert (plain.dtype, plain.shape) == (np.float32, (1, answer.dim))
+        assert vectors[0].astype(np.float32) == pytest.approx(plain[0], abs=1e-3)
+        box = client.embed([IMAGES[0]], what="box", boxes=[(0, 0, 64, 96)]).to_numpy()
+        assert box == pytest.approx(plain, abs=1e-5)  # the whole image
+        assert client.embed(texts=["a b", "c"]).to_numpy().shape == (2, answer.dim)
+        with pytest.raises(ServiceError, match="unknown_format"):
+            client.embed([b"x"])
+        with pytest.raises(ImageError):
+            client.embed([tmp_path / "none.png"])
+
+
+def test_an_answer_larger_than_a_body_may_be_is_refused() -> None:
+    vectors = np.zeros((3, 100), np.float32)  # 1,200 bytes, 1,600 in base64, 7,200 in JSON
+    for encoding, most in (("base64", 1600), ("json", 7200)):
+        check_size(vectors, encoding, most)
+        with pytest.raises(ApiError, match="invalid_request"):
+            check_size(vectors, encoding, most - 1)
