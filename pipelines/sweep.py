@@ -1,7 +1,5 @@
 """Train and evaluate a grid of settings over several seeds: a table, and a figure per axis.
 
-    python -m pipelines sweep --config FILE --grid configs/sweeps/a_k.yaml [--processes 8]
-
 Any config may be swept. Stages before the first that the grid changes run once, in the config's
 folder; the others in `sweeps/GRID/POINT/seed-S`, with links to what all share. A run is done once
 its note says so, written after its results were committed: the note names the settings and inputs

@@ -57,7 +57,7 @@ def settings_table(schema: type[Section] = Config) -> str:
 def jobs_table() -> str:
     """One row per job."""
     rows = ["| job | does |", "|---|---|"]
-    rows += [f"| `{name}` | {line} |" for name, line in {**STAGES, **TOOLS}.items()]
+    rows += [f"| `{name}` | {item.line} |" for name, item in {**STAGES, **TOOLS}.items()]
     return "\n".join(rows)
 
 
