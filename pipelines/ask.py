@@ -22,8 +22,8 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def classify(
+@app.command("classify")
+def ask_findings(
     image: Image,
     explain: Annotated[bool, typer.Option("--explain", help="With heatmaps.")] = False,
     url: Url = _URL,
@@ -37,8 +37,8 @@ def classify(
     raise typer.Exit(answer_question(asked))
 
 
-@app.command()
-def ground(
+@app.command("ground")
+def ask_places(
     image: Image,
     phrase: Annotated[list[str], typer.Argument(metavar="PHRASE...", help="What is looked for.")],
     threshold: Annotated[
@@ -56,8 +56,8 @@ def ground(
     raise typer.Exit(answer_question(asked))
 
 
-@app.command()
-def retrieve(
+@app.command("retrieve")
+def ask_similar(
     target: Annotated[Literal["image", "text"], typer.Option(help="What is wanted.")],
     text: Annotated[str, typer.Option(help="A sentence to ask with.")] = "",
     image: Annotated[

@@ -74,6 +74,7 @@ TOOLS = {
 }
 """Commands that answer a question; no config runs them by itself."""
 PROGRAMS = {
+    "init": Command(START, "a config for your own table: columns are guessed"),
     "demo": Command(START, "every stage on generated studies, in minutes"),
     "run": Command(START, "every stage of a config; what is valid already is reused"),
     "show": Command(START, "the figures of a run, and its report"),
