@@ -7,6 +7,7 @@ wants a loss alone, does not pay for the rest.
 import os
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 # Once imported, onnxruntime (1.29 and newer) and openvino write an id of this machine and send
@@ -54,6 +55,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
+    if name == "__version__":
+        return version("medclip-dcl")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -260,7 +260,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.c
 
     `prog` is what the help calls this command.
     """
-    arguments = _parser(prog).parse_args(argv)
+    return answer_question(_parser(prog).parse_args(argv))
+
+
+def answer_question(arguments: argparse.Namespace) -> int:
+    """Ask what parsed arguments ask, and print the answer; 0 or the error's exit code."""
     try:
         with Client(arguments.url, arguments.key_file or "", ca=arguments.ca) as client:
             answer = _question(client, arguments)

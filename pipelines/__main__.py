@@ -6,8 +6,9 @@ A stage or a tool is imported when it is run: `--help` waits for none of them.
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -16,7 +17,7 @@ from typer.main import get_command
 from medclip_dcl.errors import withhold_messages
 
 from .cli import ConfigFile, Force, Overrides, Replace, make_command, run_folder, sibling
-from .stages import STAGES, TOOLS
+from .stages import HEADINGS, PROGRAMS, STAGES, TOOLS
 
 _SERVED = Path("configs/serve.yaml")
 _DEMO = Path("configs/demo.yaml")
@@ -35,37 +36,34 @@ ForcedStages = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Write errors alone.")]
 
 
+_LISTED = PROGRAMS | STAGES | TOOLS
 COMMANDS = {
-    "Begin here": {
-        "demo": "every stage on generated studies, in minutes",
-        "run": "every stage of a config; what is valid already is reused",
-        "show": "the figures of a run, and its report",
-        "serve": "the service and its viewer, on a run's model; the demo's without a run",
-        "ask": "ask a running service: classify, ground, embed, retrieve",
-        "report": "a DICOM image's answer as DICOM objects, for the viewer of a hospital",
-        "gateway": "images from a PACS in, DICOM answers out",
-    },
-    "Stages": STAGES,
-    "Tools": TOOLS,
+    heading: {name: item.line for name, item in _LISTED.items() if item.heading == heading}
+    for heading in HEADINGS
 }
-"""Every command by its panel of the help, with its line."""
+"""Every command by its heading of the help, with its line."""
 
 
 class _LazyGroup(TyperGroup):
-    """Replaces the name of a stage or tool by its command once it is asked for."""
+    """Replaces the name of a command by the command once it is asked for."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name.replace("-", "_"))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, command and _load(name or "", command), rest
+        _, command, rest = super().resolve_command(ctx, args)
+        return command and command.name, command and _load(command.name or ""), rest
 
 
-def _load(name: str, listed: Any) -> Any:
+def _load(name: str) -> Any:
     # The module is imported only now; its function becomes the command.
     if name in _OWN:
         return make_command(_OWN[name], name)
-    if name in _ASKED:
-        return listed
+    if name == "report":
+        return make_command(importlib.import_module(".ask", __package__).report, name)
     module = importlib.import_module(f".{name}", __package__)
+    if hasattr(module, "app"):
+        return get_command(module.app)
     if hasattr(module, "command"):
         return make_command(module.command, name, module.__doc__)
     job = importlib.import_module(".job", __package__)
@@ -124,42 +122,52 @@ def _serve(
     return code
 
 
-def _ask(ctx: typer.Context) -> None:
-    """Ask a running service: `classify`, `ground`, `embed` or `retrieve`."""
-    from medclip_dcl.client import main as ask
-
-    raise typer.Exit(ask(ctx.args, prog="medclip ask"))
-
-
-def _gateway(ctx: typer.Context) -> None:
+def _gateway(
+    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="Its settings.")],
+    action: Annotated[
+        Literal["run", "status", "retry", "forget"],
+        typer.Argument(
+            metavar="[ACTION]",
+            help="Run until a signal stops it; images by state; take up; remove.",
+        ),
+    ] = "run",
+    digest: Annotated[
+        str, typer.Argument(metavar="[DIGEST]", help="First digits of an image's SHA-256.")
+    ] = "",
+) -> int:
     """Run the gateway, or ask for its `status`; `retry` and `forget` images."""
     gateway = importlib.import_module(f"{sibling('gateway')}.__main__")
-    raise typer.Exit(gateway.main(ctx.args, prog="medclip gateway"))
+    words = [action, *([digest] if digest else []), "--config", str(config)]
+    code: int = gateway.main(words, prog="medclip gateway")
+    return code
 
 
-_ASKED = {"ask": _ask, "gateway": _gateway}
-"""Commands that read their arguments themselves."""
-_OWN: dict[str, Callable[..., int]] = {"demo": _demo, "run": _run, "train": _train, "serve": _serve}
+_OWN: dict[str, Callable[..., int]] = {
+    "demo": _demo, "run": _run, "train": _train, "serve": _serve, "gateway": _gateway
+}  # fmt: skip
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"medclip-dcl {version('medclip-dcl')}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Train, evaluate and serve medical image-text models. Research use only."""
 
 
 def _app() -> typer.Typer:
-    app = typer.Typer(
-        cls=_LazyGroup,
-        help="Train, evaluate and serve medical image-text models. Research use only.",
-        no_args_is_help=True,
-        rich_markup_mode="markdown",
-    )
-    for panel, names in COMMANDS.items():
+    app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, rich_markup_mode="markdown")
+    app.callback()(_options)
+    for heading, names in COMMANDS.items():
         for name, line in names.items():
-            function = _ASKED.get(name, _placeholder)
-            settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-            app.command(
-                name,
-                help=line,
-                rich_help_panel=panel,
-                context_settings=settings,
-                add_help_option=name not in _ASKED,
-            )(function)
+            app.command(name, help=line, rich_help_panel=heading)(_placeholder)
     return app
 
 

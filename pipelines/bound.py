@@ -1,7 +1,5 @@
 """Bound the bias of the debiased loss, and show what a wrong eta costs.
 
-    medclip bound --n 64 --m 1 --eta .1 --gamma 3.74 --wrong-eta .05
-
 The bound is Proposition 2.1 of Wang et al. 2023 with smaller constants; it is empty at the scale of
 a trained model, and then says so. The second table is exact: what the correction makes of an
 anchor's loss, and of the gradient of its negatives, with the positive alone as v.

@@ -1,7 +1,5 @@
 """Say which of two configs is better, in which figure, and whether other seeds would agree.
 
-    python -m pipelines compare RUN_A RUN_B [--figure NAME ...] [--samples 1000] [--json FILE]
-
 A run is a folder that holds `results` (or `results` itself). A side with several seeds is
 a folder of such folders, or folders joined by commas. Patients are resampled for all runs
 together, runs for each side separately; p is corrected for the number of figures (Holm).

@@ -1,11 +1,8 @@
 """Check whether this machine can run a config: torch, decoders, disk, processes.
 
-    python -m pipelines.doctor [--config FILE [--set key=value ...]]
-    python -m pipelines.doctor --gpu     # the GPU alone, also inside the service's container
-
 Each line is one question with its answer: `ok`, `note` (something to know) or `fault`
 (something that will break or mislead a run), with the remedy next to it. Exit code 0
-without faults, 2 with one.
+without faults, 2 with one. `--gpu` also works inside the service's container.
 """
 
 import os

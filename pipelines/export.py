@@ -1,7 +1,5 @@
 """Write a run's model as transformers' own classes, or as ONNX graphs.
 
-    medclip export RUN_OR_MODEL --to transformers|onnx --out FOLDER
-
 The folder's README.md has the code that loads it. Digests of the model are checked first, the
 export is compared with the model, and a killed export leaves no folder.
 """

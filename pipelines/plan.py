@@ -1,8 +1,5 @@
 """Say what a config will take before it is started: memory, hours, disk, false negatives.
 
-    python -m pipelines.plan --config FILE [--set key=value ...]
-        [--studies N] [--images N] [--images-per-s R] [--seconds S] [--table1] [--grid FILE]
-
 Each line is one question with its answer: `ok`, `note` (something to know, or that could not
 be known) or `fault` (more than this machine has). What earlier jobs have made is read; before
 that, `--studies` and `--images` say how many there will be. Hours follow from a few steps with

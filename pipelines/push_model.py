@@ -1,8 +1,5 @@
 """Put a published model on a model hub; no sentence and no patient goes with it.
 
-    python -m pipelines.push_model --config FILE [--set key=value ...] --repo OWNER/NAME
-        [--public] [--allow-vocabulary] [--dry-run]
-
 What leaves is a copy of the model: weights, configuration, tokenizer and its cards
 (`write_cards`), without the hashes of training patients and without folder names. The
 repository is private unless `--public` is given. `--dry-run` lists the files and sends

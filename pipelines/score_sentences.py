@@ -1,13 +1,9 @@
 """Score every distinct sentence by its pseudo-log-likelihood.
 
-    python -m pipelines.score_sentences --config FILE
-    accelerate launch -m pipelines.score_sentences --config FILE
-    torchrun --nproc-per-node 8 -m pipelines.score_sentences --config FILE
-
 Reads sentences and language_model, writes likelihoods. The expensive job: every finished
-unit of work is kept, so a killed run goes on where it stopped and ends with the same bits. A
-launcher gives each GPU a process, on one node or on several that share the folder `work`;
-without one the cores of a CPU share the work.
+unit of work is kept, so a killed run goes on where it stopped and ends with the same bits.
+`accelerate launch` and `torchrun` give each GPU a process, on one node or on several that share
+the folder `work`; without them the cores of a CPU share the work.
 """
 
 import sys

@@ -1,34 +1,54 @@
-"""The stages of a run in the order in which data flows through them, and the tools next to them.
+"""Every command of `medclip`: the stages of a run in the order of their data, tools, programs.
 
-A new stage is a line here and a file of its name, whose `build` is the job.
+A new command is a line here and a module of its name, whose `build` is the job of a stage and whose
+`command` is any other's function.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from medclip_dcl.errors import ConfigError
 
 if TYPE_CHECKING:  # a table of contents does not wait for it
     from .config import Config
 
+HEADINGS = START, DATA, TRAINING, EVALUATION, SERVING, HOSPITAL = (
+    "Begin here", "Data", "Training", "Evaluation", "Serving", "Hospital"
+)  # fmt: skip
+"""Headings of `medclip --help`, in order."""
+
+
+class Command(NamedTuple):
+    """A command's heading in the help, and its line."""
+
+    heading: str
+    line: str
+
+
 STAGES = {
-    "generate_studies": "draw studies with known truth, in MIMIC-CXR's own shape",
-    "build_manifest": "raw studies -> one row per usable image",
-    "prepare_images": "DICOM or JPEG -> square 8-bit images",
-    "split_sentences": "reports -> sentences",
-    "read_claims": "sentences -> findings asserted, negated or hedged",
-    "fit_language_model": "the corpus -> a masked language model",
-    "score_sentences": "each distinct sentence -> its pseudo-log-likelihood",
-    "build_eta_cache": "likelihood -> eta = min(a * p**k, eta_max)",
-    "export_dataset": "prepared studies -> Parquet that `datasets` loads, on this machine",
-    "pretrain_images": "images alone -> weights that the image encoder starts from",
-    "train": "images, sentences, eta -> a model; one process or many",
-    "calibrate_scores": "scores -> probabilities, by the validation images",
-    "evaluate": "zero-shot findings, grounding, retrieval",
-    "write_cards": "the cards without which no model is published",
-    "build_index": "vectors of all images and sentences, bound to the model",
-    "answer_images": "the model's answers on every image: a table, and DICOM objects if asked",
-    "ask_service": "the service, started for real, answers three requests",
-    "write_report": "one page to look at",
+    "generate_studies": Command(DATA, "draw studies with known truth, in MIMIC-CXR's own shape"),
+    "build_manifest": Command(DATA, "raw studies -> one row per usable image"),
+    "prepare_images": Command(DATA, "DICOM or JPEG -> square 8-bit images"),
+    "split_sentences": Command(DATA, "reports -> sentences"),
+    "read_claims": Command(DATA, "sentences -> findings asserted, negated or hedged"),
+    "fit_language_model": Command(DATA, "the corpus -> a masked language model"),
+    "score_sentences": Command(DATA, "each distinct sentence -> its pseudo-log-likelihood"),
+    "build_eta_cache": Command(DATA, "likelihood -> eta = min(a * p**k, eta_max)"),
+    "export_dataset": Command(
+        DATA, "prepared studies -> Parquet that `datasets` loads, on this machine"
+    ),
+    "pretrain_images": Command(
+        TRAINING, "images alone -> weights that the image encoder starts from"
+    ),
+    "train": Command(TRAINING, "images, sentences, eta -> a model; one process or many"),
+    "calibrate_scores": Command(TRAINING, "scores -> probabilities, by the validation images"),
+    "evaluate": Command(EVALUATION, "zero-shot findings, grounding, retrieval"),
+    "write_cards": Command(SERVING, "the cards without which no model is published"),
+    "build_index": Command(SERVING, "vectors of all images and sentences, bound to the model"),
+    "answer_images": Command(
+        SERVING, "the model's answers on every image: a table, and DICOM objects if asked"
+    ),
+    "ask_service": Command(SERVING, "the service, started for real, answers three requests"),
+    "write_report": Command(EVALUATION, "one page to look at"),
 }
 """The jobs in order, with what each does."""
 _ON_REQUEST = {
@@ -40,18 +60,31 @@ _ON_REQUEST = {
     "ask_service",
 }
 TOOLS = {
-    "doctor": "whether this machine can run a config",
-    "plan": "what a config will take: memory, hours, disk",
-    "bound": "how far the debiased loss can be from that of known labels",
-    "check_data": "what a source holds, its faults and its leaks",
-    "sweep": "a grid of settings over several seeds, with a figure per axis",
-    "table1": "every row of the paper's Table 1 over several seeds, rivals tuned",
-    "compare": "which of two configs is better, in which figure",
-    "embed": "vectors of a folder's images, or of a table's images or sentences",
-    "export": "a model as transformers or ONNX Runtime loads it",
-    "push_model": "a model on a model hub, without patients or texts",
+    "doctor": Command(TRAINING, "whether this machine can run a config"),
+    "plan": Command(TRAINING, "what a config will take: memory, hours, disk"),
+    "bound": Command(TRAINING, "how far the debiased loss can be from that of known labels"),
+    "check_data": Command(DATA, "what a source holds, its faults and its leaks"),
+    "sweep": Command(TRAINING, "a grid of settings over several seeds, with a figure per axis"),
+    "table1": Command(
+        TRAINING, "every row of the paper's Table 1 over several seeds, rivals tuned"
+    ),
+    "compare": Command(EVALUATION, "which of two configs is better, in which figure"),
+    "embed": Command(SERVING, "vectors of a folder's images, or of a table's images or sentences"),
+    "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it"),
+    "push_model": Command(SERVING, "a model on a model hub, without patients or texts"),
 }
 """Commands that answer a question; no config runs them by itself."""
+PROGRAMS = {
+    "init": Command(START, "a config for your own table: columns are guessed"),
+    "demo": Command(START, "every stage on generated studies, in minutes"),
+    "run": Command(START, "every stage of a config; what is valid already is reused"),
+    "show": Command(START, "the figures of a run, and its report"),
+    "serve": Command(START, "the service and its viewer, on a run's model; else the demo's"),
+    "ask": Command(SERVING, "ask a running service: classify, ground, embed, retrieve"),
+    "report": Command(HOSPITAL, "a DICOM image's answer as DICOM objects, for a hospital's viewer"),
+    "gateway": Command(HOSPITAL, "images from a PACS in, DICOM answers out"),
+}
+"""Commands over whole runs, services and gateways."""
 REPORT = "report.html"
 """The page that `write_report` writes into the work folder."""
 

@@ -1,7 +1,5 @@
 """Train and evaluate a grid of settings over several seeds: a table, and a figure per axis.
 
-    python -m pipelines sweep --config FILE --grid configs/sweeps/a_k.yaml [--processes 8]
-
 Any config may be swept. Each run has a folder, `sweeps/GRID/POINT/seed-S`, and goes on where it was
 (see `runs`). Runs go side by side, one on each visible GPU in turn, two without a GPU. With
 `--processes 1` a run keeps the config's threads; with more it has one.

@@ -1,7 +1,5 @@
 """Train and evaluate every row of the paper's Table 1 over several seeds, and print it.
 
-    python -m pipelines table1 --config FILE [--set table1.processes=2] [--rows A,B] [--seeds 0]
-
 `--set` reads a list as JSON, its words in quotes: `--set 'table1.rows=["lse_nl", "dcl_lm"]'`.
 
 A grid of settings as `sweep` runs it, resumable and cut into slices in the same way, each run below

@@ -259,6 +259,10 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     run("run", *shared[1:2], *shared[2:], "--set", 'jobs=["write_report"]')
     run("demo", *shared[2:], "--set", 'jobs=["write_report"]')
     run("show", str(work), "--no-open")
+    image = next((commands.base / "studies").rglob("*.dcm"))
+    table = commands.base / "own.csv"
+    table.write_text(f"file,patient,report\n{image},{HEADER},{WORD} is seen on the left side.\n")
+    run("init", str(table), "--out", str(out / "own.yaml"), "--yes")
 
 
 def _publish_spoilt_settings(out: Path) -> None:

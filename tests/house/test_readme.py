@@ -49,13 +49,13 @@ def test_tutorials_name_commands() -> None:
 def test_command_has_the_options_and_files_that_it_names(
     line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, name, *words = shlex.split(line)
+    _, name, *words = shlex.split(line, comments=True)
     group = get_command(_app())
     context = group.make_context("medclip", [name, *words])
     _, command, rest = group.resolve_command(context, [name, *words])
     values = command.make_context(name, rest, parent=context).params
     file = Path(values.get("config") or "")
-    if name != "serve" and file.name not in {"", *OURS}:
+    if name not in {"serve", "gateway"} and file.name not in {"", *OURS}:
         load_config(file, values.get("overrides") or ())
 
 

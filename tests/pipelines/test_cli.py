@@ -3,16 +3,22 @@
 import json
 import os
 import pty
+import re
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+import medclip_dcl
+from medclip_dcl.client import _parser
+from pipelines import ask
 from pipelines import run as run_module
-from pipelines.__main__ import main
-from pipelines.stages import STAGES, TOOLS
+from pipelines.__main__ import COMMANDS, _load, main
+from pipelines.stages import HEADINGS, PROGRAMS, STAGES, TOOLS
 from testing import forkserver
 from tests.house.tree import ROOT
 
@@ -27,15 +33,19 @@ SMALL = [
 COMMAND = [sys.executable, "-m", "pipelines"]
 
 
-def test_help_names_every_command_on_one_screen_and_loads_no_library(
+def test_help_names_every_command_below_its_heading_and_loads_no_library(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for name in ("demo", "run", "show", "serve", "ask", "gateway", *STAGES, *TOOLS):
-        assert f" {name} " in text, name
-    assert text.count("\n") <= 52
+    lines = text.splitlines()
+    headings = [line.split()[1:-1] for line in lines if line.startswith("╭")]
+    assert [" ".join(words) for words in headings] == ["Options", *HEADINGS]
+    assert [line.split()[1] for line in lines if re.match(r"│ [a-z]", line)] == [
+        name for names in COMMANDS.values() for name in names
+    ]
+    assert len(lines) <= 72
     look = (
         "import sys; from pipelines.__main__ import main; main(['--help']);"
         "sys.exit(bool({'torch', 'numpy', 'pydantic', 'yaml'} & set(sys.modules)))"
@@ -43,12 +53,40 @@ def test_help_names_every_command_on_one_screen_and_loads_no_library(
     assert subprocess.run([sys.executable, "-c", look], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", [*STAGES, *TOOLS, "demo", "run", "show", "serve"])
-def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "--help"]) == 0
+@pytest.mark.parametrize("name", [*STAGES, *TOOLS, *PROGRAMS])
+def test_every_command_explains_itself_on_one_screen(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main([name.replace("_", "-"), "--help"]) == 0
     text = capsys.readouterr().out
-    assert f"medclip {name}" in text
+    assert f"Usage: medclip {name} " in text
+    assert "python -m" not in text
     assert len(text) > 200
+    assert text.count("\n") < 40
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"medclip-dcl {medclip_dcl.__version__}\n"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert medclip_dcl.__version__ == project["version"]
+
+
+def test_questions_have_the_options_of_the_light_client() -> None:
+    (questions,) = (
+        action.choices for action in _parser("ask")._actions if action.dest == "question"
+    )
+    for name, parser in questions.items():
+        command = get_command(ask.app).commands[name] if name != "report" else _load("report")
+        theirs = {word for action in parser._actions for word in action.option_strings}
+        ours = {word for option in command.params for word in option.opts if word[0] == "-"}
+        assert ours | {"-h", "--help"} == theirs
+
+
+def test_a_question_needs_a_sentence_or_an_image(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ask", "retrieve", "--target", "text"]) == 2
+    assert "give either --text or --image" in capsys.readouterr().err
 
 
 def test_an_unknown_command_is_refused_with_the_nearest_name(

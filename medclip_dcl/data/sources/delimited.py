@@ -17,11 +17,12 @@ Separator = Literal["", ",", ";", "\t", "|"]
 SEPARATORS = (",", ";", "\t", "|")
 BLOCK = 32 << 20
 """Bytes that Arrow parses at a time; it refuses a row that is longer."""
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+"""Byte order marks with which UTF-16 begins."""
 
 _SAMPLE_BYTES = 1 << 18  # that the separator is detected from
 _SAMPLE_ROWS = 50
 _HEAD_BYTES = 4096
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 # Beginning of a file -> what it is, and what to do.
 _FORMS = {
     b"PK\x03\x04": "is an Excel workbook or a zip file; save the sheet as CSV UTF-8",
@@ -43,7 +44,7 @@ def refuse_other_forms(path: Path) -> None:
     found = next((words for magic, words in _FORMS.items() if head.startswith(magic)), "")
     if not head.strip():
         found = "is empty; name another"
-    elif not found and b"\0" in head and not head.startswith(_UTF16):
+    elif not found and b"\0" in head and not head.startswith(UTF16):
         found = "holds bytes that are not text; give CSV, Parquet or JSON"
     if found:
         raise StudyError(f"table {path} {found}")
@@ -59,7 +60,7 @@ def read_csv(path: Path, fallback: str = "", separator: Separator = "") -> pa.Ta
         StudyError: it is not in such an encoding, or its rows differ in length.
     """
     with open_plain(path) as stream:
-        is_utf16 = stream.read(2) in _UTF16
+        is_utf16 = stream.read(2) in UTF16
     failure: Exception | None = None
     for encoding in ["utf-16"] if is_utf16 else ["utf8", *([fallback] if fallback else [])]:
         chosen = separator or sniff_separator(path, encoding)

@@ -35,7 +35,7 @@ LABEL_CODES: dict[str, int | None] = {
 }
 """Word of a label, in lower case -> its code; None: not mentioned."""
 # ChestX-ray14's names; what they are in CheXpert is read off the phrases of CheXpert's labeler.
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "Lung Lesion": ("Mass", "Nodule"),
     "Lung Opacity": ("Infiltration",),
     "No Finding": ("Normal",),
@@ -203,7 +203,7 @@ def _listed(
     given = settings.label_names
     default: dict[str, tuple[str, ...]] = {name: (name,) for name in settings.findings}
     if settings.findings == LABELS:
-        default |= {name: (name, *others) for name, others in _OTHER_NAMES.items()}
+        default |= {name: (name, *others) for name, others in OTHER_NAMES.items()}
     names = {
         finding: {_key(name) for name in known} for finding, known in (given or default).items()
     }
