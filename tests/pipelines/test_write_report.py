@@ -14,7 +14,16 @@ from pipelines.calibrate_scores import main as calibrate
 from pipelines.evaluate import main as evaluate
 from pipelines.write_report import main
 
-SECTIONS = ("results", "data", "text", "training", "grounding", "retrieval", "provenance")
+SECTIONS = (
+    "results",
+    "decisions",
+    "data",
+    "text",
+    "training",
+    "grounding",
+    "retrieval",
+    "provenance",
+)
 CANARY = "a canary sings in the left lung"
 
 
