@@ -331,7 +331,10 @@ def _decision_lines(outcome: Mapping[str, Any] | None, title: str) -> list[str]:
         f"  {'finding':28}{'images':>8}{heads}",
     ]
     for name, figures in outcome["groups"].items():
-        values = "".join(_cell(figures[key]["value"]) for key in DECISION_FIGURES)
+        values = "".join(
+            _cell(figures[key]["value"], ".3g" if key == "threshold" else ".3f")
+            for key in DECISION_FIGURES
+        )
         lines.append(f"  {name:28}{figures['auprc']['n']:>8}{values}")
     means = "".join(
         _cell(outcome["figures"].get(f"mean_{key}", {}).get("value")) for key in DECISION_FIGURES
@@ -341,8 +344,8 @@ def _decision_lines(outcome: Mapping[str, Any] | None, title: str) -> list[str]:
     return lines + [f"  {name}: {reason}" for name, reason in reasons.items() if reason]
 
 
-def _cell(value: float | None) -> str:
-    return f"{'-' if value is None else format(value, '#.3g'):>13}"
+def _cell(value: float | None, form: str = ".3f") -> str:
+    return f"{'-' if value is None else format(value, form):>13}"
 
 
 def _shown(figure: Mapping[str, Any]) -> str:
