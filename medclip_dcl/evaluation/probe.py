@@ -7,6 +7,7 @@ figures are those of other images.
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -161,15 +162,9 @@ def evaluate_probe(
     if not asked:
         absent = EvalResult("no finding has images of both classes in every split")
         return absent, absent, []
-    features = image_features(trained[0])
+    every = _labelled(*trained, asked)
     others = [image_features(images) for images in (judged, validation) if images.image_ids]
     asked_features, count = np.concatenate(others), len(judged.image_ids)
-    every = {
-        index: Labelled(features, trained[1][index].astype(np.int64), trained[0].subject_ids).take(
-            np.flatnonzero(trained[1][index] != UNKNOWN)
-        )
-        for index in asked
-    }
     groups: dict[str, dict[str, Figure]] = {}
     rows: Rows = []
     decisions = EvalResult()
@@ -186,24 +181,11 @@ def evaluate_probe(
                 odds, _ = linear_probe(labelled, asked_features)
                 probed.append(index)
                 margins.append(odds[:count])
-                thresholds += choose_thresholds(
-                    odds[None, count:],
-                    validation_truth[[index]],
-                    validation.subject_ids,
-                    rule,
-                )
-                rows += [
-                    {
-                        **judged.ids_of(image),
-                        "finding": findings[index].name,
-                        "fraction": fraction,
-                        "draw": draw,
-                        "margin": float(odds[image]),
-                        "threshold": thresholds[-1].value,
-                        "truth": int(judged_truth[index, image]),
-                    }
-                    for image in np.flatnonzero(judged_truth[index] != UNKNOWN).tolist()
-                ]
+                asked_of = (odds[None, count:], validation_truth[[index]], validation.subject_ids)
+                thresholds += choose_thresholds(*asked_of, rule)
+                probe: dict[str, Any] = {"finding": findings[index].name, "draw": draw}
+                probe |= {"fraction": fraction, "threshold": thresholds[-1].value}
+                rows += _rows((judged, judged_truth[index], odds), probe)
         groups[f"{fraction:g}"] = mean_finding_figures(
             np.array(margins), judged_truth[probed], judged.subject_ids, bootstrap
         )
@@ -224,3 +206,25 @@ def evaluate_probe(
     names = ("mean_auc", "mean_balanced_accuracy")
     chance = {f"{group}.{name}": 0.5 for group in groups for name in names}
     return EvalResult("", pool, chance, {}, groups), decisions, rows
+
+
+def _rows(asked: tuple[EncodedImages, np.ndarray, np.ndarray], probe: dict[str, Any]) -> Rows:
+    # Of images, truth and log odds; log odds of more images come after them.
+    judged, truth, odds = asked
+    return [
+        {**judged.ids_of(image), **probe, "margin": float(odds[image]), "truth": int(truth[image])}
+        for image in np.flatnonzero(truth != UNKNOWN).tolist()
+    ]
+
+
+def _labelled(
+    images: EncodedImages, truth: Int8[np.ndarray, "findings _"], asked: Sequence[int]
+) -> dict[int, Labelled]:
+    # The images of known truth, by finding.
+    features = image_features(images)
+    return {
+        index: Labelled(features, truth[index].astype(np.int64), images.subject_ids).take(
+            np.flatnonzero(truth[index] != UNKNOWN)
+        )
+        for index in asked
+    }

@@ -13,7 +13,8 @@
     warnings        findings whose prompt pair does not decide, or that are read upside down:
                     `prompt_pairs.PairWarning`
     questions       per question: `absent` (why it could not be put, else empty), `pool`
-                    (images, boxes, sentences), `chance`, `figures`, and `groups` of figures
+                    (images, boxes, sentences), `chance`, `figures`, and `groups` of figures;
+                    `decisions` and `probe_decisions` are at a threshold of the validation images
 
 A figure is `{value, low, high, n, subjects, reason}` with a 95 % interval over patients.
 """
