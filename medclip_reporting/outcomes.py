@@ -54,6 +54,8 @@ def describe_results(sources: Sources) -> View | None:
         "tree": tree,
         "questions": tree["questions"],
         "headlines": _headlines(tree),
+        "decision_questions": results.DECISION_QUESTIONS,
+        "decision_figures": results.DECISION_FIGURES,
         "warnings": {item["finding"]: item for item in tree["warnings"]},
         "correlation_limit": CORRELATION_LIMIT,
         "roc": _roc(sources),

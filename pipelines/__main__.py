@@ -59,8 +59,6 @@ def _load(name: str) -> Any:
     # The module is imported only now; its function becomes the command.
     if name in _OWN:
         return make_command(_OWN[name], name)
-    if name == "report":
-        return make_command(importlib.import_module(".ask", __package__).report, name)
     module = importlib.import_module(f".{name}", __package__)
     if hasattr(module, "app"):
         return get_command(module.app)

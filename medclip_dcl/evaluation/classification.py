@@ -154,6 +154,7 @@ def evaluate_findings(
             "negative": float(scores[2 * row + 1, image]),
             "margin": float(margins[row, image]),
             "offset": offsets[row],
+            "threshold": None,
             "score": float(score[row, image]),
             "probability": None,
             "truth": None if truth[row, image] == UNKNOWN else int(truth[row, image]),

@@ -28,6 +28,7 @@ from medclip_dcl.evaluation import metrics, results
 from medclip_dcl.evaluation.bootstrap import Samples, patient_weights, unit_weights
 from medclip_dcl.evaluation.classification import class_recalls
 from medclip_dcl.evaluation.grounding import grounding_columns
+from medclip_dcl.evaluation.operating_point import decision_metrics, mean_decision_metrics
 from medclip_dcl.evaluation.retrieval import GALLERY_LENGTHS, table1_retrieval
 from medclip_dcl.tables import TableFormat, read_table
 
@@ -48,7 +49,8 @@ Side = Mapping[str, Runs]
 """Figure -> its values in every run of a config, on every draw of patients."""
 
 _TWO_MODELS = "one run on a side: two models, not two configs"
-_DOUBLES = (".own_", ".expected_")
+# Doubles counted as wrong, and the margins of AUC and probes at a threshold.
+_READ_AGAIN = (".own_", ".expected_", "decisions.")
 _UNSIGNED = "grounding.cnr"  # the signed one without its sign, half noise
 _LOWER_IS_BETTER = "median_rank"
 
@@ -105,10 +107,9 @@ def compare_sides(
     """Compare two configs from one call of `measure_sides`, figure by figure.
 
     `figures` are those that are compared, and corrected for their number; empty: all but those
-    that count a query's doubles as wrong, which are the same ranks read again, and CNR without its
-    sign. With one run on a
-    side there is no p and no interval, unless that run `is_model`: a given model, of which no
-    other seed would make another.
+    that read the same cases again: ranks that count a query's doubles as wrong, CNR without its
+    sign, and decisions at a threshold. With one run on a side there is no p and no interval, unless
+    that run `is_model`: a given model, of which no other seed would make another.
 
     Raises:
         ConfigError: a figure is asked for that one of the configs lacks.
@@ -120,7 +121,7 @@ def compare_sides(
         raise ConfigError(f"the runs have no figures {unknown}; choose among {both}")
     found: dict[str, Difference] = {}
     for name in both:
-        read_again = name == _UNSIGNED or any(mark in name for mark in _DOUBLES)
+        read_again = name == _UNSIGNED or any(mark in name for mark in _READ_AGAIN)
         if name not in figures if figures else read_again:
             continue
         if a[name].shape[1] != b[name].shape[1]:
@@ -336,6 +337,7 @@ def _zero_shot(cases: SampleResults, weights: np.ndarray) -> _Named:
     found = _findings(findings, margin, truth, weights, cases.column(results.SCORES, "offset"))
     for name in [name for name in found if name != "mean_accuracy"]:
         yield f"zero_shot.{name}", found[name]
+    yield from _decisions("decisions", cases, results.SCORES, np.ones(len(truth), bool), weights)
 
 
 def _probes(cases: SampleResults, weights: np.ndarray) -> _Named:
@@ -350,6 +352,30 @@ def _probes(cases: SampleResults, weights: np.ndarray) -> _Named:
         found = _findings(groups[mine], margin[mine], truth[mine], weights[:, mine])
         if found:
             yield f"probe.{share:g}.mean_auc", found["mean_auc"]
+    first = (fraction == fraction.max()) & (draw == 0)
+    yield from _decisions("probe_decisions", cases, form, first, weights)
+
+
+def _decisions(
+    question: str, cases: SampleResults, form: TableFormat, chosen: np.ndarray, weights: np.ndarray
+) -> _Named:
+    names = cases.column(form, "finding")
+    truth, margin, threshold = (
+        cases.column(form, name) for name in ("truth", "margin", "threshold")
+    )
+    found = mean_decision_metrics(
+        decision_metrics(
+            margin[own],
+            truth[own] == 1,
+            None if np.isnan(threshold[own][0]) else float(threshold[own][0]),
+            weights[:, own],
+        )
+        for name in dict.fromkeys(names[chosen].tolist())
+        for own in (chosen & (names == name) & ~np.isnan(truth),)
+        if len(set(truth[own])) == 2
+    )
+    for name, values in found.items():
+        yield f"{question}.{name}", values
 
 
 def _findings(

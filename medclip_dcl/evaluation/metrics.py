@@ -97,6 +97,57 @@ def balanced_accuracy(margins: Scores, positive: IsTrue, weights: Weights | None
     return both
 
 
+def average_precision(scores: Scores, positive: IsTrue, weights: Weights | None = None) -> Samples:
+    """Area under the precision-recall curve (AUPRC), by steps, equal scores counted as one step.
+
+    Undefined without a positive image; MetricError where a score is not finite. By chance it is the
+    share of positive images.
+
+    Source: Davis and Goadrich 2006, without interpolation, as scikit-learn's.
+    """
+    _check_scores(scores, positive)
+    each = _weights(scores, weights)
+    levels, level = np.unique(-scores, return_inverse=True)  # from the highest score down
+    hits, named = (
+        _by_level(each[:, own], level[own], len(levels))
+        for own in (positive, np.ones_like(positive))
+    )
+    precision = _ratio(np.cumsum(hits, axis=1), np.cumsum(named, axis=1))
+    steps = np.where(hits > 0, hits * precision, 0.0)
+    return _ratio(steps.sum(axis=1), hits.sum(axis=1))
+
+
+def confusion_metrics(
+    margins: Scores, positive: IsTrue, threshold: float, weights: Weights | None = None
+) -> dict[str, Samples]:
+    """Measure the decision that a finding is present from a margin of `threshold` on.
+
+    `sensitivity` and `specificity` are undefined without an image of their class, `ppv` and `npv`
+    where no image is called so, `f1` without a positive image, `mcc` with one class alone. Where
+    all images are called alike `mcc` is 0.
+
+    Source: Matthews 1975 (MCC); van Rijsbergen 1979 (F1).
+    """
+    _check_scores(margins, positive)
+    each = _weights(margins, weights)
+    called = margins >= threshold
+    # Floats: the product below is too large for integers.
+    tp, fp, fn, tn = (
+        each[:, own].sum(axis=1).astype(np.float64)
+        for own in (called & positive, called & ~positive, ~called & positive, ~called & ~positive)
+    )
+    spread = np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    mcc = np.where(spread > 0, (tp * tn - fp * fn) / np.where(spread > 0, spread, 1.0), 0.0)
+    return {
+        "sensitivity": _ratio(tp, tp + fn),
+        "specificity": _ratio(tn, tn + fp),
+        "ppv": _ratio(tp, tp + fp),
+        "npv": _ratio(tn, tn + fn),
+        "f1": np.where(tp + fn > 0, _ratio(2 * tp, 2 * tp + fp + fn), np.nan),
+        "mcc": np.where((tp + fn > 0) & (tn + fp > 0), mcc, np.nan),
+    }
+
+
 def classification_metrics(
     margins: Scores, positive: IsTrue, weights: Weights | None = None, offset: float | None = None
 ) -> dict[str, Samples]:

@@ -7,6 +7,7 @@ figures are those of other images.
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,11 @@ from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.classification import UNKNOWN, mean_finding_figures
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
+from medclip_dcl.evaluation.operating_point import (
+    ThresholdRule,
+    choose_thresholds,
+    evaluate_decisions,
+)
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference.prompts import Finding
 
@@ -132,34 +138,38 @@ def evaluate_probe(
     findings: Sequence[Finding],
     fractions: Sequence[float],
     bootstrap: BootstrapOptions,
-) -> tuple[EvalResult, Rows]:
+    rule: ThresholdRule,
+) -> tuple[EvalResult, EvalResult, Rows]:
     """Fit a linear classifier per finding with growing shares of the labels.
 
-    `splits` are images and truth of training and of the evaluated split; their regions are features
-    of the encoder, or vectors of the shared space. A share below 1 is drawn
-    three times. Findings that lack a class in a split are left out.
+    `splits` are images and truth of training, of the evaluated split and of validation, by which
+    thresholds are chosen; their regions are features of the encoder, or vectors of the shared
+    space. A share below 1 is drawn three times. Findings that lack a class in training or in the
+    evaluated split are left out.
+
+    Returns:
+        The probes' figures by share; those of the decisions by finding, with the largest share, of
+        its draws the first; and rows of `results.PROBES`.
 
     Source: Wang et al. 2023 probe CIFAR10 alone; ours: the same on images.
     """
-    trained, (judged, judged_truth) = splits
+    trained, (judged, judged_truth), (validation, validation_truth) = splits
     asked = [
         index
         for index in range(len(findings))
-        if all({0, 1} <= set(truth[index].tolist()) for _, truth in splits)
+        if all({0, 1} <= set(truth[index].tolist()) for _, truth in splits[:2])
     ]
     if not asked:
-        return EvalResult("no finding has images of both classes in every split"), []
-    features, asked_features = (image_features(images) for images, _ in splits)
-    every = {
-        index: Labelled(features, trained[1][index].astype(np.int64), trained[0].subject_ids).take(
-            np.flatnonzero(trained[1][index] != UNKNOWN)
-        )
-        for index in asked
-    }
+        absent = EvalResult("no finding has images of both classes in every split")
+        return absent, absent, []
+    every = _labelled(*trained, asked)
+    others = [image_features(images) for images in (judged, validation) if images.image_ids]
+    asked_features, count = np.concatenate(others), len(judged.image_ids)
     groups: dict[str, dict[str, Figure]] = {}
     rows: Rows = []
+    decisions = EvalResult()
     for step, fraction in enumerate(fractions):
-        probed, margins = [], []
+        probed, margins, thresholds = [], [], []
         for draw in range(_DRAWS if fraction < 1 else 1):
             # A stream for each share and draw: another share leaves these draws as they are.
             sequence = np.random.SeedSequence([bootstrap.seed, step, draw])
@@ -170,21 +180,24 @@ def evaluate_probe(
                 )
                 odds, _ = linear_probe(labelled, asked_features)
                 probed.append(index)
-                margins.append(odds)
-                rows += [
-                    {
-                        **judged.ids_of(image),
-                        "finding": findings[index].name,
-                        "fraction": fraction,
-                        "draw": draw,
-                        "margin": float(odds[image]),
-                        "truth": int(judged_truth[index, image]),
-                    }
-                    for image in np.flatnonzero(judged_truth[index] != UNKNOWN).tolist()
-                ]
+                margins.append(odds[:count])
+                asked_of = (odds[None, count:], validation_truth[[index]], validation.subject_ids)
+                thresholds += choose_thresholds(*asked_of, rule)
+                probe: dict[str, Any] = {"finding": findings[index].name, "draw": draw}
+                probe |= {"fraction": fraction, "threshold": thresholds[-1].value}
+                rows += _rows((judged, judged_truth[index], odds), probe)
         groups[f"{fraction:g}"] = mean_finding_figures(
             np.array(margins), judged_truth[probed], judged.subject_ids, bootstrap
         )
+        if fraction == max(fractions):
+            decisions = evaluate_decisions(
+                [findings[index].name for index in asked],
+                np.array(margins[: len(asked)]),
+                judged_truth[asked],
+                judged.subject_ids,
+                thresholds[: len(asked)],
+                bootstrap,
+            )
     pool = {
         "labelled": len(trained[0].image_ids),
         "images": len(judged.image_ids),
@@ -192,4 +205,26 @@ def evaluate_probe(
     }
     names = ("mean_auc", "mean_balanced_accuracy")
     chance = {f"{group}.{name}": 0.5 for group in groups for name in names}
-    return EvalResult("", pool, chance, {}, groups), rows
+    return EvalResult("", pool, chance, {}, groups), decisions, rows
+
+
+def _rows(asked: tuple[EncodedImages, np.ndarray, np.ndarray], probe: dict[str, Any]) -> Rows:
+    # Of images, truth and log odds; log odds of more images come after them.
+    judged, truth, odds = asked
+    return [
+        {**judged.ids_of(image), **probe, "margin": float(odds[image]), "truth": int(truth[image])}
+        for image in np.flatnonzero(truth != UNKNOWN).tolist()
+    ]
+
+
+def _labelled(
+    images: EncodedImages, truth: Int8[np.ndarray, "findings _"], asked: Sequence[int]
+) -> dict[int, Labelled]:
+    # The images of known truth, by finding.
+    features = image_features(images)
+    return {
+        index: Labelled(features, truth[index].astype(np.int64), images.subject_ids).take(
+            np.flatnonzero(truth[index] != UNKNOWN)
+        )
+        for index in asked
+    }

@@ -34,6 +34,11 @@ from medclip_dcl.evaluation.classification import (
 )
 from medclip_dcl.evaluation.evaluated_model import Embed, EncodedImages, EvaluatedModel, encode
 from medclip_dcl.evaluation.grounding import boxed_sentences, evaluate_grounding
+from medclip_dcl.evaluation.operating_point import (
+    ThresholdRule,
+    choose_thresholds,
+    evaluate_decisions,
+)
 from medclip_dcl.evaluation.probe import evaluate_probe
 from medclip_dcl.evaluation.prompt_pairs import PairWarning, check_pairs
 from medclip_dcl.evaluation.results import EvalResult, Rows
@@ -56,7 +61,7 @@ _SEED = 0
 
 _NO_IMAGES, _NO_BOXES = "the split has no image", "the source has no boxes on these images"
 _IMAGE_QUESTIONS = (
-    *("zero_shot", "classes", "probe"),
+    *("zero_shot", "decisions", "classes", "probe", "probe_decisions"),
     *("probabilities", "subgroups", "paraphrases"),
 )
 _BOX_QUESTIONS = ("grounding", "boxes", "gallery")
@@ -194,6 +199,7 @@ class Evaluation:
         self._source, self._images, self._sentences = source, images, sentences
         self._files = _question_files(config)
         self._bootstrap = BootstrapOptions(config.evaluate.bootstrap, _SEED)
+        self._rule = ThresholdRule(config.evaluate.threshold, config.evaluate.sensitivity)
         self._outcomes: dict[str, EvalResult] = {}
         self._gallery = self._read_gallery()  # before hours of encoding
         self.tables = {form: [] for form in results.TABLES}
@@ -212,11 +218,13 @@ class Evaluation:
         truth, origin = truth_of(self._config, self._source, named, findings)
         if rows:
             margins, known = self._ask_findings(studies, named, findings, truth), truth
+            held_out = self._threshold_rows(rows, findings)
+            self._ask_decisions(held_out, studies, findings, margins, truth)
             if studies is not encoded:  # probabilities are of single images, as in the service
                 margins = self._model.margins(encoded.regions, findings).double().cpu().numpy()
                 known, _ = truth_of(self._config, self._source, rows, findings)
             self._ask_probabilities(encoded, findings, margins, known)
-            self._ask_probe(rows, studies, findings, truth)
+            self._ask_probe(rows, held_out, studies, findings, truth)
         self._ask_boxes(encoded)
         self._ask_reports(studies, named)
         return {
@@ -289,6 +297,44 @@ class Evaluation:
             )
         return margins
 
+    def _threshold_rows(self, asked: Rows, findings: Sequence[Finding]) -> Rows:
+        # A threshold that is chosen on evaluated patients would flatter the model.
+        if self._config.evaluate.split == "validate":
+            return []
+        subjects = {row["subject_id"] for row in asked}
+        rows = read_image_rows(self._source, self._images, "validate")
+        rows = [row for row in rows if row["subject_id"] not in subjects]
+        truth, _ = truth_of(self._config, self._source, rows, findings)
+        return rows if (truth != UNKNOWN).any() else []  # none is encoded without a label
+
+    def _ask_decisions(
+        self,
+        held_out: Rows,
+        encoded: EncodedImages,
+        findings: Sequence[Finding],
+        margins: Matrix,
+        shown: Truth,
+    ) -> None:
+        images, rows = self._by_study(self._encode(held_out), held_out)
+        truth, _ = truth_of(self._config, self._source, rows, findings)
+        known = np.zeros(truth.shape)
+        if rows:
+            found = self._model.margins(images.regions, findings)
+            known = images.mean_by_study(found).double().cpu().numpy()
+        thresholds = choose_thresholds(known, truth, images.subject_ids, self._rule)
+        most, scores = self._config.evaluate.images_per_finding, self.tables[results.SCORES]
+        count = len(encoded.image_ids)
+        for number, row in enumerate(scores):
+            row["threshold"] = thresholds[number // count].value
+        self._outcomes["decisions"] = evaluate_decisions(
+            [finding.name for finding in findings],
+            margins,
+            balance(shown, most, self._bootstrap.generator()),
+            encoded.subject_ids,
+            thresholds,
+            self._bootstrap,
+        )
+
     def _ask_probabilities(
         self, encoded: EncodedImages, findings: Sequence[Finding], margins: Matrix, truth: Truth
     ) -> None:
@@ -310,15 +356,19 @@ class Evaluation:
                 row["probability"] = value
 
     def _ask_probe(
-        self, asked: Rows, encoded: EncodedImages, findings: Sequence[Finding], truth: Truth
+        self,
+        asked: Rows,
+        held_out: Rows,
+        encoded: EncodedImages,
+        findings: Sequence[Finding],
+        truth: Truth,
     ) -> None:
         settings = self._config.evaluate
         most = settings.probe_images
-        if not most:
-            self._outcomes["probe"] = EvalResult("evaluate.probe_images is 0")
-            return
-        if (truth == UNKNOWN).all():  # before thousands of images are encoded
-            self._outcomes["probe"] = EvalResult("no image has a label; set source.labels")
+        if not most or (truth == UNKNOWN).all():  # before thousands of images are encoded
+            reason = "no image has a label; set source.labels"
+            absent = EvalResult(reason if most else "evaluate.probe_images is 0")
+            self._outcomes |= dict.fromkeys(("probe", "probe_decisions"), absent)
             return
         rows = read_image_rows(self._source, self._images, "train")
         if len(rows) > most:
@@ -328,11 +378,17 @@ class Evaluation:
             encoded, _ = self._by_study(self._encode_features(asked), asked)
         learned, rows = self._by_study(self._encode_features(rows), rows)
         known, _ = truth_of(self._config, self._source, rows, findings)
-        self._outcomes["probe"], self.tables[results.PROBES] = evaluate_probe(
-            [(learned, known), (encoded, truth)],
-            findings,
-            settings.probe_fractions,
-            self._bootstrap,
+        validation, held_out = self._by_study(self._encode_features(held_out), held_out)
+        chosen_by, _ = truth_of(self._config, self._source, held_out, findings)
+        outcomes = self._outcomes
+        outcomes["probe"], outcomes["probe_decisions"], self.tables[results.PROBES] = (
+            evaluate_probe(
+                [(learned, known), (encoded, truth), (validation, chosen_by)],
+                findings,
+                settings.probe_fractions,
+                self._bootstrap,
+                self._rule,
+            )
         )
 
     def _ask_boxes(self, encoded: EncodedImages) -> None:

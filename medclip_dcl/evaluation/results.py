@@ -13,7 +13,8 @@
     warnings        findings whose prompt pair does not decide, or that are read upside down:
                     `prompt_pairs.PairWarning`
     questions       per question: `absent` (why it could not be put, else empty), `pool`
-                    (images, boxes, sentences), `chance`, `figures`, and `groups` of figures
+                    (images, boxes, sentences), `chance`, `figures`, and `groups` of figures;
+                    `decisions` and `probe_decisions` are at a threshold of the validation images
 
 A figure is `{value, low, high, n, subjects, reason}` with a 95 % interval over patients.
 """
@@ -31,7 +32,7 @@ from medclip_dcl.evaluation.bootstrap import Figure
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import Column, TableFormat
 
-ARTIFACT = ArtifactType("results", 9, "evaluate")
+ARTIFACT = ArtifactType("results", 10, "evaluate")
 
 Rows = list[dict[str, Any]]
 """Rows of one of the tables below."""
@@ -51,6 +52,11 @@ SCORES = TableFormat(
         Column("negative", pa.float32(), "score of the negative prompt, of several their mean"),
         Column("margin", pa.float32(), "score of the positive prompt minus that of the negative"),
         Column("offset", pa.float64(), "margin from which the finding is present; null: not known"),
+        Column(
+            "threshold",
+            pa.float64(),
+            "margin from which it is decided to be present, chosen on validation; null: none",
+        ),
         Column("score", pa.float32(), "softmax over the scaled prompt scores, [0, 1]"),
         Column(
             "probability", pa.float64(), "calibrated probability; null: not calibrated, or a study"
@@ -142,6 +148,7 @@ PROBES = TableFormat(
         Column("fraction", pa.float64(), "share of the labels that the probe was given"),
         Column("draw", pa.int32(), "which draw of that share"),
         Column("margin", pa.float64(), "log odds of the finding"),
+        Column("threshold", pa.float64(), "log odds from which it is decided to be present; null"),
         Column("truth", pa.int8(), "1 present, 0 absent"),
     ),
 )
@@ -235,6 +242,26 @@ HEADLINES = (
 """What the job prints and the report shows first."""
 
 
+DECISION_QUESTIONS = {
+    "decisions": "prompts, decided at a threshold chosen on the validation images",
+    "probe_decisions": "linear probe, decided at a threshold chosen on the validation images",
+}
+"""Question -> title of its table by finding."""
+
+DECISION_FIGURES = {
+    "prevalence": "prevalence",
+    "auprc": "AUPRC",
+    "threshold": "threshold",
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "ppv": "PPV",
+    "npv": "NPV",
+    "f1": "F1",
+    "mcc": "MCC",
+}
+"""Figure -> title of its column."""
+
+
 def headline_values(tree: Mapping[str, Any]) -> dict[str, float | None]:
     """Give the headlines of the tree as plain numbers; what was not asked is left out."""
     found = {item.name: item.figure_of(tree) for item in HEADLINES}
@@ -270,7 +297,10 @@ def results_table(tree: Mapping[str, Any]) -> str:
         rest += "" if pool is None else f"   pool {pool}"
         lines.append(f"  {headline.title:40} {_shown(figure)}{rest}")
     lines += _probe_lines(tree["questions"].get("probe"), tree["probe_features"])
-    return "\n".join(dict.fromkeys(lines))
+    lines = [*dict.fromkeys(lines)]
+    for question, title in DECISION_QUESTIONS.items():
+        lines += _decision_lines(tree["questions"].get(question), title)
+    return "\n".join(lines)
 
 
 def _probe_lines(outcome: Mapping[str, Any] | None, features: str) -> list[str]:
@@ -289,6 +319,34 @@ def _probe_lines(outcome: Mapping[str, Any] | None, features: str) -> list[str]:
             rest = "" if chance is None else f"   chance {chance:.3f}"
             lines.append(f"  {words:40} {_shown(figures[name])}{rest}")
     return lines
+
+
+def _decision_lines(outcome: Mapping[str, Any] | None, title: str) -> list[str]:
+    # None: results of an earlier format, which `medclip show` reads too.
+    if outcome is None or outcome["absent"]:
+        return []
+    heads = "".join(f"{name:>13}" for name in DECISION_FIGURES.values())
+    lines = [
+        "",
+        f"  {title}; intervals are in {FIGURES}",
+        f"  {'finding':28}{'images':>8}{heads}",
+    ]
+    for name, figures in outcome["groups"].items():
+        values = "".join(
+            _cell(figures[key]["value"], ".3g" if key == "threshold" else ".3f")
+            for key in DECISION_FIGURES
+        )
+        lines.append(f"  {name:28}{figures['auprc']['n']:>8}{values}")
+    means = "".join(
+        _cell(outcome["figures"].get(f"mean_{key}", {}).get("value")) for key in DECISION_FIGURES
+    )
+    lines.append(f"  {'mean':28}{'':>8}{means}")
+    reasons = {name: item["threshold"]["reason"] for name, item in outcome["groups"].items()}
+    return lines + [f"  {name}: {reason}" for name, reason in reasons.items() if reason]
+
+
+def _cell(value: float | None, form: str = ".3f") -> str:
+    return f"{'-' if value is None else format(value, form):>13}"
 
 
 def _shown(figure: Mapping[str, Any]) -> str:

@@ -48,6 +48,13 @@ class EvaluateConfig(Section):
     images_per_finding: Annotated[int, Field(ge=0)] = 0
     """Most images of a finding, half of them with it, drawn at random; 0: all. The paper has about
     1000 a task; that half of them show the finding is ours."""
+    threshold: Literal["youden", "f1", "sensitivity"] = "youden"
+    """How the level is chosen, on the validation images, from which on a finding is decided to be
+    present: the largest Youden index (sensitivity + specificity - 1), the largest `f1`, or the
+    highest level that reaches `sensitivity`. F1, MCC, sensitivity, specificity, PPV and NPV are
+    measured there."""
+    sensitivity: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Sensitivity on the validation images that `threshold: sensitivity` asks for."""
     probe_images: Annotated[int, Field(ge=0)] = 0
     """Most training images for linear probes, drawn at random; 0: no probe."""
     probe_fractions: Annotated[

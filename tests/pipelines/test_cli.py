@@ -17,7 +17,7 @@ import medclip_dcl
 from medclip_dcl.client import _parser
 from pipelines import ask
 from pipelines import run as run_module
-from pipelines.__main__ import COMMANDS, _load, main
+from pipelines.__main__ import COMMANDS, main
 from pipelines.stages import HEADINGS, PROGRAMS, STAGES, TOOLS
 from testing import forkserver
 from tests.house.tree import ROOT
@@ -78,7 +78,7 @@ def test_questions_have_the_options_of_the_light_client() -> None:
         action.choices for action in _parser("ask")._actions if action.dest == "question"
     )
     for name, parser in questions.items():
-        command = get_command(ask.app).commands[name] if name != "report" else _load("report")
+        command = get_command(ask.app).commands[name]
         theirs = {word for action in parser._actions for word in action.option_strings}
         ours = {word for option in command.params for word in option.opts if word[0] == "-"}
         assert ours | {"-h", "--help"} == theirs

@@ -3,11 +3,13 @@ import shutil
 
 import numpy as np
 import pytest
+from sklearn.metrics import average_precision_score, matthews_corrcoef
 
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.evaluated_model import evaluated_model
 from medclip_dcl.evaluation.results import read_figures
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.prompts import read_prompts
@@ -59,6 +61,7 @@ def test_every_question_is_answered_with_what_it_rests_on(evaluated):
     questions = tree["questions"]
     assert set(questions) == {
         *("zero_shot", "classes", "probe", "grounding", "boxes", "gallery", "reports"),
+        *("decisions", "probe_decisions"),
         "probabilities",
         "subgroups",
         "paraphrases",
@@ -91,6 +94,56 @@ def test_balanced_accuracy_stands_there_raw_and_by_the_offset(evaluated):
         assert found["figures"][f"mean_{name}"]["value"] == pytest.approx(np.mean(hits))
     views = figures(evaluated)["questions"]["subgroups"]["groups"].values()
     assert all("mean_balanced_accuracy_offset" in group for group in views)
+
+
+def split_images(work, split):
+    rows = read_table(manifest.ARTIFACT.at(work), manifest.IMAGES).to_pylist()
+    return [row["image_id"] for row in rows if row["split"] == split]
+
+
+def test_decisions_are_at_a_threshold_of_the_validation_images(evaluated):
+    decided = figures(evaluated)["questions"]["decisions"]["groups"]
+    threshold = decided["pneumonia"]["threshold"]
+    assert threshold["n"] == len(split_images(evaluated, "validate"))
+    rows = read_table(results.ARTIFACT.at(evaluated), results.SCORES).to_pylist()
+    rows = [row for row in rows if row["finding"] == "pneumonia"]
+    assert {row["threshold"] for row in rows} == {threshold["value"]}
+    truth = [row["truth"] for row in rows]
+    called = [row["margin"] >= threshold["value"] for row in rows]
+    mcc = decided["pneumonia"]["mcc"]
+    assert mcc["value"] == pytest.approx(matthews_corrcoef(truth, called), abs=1e-9)
+    auprc = average_precision_score(truth, [row["margin"] for row in rows])
+    assert decided["pneumonia"]["auprc"]["value"] == pytest.approx(auprc, abs=1e-9)
+    assert decided["effusion"]["sensitivity"]["value"] is None
+    printed = results.results_table(figures(evaluated))
+    assert "prompts, decided at a threshold chosen on the validation images" in printed
+    assert f"{decided['pneumonia']['auprc']['value']:.3f}" in printed
+
+
+def test_another_rule_chooses_another_threshold_and_none_on_the_evaluated_split(tmp_path):
+    work = write_evaluated(tmp_path / "work")
+    assert run(work, threshold="sensitivity", sensitivity=1.0) == 0
+    rows = read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
+    predictor, source = load(work / "model", "cpu"), split_images(work, "validate")
+    images = PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT))
+    labels = {
+        row["study_id"]: row["Pneumonia"]
+        for row in read_table(manifest.ARTIFACT.at(work), manifest.STUDY_LABELS).to_pylist()
+    }
+    study = {
+        row["image_id"]: row["study_id"]
+        for row in read_table(manifest.ARTIFACT.at(work), manifest.IMAGES).to_pylist()
+    }
+    model = evaluated_model(predictor)
+    shown = [name for name in source if labels[study[name]] == 1]
+    pixels = np.stack([images.pixels(images.row_of[name]) for name in shown])
+    margins = model.margins(model.embed_images(pixels), read_prompts(work / "prompts.yaml")[:1])
+    assert rows[0]["threshold"] == pytest.approx(float(margins.min()), abs=1e-6)
+    assert run(work, split="validate") == 0
+    decided = figures(work)["questions"]["decisions"]["groups"]["pneumonia"]
+    assert decided["threshold"]["value"] is None
+    assert decided["mcc"]["reason"] == decided["threshold"]["reason"]
+    assert decided["auprc"]["value"] is not None
 
 
 def test_a_finding_that_no_image_has_is_named_undefined(evaluated):
@@ -251,6 +304,8 @@ def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, cap
     assert 0 <= probe["groups"]["1"]["mean_auc"]["value"] <= 1
     assert "probe of the encoder, 50% of labels, AUC" in capsys.readouterr().out
     assert figures(work)["probe_features"] == "encoder"
+    decided = figures(work)["questions"]["probe_decisions"]["groups"]["pneumonia"]
+    assert decided["threshold"]["n"] == len(split_images(work, "validate"))
     space = ("--set", "evaluate.probe_features=space")
     assert run(work, *space, "--set", "evaluate.probe_fractions=[1.0]", probe_images=1000) == 0
     assert "probe of the space, 100% of labels, AUC" in capsys.readouterr().out

@@ -103,6 +103,10 @@ def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
     assert "- Tiny images alone." in text
     shown = f"{auc['value']:.3f} [{auc['low']:.3f}, {auc['high']:.3f}]"
     assert f"| zero-shot AUC, mean of findings | {shown} | 0.500 |" in text
+    auprc = tree["questions"]["decisions"]["groups"]["pneumonia"]["auprc"]
+    shown = f"{auprc['value']:.3f} [{auprc['low']:.3f}, {auprc['high']:.3f}]"
+    (line,) = (line for line in text.splitlines() if line.startswith("| pneumonia | 10 |"))
+    assert line.split(" | ")[3] == shown
     assert "12 steps with 8 pairs each, from 24 studies of 24 patients" in text
 
 

@@ -14,7 +14,16 @@ from testing.corpus import KINDS, write_config, write_corpus
 from testing.evaluated import write_evaluated, write_texts
 from testing.published import PROMPTS, publish
 
-SECTIONS = ("results", "data", "text", "training", "grounding", "retrieval", "provenance")
+SECTIONS = (
+    "results",
+    "decisions",
+    "data",
+    "text",
+    "training",
+    "grounding",
+    "retrieval",
+    "provenance",
+)
 CANARY = "a canary sings in the left lung"
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from medclip_dcl.data.row_images import is_list
 from medclip_dcl.data.sources.delimited import UTF16, open_plain, sniff_separator
 from medclip_dcl.data.sources.labels import LABEL_CODES, OTHER_NAMES
-from medclip_dcl.data.sources.records import Column
+from medclip_dcl.data.sources.settings import Column
 from medclip_dcl.data.sources.table import SPELLINGS
 from medclip_dcl.data.sources.table_files import read_any, strings
 from medclip_dcl.errors import ConfigError, StudyError

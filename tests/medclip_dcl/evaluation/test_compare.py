@@ -172,6 +172,13 @@ def test_what_counts_doubles_as_wrong_is_compared_when_it_is_asked_for():
     assert list(asked) == ["boxes.own_recall"]
 
 
+def test_decisions_are_compared_when_they_are_asked_for():
+    side = {"zero_shot.mean_auc": RUNS, "decisions.mean_mcc": RUNS, "probe_decisions.mean_f1": RUNS}
+    assert list(compare_sides(side, side, np.random.default_rng(0))) == ["zero_shot.mean_auc"]
+    asked = compare_sides(side, side, np.random.default_rng(0), ["decisions.mean_mcc"])
+    assert list(asked) == ["decisions.mean_mcc"]
+
+
 def test_contrast_is_compared_with_its_sign():
     side = {"grounding.cnr": RUNS, "grounding.cnr_signed": RUNS}
     assert list(compare_sides(side, side, np.random.default_rng(0))) == ["grounding.cnr_signed"]
@@ -207,11 +214,13 @@ def test_the_cases_give_the_figures_that_were_reported(run):
     found = measure(cases, weights)
     questions = results.read_figures(artifact)["questions"]
     for name, values in found.items():
-        question, *group, figure = name.rsplit(".") if "probe" not in name else _probe(name)
+        question, *group, figure = name.rsplit(".") if "probe." not in name else _probe(name)
         outcome = questions[question]
         figures = outcome["groups"][group[0]] if group else outcome["figures"]
-        assert values[0] == pytest.approx(figures[figure]["value"], abs=1e-6), name
+        expected = figures[figure]["value"]
+        assert metrics.value_of(values) == pytest.approx(expected, abs=1e-6), name
     asked = {"zero_shot", "grounding", "gallery", "boxes", "reports", "probe"}
+    asked |= {"decisions", "probe_decisions"}
     assert {name.partition(".")[0] for name in found} == asked
 
 

@@ -2,11 +2,13 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import matthews_corrcoef
 
 from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.classification import UNKNOWN
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
+from medclip_dcl.evaluation.operating_point import ThresholdRule
 from medclip_dcl.evaluation.probe import (
     Labelled,
     _folds,
@@ -35,8 +37,8 @@ def images(count, seed, noise=0.3):
 
 @pytest.fixture(scope="module")
 def probed():
-    splits = [images(100, 0), images(50, 2)]
-    return evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(20, 0))
+    splits = [images(100, 0), images(50, 2), images(40, 3)]
+    return evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(20, 0), ThresholdRule())
 
 
 def test_features_are_the_mean_of_the_regions():
@@ -45,7 +47,7 @@ def test_features_are_the_mean_of_the_regions():
 
 
 def test_a_probe_finds_what_features_hold_and_no_more(probed):
-    outcome, rows = probed
+    outcome, _, rows = probed
     assert list(outcome.groups) == ["0.1", "1"]
     assert set(rows[0]) == set(PROBES.schema.names)
     assert len(rows) == 50 * 2 * (3 + 1)  # images x findings x draws
@@ -70,14 +72,30 @@ def test_the_figure_is_the_mean_over_findings_with_its_interval(probed):
     assert probed[0].chance["0.1.mean_auc"] == 0.5
 
 
+def test_decisions_of_a_probe_are_those_of_its_rows_with_all_labels(probed):
+    _, decisions, rows = probed
+    rows = [row for row in rows if (row["finding"], row["fraction"]) == ("fluid", 1.0)]
+    called = [row["margin"] >= row["threshold"] for row in rows]
+    expected = matthews_corrcoef([row["truth"] for row in rows], called)
+    assert decisions.groups["fluid"]["mcc"].value == pytest.approx(expected, abs=1e-9)
+    assert decisions.groups["fluid"]["threshold"].value == rows[0]["threshold"]
+    assert decisions.groups["fluid"]["threshold"].n == 40
+
+
 def test_a_finding_that_lacks_a_class_anywhere_is_left_out():
-    splits = [images(60, 0), images(50, 2)]
+    splits = [images(60, 0), images(50, 2), images(0, 3)]
     splits[1][1][1] = UNKNOWN
     splits[1][1][0, 0] = UNKNOWN  # one image, which leaves the finding both classes
-    outcome, rows = evaluate_probe(splits, FINDINGS, [1.0], BootstrapOptions(0, 0))
+    _, decisions, rows = evaluate_probe(
+        splits, FINDINGS, [1.0], BootstrapOptions(0, 0), ThresholdRule()
+    )
     assert [row["finding"] for row in rows] == ["fluid"] * 49
+    assert {row["threshold"] for row in rows} == {None}  # no validation image
+    assert decisions.groups["fluid"]["mcc"].reason.startswith("0 validation images with")
     splits[1][1][0] = 1
-    outcome, rows = evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(0, 0))
+    outcome, _, rows = evaluate_probe(
+        splits, FINDINGS, FRACTIONS, BootstrapOptions(0, 0), ThresholdRule()
+    )
     assert "no finding has images of both classes" in outcome.absent
     assert rows == []
 
