@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +20,14 @@ _URL = "http://127.0.0.1:8000"
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, rich_markup_mode="markdown", help=__doc__
 )
+
+
+def _read_box(text: str) -> tuple[float, ...]:
+    """Read `X,Y,WIDTH,HEIGHT`."""
+    numbers = tuple(map(float, text.split(",")))
+    if len(numbers) != 4:
+        raise typer.BadParameter("give four numbers, such as 100,80,240,200")
+    return numbers
 
 
 @app.command("classify")
@@ -66,8 +74,12 @@ def ask_vectors(
     ] = None,
     what: Annotated[Literal["global", "regions"], typer.Option(help="Of each image.")] = "global",
     box: Annotated[
-        list[tuple[float, float, float, float]] | None,
-        typer.Option(metavar="X Y WIDTH HEIGHT", help="Of the vector, on each image, in pixels."),
+        list[Any] | None,  # typer knows no list of tuples
+        typer.Option(
+            metavar="X,Y,WIDTH,HEIGHT",
+            parser=_read_box,
+            help="Of the vector, in pixels: once for each image, in their order.",
+        ),
     ] = None,
     dtype: Annotated[
         Literal["float32", "float16"], typer.Option(help="Of the numbers.")

@@ -17,7 +17,7 @@ from medclip_dcl.tables import Column, TableFormat
 
 from .config import Config
 
-PACKAGES = ("medclip_dcl",)
+PACKAGES = ("medclip_dcl", "medclip_exports", "medclip_hospital", "medclip_synthetic")
 """Packages whose modules own artifacts."""
 
 _WIDTH = 100

@@ -7,13 +7,13 @@ import pytest
 from medclip_dcl.errors import ConfigError
 from pipelines import show
 from pipelines.reference import artifact_references, artifact_text, settings_text
-from tests.house.tree import modules, syntax
+from tests.house.tree import SHIPPED, modules, syntax
 
 
 def test_every_artifact_of_the_code_is_listed() -> None:
     declared = {
         node.value.args[0].value
-        for path in modules("medclip_dcl", "pipelines", "api", "gateway")
+        for path in modules(*SHIPPED)
         for node in syntax(path).body
         if isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
