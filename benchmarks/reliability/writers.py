@@ -248,6 +248,13 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
         evaluated("ask_service"),
         evaluated("write_report", old=("report.private=true",)),
         evaluated("compare", words=("{work}", "{work}", "--json", "{work}/comparison.json")),
+        once(
+            "embed",
+            words=(
+                *("{work}/sentences/sentences.parquet", "--sentences", "text"),
+                *("--model", "{work}", "--out", "{work}/vectors.parquet"),
+            ),
+        ),
         once("export", words=("{work}", "--to", "transformers", "--out", "{work}/exported")),
         once(
             "export to onnx",

@@ -42,8 +42,7 @@ def app_with(
 
     @app.post("/count")
     async def count(request: Request) -> int:
-        aside = state_of(request.scope).image
-        return len(await request.body()) + (0 if aside is None else len(aside))
+        return len(await request.body()) + sum(map(len, state_of(request.scope).files))
 
     @app.api_route("/left", methods=["GET", "POST"])
     async def left(request: Request) -> float:

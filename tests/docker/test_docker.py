@@ -187,7 +187,7 @@ def test_the_builder_sees_code_alone(dockerfile: list[tuple[str, str]]) -> None:
         for source in rest.split()[:-1]
     }
     locks = {"docker/tools.lock", "docker/${DEVICE}.lock"}
-    of_gateway = {"gateway", "docker/hospital/gateway.lock"}
+    of_gateway = {"gateway", "medclip_hospital", "docker/hospital/gateway.lock"}
     assert copied - locks - {"pipelines"} == allowed - of_gateway - {
         "docker/*.lock", "pipelines/__init__.py", "pipelines/cli.py", "pipelines/doctor.py"
     }  # fmt: skip

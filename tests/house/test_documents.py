@@ -89,7 +89,7 @@ def test_figures_are_drawn_by_the_code_and_have_alternative_texts(name: str) -> 
 
 
 def test_the_tutorial_goes_through_every_section_of_the_report() -> None:
-    pages = [path for path in tracked(".html") if path.parent.name == "reporting"]
+    pages = [path for path in tracked(".html") if path.parent.name == "medclip_reporting"]
     pages = [path for path in pages if path.name != "sweep.html"]  # a page of its own
     sections = re.findall(r"<h2>(.*?)</h2>", "".join(page.read_text("utf-8") for page in pages))
     text = (ROOT / "docs/tutorials/report.md").read_text(encoding="utf-8")

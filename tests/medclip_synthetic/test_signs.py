@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from medclip_synthetic.findings import FINE_FINDINGS, FineFinding
-from testing.records import image
-from tests.medclip_synthetic.test_radiograph import inside_boxes
+
+from tests.medclip_synthetic.test_radiograph import image, inside_boxes
 
 
 @pytest.mark.parametrize("finding", FINE_FINDINGS, ids=lambda finding: finding.name)
