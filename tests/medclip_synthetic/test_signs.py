@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from medclip_synthetic.findings import FINE_FINDINGS, FineFinding
-
 from tests.medclip_synthetic.test_radiograph import image, inside_boxes
 
 
