@@ -100,6 +100,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "objects/*.dcm*": f"{_IDENTITY}, and the name of the file that was asked about",
         "asked/report.json": "names of those files",
         "archive/*": "a copy of the archive's own files",
+        "vectors.parquet:path": "how the user's images are found again",
     },
 }
 """Kind of canary -> places where it may stand -> why."""
@@ -263,6 +264,8 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     table = commands.base / "own.csv"
     table.write_text(f"file,patient,report\n{image},{HEADER},{WORD} is seen on the left side.\n")
     run("init", str(table), "--out", str(out / "own.yaml"), "--yes")
+    vectors = ("--model", str(work), "--out", str(out / "vectors.parquet"))
+    run("embed", str(image.parent), *vectors)
 
 
 def _publish_spoilt_settings(out: Path) -> None:
@@ -298,6 +301,7 @@ def _ask_the_service(commands: Commands, work: Path) -> None:
         where = ("--url", url, "--key-file", str(key))
         questions = {
             "classify": (str(image), "--explain"),
+            "embed": (str(image),),
             "ground": (str(image), f"{WORD} on the left"),
             "retrieve": ("--target", "image", "--text", f"{WORD} nodule"),
         }
