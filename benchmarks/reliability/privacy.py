@@ -260,6 +260,11 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     run("run", *shared[1:2], *shared[2:], "--set", 'jobs=["write_report"]')
     run("demo", *shared[2:], "--set", 'jobs=["write_report"]')
     run("show", str(work), "--no-open")
+    _run_on_own_files(commands, work)
+
+
+def _run_on_own_files(commands: Commands, work: Path) -> None:
+    run, out = commands.run, commands.out
     image = next((commands.base / "studies").rglob("*.dcm"))
     table = commands.base / "own.csv"
     table.write_text(f"file,patient,report\n{image},{HEADER},{WORD} is seen on the left side.\n")
