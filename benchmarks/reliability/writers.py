@@ -213,6 +213,10 @@ def _on_studies() -> tuple[Writer, ...]:
     )
 
 
+_OF_SENTENCES = ("{work}/sentences/sentences.parquet", "--sentences", "text")
+_OF_SENTENCES += ("--model", "{work}", "--out", "{work}/vectors.parquet")
+
+
 def _on_evaluated(hub: str) -> tuple[Writer, ...]:
     evaluated = functools.partial(Writer, base="evaluated")
     once = functools.partial(evaluated, once=True)
@@ -248,13 +252,7 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
         evaluated("ask_service"),
         evaluated("write_report", old=("report.private=true",)),
         evaluated("compare", words=("{work}", "{work}", "--json", "{work}/comparison.json")),
-        once(
-            "embed",
-            words=(
-                *("{work}/sentences/sentences.parquet", "--sentences", "text"),
-                *("--model", "{work}", "--out", "{work}/vectors.parquet"),
-            ),
-        ),
+        once("embed", words=_OF_SENTENCES),
         once("export", words=("{work}", "--to", "transformers", "--out", "{work}/exported")),
         once(
             "export to onnx",
