@@ -220,14 +220,13 @@ _OF_SENTENCES += ("--model", "{work}", "--out", "{work}/vectors.parquet")
 def _on_evaluated(hub: str) -> tuple[Writer, ...]:
     evaluated = functools.partial(Writer, base="evaluated")
     once = functools.partial(evaluated, once=True)
-    rows = (f"{_HERE}:copy_row_by_row", ())
     return (
         evaluated("export_dataset"),
         evaluated(
             "build_manifest of rows",
             settings=(*_HUB, "source.root={work}/dataset", "source.materialise=true"),
             words=_APART,
-            before=(rows,),
+            before=((f"{_HERE}:copy_row_by_row", ()),),
             stride=7,
         ),
         evaluated(
