@@ -19,7 +19,7 @@ from typing import Any
 
 from testing.processes import free_port
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 _PRELOADED = (
     "api.launcher", "pipelines.build_eta_cache", "pipelines.build_index",
     "pipelines.score_sentences", "pipelines.train",

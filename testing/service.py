@@ -36,7 +36,7 @@ N_IMAGES = 12
 FINDINGS = ("Pleural Effusion", "No Finding")
 """Of studies with an even and with an odd number."""
 PATIENCE_S = 90.0
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 class PixelRows:
