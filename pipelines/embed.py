@@ -9,6 +9,7 @@ that is refused keeps its place, with the reason in `refused`. A killed run goes
 512 rows that were finished.
 """
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import EngineName, Precision
 from medclip_dcl.vectors import Dtype, EmbeddedRows, list_image_files, write_vectors
 
-from .cli import run_folder, tool_main
+from .cli import run_folder, sibling, tool_main
 from .job import run_resumable
 
 
@@ -65,6 +66,8 @@ def command(
     ] = False,
 ) -> int:
     """Embed the rows and print counts."""
+    # As in the service: glibc would map the activations of every forward pass again.
+    importlib.import_module(f"{sibling('api')}.memory").keep_memory()
 
     def work() -> None:
         rows = _rows_of(source, out, images, sentences, key, root)
