@@ -87,7 +87,7 @@ def _rows_of(
             raise ConfigError("--images, --sentences, --id and --root are of a table, not a folder")
         return list_image_files(source, out)
     if bool(images) == bool(sentences):
-        raise ConfigError(f"{source} is no folder: name a column by --images or by --sentences")
+        raise ConfigError(f"{source} is not a folder: name a column by --images or by --sentences")
     folder = (root or source.parent) if images else None
     asked = [name for name in (key, sentences) if name]
     table = read_columns(source, asked, images, folder or source.parent, SourceConfig())

@@ -1,4 +1,4 @@
-"""Table files: every form gives the same strings, and what is no table is refused by name."""
+"""Table files: every form gives the same strings, and what is not a table is refused by name."""
 
 import gzip
 import json
