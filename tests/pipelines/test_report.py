@@ -1,4 +1,4 @@
-"""`medclip report`: objects next to an image whose identity never left, against the real service."""
+"""`medclip report`: objects next to an image whose identity never left; a real service."""
 
 import json
 from collections.abc import Iterator
