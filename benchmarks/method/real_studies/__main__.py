@@ -5,7 +5,7 @@
 Rows, figures and bars were written down before the first run. Runs are done in complete rounds:
 first what decides (decisive rows, their controls, the constants, the ceiling) fold by fold, then
 the other rows on three folds and on five, then the decisive rows with a second seed, then from a
-warm start.
+warm start, then learning curves. `--rows NAME ...` does these rows alone.
 What is done is kept and not done again. `--table` prints what there is; either way
 results/real_studies.json is written.
 
@@ -54,7 +54,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "real_studies.json"
 ALL = tuple(range(FOLDS))
 ROUNDS = (("random", ALL, 0, "decisive"), ("random", ALL[:3], 0, "other"),
           ("random", ALL[3:], 0, "other"), ("random", ALL, 1, "decisive"),
-          ("warm", ALL, 0, "decisive"))  # fmt: skip
+          ("warm", ALL, 0, "decisive"), ("random", ALL[:3], 0, "curve"))  # fmt: skip
 """Start, folds, seed and rows of each round."""
 _TEN = {row.name for row in DECISIVE}
 _FIRST = _TEN | {f"constant_{value}" for value in CONSTANTS} | {CEILING.name}
@@ -69,7 +69,10 @@ def planned(number: int, lines: Lines) -> Iterator[Run]:
     for fold in folds:
         for name, row in ROWS.items():
             run = Run(start, name, "", fold, seed)
-            if not first_starts:
+            if (row.part == "curve") or (part == "curve"):
+                if row.part == part:
+                    yield run
+            elif not first_starts:
                 if name in _TEN or name == best_constant(lines, fold):
                     yield run
             elif (name in _FIRST) == (part == "decisive") and (
@@ -91,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real_studies")
     parser.add_argument("--work", type=Path, default=Path("runs/real_studies"))
     parser.add_argument("--rounds", type=int, default=len(ROUNDS))
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--table", action="store_true", help="print what there is")
     parser.add_argument("--row", choices=ROWS, help="train this row on all studies, into --out")
@@ -105,7 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if root is not None and options.row is not None:
         return train_on_all(Path(root) / "openi", options.row, options.out)
     if root is not None and not options.table:
-        do_rounds(Path(root) / "openi", options.work, options.rounds, options.processes)
+        do_rounds(
+            Path(root) / "openi", options.work, options.rounds, options.processes, options.rows
+        )
     lines = read_log(LOG)
     tree = {start: table(lines, start) for start in running.STARTS}
     for start, part in tree.items():
@@ -142,18 +148,23 @@ def train_on_all(root: Path, row: str, out: Path) -> int:
     return 0
 
 
-def do_rounds(root: Path, work: Path, rounds: int, processes: int) -> None:
-    """Do what is missing of the rounds, and append each run to the log."""
+def do_rounds(
+    root: Path, work: Path, rounds: int, processes: int, rows: Sequence[str] = tuple(ROWS)
+) -> None:
+    """Do what is missing of the rounds and rows, and append each run to the log."""
     folds = read_folds(root, work, read_patients(root))
-    for fold in folds:
-        prepare(fold, folds[0].folder)
-        write_tfidf(fold)
     bed = Bed(tuple(folds), work)
+    ready: set[int] = set()
     for number in range(rounds):
         lines = read_log(LOG)
-        wanted = [run for run in planned(number, lines) if run not in lines]
+        wanted = [run for run in planned(number, lines) if run not in lines and run.row in rows]
         print(f"round {number}: {len(wanted)} runs", flush=True)
-        for fold in folds if ROUNDS[number][0] == "warm" else ():
+        needed = {0, *(run.fold for run in wanted)} if wanted else set()  # 0: what all share
+        for fold in [folds[each] for each in sorted(needed - ready)]:
+            prepare(fold, folds[0].folder)
+            write_tfidf(fold)
+        ready |= needed
+        for fold in folds if wanted and ROUNDS[number][0] == "warm" else ():
             warm_up(fold)
         for line in do_all(bed, wanted, processes):
             with LOG.open("a", encoding="utf-8") as log:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from benchmarks.method.real_studies import variants
 from benchmarks.method.real_studies.variants import Change
 
-Part = Literal["decisive", "control", "exploratory", "ceiling"]
+Part = Literal["decisive", "control", "exploratory", "curve", "ceiling"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Row:
     Attributes:
         name: short name, by which runs are kept.
         title: as the table calls it.
-        part: decisive rows and their controls get ten runs, the others five.
+        part: decisive rows and their controls get ten runs, the others five; points of the
+            learning curves three.
         settings: dotted setting -> value, in place of the fold's.
         change: what is changed besides.
         tune: dotted setting -> values, among which each fold's validation patients choose.
@@ -247,7 +249,22 @@ RIVALS = (
 )
 """Five runs each, unless three show a row to be far behind."""
 
+CURVES = tuple(
+    Row(
+        f"{row.name}_{count}",
+        f"{row.title}, {count} studies",
+        "curve",
+        {**row.settings, "train.validate_every_steps": 750},
+        partial(variants.fewer_studies, count=count),
+    )
+    for row in DECISIVE
+    if row.name in (BASELINE, "cross")
+    for count in (300, 600, 1200)
+)
+"""What more studies would give: the baseline and the row that was ahead when these were added, on
+fewer of the fold's 1,655 or so."""
+
 CEILING = Row("ceiling", "ceiling: the tower trained with experts' labels", "ceiling")
 """A zero-shot row is read against it."""
 
-ROWS = {row.name: row for row in (*DECISIVE, *HALVES, *RIVALS, CEILING)}
+ROWS = {row.name: row for row in (*DECISIVE, *HALVES, *RIVALS, *CURVES, CEILING)}

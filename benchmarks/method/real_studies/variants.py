@@ -139,6 +139,35 @@ def _claims_of(inputs: TrainInputs, keys: Sequence[str]) -> list[ReportLabels]:
     return read_report_labels(inputs.claims, SENTENCE_CLAIMS, "text_key", keys)
 
 
+def fewer_studies(setup: TrainSetup, inputs: TrainInputs, count: int) -> TrainSetup:
+    """Train on so many studies, drawn by the run's seed; fewer of them are among more of them.
+
+    The language model and the validation patients stay those of the whole fold.
+    """
+    order = np.random.default_rng(setup.config.seed).permutation(len(setup.corpus.study_ids))
+    return _with_corpus(setup, of_studies(setup.corpus, np.sort(order[:count])), inputs)
+
+
+def of_studies(corpus: Corpus, kept: Int[np.ndarray, " kept"]) -> Corpus:
+    """Give the corpus of some of its studies, in order; texts of others stay, unused."""
+    number = np.full(len(corpus.study_ids), -1)
+    number[kept] = np.arange(len(kept))
+    study, text = _sentences_of(corpus)
+    spoken = number[study] >= 0
+    of_image = number[corpus.study_of_image]
+    shown = np.flatnonzero(of_image >= 0)
+    return replace(
+        corpus,
+        study_ids=tuple(corpus.study_ids[row] for row in kept),
+        images=RaggedIndex(of_image[shown], len(kept)),
+        image_ids=tuple(corpus.image_ids[row] for row in shown),
+        study_of_image=of_image[shown],
+        image_rows=corpus.image_rows[shown],
+        sentences=RaggedIndex(number[study[spoken]], len(kept)),
+        text_of=text[spoken],
+    )
+
+
 def without_negations(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
     """Take out what denies, or calls normal, of every report that asserts a finding.
 

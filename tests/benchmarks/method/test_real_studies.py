@@ -23,9 +23,15 @@ from benchmarks.method.real_studies.summary import (
     is_stopped,
     paired,
 )
-from benchmarks.method.real_studies.variants import _in_one_form, own_sentences_left_out
+from benchmarks.method.real_studies.variants import (
+    _in_one_form,
+    of_studies,
+    own_sentences_left_out,
+)
 from medclip_dcl.losses.relations import encode_claims
 from medclip_dcl.text.labeler.labels import read_claims
+from medclip_dcl.training.dataset import Corpus
+from medclip_dcl.training.sampler import RaggedIndex
 
 
 def patient(number: int, **gold: bool) -> Patient:
@@ -192,9 +198,36 @@ def test_a_row_far_behind_stops_after_three_folds_and_a_decisive_one_never() -> 
 def test_rounds_do_every_row_and_what_decides_fold_by_fold() -> None:
     first = [*planned(0, {})]
     assert [run.fold for run in first] == sorted(run.fold for run in first)
-    done = {run.row for number in (0, 1, 2) for run in planned(number, {})}
+    done = {run.row for number in (0, 1, 2, 5) for run in planned(number, {})}
     assert done == {*ROWS}
     assert not {run.row for run in first} & {run.row for run in planned(1, {})}
+    assert {ROWS[run.row].part for run in planned(5, {})} == {"curve"}
+
+
+def test_fewer_studies_keep_their_own_images_and_sentences() -> None:
+    corpus = Corpus(
+        study_ids=("a", "b", "c"),
+        subject_ids=frozenset(),
+        images=RaggedIndex(np.array([0, 1, 1, 2]), 3),
+        image_ids=("a1", "b1", "b2", "c1"),
+        study_of_image=np.array([0, 1, 1, 2]),
+        image_rows=np.array([7, 5, 4, 9]),
+        sentences=RaggedIndex(np.array([0, 2, 1, 0]), 3),  # by number: of a, of c, of b, of a
+        text_of=np.array([0, 1, 2, 3]),
+        texts=("clear", "edema", "nodule", "normal"),
+        text_keys=("k0", "k1", "k2", "k3"),
+        eta=np.zeros(4, dtype=np.float32),
+    )
+    fewer = of_studies(corpus, np.array([1, 2]))
+    assert fewer.study_ids == ("b", "c")
+    assert fewer.image_ids == ("b1", "b2", "c1")
+    assert fewer.image_rows.tolist() == [5, 4, 9]
+    assert fewer.images.sizes.tolist() == [2, 1]
+    texts = [
+        fewer.texts[fewer.text_of[fewer.sentences.pick(np.array([study]), np.zeros(1))[0]]]
+        for study in (0, 1)
+    ]
+    assert texts == ["nodule", "edema"]
 
 
 def test_second_seeds_and_warm_starts_are_of_decisive_rows_and_the_best_constant() -> None:
