@@ -149,11 +149,39 @@ def _differences(rows: dict[str, str], panels: list[tuple[str, str, str]], unit:
     return figure
 
 
+def real_studies() -> Figure:
+    """Draw what each objective does on real studies, row by row and against InfoNCE."""
+    text = (ROOT / "benchmarks/results/real_studies.json").read_text(encoding="utf-8")
+    rows: dict[str, Any] = json.loads(text)["tables"]["random"]["rows"]
+    shown = [row for row in rows.values() if row["runs"] >= 5 or row["part"] == "ceiling"]
+    shown.sort(key=lambda row: -row["mean_auc"])
+    colors = {"decisive": BLUE, "control": GREY, "ceiling": ORANGE}
+    figure = Figure(figsize=(7, 0.9 + 0.27 * len(shown)), layout="constrained")
+    level, gain = figure.subplots(1, 2, sharey=True)
+    for place, row in enumerate(shown):
+        color = colors.get(row["part"], BLUE)
+        level.plot(row["mean_auc"], place, "o", color=color, markersize=5)
+        if (against := row["against_baseline"]) is not None:
+            reach = [[against["value"] - against["low"]], [against["high"] - against["value"]]]
+            fill = color if against["low"] > 0 else "white"
+            gain.errorbar(
+                against["value"], place, xerr=reach, fmt="o", color=color, markersize=5, mfc=fill
+            )
+    gain.axvline(0, color="black", linewidth=0.6)
+    level.axvline(0.5, color="black", linewidth=0.6)
+    level.set_title("zero-shot AUC", fontsize=9)
+    gain.set_title("minus that of InfoNCE, 95 %", fontsize=9)
+    level.set_yticks(range(len(shown)), [row["title"] for row in shown])
+    level.set_ylim(len(shown) - 0.5, -0.5)
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "false_negatives": false_negatives,
     "gradient": gradient,
     "when_it_helps": when_it_helps,
     "relations": relations,
+    "real_studies": real_studies,
 }
 
 
