@@ -24,7 +24,7 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import EngineName, Precision
-from medclip_dcl.vectors import Dtype, EmbeddedRows, list_image_files, write_vectors
+from medclip_exports.vectors import Dtype, EmbeddedRows, list_image_files, write_vectors
 
 from .cli import run_folder, sibling, tool_main
 from .job import run_resumable

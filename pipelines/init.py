@@ -16,9 +16,9 @@ from typing import Annotated
 import typer
 import yaml
 
-from medclip_dcl.data.sources.column_guesses import ROLES, TableGuess, guess_table
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import write_text
+from pipelines.column_guesses import ROLES, TableGuess, guess_table
 
 from .cli import tool_main
 

@@ -9,7 +9,7 @@ import pytest
 
 from medclip_dcl.client import Client, main
 from medclip_dcl.data.dicom.web import DicomWeb
-from medclip_dcl.data.sources.dicomweb import read_dicomweb
+from medclip_dcl.data.sources.dicom_folder import read_dicomweb
 from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import ConfigError, ServiceError
 from medclip_dcl.https import unreachable

@@ -17,19 +17,12 @@ from medclip_dcl.data.sources.settings import Resolve, SourceConfig, find_file
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import sha256_file
 
-
-def _read_dicomweb(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
-    from medclip_dcl.data.sources.dicomweb import read_dicomweb  # httpx: the service has none
-
-    return read_dicomweb(root, settings, resolve)
-
-
 READERS: dict[str, Callable[[Path, SourceConfig, Resolve], RawStudies]] = {
     "mimic_cxr": mimic_cxr.read_mimic_cxr,
     "open_i": lambda root, _settings, _resolve: open_i.read_open_i(root),
     "table": table.read_mapped_table,
     "dicom": dicom_folder.read_dicom_folder,
-    "dicomweb": _read_dicomweb,
+    "dicomweb": dicom_folder.read_dicomweb,
     "huggingface": huggingface.read_huggingface,
 }
 """`source.kind` -> its reader: root, settings, and what turns path settings into paths."""

@@ -19,7 +19,7 @@ import pytest
 from medclip_dcl.client import Client
 from medclip_dcl.data.dicom import web as dicomweb
 from medclip_dcl.data.dicom.web import ArchivedImage, DicomWeb
-from medclip_dcl.data.sources.dicomweb import read_dicomweb
+from medclip_dcl.data.sources.dicom_folder import read_dicomweb
 from medclip_dcl.data.sources.settings import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ImageError, ServiceError
 from medclip_dcl.files import STAGED

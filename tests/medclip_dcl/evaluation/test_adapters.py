@@ -13,8 +13,7 @@ from torch.nn import functional
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.evaluation import adapters, results
-from medclip_dcl.evaluation.adapters import load_adapter
-from medclip_dcl.evaluation.biovil import IMAGE_WEIGHTS, RESNET, BioVil
+from medclip_dcl.evaluation.adapters import IMAGE_WEIGHTS, RESNET, BioVil, load_adapter
 from medclip_dcl.models.settings import ImageEncoderConfig
 from pipelines.config import Config
 from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer, write_cxr_bert

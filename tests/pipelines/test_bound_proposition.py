@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from medclip_dcl.errors import ObjectiveError
-from medclip_dcl.losses.bound import bias_bound, corrected_loss, largest_gamma
 from medclip_dcl.losses.debiased import debiased_contrastive_loss
+from pipelines.bound import bias_bound, corrected_loss, largest_gamma
 
 RHO = 0.3
 ANCHORS = 5000

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.data.sources.column_guesses import TableGuess, guess_table
 from medclip_dcl.errors import ConfigError, StudyError
+from pipelines.column_guesses import TableGuess, guess_table
 
 REPORT = "The heart is enlarged and there is no effusion."
 GERMAN = "Kein Erguss. Herz normal groß, Lunge frei belüftet."
