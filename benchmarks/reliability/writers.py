@@ -208,7 +208,7 @@ def _on_studies() -> tuple[Writer, ...]:
         studies("build_eta_cache", old=("eta.a=0.1",)),
         studies("answer_images", settings=('answer.objects=["sr", "pr", "sc"]',), stride=3),
         studies(
-            "answer_images by graphs", settings=("inference.engine=onnxruntime",), old=("seed=0",)
+            "answer_images by graphs", settings=("inference.engine=openvino",), old=("seed=0",)
         ),
     )
 

@@ -153,7 +153,7 @@ class ModelConfig(Section):
         return self
 
 
-EngineName = Literal["auto", "torch", "onnxruntime", "openvino"]
+EngineName = Literal["auto", "torch", "openvino"]
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
@@ -161,8 +161,8 @@ class InferenceConfig(Section):
     """Engine and precision of a finished model (`evaluate`, `build_index`, the service)."""
 
     engine: EngineName = "torch"
-    """`onnxruntime` and `openvino` are for CPUs; `auto`: the fastest that is installed and answers
-    like PyTorch, so that figures depend on what is installed, in their last digits."""
+    """`openvino` is for CPUs; `auto`: it where it is installed and answers like PyTorch, so that
+    figures depend on what is installed, in their last digits."""
     precision: Precision = "float32"
     """Of the encoders; scores are always float32. `bfloat16` doubles the speed of a CPU that has
     it, `float16` is for GPUs."""

@@ -18,14 +18,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_artifact, remove_retired
+from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_if_current
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.row_images import open_arrow, stamp_files, within_lists
 from medclip_dcl.data.sources.records import RawStudies
 from medclip_dcl.data.sources.rows import take_columns, take_images
 from medclip_dcl.data.sources.settings import Resolve, SourceConfig
 from medclip_dcl.data.sources.table import SPELLINGS, RowFile, mapped_columns, read_row_files
-from medclip_dcl.errors import ArtifactError, ConfigError, HubError, StudyError
+from medclip_dcl.errors import ConfigError, HubError, StudyError
 from medclip_dcl.files import (
     DISK_FAULTS,
     STAGED,
@@ -174,13 +174,8 @@ def _copy_rows(
     inputs = {split: stamp_files(root, names) for split, names in found.items()}
     fingerprint = make_fingerprint(ROWS, named | {"columns": columns, "image": image}, inputs)
     work = ROWS.at(resolve("${WORK}"))
-    try:
-        there = open_artifact(work, ROWS)
-        if there.fingerprint == fingerprint:
-            remove_retired(work)
-            return work
-    except ArtifactError:
-        pass
+    if open_if_current(work, ROWS, fingerprint) is not None:
+        return work
     with write_artifact(work, ROWS, fingerprint) as writer:
         rows = {
             split: _copy_split(writer.directory, root, kind, split, names, settings)
