@@ -12,14 +12,13 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from medclip_dcl.data.row_images import is_list
-from medclip_dcl.data.sources.delimited import UTF16, open_plain, sniff_separator
-from medclip_dcl.data.sources.labels import LABEL_CODES, OTHER_NAMES
-from medclip_dcl.data.sources.settings import Column
-from medclip_dcl.data.sources.table import SPELLINGS
-from medclip_dcl.data.sources.table_files import read_any, strings
+from medclip_dcl.data.source_settings import LABEL_CODES, Column
+from medclip_dcl.data.table_files import UTF16, open_plain, read_any, sniff_separator, strings
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_sources.labels import OTHER_NAMES
+from medclip_sources.table import SPELLINGS
 
 ROLES: tuple[Column, ...] = (
     "subject_id", "study_id", "path", "report", "findings", "impression", "view", "split",

@@ -9,7 +9,7 @@ from pydantic import Field
 from medclip_dcl.data.claims_table import ClaimsConfig
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.preflight import CheckConfig
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.settings import EvaluateConfig, Table1Config
 from medclip_dcl.files import find_config

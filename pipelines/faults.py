@@ -20,9 +20,8 @@ from medclip_dcl.data.preflight import (
     UNUSABLE,
     CheckConfig,
 )
+from medclip_dcl.data.records import ImageRecord, RawStudies, Source, Study
 from medclip_dcl.data.selection import REJECT_REASONS, VIEW_REASONS, Selection
-from medclip_dcl.data.sources.readers import Source
-from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Study
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import SPLITS, write_table
 from medclip_dcl.text.sentences import text_key

@@ -161,8 +161,6 @@ def _source(guess: TableGuess) -> Iterator[str]:
     yield "  kind: table"
     yield f"  root: {_quoted(str(root))}"
     yield f"  table: {_quoted(str(below))}"
-    if guess.separator:
-        yield f"  separator: {_quoted(guess.separator)}"
     if guess.encoding:
         yield f"  fallback_encoding: {guess.encoding}"
     yield "  columns:                        # the table's own names stand on the right"

@@ -17,8 +17,8 @@ from medclip_dcl.data import manifest
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.preflight import ANSWERS, IMAGES
+from medclip_dcl.data.records import ImageRecord, Text
 from medclip_dcl.data.row_images import image_source
-from medclip_dcl.data.sources.records import ImageRecord, Text
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError
 from medclip_dcl.progress import Progress

@@ -141,7 +141,7 @@ def call(functions: Sequence[Before]) -> None:
 
 def copy_row_by_row() -> None:
     """Let every row of a dataset be a file, so that there are many."""
-    from medclip_dcl.data.sources import huggingface
+    from medclip_sources import huggingface
 
     huggingface._SHARD_BYTES = huggingface._BATCH = 1
 
@@ -158,7 +158,7 @@ def archive_folder(folder: str) -> None:
     """Put a folder of DICOM files in the place of an archive."""
     from pydicom import dcmread
 
-    from medclip_dcl.data.sources import dicomweb
+    from medclip_hospital import dicomweb
 
     found = {}
     for path in sorted(Path(folder).rglob("*.dcm")):

@@ -9,8 +9,8 @@ read and says nothing. CheXbert, RadGraph or a language model can fill such a ta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from medclip_dcl.data.sources.labels import LABEL_CODES
-from medclip_dcl.data.sources.table_files import read_any, take_rows
+from medclip_dcl.data.source_settings import LABEL_CODES
+from medclip_dcl.data.table_files import read_any, take_rows
 from medclip_dcl.errors import StudyError
 from medclip_dcl.settings import Section
 from medclip_dcl.text.labeler.labels import SILENT, GivenClaims, ReportLabels, unite

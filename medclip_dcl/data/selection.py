@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from medclip_dcl.data.limits import REASONS as IMAGE_REASONS
-from medclip_dcl.data.row_images import file_of
-from medclip_dcl.data.sources.records import (
+from medclip_dcl.data.records import (
     LONGEST_REPORT,
     ImageRecord,
     RawStudies,
@@ -16,8 +15,9 @@ from medclip_dcl.data.sources.records import (
     Study,
     Text,
 )
-from medclip_dcl.data.sources.settings import SourceConfig
-from medclip_dcl.data.sources.table_files import POINTER_BYTES, is_pointer
+from medclip_dcl.data.row_images import file_of
+from medclip_dcl.data.source_settings import SourceConfig
+from medclip_dcl.data.table_files import POINTER_BYTES, is_pointer
 from medclip_dcl.errors import StudyError
 from medclip_dcl.files import path_under
 from medclip_dcl.text.sections import read_sections

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 from pydantic import Field, model_validator
 
 from medclip_dcl.data.demographics import DemographicsConfig
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.settings import NO_EFFECT, Section
 
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]

@@ -8,9 +8,8 @@ import pytest
 
 from medclip_dcl.data import preflight, selection
 from medclip_dcl.data.preflight import CheckConfig
+from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Reject, Source, Study, Text
 from medclip_dcl.data.selection import Selection
-from medclip_dcl.data.sources.readers import Source
-from medclip_dcl.data.sources.records import BoxTable, ImageRecord, RawStudies, Reject, Study, Text
 from pipelines import faults
 from pipelines.faults import Found, Inspection
 

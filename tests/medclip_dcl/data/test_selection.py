@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.data import manifest
-from medclip_dcl.data.selection import select
-from medclip_dcl.data.sources.readers import Source
-from medclip_dcl.data.sources.records import (
+from medclip_dcl.data.records import (
     LONGEST_REPORT,
     BoxTable,
     RawStudies,
     Reject,
+    Source,
     Study,
     Text,
 )
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.selection import select
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import StudyError
 from testing.records import CLEAR, image, studies
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from medclip_dcl.data.dicom.metadata import read_header
-from medclip_dcl.data.sources.labels import read_codes
-from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Reject, Study
-from medclip_dcl.data.sources.settings import Resolve, SourceConfig
-from medclip_dcl.data.sources.table_files import read_rows
+from medclip_dcl.data.records import ImageRecord, RawStudies, Reject, Study
+from medclip_dcl.data.source_settings import Resolve, SourceConfig
+from medclip_dcl.data.table_files import read_rows
 from medclip_dcl.errors import StudyError
 from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_sources.labels import read_codes
 
 _IDS = ("dicom_id", "subject_id", "study_id")
 _TABLES = ("metadata", "split", "chexpert")

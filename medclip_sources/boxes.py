@@ -9,10 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.data.sources.delimited import open_plain
-from medclip_dcl.data.sources.records import BoxTable, ImageRecord
-from medclip_dcl.data.sources.settings import CONSTANT, BoxColumn, SourceConfig, relative_to_root
-from medclip_dcl.data.sources.table_files import read_any, take_rows
+from medclip_dcl.data.records import BoxTable, ImageRecord
+from medclip_dcl.data.source_settings import CONSTANT, BoxColumn, SourceConfig, relative_to_root
+from medclip_dcl.data.table_files import open_plain, read_any, take_rows
 from medclip_dcl.errors import ConfigError, StudyError
 
 # The image's id may also be the path of its file as `source.columns.path` gives it, and the phrase
@@ -165,7 +164,7 @@ def _csv_rows(path: Path, settings: SourceConfig) -> Iterator[tuple[str, _Row]]:
     if empty:
         raise ConfigError(f"source.box_columns names no column for {empty}; give each one")
     names = list(roles.values())
-    table = read_any(path, settings.fallback_encoding, settings.separator)
+    table = read_any(path, settings.fallback_encoding)
     named = [name for name in names if name and not name.startswith(CONSTANT)]
     found = take_rows(table, path.name, named)
     blank = [""] * len(found[roles["image_id"]])

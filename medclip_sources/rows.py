@@ -21,8 +21,8 @@ from medclip_dcl.data.row_images import (
     take_field,
     within_lists,
 )
-from medclip_dcl.data.sources.settings import SourceConfig
-from medclip_dcl.data.sources.table_files import no_column, read_any, require_columns
+from medclip_dcl.data.source_settings import SourceConfig
+from medclip_dcl.data.table_files import no_column, read_any, require_columns
 from medclip_dcl.errors import StudyError
 
 _BATCH = 64  # rows whose bytes are in memory at a time
@@ -67,7 +67,7 @@ def _read(
         if suffix == ".arrow":
             whole = open_arrow(path)
         else:
-            whole = read_any(path, settings.fallback_encoding, settings.separator)
+            whole = read_any(path, settings.fallback_encoding)
         whole.validate(full=suffix == ".arrow")
         table = take_columns(whole, whole.schema, wanted, path)
         if not image:

@@ -6,10 +6,8 @@ from typing import get_args
 
 import pytest
 
-from medclip_dcl.data.boxes import MS_CXR_COLUMNS
 from medclip_dcl.data.dicom import metadata
-from medclip_dcl.data.sources.readers import READERS
-from medclip_dcl.data.sources.settings import (
+from medclip_dcl.data.source_settings import (
     BoxColumn,
     Column,
     SourceConfig,
@@ -18,6 +16,8 @@ from medclip_dcl.data.sources.settings import (
 )
 from medclip_dcl.errors import StudyError
 from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_sources.boxes import MS_CXR_COLUMNS
+from medclip_sources.readers import READERS
 from tests.house.tree import ROOT
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from medclip_dcl.data.sources.table_files import read_rows
+from medclip_dcl.data.table_files import read_rows
 from medclip_dcl.errors import StudyError
 
 ROWS = [{"id": "007", "text": "one\ntwo"}, {"id": "8", "text": None}]

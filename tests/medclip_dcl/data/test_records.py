@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from medclip_dcl.data.sources.records import RawStudies, TableRows
+from medclip_dcl.data.records import RawStudies, TableRows
 
 
 def test_an_id_is_found_in_its_file_and_a_repeated_one_where_it_stands_last() -> None:

@@ -15,13 +15,14 @@ from PIL import Image
 from medclip_dcl.data import manifest, prepared, row_images
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.manifest import split_patients
+from medclip_dcl.data.records import Source
 from medclip_dcl.data.row_images import file_of, image_source, row_name, take_field
 from medclip_dcl.data.selection import select
-from medclip_dcl.data.sources import readers, rows, table
-from medclip_dcl.data.sources.readers import read_source
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import read_table
+from medclip_sources import rows, table
+from medclip_sources.readers import read_source
 from testing.dicom import raster_bytes
 
 ID = {"subject_id": "who"}
@@ -32,7 +33,7 @@ def picture(seed: int) -> bytes:
     return raster_bytes(levels, "png")
 
 
-def read(folder: Path, content: list[dict[str, Any]] | pa.Table, **changes: Any) -> readers.Source:
+def read(folder: Path, content: list[dict[str, Any]] | pa.Table, **changes: Any) -> Source:
     found = pa.Table.from_pylist(content) if isinstance(content, list) else content
     pq.write_table(found, folder / "t.parquet", row_group_size=2)
     columns = ID | changes.pop("columns", {})
@@ -40,7 +41,7 @@ def read(folder: Path, content: list[dict[str, Any]] | pa.Table, **changes: Any)
     return read_source(SourceConfig.model_validate(source | changes), Path)
 
 
-def rejected(source: readers.Source) -> set[tuple[str, str]]:
+def rejected(source: Source) -> set[tuple[str, str]]:
     return {(item.id, item.reason) for item in source.raw.rejects}
 
 

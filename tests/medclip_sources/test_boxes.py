@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.data.boxes import read_boxes
-from medclip_dcl.data.sources.records import ImageRecord
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.records import ImageRecord
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import StudyError
+from medclip_sources.boxes import read_boxes
 
 HEADER = "dicom_id,h,w,y,x,label_text,category_name,image_width,image_height\n"
 

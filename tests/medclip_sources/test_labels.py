@@ -19,13 +19,13 @@ from medclip_dcl.data.manifest import (
     read_labels,
     write_manifest,
 )
-from medclip_dcl.data.sources.labels import label_table
-from medclip_dcl.data.sources.open_i import read_headings, read_open_i
-from medclip_dcl.data.sources.readers import read_source
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_sources.labels import label_table
+from medclip_sources.open_i import read_headings, read_open_i
+from medclip_sources.readers import read_source
 from pipelines.config import load_config
 from testing.open_i import write_csv_form
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from medclip_dcl.data.dicom.metadata import read_header
 from medclip_dcl.data.limits import PREAMBLE, is_dicom
-from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Reject
-from medclip_dcl.data.sources.settings import Resolve, SourceConfig, find_file
+from medclip_dcl.data.records import ImageRecord, RawStudies, Reject
+from medclip_dcl.data.source_settings import Resolve, SourceConfig, find_file
 from medclip_dcl.errors import ConfigError, ImageError, StudyError
 from medclip_dcl.files import disk_faults_named, remove_staged, write_bytes
 from medclip_dcl.progress import Progress
 
 if TYPE_CHECKING:
-    from medclip_dcl.data.dicom.web import ArchivedImage
+    from medclip_hospital.dicomweb import ArchivedImage
 
 _CONNECTIONS = 4  # to an archive
 _DIRECTORY = "1.2.840.10008.1.3.10"
@@ -78,7 +78,7 @@ def read_dicomweb(root: Path, settings: SourceConfig, resolve: Resolve) -> RawSt
     """
     if not settings.archive:
         raise ConfigError("source.kind dicomweb needs source.archive, the URL of its DICOMweb")
-    from medclip_dcl.data.dicom.web import DicomWeb  # httpx: the service has none
+    from medclip_hospital.dicomweb import DicomWeb  # httpx: the service has none
 
     key = resolve(settings.archive_key) if settings.archive_key else None
     ca = resolve(settings.archive_ca) if settings.archive_ca else None

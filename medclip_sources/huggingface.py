@@ -20,11 +20,9 @@ import pyarrow.parquet as pq
 
 from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_if_current
 from medclip_dcl.artifact_writer import write_artifact
+from medclip_dcl.data.records import RawStudies
 from medclip_dcl.data.row_images import open_arrow, stamp_files, within_lists
-from medclip_dcl.data.sources.records import RawStudies
-from medclip_dcl.data.sources.rows import take_columns, take_images
-from medclip_dcl.data.sources.settings import Resolve, SourceConfig
-from medclip_dcl.data.sources.table import SPELLINGS, RowFile, mapped_columns, read_row_files
+from medclip_dcl.data.source_settings import Resolve, SourceConfig
 from medclip_dcl.errors import ConfigError, HubError, StudyError
 from medclip_dcl.files import (
     DISK_FAULTS,
@@ -34,6 +32,8 @@ from medclip_dcl.files import (
     sync_file,
     write_text,
 )
+from medclip_sources.rows import take_columns, take_images
+from medclip_sources.table import SPELLINGS, RowFile, mapped_columns, read_row_files
 
 ROWS = ArtifactType("rows", 1, "build_manifest")
 

@@ -9,11 +9,11 @@ from xml.sax.saxutils import escape
 
 import pytest
 
+from medclip_dcl.data.records import stamp
 from medclip_dcl.data.selection import select
-from medclip_dcl.data.sources.open_i import image_name, read_open_i
-from medclip_dcl.data.sources.readers import stamp
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import StudyError
+from medclip_sources.open_i import image_name, read_open_i
 from testing.open_i import (
     write_csv_form,
     write_image,

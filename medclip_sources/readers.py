@@ -1,21 +1,17 @@
 """Readers of sources of studies, one per kind, and what they read, with its boxes and labels."""
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from medclip_dcl.artifact import json_digest
-from medclip_dcl.data.boxes import read_boxes
-from medclip_dcl.data.row_images import stamp_files
-from medclip_dcl.data.sources import dicom_folder, huggingface, mimic_cxr, open_i, table
-from medclip_dcl.data.sources.labels import join_labels
-from medclip_dcl.data.sources.records import BoxTable, RawStudies
-from medclip_dcl.data.sources.settings import Resolve, SourceConfig, find_file
+from medclip_dcl.data.records import BoxTable, RawStudies, Source
+from medclip_dcl.data.source_settings import Resolve, SourceConfig, find_file
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.files import sha256_file
+from medclip_sources import dicom_folder, huggingface, mimic_cxr, open_i, table
+from medclip_sources.boxes import read_boxes
+from medclip_sources.labels import join_labels
 
 READERS: dict[str, Callable[[Path, SourceConfig, Resolve], RawStudies]] = {
     "mimic_cxr": mimic_cxr.read_mimic_cxr,
@@ -26,21 +22,6 @@ READERS: dict[str, Callable[[Path, SourceConfig, Resolve], RawStudies]] = {
     "huggingface": huggingface.read_huggingface,
 }
 """`source.kind` -> its reader: root, settings, and what turns path settings into paths."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A source of studies as it was read: its rows, and its boxes with their patients."""
-
-    raw: RawStudies
-    boxes: BoxTable
-
-    @property
-    def inputs(self) -> dict[str, str]:
-        """Digests of the tables and a stamp of the report and image files."""
-        digests = {name: sha256_file(path) for name, path in self.raw.tables.items()}
-        card = {"card": json_digest(self.raw.card)} if self.raw.card else {}
-        return digests | {"files": stamp(self.raw)} | card
 
 
 def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
@@ -77,11 +58,3 @@ def images_root(settings: SourceConfig, resolve: Resolve) -> Path:
     """Give the folder that the image paths of a manifest are relative to."""
     is_copied = settings.kind == "huggingface" and settings.materialise
     return huggingface.ROWS.at(resolve("${WORK}")) if is_copied else resolve(settings.root)
-
-
-def stamp(raw: RawStudies) -> str:
-    """Name the state of a source's report and image files without reading them."""
-    reports = (study.report for study in raw.studies if isinstance(study.report, str))
-    texts = stamp_files(raw.reports_root, (*raw.files, *reports))
-    images = stamp_files(raw.root, (image.path for image in raw.images))
-    return hashlib.sha256(f"{texts}{images}".encode()).hexdigest()

@@ -8,7 +8,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from medclip_dcl.data.sources.delimited import Separator
 from medclip_dcl.errors import StudyError
 from medclip_dcl.settings import NO_EFFECT, Section
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -116,9 +115,6 @@ class SourceConfig(Section):
     patient_key: Annotated[str, NO_EFFECT] = ""
     """File with a secret (kinds `dicom` and `dicomweb`) that keys the hash by which a PatientID is
     replaced. Empty: no key, and who knows how ids are formed can find them by trying."""
-    separator: Separator = ""
-    """What separates the fields of CSV tables (kind `table`, labels and boxes): a comma, semicolon,
-    tab (`\\t`) or bar; empty: detected from their first rows."""
     fallback_encoding: Literal["", "latin-1", "cp1252"] = ""
     """Encoding of report files and of CSV tables (kind `table`) that are not UTF-8; empty: such a
     report is rejected as `not_utf8`, such a table refused."""
@@ -168,6 +164,14 @@ class SourceConfig(Section):
 LABEL_KEY = "study_id"
 """Column of a table of labels that names the study."""
 
+
+LABEL_CODES: dict[str, int | None] = {
+    **dict.fromkeys(("1", "1.0", "true", "yes", "positive", "present"), 1),
+    **dict.fromkeys(("0", "0.0", "false", "no", "negative", "absent"), 0),
+    **dict.fromkeys(("-1", "-1.0", "uncertain"), -1),
+    **dict.fromkeys(("", "nan", "none", "null", "not mentioned", "unlabeled"), None),
+}
+"""Word of a label, in lower case -> its code; None: not mentioned."""
 
 FIELD = re.compile(r"\{([^{}]+)\}")
 """A column within other letters, in a pattern such as `{a}-{b}`."""

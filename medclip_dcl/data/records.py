@@ -1,10 +1,15 @@
 """Records that every source of studies is read into: images, reports, boxes, rejects."""
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+
+from medclip_dcl.artifact import json_digest
+from medclip_dcl.data.row_images import stamp_files
+from medclip_dcl.files import sha256_file
 
 LONGEST_REPORT = 1_000_000
 """Bytes of the longest report file that is read."""
@@ -101,3 +106,26 @@ class RawStudies:
     def reports_root(self) -> Path:
         """Folder that report paths are relative to."""
         return self.reports_folder or self.root
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source of studies as it was read: its rows, and its boxes with their patients."""
+
+    raw: RawStudies
+    boxes: BoxTable
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Digests of the tables and a stamp of the report and image files."""
+        digests = {name: sha256_file(path) for name, path in self.raw.tables.items()}
+        card = {"card": json_digest(self.raw.card)} if self.raw.card else {}
+        return digests | {"files": stamp(self.raw)} | card
+
+
+def stamp(raw: RawStudies) -> str:
+    """Name the state of a source's report and image files without reading them."""
+    reports = (study.report for study in raw.studies if isinstance(study.report, str))
+    texts = stamp_files(raw.reports_root, (*raw.files, *reports))
+    images = stamp_files(raw.root, (image.path for image in raw.images))
+    return hashlib.sha256(f"{texts}{images}".encode()).hexdigest()

@@ -17,12 +17,12 @@ import httpx
 import pytest
 
 from medclip_dcl.client import Client
-from medclip_dcl.data.dicom import web as dicomweb
-from medclip_dcl.data.dicom.web import ArchivedImage, DicomWeb
-from medclip_dcl.data.sources.dicom_folder import read_dicomweb
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ImageError, ServiceError
 from medclip_dcl.files import STAGED
+from medclip_hospital import dicomweb
+from medclip_hospital.dicomweb import ArchivedImage, DicomWeb
+from medclip_sources.dicom_folder import read_dicomweb
 from testing.dicom import ramp
 from testing.dicomweb import StubArchive, endless, stub_archive
 from testing.hospital import radiograph

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.data.selection import select
-from medclip_dcl.data.sources.dicom_folder import hash_patient, read_dicom_folder
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import StudyError
+from medclip_sources.dicom_folder import hash_patient, read_dicom_folder
 from testing.dicom import dicom_bytes, ramp
 
 SETTINGS = SourceConfig(kind="dicom")

@@ -8,10 +8,7 @@ from typing import Any, NamedTuple, get_args
 
 import pyarrow as pa
 
-from medclip_dcl.data.boxes import boxes_of_image
-from medclip_dcl.data.row_images import file_of, is_list
-from medclip_dcl.data.sources.labels import label_table, read_row_labels
-from medclip_dcl.data.sources.records import (
+from medclip_dcl.data.records import (
     BoxTable,
     ImageRecord,
     RawStudies,
@@ -20,8 +17,8 @@ from medclip_dcl.data.sources.records import (
     TableRows,
     Text,
 )
-from medclip_dcl.data.sources.rows import read_columns
-from medclip_dcl.data.sources.settings import (
+from medclip_dcl.data.row_images import file_of, is_list
+from medclip_dcl.data.source_settings import (
     CONSTANT,
     FIELD,
     Column,
@@ -30,10 +27,13 @@ from medclip_dcl.data.sources.settings import (
     find_file,
     relative_to_root,
 )
-from medclip_dcl.data.sources.table_files import fill_pattern, strings
+from medclip_dcl.data.table_files import fill_pattern, strings
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.sections import read_loose_sections
+from medclip_sources.boxes import boxes_of_image
+from medclip_sources.labels import label_table, read_row_labels
+from medclip_sources.rows import read_columns
 
 _BOXES: tuple[Column, ...] = ("boxes", "phrase", "category")
 _ROLES: list[Column] = [role for role in get_args(Column) if role not in {"labels", *_BOXES}]

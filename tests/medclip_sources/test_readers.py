@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from medclip_dcl.data.sources.readers import Source, images_root
-from medclip_dcl.data.sources.records import BoxTable, ImageRecord, Study
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.records import BoxTable, ImageRecord, Source, Study
+from medclip_dcl.data.source_settings import SourceConfig
+from medclip_sources.readers import images_root
 from testing.records import studies
 
 

@@ -15,12 +15,13 @@ import pyarrow as pa
 import pytest
 
 from medclip_dcl.data import manifest
+from medclip_dcl.data.records import Source
 from medclip_dcl.data.row_images import image_source
-from medclip_dcl.data.sources import huggingface, readers
-from medclip_dcl.data.sources.readers import images_root, read_source
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ConfigError, HubError, StudyError
 from medclip_reporting.cards import data_card
+from medclip_sources import huggingface
+from medclip_sources.readers import images_root, read_source
 from testing.dicom import raster_bytes
 from testing.hub import COMMIT, DatasetHub, running_dataset_hub
 
@@ -76,7 +77,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
-def read(work: Path, root: Path, **changes: Any) -> tuple[readers.Source, Path]:
+def read(work: Path, root: Path, **changes: Any) -> tuple[Source, Path]:
     given = {"kind": "huggingface", "root": str(root), "columns": COLUMNS} | changes
     config = SourceConfig.model_validate(given)
     work.mkdir(exist_ok=True)

@@ -11,9 +11,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from medclip_dcl.data.sources.records import RawStudies
-from medclip_dcl.data.sources.settings import FIELD, LABEL_KEY, SourceConfig, relative_to_root
-from medclip_dcl.data.sources.table_files import (
+from medclip_dcl.data.records import RawStudies
+from medclip_dcl.data.source_settings import (
+    FIELD,
+    LABEL_CODES,
+    LABEL_KEY,
+    SourceConfig,
+    relative_to_root,
+)
+from medclip_dcl.data.table_files import (
     fill_pattern,
     only_columns,
     read_any,
@@ -27,13 +33,6 @@ Labels = dict[str, int]
 """Finding -> 1 present, 0 absent, -1 uncertain; a finding that is not labelled is left out."""
 
 _NO_FINDING = "No Finding"
-LABEL_CODES: dict[str, int | None] = {
-    **dict.fromkeys(("1", "1.0", "true", "yes", "positive", "present"), 1),
-    **dict.fromkeys(("0", "0.0", "false", "no", "negative", "absent"), 0),
-    **dict.fromkeys(("-1", "-1.0", "uncertain"), -1),
-    **dict.fromkeys(("", "nan", "none", "null", "not mentioned", "unlabeled"), None),
-}
-"""Word of a label, in lower case -> its code; None: not mentioned."""
 # ChestX-ray14's names; what they are in CheXpert is read off the phrases of CheXpert's labeler.
 OTHER_NAMES = {
     "Lung Lesion": ("Mass", "Nodule"),
@@ -108,7 +107,7 @@ def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table
         ConfigError: an id may be that of a study or of another study's image.
         StudyError: it cannot be read, has no labels, or names nothing of the source.
     """
-    table = read_any(path, settings.fallback_encoding, settings.separator)
+    table = read_any(path, settings.fallback_encoding)
     ids = [name.strip() for name in fill_pattern(table, path.name, settings.label_id)]
     rows = read_row_labels(table, path.name, settings, raw.counts)
     study_of = _studies_by_name(raw, ids, settings)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
-from medclip_dcl.data.sources.labels import Labels, label_table
-from medclip_dcl.data.sources.records import (
+from medclip_dcl.data.records import (
     LONGEST_REPORT,
     ImageRecord,
     RawStudies,
@@ -20,10 +19,11 @@ from medclip_dcl.data.sources.records import (
     Study,
     Text,
 )
-from medclip_dcl.data.sources.table_files import no_column, read_any, read_rows, take_rows
+from medclip_dcl.data.table_files import no_column, read_any, read_rows, take_rows
 from medclip_dcl.errors import StudyError
 from medclip_dcl.files import path_under
 from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_sources.labels import Labels, label_table
 
 _REPORTS, _PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
 _JSON_REPORTS = "reports.jsonl"
