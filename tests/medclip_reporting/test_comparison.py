@@ -8,15 +8,13 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactStale, MetricError
 from medclip_dcl.evaluation import metrics, results
 from medclip_dcl.evaluation.bootstrap import patient_weights
-from medclip_dcl.evaluation.compare import (
+from medclip_dcl.evaluation.measure import check_same_samples, measure, read_sample_results
+from medclip_reporting.comparison import (
     Estimate,
-    check_same_samples,
     compare_sides,
     describe_difference,
     estimate_side,
     holm,
-    measure,
-    read_sample_results,
     smallest_detectable,
 )
 from testing.evaluated import evaluate_here, write_evaluated
