@@ -19,7 +19,6 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import StudyError
 from medclip_dcl.likelihood import eta
-from medclip_dcl.likelihood.diagnostics import Diagnostics, TruthAgreement, audit_parts, diagnose
 from medclip_dcl.likelihood.eta import EtaCache, has_labels, label_shares
 from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_matrix
 from medclip_dcl.tables import read_table
@@ -29,6 +28,7 @@ from medclip_dcl.training.dataset import Corpus, read_corpus, read_supervision
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_reporting.charts import Labels, Series, draw_histogram, draw_lines, draw_points
 from medclip_reporting.corpus import sentences_of, show_image
+from medclip_reporting.diagnostics import Diagnostics, TruthAgreement, audit_parts, diagnose
 from medclip_reporting.sources import Sources
 
 View = dict[str, Any]

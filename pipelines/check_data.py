@@ -11,13 +11,13 @@ from typing import Any
 
 from medclip_dcl.artifact import HEADER, make_fingerprint, read_artifact_header
 from medclip_dcl.artifact_writer import ArtifactWriter
-from medclip_dcl.data import preflight
 from medclip_dcl.data.manifest import split_patients
 from medclip_dcl.data.selection import select
 from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.sentences import SPLITTER
+from medclip_reporting import preflight
 from medclip_reporting.page import render_check
 
 from .build_manifest import source_of

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from medclip_dcl.data.claims_table import ClaimsConfig
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.preflight import CheckConfig
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.settings import EvaluateConfig, Table1Config
@@ -20,6 +19,7 @@ from medclip_dcl.settings import Section, check_settings, parse_value, read_yaml
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
 from medclip_hospital.settings import AnswerConfig
+from medclip_reporting.preflight import CheckConfig
 from medclip_reporting.settings import CardConfig, ReportConfig
 from medclip_synthetic.settings import GenerateConfig
 

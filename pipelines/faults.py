@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from medclip_dcl.artifact_writer import remove_resumable
-from medclip_dcl.data.preflight import (
+from medclip_dcl.data.records import ImageRecord, RawStudies, Source, Study
+from medclip_dcl.data.selection import REJECT_REASONS, VIEW_REASONS, Selection
+from medclip_dcl.files import write_text
+from medclip_dcl.tables import SPLITS, write_table
+from medclip_dcl.text.sentences import text_key
+from medclip_reporting.preflight import (
     CODES,
     DUPLICATE,
     FIGURES,
@@ -20,11 +25,6 @@ from medclip_dcl.data.preflight import (
     UNUSABLE,
     CheckConfig,
 )
-from medclip_dcl.data.records import ImageRecord, RawStudies, Source, Study
-from medclip_dcl.data.selection import REJECT_REASONS, VIEW_REASONS, Selection
-from medclip_dcl.files import write_text
-from medclip_dcl.tables import SPLITS, write_table
-from medclip_dcl.text.sentences import text_key
 
 from .inspection import Row, count_labels, describe_images
 

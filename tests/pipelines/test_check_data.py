@@ -9,9 +9,10 @@ import pytest
 
 from benchmarks.reliability.archive import compare
 from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.data import preflight, selection
-from medclip_dcl.data.preflight import read_preflight
+from medclip_dcl.data import selection
 from medclip_dcl.tables import read_table
+from medclip_reporting import preflight
+from medclip_reporting.preflight import read_preflight
 from medclip_synthetic.faults import read_fault_list
 from medclip_synthetic.tree import BOX_TABLE
 from pipelines import inspection

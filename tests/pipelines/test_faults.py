@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.data import preflight, selection
-from medclip_dcl.data.preflight import CheckConfig
+from medclip_dcl.data import selection
 from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Reject, Source, Study, Text
 from medclip_dcl.data.selection import Selection
+from medclip_reporting import preflight
+from medclip_reporting.preflight import CheckConfig
 from pipelines import faults
 from pipelines.faults import Found, Inspection
 

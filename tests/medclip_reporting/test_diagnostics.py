@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from medclip_dcl.likelihood.diagnostics import compare_with_truth, diagnose, spearman
+from medclip_reporting.diagnostics import compare_with_truth, diagnose, spearman
 
 
 def test_spearman_shares_ranks_among_ties():

@@ -3,7 +3,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from medclip_dcl.likelihood.diagnostics import audit_parts
+from medclip_reporting.diagnostics import audit_parts
 
 ETA = np.array([0.2, 0.1, 0.01, 0.02, 0.5])
 RHO = np.array([0.3, np.nan, 0.02, 0.04, 0.9])

@@ -8,8 +8,8 @@ import pytest
 
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.data.preflight import ARTIFACT, NOT_BY_PATIENT, preflight_table, read_preflight
 from medclip_dcl.errors import ArtifactCorrupt
+from medclip_reporting.preflight import ARTIFACT, NOT_BY_PATIENT, preflight_table, read_preflight
 
 TREE: dict[str, Any] = {
     "source": {},
