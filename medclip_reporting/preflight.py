@@ -34,12 +34,9 @@ class CheckConfig(Section):
     """Images that are opened, drawn with the seed; 0: all."""
     reports: Annotated[int, Field(ge=0)] = 0
     """Reports that are split into sentences and read for findings, drawn with the seed; 0: all."""
-    max_unusable_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of rows that cannot be used (lateral views apart) above which the exit code is 3."""
-    max_duplicate_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of opened images whose picture another image has, above which the exit code is 3."""
-    max_leaks: Annotated[int, Field(ge=0)] = 0
-    """Patients or pictures on both sides of a split, above which the exit code is 3."""
+    max_fault_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of rows that cannot be used (lateral views apart), and of opened images whose picture
+    another image has, above which the exit code is 3; a leak between splits always gives it."""
 
 
 ARTIFACT = ArtifactType("preflight", 4, "check_data")
@@ -116,8 +113,7 @@ def preflight_table(tree: Mapping[str, Any]) -> str:
         lines += ["", NOT_BY_PATIENT]
     verdict = tree["verdict"]
     return "\n".join(lines) + (
-        f"\n\nunusable {verdict['unusable_share']:.4f} (at most {verdict['max_unusable_share']}), "
-        f"duplicates {verdict['duplicate_share']:.4f} (at most {verdict['max_duplicate_share']}), "
-        f"leaks {verdict['leaks']} (at most {verdict['max_leaks']}): "
-        + ("clean" if verdict["clean"] else "FAULTS")
+        f"\n\nunusable {verdict['unusable_share']:.4f} (at most {verdict['max_share']}), "
+        f"duplicates {verdict['duplicate_share']:.4f} (at most {verdict['max_share']}), "
+        f"leaks {verdict['leaks']}: " + ("clean" if verdict["clean"] else "FAULTS")
     )

@@ -17,6 +17,9 @@ from medclip_dcl.text.labeler import labels
 from medclip_reporting import preflight
 from medclip_reporting.settings import ReportConfig
 
+EXAMPLES = 6
+"""Images, heatmaps and retrieved cases shown."""
+
 KINDS = (
     preflight.ARTIFACT,
     manifest.ARTIFACT,

@@ -51,7 +51,7 @@ def read_huggingface(root: Path, settings: SourceConfig, resolve: Resolve) -> Ra
     """Read a dataset; its splits become ours by `source.splits`, or by their usual names.
 
     Raises:
-        ConfigError: the revision is not a commit, or a setting does not fit the dataset.
+        ConfigError: it is not named by a commit, or a setting does not fit the dataset.
         HubError: the hub cannot be reached, or refuses.
         StudyError: the folder holds no dataset, or its rows cannot be read.
     """
@@ -170,7 +170,7 @@ def _copy_rows(
 ) -> Path:
     """Copy the mapped columns into Arrow files, with the bytes of images; give their folder."""
     columns, image = mapped_columns(settings)
-    named = settings.model_dump(mode="json", include={"name", "revision", "config"})
+    named = settings.model_dump(mode="json", include={"name", "config"})
     inputs = {split: stamp_files(root, names) for split, names in found.items()}
     fingerprint = make_fingerprint(ROWS, named | {"columns": columns, "image": image}, inputs)
     work = ROWS.at(resolve("${WORK}"))
@@ -334,9 +334,10 @@ def _write_shard(path: Path, table: pa.Table | None, more: Iterator[pa.Table]) -
 
 def _download(root: Path, settings: SourceConfig) -> None:
     """Bring a hub's dataset into the root, unless it is there whole; a part of one is resumed."""
-    if not _COMMIT.fullmatch(settings.revision):
+    name, commit = _dataset_of(settings)
+    if not _COMMIT.fullmatch(commit):
         _refuse_branch(settings)
-    wanted = {"name": settings.name, "commit": settings.revision}
+    wanted = {"name": name, "commit": commit}
     note = root / _DOWNLOADED
     if note.is_file() and _json(note) == wanted:
         return
@@ -350,21 +351,25 @@ def _download(root: Path, settings: SourceConfig) -> None:
     with disk_faults_named(root):
         _ask_hub(settings, local_dir=root)
     if missing := sum(not (root / name).is_file() for name in files):
-        raise HubError(f"{missing} files of {settings.name} did not come; run again to go on")
+        raise HubError(f"{missing} files of {name} did not come; run again to go on")
     write_text(note, json.dumps(wanted))
 
 
+def _dataset_of(settings: SourceConfig) -> tuple[str, str]:
+    name, _, commit = settings.name.partition("@")
+    return name, commit
+
+
 def _refuse_branch(settings: SourceConfig) -> None:
-    known = ""
-    if settings.revision:
+    known, (name, branch) = "", _dataset_of(settings)
+    if branch:
         try:
             files = _ask_hub(settings, local_dir=None)
-            known = f"; {settings.revision!r} means {next(iter(files.values()))} now"
+            known = f"; {branch!r} means {next(iter(files.values()))} now"
         except HubError:
             known = "; the hub cannot be asked what it means now"
     raise ConfigError(
-        f"source.revision must be a commit of {settings.name}, 40 hexadecimal digits, since a "
-        f"branch moves{known}"
+        f"source.name must be {name}@COMMIT, of 40 hexadecimal digits, since a branch moves{known}"
     )
 
 
@@ -374,19 +379,20 @@ def _ask_hub(settings: SourceConfig, local_dir: Path | None) -> dict[str, str]:
     The token is `HF_TOKEN` of the environment alone, not one that was stored.
     """
     _datasets()
+    name, commit = _dataset_of(settings)
     hub, errors = import_module("huggingface_hub"), import_module("huggingface_hub.errors")
     place = {"dry_run": True} if local_dir is None else {"local_dir": local_dir}
     try:
         found = hub.snapshot_download(
-            settings.name,
+            name,
             repo_type="dataset",
-            revision=settings.revision,
+            revision=commit,
             endpoint=os.environ.get("HF_ENDPOINT") or None,
             token=os.environ.get("HF_TOKEN") or False,
             **place,
         )
     except errors.HFValidationError as error:
-        raise ConfigError("source.name must be OWNER/NAME") from error
+        raise ConfigError("source.name must be OWNER/NAME@COMMIT") from error
     except Exception as error:  # the client's HTTP library has errors of its own
         cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno in DISK_FAULTS:
@@ -394,16 +400,13 @@ def _ask_hub(settings: SourceConfig, local_dir: Path | None) -> dict[str, str]:
         status = getattr(getattr(cause, "response", None), "status_code", 0)
         if isinstance(cause, errors.GatedRepoError) or status in {401, 403}:
             raise HubError(
-                f"the hub refused with status {status}: accept the agreement of {settings.name} "
+                f"the hub refused with status {status}: accept the agreement of {name} "
                 "with your account, put that account's token into HF_TOKEN, then run again"
             ) from error
         if isinstance(cause, errors.RevisionNotFoundError | errors.RepositoryNotFoundError):
-            raise HubError(
-                f"the hub has no dataset {settings.name} at that revision; correct source.name "
-                "and source.revision"
-            ) from error
+            raise HubError(f"the hub has no dataset {name}; correct source.name") from error
         raise HubError(
-            f"the hub cannot be reached ({type(cause).__name__}), and {settings.name} is not whole "
+            f"the hub cannot be reached ({type(cause).__name__}), and {name} is not whole "
             "in source.root; run again with a network, or without HF_HUB_OFFLINE"
         ) from error
     if local_dir is None:
@@ -430,7 +433,8 @@ def _read_card(root: Path, settings: SourceConfig) -> dict[str, str]:
     licence: list[str] = []
     for value in (data.get(key) for key in ("license", "license_name", "license_link")):
         licence += [str(item) for item in (value if isinstance(value, list) else [value]) if item]
-    facts = {"name": settings.name, "commit": settings.revision, "config": settings.config}
+    name, commit = _dataset_of(settings)
+    facts = {"name": name, "commit": commit, "config": settings.config}
     facts["licence"] = ", ".join(licence)
     facts["terms"] = str(data.get("extra_gated_prompt") or "")
     return {name: value for name, value in facts.items() if value}

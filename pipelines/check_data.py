@@ -71,8 +71,8 @@ def build(job: Job) -> None:
     _warn_of_small_validation(job, tree["splits"]["validate"]["reports"])
     if not tree["verdict"]["clean"]:
         raise StudyError(
-            "the source has more faults than check.max_unusable_share, max_duplicate_share and "
-            f"max_leaks allow; {preflight.FOUND.file} of {artifact.path} names each, and its row "
+            "the source has more faults than check.max_fault_share allows, or leaks between its "
+            f"splits; {preflight.FOUND.file} of {artifact.path} names each, and its row "
             "where a table has it: correct them"
         )
 

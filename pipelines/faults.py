@@ -271,9 +271,9 @@ def judge(chosen: Selection, facts: Row, found: Iterable[Found], allowed: CheckC
         "duplicate_share": round(repeats / opened, 6) if opened else 0.0,
         "leaks": len({item for item in found if _kind_of(item.code) == LEAK}),
     }
-    limits = {f"max_{name}": getattr(allowed, f"max_{name}") for name in verdict}
-    clean = all(value <= limits[f"max_{name}"] for name, value in verdict.items())
-    return verdict | limits | {"clean": clean}
+    most = allowed.max_fault_share
+    clean = not verdict["leaks"] and all(value <= most for value in verdict.values())
+    return verdict | {"max_share": most, "clean": clean}
 
 
 def _kind_of(code: str) -> str:

@@ -31,7 +31,7 @@ Before = tuple[str, tuple[Any, ...]]
 CONFIG = "configs/demo.yaml"
 _STUDIES = (
     *("generate.patients=8", "generate.coverage_images=0", "generate.size_px=64"),
-    *("generate.workers=1", "source.max_reject_share=0.9", "check.max_unusable_share=1"),
+    *("generate.workers=1", "source.max_reject_share=0.9", "check.max_fault_share=1"),
     *("images.max_reject_share=0.9", "images.size_px=64", "images.workers=1"),
     *("images.shard_rows=4", "language_model.steps=3", "language_model.vocabulary=300"),
     *("language_model.hidden_size=32", "likelihood.unit_pieces=1500", "likelihood.workers=1"),
@@ -233,8 +233,7 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
             "build_manifest of a hub",
             settings=(
                 *_HUB,
-                *("source.root={work}/fetched", "source.name=someone/chests"),
-                f"source.revision={COMMIT}",
+                *("source.root={work}/fetched", f"source.name=someone/chests@{COMMIT}"),
             ),
             words=("--config", "{config}", "--set", "work={work}/apart2"),
             before=((f"{_HERE}:reach_hub", (hub,)),),

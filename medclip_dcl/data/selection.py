@@ -34,7 +34,7 @@ SOURCE_REASONS: dict[str, str] = {
     "duplicate_id": "an earlier row has the same id",
     "patient_conflict": "the image and its study name different patients",
     "lateral": "the view position is not one of source.frontal_views",
-    "no_view": "the view position is blank and source.keep_blank_views is off",
+    "no_view": "the view position is blank, which source.frontal_views does not list",
     "missing_image": "the image's file is missing or outside the root",
     "backslash_path": "no file has this path with backslashes; write it with /",
     "wrong_image": "the archive gave something else than the image that was asked for",
@@ -132,14 +132,12 @@ def _reasons_of(
 
 def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
     """Give the code of the reason why an image cannot be used, or nothing."""
-    if settings.images_per_study == "all":
+    frontal = {view.upper() for view in settings.frontal_views}
+    if settings.images_per_study == "all" or image.view.upper() in frontal:
         pass
     elif image.view:
-        if image.view.upper() not in {view.upper() for view in settings.frontal_views}:
-            return "lateral"
-    elif not settings.keep_blank_views and (
-        settings.kind not in {"table", "huggingface"} or settings.columns.get("view")
-    ):
+        return "lateral"
+    elif settings.kind not in {"table", "huggingface"} or settings.columns.get("view"):
         return "no_view"  # a table without a column of views holds frontal images alone
     return file_fault(image, root)
 

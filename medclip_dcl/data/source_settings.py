@@ -42,10 +42,9 @@ class SourceConfig(Section):
     """The mapped table, relative to `root` (kind `table`): .csv, .parquet, .jsonl, or .json that
     lists objects or names each; or .gz. Or one for each split: `{train: a.csv, test: b.csv}`."""
     name: str = ""
-    """Dataset of a hub, OWNER/NAME, that is downloaded into `root` (kind `huggingface`); empty:
-    `root` holds it. `HF_TOKEN` is the token for one whose terms have to be accepted."""
-    revision: str = ""
-    """Commit of that dataset, 40 hexadecimal digits."""
+    """Dataset of a hub, OWNER/NAME@COMMIT with 40 hexadecimal digits, that is downloaded into
+    `root` (kind `huggingface`); empty: `root` holds it. `HF_TOKEN` is the token for one whose terms
+    have to be accepted."""
     config: str = ""
     """Name of the dataset's configuration (kind `huggingface`); empty: it has one."""
     splits: dict[Literal["train", "validate", "test", "any"], str] = Field(default_factory=dict)
@@ -89,15 +88,14 @@ class SourceConfig(Section):
     """Name of `findings` -> its names in a column that lists what is there, in any case; findings
     left out are not labelled. Empty: the names of `findings`, and for CheXpert's ChestX-ray14's."""
     frontal_views: tuple[str, ...] = ("AP", "PA", "FRONTAL")
-    """Views that count as frontal, in any case; every other is `lateral`."""
+    """Views that count as frontal, in any case; every other is `lateral`. A blank view is left out
+    and counted as `no_view` unless "" is listed: no other field of these sources says reliably what
+    such an image shows."""
     images_per_study: Literal["frontal", "pretrain", "all"] = "frontal"
     """`frontal`: frontal images alone; `pretrain`: the same, and lateral images of training
     patients for `pretrain_images` alone; `all`: lateral images and those without a view too.
     Training then draws one image of a study each time, and an evaluation scores a study by the
     mean of its images; boxes and calibrated probabilities stay those of an image."""
-    keep_blank_views: bool = False
-    """Whether an image whose view is blank counts as frontal. Left out and counted as `no_view`
-    otherwise: no other field of these sources says reliably what such an image shows."""
     modalities: tuple[str, ...] = ("CR", "DX")
     """Modalities of the images wanted (kinds `dicom` and `dicomweb`); other files are counted as
     `modality`."""

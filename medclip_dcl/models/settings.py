@@ -118,16 +118,12 @@ class SimilarityConfig(Section):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters, trained in place of an encoder's weights, merged on publishing."""
+    """Low-rank adapters of every linear layer, trained in its place, merged on publishing."""
 
     rank: Annotated[int, Field(ge=0)] = 0
     """Rank of the adapters, which are scaled by 2; 0: none. Needs peft."""
     encoders: Literal["both", "image", "text"] = "both"
     """Encoders that have them."""
-    targets: tuple[str, ...] = ()
-    """Ends of the names of the linear layers that have one, such as `q_proj`; empty: all."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of an adapter's inputs that are dropped in training."""
 
 
 class ModelConfig(Section):

@@ -17,11 +17,9 @@ TREE: dict[str, Any] = {
     "lines": [{"code": "constant", "kind": "unusable", "count": 2, "of": 9, "meaning": "flat"}],
     "verdict": {
         "unusable_share": 0.25,
-        "max_unusable_share": 0.01,
         "duplicate_share": 0.0,
-        "max_duplicate_share": 0.5,
         "leaks": 3,
-        "max_leaks": 0,
+        "max_share": 0.01,
         "clean": False,
     },
 }
@@ -32,9 +30,7 @@ def test_the_table_has_a_row_per_step_and_code_and_ends_with_the_verdict() -> No
     assert head.split() == ["step", "images", "studies", "patients"]
     assert step.split() == ["in", "the", "source", "-", "12", "7"]  # a source without images
     assert line.split() == ["unusable", "constant", "2", "of", "9", "flat"]
-    verdict = (
-        "unusable 0.2500 (at most 0.01), duplicates 0.0000 (at most 0.5), leaks 3 (at most 0): "
-    )
+    verdict = "unusable 0.2500 (at most 0.01), duplicates 0.0000 (at most 0.01), leaks 3: "
     assert (empty, rest) == ("", ["", f"{verdict}FAULTS"])
     clean = TREE | {"verdict": TREE["verdict"] | {"clean": True}}
     assert preflight_table(clean).endswith(f"{verdict}clean")

@@ -336,7 +336,7 @@ def hub(forms: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
         yield running
 
 
-HUB = {"name": "someone/chests", "revision": COMMIT}
+HUB = {"name": f"someone/chests@{COMMIT}"}
 
 
 def test_a_hubs_dataset_is_fetched_once(tmp_path: Path, hub: DatasetHub) -> None:
@@ -353,12 +353,12 @@ def test_a_hubs_dataset_is_fetched_once(tmp_path: Path, hub: DatasetHub) -> None
     assert again.raw.images == source.raw.images
     assert hub.asked == []
     with pytest.raises(ConfigError, match="something else"):
-        read(tmp_path / "work", tmp_path / "set", **HUB | {"revision": COMMIT[::-1]})
+        read(tmp_path / "work", tmp_path / "set", name=f"someone/chests@{COMMIT[::-1]}")
 
 
 def test_a_branch_is_refused_with_the_commit_it_means(tmp_path: Path, hub: DatasetHub) -> None:
     with pytest.raises(ConfigError, match=f"'main' means {COMMIT} now"):
-        read(tmp_path / "work", tmp_path / "set", **HUB | {"revision": "main"})
+        read(tmp_path / "work", tmp_path / "set", name="someone/chests@main")
     with pytest.raises(ConfigError, match="40 hexadecimal digits"):
         read(tmp_path / "work", tmp_path / "set", name="someone/chests")
 

@@ -132,7 +132,7 @@ def test_without_list_of_projections_views_are_blank(tmp_path: Path) -> None:
     raw = read_open_i(tmp_path)
     reasons = [item.reason for item in select(raw, SETTINGS).rejects]
     assert reasons.count("no_view") == 3
-    kept = select(raw, SETTINGS.model_copy(update={"keep_blank_views": True}))
+    kept = select(raw, SETTINGS.model_copy(update={"frontal_views": (*SETTINGS.frontal_views, "")}))
     assert len(kept.images) == 2
 
 

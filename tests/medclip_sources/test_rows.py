@@ -253,7 +253,13 @@ def test_what_must_be_said_is_asked_for(
 def test_without_patients_the_tables_splits_count(tmp_path: Path) -> None:
     content = [{"x": picture(n), "at": "valid" if n else "train"} for n in range(3)]
     columns = {"image": "x", "subject_id": "", "split": "at"}
-    source = read(tmp_path, content, columns=columns, subject="none", keep_blank_views=True)
+    source = read(
+        tmp_path,
+        content,
+        columns=columns,
+        subject="none",
+        frontal_views=("AP", "PA", "FRONTAL", ""),
+    )
     settings = SourceConfig(kind="table", columns={"image": "x"})
     splits = split_patients(source, select(source.raw, settings), settings)
     assert list(splits.values()) == ["train", "validate", "validate"]

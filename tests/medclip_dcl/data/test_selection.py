@@ -97,7 +97,7 @@ def test_a_blank_view_counts_as_frontal_where_it_is_asked_for_or_nothing_names_v
 ) -> None:
     raw = studies(tmp_path, image("a", 1, view=""), image("b", 2, view="LL"))
     for settings, kept in (
-        ({"keep_blank_views": True}, ["a"]),
+        ({"frontal_views": ("AP", "PA", "")}, ["a"]),
         ({"kind": "table"}, ["a"]),
         ({"kind": "table", "columns": {"view": "side"}}, []),
         ({"images_per_study": "all"}, ["a", "b"]),
