@@ -21,10 +21,10 @@ import anyio
 import httpx
 from anyio.from_thread import start_blocking_portal
 
+from medclip_dcl.client import trusted, unreachable
 from medclip_dcl.data.dicom.metadata import parse_header
 from medclip_dcl.errors import ImageError, ServiceError
 from medclip_dcl.files import read_keys
-from medclip_dcl.https import trusted, unreachable
 
 _PAGE = 200
 _MOST_PAGES = 5000

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.losses.debiased import debiased_contrastive_loss
+from pipelines.false_negatives import correction, same_correction
 
 
 def test_the_paper_s_constants_at_its_batch_by_hand() -> None:

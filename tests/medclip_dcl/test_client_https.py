@@ -7,10 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from medclip_dcl.client import Client, main
+from medclip_dcl.client import Client, main, unreachable
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import ConfigError, ServiceError
-from medclip_dcl.https import unreachable
 from medclip_hospital.dicomweb import DicomWeb
 from medclip_sources.dicom_folder import read_dicomweb
 from testing.dicomweb import StubArchive, stub_archive
