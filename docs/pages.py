@@ -20,8 +20,8 @@ from api.settings import ServeSettings  # noqa: E402
 from gateway.settings import GatewaySettings  # noqa: E402
 from medclip_dcl import errors  # noqa: E402
 from medclip_dcl.data.limits import REASONS  # noqa: E402
-from medclip_dcl.data.preflight import CODES  # noqa: E402
 from medclip_dcl.data.selection import SOURCE_REASONS  # noqa: E402
+from medclip_reporting.preflight import CODES  # noqa: E402
 from pipelines import reference  # noqa: E402
 from pipelines.__main__ import COMMANDS  # noqa: E402
 

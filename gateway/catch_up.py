@@ -5,9 +5,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from medclip_dcl.data.dicom.web import ArchivedImage, DicomWeb
 from medclip_dcl.data.limits import REASONS
 from medclip_dcl.errors import ConfigError, ImageError, ServiceError
+from medclip_hospital.dicomweb import ArchivedImage, DicomWeb
 
 from .journal import Journal
 from .listener import NO_RESOURCES, SUCCESS, Intake

@@ -13,8 +13,8 @@ from pydicom.uid import (
 )
 from pynetdicom import AE
 
-from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.errors import ConfigError, ServiceError
+from medclip_hospital.dicomweb import DicomWeb
 
 from .listener import client_context
 from .settings import DicomWebDestination, DimseDestination

@@ -131,6 +131,23 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
     return artifact
 
 
+def open_if_current(
+    path: Path, kind: ArtifactType, fingerprint: Mapping[str, Any]
+) -> Artifact | None:
+    """Open the artifact of a folder where it is whole and of this fingerprint, else give None.
+
+    What an earlier one left behind when it was replaced is removed then.
+    """
+    try:
+        found = open_artifact(path, kind)
+    except ArtifactError:
+        return None
+    if found.fingerprint != fingerprint:
+        return None
+    remove_retired(path)
+    return found
+
+
 @denials_named()
 def read_artifact_header(path: Path) -> Artifact:
     """Read the header of an artifact of any type, without checking its files."""

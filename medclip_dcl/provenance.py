@@ -29,7 +29,7 @@ def package_versions() -> dict[str, str]:
 
 
 _PROJECT = Path(__file__).parents[1]
-_CODE = tuple(f"{_PROJECT / name}/" for name in ("medclip_dcl", "pipelines"))
+_CODE = tuple(f"{_PROJECT / name}/" for name in ("medclip_dcl", "medclip_sources", "pipelines"))
 
 
 def code_digests() -> dict[str, str]:

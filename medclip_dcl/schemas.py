@@ -360,7 +360,7 @@ class ModelAnswer(Schema):
     limits: dict[str, float]
     """Limits on what may be asked."""
     engine: str = "torch"
-    """Who runs the encoders: torch, onnxruntime or openvino."""
+    """Who runs the encoders: torch or openvino."""
     precision: str = "float32"
     """Of the encoders."""
 

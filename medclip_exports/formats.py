@@ -27,6 +27,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
@@ -49,16 +50,17 @@ from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.model_package import TEXT
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.engines import run_onnxruntime
 from medclip_dcl.models.image_encoder import MEAN, SPREAD, to_input
 from medclip_dcl.models.onnx_graphs import (
-    ONNX_PACKAGES,
+    Run,
     largest_difference,
     model_parts,
     write_graph,
 )
 
 EXPORT = ArtifactType("export", 1, "export")
+
+_ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")  # that write graphs and run them
 
 Format = Literal["transformers", "onnx"]
 
@@ -91,7 +93,7 @@ def export_formats(
         raise ConfigError(f"an export is for one of {', '.join(get_args(Format))}, not {to!r}")
     if folder.exists():
         raise ConfigError(f"{folder} exists; name a folder that does not, or remove it")
-    missing = [name for name in ONNX_PACKAGES if to == "onnx" and find_spec(name) is None]
+    missing = [name for name in _ONNX_PACKAGES if to == "onnx" and find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"an export to onnx needs {', '.join(missing)}; run pip install '.[onnx]' in the "
@@ -214,8 +216,20 @@ def _write_onnx(predictor: Predictor, folder: Path) -> dict[str, float]:
     differences = {}
     for name, part in model_parts(model, settings.image.input_px).items():
         write_graph(part, folder / f"{name}.onnx")
-        differences[name] = largest_difference(run_onnxruntime(folder / f"{name}.onnx"), part)
+        differences[name] = largest_difference(_run_onnxruntime(folder / f"{name}.onnx"), part)
     return differences
+
+
+def _run_onnxruntime(file: Path) -> Run:
+    runtime = import_module("onnxruntime")
+    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    names = [item.name for item in session.get_inputs()]
+
+    def run(*inputs: Tensor) -> Tensor:
+        given = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+        return torch.from_numpy(session.run(None, given)[0])
+
+    return run
 
 
 @torch.no_grad()

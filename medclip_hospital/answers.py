@@ -19,7 +19,6 @@ from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.artifact_writer import Row, map_resumable, remove_resumable
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
-from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import REASONS, ImagesConfig
@@ -31,6 +30,7 @@ from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.progress import Progress
 from medclip_dcl.schemas import ClassifyAnswer
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table
+from medclip_hospital.dicomweb import DicomWeb
 from medclip_hospital.results import encode_results
 from medclip_hospital.settings import AnswerConfig, ResultsConfig
 

@@ -4,11 +4,11 @@ import datetime as dt
 from pathlib import Path
 
 from medclip_dcl.client import Client
-from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.data.images import shared_decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.files import write_bytes
 from medclip_dcl.schemas import Schema
+from medclip_hospital.dicomweb import DicomWeb
 
 from .results import encode_results
 from .settings import ResultsConfig

@@ -15,7 +15,7 @@ from medclip_dcl.retrieval.search import Query, RetrievalIndex
 from medclip_dcl.tables import spread_rows
 from medclip_reporting.charts import heat_uri, jpeg_uri
 from medclip_reporting.corpus import show_image
-from medclip_reporting.sources import Sources
+from medclip_reporting.sources import EXAMPLES, Sources
 
 View = dict[str, Any]
 
@@ -43,7 +43,7 @@ def show_cases(sources: Sources) -> list[View]:
     counts = np.array(texts.column("studies").to_pylist())
     asked = np.flatnonzero(counts >= _COMMON)
     asked = asked[np.argsort(-counts[asked], kind="stable")]
-    indices = spread_rows(len(asked), min(_QUERIES, sources.settings.examples))
+    indices = spread_rows(len(asked), min(_QUERIES, EXAMPLES))
     return [_case(index, int(asked[position])) for position in indices]
 
 

@@ -9,7 +9,7 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.tables import SPLITS, read_table, spread_rows
 from medclip_dcl.text import sentences
 from medclip_reporting.charts import image_uri
-from medclip_reporting.sources import Sources
+from medclip_reporting.sources import EXAMPLES, Sources
 
 View = dict[str, Any]
 
@@ -86,7 +86,7 @@ def show_examples(sources: Sources) -> list[View]:
     ]
     boxes = boxes_by_image(source)
     rows = [row for row in rows if row["image_id"] in boxes] or rows
-    chosen = [rows[index] for index in spread_rows(len(rows), sources.settings.examples)]
+    chosen = [rows[index] for index in spread_rows(len(rows), EXAMPLES)]
     said = sentences_of({row["study_id"] for row in chosen}, texts)
     return [
         show_image(images, row["image_id"], boxes.get(row["image_id"], []))

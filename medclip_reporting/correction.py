@@ -19,7 +19,6 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import StudyError
 from medclip_dcl.likelihood import eta
-from medclip_dcl.likelihood.diagnostics import Diagnostics, TruthAgreement, audit_parts, diagnose
 from medclip_dcl.likelihood.eta import EtaCache, has_labels, label_shares
 from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_matrix
 from medclip_dcl.tables import read_table
@@ -29,7 +28,8 @@ from medclip_dcl.training.dataset import Corpus, read_corpus, read_supervision
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_reporting.charts import Labels, Series, draw_histogram, draw_lines, draw_points
 from medclip_reporting.corpus import sentences_of, show_image
-from medclip_reporting.sources import Sources
+from medclip_reporting.diagnostics import Diagnostics, TruthAgreement, audit_parts, diagnose
+from medclip_reporting.sources import EXAMPLES, Sources
 
 View = dict[str, Any]
 Floats = Float[np.ndarray, " sentences"]
@@ -358,7 +358,7 @@ def _audit_batches(sources: Sources) -> tuple[View | None, list[View]]:
         _BATCHES,
         _SEED,
     )
-    shown = suspects[: 0 if sources.settings.private else sources.settings.examples]
+    shown = suspects[: 0 if sources.settings.private else EXAMPLES]
     said = sentences_of({corpus.study_ids[item.study] for item in shown}, texts)
     return means, [
         show_image(images, corpus.image_ids[item.image], [])

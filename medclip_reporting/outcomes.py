@@ -18,7 +18,7 @@ from medclip_dcl.training.config import read_training_config
 from medclip_dcl.training.logging import read_metrics
 from medclip_reporting.charts import Labels, Series, draw_lines, heat_uri
 from medclip_reporting.corpus import boxes_by_image, show_image
-from medclip_reporting.sources import Sources
+from medclip_reporting.sources import EXAMPLES, Sources
 
 View = dict[str, Any]
 
@@ -75,7 +75,7 @@ def show_heatmaps(sources: Sources) -> list[View]:
     rows = sorted((row for row in rows if row["cnr_signed"] is not None), key=_contrast)
     images, boxes = PreparedImages(prepared_artifact), boxes_by_image(source)
     shown = []
-    for index in spread_rows(len(rows), sources.settings.examples):
+    for index in spread_rows(len(rows), EXAMPLES):
         row = rows[index]
         own = [
             box for box in boxes[row["image_id"]] if text_key(box["phrase"]) == row["phrase_key"]
@@ -113,7 +113,7 @@ def show_gallery_answers(sources: Sources) -> list[View]:
     rows.sort(key=lambda row: (row["gallery_rank"], row["image_id"]))
     images, boxes = PreparedImages(prepared_artifact), boxes_by_image(source)
     shown = []
-    for index in spread_rows(len(rows), sources.settings.examples):
+    for index in spread_rows(len(rows), EXAMPLES):
         row = rows[index]
         image = show_image(images, row["image_id"], boxes[row["image_id"]][:1])
         box = {name: row[name] for name in ("x", "y", "width", "height")}

@@ -8,8 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.data import preflight
-from medclip_dcl.data.preflight import read_preflight
+from medclip_reporting import preflight
 from medclip_reporting.cases import show_answers, show_cases
 from medclip_reporting.corpus import describe_data, show_examples
 from medclip_reporting.correction import audit_negatives, describe_eta
@@ -19,6 +18,7 @@ from medclip_reporting.outcomes import (
     show_gallery_answers,
     show_heatmaps,
 )
+from medclip_reporting.preflight import read_preflight
 from medclip_reporting.sources import Sources, describe_provenance
 
 _FOLDER = Path(__file__).parent

@@ -1,9 +1,5 @@
 """Settings of the report page and of the cards."""
 
-from typing import Annotated
-
-from pydantic import Field
-
 from medclip_dcl.settings import Section
 
 
@@ -36,5 +32,3 @@ class ReportConfig(Section):
 
     private: bool = False
     """Leave out every text and picture."""
-    examples: Annotated[int, Field(ge=0)] = 6
-    """Images, heatmaps and retrieved cases shown."""

@@ -7,14 +7,18 @@ from typing import Any
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
-from medclip_dcl.data import manifest, preflight, prepared
+from medclip_dcl.data import manifest, prepared
 from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.evaluation import results
 from medclip_dcl.likelihood import eta, masked_lm, scoring
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
+from medclip_reporting import preflight
 from medclip_reporting.settings import ReportConfig
+
+EXAMPLES = 6
+"""Images, heatmaps and retrieved cases shown."""
 
 KINDS = (
     preflight.ARTIFACT,

@@ -12,8 +12,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from medclip_dcl.evaluation.compare import LEAST_RUNS
 from medclip_reporting.charts import Interval, Labels, draw_intervals
+from medclip_reporting.comparison import LEAST_RUNS
 from medclip_reporting.page import render
 
 _MOST_LINES = 5

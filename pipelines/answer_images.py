@@ -14,15 +14,15 @@ from medclip_dcl.artifact import Artifact
 from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
-from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.data.row_images import file_of, stamp_files
-from medclip_dcl.data.sources import readers
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import read_keys
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.settings import resolve_path
 from medclip_hospital import answers
 from medclip_hospital.answers import Ask, answer_images, asking_model, asking_service
+from medclip_hospital.dicomweb import DicomWeb
+from medclip_sources import readers
 
 from .job import Job, job_main
 

@@ -17,7 +17,6 @@ from medclip_dcl.artifact import Artifact
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
 from medclip_dcl.data.row_images import image_source
-from medclip_dcl.data.sources import readers
 from medclip_dcl.errors import QueryError
 from medclip_dcl.files import write_text
 from medclip_dcl.retrieval import embeddings
@@ -25,6 +24,7 @@ from medclip_dcl.schemas import Schema
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
+from medclip_sources import readers
 
 from .cli import sibling
 from .job import Job, job_main

@@ -9,10 +9,10 @@ import sys
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.data.manifest import write_manifest
-from medclip_dcl.data.sources import readers
-from medclip_dcl.data.sources.readers import Source
+from medclip_dcl.data.records import Source
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.settings import resolve_path
+from medclip_sources import readers
 
 from .config import Config
 from .job import Job, job_main

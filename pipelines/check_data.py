@@ -11,13 +11,13 @@ from typing import Any
 
 from medclip_dcl.artifact import HEADER, make_fingerprint, read_artifact_header
 from medclip_dcl.artifact_writer import ArtifactWriter
-from medclip_dcl.data import preflight
 from medclip_dcl.data.manifest import split_patients
 from medclip_dcl.data.selection import select
 from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.sentences import SPLITTER
+from medclip_reporting import preflight
 from medclip_reporting.page import render_check
 
 from .build_manifest import source_of
@@ -71,8 +71,8 @@ def build(job: Job) -> None:
     _warn_of_small_validation(job, tree["splits"]["validate"]["reports"])
     if not tree["verdict"]["clean"]:
         raise StudyError(
-            "the source has more faults than check.max_unusable_share, max_duplicate_share and "
-            f"max_leaks allow; {preflight.FOUND.file} of {artifact.path} names each, and its row "
+            "the source has more faults than check.max_fault_share allows, or leaks between its "
+            f"splits; {preflight.FOUND.file} of {artifact.path} names each, and its row "
             "where a table has it: correct them"
         )
 

@@ -20,15 +20,15 @@ import typer
 from medclip_dcl.artifact import HEADER, open_artifact
 from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.compare import (
+from medclip_dcl.evaluation.measure import read_sample_results
+from medclip_dcl.files import write_text
+from medclip_reporting.comparison import (
     LEVEL,
     Difference,
     compare_sides,
     describe_difference,
     measure_sides,
-    read_sample_results,
 )
-from medclip_dcl.files import write_text
 
 from .cli import tool_main
 

@@ -18,13 +18,13 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from medclip_dcl.data.sources.rows import read_columns
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import EngineName, Precision
-from medclip_dcl.vectors import Dtype, EmbeddedRows, list_image_files, write_vectors
+from medclip_exports.vectors import Dtype, EmbeddedRows, list_image_files, write_vectors
+from medclip_sources.rows import read_columns
 
 from .cli import run_folder, sibling, tool_main
 from .job import run_resumable

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from medclip_dcl.artifact_writer import remove_resumable
-from medclip_dcl.data.preflight import (
+from medclip_dcl.data.records import ImageRecord, RawStudies, Source, Study
+from medclip_dcl.data.selection import REJECT_REASONS, VIEW_REASONS, Selection
+from medclip_dcl.files import write_text
+from medclip_dcl.tables import SPLITS, write_table
+from medclip_dcl.text.sentences import text_key
+from medclip_reporting.preflight import (
     CODES,
     DUPLICATE,
     FIGURES,
@@ -20,12 +25,6 @@ from medclip_dcl.data.preflight import (
     UNUSABLE,
     CheckConfig,
 )
-from medclip_dcl.data.selection import REJECT_REASONS, VIEW_REASONS, Selection
-from medclip_dcl.data.sources.readers import Source
-from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Study
-from medclip_dcl.files import write_text
-from medclip_dcl.tables import SPLITS, write_table
-from medclip_dcl.text.sentences import text_key
 
 from .inspection import Row, count_labels, describe_images
 
@@ -272,9 +271,9 @@ def judge(chosen: Selection, facts: Row, found: Iterable[Found], allowed: CheckC
         "duplicate_share": round(repeats / opened, 6) if opened else 0.0,
         "leaks": len({item for item in found if _kind_of(item.code) == LEAK}),
     }
-    limits = {f"max_{name}": getattr(allowed, f"max_{name}") for name in verdict}
-    clean = all(value <= limits[f"max_{name}"] for name, value in verdict.items())
-    return verdict | limits | {"clean": clean}
+    most = allowed.max_fault_share
+    clean = not verdict["leaks"] and all(value <= most for value in verdict.values())
+    return verdict | {"max_share": most, "clean": clean}
 
 
 def _kind_of(code: str) -> str:

@@ -16,9 +16,9 @@ from typing import Annotated
 import typer
 import yaml
 
-from medclip_dcl.data.sources.column_guesses import ROLES, TableGuess, guess_table
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import write_text
+from pipelines.column_guesses import ROLES, TableGuess, guess_table
 
 from .cli import tool_main
 
@@ -161,8 +161,6 @@ def _source(guess: TableGuess) -> Iterator[str]:
     yield "  kind: table"
     yield f"  root: {_quoted(str(root))}"
     yield f"  table: {_quoted(str(below))}"
-    if guess.separator:
-        yield f"  separator: {_quoted(guess.separator)}"
     if guess.encoding:
         yield f"  fallback_encoding: {guess.encoding}"
     yield "  columns:                        # the table's own names stand on the right"

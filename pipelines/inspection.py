@@ -16,15 +16,15 @@ from medclip_dcl.artifact_writer import map_resumable
 from medclip_dcl.data import manifest
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.preflight import ANSWERS, IMAGES
+from medclip_dcl.data.records import ImageRecord, Text
 from medclip_dcl.data.row_images import image_source
-from medclip_dcl.data.sources.records import ImageRecord, Text
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError
 from medclip_dcl.progress import Progress
 from medclip_dcl.text.labeler.labels import read_claims
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import SentencesConfig, split_section, used_sections
+from medclip_reporting.preflight import ANSWERS, IMAGES
 
 UNIT = 256  # images or reports in one unit of work: what a kill can lose, some seconds
 _ANSWER_OF = {1: "present", 0: "absent", -1: "uncertain"}  # in a label table

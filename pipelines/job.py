@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -16,7 +17,8 @@ from medclip_dcl.artifact import (
     fingerprint_changes,
     make_fingerprint,
     open_artifact,
-    remove_retired,
+    open_if_current,
+    read_artifact_header,
 )
 from medclip_dcl.artifact_writer import ArtifactWriter, write_artifact
 from medclip_dcl.errors import ArtifactError
@@ -65,15 +67,14 @@ class Job:
         """
         fingerprint = make_fingerprint(kind, settings, inputs)
         path = kind.at(self.work)
-        try:
-            existing = open_artifact(path, kind)
-        except ArtifactError:
-            existing = None
-        if existing is not None and existing.fingerprint == fingerprint and not self.force:
-            remove_retired(path)
-            self.say(artifact=kind.name, state="reused", **_scalars(existing.summary))
-            self.note_changed_code(existing)
-            return existing
+        current = None if self.force else open_if_current(path, kind, fingerprint)
+        if current is not None:
+            self.say(artifact=kind.name, state="reused", **_scalars(current.summary))
+            self.note_changed_code(current)
+            return current
+        existing = None
+        with suppress(ArtifactError):
+            existing = read_artifact_header(path)
         with write_artifact(path, kind, fingerprint, same_code=self.force) as writer:
             summary = write(writer)
             artifact = writer.commit(summary)

@@ -26,7 +26,6 @@ from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactError, MedclipError
 from medclip_dcl.likelihood import masked_lm
-from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import HEADS
 from medclip_dcl.models.encoder_files import describe_image
 from medclip_dcl.models.pretrained import fetch_weights, weights_file
@@ -42,7 +41,7 @@ from medclip_dcl.training.validation import validation_batch
 from .cli import ConfigFile, Overrides, config_of, tool_main
 from .config import Config
 from .doctor import Check, nearest_folder, print_findings
-from .false_negatives import PAPER_BATCH, false_negatives
+from .false_negatives import PAPER_BATCH, correction, false_negatives, same_correction
 from .grid import PlannedRuns, changed_config, grid_runs, read_grid
 from .runs import runs_at_a_time
 from .table1 import table_runs

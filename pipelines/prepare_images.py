@@ -8,8 +8,8 @@ import sys
 
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.row_images import stamp_files
-from medclip_dcl.data.sources import readers
 from medclip_dcl.settings import resolve_path
+from medclip_sources import readers
 
 from .job import Job, job_main
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.artifact_writer import ArtifactWriter
-from medclip_dcl.data.claims_table import read_claims_table
 from medclip_dcl.files import sha256_file
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
+from medclip_sources.claims_table import read_claims_table
 
 from .job import Job, job_main
 

@@ -23,14 +23,14 @@ import typer
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.compare import (
+from medclip_dcl.evaluation.measure import read_sample_results
+from medclip_dcl.files import write_text
+from medclip_reporting.comparison import (
     Side,
     compare_sides,
     estimate_side,
     measure_sides,
-    read_sample_results,
 )
-from medclip_dcl.files import write_text
 from medclip_reporting.sweep import render_sweep, sweep_csv, sweep_text
 
 from .cli import ConfigFile, Overrides, tool_main

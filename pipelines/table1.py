@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl.evaluation.compare import (
+from medclip_dcl.files import write_text
+from medclip_reporting.comparison import (
     Side,
     compare_sides,
     describe_difference,
     power_text,
 )
-from medclip_dcl.files import write_text
 from medclip_reporting.sweep import FEW_SEEDS, figure_text
 
 from .cli import ConfigFile, Overrides, tool_main

@@ -22,7 +22,7 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.files import write_text
 from medclip_dcl.likelihood import eta, masked_lm
 from medclip_dcl.likelihood.eta import EtaCache
-from medclip_dcl.likelihood.fitting import train_tokenizer
+from medclip_dcl.likelihood.masked_corpus import train_tokenizer
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.tables import TableFormat, write_table
 from medclip_dcl.text import sentences

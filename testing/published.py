@@ -17,7 +17,7 @@ from medclip_dcl.evaluation.calibration import add_calibration
 from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT
 from medclip_dcl.inference.predictor import build_predictor, fit_offsets
 from medclip_dcl.input_range import fit_input_range
-from medclip_dcl.likelihood.fitting import train_tokenizer
+from medclip_dcl.likelihood.masked_corpus import train_tokenizer
 from medclip_dcl.model_package import (
     ARTIFACT,
     FindingCalibration,

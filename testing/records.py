@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Study, Text
+from medclip_dcl.data.records import ImageRecord, RawStudies, Study, Text
 
 CLEAR = Text("Clear.", "", "")
 

@@ -34,7 +34,6 @@ from benchmarks.method.real_studies.studies import Fold, read_folds, read_patien
 from benchmarks.record import finish, is_quick
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.likelihood import eta, masked_lm, scoring
-from medclip_dcl.likelihood.diagnostics import compare_with_truth, spearman
 from medclip_dcl.likelihood.eta_fit import Line, best_constant, measure_shares
 from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.losses.relations import encode_claims
@@ -42,6 +41,7 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.labels import read_claims
+from medclip_reporting.diagnostics import compare_with_truth, spearman
 from testing.processes import options
 
 MODELS = {

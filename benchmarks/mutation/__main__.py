@@ -41,7 +41,14 @@ TREE, DONE, LOG, IMPORTED = (STATE / name for name in ("tree", "done.jsonl", "lo
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 GOAL = 0.85
 MEMORY = 12 * 2**30
-_OURS = ("benchmarks", "medclip_dcl", "medclip_exports", "medclip_hospital", "medclip_reporting")
+_OURS = (
+    "benchmarks",
+    "medclip_dcl",
+    "medclip_exports",
+    "medclip_hospital",
+    "medclip_reporting",
+    "medclip_sources",
+)
 _OURS += ("medclip_synthetic", "pipelines", "api", "gateway", "testing", "tests")
 _PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W")
 _PYTEST += ("ignore::pytest.PytestAssertRewriteWarning", f"--basetemp={STATE / 'tmp'}")

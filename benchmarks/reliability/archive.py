@@ -21,9 +21,10 @@ from typing import Any
 
 from benchmarks.record import finish, is_quick, judge
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.data import manifest, preflight
-from medclip_dcl.data.preflight import read_preflight
+from medclip_dcl.data import manifest
 from medclip_dcl.tables import read_table
+from medclip_reporting import preflight
+from medclip_reporting.preflight import read_preflight
 from medclip_synthetic.faults import Planted, read_fault_list
 from medclip_synthetic.patients import NATURAL, draw_patient
 from medclip_synthetic.settings import GenerateConfig

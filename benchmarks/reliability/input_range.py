@@ -37,12 +37,12 @@ from medclip_dcl.data import manifest, prepared, selection
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.data.sources import readers
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.input_range import fit_input_range, is_out_of_range
 from medclip_dcl.model_package import InputRange
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table, spread_rows
+from medclip_sources import readers
 from pipelines.config import Config, load_config
 from testing import unlike
 from testing.unlike import Grey

@@ -205,7 +205,7 @@ def _run_everything(commands: Commands) -> dict[str, float]:
     run(story[0], *options())
     planted = spoil(base / "studies")
     refused("build_manifest", "too_many_rejects", "source.max_reject_share=0")
-    refused("check_data", "check", "check.max_unusable_share=0")
+    refused("check_data", "check", "check.max_fault_share=0")
     # a sweep would draw the spoilt studies again
     quick = ("pretrain.steps=2", "pretrain.batch=4")
     shared = options('answer.objects=["sr","pr","sc"]', f"jobs={json.dumps(story[1:])}", *quick)

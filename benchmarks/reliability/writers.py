@@ -31,7 +31,7 @@ Before = tuple[str, tuple[Any, ...]]
 CONFIG = "configs/demo.yaml"
 _STUDIES = (
     *("generate.patients=8", "generate.coverage_images=0", "generate.size_px=64"),
-    *("generate.workers=1", "source.max_reject_share=0.9", "check.max_unusable_share=1"),
+    *("generate.workers=1", "source.max_reject_share=0.9", "check.max_fault_share=1"),
     *("images.max_reject_share=0.9", "images.size_px=64", "images.workers=1"),
     *("images.shard_rows=4", "language_model.steps=3", "language_model.vocabulary=300"),
     *("language_model.hidden_size=32", "likelihood.unit_pieces=1500", "likelihood.workers=1"),
@@ -141,7 +141,7 @@ def call(functions: Sequence[Before]) -> None:
 
 def copy_row_by_row() -> None:
     """Let every row of a dataset be a file, so that there are many."""
-    from medclip_dcl.data.sources import huggingface
+    from medclip_sources import huggingface
 
     huggingface._SHARD_BYTES = huggingface._BATCH = 1
 
@@ -158,7 +158,7 @@ def archive_folder(folder: str) -> None:
     """Put a folder of DICOM files in the place of an archive."""
     from pydicom import dcmread
 
-    from medclip_dcl.data.sources import dicomweb
+    from medclip_hospital import dicomweb
 
     found = {}
     for path in sorted(Path(folder).rglob("*.dcm")):
@@ -208,7 +208,7 @@ def _on_studies() -> tuple[Writer, ...]:
         studies("build_eta_cache", old=("eta.a=0.1",)),
         studies("answer_images", settings=('answer.objects=["sr", "pr", "sc"]',), stride=3),
         studies(
-            "answer_images by graphs", settings=("inference.engine=onnxruntime",), old=("seed=0",)
+            "answer_images by graphs", settings=("inference.engine=openvino",), old=("seed=0",)
         ),
     )
 
@@ -233,8 +233,7 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
             "build_manifest of a hub",
             settings=(
                 *_HUB,
-                *("source.root={work}/fetched", "source.name=someone/chests"),
-                f"source.revision={COMMIT}",
+                *("source.root={work}/fetched", f"source.name=someone/chests@{COMMIT}"),
             ),
             words=("--config", "{config}", "--set", "work={work}/apart2"),
             before=((f"{_HERE}:reach_hub", (hub,)),),

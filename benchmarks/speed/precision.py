@@ -35,7 +35,6 @@ from pipelines.config import Config, load_config
 
 WAYS: tuple[tuple[EngineName, Precision], ...] = (
     ("torch", "float32"),
-    ("onnxruntime", "float32"),
     ("openvino", "float32"),
     ("torch", "bfloat16"),
     ("openvino", "bfloat16"),

@@ -34,9 +34,9 @@ from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.manifest import write_manifest
 from medclip_dcl.data.prepared import ListedImage, prepare_images
 from medclip_dcl.data.row_images import image_source, row_name
-from medclip_dcl.data.sources.readers import images_root, read_source
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.tables import read_table
+from medclip_sources.readers import images_root, read_source
 from pipelines.config import load_config
 from testing.processes import memory_mib
 

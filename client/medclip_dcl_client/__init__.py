@@ -1,6 +1,6 @@
 """The client of the service alone: `Client` and its errors, without torch.
 
-The five modules are those of `medclip_dcl`, linked here in the checkout and copied into the wheel.
+The four modules are those of `medclip_dcl`, linked here in the checkout and copied into the wheel.
 """
 
 from .client import Client

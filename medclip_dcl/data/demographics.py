@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from medclip_dcl.data.sources.table_files import read_any, read_rows
+from medclip_dcl.data.table_files import read_any, read_rows
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.settings import Section
 

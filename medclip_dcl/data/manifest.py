@@ -8,23 +8,20 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from medclip_dcl.artifact import Artifact, ArtifactType
+from medclip_dcl.data.records import Reject, Source
 from medclip_dcl.data.selection import VIEW_REASONS, Selection, by_reason, file_fault, select
-from medclip_dcl.data.sources.records import Reject
-from medclip_dcl.data.sources.settings import LABEL_KEY, SourceConfig
+from medclip_dcl.data.source_settings import LABEL_KEY, SourceConfig
 from medclip_dcl.errors import ArtifactCorrupt, StudyError
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.text.labeler.lexicon import LABELS
-
-if TYPE_CHECKING:  # the tables are read by those who have no source
-    from medclip_dcl.data.sources.readers import Source
 
 ARTIFACT = ArtifactType("manifest", 2, "build_manifest")
 
@@ -171,7 +168,7 @@ def label_names(labels: pa.Table) -> tuple[str, ...]:
     return tuple(name for name in labels.column_names if name != LABEL_KEY)
 
 
-def split_patients(source: "Source", chosen: Selection, settings: SourceConfig) -> dict[str, str]:
+def split_patients(source: Source, chosen: Selection, settings: SourceConfig) -> dict[str, str]:
     """Give every patient of a selection one split: `assign_splits` with the source's own."""
     return assign_splits(
         sorted({*chosen.subjects.values(), *(image.subject_id for image in chosen.images)}),
@@ -182,7 +179,7 @@ def split_patients(source: "Source", chosen: Selection, settings: SourceConfig) 
     )
 
 
-def write_manifest(folder: Path, source: "Source", settings: SourceConfig) -> dict[str, Any]:
+def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict[str, Any]:
     """Write every table of the manifest.
 
     Raises:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from medclip_dcl.data.limits import REASONS as IMAGE_REASONS
-from medclip_dcl.data.row_images import file_of
-from medclip_dcl.data.sources.records import (
+from medclip_dcl.data.records import (
     LONGEST_REPORT,
     ImageRecord,
     RawStudies,
@@ -16,8 +15,9 @@ from medclip_dcl.data.sources.records import (
     Study,
     Text,
 )
-from medclip_dcl.data.sources.settings import SourceConfig
-from medclip_dcl.data.sources.table_files import POINTER_BYTES, is_pointer
+from medclip_dcl.data.row_images import file_of
+from medclip_dcl.data.source_settings import SourceConfig
+from medclip_dcl.data.table_files import POINTER_BYTES, is_pointer
 from medclip_dcl.errors import StudyError
 from medclip_dcl.files import path_under
 from medclip_dcl.text.sections import read_sections
@@ -34,7 +34,7 @@ SOURCE_REASONS: dict[str, str] = {
     "duplicate_id": "an earlier row has the same id",
     "patient_conflict": "the image and its study name different patients",
     "lateral": "the view position is not one of source.frontal_views",
-    "no_view": "the view position is blank and source.keep_blank_views is off",
+    "no_view": "the view position is blank, which source.frontal_views does not list",
     "missing_image": "the image's file is missing or outside the root",
     "backslash_path": "no file has this path with backslashes; write it with /",
     "wrong_image": "the archive gave something else than the image that was asked for",
@@ -132,14 +132,12 @@ def _reasons_of(
 
 def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
     """Give the code of the reason why an image cannot be used, or nothing."""
-    if settings.images_per_study == "all":
+    frontal = {view.upper() for view in settings.frontal_views}
+    if settings.images_per_study == "all" or image.view.upper() in frontal:
         pass
     elif image.view:
-        if image.view.upper() not in {view.upper() for view in settings.frontal_views}:
-            return "lateral"
-    elif not settings.keep_blank_views and (
-        settings.kind not in {"table", "huggingface"} or settings.columns.get("view")
-    ):
+        return "lateral"
+    elif settings.kind not in {"table", "huggingface"} or settings.columns.get("view"):
         return "no_view"  # a table without a column of views holds frontal images alone
     return file_fault(image, root)
 

@@ -27,6 +27,9 @@ PAPER_THRESHOLDS: tuple[float, ...] = tuple(step * 0.05 for step in range(-20, 2
 BIOVIL_THRESHOLDS: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5)
 """Thresholds of the BioViL-style variant; its clamp at 0 changes nothing above 0."""
 
+HEATMAP_PX = 1024
+"""Longer side at which heatmaps meet boxes; smaller images keep their size."""
+
 _DRAWS = 5  # heatmaps of other images that each sentence's boxes meet
 _CHANCE_PX = 256  # their longer side: CNR hardly depends on it
 

@@ -35,10 +35,10 @@ _NO_FINDING = "no finding has images of both classes that define it"
 
 @dataclass(frozen=True)
 class ThresholdRule:
-    """Rule by which a threshold is chosen: `evaluate.threshold` and `evaluate.sensitivity`."""
+    """Rule by which a threshold is chosen: `evaluate.threshold`."""
 
-    kind: Literal["youden", "f1", "sensitivity"] = "youden"
-    sensitivity: float = 0.9
+    kind: Literal["youden", "f1"] | float = "youden"
+    """A number is the sensitivity that the threshold has to reach."""
 
     def choose(
         self, margins: Float[np.ndarray, " images"], positive: Bool[np.ndarray, " images"]
@@ -61,7 +61,7 @@ class ThresholdRule:
         elif self.kind == "f1":
             best = int((2 * hits / (hits + misses + present)).argmax())
         else:
-            best = int((hits >= self.sensitivity * present - 1e-9).argmax())
+            best = int((hits >= self.kind * present - 1e-9).argmax())
         return float(levels[best])
 
 

@@ -33,7 +33,7 @@ from medclip_dcl.evaluation.classification import (
     labelled_truth,
 )
 from medclip_dcl.evaluation.evaluated_model import Embed, EncodedImages, EvaluatedModel, encode
-from medclip_dcl.evaluation.grounding import boxed_sentences, evaluate_grounding
+from medclip_dcl.evaluation.grounding import HEATMAP_PX, boxed_sentences, evaluate_grounding
 from medclip_dcl.evaluation.operating_point import (
     ThresholdRule,
     choose_thresholds,
@@ -199,7 +199,7 @@ class Evaluation:
         self._source, self._images, self._sentences = source, images, sentences
         self._files = _question_files(config)
         self._bootstrap = BootstrapOptions(config.evaluate.bootstrap, _SEED)
-        self._rule = ThresholdRule(config.evaluate.threshold, config.evaluate.sensitivity)
+        self._rule = ThresholdRule(config.evaluate.threshold)
         self._outcomes: dict[str, EvalResult] = {}
         self._gallery = self._read_gallery()  # before hours of encoding
         self.tables = {form: [] for form in results.TABLES}
@@ -403,7 +403,7 @@ class Evaluation:
         if not units:
             return
         outcomes["grounding"], tables[results.GROUNDINGS] = evaluate_grounding(
-            self._model, encoded, units, self._config.evaluate.heatmap_px, bootstrap
+            self._model, encoded, units, HEATMAP_PX, bootstrap
         )
         outcomes["boxes"], found, tables[results.RANKS], vectors = evaluate_boxes(
             self._model, encoded, units, bootstrap

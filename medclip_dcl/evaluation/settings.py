@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 from pydantic import Field, model_validator
 
 from medclip_dcl.data.demographics import DemographicsConfig
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.settings import NO_EFFECT, Section
 
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
@@ -48,13 +48,11 @@ class EvaluateConfig(Section):
     images_per_finding: Annotated[int, Field(ge=0)] = 0
     """Most images of a finding, half of them with it, drawn at random; 0: all. The paper has about
     1000 a task; that half of them show the finding is ours."""
-    threshold: Literal["youden", "f1", "sensitivity"] = "youden"
+    threshold: Literal["youden", "f1"] | Annotated[float, Field(gt=0, le=1)] = "youden"
     """How the level is chosen, on the validation images, from which on a finding is decided to be
-    present: the largest Youden index (sensitivity + specificity - 1), the largest `f1`, or the
-    highest level that reaches `sensitivity`. F1, MCC, sensitivity, specificity, PPV and NPV are
-    measured there."""
-    sensitivity: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Sensitivity on the validation images that `threshold: sensitivity` asks for."""
+    present: the largest Youden index (sensitivity + specificity - 1), the largest `f1`, or, by
+    a number, the highest level that reaches this sensitivity. F1, MCC, sensitivity, specificity,
+    PPV and NPV are measured there."""
     probe_images: Annotated[int, Field(ge=0)] = 0
     """Most training images for linear probes, drawn at random; 0: no probe."""
     probe_fractions: Annotated[
@@ -74,8 +72,6 @@ class EvaluateConfig(Section):
     """Whether a model is evaluated on patients, or on pictures, that it was trained on."""
     retrieval_pool: Annotated[int, Field(ge=0)] = 1000
     """Images in the pool of image-report retrieval, drawn at random; 0: it is left out."""
-    heatmap_px: Annotated[int, Field(ge=16)] = 1024
-    """Longer side at which heatmaps meet boxes, pixels; smaller images keep their size."""
     bootstrap: Annotated[int, Field(ge=0)] = 1000
     """Patient-level bootstrap samples for 95 % intervals; 0: none."""
     adapter: AdapterConfig = AdapterConfig()

@@ -23,7 +23,7 @@ from transformers import BertForMaskedLM, PreTrainedModel
 from medclip_dcl.errors import ScoreError
 from medclip_dcl.likelihood.bert_graph import ACTIVATIONS, BertGraph, build_graph
 from medclip_dcl.likelihood.masked_lm import Engine, MaskedCopies, PlainEngine, is_bert
-from medclip_dcl.models.openvino_core import openvino_core
+from medclip_dcl.models.engines import openvino_core
 
 LOGGER = logging.getLogger("medclip.likelihood")
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 
 from medclip_dcl.artifact import Artifact, ArtifactType, fingerprint_changes
 from medclip_dcl.distributed import Launch, available_cores
@@ -31,7 +32,6 @@ from medclip_dcl.errors import (
     LaunchError,
 )
 from medclip_dcl.files import write_bytes
-from medclip_dcl.likelihood.diagnostics import spearman
 from medclip_dcl.likelihood.engines import EngineName
 from medclip_dcl.likelihood.masked_lm import (
     model_digest,
@@ -325,8 +325,14 @@ def _summary(table: pa.Table) -> dict[str, Any]:
         "pll_p5_nats": round(float(low), 4),
         "pll_median_nats": round(float(middle), 4),
         "pll_p95_nats": round(float(high), 4),
-        "spearman_pll_count": round(spearman(pll_nats[said], count[said]), 4),
+        "spearman_pll_count": round(_spearman(pll_nats[said], count[said]), 4),
     }
+
+
+def _spearman(x: np.ndarray, y: np.ndarray) -> float:
+    a, b = stats.rankdata(x), stats.rankdata(y)
+    varies = len(a) > 1 and min(np.ptp(a), np.ptp(b)) > 0
+    return float(np.corrcoef(a, b)[0, 1]) if varies else float("nan")
 
 
 def _progress(total: int, done: int, launch: Launch) -> Progress | nullcontext[None]:

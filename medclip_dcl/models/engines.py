@@ -1,11 +1,11 @@
-"""Who runs the two encoders: PyTorch, or on a CPU ONNX Runtime or OpenVINO.
+"""Engines of the two encoders: PyTorch, or OpenVINO on a CPU.
 
     image.onnx          pixels -> unit vector of every region
     text.onnx           input_ids, attention_mask -> unit vector of every sentence
 
-Both libraries read these graphs, which are exported once for a model and kept in this user's cache,
+OpenVINO reads these graphs, which are exported once for a model and kept in this user's cache,
 `$XDG_CACHE_HOME/medclip-dcl` or `~/.cache/medclip-dcl`, where nobody else may write: a graph next
-to a package would be anybody's, and its digest is not the model's. An engine is taken only after it
+to a package would be anybody's, and its digest is not the model's. OpenVINO is taken only after it
 has answered like PyTorch; else the log says why, and PyTorch serves.
 """
 
@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,28 +27,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_artifact
+from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_if_current
 from medclip_dcl.errors import ArtifactError, ConfigError
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.onnx_graphs import (
-    ONNX_PACKAGES,
     ModelPart,
     Run,
     largest_difference,
     model_parts,
     write_graph,
 )
-from medclip_dcl.models.openvino_core import openvino_core
-from medclip_dcl.models.settings import EngineName, InferenceConfig
+from medclip_dcl.models.settings import InferenceConfig
 
 LOGGER = logging.getLogger("medclip.engines")
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 2e-2}
 """Largest difference of an entry of a unit vector to PyTorch's in float32, by precision."""
 
-_GRAPHS = ArtifactType("graphs", 1, "an engine other than torch")
-_PACKAGES = {"onnxruntime": ONNX_PACKAGES, "openvino": ("openvino", "onnx", "onnxscript")}
-_EXTRAS = {"onnxruntime": "onnx", "openvino": "openvino"}
+_GRAPHS = ArtifactType("graphs", 1, "the engine openvino")
+_PACKAGES = ("openvino", "onnx", "onnxscript")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _OPENVINO_TYPES = {"float32": "f32", "bfloat16": "bf16"}
 
@@ -79,14 +77,16 @@ class TorchEngine:
             return self._model.encode_sentences(input_ids, attention_mask)
 
 
-class GraphEngine:
-    """A model's exported graphs, run by a library of their own on the CPU."""
+class OpenVinoEngine:
+    """A model's exported graphs, run by OpenVINO on the CPU."""
 
-    def __init__(
-        self, name: Literal["onnxruntime", "openvino"], precision: str, image: Run, text: Run
-    ) -> None:
-        self.name, self.precision = name, precision
-        self._image, self._text = image, text
+    name: Literal["openvino"] = "openvino"
+
+    def __init__(self, folder: Path, precision: str) -> None:
+        self.precision = precision
+        self._image, self._text = (
+            run_openvino(folder / f"{name}.onnx", precision) for name in ("image", "text")
+        )
 
     def encode_images(
         self, pixels: Float[Tensor, "images 1 height width"]
@@ -103,7 +103,7 @@ class GraphEngine:
         return self._text(input_ids, attention_mask)
 
 
-Engine = TorchEngine | GraphEngine
+Engine = TorchEngine | OpenVinoEngine
 """Runs a model's encoders, in evaluation mode and without gradients."""
 
 
@@ -125,39 +125,32 @@ def choose_engine(
     precision, is_cpu = settings.precision, model.gamma.device.type == "cpu"
     if precision == "float16" and is_cpu:
         raise ConfigError("inference in float16 needs a GPU; set bfloat16 or float32 on a CPU")
-    names = _candidates(settings, is_cpu=is_cpu)
+    fast = _takes_openvino(settings, is_cpu=is_cpu)
     plain = TorchEngine(model)
-    if not names and precision == "float32":
+    if not fast and precision == "float32":
         return plain
     parts = model_parts(model, input_px)
-    if names:
+    if fast:
         try:
             with _graphs(parts, package, digest) as folder:
-                for name in names:
-                    engine = _built(name, precision, folder)
-                    if _agrees(engine, parts):
-                        return engine
+                engine = OpenVinoEngine(folder, precision)
+                if _agrees(engine, parts):
+                    return engine
         except Exception as error:  # noqa: BLE001 (no exporter knows every backbone; PyTorch does)
             LOGGER.warning("PyTorch runs the encoders: %s in an export", type(error).__name__)
     reduced = TorchEngine(model, precision)
     return reduced if precision != "float32" and _agrees(reduced, parts) else plain
 
 
-def run_onnxruntime(file: Path) -> Run:
-    """Load a graph into ONNX Runtime, with as many threads as torch uses now."""
-    runtime = import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # errors
-    session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    names = [item.name for item in session.get_inputs()]
+@cache
+def openvino_core() -> Any:
+    """Give the one OpenVINO runtime of a process, which lives as long as the process.
 
-    def run(*inputs: Tensor) -> Tensor:
-        given = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
-        return torch.from_numpy(session.run(None, given)[0])
-
-    return run
+    Each runtime gives the thread that makes it another stack for signals. Where several end in
+    another order than they began, that stack is freed and stays in use, and the next signal, such
+    as SIGTERM, ends the process with a segmentation fault (OpenVINO 2026.1).
+    """
+    return import_module("openvino").Core()
 
 
 def run_openvino(file: Path, precision: str) -> Run:
@@ -181,39 +174,18 @@ def run_openvino(file: Path, precision: str) -> Run:
     return run
 
 
-def _candidates(settings: InferenceConfig, *, is_cpu: bool) -> list[EngineName]:
-    """List who may run the model before PyTorch, the fastest first."""
-    if settings.engine == "torch" or (settings.engine == "auto" and not is_cpu):
-        return []
-    if settings.engine == "auto":
-        names: tuple[EngineName, ...] = ("openvino", "onnxruntime")
-        able = names if settings.precision == "float32" else names[:1]
-        return [name for name in able if not _missing(name)]
+def _takes_openvino(settings: InferenceConfig, *, is_cpu: bool) -> bool:
+    missing = [package for package in _PACKAGES if find_spec(package) is None]
+    if settings.engine != "openvino":
+        return settings.engine == "auto" and is_cpu and not missing
     if not is_cpu:
-        raise ConfigError(f"{settings.engine} runs on a CPU here; set engine torch for a GPU")
-    if missing := _missing(settings.engine):
+        raise ConfigError("openvino runs on a CPU here; set engine torch for a GPU")
+    if missing:
         raise ConfigError(
-            f"engine {settings.engine} needs {', '.join(missing)}; "
-            f"run pip install '.[{_EXTRAS[settings.engine]}]' in the checkout"
+            f"engine openvino needs {', '.join(missing)}; run pip install '.[openvino]' in the "
+            "checkout"
         )
-    if settings.engine == "onnxruntime" and settings.precision != "float32":
-        raise ConfigError(
-            f"onnxruntime has no {settings.precision} on a CPU; set engine openvino or torch"
-        )
-    return [settings.engine]
-
-
-def _missing(name: EngineName) -> list[str]:
-    return [package for package in _PACKAGES[name] if find_spec(package) is None]
-
-
-def _built(name: EngineName, precision: str, folder: Path) -> GraphEngine:
-    files = (folder / "image.onnx", folder / "text.onnx")
-    if name == "openvino":
-        image, text = (run_openvino(file, precision) for file in files)
-        return GraphEngine("openvino", precision, image, text)
-    image, text = map(run_onnxruntime, files)
-    return GraphEngine("onnxruntime", precision, image, text)
+    return True
 
 
 def _agrees(engine: Engine, parts: dict[str, ModelPart]) -> bool:
@@ -239,7 +211,7 @@ def _graphs(parts: dict[str, ModelPart], package: Path, digest: str) -> Iterator
     with ExitStack() as until_loaded:
         try:
             kept = _cache_folder(package)
-            if not _holds(kept, fingerprint):
+            if open_if_current(kept, _GRAPHS, fingerprint) is None:
                 with write_artifact(kept, _GRAPHS, fingerprint) as writer:
                     _export(parts, writer.directory)
                     writer.commit({})
@@ -263,13 +235,6 @@ def _cache_folder(package: Path) -> Path:
         raise PermissionError(f"{root} may be written to by others")
     place = os.fsencode(package.resolve())
     return root / f"graphs-{hashlib.sha256(place).hexdigest()[:32]}"
-
-
-def _holds(folder: Path, fingerprint: dict[str, Any]) -> bool:
-    try:
-        return open_artifact(folder, _GRAPHS).fingerprint == fingerprint
-    except (ArtifactError, OSError):
-        return False
 
 
 def _export(parts: dict[str, ModelPart], folder: Path) -> None:

@@ -26,7 +26,7 @@ def add_adapters(encoder: DualEncoder, settings: LoraConfig, seed: int) -> int:
 
     Args:
         encoder: the model, changed in place.
-        settings: rank, encoders, layers and dropout.
+        settings: rank and encoders.
         seed: that of A; the global generator is left alone.
 
     Returns:
@@ -45,18 +45,14 @@ def add_adapters(encoder: DualEncoder, settings: LoraConfig, seed: int) -> int:
             for key, module in backbone.named_modules()
             # Subclasses are used by their weight alone, as in torch's attention.
             if type(module) is nn.Linear
-            and (not settings.targets or key.endswith(settings.targets))
         ]
         if not layers:
             raise ConfigError(
-                f"the {name} encoder has no linear layer that ends in "
-                f"{', '.join(settings.targets) or 'anything'}; set model.lora.targets, or "
-                "model.lora.encoders to the other one"
+                f"the {name} encoder has no linear layer; set model.lora.encoders to the other one"
             )
         config = peft.LoraConfig(
             r=settings.rank,
             lora_alpha=_SCALE * settings.rank,
-            lora_dropout=settings.dropout,
             target_modules=layers,
         )
         with torch.random.fork_rng(devices=[]):

@@ -23,9 +23,6 @@ from torch.nn import functional
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import MEAN, SPREAD
 
-ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
-"""What writes graphs and runs them."""
-
 _OPSET = 20
 # Images or texts of a case, and word pieces or texts. The first is the exporter's example: an axis
 # of length 1 would become fixed.

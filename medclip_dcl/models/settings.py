@@ -118,16 +118,12 @@ class SimilarityConfig(Section):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters, trained in place of an encoder's weights, merged on publishing."""
+    """Low-rank adapters of every linear layer, trained in its place, merged on publishing."""
 
     rank: Annotated[int, Field(ge=0)] = 0
     """Rank of the adapters, which are scaled by 2; 0: none. Needs peft."""
     encoders: Literal["both", "image", "text"] = "both"
     """Encoders that have them."""
-    targets: tuple[str, ...] = ()
-    """Ends of the names of the linear layers that have one, such as `q_proj`; empty: all."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of an adapter's inputs that are dropped in training."""
 
 
 class ModelConfig(Section):
@@ -153,7 +149,7 @@ class ModelConfig(Section):
         return self
 
 
-EngineName = Literal["auto", "torch", "onnxruntime", "openvino"]
+EngineName = Literal["auto", "torch", "openvino"]
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
@@ -161,8 +157,8 @@ class InferenceConfig(Section):
     """Engine and precision of a finished model (`evaluate`, `build_index`, the service)."""
 
     engine: EngineName = "torch"
-    """`onnxruntime` and `openvino` are for CPUs; `auto`: the fastest that is installed and answers
-    like PyTorch, so that figures depend on what is installed, in their last digits."""
+    """`openvino` is for CPUs; `auto`: it where it is installed and answers like PyTorch, so that
+    figures depend on what is installed, in their last digits."""
     precision: Precision = "float32"
     """Of the encoders; scores are always float32. `bfloat16` doubles the speed of a CPU that has
     it, `float16` is for GPUs."""

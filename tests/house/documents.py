@@ -14,9 +14,14 @@ from pynetdicom.sop_class import Verification
 
 from gateway import destinations, listener
 from medclip_dcl.data.dicom import metadata, reader
-from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import EtaConfig
-from pipelines.false_negatives import PAPER_BATCH, eta_by_likelihood, expected_rows
+from pipelines.false_negatives import (
+    PAPER_BATCH,
+    correction,
+    eta_by_likelihood,
+    expected_rows,
+    same_correction,
+)
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = "docs/artifacts.md"

@@ -6,7 +6,13 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NEIGHBORS = ("medclip_exports", "medclip_hospital", "medclip_reporting", "medclip_synthetic")
+NEIGHBORS = (
+    "medclip_exports",
+    "medclip_hospital",
+    "medclip_reporting",
+    "medclip_sources",
+    "medclip_synthetic",
+)
 SHIPPED = ("medclip_dcl", *NEIGHBORS, "pipelines", "api", "gateway")
 """Folders that the wheel has."""
 CODE = (*SHIPPED, "benchmarks", "testing")

@@ -14,7 +14,6 @@ from dicomweb_client.api import DICOMwebClient
 
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data import manifest
-from medclip_dcl.data.dicom.web import DicomWeb
 from medclip_dcl.data.images import open_image
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ServiceError, StudyError
@@ -30,6 +29,7 @@ from medclip_hospital.answers import (
     asking_service,
     list_asked_images,
 )
+from medclip_hospital.dicomweb import DicomWeb
 from medclip_hospital.settings import AnswerConfig
 from pipelines.answer_images import main
 from pipelines.build_manifest import main as build_manifest

@@ -9,9 +9,10 @@ import pytest
 
 from benchmarks.reliability.archive import compare
 from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.data import preflight, selection
-from medclip_dcl.data.preflight import read_preflight
+from medclip_dcl.data import selection
 from medclip_dcl.tables import read_table
+from medclip_reporting import preflight
+from medclip_reporting.preflight import read_preflight
 from medclip_synthetic.faults import read_fault_list
 from medclip_synthetic.tree import BOX_TABLE
 from pipelines import inspection
@@ -161,7 +162,7 @@ def test_one_picture_in_two_splits_is_a_leak(tmp_path: Path) -> None:
     given.image = {row[0]: dicom_bytes(ramp(50 + n, 50)) for n, row in enumerate(given.images)}
     given.image |= {given.images[0][0]: same, given.images[2][0]: same}
     given.splits = {given.images[2][0]: "test"}
-    assert check(tmp_path, given, check={"max_duplicate_share": 1}) == 3
+    assert check(tmp_path, given, check={"max_fault_share": 1}) == 3
     assert found(tmp_path / "work") >= {
         ("same_pixels", given.images[2][0]),
         ("pixels_across_splits", given.images[2][0]),
@@ -180,7 +181,7 @@ def test_patients_that_a_model_was_trained_on_are_found(tmp_path: Path) -> None:
 
 
 def test_a_sample_is_drawn_with_the_seed_and_said_to_be_one(tmp_path: Path) -> None:
-    sample = {"images": 3, "reports": 2, "max_duplicate_share": 1}
+    sample = {"images": 3, "reports": 2, "max_fault_share": 1}
     assert check(tmp_path, release(8), check=sample) == 0
     facts = tree(tmp_path)
     images = facts["images"]
@@ -197,7 +198,7 @@ def test_a_killed_check_goes_on_and_ends_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspection, "UNIT", 2)
-    settings = {"max_duplicate_share": 1}
+    settings = {"max_fault_share": 1}
     assert check(tmp_path, release(6), check=settings) == 0
     whole = made(tmp_path / "work").digest
     (tmp_path / "work/preflight").rename(tmp_path / "first")
@@ -217,7 +218,7 @@ def test_a_killed_check_goes_on_and_ends_the_same(
     assert len(looked) - before == 4  # two units of two are left of three
     assert made(tmp_path / "work").digest == whole
     before = len(looked)
-    assert check(tmp_path, check=settings | {"max_leaks": 7}) == 0
+    assert check(tmp_path, check={"max_fault_share": 0.9}) == 0
     assert len(looked) == before  # the images are the same
 
 
@@ -242,8 +243,8 @@ def test_a_table_of_reports_alone_is_held_against_the_thresholds(tmp_path: Path)
     table.write_text("\n".join(map(json.dumps, lines)) + "\n")
     columns = {"subject_id": "uid", "report": "text"}
     source = {"kind": "table", "table": "reports.jsonl", "columns": columns, "boxes": ""}
-    assert check(tmp_path, source=source, check={"max_unusable_share": 0.3}) == 3
-    assert check(tmp_path, source=source, check={"max_unusable_share": 0.4}) == 0
+    assert check(tmp_path, source=source, check={"max_fault_share": 0.3}) == 3
+    assert check(tmp_path, source=source, check={"max_fault_share": 0.4}) == 0
     facts = tree(tmp_path)
     assert [step["studies"] for step in facts["steps"]] == [3, 2, 2]
     assert facts["labels"]["source"] == "reports"

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from medclip_dcl import vectors
 from medclip_dcl.data.images import open_image
 from medclip_dcl.inference.predictor import Predictor, load
+from medclip_exports import vectors
 from pipelines import embed
 from testing import forkserver
 from testing.dicom import dicom_bytes, ramp, raster_bytes

@@ -122,7 +122,7 @@ def test_decisions_are_at_a_threshold_of_the_validation_images(evaluated):
 
 def test_another_rule_chooses_another_threshold_and_none_on_the_evaluated_split(tmp_path):
     work = write_evaluated(tmp_path / "work")
-    assert run(work, threshold="sensitivity", sensitivity=1.0) == 0
+    assert run(work, threshold=1.0) == 0
     rows = read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
     predictor, source = load(work / "model", "cpu"), split_images(work, "validate")
     images = PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.data import preflight, selection
-from medclip_dcl.data.preflight import CheckConfig
+from medclip_dcl.data import selection
+from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Reject, Source, Study, Text
 from medclip_dcl.data.selection import Selection
-from medclip_dcl.data.sources.readers import Source
-from medclip_dcl.data.sources.records import BoxTable, ImageRecord, RawStudies, Reject, Study, Text
+from medclip_reporting import preflight
+from medclip_reporting.preflight import CheckConfig
 from pipelines import faults
 from pipelines.faults import Found, Inspection
 
@@ -157,21 +157,21 @@ def test_every_code_has_a_kind_and_a_meaning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "value", "clean"),
+    ("found", "most", "clean"),
     [
-        ("max_unusable_share", 0.37, True),  # 1 of 5 rows, and 1 of 5 images of the rest: 0.36
-        ("max_unusable_share", 0.35, False),
-        ("max_duplicate_share", 0.2, True),
-        ("max_duplicate_share", 0.19, False),
-        ("max_leaks", 1, True),
-        ("max_leaks", 0, False),
+        ([], 0.37, True),  # 1 of 5 rows, and 1 of 5 images of the rest: 0.36
+        ([], 0.35, False),
+        ([Found("same_pixels", "b", "c")], 0.37, True),
+        ([Found("same_pixels", "b", "c"), Found("same_pixels", "d", "e")], 0.37, False),
+        ([Found("two_splits", "p")], 1, False),
     ],
 )
-def test_each_threshold_decides(limit: str, value: float, clean: bool) -> None:
-    allowed = {"max_unusable_share": 1, "max_duplicate_share": 1, "max_leaks": 9} | {limit: value}
-    found = [Found("truncated", "a"), Found("same_pixels", "b", "c"), Found("two_splits", "p")]
+def test_each_threshold_decides(found: list[Found], most: float, clean: bool) -> None:
+    found = [Found("truncated", "a"), *found]
     left = chosen([], {"s": "p"}, [Reject("x", "empty_report")])
-    verdict = faults.judge(left, {"opened": 5, "refused": 1}, found, CheckConfig(**allowed))
+    verdict = faults.judge(
+        left, {"opened": 5, "refused": 1}, found, CheckConfig(max_fault_share=most)
+    )
     assert verdict["unusable_share"] == pytest.approx(0.36)
     assert verdict["clean"] is clean
 

@@ -9,7 +9,7 @@ import yaml
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.data.sources.table_files import read_any
+from medclip_dcl.data.table_files import read_any
 from pipelines.__main__ import main
 from pipelines.config import load_config
 from testing.corpus import TINY_DEMO

@@ -6,7 +6,7 @@ import numpy as np
 
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.sources.records import ImageRecord, Text
+from medclip_dcl.data.records import ImageRecord, Text
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import SentencesConfig
 from pipelines import inspection

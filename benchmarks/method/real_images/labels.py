@@ -13,7 +13,7 @@ from jaxtyping import Float, Int8, Int64, UInt8
 
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.sources.table_files import read_rows
+from medclip_dcl.data.table_files import read_rows
 from medclip_dcl.errors import QueryError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.classification import UNKNOWN, evaluate_findings, mean_finding_figures

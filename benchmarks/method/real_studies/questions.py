@@ -19,7 +19,6 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from benchmarks.method.real_studies.studies import CHEXPERT, HERE, Fold
-from medclip_dcl.data.sources.open_i import image_name
 from medclip_dcl.evaluation.metrics import balanced_accuracy, best_ranks, roc_auc, value_of
 from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.inference.zero_shot import prompt_offset, prompt_texts
@@ -31,6 +30,7 @@ from medclip_dcl.text.sentences import SENTENCES
 from medclip_dcl.training.dataset import TokenTable
 from medclip_dcl.training.setup import TrainInputs, TrainSetup
 from medclip_dcl.training.validation import evaluating
+from medclip_sources.open_i import image_name
 
 QUESTIONS = read_prompts(HERE / "prompts.yaml")
 SIX = ("Atelectasis", "Cardiomegaly", "Effusion", "Emphysema", "Nodule", "normal")

@@ -25,9 +25,9 @@ from benchmarks.method.labeler import (
     score_names,
 )
 from medclip_dcl.data import prepared
-from medclip_dcl.data.sources.open_i import image_name
 from medclip_dcl.text.labeler import labels as claims
 from medclip_dcl.text.labeler.labels import read_report
+from medclip_sources.open_i import image_name
 from pipelines.config import Config, load_config
 
 HERE = Path(__file__).parent

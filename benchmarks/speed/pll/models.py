@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.likelihood.fitting import train_tokenizer
+from medclip_dcl.likelihood.masked_corpus import train_tokenizer
 from medclip_dcl.likelihood.pll import Encoding, encode_sentences
 from medclip_dcl.text.sentences import SentencesConfig, split_section
 

@@ -23,12 +23,12 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 from benchmarks.speed.pll.models import SIZES, draw, random_bert, tokenizer, with_repeats
 from benchmarks.speed.pll.peers import Minicons, masked_row_head
 from benchmarks.speed.timing import Times, cpu_ms, interleaved
-from medclip_dcl.likelihood.diagnostics import spearman
 from medclip_dcl.likelihood.engines import CPU_BUDGET, prepare_engine
 from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.likelihood.pll import encode_sentences, score_encodings
 from medclip_dcl.likelihood.settings import EtaConfig
+from medclip_reporting.diagnostics import spearman
 
 ROWS = 512
 

@@ -9,9 +9,8 @@ import pytest
 
 from medclip_dcl.data import manifest
 from medclip_dcl.data.manifest import assign_splits, labels_of
-from medclip_dcl.data.sources.readers import Source
-from medclip_dcl.data.sources.records import BoxTable, RawStudies
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.records import BoxTable, RawStudies, Source
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import StudyError
 from medclip_dcl.tables import TableFormat, read_table
 from testing.records import image, studies

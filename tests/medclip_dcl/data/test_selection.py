@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.data import manifest
-from medclip_dcl.data.selection import select
-from medclip_dcl.data.sources.readers import Source
-from medclip_dcl.data.sources.records import (
+from medclip_dcl.data.records import (
     LONGEST_REPORT,
     BoxTable,
     RawStudies,
     Reject,
+    Source,
     Study,
     Text,
 )
-from medclip_dcl.data.sources.settings import SourceConfig
+from medclip_dcl.data.selection import select
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import StudyError
 from testing.records import CLEAR, image, studies
 
@@ -97,7 +97,7 @@ def test_a_blank_view_counts_as_frontal_where_it_is_asked_for_or_nothing_names_v
 ) -> None:
     raw = studies(tmp_path, image("a", 1, view=""), image("b", 2, view="LL"))
     for settings, kept in (
-        ({"keep_blank_views": True}, ["a"]),
+        ({"frontal_views": ("AP", "PA", "")}, ["a"]),
         ({"kind": "table"}, ["a"]),
         ({"kind": "table", "columns": {"view": "side"}}, []),
         ({"images_per_study": "all"}, ["a", "b"]),

@@ -111,7 +111,7 @@ def test_f1_is_the_best_of_all_levels():
 def test_a_sensitivity_is_reached_at_the_highest_level_that_does():
     scores, positive = np.array([0.9, 0.8, 0.7, 0.6, 0.5]), truth(1, 0, 1, 0, 1)
     for asked, level in ((0.3, 0.9), (0.6, 0.7), (2 / 3, 0.7), (0.9, 0.5), (1.0, 0.5)):
-        assert ThresholdRule("sensitivity", asked).choose(scores, positive) == level
+        assert ThresholdRule(asked).choose(scores, positive) == level
 
 
 @pytest.mark.parametrize("positive", [truth(1, 1), truth(0, 0)])

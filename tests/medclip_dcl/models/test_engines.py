@@ -51,7 +51,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose graphs have been exported."""
     path = publish(tmp_path_factory.mktemp("published") / "model").path
-    load(path, "cpu", "onnxruntime")
+    load(path, "cpu", "openvino")
     return path
 
 
@@ -73,14 +73,10 @@ def farthest(theirs: Predictor, ours: Predictor, count: int) -> tuple[float, flo
 
 
 @pytest.mark.filterwarnings("default")  # of the libraries, not ours
-@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize("count", [1, 5])
-def test_an_engine_answers_as_pytorch_in_float32(
-    name: EngineName, count: int, package: Path
-) -> None:
-    pytest.importorskip(name)
-    theirs, ours = load(package, "cpu", name), load(package, "cpu")
-    assert (theirs.engine.name, ours.engine.name) == (name, "torch")
+def test_openvino_answers_as_pytorch_in_float32(count: int, package: Path) -> None:
+    theirs, ours = load(package, "cpu", "openvino"), load(package, "cpu")
+    assert (theirs.engine.name, ours.engine.name) == ("openvino", "torch")
     assert max(farthest(theirs, ours, count)) < 2e-6
     here, there = (
         [item for row in model.classify_regions(model.embed_images(images(count))) for item in row]
@@ -115,27 +111,26 @@ def test_openvino_runs_a_vision_transformer() -> None:
     np.testing.assert_allclose(answer, encoder(pixels), atol=2e-6)
 
 
-def test_auto_takes_the_fastest_that_is_installed(
+def test_auto_takes_openvino_where_it_is_installed(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = [name for name in ("openvino", "onnxruntime") if not engines._missing(name)]
-    assert load(package, "cpu", "auto").engine.name == here[0]
-    monkeypatch.setattr(engines, "_missing", lambda name: [name])
+    assert load(package, "cpu", "auto").engine.name == "openvino"
+    monkeypatch.setattr(engines, "find_spec", lambda _package: None)
     assert load(package, "cpu", "auto").engine.name == "torch"
 
 
 def test_an_engine_that_answers_otherwise_is_refused_and_pytorch_serves(
     package: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    right = engines.run_onnxruntime
+    right = engines.run_openvino
 
-    def wrong(file: Path) -> engines.Run:
-        run = right(file)
+    def wrong(file: Path, precision: str) -> engines.Run:
+        run = right(file, precision)
         return lambda *inputs: run(*inputs) + 2e-4
 
-    monkeypatch.setattr(engines, "run_onnxruntime", wrong)
+    monkeypatch.setattr(engines, "run_openvino", wrong)
     with caplog.at_level(logging.WARNING):
-        assert load(package, "cpu", "onnxruntime").engine.name == "torch"
+        assert load(package, "cpu", "openvino").engine.name == "torch"
     assert "differ from PyTorch's by 0.0002, above 0.0001" in caplog.text
 
 
@@ -147,7 +142,7 @@ def test_a_model_that_cannot_be_exported_is_served_by_pytorch(
 
     monkeypatch.setattr(engines, "write_graph", refuses)
     with caplog.at_level(logging.WARNING):
-        assert load(publish(tmp_path / "model").path, "cpu", "onnxruntime").engine.name == "torch"
+        assert load(publish(tmp_path / "model").path, "cpu", "openvino").engine.name == "torch"
     assert "NotImplementedError" in caplog.text
 
 
@@ -163,14 +158,14 @@ def test_graphs_are_exported_once_for_a_model(
 
     monkeypatch.setattr(engines, "_export", export)
     for _ in range(2):
-        assert load(path, "cpu", "onnxruntime").engine.name == "onnxruntime"
+        assert load(path, "cpu", "openvino").engine.name == "openvino"
     assert len(exported) == 1
     graph = engines._cache_folder(path) / "image.onnx"
     graph.write_bytes(graph.read_bytes()[:-1] + b"x")
-    load(path, "cpu", "onnxruntime")  # a damaged one is made again
+    load(path, "cpu", "openvino")  # a damaged one is made again
     assert len(exported) == 2
     publish(path, seed=1)  # another model in its place, whose graphs these are not
-    assert load(path, "cpu", "onnxruntime").engine.name == "torch"
+    assert load(path, "cpu", "openvino").engine.name == "torch"
     assert len(exported) == 3
 
 
@@ -192,7 +187,7 @@ def test_a_cache_that_cannot_be_kept_or_is_open_to_others_is_done_without(
     (tmp_path / "file").touch()
     for root in ("open", "file"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / root))
-        assert load(path, "cpu", "onnxruntime").engine.name == "onnxruntime"
+        assert load(path, "cpu", "openvino").engine.name == "openvino"
     assert len(exported) == 2
     assert not any(folder.is_relative_to(tmp_path) for folder in exported)
 
@@ -209,15 +204,15 @@ def test_graphs_next_to_a_package_are_not_read(
             (writer.directory / f"{name}.onnx").write_bytes(b"anybody's")
         writer.commit({})
     read: list[Path] = []
-    run = engines.run_onnxruntime
+    run = engines.run_openvino
 
-    def record(file: Path) -> engines.Run:
+    def record(file: Path, precision: str) -> engines.Run:
         read.append(file)
-        return run(file)
+        return run(file, precision)
 
-    monkeypatch.setattr(engines, "run_onnxruntime", record)
+    monkeypatch.setattr(engines, "run_openvino", record)
     monkeypatch.setattr(engines, "_export", lambda _parts, folder: copy_graphs(package, folder))
-    assert load(path, "cpu", "onnxruntime").engine.name == "onnxruntime"
+    assert load(path, "cpu", "openvino").engine.name == "openvino"
     assert not any(file.is_relative_to(tmp_path / "model.graphs") for file in read)
 
 
@@ -233,10 +228,10 @@ def test_engines_are_compared_on_several_images_as_a_model_sees_them(package: Pa
 def test_an_engine_that_turns_round_what_is_bright_is_refused(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = engines.run_onnxruntime
+    right = engines.run_openvino
 
-    def wrong(file: Path) -> engines.Run:
-        run = right(file)
+    def wrong(file: Path, precision: str) -> engines.Run:
+        run = right(file, precision)
 
         def answer(*inputs: torch.Tensor) -> torch.Tensor:
             turned = inputs[0].is_floating_point() and float(inputs[0].max()) <= 2.001
@@ -244,14 +239,13 @@ def test_an_engine_that_turns_round_what_is_bright_is_refused(
 
         return answer
 
-    monkeypatch.setattr(engines, "run_onnxruntime", wrong)
-    assert load(package, "cpu", "onnxruntime").engine.name == "torch"
+    monkeypatch.setattr(engines, "run_openvino", wrong)
+    assert load(package, "cpu", "openvino").engine.name == "torch"
 
 
 @pytest.mark.parametrize(
     ("name", "precision", "reason"),
     [
-        ("onnxruntime", "bfloat16", "onnxruntime has no bfloat16 on a CPU"),
         ("auto", "float16", "float16 needs a GPU"),
         ("openvino", "float32", "pip install '\\.\\[openvino\\]' in the checkout"),
     ],
@@ -282,13 +276,13 @@ def test_openvino_asks_no_network(package: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_service_answers_alike_and_names_its_engine(package: Path) -> None:
-    with running(package.parent, engine="onnxruntime", index="") as service:
+    with running(package.parent, engine="openvino", index="") as service:
         with service.client() as client:
             facts = client.get("/model").json()
             answer = client.post("/classify", files={"image": ("image", png())}).json()
         (line,) = [line for line in service.lines() if line["event"] == "engine"]
-    assert (facts["engine"], facts["precision"]) == ("onnxruntime", "float32")
-    assert (line["engine"], line["precision"]) == ("onnxruntime", "float32")
+    assert (facts["engine"], facts["precision"]) == ("openvino", "float32")
+    assert (line["engine"], line["precision"]) == ("openvino", "float32")
     expected = load(package, "cpu").classify(open_image(png()))
     found = [item["score"] for item in answer["findings"]]
     np.testing.assert_allclose(found, [item.score for item in expected], atol=1e-5)

@@ -1,0 +1,119 @@
+"""Preflight: what a source holds and what is wrong with it, before anything is prepared.
+
+`preflight.json` holds counts alone, no ids and no texts:
+
+    source      kind of the source, whether it has images and patients, whether all were opened
+    steps       per step: images, studies and patients that are left, and what the step asks
+    lines       per code: what was found (`count`, of how many, `kind`, `meaning`)
+    splits      per split, as the manifest assigns it: images, reports, patients
+    images      images listed and opened: formats, bits, sizes, how many are MONOCHROME1
+    duplicates  same pixels, same text: groups, images or reports beyond the first of each
+    text        reports listed and read, and the sentences that are left of them
+    labels      where label frequencies come from, and studies per finding and answer
+    verdict     shares and leaks with what is allowed, and whether all is `clean`
+
+Codes of lines are those of `selection.REJECT_REASONS`, and `CODES`. Of their kinds,
+`unusable` and `duplicate` count towards a share, `leak` by number, `note` towards nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import pyarrow as pa
+from pydantic import Field
+
+from medclip_dcl.artifact import Artifact, ArtifactType, read_object
+from medclip_dcl.settings import Section
+from medclip_dcl.tables import Column, TableFormat
+
+
+class CheckConfig(Section):
+    """Scope of `check_data`, and the shares of faults that it lets pass."""
+
+    images: Annotated[int, Field(ge=0)] = 0
+    """Images that are opened, drawn with the seed; 0: all."""
+    reports: Annotated[int, Field(ge=0)] = 0
+    """Reports that are split into sentences and read for findings, drawn with the seed; 0: all."""
+    max_fault_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of rows that cannot be used (lateral views apart), and of opened images whose picture
+    another image has, above which the exit code is 3; a leak between splits always gives it."""
+
+
+ARTIFACT = ArtifactType("preflight", 4, "check_data")
+
+IMAGES = TableFormat(
+    "images.parquet",
+    (
+        Column("image_id", pa.string(), "id of the image"),
+        Column("code", pa.string(), "why it is refused, a reason code; empty: nothing was found"),
+        Column("source", pa.string(), "dicom, jpeg or png; empty where it is refused"),
+        Column("bits_stored", pa.int32(), "bits of a stored value; null where it is refused"),
+        Column("inverted", pa.bool_(), "whether it is MONOCHROME1"),
+        Column("height_px", pa.int32(), "height, pixels; null where it is refused"),
+        Column("width_px", pa.int32(), "width, pixels; null where it is refused"),
+        Column("pixels_key", pa.string(), "half of the SHA-256 of size and grey values, or empty"),
+    ),
+)
+"""One row per opened image of those that the manifest would keep, in order of image_id."""
+
+FOUND = TableFormat(
+    "found.parquet",
+    (
+        Column("code", pa.string(), "what was found, a code of `preflight.json`"),
+        Column("id", pa.string(), "id of the image, study or patient"),
+        Column("other", pa.string(), "the image or study that it repeats; else empty"),
+        Column("table", pa.string(), "file of the mapped table that has the id; else empty"),
+        Column("row", pa.int64(), "row of that file, counted from 0 below its header; else null"),
+    ),
+)
+"""One row per code and id."""
+
+UNUSABLE, DUPLICATE, LEAK, NOTE = "unusable", "duplicate", "leak", "note"
+
+CODES: dict[str, tuple[str, str]] = {
+    "two_splits": (LEAK, "the source puts one patient's images in several splits"),
+    "boxed_training": (LEAK, "the source puts a patient with boxes, who is evaluated, in train"),
+    "trained_patient": (LEAK, "the model next to it was trained on this evaluated patient"),
+    "pixels_across_splits": (LEAK, "the same picture is in another split, too"),
+    "same_pixels": (DUPLICATE, "an earlier image is the same picture, pixel by pixel"),
+    "constant": (UNUSABLE, "all pixels are equal"),
+    "image_without_report": (NOTE, "the image is left out because its report is"),
+    "no_sentence": (NOTE, "no sentence of the report is left once it is split"),
+    "same_text": (NOTE, "an earlier report says the same, word by word"),
+    "monochrome1": (NOTE, "the image is stored with low values bright, and is turned round"),
+}
+"""Code -> kind and meaning, beyond the reasons of manifest and gate."""
+
+NOT_BY_PATIENT = (
+    "Splits are not by patient: the source names no patients, and leakage between splits cannot be "
+    "excluded."
+)
+
+ANSWERS = ("present", "absent", "uncertain")
+"""What a study may say about a finding; nothing said is none of them."""
+FIGURES = "preflight.json"
+
+
+def read_preflight(artifact: Artifact) -> dict[str, Any]:
+    """Read `preflight.json`; `ArtifactCorrupt` where it is not a JSON object."""
+    return read_object(artifact, FIGURES, ARTIFACT)
+
+
+def preflight_table(tree: Mapping[str, Any]) -> str:
+    """Lay out steps, lines and verdict of `preflight.json` as text."""
+    lines = [f"{'step':26}{'images':>9}{'studies':>9}{'patients':>9}"]
+    for step in tree["steps"]:
+        count = "-" if step["images"] is None else step["images"]
+        lines.append(f"{step['name']:26}{count:>9}{step['studies']:>9}{step['patients']:>9}")
+    lines.append("")
+    for item in tree["lines"]:
+        share = f"{item['count']:>9} of {item['of']}"
+        lines.append(f"{item['kind']:10} {item['code']:24}{share:20} {item['meaning']}")
+    if not tree["source"].get("by_patient", True):
+        lines += ["", NOT_BY_PATIENT]
+    verdict = tree["verdict"]
+    return "\n".join(lines) + (
+        f"\n\nunusable {verdict['unusable_share']:.4f} (at most {verdict['max_share']}), "
+        f"duplicates {verdict['duplicate_share']:.4f} (at most {verdict['max_share']}), "
+        f"leaks {verdict['leaks']}: " + ("clean" if verdict["clean"] else "FAULTS")
+    )

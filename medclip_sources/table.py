@@ -1,0 +1,397 @@
+"""Any table with mapped columns -> images and studies, or studies alone."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pyarrow as pa
+
+from medclip_dcl.data.records import (
+    BoxTable,
+    ImageRecord,
+    RawStudies,
+    Reject,
+    Study,
+    TableRows,
+    Text,
+)
+from medclip_dcl.data.row_images import file_of, is_list
+from medclip_dcl.data.source_settings import (
+    CONSTANT,
+    FIELD,
+    Column,
+    Resolve,
+    SourceConfig,
+    find_file,
+    relative_to_root,
+)
+from medclip_dcl.data.table_files import fill_pattern, strings
+from medclip_dcl.errors import ConfigError, StudyError
+from medclip_dcl.tables import SPLITS
+from medclip_dcl.text.sections import read_loose_sections
+from medclip_sources.boxes import boxes_of_image
+from medclip_sources.labels import label_table, read_row_labels
+from medclip_sources.rows import read_columns
+
+_BOXES: tuple[Column, ...] = ("boxes", "phrase", "category")
+_ROLES: list[Column] = [role for role in get_args(Column) if role not in {"labels", *_BOXES}]
+_OF_IMAGES = ("image_id", "view", "width", "height")  # may be lists, parallel to the images
+SPELLINGS = {"val": "validate", "valid": "validate", "validation": "validate", "dev": "validate"}
+"""Name of a split -> ours."""
+
+_Cell = str | list[str]
+
+
+class RowFile(NamedTuple):
+    """A file of rows; `name`: how ids that are made up begin, `split`: ours, or empty."""
+
+    path: Path
+    name: str = "row"
+    split: str = ""
+
+
+def read_mapped_table(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
+    """Read the table `source.table` as `read_row_files`."""
+    named = settings.table if isinstance(settings.table, dict) else {"": settings.table}
+    files = [
+        RowFile(find_file("table", name, root, resolve), split=split)
+        for split, name in named.items()
+    ]
+    return read_row_files(root, files, settings)
+
+
+def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig) -> RawStudies:
+    """Read rows by the columns that the settings map; images alone without a column of text.
+
+    Several files with one name are read as one, in order.
+
+    Raises:
+        ConfigError: a column that is needed is not mapped, or a setting that goes with it.
+        StudyError: a file cannot be read, lacks a column, or holds a split, a label, a box or a
+            size of an image that is none.
+    """
+    names, boxed, of_labels = _mapped(settings)
+    _require_columns(names, boxed, settings, has_splits=all(file.split for file in files))
+    wanted, image = mapped_columns(settings)
+    pattern = names.pop("path")
+    del names["image"]
+    found = _Found(settings, relative_to_root(root, settings))
+    labels: list[pa.Table] = []
+    tables: dict[str, Path] = {}
+    stamped: list[str] = []
+    for file in files:
+        table = read_columns(file.path, wanted, image, root, settings)
+        columns = {
+            role: _values(table, name, file.path.name, listed=role in _OF_IMAGES)
+            for role, name in names.items()
+            if name
+        }
+        where = _values(table, image, file.path.name, listed=True) if image else None
+        if pattern:
+            where = [str(path).strip() for path in _values(table, pattern, file.path.name)]
+        lists = {role: table.column(name) for role, name in boxed.items() if name}
+        found.rows.files.append((found.total, file.path.name))
+        for row in range(table.num_rows):
+            found.add(file, row, columns, where, lists)
+        labels += [table.select(of_labels)] if of_labels else []
+        if where and any(_in_rows(value) for value in where):  # too large to be hashed at each run
+            stamped.append(file.path.resolve().relative_to(root.resolve()).as_posix())
+        else:
+            name = f"{file.name}/{file.path.name}"
+            tables["table" if len(files) == 1 else name] = file.path
+    has_reports = bool(names["findings"] or names["impression"] or names["report"])
+    found_labels = None
+    if labels:
+        joined = pa.concat_tables(labels, promote_options="permissive")
+        read = read_row_labels(joined, files[0].path.name, settings, found.counts)
+        found_labels = label_table(found.study_of_row, read, settings.findings)
+    return RawStudies(
+        root,
+        found.images,
+        list(found.studies.values()) if has_reports else [],
+        has_images=bool(pattern or image),
+        has_reports=has_reports,
+        splits=found.splits,
+        labels=found_labels,
+        rejects=found.rejects,
+        files=stamped,
+        tables=tables,
+        rows=found.rows,
+        boxes=found.boxes if boxed["boxes"] else None,
+        counts=dict(found.counts),
+        by_patient=settings.subject != "none",
+    )
+
+
+def _parts(name: str) -> list[str]:
+    # The columns behind a name: of `{a}-{b}` two, of `=word` none.
+    if not name or name.startswith(CONSTANT):
+        return []
+    return FIELD.findall(name) or [name]
+
+
+def _values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> list[_Cell]:
+    """Give a value for each row: of a column, made from several, or the same in all."""
+    if name.startswith(CONSTANT):
+        return [name.removeprefix(CONSTANT)] * table.num_rows
+    if FIELD.search(name) or not listed:
+        return list(fill_pattern(table, file, name))
+    return _cells(table.column(name), file, name)
+
+
+def mapped_columns(settings: SourceConfig) -> tuple[list[str], str]:
+    """Name the columns that the settings map, and that of images."""
+    names, boxed, of_labels = _mapped(settings)
+    image = names.pop("image")
+    found = [part for name in (*names.values(), *boxed.values()) for part in _parts(name)]
+    return list(dict.fromkeys([*found, *of_labels])), image
+
+
+def _mapped(settings: SourceConfig) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    # Role -> column, of rows and of boxes; columns of labels.
+    names: dict[str, str] = {role: str(settings.columns.get(role, "")) for role in _ROLES}
+    boxed: dict[str, str] = {role: str(settings.columns.get(role, "")) for role in _BOXES}
+    named = "" if settings.labels else settings.columns.get("labels", "")
+    of_labels = [named] if isinstance(named, str) else list(dict.fromkeys(named.values()))
+    return names, boxed, [name for name in of_labels if name]
+
+
+def _cells(column: pa.ChunkedArray, file: str, name: str) -> list[_Cell]:
+    # Strings, or lists of strings; empty where null.
+    if not is_list(column.type):
+        return list(strings(column, file, name))
+    if pa.types.is_nested(column.type.value_type):
+        raise StudyError(f"column {name!r} of {file} holds lists of lists; map a simpler column")
+    lists = column.cast(pa.list_(pa.string())).to_pylist()
+    return [[value or "" for value in values or ()] for values in lists]
+
+
+def _require_columns(
+    names: Mapping[str, str], boxed: Mapping[str, str], settings: SourceConfig, *, has_splits: bool
+) -> None:
+    needed = ("path", "image", "findings", "impression", "report")
+    if not any(names[role] for role in needed):
+        raise ConfigError(f"source.columns must name one of {', '.join(needed)}")
+    if names["path"] and names["image"]:
+        raise ConfigError("source.columns names path and image; name one of them")
+    is_anonymous = settings.subject == "none"
+    if is_anonymous == bool(names["subject_id"]):
+        raise ConfigError(
+            "source.columns must name subject_id, since splits are made by patient; where the "
+            "table names no patients at all, set source.subject to none, and not both"
+        )
+    if is_anonymous and not (has_splits or names["split"]):
+        raise ConfigError(
+            "source.subject is none: without patients the table's own splits alone are taken; name "
+            "source.columns.split"
+        )
+    if boxed["boxes"] and not settings.box_form:
+        raise ConfigError("source.columns.boxes needs source.box_form: xywh or xyxy")
+    if boxed["boxes"] and settings.boxes:
+        raise ConfigError("source.columns.boxes and source.boxes both name boxes; name one")
+    if bool(boxed["boxes"]) != bool(boxed["phrase"] or boxed["category"]):
+        raise ConfigError("source.columns must name boxes with phrase or category, or none of them")
+
+
+@dataclass
+class _Found:
+    """Records made of the rows so far."""
+
+    settings: SourceConfig
+    relative: Callable[[str], str]  # path as the table has it -> relative to the root
+    images: list[ImageRecord] = field(default_factory=list)
+    studies: dict[str, Study] = field(default_factory=dict)
+    splits: dict[str, set[str]] = field(default_factory=dict)
+    rejects: list[Reject] = field(default_factory=list)
+    study_of_row: list[str] = field(default_factory=list)
+    boxes: BoxTable = field(default_factory=lambda: BoxTable([], set(), 0))
+    counts: Counter[str] = field(default_factory=Counter)
+    rows: TableRows = field(default_factory=TableRows)
+    total: int = 0  # rows so far
+    rows_of: Counter[str] = field(default_factory=Counter)  # name of files -> rows so far
+    images_of: Counter[str] = field(default_factory=Counter)  # study -> images so far
+
+    def add(
+        self,
+        file: RowFile,
+        row: int,
+        columns: Mapping[str, Sequence[_Cell]],
+        where: Sequence[_Cell] | None,
+        lists: Mapping[str, pa.ChunkedArray],
+    ) -> None:
+        """Add a row; `where`: where its images are, `lists`: boxes and what is parallel to them."""
+        number = self.rows_of[file.name]
+        self.rows_of[file.name] += 1
+        self.total += 1
+        made = f"{file.name}-{number:06d}"
+        values = {role: column[row] for role, column in columns.items()}
+        text = {role: value for role, value in values.items() if isinstance(value, str)}
+        paths = "" if where is None else where[row]
+        several = isinstance(paths, list)
+        paths = paths if isinstance(paths, list) else [paths]
+        study_id = self._study(values, text, made)
+        self.study_of_row.append(study_id)
+        self.rows.note(study_id, self.total - 1)
+        if any(isinstance(value, list) and len(value) != len(paths) for value in values.values()):
+            self._reject(made, "bad_row")
+            return
+        image_ids = list(self._image_ids(values, study_id, made, len(paths), several=several))
+        for name in image_ids:
+            self.rows.note(name, self.total - 1)
+        subject = text.get("subject_id", "").strip()
+        if self.settings.subject == "none":
+            subject = study_id
+        if not study_id.strip() or not all(name.strip() for name in image_ids):
+            self._reject(f"row-{number:06d}", "bad_id")
+            return
+        if not subject:
+            for name in image_ids or [made]:
+                self._reject(name, "no_subject")
+            return
+        images = [
+            self._image(values, k, name, study_id, subject, path, number)
+            for k, (name, path) in enumerate(zip(image_ids, paths, strict=True))
+        ]
+        if lists and not self._add_boxes(images, lists, row, number, several=several):
+            self._reject(made, "bad_row")
+            return
+        if where is not None:
+            self._add_images(images, made)
+        self._add_study(study_id, subject, _text(text, study_id))
+        split = file.split or (text.get("split") and _split(text["split"], number))
+        if split:
+            self.splits.setdefault(subject, set()).add(split)
+
+    def _add_images(self, images: Sequence[ImageRecord], made: str) -> None:
+        if "image" not in self.settings.columns:  # a path that is blank is missing
+            self.images += images
+            return
+        self.images += [image for image in images if image.path]
+        missing = [image.image_id for image in images if not image.path]
+        for name in missing if images else [made]:
+            self._reject(name, "no_image")
+
+    def _reject(self, name: str, reason: str) -> None:
+        self.rejects.append(Reject(name, reason))
+        self.rows.note(name, self.total - 1)
+
+    def _study(self, values: Mapping[str, _Cell], text: Mapping[str, str], made: str) -> str:
+        if "study_id" not in values and isinstance(values.get("image_id", []), list):
+            return made
+        return text.get("study_id", "") or str(values.get("image_id", ""))
+
+    def _image_ids(
+        self, values: Mapping[str, _Cell], study_id: str, made: str, images: int, *, several: bool
+    ) -> Iterator[str]:
+        # Where the table has none: of the study and a number in it, or of the row.
+        given = values.get("image_id")
+        for k in range(images):
+            if isinstance(given, list):
+                yield given[k]
+            elif given is not None:
+                yield f"{given}-{k}" if several else given
+            elif "study_id" in values:
+                yield f"{study_id}-{self.images_of[study_id]}"
+                self.images_of[study_id] += 1
+            else:
+                yield f"{made}-{k}" if several else made
+
+    def _image(
+        self,
+        values: Mapping[str, _Cell],
+        k: int,
+        name: str,
+        study_id: str,
+        subject: str,
+        path: str,
+        row: int,
+    ) -> ImageRecord:
+        def of(role: str) -> str:
+            value = values.get(role, "")
+            return (value[k] if isinstance(value, list) else value).strip()
+
+        path = path if _in_rows(path) else self.relative(path)
+        size = (_pixels(of(side), row) for side in ("width", "height"))
+        return ImageRecord(name, study_id, subject, of("view"), path, *size)
+
+    def _add_study(self, study_id: str, subject: str, text: Text) -> None:
+        known = self.studies.get(study_id)
+        if known is None or not any(known.report):
+            self.studies[study_id] = Study(study_id, subject, text)
+        elif any(text) and text != known.report:
+            self.counts["report_conflicts"] += 1
+
+    def _add_boxes(
+        self,
+        images: Sequence[ImageRecord],
+        lists: Mapping[str, pa.ChunkedArray],
+        row: int,
+        number: int,
+        *,
+        several: bool,
+    ) -> bool:
+        # Whether the lists are as long as they must be.
+        found: list[dict[str, Any]] = []
+        values: dict[str, Any] = {role: column[row].as_py() for role, column in lists.items()}
+        per_image = [values] * len(images)
+        if several:
+            if any(isinstance(v, list) and len(v) != len(images) for v in values.values()):
+                return False
+            per_image = [
+                {role: v[k] if isinstance(v, list) else v for role, v in values.items()}
+                for k in range(len(images))
+            ]
+        for image, own in zip(images, per_image, strict=True):
+            try:
+                rows, without = boxes_of_image(
+                    image,
+                    own["boxes"],
+                    own.get("phrase", own.get("category")),
+                    own.get("category"),
+                    self.settings,
+                    number,
+                )
+            except ValueError:
+                return False
+            found += rows
+            self.counts["phrases_without_box"] += without
+        self.boxes.rows.extend(found)
+        self.boxes.subjects.update(row["subject_id"] for row in found)
+        return True
+
+
+def _in_rows(where: _Cell) -> bool:
+    return any(file_of(path) != path for path in ([where] if isinstance(where, str) else where))
+
+
+def _pixels(value: str, row: int) -> int:
+    """Give a side of an image; 0 where the table leaves it blank."""
+    try:
+        side = float(value or 0)
+    except ValueError:
+        side = -1.0
+    if not (side >= 0 and side.is_integer()):
+        raise StudyError(
+            f"row {row} of the table states no size of its image; correct it, or leave "
+            "source.columns.width and height empty"
+        )
+    return int(side)
+
+
+def _text(columns: Mapping[str, str], study_id: str) -> Text:
+    findings, impression = (columns.get(name, "").strip() for name in ("findings", "impression"))
+    if findings or impression:
+        return Text(findings, impression, "")
+    report = columns.get("report", "").replace("\r\n", "\n").replace("\r", "\n")
+    return Text(*read_loose_sections(report, study_id))
+
+
+def _split(name: str, row: int) -> str:
+    split = SPELLINGS.get(name.strip().lower(), name.strip().lower())
+    if split not in SPLITS:
+        raise StudyError(
+            f"row {row} of the table names no split; source.columns.split must hold one of {SPLITS}"
+        )
+    return split

@@ -1,0 +1,429 @@
+"""Datasets in every form give the same studies; hubs, commits, terms and what is refused."""
+
+import errno
+import io
+import json
+import socket
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from medclip_dcl.data import manifest
+from medclip_dcl.data.records import Source
+from medclip_dcl.data.row_images import image_source
+from medclip_dcl.data.source_settings import SourceConfig
+from medclip_dcl.errors import ArtifactUnwritable, ConfigError, HubError, StudyError
+from medclip_reporting.cards import data_card
+from medclip_sources import huggingface
+from medclip_sources.readers import images_root, read_source
+from testing.dicom import raster_bytes
+from testing.hub import COMMIT, DatasetHub, running_dataset_hub
+
+SPLITS = {"train": [0, 1, 2], "validation": [3], "test": [4, 0]}  # patient 0 is in two splits
+COLUMNS = {"image": "image", "subject_id": "who", "report": "text", "labels": {"Edema": "label"}}
+FEATURES = {
+    "image": datasets.Image(),
+    "who": datasets.Value("string"),
+    "text": datasets.Value("string"),
+    "label": datasets.ClassLabel(names=["yes", "no"]),
+}
+CARD = "---\nlicense: other\nlicense_name: use-agreement\nextra_gated_prompt: Share nothing.\n---\n"
+
+
+def picture(number: int) -> bytes:
+    levels = np.random.default_rng(number).integers(0, 256, (20, 16), dtype=np.uint8)
+    return raster_bytes(levels, "png")
+
+
+def row(number: int) -> dict[str, Any]:
+    label = ["yes", "no"][number % 2]
+    return {"who": f"p{number}", "text": f"FINDINGS: number {number}.", "label": label}
+
+
+def split_of(numbers: list[int]) -> datasets.Dataset:
+    rows = [row(n) | {"image": {"bytes": picture(n), "path": None}} for n in numbers]
+    return datasets.Dataset.from_list(rows, features=datasets.Features(FEATURES))
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same dataset: by save_to_disk, as Parquet, as a folder of images, as tar files."""
+    base = tmp_path_factory.mktemp("forms")
+    datasets.disable_progress_bars()
+    parts = {split: split_of(numbers) for split, numbers in SPLITS.items()}
+    datasets.DatasetDict(parts).save_to_disk(str(base / "saved"))
+    for name in ("parquet", "web"):
+        (base / name).mkdir()
+    for split, numbers in SPLITS.items():
+        parts[split].to_parquet(str(base / f"parquet/{split}-00000-of-00001.parquet"))
+        folder = base / "images" / split
+        folder.mkdir(parents=True)
+        lines = [json.dumps(row(n) | {"file_name": f"{n}.png"}) for n in numbers]
+        (folder / "metadata.jsonl").write_text("\n".join(lines))
+        with tarfile.open(base / f"web/{split}.tar", "w") as tar:
+            for n in numbers:
+                (folder / f"{n}.png").write_bytes(picture(n))
+                for name, data in (("png", picture(n)), ("json", json.dumps(row(n)).encode())):
+                    member = tarfile.TarInfo(f"{n}.{name}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    (base / "parquet/README.md").write_text(CARD)
+    return base
+
+
+def read(work: Path, root: Path, **changes: Any) -> tuple[Source, Path]:
+    given = {"kind": "huggingface", "root": str(root), "columns": COLUMNS} | changes
+    config = SourceConfig.model_validate(given)
+    work.mkdir(exist_ok=True)
+
+    def resolve(text: str) -> Path:
+        return Path(text.replace("${WORK}", str(work)))
+
+    return read_source(config, resolve), images_root(config, resolve)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection, and no image opened outside the gate either."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a socket or an image was opened")
+
+    monkeypatch.setattr("PIL.Image.open", refuse)
+    for name in ("connect", "connect_ex", "bind"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+
+
+FORMS = [
+    ("saved", False, {}),
+    ("parquet", False, {}),
+    ("saved", True, {}),
+    ("parquet", True, {}),
+    ("images", True, {}),
+    ("web", True, {"image": "png", "subject_id": "json.who", "report": "json.text"}),
+]
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize(("form", "materialise", "columns"), FORMS)
+def test_every_form_gives_the_same(
+    tmp_path: Path, forms: Path, form: str, materialise: bool, columns: dict[str, Any]
+) -> None:
+    if form == "web":
+        columns = columns | {"labels": {"Edema": "json.label"}}
+    source, root = read(
+        tmp_path / "work", forms / form, materialise=materialise, columns=COLUMNS | columns
+    )
+    raw = source.raw
+    found = {image.image_id: image for image in raw.images}
+    assert {name: image.subject_id for name, image in found.items()} == {
+        f"{split}-{at:06d}": f"p{number}"
+        for split, numbers in SPLITS.items()
+        for at, number in enumerate(numbers)
+    }
+    assert raw.splits["p0"] == {"train", "test"}
+    assert [raw.splits[f"p{n}"] for n in (2, 3, 4)] == [{"train"}, {"validate"}, {"test"}]
+    assert raw.labels is not None
+    assert raw.labels["Edema"].to_pylist() == [int(n % 2 == 0) for n in [*SPLITS["train"], 3, 4, 0]]
+    assert raw.studies[1].report == ("number 1.", "", "")
+    for image in raw.images:
+        assert bytes(image_source(root, image.path)) == picture(int(image.subject_id[1:]))
+    if form == "parquet":
+        assert raw.card == {"licence": "other, use-agreement", "terms": "Share nothing."}
+
+
+def test_splits_are_mapped_or_left_out(tmp_path: Path, forms: Path) -> None:
+    source, _ = read(tmp_path, forms / "saved", splits={"test": "validation"})
+    assert (source.raw.splits, source.raw.counts["ignored_splits"]) == ({"p3": {"test"}}, 2)
+    source, _ = read(tmp_path, forms / "saved", splits={"any": "train"})
+    assert source.raw.splits == {}
+    with pytest.raises(ConfigError, match="nothing"):
+        read(tmp_path, forms / "saved", splits={"train": "nothing"})
+    anonymous = {"columns": COLUMNS | {"subject_id": ""}, "subject": "none"}
+    source, _ = read(tmp_path, forms / "saved", **anonymous)
+    assert not source.raw.by_patient
+    assert len(source.raw.splits) == 6
+    with pytest.raises(ConfigError, match="own splits alone"):
+        read(tmp_path, forms / "saved", splits={"any": "train"}, **anonymous)
+
+
+def test_a_single_split_is_split_by_patient(tmp_path: Path) -> None:
+    split_of([0, 1]).save_to_disk(str(tmp_path / "one"))
+    assert read(tmp_path / "work", tmp_path / "one")[0].raw.splits == {}
+
+
+def test_a_config_of_several_is_named(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    lines = []
+    for name, number in (("frontal", 1), ("lateral", 2)):
+        split_of([number]).to_parquet(str(tmp_path / f"set/{name}.parquet"))
+        lines.append(f"- config_name: {name}\n  data_files: {name}.parquet\n")
+    (tmp_path / "set/README.md").write_text(f"---\nconfigs:\n{''.join(lines)}---\n")
+    source, _ = read(tmp_path / "work", tmp_path / "set", config="lateral")
+    assert [image.subject_id for image in source.raw.images] == ["p2"]
+    assert source.raw.card == {"config": "lateral"}
+    with pytest.raises(StudyError, match=r"source\.config"):
+        read(tmp_path / "work", tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("number", "file", "expected"),
+    [
+        (errno.ENOSPC, "", ArtifactUnwritable),
+        (errno.EIO, "cache", ArtifactUnwritable),
+        (errno.EACCES, "data.parquet", StudyError),
+        (errno.EISDIR, "cache", StudyError),
+    ],
+)
+def test_a_full_disk_of_the_cache_is_not_taken_for_a_dataset_that_cannot_be_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    file: str,
+    expected: type[Exception],
+) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    where = str((tmp_path if file == "cache" else root) / file) if file else None
+
+    def load(*_: object, **__: object) -> None:
+        raise OSError(number, "of the disk", where)
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", load)
+    with pytest.raises(expected):
+        read(tmp_path / "work", root)
+
+
+def test_folders_that_hold_no_dataset_are_refused(tmp_path: Path, forms: Path) -> None:
+    with pytest.raises(ConfigError, match="imagefolder"):
+        read(tmp_path, forms / "images")
+    with pytest.raises(StudyError, match="not a folder"):
+        read(tmp_path, tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StudyError, match="holds no dataset"):
+        read(tmp_path, tmp_path / "empty")
+    address = "---\nconfigs:\n- config_name: a\n  data_files: http://10.0.0.1/x.parquet\n---\n"
+    (tmp_path / "empty/README.md").write_text(address)
+    with pytest.raises(StudyError, match="by address"):
+        read(tmp_path, tmp_path / "empty")
+    saved = tmp_path / "saved"
+    (saved / "train").mkdir(parents=True)
+    (saved / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    (saved / "train/state.json").write_text('{"_data_files": [{"filename": "../../x.arrow"}]}')
+    with pytest.raises(StudyError, match="leaves"):
+        read(tmp_path, saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("dataset_dict.json", "[]"),
+        ("dataset_dict.json", '{"splits": 1}'),
+        ("dataset_dict.json", '{"splits": [1]}'),
+        ("dataset_dict.json", "[" * 100_000),
+        ("state.json", "1"),
+        ("state.json", "{}"),
+        ("state.json", '{"_data_files": [1]}'),
+        ("state.json", '{"_split": [1], "_data_files": []}'),
+    ],
+)
+def test_notes_that_save_to_disk_did_not_write_are_refused(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / name).write_text(text)
+    with pytest.raises(StudyError, match=f"{name} of the dataset is not what save_to_disk writes"):
+        read(tmp_path, tmp_path / "set")
+
+
+def test_a_link_out_of_the_folder_is_not_copied(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "secret.png").write_bytes(picture(0))
+    (tmp_path / "set/a.png").symlink_to(tmp_path / "secret.png")
+    (tmp_path / "set/b.png").write_bytes(picture(1))
+    lines = [json.dumps(row(n) | {"file_name": name}) for n, name in ((0, "a.png"), (1, "b.png"))]
+    (tmp_path / "set/metadata.jsonl").write_text("\n".join(lines))
+    source, root = read(tmp_path / "work", tmp_path / "set", materialise=True)
+    assert b"IDAT" in (root / "train-00000.arrow").read_bytes()
+    assert picture(0) not in (root / "train-00000.arrow").read_bytes()
+    paths = {image.subject_id: image.path for image in source.raw.images}
+    assert bytes(image_source(root, paths["p1"])) == picture(1)
+    with pytest.raises(StudyError):
+        image_source(root, paths["p0"])
+
+
+@pytest.mark.parametrize("form", ["images", "parquet"])
+def test_a_killed_copy_goes_on_with_the_next_file(
+    tmp_path: Path, forms: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface, "_SHARD_BYTES", 1)
+    monkeypatch.setattr(huggingface, "_BATCH", 1)
+    whole, root = read(tmp_path / "whole", forms / form, materialise=True)
+    write, left = huggingface._write_shard, 2
+
+    def dying(path: Path, *rest: Any) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            path.with_name(".staged.half").write_bytes(b"half")
+            raise KeyboardInterrupt
+        return write(path, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(huggingface, "_write_shard", dying)
+        with pytest.raises(KeyboardInterrupt):
+            read(tmp_path / "cut", forms / form, materialise=True)
+    written: list[str] = []
+    monkeypatch.setattr(
+        huggingface, "_write_shard", lambda path, *r: written.append(path.name) or write(path, *r)
+    )
+    resumed, again = read(tmp_path / "cut", forms / form, materialise=True)
+    assert len(written) == 4  # of six
+    names = sorted(path.name for path in root.glob("*.arrow"))
+    assert names == sorted(path.name for path in again.glob("*.arrow"))
+    assert all((root / name).read_bytes() == (again / name).read_bytes() for name in names)
+    assert resumed.raw.images == whole.raw.images
+    written.clear()
+    read(tmp_path / "cut", forms / form, materialise=True)
+    assert written == []
+
+
+def test_copied_rows_whose_bytes_changed_are_copied_again(tmp_path: Path, forms: Path) -> None:
+    _, root = read(tmp_path / "work", forms / "parquet", materialise=True)
+    shard = root / "train-00000.arrow"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole.replace(b"FINDINGS", b"FINDING5"))
+    read(tmp_path / "work", forms / "parquet", materialise=True)
+    assert shard.read_bytes() == whole
+
+
+def test_every_decoding_feature_is_switched_off_or_refused() -> None:
+    tree = datasets.Features(
+        {
+            "a": datasets.List({"b": datasets.Image(), "c": [datasets.Image()]}),
+            "d": {"e": datasets.Sequence(datasets.Image(), length=2)},
+            "f": datasets.Value("string"),
+        }
+    )
+    plain = huggingface.without_decoding(tree)
+    assert "decode=True" in str(tree)
+    assert "decode=True" not in str(plain)
+    assert plain.arrow_schema == tree.arrow_schema
+
+    class Decoding(datasets.Image):
+        def __init__(self, **_: Any) -> None:
+            super().__init__(decode=True)
+
+    with pytest.raises(StudyError, match="Decoding"):
+        huggingface.without_decoding(datasets.Features({"a": datasets.List(Decoding())}))
+
+
+@pytest.fixture
+def hub(forms: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[DatasetHub]:
+    files = {path.name: path.read_bytes() for path in (forms / "parquet").iterdir()}
+    with running_dataset_hub(DatasetHub(files=files)) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setenv("HF_TOKEN", "")
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield running
+
+
+HUB = {"name": f"someone/chests@{COMMIT}"}
+
+
+def test_a_hubs_dataset_is_fetched_once(tmp_path: Path, hub: DatasetHub) -> None:
+    hub.refuse_after = 2  # of four: then the download fails, and is resumed
+    with pytest.raises(HubError):
+        read(tmp_path / "work", tmp_path / "set", **HUB)
+    hub.refuse_after = 100
+    source, _ = read(tmp_path / "work", tmp_path / "set", **HUB)
+    assert len(source.raw.images) == 6
+    assert source.raw.card["commit"] == COMMIT
+    assert source.raw.card["terms"] == "Share nothing."
+    hub.asked.clear()
+    again, _ = read(tmp_path / "work", tmp_path / "set", **HUB)
+    assert again.raw.images == source.raw.images
+    assert hub.asked == []
+    with pytest.raises(ConfigError, match="something else"):
+        read(tmp_path / "work", tmp_path / "set", name=f"someone/chests@{COMMIT[::-1]}")
+
+
+def test_a_branch_is_refused_with_the_commit_it_means(tmp_path: Path, hub: DatasetHub) -> None:
+    with pytest.raises(ConfigError, match=f"'main' means {COMMIT} now"):
+        read(tmp_path / "work", tmp_path / "set", name="someone/chests@main")
+    with pytest.raises(ConfigError, match="40 hexadecimal digits"):
+        read(tmp_path / "work", tmp_path / "set", name="someone/chests")
+
+
+def test_terms_are_to_be_accepted(
+    tmp_path: Path, hub: DatasetHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.token = "hf_mine"
+    with pytest.raises(HubError, match="accept the agreement of someone/chests"):
+        read(tmp_path / "work", tmp_path / "set", **HUB)
+    monkeypatch.setenv("HF_TOKEN", "hf_mine")
+    source, _ = read(tmp_path / "work", tmp_path / "set", **HUB)
+    assert len(source.raw.images) == 6
+    assert "hf_mine" not in json.dumps(source.inputs | source.raw.card)
+
+
+@pytest.mark.parametrize("files", [{"../x.parquet": b"1"}, {}])
+def test_what_a_hub_may_not_send(tmp_path: Path, hub: DatasetHub, files: dict[str, bytes]) -> None:
+    hub.files = files
+    with pytest.raises((HubError, StudyError)):
+        read(tmp_path / "work", tmp_path / "set", **HUB)
+    assert not (tmp_path / "x.parquet").exists()
+
+
+def test_a_full_disk_is_said_and_no_hub_is_blamed(
+    tmp_path: Path, hub: DatasetHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, local_dir: Path | None = None, **_more: Any) -> list[Any]:
+        if local_dir is None:
+            return []
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    with pytest.raises(ArtifactUnwritable, match="set could not be written: No space"):
+        read(tmp_path / "work", tmp_path / "set", **HUB)
+
+
+def test_offline_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(HubError, match="HF_HUB_OFFLINE"):
+        read(tmp_path / "work", tmp_path / "set", **HUB)
+
+
+def test_rows_whose_types_differ_are_refused(tmp_path: Path) -> None:
+    """A text where numbers were: the copy ends with the row, and keeps what it has."""
+    (tmp_path / "set").mkdir()
+    lines = [json.dumps({"who": "a", "text": "FINDINGS: x"}), "{not json"]
+    (tmp_path / "set/train.jsonl").write_text("\n".join(lines))
+    columns = {"subject_id": "who", "report": "text"}
+    with pytest.raises(StudyError, match="cannot be read"):
+        read(tmp_path / "work", tmp_path / "set", materialise=True, columns=columns)
+    assert pa.types.is_struct(huggingface._IMAGE)
+
+
+def test_terms_and_missing_patients_reach_manifest_and_card(tmp_path: Path, forms: Path) -> None:
+    anonymous = {"columns": COLUMNS | {"subject_id": ""}, "subject": "none"}
+    source, _ = read(tmp_path, forms / "parquet", **anonymous)
+    settings = SourceConfig(kind="huggingface", columns={"image": "image"})
+    (tmp_path / "manifest").mkdir()
+    summary = manifest.write_manifest(tmp_path / "manifest", source, settings)
+    assert summary["splits_by_patient"] is False
+    dataset = json.loads((tmp_path / "manifest" / manifest.DATASET).read_text())
+    assert dataset == {"licence": "other, use-agreement", "terms": "Share nothing."}
+    facts = {"terms": "", "splits": {}, "labels": {}, "rejected": {}, "stages": {}, "digests": {}}
+    page = data_card(facts | {"source": "huggingface", "dataset": dataset, "by_patient": False})
+    assert "| terms | Share nothing. |" in page
+    assert "Splits are not by patient" in page
+    assert "not by patient" not in data_card(facts | {"source": "table", "by_patient": True})
