@@ -187,18 +187,21 @@ def _limits_of_embed() -> dict[str, dict[str, Any]]:
 
 
 def _finding(text: dict[str, Any]) -> dict[str, Any]:
-    side = {"anyOf": [text, {"type": "array", "items": text, "minItems": 1}]}
     return {
         "type": "object",
         "properties": {
             "name": text,
             "label": {"type": "string"},
-            "positive": side,
-            "negative": side,
+            "positive": _side(text, least=1),
+            "negative": _side(text, least=0),
         },
-        "required": ["name", "positive", "negative"],
+        "required": ["name", "positive"],
         "additionalProperties": False,
     }
+
+
+def _side(text: dict[str, Any], least: int) -> dict[str, Any]:
+    return {"anyOf": [text, {"type": "array", "items": text, "minItems": least}]}
 
 
 def _headers(status: str) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class Client:
     ) -> ClassifyAnswer:
         """Ask which findings an image shows, with heatmaps where `explain`.
 
-        `findings` has `name`, `positive` and `negative` of each; None: the model's own.
+        `findings` has `name`, `positive` and perhaps `negative` of each; None: the model's own.
         """
         fields = {"explain": str(explain).lower()}
         if findings is not None:

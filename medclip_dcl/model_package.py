@@ -147,7 +147,7 @@ class PromptOffset(Section):
     positive: float
     """Of the prompts that assert it, their scores averaged."""
     negative: float
-    """Of those that deny it."""
+    """Of those that deny it; without any, that of the others."""
 
 
 class PromptOffsets(Section):

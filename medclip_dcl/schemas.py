@@ -148,7 +148,8 @@ class FindingAnswer(Schema):
     score: float
     """Share of the positive prompt in a softmax over both scaled scores, 0 to 1; no probability."""
     margin: float
-    """Score of the positive prompt minus that of the negative, -2 to 2."""
+    """Score of the positive prompt minus that of the negative, -2 to 2; without a negative, minus
+    the level of the positive over the model's bank of images."""
     decision: bool
     """Whether the positive prompt fits better: the margin is above the offset."""
     offset: float | None = None

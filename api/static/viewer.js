@@ -164,7 +164,9 @@ function explain(finding) {
     return;
   }
   const asked = prompts[finding.name];
-  const fits = asked ? `“${asked.positive[0]}” against “${asked.negative[0]}”` : "the finding against its absence";
+  const denied = asked?.negative?.[0];
+  const against = denied ? `“${denied}”` : "what it scores on other images";
+  const fits = asked ? `“${asked.positive[0]}” against ${against}` : "the finding against its absence";
   const verdict = finding.decision ? "the first fits better" : "the second fits better";
   const chance = finding.probability === null
     ? `No probability: ${finding.probability_note}.`

@@ -400,10 +400,20 @@ def evaluate_paraphrases(
         scored = images.mean_by_study(model.score(images.regions, model.embed_sentences(texts)))
         scores = scored.double().cpu().numpy()
         present, absent = np.split(scores, [len(finding.positive)])
-        margins = (present[:, None] - absent[None]).reshape(-1, scores.shape[1])
+        if finding.negative:
+            pairs = list(product(finding.positive, finding.negative))
+            asked = [Finding("", (positive,), (negative,)) for positive, negative in pairs]
+            sides = list(product(present, absent))
+        else:
+            pairs = [(positive, "") for positive in finding.positive]
+            asked = [Finding("", (positive,)) for positive, _ in pairs]
+            missing = model.missing_sides(asked)
+            sides = [
+                (side, np.full_like(side, level))
+                for side, level in zip(present, missing, strict=True)
+            ]
+        margins = np.stack([one - other for one, other in sides])
         known, positive, owners = known_images(state, images.subject_ids)
-        pairs = list(product(finding.positive, finding.negative))
-        asked = [Finding("", (positive,), (negative,)) for positive, negative in pairs]
         *levels, level = model.offsets_of([*asked, finding])
         measured = [
             (margin[known], positive, offset)
@@ -412,7 +422,6 @@ def evaluate_paraphrases(
         pool[finding.name] = len(pairs)
         ensemble = (margins.mean(axis=0)[known], positive, level)
         groups[finding.name] = _spread(measured, ensemble, owners, bootstrap)
-        sides = product(present, absent)
         for words, side, (margin, _, offset) in zip(pairs, sides, measured, strict=True):
             found = classification_metrics(margin, positive, offset=offset)
             figures = {name: value_of(values) for name, values in found.items()}

@@ -156,9 +156,21 @@ class EvaluatedModel:
     def side_scores(
         self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
     ) -> Float[Tensor, "sides images"]:
-        """Score the prompts of each finding, averaged by side: positive, then negative."""
+        """Score the prompts of each finding, averaged by side: positive, then negative.
+
+        In the place of a negative that a finding has not stands `missing_sides`.
+        """
         prompts = self.embed_sentences(prompt_texts(findings))
-        return side_scores(self.score(regions, prompts), findings)
+        return side_scores(self.score(regions, prompts), findings, self.missing_sides(findings))
+
+    def missing_sides(self, findings: Sequence[Finding]) -> list[float]:
+        """Give what stands for the negative of findings without one: the level of the positive.
+
+        0 where the model has no level, which changes neither AUC nor a chosen threshold.
+        """
+        if isinstance(self.encoders, Predictor) and not all(item.negative for item in findings):
+            return [level or 0.0 for level in self.encoders.negative_levels(findings)]
+        return [0.0] * len(findings)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
         """Give the level of each finding's margin, as `Predictor.offsets_of`.

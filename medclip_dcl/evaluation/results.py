@@ -49,7 +49,11 @@ SCORES = TableFormat(
         *_OF_IMAGE,
         Column("finding", pa.string(), "name of the finding"),
         Column("positive", pa.float32(), "score of the positive prompt, of several their mean"),
-        Column("negative", pa.float32(), "score of the negative prompt, of several their mean"),
+        Column(
+            "negative",
+            pa.float32(),
+            "score of the negative prompt, of several their mean; or what stands for a missing one",
+        ),
         Column("margin", pa.float32(), "score of the positive prompt minus that of the negative"),
         Column("offset", pa.float64(), "margin from which the finding is present; null: not known"),
         Column(

@@ -38,8 +38,9 @@ class EvaluateConfig(Section):
     """Split that is evaluated."""
     prompts: str = "configs/prompts/chex5.yaml"
     """Prompt pairs: a finding, its positive and its negative prompt; several a side are an
-    ensemble, their scores averaged, as in `chex5_ensemble.yaml`. A finding's `code` names it in
-    DICOM answers."""
+    ensemble, their scores averaged, as in `chex5_ensemble.yaml`. Without a negative, the level of
+    the positive over the model's bank of images decides. A finding's `code` names it in DICOM
+    answers."""
     paraphrases: str = ""
     """Prompt file whose prompts of a side are paraphrases: every pair is asked separately,
     and the spread is measured; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""

@@ -53,6 +53,9 @@ from medclip_dcl.models.similarity import region_scores
 
 _TEXTS_PER_PASS = 128
 
+_Levels = list[tuple[float, float] | None]
+"""Usual score of each finding's positive and negative prompts; None: not known."""
+
 
 class Predictor:
     """A trained model in evaluation mode on one device.
@@ -162,16 +165,30 @@ class Predictor:
     def margins(
         self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
     ) -> Float[Tensor, "findings images"]:
-        """Compare the two prompts of each finding on each image from `embed_images`: `margins`."""
-        return margins(self.model.score(regions, self._prompts(findings)), findings)
+        """Compare the two prompts of each finding on each image from `embed_images`: `margins`.
+
+        Raises:
+            QueryError: a finding without a negative prompt has no level.
+        """
+        prompts = self._prompts(findings)
+        scores = self.model.score(regions, prompts)
+        return margins(scores, findings, _required(findings, self._levels(findings, prompts)))
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
         """Give the level of each finding's margin, above which it is decided to be present.
 
         Prompts of the model's own have it from publishing, others from its bank; None where it
-        has neither.
+        has neither. It is 0 where there is no negative prompt: the level is in the margin then.
         """
-        return self._offsets(findings, self._prompts(findings))
+        return _offsets(self._levels(findings, self._prompts(findings)))
+
+    def negative_levels(self, findings: Sequence[Finding]) -> list[float | None]:
+        """Give the usual score of each finding's negative prompts, or of its positive without any.
+
+        None where the model has no level for them.
+        """
+        levels = self._levels(findings, self._prompts(findings))
+        return [None if level is None else level[1] for level in levels]
 
     def classify(
         self, image: GreyImage, findings: Sequence[Finding] | None = None
@@ -185,15 +202,20 @@ class Predictor:
         regions: Float[Tensor, "images rows columns dim"],
         findings: Sequence[Finding] | None = None,
     ) -> list[list[FindingScore]]:
-        """Answer `classify` for images from `embed_images`, one list per image."""
+        """Answer `classify` for images from `embed_images`, one list per image.
+
+        Raises:
+            QueryError: a finding without a negative prompt has no level.
+        """
         asked = self.findings if findings is None else findings
         prompts = self._prompts(asked)
+        levels = self._levels(asked, prompts)
         return finding_scores(
-            margins(self.model.score(regions, prompts), asked),
+            margins(self.model.score(regions, prompts), asked, _required(asked, levels)),
             self.model.gamma.detach(),
             asked,
             calibrations_of(asked, self.findings, self.calibration),
-            self._offsets(asked, prompts),
+            _offsets(levels),
         )
 
     def ground(
@@ -253,21 +275,24 @@ class Predictor:
         return self.embed_sentences(prompt_texts(findings))
 
     @torch.inference_mode()
-    def _offsets(self, findings: Sequence[Finding], prompts: Tensor) -> list[float | None]:
-        known = [self._own_offsets.get((item.positive, item.negative)) for item in findings]
+    def _levels(self, findings: Sequence[Finding], prompts: Tensor) -> _Levels:
+        known = [self._own_levels.get((item.positive, item.negative)) for item in findings]
         if self._bank is None or None not in known:
             return known
         levels = prompt_levels(self.model, self._bank, prompts, findings)
         gamma_squared = float(self.model.gamma.detach()) ** 2
-        return ((levels[:, 0] - levels[:, 1]) / gamma_squared).tolist()
+        return [(positive, negative) for positive, negative in (levels / gamma_squared).tolist()]
 
     @cached_property
-    def _own_offsets(self) -> dict[tuple[tuple[str, ...], tuple[str, ...]], float]:
+    def _own_levels(self) -> dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[float, float]]:
         if self.offsets is None:
             return {}
         gamma_squared = float(self.model.gamma.detach()) ** 2
         return {
-            (item.positive, item.negative): (level.positive - level.negative) / gamma_squared
+            (item.positive, item.negative): (
+                level.positive / gamma_squared,
+                level.negative / gamma_squared,
+            )
             for item, level in zip(self.findings, self.offsets.findings, strict=True)
         }
 
@@ -285,6 +310,21 @@ class Predictor:
             return_tensors="pt",
         ).to(self.device)
         return self.engine.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
+
+
+def _offsets(levels: _Levels) -> list[float | None]:
+    return [None if level is None else level[0] - level[1] for level in levels]
+
+
+def _required(findings: Sequence[Finding], levels: _Levels) -> list[float]:
+    # The scores that stand in the place of missing negative prompts.
+    for number, (finding, level) in enumerate(zip(findings, levels, strict=True)):
+        if not finding.negative and level is None:
+            raise QueryError(
+                f"finding {number} has no negative prompt, and this model no level for its "
+                "positive: it was published without its bank of images; give a negative prompt"
+            )
+    return [0.0 if level is None else level[1] for level in levels]
 
 
 def published_folder(path: Path) -> Path:

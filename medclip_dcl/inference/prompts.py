@@ -33,8 +33,9 @@ class Finding:
     """How it is called in answers."""
     positive: tuple[str, ...]
     """Sentences that assert it, at least one."""
-    negative: tuple[str, ...]
-    """Sentences that deny it, at least one."""
+    negative: tuple[str, ...] = ()
+    """Sentences that deny it. Without one, the positive prompts' usual score stands in their place:
+    their level over the model's bank of images."""
     label: str = ""
     """Column of the label table that holds its truth; empty: none."""
     code: FindingCode | None = field(default=None, compare=False)
@@ -45,9 +46,8 @@ def parse_prompts(tree: Any) -> tuple[Finding, ...]:
     """Turn a list of mappings into findings.
 
     Args:
-        tree: a list; each entry has `name`, `positive` and `negative`, and may have
-            `label`, and `code` with `value`, `scheme` and `meaning`. A side is one sentence or a
-            list of them.
+        tree: a list; each entry has `name` and `positive`, and may have `negative`, `label`, and
+            `code` with `value`, `scheme` and `meaning`. A side is one sentence or a list of them.
 
     Raises:
         QueryError: an entry lacks a key, has an unknown one, an empty side, or a name
@@ -84,7 +84,8 @@ def _finding(entry: Any, number: int) -> Finding:
     if not isinstance(name, str) or not name.strip() or not isinstance(label, str):
         raise QueryError(f"finding {number} needs a name, and a label that is text if any")
     positive = _side(entry.get("positive"), number)
-    negative = _side(entry.get("negative"), number)
+    denied = entry.get("negative", [])  # a card writes what is left out as an empty list
+    negative = () if denied == [] else _side(denied, number)
     return Finding(name.strip(), positive, negative, label, _code(entry.get("code"), number))
 
 
@@ -103,7 +104,9 @@ def _code(value: Any, number: int) -> FindingCode | None:
 def _side(value: Any, number: int) -> tuple[str, ...]:
     sentences = [value] if isinstance(value, str) else value
     if not isinstance(sentences, list | tuple) or not sentences:
-        raise QueryError(f"finding {number} needs a positive and a negative prompt")
+        raise QueryError(
+            f"finding {number} needs a positive prompt, and a negative that is one or a list if any"
+        )
     if not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
         raise QueryError(f"finding {number} has a prompt that is empty or no text")
     return tuple(" ".join(sentence.split()) for sentence in sentences)

@@ -1,4 +1,8 @@
-"""Zero-shot scores: the prompt that fits the image better decides."""
+"""Zero-shot scores: the prompt that fits the image better decides.
+
+A finding that has no negative prompt is compared with what its positive prompts score on average:
+their level over a bank of images.
+"""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +33,8 @@ class FindingScore:
     score: float
     """Softmax over the two prompts' scaled scores, in [0, 1]; no probability."""
     margin: float
-    """Score of the positive prompts minus that of the negative, in [-2, 2]."""
+    """Score of the positive prompts minus that of the negative, or minus the level of the positive
+    where there is no negative, in [-2, 2]."""
     is_present: bool
     """Whether the margin is above the offset, or above 0 where there is none."""
     offset: float | None = None
@@ -48,21 +53,34 @@ def prompt_texts(findings: Sequence[Finding]) -> list[str]:
 
 
 def side_scores(
-    scores: Float[Tensor, "prompts images"], findings: Sequence[Finding]
+    scores: Float[Tensor, "prompts images"],
+    findings: Sequence[Finding],
+    levels: Sequence[float] | None = None,
 ) -> Float[Tensor, "sides images"]:
-    """Average the scores of `prompt_texts` by side: of each finding positive, then negative."""
+    """Average the scores of `prompt_texts` by side: of each finding positive, then negative.
+
+    `levels` stand in the place of the negative of findings that have none; None: 0, which changes
+    no order of images.
+    """
     sides = [len(side) for finding in findings for side in (finding.positive, finding.negative)]
-    return torch.stack([part.mean(dim=0) for part in torch.split_with_sizes(scores, sides)])
+    means = torch.stack([part.mean(dim=0) for part in torch.split_with_sizes(scores, sides)])
+    for row, finding in enumerate(findings):
+        if not finding.negative:
+            means[2 * row + 1] = 0.0 if levels is None else levels[row]
+    return means
 
 
 def margins(
-    scores: Float[Tensor, "prompts images"], findings: Sequence[Finding]
+    scores: Float[Tensor, "prompts images"],
+    findings: Sequence[Finding],
+    levels: Sequence[float] | None = None,
 ) -> Float[Tensor, "findings images"]:
     """Subtract the negative prompts' mean score from the positive prompts'.
 
     Args:
         scores: image-sentence scores f of `prompt_texts`, in [-1, 1].
         findings: the findings, in the same order.
+        levels: as in `side_scores`.
 
     Returns:
         f(positive) - f(negative), in [-2, 2].
@@ -70,7 +88,7 @@ def margins(
     Source: Wang et al. 2023, Table 2, with one prompt a side; ours: several prompts
         are averaged by their scores.
     """
-    sides = side_scores(scores, findings)
+    sides = side_scores(scores, findings, levels)
     return sides[0::2] - sides[1::2]
 
 
@@ -98,10 +116,14 @@ def prompt_levels(
 ) -> Float[Tensor, "findings 2"]:
     """Give `prompt_offset` of each finding's positive and negative prompts over a bank of images.
 
-    `prompts` are the vectors of `prompt_texts`.
+    `prompts` are the vectors of `prompt_texts`. Without a negative both are that of the positive:
+    a prompt that scores every image alike has its score as level.
     """
     scaled = model.gamma.detach().double() ** 2 * model.score(bank, prompts).double()
-    return prompt_offset(side_scores(scaled, findings)).reshape(-1, 2)
+    levels = prompt_offset(side_scores(scaled, findings)).reshape(-1, 2)
+    alone = [row for row, finding in enumerate(findings) if not finding.negative]
+    levels[alone, 1] = levels[alone, 0]
+    return levels
 
 
 def softmax_scores(

@@ -314,6 +314,23 @@ def test_each_pair_is_decided_by_its_own_offset() -> None:
     assert outcome.groups["edema"]["balanced_accuracy_ensemble"].value != 0.5
 
 
+def test_a_finding_without_a_negative_prompt_is_ranked_by_its_positive() -> None:
+    images, truth, model = asked()
+    alone = Finding("edema", FINDING.positive)
+    points = images.regions[:, 0, 0].double().numpy()
+    shown = truth[0] == 1
+    outcome, rows = evaluate_findings(model, images, [alone], truth, BootstrapOptions(0, 0))
+    mean = sum(np.array(WORDS[text]) for text in alone.positive) / 2
+    expected = roc_auc(points @ mean, shown)[0]
+    assert outcome.groups["edema"]["auc"].value == pytest.approx(expected)
+    assert {row["negative"] for row in rows} == {0.0}  # of a model that is not ours no level
+    assert outcome.groups["edema"]["prompt_correlation"].value is None
+    _, rows = evaluate_paraphrases(model, images, [alone], truth, BootstrapOptions(0, 0))
+    areas = [roc_auc(points @ np.array(WORDS[text]), shown)[0] for text in alone.positive]
+    assert [(row["positive"], row["negative"]) for row in rows] == [("yes", ""), ("indeed", "")]
+    assert [row["auc"] for row in rows] == pytest.approx(areas)
+
+
 def test_one_pair_has_no_spread() -> None:
     images, truth, model = asked()
     alone = Finding("edema", ("yes",), ("no",))

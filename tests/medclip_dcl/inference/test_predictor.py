@@ -147,6 +147,32 @@ def test_a_free_prompt_is_levelled_over_the_kept_bank(levelled):
     assert answers[2].offset == pytest.approx(float(levels[0] - levels[1]), abs=1e-6)
 
 
+def test_without_a_negative_prompt_the_level_of_the_positive_decides(levelled, tmp_path):
+    predictor = load(levelled, "cpu")
+    heart = Finding("heart", ("The heart is enlarged.",))
+    gamma_squared = float(predictor.model.gamma) ** 2
+    bank, texts = read_bank(levelled).float(), predictor.embed_sentences(heart.positive)
+    scaled = gamma_squared * predictor.model.score(bank, texts)[0].double()
+    level = float(scaled.exp().mean().log()) / gamma_squared
+    regions = predictor.embed_images(random_images(6, 64))
+    scores = predictor.model.score(regions, texts)[0]
+    answers = [found for (found,) in predictor.classify_regions(regions, [heart])]
+    assert [item.margin for item in answers] == pytest.approx((scores - level).tolist(), abs=1e-6)
+    assert [item.is_present for item in answers] == (scores > level).tolist()
+    assert {(item.offset, item.threshold) for item in answers} == {(0.0, 0.5)}
+    assert predictor.margins(regions, [heart])[0].tolist() == [item.margin for item in answers]
+    (found,) = predictor.locate_findings(regions[0], [heart], 64, 64)
+    assert np.array_equal(
+        found.grid, predictor.ground_regions(regions[0], heart.positive, 64, 64)[0].grid
+    )
+
+    shutil.copytree(levelled, tmp_path / "model")
+    (tmp_path / "model" / BANK_FILE).unlink()
+    model = replace(read_model_package(levelled), path=tmp_path / "model")
+    with pytest.raises(QueryError, match="finding 0 has no negative prompt, and this model no"):
+        build_predictor(model, torch.device("cpu")).classify(image(), [heart])
+
+
 def test_without_the_bank_own_prompts_keep_their_offsets_and_others_have_none(levelled, tmp_path):
     shutil.copytree(levelled, tmp_path / "model")
     (tmp_path / "model" / BANK_FILE).unlink()

@@ -14,6 +14,12 @@ def test_a_side_is_one_sentence_or_several():
     )
 
 
+@pytest.mark.parametrize("entry", [{}, {"negative": []}])
+def test_a_finding_may_have_no_negative_prompt(entry):
+    (finding,) = parse_prompts([{"name": "mass", "positive": "A mass"} | entry])
+    assert finding == Finding("mass", ("A mass",), ())
+
+
 def test_a_code_is_read_and_is_no_part_of_the_question():
     code = {"value": 19242006, "scheme": "SCT", "meaning": "Pulmonary edema"}
     (coded,) = parse_prompts([PAIR | {"code": code}])
@@ -29,7 +35,8 @@ def test_a_code_is_read_and_is_no_part_of_the_question():
         (["edema"], "finding 0 must be a mapping"),
         ([PAIR | {"threshold": 1}], "finding 0 must be a mapping"),
         ([PAIR | {"name": " "}], "finding 0 needs a name"),
-        ([PAIR | {"positive": []}], "finding 0 needs a positive and a negative"),
+        ([PAIR | {"positive": []}], "finding 0 needs a positive prompt"),
+        ([PAIR | {"negative": None}], "finding 0 needs a positive prompt, and a negative that"),
         ([PAIR | {"negative": [""]}], "finding 0 has a prompt that is empty"),
         ([PAIR | {"negative": [7]}], "finding 0 has a prompt that is empty or no text"),
         ([PAIR, PAIR], "same name"),

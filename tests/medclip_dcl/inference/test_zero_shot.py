@@ -36,6 +36,13 @@ def test_several_prompts_of_a_side_are_averaged_by_score():
     assert margins(scores, TWO).flatten().tolist() == pytest.approx([0.2, -0.4])
 
 
+def test_a_level_stands_in_the_place_of_a_missing_negative_prompt():
+    asked = (Finding("mass", ("p1", "p2")), TWO[0])
+    scores = torch.tensor([[0.2], [0.4], [0.2], [0.4], [0.1]])
+    assert margins(scores, asked).flatten().tolist() == pytest.approx([0.3, 0.2])
+    assert margins(scores, asked, [0.35, 9]).flatten().tolist() == pytest.approx([-0.05, 0.2])
+
+
 def test_the_score_is_the_softmax_of_scaled_prompt_scores():
     positive, negative, gamma = 0.3, 0.2, torch.tensor(14.0).sqrt()
     expected = math.exp(14 * positive) / (math.exp(14 * positive) + math.exp(14 * negative))
