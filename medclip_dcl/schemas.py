@@ -302,7 +302,7 @@ class HitAnswer(Schema):
     view: str
     """View position of the image; empty for a sentence."""
     findings: list[str]
-    """What the image's report asserts; empty for a sentence."""
+    """What the image's report asserts, and labels of other findings; empty for a sentence."""
 
     @classmethod
     def of(cls, hit: "Hit", *, has_picture: bool) -> "HitAnswer":
@@ -357,7 +357,8 @@ class ModelAnswer(Schema):
     """Findings of the card whose answers should not be read, as `calibrate_scores` saw on the
     validation images; empty too where no calibration was fitted."""
     index: dict[str, Any] | None
-    """Digest and counts of the retrieval index; null without one."""
+    """Digest and counts of the retrieval index, and the findings that hits can be filtered by; null
+    without one."""
     limits: dict[str, float]
     """Limits on what may be asked."""
     engine: str = "torch"

@@ -1,5 +1,5 @@
-"""What schemathesis cannot know: what an image looks like, where a box is on one, and that
-names of findings differ.
+"""What schemathesis cannot know: what an image looks like, where a box is on one, that names of
+findings differ, and which findings an index has.
 
 Loaded by schemathesis itself through the variable SCHEMATHESIS_HOOKS. What it drew stays as it
 is, since its checks look at it; only what goes over the wire is exchanged.
@@ -10,13 +10,15 @@ from typing import Any
 from schemathesis.transport.requests import REQUESTS_TRANSPORT
 from schemathesis.transport.serialization import Binary
 
+from api.settings import MAX_ID_CHARS
+from medclip_dcl.text.labeler.lexicon import LABELS
 from testing.dicom import dicom_bytes, ramp
 from testing.service import png
 
 IMAGES = (png(), png((40, 120), seed=5), dicom_bytes(ramp(96, 64)))
 _FORM = "multipart/form-data"
 _SHORTEST_PX, _MOST_BOXES = 20, 32
-_TEXTS, _LISTS_OF_TEXTS = {"text"}, {"view", "phrase", "split"}
+_TEXTS, _LISTS_OF_TEXTS = {"text"}, {"view", "phrase", "split", "finding"}
 _TOO_LONG = "0" * 5000
 
 _matched = REQUESTS_TRANSPORT.get_first_matching_media_type(_FORM)
@@ -49,12 +51,19 @@ def _with_images(context: Any, body: Any) -> dict[str, Any]:
                 body[name] = [item if isinstance(item, str) else _TOO_LONG for item in body[name]]
             elif not isinstance(body[name], str):
                 body[name] = _TOO_LONG
+        if "finding" in body:
+            body["finding"] = [_known(item) for item in body["finding"]]
         if isinstance(body.get("findings"), list):
             body["findings"] = [_renamed(*numbered) for numbered in enumerate(body["findings"])]
         if "box" in body:
             body["box"] = _on_image(box)
     sent: dict[str, Any] = _serialize(context, body)
     return sent
+
+
+def _known(name: str) -> str:
+    """A finding that every index knows, if the name fits the schema."""
+    return name if len(name) > MAX_ID_CHARS else LABELS[len(name) % len(LABELS)]
 
 
 def _image(drawn: Any) -> Binary:

@@ -33,7 +33,7 @@ from testing.processes import memory_mib
 from testing.tiny_models import random_images
 
 N_IMAGES = 12
-FINDINGS = ("Pleural Effusion", "No Finding")
+FINDINGS = ("Pleural Effusion", "Tuberculosis")
 """Of studies with an even and with an odd number."""
 PATIENCE_S = 90.0
 ROOT = Path(__file__).parents[1]

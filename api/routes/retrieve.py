@@ -11,7 +11,6 @@ from medclip_dcl.models.similarity import box_vectors
 from medclip_dcl.retrieval.search import Filters, Query
 from medclip_dcl.schemas import HitAnswer, RetrieveAnswer
 from medclip_dcl.tables import SPLITS
-from medclip_dcl.text.labeler.lexicon import LABELS
 
 from ..errors import ApiError, documented
 from ..model_manager import CurrentState, ServingState
@@ -41,7 +40,11 @@ async def retrieve(
     split: Annotated[list[str] | None, Form(description="splits that may be hits")] = None,
     view: Annotated[list[str] | None, Form(description="view positions that may be hits")] = None,
     finding: Annotated[
-        list[str] | None, Form(description="findings of which a hit's report asserts one at least")
+        list[str] | None,
+        Form(
+            description="findings of which a hit has one at least, by its report or its labels; "
+            "/model lists them: index.findings"
+        ),
     ] = None,
     exclude_patient: Annotated[
         str, Form(max_length=MAX_ID_CHARS, description="patient whose images are left out")
@@ -52,16 +55,16 @@ async def retrieve(
         raise ApiError("invalid_request", "text, image: One of the two")
     if text:
         text = plain_text(text, "text")
+    model, index = serving.predictor, serving.index
     filters = Filters(
         splits=_names("split", split, SPLITS),
         views=_names("view", view),
-        findings=_names("finding", finding, LABELS),
+        findings=_names("finding", finding, index.studies.findings),
         exclude_patient=exclude_patient,
     )
     box_shares = parse_box(box, image) if box and image is not None else None
     if box and box_shares is None:
         raise ApiError("invalid_request", "box: Together with an image alone")
-    model, index = serving.predictor, serving.index
     vector, regions = await _encoded(request, serving, text, image, box_shares)
     query = Query(target, k, vector, regions, filters)
     hits = await serving.search_slots.run(request, lambda: index.search(query))

@@ -31,11 +31,12 @@ _LIMITS = {
 
 @router.get("/model", responses=documented("loading", "model_unusable"))
 def model(serving: CurrentState) -> ModelAnswer:
-    """Give the model's card, findings that should not be read, the index's counts, the limits."""
+    """Give the model's card, findings that should not be read, facts of the index, the limits."""
     published = serving.published
     try:
         artifact = serving.index.artifact
-        index = {"digest": artifact.digest, **artifact.summary}
+        findings = list(serving.index.studies.findings)
+        index = {"digest": artifact.digest, **artifact.summary, "findings": findings}
     except ApiError:
         index = None
     calibration, offsets = (

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from medclip_dcl.data.manifest import label_names
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.models.settings import SimilarityConfig
@@ -91,17 +92,20 @@ def _distinct(
 
 
 def findings_of(claims: pa.Table, labels: pa.Table | None) -> dict[str, list[str]]:
-    """List the findings that an image can be filtered by, of each study: names of `LABELS`.
+    """List the findings that an image can be filtered by, of each study.
 
-    What its report asserts (`REPORT_CLAIMS`), `No Finding` where it calls the image normal; of a
-    study without a report, the labels that are 1 (`STUDY_LABELS`; None: the source has none).
+    What its report asserts (`REPORT_CLAIMS`), `No Finding` where it calls the image normal, and
+    the labels that are 1 of findings that reports are not read for; of a study without a report,
+    all labels that are 1 (`manifest.read_labels`; None: the source has none).
     """
-    found = {}
+    found: dict[str, list[str]] = {}
+    names = () if labels is None else label_names(labels)
     for row in [] if labels is None else labels.to_pylist():
-        found[row["study_id"]] = [name for name in LABELS if row.get(name) == 1]
+        found[row["study_id"]] = [name for name in names if row[name] == 1]
     for row in claims.to_pylist():
-        asserted = sorted(split_sides(row["asserted"]))
-        found[row["study_id"]] = ["No Finding"] if row["normal"] else asserted
+        asserted = ["No Finding"] if row["normal"] else sorted(split_sides(row["asserted"]))
+        unread = [name for name in found.get(row["study_id"], ()) if name not in LABELS]
+        found[row["study_id"]] = [*asserted, *unread]
     return found
 
 

@@ -15,7 +15,7 @@ exhaustive search. Equal scores are ordered by id.
 Source: ours; no vector engine computes the score of Wang et al. 2023, Section 3.2.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -60,7 +60,7 @@ class Filters:
     splits: frozenset[str] = frozenset()
     views: frozenset[str] = frozenset()
     findings: frozenset[str] = frozenset()
-    """Findings of which an image has one at least."""
+    """Findings of which an image has one at least, names of `Studies.findings`."""
     exclude_patient: str = ""
     """Patient whose images are left out."""
 
@@ -128,6 +128,9 @@ class _Coded:
 class Studies:
     """Images and sentences of an index, and the studies that join them."""
 
+    findings: tuple[str, ...]
+    """Names that images can be filtered by: CheXpert's, then others of the source's labels."""
+
     def __init__(self, artifact: Artifact) -> None:
         images = read_table(artifact.path, IMAGES)
         occurrences = read_table(artifact.path, OCCURRENCES)
@@ -142,7 +145,10 @@ class Studies:
         self._text_of_occurrence = occurrences.column("text").to_numpy().astype(np.int64)[order]
         self._split, self._view = _Coded(images, "split"), _Coded(images, "view")
         self._patient = _Coded(images, "subject_id")
-        self._has_finding = _finding_mask(images)
+        column = images.column("findings").combine_chunks()
+        named = column.flatten().unique().to_pylist()
+        self.findings = (*LABELS, *sorted(set(named) - set(LABELS)))
+        self._has_finding = _finding_mask(column, self.findings)
 
     def image_mask(self, filters: Filters) -> Mask | None:
         """Give (images,) booleans, whether each may be a hit; None where nothing is filtered."""
@@ -152,7 +158,7 @@ class Studies:
         if filters.views:
             masks.append(self._view.among(filters.views))
         if filters.findings:
-            columns = [LABELS.index(name) for name in sorted(filters.findings)]
+            columns = [self.findings.index(name) for name in sorted(filters.findings)]
             masks.append(np.asarray(self._has_finding[:, columns].any(axis=1)))
         if filters.exclude_patient:
             masks.append(~self._patient.among(frozenset({filters.exclude_patient})))
@@ -187,11 +193,9 @@ def _codes(table: pa.Table, names: pa.Array) -> Rows:
     return codes
 
 
-def _finding_mask(images: pa.Table) -> Mask:
-    # (images, findings) in the order of `LABELS`
-    mask: Mask = np.zeros((len(images), len(LABELS)), dtype=bool)
-    column = images.column("findings").combine_chunks()
-    found = pc.index_in(column.flatten(), value_set=pa.array(LABELS))
+def _finding_mask(column: pa.ListArray, names: Sequence[str]) -> Mask:
+    mask: Mask = np.zeros((len(column), len(names)), dtype=bool)
+    found = pc.index_in(column.flatten(), value_set=pa.array(names))
     mask[pc.list_parent_indices(column).to_numpy(), found.to_numpy()] = True
     return mask
 

@@ -10,6 +10,7 @@ from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.retrieval.settings import RetrievalConfig
 from medclip_dcl.retrieval.sketch import open_vectors
+from medclip_dcl.text.labeler.lexicon import LABELS
 from testing.milvus import milvus_server
 from testing.service import FINDINGS, N_IMAGES, running
 
@@ -29,6 +30,8 @@ def test_images_are_filtered_by_what_their_reports_assert(client: httpx.Client) 
     assert len(found) == N_IMAGES // 2
     assert {name for hit in found for name in hit["findings"]} == {FINDINGS[0]}
     assert len(hits(client, finding=list(FINDINGS))) == N_IMAGES
+    assert len(hits(client, finding=FINDINGS[1])) == N_IMAGES // 2  # not one of CheXpert's
+    assert client.get("/model").json()["index"]["findings"] == [*LABELS, FINDINGS[1]]
     assert hits(client, finding="Fracture") == []
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.retrieval.embeddings import map_array, map_pictures, pool, shard_name
-from medclip_dcl.retrieval.index import select_content, write_index
+from medclip_dcl.retrieval.index import findings_of, select_content, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
 from testing.embeddings import (
     SIMILARITY,
@@ -59,6 +59,25 @@ def test_an_image_without_pixels_is_left_out_and_counted() -> None:
         manifest_table(48), sentence_table(24), {}, prepared, ["train", "validate", "test"]
     )
     assert (len(chosen.images), chosen.without_pixels) == (40, 8)
+
+
+def test_an_image_has_its_report_s_findings_and_labels_that_reports_are_not_read_for() -> None:
+    said = [
+        {"study_id": "a", "asserted": ["Edema|left", "Edema"], "normal": False},
+        {"study_id": "b", "asserted": [], "normal": True},
+    ]
+    labels = [
+        {"study_id": "a", "Edema": 0, "Fracture": 1, "Hernia": 1, "Fibrosis": -1},
+        {"study_id": "b", "Edema": None, "Fracture": None, "Hernia": 0, "Fibrosis": 0},
+        {"study_id": "c", "Edema": 1, "Fracture": 0, "Hernia": 1, "Fibrosis": None},
+    ]
+    claims = pa.Table.from_pylist(said)
+    assert findings_of(claims, pa.Table.from_pylist(labels)) == {
+        "a": ["Edema", "Hernia"],  # the label Fracture is not what the report says
+        "b": ["No Finding"],
+        "c": ["Edema", "Hernia"],  # without a report
+    }
+    assert findings_of(claims, None) == {"a": ["Edema"], "b": ["No Finding"]}
 
 
 def test_no_image_left_is_refused_by_name() -> None:
