@@ -167,6 +167,25 @@ def test_the_image_has_the_versions_of_the_lock(name: str) -> None:
     assert bool(others) == (name == "gpu")
 
 
+def test_the_fast_engine_comes_on_top_of_the_cpu_image_in_the_versions_of_the_lock(
+    compose: dict[str, Any], dockerfile: list[tuple[str, str]]
+) -> None:
+    names = {
+        name: dict(PINNED.findall((DOCKER / f"{name}.lock").read_text()))
+        for name in ("cpu", "openvino")
+    }
+    locked = set(PINNED.findall((ROOT / "requirements.lock").read_text()))
+    assert set(names["openvino"].items()) <= locked
+    assert not names["openvino"].keys() & names["cpu"].keys()
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = {re.split(r"[>=<]", line)[0] for line in extra["openvino"]}
+    assert asked <= names["openvino"].keys()
+    assert compose["services"]["cpu"]["build"]["args"]["ENGINE"] == "${ENGINE:-}"
+    assert ("ARG", "ENGINE=") in dockerfile
+    (install,) = (rest for name, rest in dockerfile if name == "RUN" and "packages.lock" in rest)
+    assert '${ENGINE:+--requirement "$ENGINE.lock"}' in install
+
+
 def test_each_device_has_an_image_of_its_own_with_the_version(compose: dict[str, Any]) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for name in ("cpu", "gpu"):
@@ -186,7 +205,7 @@ def test_the_builder_sees_code_alone(dockerfile: list[tuple[str, str]]) -> None:
         if name == "COPY" and "--from" not in rest
         for source in rest.split()[:-1]
     }
-    locks = {"docker/tools.lock", "docker/${DEVICE}.lock"}
+    locks = {"docker/tools.lock", "docker/${DEVICE}.lock", "docker/openvino.lock"}
     of_gateway = {"gateway", "medclip_hospital", "docker/hospital/gateway.lock"}
     assert copied - locks - {"pipelines"} == allowed - of_gateway - {
         "docker/*.lock", "pipelines/__init__.py", "pipelines/cli.py", "pipelines/doctor.py"
