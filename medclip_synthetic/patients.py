@@ -34,6 +34,7 @@ NATURAL, COVERAGE = "natural", "coverage"
 
 _ID_RANGE = 10_000_000
 _PATIENT_STEP, _STUDY_STEP = 6_700_417, 4_444_441  # coprime to the range: distinct ids, spread out
+_SEED_STEP = 123_457  # numbers of patients between two seeds
 _MAX_STUDIES = 4
 _STREAMS = {NATURAL: 0, COVERAGE: 1}
 _PROSE = 1 << 16  # stream of a study's added sentences; its images have the small numbers
@@ -187,13 +188,14 @@ def draw_patient(origin: str, number: int, seed: int, settings: GenerateConfig) 
     split = _split(float(generator.random()), settings) if origin == NATURAL else "test"
     body = draw_body(generator)
     count = 1 + int(generator.binomial(_MAX_STUDIES - 1, 0.12)) if origin == NATURAL else 1
-    subject_id = str(_ID_RANGE + slot * _PATIENT_STEP % _ID_RANGE)
+    own = slot + seed * _SEED_STEP  # other seeds draw other patients, who have other ids
+    subject_id = str(_ID_RANGE + own * _PATIENT_STEP % _ID_RANGE)
     studies = []
     for index in range(count):
         findings: tuple[FineFinding, ...] = (FINE_FINDINGS[number % len(FINE_FINDINGS)],)
         if origin == NATURAL:
             findings = draw_findings(generator)
-        study_id = str(50_000_000 + (slot * _MAX_STUDIES + index) * _STUDY_STEP % _ID_RANGE)
+        study_id = str(50_000_000 + (own * _MAX_STUDIES + index) * _STUDY_STEP % _ID_RANGE)
         path = f"files/p{subject_id[:2]}/p{subject_id}/s{study_id}"
         studies.append(_study(study_id, path, findings, (seed, slot, index), settings, generator))
     return Patient(subject_id, split, origin, body, tuple(studies))

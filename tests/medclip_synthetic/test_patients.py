@@ -51,6 +51,16 @@ def test_stored_values_survive_every_syntax(syntax: str, bits: int) -> None:
     assert pixels.max() < 2**storage.bits
 
 
+def test_patients_of_another_seed_have_other_ids() -> None:
+    settings = GenerateConfig()
+    ids = [
+        {draw_patient(NATURAL, number, seed, settings).subject_id for number in range(300)}
+        for seed in (0, 1, 2)
+    ]
+    assert [len(found) for found in ids] == [300] * 3
+    assert len(set.union(*ids)) == 900
+
+
 def test_prose_of_intensive_care_changes_reports_alone() -> None:
     plain, prose = GenerateConfig(), GenerateConfig(icu_prose=0.5)
     for number in range(20):

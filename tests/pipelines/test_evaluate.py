@@ -15,6 +15,9 @@ from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.tables import read_table
+from medclip_synthetic.patients import NATURAL, draw_patient
+from medclip_synthetic.settings import GenerateConfig
+from pipelines import generate_studies
 from pipelines.config import Config
 from pipelines.evaluate import main
 from testing.corpus import write_config
@@ -458,6 +461,26 @@ def test_a_model_of_another_run_is_refused_patients_that_it_was_trained_on(
     config = another_source(tmp_path, ("a", "elsewhere", "c"), work / "model")
     assert main(["--config", str(config)]) == 4
     assert "trained on 1 of 3 evaluated patients" in capsys.readouterr().err
+
+
+def test_a_model_is_evaluated_on_another_generated_source_and_not_on_its_own(tmp_path, capsys):
+    settings = GenerateConfig(patients=6, coverage_images=0, size_px=64, test_share=0.5, workers=1)
+    ours = [draw_patient(NATURAL, number, 0, settings).subject_id for number in range(6)]
+    model = publish(tmp_path / "model", ours).path
+    codes = {}
+    for seed in (0, 1):
+        config = tmp_path / f"source{seed}.yaml"
+        tree = {"work": str(tmp_path / f"source{seed}"), "seed": seed}
+        tree |= {"generate": settings.model_dump(), "evaluate": {"model": str(model)}}
+        config.write_text(json.dumps(tree))
+        words = ["--config", str(config), "--set", "evaluate.bootstrap=0"]
+        assert generate_studies.main(words) == 0
+        codes[seed] = main(words)
+    assert codes == {0: 4, 1: 0}
+    assert "model was trained on" in capsys.readouterr().err
+    tree = figures(tmp_path / "source1")
+    assert (tree["truth"], tree["contaminated"], tree["repeated_images"]) == ("exact", 0, 0)
+    assert tree["images"] > 0
 
 
 def test_two_models_at_once_are_refused(tmp_path, work, capsys):
