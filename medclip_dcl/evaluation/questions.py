@@ -76,8 +76,10 @@ def read_image_rows(source: Artifact, images: PreparedImages, split: str) -> Row
 
 def refuse_contaminated(
     model: Path, source: Artifact, rows: Rows, images: PreparedImages, *, allowed: bool
-) -> dict[str, int]:
+) -> dict[str, int | None]:
     """Count evaluated patients, and pictures of evaluated images, that the model was trained on.
+
+    None of a model that does not say, such as an exported copy.
 
     Raises:
         ArtifactStale: there are some, or the model does not say, and that is not `allowed`.
@@ -89,7 +91,7 @@ def refuse_contaminated(
                 "the model is a copy that does not say whom it was trained on; set "
                 "evaluate.allow_contaminated where none of these patients can be among them"
             )
-        trained = frozenset()
+        return {"contaminated": None, "repeated_images": None}
     table = read_table(source.path, manifest.IMAGES, ["image_id", "subject_id"])
     known = {
         subject

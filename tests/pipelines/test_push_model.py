@@ -18,7 +18,7 @@ from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale, CheckpointError, ConfigError
 from medclip_dcl.evaluation.questions import refuse_contaminated
-from medclip_dcl.inference.predictor import load
+from medclip_dcl.inference.predictor import load, published_folder
 from medclip_dcl.likelihood.settings import LanguageModelConfig
 from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.settings import WITHHELD
@@ -130,8 +130,17 @@ def test_what_was_pushed_is_loaded_by_name_and_from_what_a_hub_makes_of_it(
         assert model.digest == copy.digest
         settings = fetch_model(ServeSettings(model=f"someone/images@{COMMIT}"))
         assert read_model_package(Path(settings.model)).digest == copy.digest
+        assert published_folder(Path(f"someone/images@{COMMIT}")) == Path(settings.model)
         with pytest.raises(ConfigError, match="names a branch"):
             load("someone/images@main", device="cpu")
+        with pytest.raises(ConfigError, match="cannot be fetched"):
+            load(f"someone/images@{COMMIT[::-1]}", device="cpu")
+    # The hub is gone: what has been fetched is there, and nothing else.
+    assert load(f"someone/images@{COMMIT}", device="cpu").digest == copy.digest
+    with pytest.raises(ConfigError, match="cannot be fetched"):
+        load(f"someone/others@{COMMIT}", device="cpu")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert load(f"someone/images@{COMMIT}", device="cpu").digest == copy.digest
     clone = shutil.copytree(copy.path, tmp_path / "clone")
     (clone / ".gitattributes").write_bytes(hub.files[".gitattributes"])
     for name in (".git/config", ".cache/huggingface/download/model.json.lock", "text/.DS_Store"):
@@ -238,6 +247,10 @@ def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(
     images = PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT))
     with pytest.raises(ArtifactStale, match=r"does not say whom .* evaluate\.allow_contaminated"):
         refuse_contaminated(model_package.ARTIFACT.at(tmp_path), source, [], images, allowed=False)
+    counts = refuse_contaminated(
+        model_package.ARTIFACT.at(tmp_path), source, [], images, allowed=True
+    )
+    assert counts == {"contaminated": None, "repeated_images": None}  # nobody knows
 
 
 def test_no_setting_that_names_a_place_or_a_host_is_published(
