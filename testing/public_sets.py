@@ -168,12 +168,34 @@ def write_vindr(root: Path) -> None:
     write_csv(root / "annotations/annotations_test.csv", header, boxes)
 
 
+def write_tbx11k(root: Path) -> None:
+    """A healthy image and a sick one, and two with tuberculosis, one of a kind."""
+    shown = ("health/h1", "sick/s1", "tb/tb1", "tb/tb2")
+    kinds = ("ActiveTuberculosis", "ObsoletePulmonaryTuberculosis", "PulmonaryTuberculosis")
+    (root / "annotations/json").mkdir(parents=True)
+    images = [
+        {"id": number, "file_name": f"{name}.png", "width": 8, "height": 8}
+        for number, name in enumerate(shown)
+    ]
+    for name in shown:
+        write_image(root / f"imgs/{name}.png")
+    boxed = [(2, 1, [1, 2, 3.5, 4]), (2, 1, [5, 5, 2, 2]), (3, 2, [0, 0, 4, 4])]
+    annotations = [
+        {"image_id": image, "category_id": kind, "bbox": box} for image, kind, box in boxed
+    ]
+    categories = [{"id": number, "name": name} for number, name in enumerate(kinds, 1)]
+    tree = {"images": images, "annotations": annotations, "categories": categories}
+    (root / "annotations/json/TBX11K_val.json").write_text(json.dumps(tree), encoding="utf-8")
+
+
 SETS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "train/rexgradient": ("REXGRADIENT", write_rexgradient),
     "train/chexpert_plus": ("CHEXPERT_PLUS", write_chexpert_plus),
     "train/padchest": ("PADCHEST", write_padchest),
+    "evaluate/padchest": ("PADCHEST", write_padchest),
     "evaluate/padchest_gr": ("PADCHEST_GR", write_padchest_gr),
     "evaluate/nih_chestxray14": ("NIH", write_nih),
+    "evaluate/tbx11k": ("TBX11K", write_tbx11k),
     "evaluate/vindr_cxr": ("VINDR", write_vindr),
 }
 """Config -> the variable that names its folder, and what writes such a folder."""

@@ -9,17 +9,25 @@ import pytest
 
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
+from medclip_dcl.evaluation import results
 from medclip_dcl.tables import TableFormat, read_table
-from pipelines import build_manifest, prepare_images
+from pipelines import build_manifest, evaluate, prepare_images
+from pipelines.config import load_config
 from testing.public_sets import SETS
+from testing.published import publish
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/datasets.md"
 
 
-def prepare_padchest_gr(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run what the page says, in the folder of the set."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+SCRIPTS = ("evaluate/padchest_gr", "evaluate/tbx11k")
+"""Sets whose table a script of the page makes, in its order."""
+
+
+def prepare(config: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run what the page says of a set, in its folder."""
+    codes = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    code = dict(zip(SCRIPTS, codes, strict=True))[config]
     (folder.parent / "page.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(folder)
     runpy.run_path(str(folder.parent / "page.py"))
@@ -29,10 +37,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "train/rexgradient": {"images": 4, "reports": 4, "patients": 4, "labelled": 0, "boxes": 0},
     "train/chexpert_plus": {"images": 3, "reports": 3, "patients": 2, "labelled": 3, "boxes": 0},
     "train/padchest": {"images": 15, "reports": 15, "patients": 8, "labelled": 14, "boxes": 0},
+    "evaluate/padchest": {"images": 15, "reports": 0, "patients": 8, "labelled": 14, "boxes": 0},
     "evaluate/padchest_gr": {"images": 3, "reports": 3, "patients": 2, "labelled": 0, "boxes": 3},
     "evaluate/nih_chestxray14": {
         "images": 3, "reports": 0, "patients": 2, "labelled": 3, "boxes": 1
     },
+    "evaluate/tbx11k": {"images": 4, "reports": 0, "patients": 4, "labelled": 4, "boxes": 3},
     "evaluate/vindr_cxr": {"images": 2, "reports": 0, "patients": 2, "labelled": 2, "boxes": 2},
 }  # fmt: skip
 
@@ -46,8 +56,8 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             folder = tmp_path_factory.mktemp(variable)
             write(folder / "data")
             monkeypatch.setenv(variable, str(folder / "data"))
-            if config == "evaluate/padchest_gr":
-                prepare_padchest_gr(folder / "data", monkeypatch)
+            if config in SCRIPTS:
+                prepare(config, folder / "data", monkeypatch)
             found[config] = folder / "work"
             arguments = ["--config", str(ROOT / f"configs/{config}.yaml")]
             settings = (f"work={folder / 'work'}", "images.size_px=32", "images.workers=1")
@@ -131,6 +141,45 @@ def test_boxes_are_scaled_by_the_size_that_they_mean(works: dict[str, Path]) -> 
     heart, effusion = rows(works["evaluate/vindr_cxr"], manifest.BOXES)
     assert [heart[name] for name in ("x", "y", "width", "height")] == [5.0, 10.0, 30.0, 20.5]
     assert effusion["phrase"] == "Pleural effusion"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("nih_chestxray14", {"Effusion": (1, 2), "Cardiomegaly": (2, 1), "No Finding": (1, 2)}),
+        ("vindr_cxr", {"Cardiomegaly": (1, 1), "Tuberculosis": (0, 2), "No finding": (1, 1)}),
+        ("tbx11k", {"Tuberculosis": (2, 2), "Active tuberculosis": (1, 3), "Healthy": (1, 3)}),
+        ("padchest", {"pacemaker": (1, 13), "goiter": (0, 0), "normal": (1, 13)}),
+    ],
+)
+def test_labels_have_a_set_s_own_names(
+    works: dict[str, Path], config: str, expected: dict[str, tuple[int, int]]
+) -> None:
+    """Images with a finding, and without; one that no row lists is not labelled."""
+    work = works[f"evaluate/{config}"]
+    listed = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
+    labels = manifest.read_labels(listed)
+    codes = {name: labels[name].to_pylist() for name in expected}
+    assert {n: (codes[n].count(1), codes[n].count(0)) for n in codes} == expected
+    source = load_config(ROOT / f"configs/evaluate/{config}.yaml").source
+    assert manifest.label_names(labels) == source.findings
+
+
+def test_a_model_is_asked_for_the_findings_of_a_set(
+    works: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = works["evaluate/tbx11k"]
+    monkeypatch.setenv("MODEL", str(publish(tmp_path / "model").path))
+    monkeypatch.setenv("TBX11K", str(work.parent / "data"))
+    settings = (f"work={work}", "images.workers=1", "evaluate.bootstrap=0")
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert evaluate.main(["--config", str(ROOT / "configs/evaluate/tbx11k.yaml"), *words]) == 0
+    tree = results.read_figures(open_artifact(results.ARTIFACT.at(work), results.ARTIFACT))
+    assert (tree["truth"], tree["contaminated"]) == ("labels", 0)
+    asked = tree["questions"]["zero_shot"]["groups"]
+    assert set(asked) == {"Tuberculosis", "Active tuberculosis", "Latent tuberculosis", "Healthy"}
+    assert all(figures["auc"]["n"] == 4 for figures in asked.values())
+    assert tree["questions"]["grounding"]["figures"]["cnr"]["n"] == 2  # of a finding and image
 
 
 def test_sets_for_evaluation_train_nobody(works: dict[str, Path]) -> None:

@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
+from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler.labels import read_sentence
+from medclip_dcl.text.labeler.phrases import Polarity
 from pipelines import build_manifest, split_sentences
 from pipelines.config import load_config
 from pipelines.plan import plan
@@ -134,12 +136,49 @@ def assert_first_jobs(config_file: str, work: Path, expected: int) -> None:
     assert open_artifact(sentences.ARTIFACT.at(work), sentences.ARTIFACT).summary["sentences"] > 0
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/prompts").glob("*.yaml")), ids=str)
-def test_prompt_file_has_both_sides_of_every_finding(path: Path) -> None:
-    prompts = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert prompts["format_version"] == 1
-    for finding in prompts["findings"]:
-        assert finding["positive"] != finding["negative"]
+PROMPTS = {path.stem: read_prompts(path) for path in (ROOT / "configs/prompts").glob("*.yaml")}
+NORMAL = {"No Finding", "No finding", "Healthy", "normal"}
+"""Labels of a normal image, whose negative side asserts that something is abnormal."""
+
+
+@pytest.mark.parametrize("name", sorted(PROMPTS.keys() - {"chex5_spanish"}))
+def test_one_side_of_a_prompt_pair_asserts_and_the_other_denies_the_same(name: str) -> None:
+    """By the project's own reader of reports, and where it knows no word of it, by the letters."""
+    for finding in PROMPTS[name]:
+        plus, minus = (
+            [read_sentence(text) for text in side] for side in (finding.positive, finding.negative)
+        )
+        if finding.label in NORMAL:
+            assert [reading.normal for reading in plus + minus] == [True, False]
+            continue
+        (asserted, told), (denied, untold) = (
+            [{item.concept for item in said}, {item.polarity for item in said}]
+            for side in (plus, minus)
+            for said in [[item for one in side for item in one.mentions]]
+        )
+        assert told <= {Polarity.ASSERTED, Polarity.UNCERTAIN}, finding
+        assert untold <= {Polarity.NEGATED}, finding
+        if asserted and denied:
+            assert asserted & denied, finding
+        else:
+            texts = [f"No {text[0].lower()}{text[1:]}" for text in finding.positive]
+            own = ["No Chilaiditi sign", "Normal lung volumes"]
+            assert all(text in texts + own for text in finding.negative), finding
+
+
+def test_prompts_of_a_set_name_its_findings_and_nearly_all_of_them() -> None:
+    left_out = {
+        "nih_chestxray14": set(),
+        "vindr_cxr": {"Other lesion", "Other disease"},
+        "padchest": {"unchanged"},
+        "tbx11k": set(),
+    }
+    for name, absent in left_out.items():
+        source = load_config(ROOT / f"configs/evaluate/{name}.yaml").source
+        assert set(source.findings) - {item.label for item in PROMPTS[name]} == absent
+        assert {item.label for item in PROMPTS[name]} <= set(source.findings)
+    assert len(PROMPTS["padchest_50"]) == 50
+    assert set(PROMPTS["padchest_50"]) <= set(PROMPTS["padchest"])
 
 
 def test_readme_of_recipes_names_each() -> None:
