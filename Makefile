@@ -15,6 +15,7 @@ $(RUNTIME): requirements.lock pyproject.toml setup.py
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
 	$(PIP) --no-build-isolation --editable '.[fast]'
+	$(BIN)/medclip schema >configs/schema.json
 	$(COMPILE)
 	touch $@
 

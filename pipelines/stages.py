@@ -61,6 +61,7 @@ _ON_REQUEST = {
 }
 TOOLS = {
     "doctor": Command(TRAINING, "whether this machine can run a config"),
+    "schema": Command(START, "the JSON schema of a config, for editors"),
     "plan": Command(TRAINING, "what a config will take: memory, hours, disk"),
     "bound": Command(TRAINING, "how far the debiased loss can be from that of known labels"),
     "check_data": Command(DATA, "what a source holds, its faults and its leaks"),
