@@ -400,18 +400,12 @@ def evaluate_paraphrases(
         scored = images.mean_by_study(model.score(images.regions, model.embed_sentences(texts)))
         scores = scored.double().cpu().numpy()
         present, absent = np.split(scores, [len(finding.positive)])
-        if finding.negative:
-            pairs = list(product(finding.positive, finding.negative))
-            asked = [Finding("", (positive,), (negative,)) for positive, negative in pairs]
-            sides = list(product(present, absent))
-        else:
-            pairs = [(positive, "") for positive in finding.positive]
-            asked = [Finding("", (positive,)) for positive, _ in pairs]
-            missing = model.missing_sides(asked)
-            sides = [
-                (side, np.full_like(side, level))
-                for side, level in zip(present, missing, strict=True)
-            ]
+        pairs = list(product(finding.positive, finding.negative or [""]))
+        asked = [Finding("", (plus,), (minus,) if minus else ()) for plus, minus in pairs]
+        sides = list(product(present, absent))
+        if not finding.negative:
+            missing = np.array(model.missing_sides(asked))[:, None]
+            sides = list(zip(present, missing + 0 * present, strict=True))
         margins = np.stack([one - other for one, other in sides])
         known, positive, owners = known_images(state, images.subject_ids)
         *levels, level = model.offsets_of([*asked, finding])

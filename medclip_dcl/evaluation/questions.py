@@ -79,10 +79,8 @@ def refuse_contaminated(
 ) -> dict[str, int | None]:
     """Count evaluated patients, and pictures of evaluated images, that the model was trained on.
 
-    None of a model that does not say, such as an exported copy.
-
     Raises:
-        ArtifactStale: there are some, or the model does not say, and that is not `allowed`.
+        ArtifactStale: there are some, or the model does not say (None), and that is not `allowed`.
     """
     trained = model_package.read_model_package(model).subject_hashes
     if trained is None:

@@ -22,11 +22,14 @@ from medclip_dcl.inference.grounding import Grounding, locate
 from medclip_dcl.inference.prompts import Finding, parse_prompts
 from medclip_dcl.inference.zero_shot import (
     FindingScore,
+    Levels,
     calibrations_of,
     finding_scores,
     margins,
+    offsets_of_levels,
     prompt_levels,
     prompt_texts,
+    required_levels,
 )
 from medclip_dcl.input_range import is_out_of_range
 from medclip_dcl.model_package import (
@@ -52,9 +55,6 @@ from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision
 from medclip_dcl.models.similarity import region_scores
 
 _TEXTS_PER_PASS = 128
-
-_Levels = list[tuple[float, float] | None]
-"""Usual score of each finding's positive and negative prompts; None: not known."""
 
 
 class Predictor:
@@ -171,8 +171,8 @@ class Predictor:
             QueryError: a finding without a negative prompt has no level.
         """
         prompts = self._prompts(findings)
-        scores = self.model.score(regions, prompts)
-        return margins(scores, findings, _required(findings, self._levels(findings, prompts)))
+        levels = required_levels(findings, self._levels(findings, prompts))
+        return margins(self.model.score(regions, prompts), findings, levels)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
         """Give the level of each finding's margin, above which it is decided to be present.
@@ -180,7 +180,7 @@ class Predictor:
         Prompts of the model's own have it from publishing, others from its bank; None where it
         has neither. It is 0 where there is no negative prompt: the level is in the margin then.
         """
-        return _offsets(self._levels(findings, self._prompts(findings)))
+        return offsets_of_levels(self._levels(findings, self._prompts(findings)))
 
     def negative_levels(self, findings: Sequence[Finding]) -> list[float | None]:
         """Give the usual score of each finding's negative prompts, or of its positive without any.
@@ -211,11 +211,11 @@ class Predictor:
         prompts = self._prompts(asked)
         levels = self._levels(asked, prompts)
         return finding_scores(
-            margins(self.model.score(regions, prompts), asked, _required(asked, levels)),
+            margins(self.model.score(regions, prompts), asked, required_levels(asked, levels)),
             self.model.gamma.detach(),
             asked,
             calibrations_of(asked, self.findings, self.calibration),
-            _offsets(levels),
+            offsets_of_levels(levels),
         )
 
     def ground(
@@ -275,7 +275,7 @@ class Predictor:
         return self.embed_sentences(prompt_texts(findings))
 
     @torch.inference_mode()
-    def _levels(self, findings: Sequence[Finding], prompts: Tensor) -> _Levels:
+    def _levels(self, findings: Sequence[Finding], prompts: Tensor) -> Levels:
         known = [self._own_levels.get((item.positive, item.negative)) for item in findings]
         if self._bank is None or None not in known:
             return known
@@ -287,12 +287,9 @@ class Predictor:
     def _own_levels(self) -> dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[float, float]]:
         if self.offsets is None:
             return {}
-        gamma_squared = float(self.model.gamma.detach()) ** 2
+        scale = float(self.model.gamma.detach()) ** 2
         return {
-            (item.positive, item.negative): (
-                level.positive / gamma_squared,
-                level.negative / gamma_squared,
-            )
+            (item.positive, item.negative): (level.positive / scale, level.negative / scale)
             for item, level in zip(self.findings, self.offsets.findings, strict=True)
         }
 
@@ -310,21 +307,6 @@ class Predictor:
             return_tensors="pt",
         ).to(self.device)
         return self.engine.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
-
-
-def _offsets(levels: _Levels) -> list[float | None]:
-    return [None if level is None else level[0] - level[1] for level in levels]
-
-
-def _required(findings: Sequence[Finding], levels: _Levels) -> list[float]:
-    # The scores that stand in the place of missing negative prompts.
-    for number, (finding, level) in enumerate(zip(findings, levels, strict=True)):
-        if not finding.negative and level is None:
-            raise QueryError(
-                f"finding {number} has no negative prompt, and this model no level for its "
-                "positive: it was published without its bank of images; give a negative prompt"
-            )
-    return [0.0 if level is None else level[1] for level in levels]
 
 
 def published_folder(path: Path) -> Path:

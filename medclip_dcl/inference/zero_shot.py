@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from medclip_dcl.errors import QueryError
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.model_package import (
     FindingCalibration,
@@ -124,6 +125,30 @@ def prompt_levels(
     alone = [row for row, finding in enumerate(findings) if not finding.negative]
     levels[alone, 1] = levels[alone, 0]
     return levels
+
+
+Levels = list[tuple[float, float] | None]
+"""Usual score of each finding's positive and negative prompts; None: not known."""
+
+
+def offsets_of_levels(levels: Levels) -> list[float | None]:
+    """Give the level of each finding's margin; None where it is not known."""
+    return [None if level is None else level[0] - level[1] for level in levels]
+
+
+def required_levels(findings: Sequence[Finding], levels: Levels) -> list[float]:
+    """Give the scores that stand in the place of missing negative prompts, for `side_scores`.
+
+    Raises:
+        QueryError: a finding without a negative prompt has no level.
+    """
+    for number, (finding, level) in enumerate(zip(findings, levels, strict=True)):
+        if not finding.negative and level is None:
+            raise QueryError(
+                f"finding {number} has no negative prompt, and this model no level for its "
+                "positive: it was published without its bank of images; give a negative prompt"
+            )
+    return [0.0 if level is None else level[1] for level in levels]
 
 
 def softmax_scores(
