@@ -152,9 +152,9 @@ export async function ground(file, phrase, isCurrent) {
 }
 
 export function showHeat(found) {
-  view.heat = found && { ...paintHeat(found.grid, view.image), box: found.box, isFound: found.isFound, words: found.words };
+  view.heat = found && { ...paintHeat(found.grid, view.image), box: found.box, isFound: found.isFound, words: found.words.trim() };
   view.showHeat = true;
-  find("peak").textContent = found ? found.words : "";
+  find("peak").textContent = view.heat?.words ?? "";
   if (found && matchMedia("(max-width: 900px)").matches) find("sight").scrollIntoView({ block: "start" });
   draw();
 }

@@ -26,6 +26,7 @@ export function startTheme() {
   root.dataset.theme = localStorage.getItem("theme") ?? (light ? "light" : "dark");
   find("theme").addEventListener("click", () => {
     root.dataset.theme = root.dataset.theme === "light" ? "dark" : "light";
-    localStorage.setItem("theme", root.dataset.theme);
+    if ((root.dataset.theme === "light") === light) localStorage.removeItem("theme");
+    else localStorage.setItem("theme", root.dataset.theme);
   });
 }

@@ -177,7 +177,7 @@ export async function exportView(words) {
   link.href = URL.createObjectURL(await new Promise((done) => picture.toBlob(done)));
   link.download = "medclip-view.png";
   link.click();
-  URL.revokeObjectURL(link.href);
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
 let planned = 0;
