@@ -41,8 +41,8 @@ def describe_verdict(
         )
     if training is not None and (training["clipped"] or 0) >= _EVERY:
         warnings.append(
-            "Every step was clipped: the length of the gradient never counted. Lower the learning "
-            "rates."
+            "Every step was clipped: of the gradient its direction alone counted. AdamW hardly "
+            "minds; where the loss jumps, lower the learning rates."
         )
     if data is not None and data["foreign"]:
         warnings.append(

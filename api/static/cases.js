@@ -5,7 +5,7 @@ import { ask, call } from "./service.js";
 import { develop, draw, view } from "./stage.js";
 
 const HITS = 8;
-const SAME = 0.9995; // an image that is as similar is the one that was asked with
+const SAME = 0.99999; // an image that is as similar is the one that was asked with
 const TABS = [["tab-images", "image"], ["tab-texts", "text"]];
 let hits = { image: [], text: [] };
 let tab = "image";

@@ -40,7 +40,7 @@ function item(finding, file) {
   bar.style.setProperty("--threshold", `${(100 * finding.threshold).toFixed(1)}%`);
   fill.style.width = `${(100 * finding.score).toFixed(1)}%`;
   bar.append(fill);
-  const number = finding.probability === null ? finding.score.toFixed(2) : `${Math.round(100 * finding.probability)} %`;
+  const number = finding.probability === null ? finding.score.toFixed(2) : percent(finding.probability);
   button.append(make("span", "", finding.name), bar, make("span", "number", number));
   for (const kind of ["pointerenter", "focus"]) button.addEventListener(kind, () => explain(finding));
   for (const kind of ["pointerleave", "blur"]) button.addEventListener(kind, () => explain(null));
@@ -64,11 +64,13 @@ function choose(row, finding, file) {
   });
 }
 
-// Against the images that the model keeps to compare with.
+const percent = (share) => (share < 0.005 ? "< 1 %" : share > 0.995 ? "> 99 %" : `${Math.round(100 * share)} %`);
+
+// Against the bank of images that the model was published with.
 export function standing(percentile) {
   if (percentile === null || percentile === undefined) return "";
   const [word, share] = percentile < 50 ? ["Weaker", 100 - percentile] : ["Stronger", percentile];
-  return `${word} than in ${Math.round(share)} % of the model's images to compare with.`;
+  return `${word} than in ${share > 99.5 ? "all" : `${Math.round(share)} % of`} other images.`;
 }
 
 // Findings whose two prompts do not decide are grey and say so; the reason is beneath the bars.
@@ -93,7 +95,7 @@ function explain(finding) {
   const verdict = finding.decision ? "the first fits better" : "the second fits better";
   const chance = finding.probability === null
     ? `No probability: ${finding.probability_note}.`
-    : `Calibrated probability ${Math.round(100 * finding.probability)} %.`;
+    : `Calibrated probability ${percent(finding.probability)}.`;
   find("meaning").replaceChildren(
     make("b", "", `${finding.name} ${finding.score.toFixed(2)}`),
     `: ${fits}; ${verdict} (threshold ${finding.threshold.toFixed(2)}). ${chance} ${standing(finding.percentile)}`);
