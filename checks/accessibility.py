@@ -1,7 +1,10 @@
-"""axe-core on pages that are there already: python -m checks.accessibility site runs/demo/report.html
+"""axe-core on pages that are there already: the site, reports.
 
-Each HTML file is opened in a headless Chromium, every other one in the dark theme. Fails where axe-core
-calls something serious or critical; skips, with a reason, where a browser or axe-core is missing.
+    python -m checks.accessibility site runs/demo/report.html
+
+Each HTML file is opened in a headless Chromium, every other one in the dark theme. Fails where
+axe-core calls something serious or critical; skips, with a reason, where a browser or axe-core is
+missing.
 """
 
 import sys

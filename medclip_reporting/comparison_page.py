@@ -14,7 +14,6 @@ from medclip_dcl.data import prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.evaluation import results
-
 from medclip_dcl.tables import read_table
 from medclip_dcl.training.logging import read_metrics
 from medclip_reporting.charts import Labels, Series, draw_lines

@@ -15,9 +15,9 @@ from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.manifest import split_patients
+from medclip_dcl.data.records import Source
 from medclip_dcl.data.row_images import image_source
 from medclip_dcl.data.selection import select
-from medclip_dcl.data.sources.readers import Source
 from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import read_table
