@@ -7,6 +7,7 @@ PIP = $(BIN)/pip install --quiet --no-compile --constraint requirements.lock
 COMPILE = $(BIN)/python -m compileall -qq --workers 0 .venv/lib || true # pip itself takes one core
 CONFIG ?= configs/demo.yaml
 MUTATION := build/mutation/lib
+AXE := axe-playwright-python==0.1.8
 
 .PHONY: demo test check docs serve bench bench-compare long mutants containers lock clean
 .DEFAULT_GOAL := demo
@@ -21,6 +22,7 @@ $(RUNTIME): requirements.lock pyproject.toml setup.py
 
 $(INSTALLED): $(RUNTIME)
 	$(PIP) --requirement requirements.lock
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/axe $(AXE) # one file of it: no browser driver
 	$(COMPILE)
 	touch $@
 

@@ -18,7 +18,9 @@ from .settings import ServeSettings
 _SHORTEST_KEY = 32
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")  # as the Host header writes the machine itself
 
-_PAGE = ("/", "/static/viewer.js", "/static/viewer.css")
+STATIC = {file.name: file for file in (Path(__file__).parent / "static").glob("*.[cj]s*")}
+"""Scripts and style sheet of the viewer, by name."""
+_PAGE = ("/", *(f"/static/{name}" for name in STATIC))
 OPEN_PATHS = frozenset((*_PAGE, "/health", "/ready", "/v1/health", "/v1/ready"))
 """Paths that need no key; every other one does, whether it exists or not."""
 

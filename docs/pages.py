@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the code of the checkout, not of an installed package
@@ -23,7 +24,7 @@ from medclip_dcl.data.limits import REASONS  # noqa: E402
 from medclip_dcl.data.selection import SOURCE_REASONS  # noqa: E402
 from medclip_reporting.preflight import CODES  # noqa: E402
 from pipelines import reference  # noqa: E402
-from pipelines.__main__ import COMMANDS  # noqa: E402
+from pipelines.__main__ import COMMANDS, _load  # noqa: E402
 
 NOTEBOOK = "examples/trained_model.ipynb"
 
@@ -46,11 +47,11 @@ def settings_page() -> str:
         section, dot, _ = setting.name.partition(".")
         sections.setdefault(section if dot else "A run", []).append(setting)
     for section, settings in sections.items():
-        parts += [f"## {section}", _settings_table(settings)]
+        parts += [f"## {section}", *_described(settings)]
     parts += ["## The service", "Keys of its YAML file, or variables such as `MEDCLIP_MODEL`."]
-    parts += [_settings_table(reference.setting_references(ServeSettings))]
+    parts += _described(reference.setting_references(ServeSettings), "service")
     parts += ["## The gateway", "Keys of its YAML file."]
-    parts += [_settings_table(reference.setting_references(GatewaySettings))]
+    parts += _described(reference.setting_references(GatewaySettings), "gateway")
     return _page(parts)
 
 
@@ -96,13 +97,32 @@ def routes_page() -> str:
                 (status, answer["description"])
                 for status, answer in sorted(facts["responses"].items())
             )
-            parts += [f"## `{method.upper()} {path}`", about, table(("status", "answer"), answers)]
+            parts += [f"## `{method.upper()} {path}`", about]
+            parts += _request_fields(facts, document["components"]["schemas"])
+            parts += [table(("status", "answer"), answers)]
     fields = (
         (name, f"`{field}`", facts.get("description", ""))
         for name, schema in document["components"]["schemas"].items()
         for field, facts in schema.get("properties", {}).items()
     )
     return _page([*parts, "## Answers", table(("answer", "field", "meaning"), fields)])
+
+
+def _request_fields(facts: dict[str, Any], schemas: dict[str, Any]) -> list[str]:
+    rows = [
+        (f"`{one['name']}`", one["in"], one.get("description", "see above"))
+        for one in facts.get("parameters", ())
+    ]
+    for content in facts.get("requestBody", {}).get("content", {}).values():
+        schema = content["schema"]
+        schema = schemas.get(schema.get("$ref", "").rpartition("/")[2], schema)
+        needed = schema.get("required", ())
+        rows += [
+            (f"`{name}`", "required" if name in needed else "", field.get("description", ""))
+            for name, field in schema.get("properties", {}).items()
+        ]
+    rows = [(name, needed or "optional", meaning or "see above") for name, needed, meaning in rows]
+    return [table(("field", "needed", "meaning"), rows)] if rows else []
 
 
 def troubleshooting_page() -> str:
@@ -134,9 +154,25 @@ def command_page() -> str:
         "`python -m pipelines NAME` is the same. [Exit codes](errors.md).",
     ]
     for panel, names in COMMANDS.items():
-        rows = ((f"`medclip {name}`", line) for name, line in names.items())
-        parts += [f"## {panel}", table(("command", "does"), rows)]
+        parts.append(f"## {panel}")
+        for name, line in names.items():
+            parts += [f"### `medclip {name}`", line, *_options(_load(name), f"medclip {name}")]
     return _page(parts)
+
+
+def _options(command: Any, words: str) -> list[str]:
+    if hasattr(command, "commands"):  # a group, such as `ask`
+        return [
+            part
+            for name, inner in command.commands.items()
+            for part in (f"**`{words} {name}`**: {inner.help}", *_options(inner, f"{words} {name}"))
+        ]
+    rows = [
+        (f"`{' '.join(item.opts) if item.opts[0][0] == '-' else item.metavar}`", item.help)
+        for item in command.params
+        if getattr(item, "help", None)
+    ]
+    return [table(("option", "meaning"), rows)] if rows else []
 
 
 def api_page() -> str:
@@ -144,7 +180,8 @@ def api_page() -> str:
     package = importlib.import_module("medclip_dcl")
     parts = ["# Python API", "Public names of `medclip_dcl`; each is loaded on first use."]
     parts += [f"::: medclip_dcl.{package._HOMES[name]}.{name}" for name in sorted(package._HOMES)]
-    return _page([*parts, "::: medclip_dcl.client.Client"])
+    parts += ["::: medclip_dcl.inference.predictor.Predictor", "::: medclip_dcl.client.Client"]
+    return _page(parts)
 
 
 def notebook_page() -> str:
@@ -176,16 +213,15 @@ PAGES: dict[str, Callable[[], str]] = {
 """Path on the site -> its text."""
 
 
-def _settings_table(settings: Iterable[reference.SettingReference]) -> str:
-    rows = (
-        (
-            f"`{one.name}`",
-            one.default if one.default == "required" else f"`{one.default}`",
-            one.meaning,
-        )
-        for one in settings
-    )
-    return table(("setting", "default", "meaning"), rows)
+def _described(settings: Iterable[reference.SettingReference], of: str = "run") -> list[str]:
+    # A heading each: the search finds it, and a link can lead to it.
+    parts = []
+    for one in settings:
+        default = one.default if one.default == "required" else f"default `{one.default}`"
+        values = " · ".join(f"`{choice}`" for choice in one.choices)
+        parts += [f"### `{one.name}` {{: #{of}-{one.name} }}", one.meaning]
+        parts += [f"*{default}*" + (f" of {values}" if values else "")]
+    return parts
 
 
 def _page(parts: Iterable[str]) -> str:

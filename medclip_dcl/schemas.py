@@ -122,11 +122,13 @@ class PhraseAnswer(Location):
 
     grid: list[list[float]]
     """Region-sentence cosines, rows of the grid from the top."""
+    percentile: float | None = None
+    """Share of the images in the model's bank that answer the phrase less, %; null: no bank."""
 
     @classmethod
     def of(cls, found: "Grounding") -> "PhraseAnswer":
         """Put a grounding into words."""
-        return cls(grid=_rounded(found.grid), **_located(found))
+        return cls(grid=_rounded(found.grid), percentile=found.percentile, **_located(found))
 
 
 class Code(Schema):
@@ -157,6 +159,8 @@ class FindingAnswer(Schema):
     these prompts, and the decision is that at 0."""
     threshold: float = 0.5
     """Score at the offset, above which the decision is true."""
+    percentile: float | None = None
+    """Share of the images in the model's bank whose margin is lower, %; null: no bank."""
     probability: float | None
     """Calibrated probability, 0 to 1; null where the model has no calibration, and of an image
     that is out of range."""
@@ -187,6 +191,7 @@ class FindingAnswer(Schema):
             decision=score.is_present,
             offset=score.offset,
             threshold=score.threshold,
+            percentile=score.percentile,
             # Fitted to images like those of training, a curve holds for no others.
             probability=None if out_of_range else score.probability,
             probability_note=OUT_OF_RANGE_NOTE if out_of_range else score.note,
@@ -372,6 +377,8 @@ class State(Schema):
 
     status: str = Field(examples=["ok"])
     """ok."""
+    needs_key: bool = False
+    """Whether other routes ask for an API key."""
 
 
 class FailureAnswer(Schema):

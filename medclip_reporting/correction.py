@@ -68,7 +68,7 @@ def _truth_chart(
     corpus: _CorpusEta, known: _KnownShares, agreement: TruthAgreement, cap: float
 ) -> View:
     shown = np.isfinite(known.rho) & (known.rho > 0) & (corpus.count > 0)
-    rho, eta = known.rho[shown], corpus.eta[shown]
+    rho, eta = known.rho[shown], np.maximum(corpus.eta[shown], _LEAST_DRAWN)
     lines = []
     if shown.any():
         x = np.geomspace(rho.min(), rho.max(), 50)
@@ -87,13 +87,14 @@ def _truth_chart(
 def _agreement(found: TruthAgreement) -> str:
     parts = {
         "Correlation of the logs": found.pearson_log,
-        "as said": found.pearson_log_weighted,
+        "weighted by occurrences": found.pearson_log_weighted,
         "median of eta / rho": found.median_ratio,
-        "off the capped rho, as said, by a factor of": (
-            math.exp(found.log_error) if found.log_error < 700 else math.inf
-        ),
     }
     reported = [f"{name} {value:.3g}" for name, value in parts.items() if not math.isnan(value)]
+    if not math.isnan(found.log_error):
+        is_far = found.log_error > math.log(_FAR)
+        factor = f"more than {_FAR:,}" if is_far else f"{math.exp(found.log_error):.3g}"
+        reported.append(f"an occurrence's eta is off the capped rho by a factor of {factor}")
     return f"{'; '.join(reported)}." if reported else ""
 
 
@@ -109,6 +110,7 @@ def _medians(rho: Floats, eta: Floats) -> list[Series]:
 
 
 _SHOWN = 8
+_FAR = 1_000  # a factor whose size no longer matters
 _LEAST_DRAWN = 1e-6  # what is less corrected than this is not corrected
 
 
@@ -152,6 +154,7 @@ def describe_eta(sources: Sources) -> View | None:
         **{name: cache.summary.get(name, settings.get(name)) for name in ("a", "k")},
         "fit": settings.get("fit", ""),
         "charts": charts,
+        "expected": look.expected_false_negatives,
         "figures": _figures(cache, corpus, look, sources.negatives),
         "has_likelihood": corpus.pll_nats is not None,
         "most": rows(look.most_corrected),
@@ -184,19 +187,23 @@ def _charts(corpus: _CorpusEta) -> list[View]:
                 ),
             ),
             "meaning": f"Sentences of the training reports by their eta; {is_said.sum():,} "
-            "distinct ones, each as often as it is said.",
+            "distinct ones, each counted as often as it occurs.",
         },
         {
-            "title": "Said how often.",
+            "title": "How often.",
             "picture": draw_points(
                 corpus.count,
                 eta,
-                Labels("Eta against the number of occurrences", "times said in training", "eta"),
+                Labels(
+                    "Eta against the number of occurrences",
+                    "occurrences in training reports",
+                    "eta",
+                ),
                 log_x=True,
                 log_y=True,
             ),
             "meaning": "Both axes are logarithmic, and smaller etas stand at "
-            f"{_LEAST_DRAWN:g}. Eta should rise with how often a sentence is said.",
+            f"{_LEAST_DRAWN:g}. Eta should rise with how often a sentence occurs.",
         },
     ]
     if corpus.pll_nats is not None:
@@ -218,13 +225,13 @@ def _figures(
         "distinct sentences": len(corpus.keys),
         "mean eta of a training sentence": look.mean_eta,
         "negatives of an anchor, N": negatives,
-        "of them false, expected: N · eta": look.expected_false_negatives,
-        "sentences at the cap, as said": cache.summary.get("capped_share_weighted"),
+        "expected false negatives among them, N · eta": look.expected_false_negatives,
+        "occurrences at the cap": cache.summary.get("capped_share_weighted"),
         "distinct sentences at the cap": cache.summary.get("capped_share"),
-        "rank correlation, eta and times said": look.spearman_eta_count,
+        "rank correlation of eta and occurrences": look.spearman_eta_count,
     }
     if corpus.pll_nats is not None:
-        figures["rank correlation, likelihood and times said"] = look.spearman_pll_count
+        figures["rank correlation of likelihood and occurrences"] = look.spearman_pll_count
     return {
         name: None if value is None or math.isnan(value) else value
         for name, value in figures.items()

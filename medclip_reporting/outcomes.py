@@ -25,11 +25,11 @@ View = dict[str, Any]
 _READINGS = {
     "mean_auc": "chance that an image with the finding scores above one without it",
     "mean_balanced_accuracy": "mean of sensitivity and specificity, the better prompt deciding",
-    "mean_balanced_accuracy_offset": "the same, each prompt levelled by its mean over other images",
+    "mean_balanced_accuracy_offset": "the same, each prompt against its level on other images",
     "mean_recall": "share of images whose one finding is named, averaged over findings",
     "own_recall": "mean of R@10, R@50 and R@100 in both directions, as the paper's Table 1 has it",
     "recall": "the same, where any box with those words is right",
-    "cnr_signed": "how far the inside of a box scores above the outside, in deviations",
+    "cnr_signed": "how far scores inside a box lie above those outside, in standard deviations",
     "cnr": "the same without its sign, as papers report it; compare it with chance",
     "miou": "overlap of the thresholded heatmap with the box; low by construction",
     "pointing": "share of sentences whose best point is in a box",
@@ -54,6 +54,7 @@ def describe_results(sources: Sources) -> View | None:
         "tree": tree,
         "questions": tree["questions"],
         "headlines": _headlines(tree),
+        "absent": _absent(tree["questions"]),
         "decision_questions": results.DECISION_QUESTIONS,
         "decision_figures": results.DECISION_FIGURES,
         "warnings": {item["finding"]: item for item in tree["warnings"]},
@@ -141,6 +142,7 @@ def _headlines(tree: Mapping[str, Any]) -> list[View]:
         start, stop = (_percent(value, span) for value in ends)
         lines.append(
             {
+                "name": headline.name,
                 "title": headline.title,
                 "reading": _READINGS[headline.figure],
                 "figure": figure,
@@ -152,6 +154,15 @@ def _headlines(tree: Mapping[str, Any]) -> list[View]:
             }
         )
     return lines
+
+
+def _absent(questions: Mapping[str, Any]) -> str:
+    """Name the questions that could not be put, those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for name, outcome in questions.items():
+        if outcome["absent"]:
+            by_reason.setdefault(outcome["absent"], []).append(name.replace("_", " "))
+    return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
 
 
 def _percent(value: float, span: tuple[float, float]) -> float:
@@ -194,8 +205,8 @@ def _reliability(sources: Sources) -> str | None:
         means, shares = (each[drawn] / images[drawn] for each in (total, present))
         lines.append(Series(name, means.tolist(), shares.tolist()))
     labels = Labels(
-        "Reliability: share of images with the finding by the probability that was said",
-        "probability that was said",
+        "Reliability: share of images with the finding by the probability that was given",
+        "probability given",
         "share of images with the finding",
     )
     return draw_lines(lines, labels, diagonal=True) if lines else None
@@ -234,25 +245,35 @@ def describe_training(sources: Sources) -> View | None:
         return None
     model = read_model_package(found[0].path)
     lines = read_metrics(sources.work / _CHECKPOINTS)
+    gauges, constants = _series(lines, _GAUGES)
+    losses, _ = _series(lines, _LOSSES)
+    clipped = [line["clipped"] for line in lines if line.get("clipped") is not None]
     return {
         "digest": model.digest,
         "card": model.card,
         "objective": read_training_config(model.path).objective.model_dump(),
         "seconds": found[0].origin["seconds"],
-        "losses": _chart(lines, _LOSSES, Labels("Training losses by step", "step", "loss, nats")),
+        "clipped": clipped[-1] if clipped else None,
+        "constants": constants,
+        "losses": _chart(losses, Labels("Training losses by step", "step", "loss, nats")),
         "gauges": _chart(
-            lines,
-            _GAUGES,
-            Labels("Floor, eta, removed negatives and clipped steps", "step", "share"),
+            gauges, Labels("Floor, eta, removed negatives and clipped steps", "step", "share")
         ),
     }
 
 
-def _chart(lines: Sequence[View], names: dict[str, str], labels: Labels) -> str | None:
-    drawn = []
+def _series(lines: Sequence[View], names: dict[str, str]) -> tuple[list[Series], dict[str, float]]:
+    # What changes, to be drawn, and what stays as it is.
+    drawn, constants = [], {}
     for name, title in names.items():
         points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-        if len(points) > 1:
+        if len({value for _, value in points}) > 1:
             steps, values = zip(*points, strict=True)
             drawn.append(Series(title, steps, values))
+        elif points:
+            constants[title] = points[0][1]
+    return drawn, constants
+
+
+def _chart(drawn: list[Series], labels: Labels) -> str | None:
     return draw_lines(drawn, labels) if drawn else None

@@ -1,6 +1,6 @@
 """Sections -> one HTML page that needs nothing but itself."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from medclip_reporting.outcomes import (
 )
 from medclip_reporting.preflight import read_preflight
 from medclip_reporting.sources import Sources, describe_provenance
+from medclip_reporting.verdict import describe_verdict
 
 _FOLDER = Path(__file__).parent
 _THIN_SPACE = "\u202f"
@@ -31,18 +32,23 @@ def render_report(sources: Sources) -> str:
     Sections without their artifact are left out.
     """
     check = sources.get(preflight.ARTIFACT)
+    found = {
+        "results": describe_results(sources),
+        "data": describe_data(sources),
+        "eta": describe_eta(sources),
+        "training": describe_training(sources),
+    }
     return render(
         {
+            **found,
+            "verdict": describe_verdict(**found),
             "name": sources.work.name,
             "is_generated": sources.is_generated,
             "is_private": sources.settings.private,
-            "results": describe_results(sources),
             "check": check and read_preflight(check[0]),
-            "data": describe_data(sources),
+            "doubles": (),
             "examples": show_examples(sources),
-            "eta": describe_eta(sources),
             "audit": audit_negatives(sources),
-            "training": describe_training(sources),
             "heatmaps": show_heatmaps(sources),
             "gallery": show_gallery_answers(sources),
             "cases": show_cases(sources),
@@ -52,10 +58,13 @@ def render_report(sources: Sources) -> str:
     )
 
 
-def render_check(name: str, artifact: Artifact) -> str:
-    """Make the page about a source alone, from its preflight: counts, no ids and no texts."""
+def render_check(name: str, artifact: Artifact, doubles: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Make the page about a source alone, from its preflight: counts, no ids and no texts.
+
+    `doubles` are pictures that several images share: `uri`, `images` and `patients`.
+    """
     facts = {"digest": artifact.digest, "committed_at": artifact.origin["committed_at"]}
-    view = facts | {"name": name, "check": read_preflight(artifact)}
+    view = facts | {"name": name, "check": read_preflight(artifact), "doubles": doubles}
     return render(view, "check_page.html")
 
 

@@ -6,18 +6,24 @@ images or reports, and images that an earlier check of the same files opened are
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from medclip_dcl.artifact import HEADER, make_fingerprint, read_artifact_header
+from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, read_artifact_header
 from medclip_dcl.artifact_writer import ArtifactWriter
+from medclip_dcl.data.grayscale import square
+from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.manifest import split_patients
+from medclip_dcl.data.records import Source
+from medclip_dcl.data.row_images import image_source
 from medclip_dcl.data.selection import select
 from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.sentences import SPLITTER
 from medclip_reporting import preflight
+from medclip_reporting.charts import image_uri
 from medclip_reporting.page import render_check
 
 from .build_manifest import source_of
@@ -65,7 +71,8 @@ def build(job: Job) -> None:
 
     artifact = job.make(preflight.ARTIFACT, settings, inputs, fill)
     tree = preflight.read_preflight(artifact)
-    write_text(job.work / PAGE, render_check(job.work.name, artifact))
+    doubles = _doubles(job, source, artifact)
+    write_text(job.work / PAGE, render_check(job.work.name, artifact, doubles))
     print(preflight.preflight_table(tree), flush=True)
     job.say(page=str(job.work / PAGE))
     _warn_of_small_validation(job, tree["splits"]["validate"]["reports"])
@@ -75,6 +82,32 @@ def build(job: Job) -> None:
             f"splits; {preflight.FOUND.file} of {artifact.path} names each, and its row "
             "where a table has it: correct them"
         )
+
+
+_SHOWN, _SHOWN_PX = 6, 160
+
+
+def _doubles(job: Job, source: Source, artifact: Artifact) -> list[Row]:
+    """Show the pictures that most images share; none where `report.private` is set."""
+    images = job.config.images
+    groups: dict[str, list[str]] = defaultdict(list)
+    for row in read_table(artifact.path, preflight.IMAGES).to_pylist():
+        if row["pixels_key"]:
+            groups[row["pixels_key"]].append(row["image_id"])
+    doubles = sorted((names for names in groups.values() if len(names) > 1), key=lambda x: -len(x))
+    if job.config.report.private or not doubles:
+        return []
+    record_of = {image.image_id: image for image in select(source.raw, job.config.source).images}
+    with Decoder(images, 1) as decoder:
+        return [
+            {
+                "uri": image_uri(square(decoder.open(path), _SHOWN_PX, equalize=False)),
+                "images": len(names),
+                "patients": len({record_of[name].subject_id for name in names}),
+            }
+            for names in doubles[:_SHOWN]
+            for path in (image_source(source.raw.root, record_of[names[0]].path),)
+        ]
 
 
 def _warn_of_small_validation(job: Job, reports: int) -> None:

@@ -9,6 +9,7 @@ With one run on a side there is no verdict: two models are not two configs. Next
 
 import json
 import sys
+import webbrowser
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +30,7 @@ from medclip_reporting.comparison import (
     describe_difference,
     measure_sides,
 )
+from medclip_reporting.comparison_page import render_comparison
 
 from .cli import tool_main
 
@@ -59,36 +61,40 @@ def comparison_table(
     differences: Mapping[str, Difference], runs: tuple[int, int], samples: int
 ) -> str:
     """Lay out a line per figure, and the verdict over all; `runs` are those of A and of B."""
+    wide = max(map(len, differences), default=0) + 1
     lines = [
         f"A: {runs[0]} run(s), B: {runs[1]} run(s); {samples} draws of patients and runs; "
         f"p corrected for {len(differences)} figures",
-        f"{'figure':38}{'A':>8}{'B':>8}{'A - B':>9}{'95 % interval':>20}{'p':>8}  verdict",
+        f"{'figure':{wide}}{'A':>8}{'B':>8}{'A - B':>9}{'95 % interval':>20}{'p':>8}  verdict",
     ]
     for name, item in differences.items():
         found = item.estimate
         if item.a is None or item.b is None or found.value is None:
-            lines.append(f"{name:38} undecided: {found.reason}")
+            lines.append(f"{name:{wide}} undecided: {found.reason}")
             continue
         span = f"n={min(runs)}" if found.low is None else f"[{found.low:.3f}, {found.high:.3f}]"
         p = "" if item.corrected_p is None else f"{item.corrected_p:.3f}"
         lines.append(
-            f"{name:38}{item.a:8.3f}{item.b:8.3f}{found.value:+9.3f}{span:>20}{p:>8}  "
+            f"{name:{wide}}{item.a:8.3f}{item.b:8.3f}{found.value:+9.3f}{span:>20}{p:>8}  "
             f"{describe_difference(name, item)}"
         )
+    return "\n".join([*lines, comparison_verdict(differences, runs)])
+
+
+def comparison_verdict(differences: Mapping[str, Difference], runs: tuple[int, int]) -> str:
+    """Say over all figures which differ, or why that cannot be said."""
     reported = [name for name, item in differences.items() if item.is_different]
     if min(runs) < 2:
-        lines.append(
+        return (
             "no verdict: one side has one run, which compares two models and not two configs; "
             "two seeds of one config often differ by patients alone. Give three runs a side or more"
         )
-    elif reported:
-        lines.append(f"different in {', '.join(reported)}")
-    else:
-        lines.append(
-            f"no difference shown at {LEVEL:.0%}; in brackets the smallest that such runs would "
-            "show, as estimated from their spread"
-        )
-    return "\n".join(lines)
+    if reported:
+        return f"different in {', '.join(reported)}"
+    return (
+        f"no difference shown at {LEVEL:.0%}; in brackets the smallest that such runs would "
+        "show, as estimated from their spread"
+    )
 
 
 def command(
@@ -98,18 +104,33 @@ def command(
     samples: Annotated[int, typer.Option(min=2, help="Draws of patients and runs.")] = SAMPLES,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     output: Annotated[Path | None, typer.Option("--json", help="File for every number.")] = None,
+    page: Annotated[Path | None, typer.Option(help="HTML file for figures and curves.")] = None,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open that page; without --page comparison.html.")
+    ] = False,
+    private: Annotated[bool, typer.Option(help="Leave pictures out of the page.")] = False,
 ) -> int:
     """Compare two sides and print the table; 0 whatever the verdict."""
+    folders = find_runs(a), find_runs(b)
     sides = [
-        [read_sample_results(open_artifact(path, results.ARTIFACT)) for path in find_runs(side)]
-        for side in (a, b)
+        [read_sample_results(open_artifact(path, results.ARTIFACT)) for path in side]
+        for side in folders
     ]
     first, second = measure_sides(sides, samples, np.random.default_rng(seed))
     differences = compare_sides(first, second, np.random.default_rng(seed), figure or ())
-    print(comparison_table(differences, (len(sides[0]), len(sides[1])), samples), flush=True)
+    counts = len(sides[0]), len(sides[1])
+    print(comparison_table(differences, counts, samples), flush=True)
     if output:
         tree = {name: asdict(item) for name, item in differences.items()}
         write_text(output, json.dumps(tree, indent=1, allow_nan=False) + "\n")
+    if page or open_page:
+        page = page or Path("comparison.html")
+        words = comparison_verdict(differences, counts)
+        names = Path(a).name or a, Path(b).name or b
+        write_text(page, render_comparison(names, folders, differences, words, private=private))
+        print(f"page {page}", flush=True)
+        if open_page:
+            webbrowser.open(page.resolve().as_uri())
     return 0
 
 

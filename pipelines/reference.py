@@ -33,6 +33,8 @@ class SettingReference:
     name: str
     default: str
     meaning: str
+    choices: tuple[str, ...] = ()
+    """Its values where they are listed; empty: any of its type."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def setting_references(
         value = field.get_default(call_default_factory=True)
         default = "required" if field.is_required() else _written(value)
         meaning = " ".join((field.description or "").split())
-        yield SettingReference(f"{prefix}{name}", default, meaning)
+        yield SettingReference(f"{prefix}{name}", default, meaning, tuple(_choices(kind)))
 
 
 def artifact_references() -> list[ArtifactReference]:
@@ -86,7 +88,7 @@ def settings_text(name: str) -> str:
         sections = dict.fromkeys(setting.name.split(".")[0] for setting in setting_references())
         raise ConfigError(f"no setting or section {name!r}; there are all, {', '.join(sections)}")
     return "\n".join(
-        _paragraph(f"{setting.name} = {setting.default}", setting.meaning) for setting in chosen
+        _paragraph(f"{one.name} = {one.default}", f"{one.meaning}{_one_of(one)}") for one in chosen
     )
 
 
@@ -132,6 +134,20 @@ def _source(info: pkgutil.ModuleInfo) -> str:
     if not isinstance(loader, importlib.abc.InspectLoader):
         return ""
     return loader.get_source(info.name) or ""
+
+
+def _choices(kind: object) -> Iterator[str]:
+    # The values of every Literal inside a type, however it is wrapped.
+    if typing.get_origin(kind) is typing.Literal:
+        yield from map(str, typing.get_args(kind))
+        return
+    for part in typing.get_args(kind):
+        if not isinstance(part, str | int):
+            yield from _choices(part)
+
+
+def _one_of(setting: SettingReference) -> str:
+    return f" One of {', '.join(setting.choices)}." if setting.choices else ""
 
 
 def _written(value: object) -> str:

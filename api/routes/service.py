@@ -60,16 +60,16 @@ def model(serving: CurrentState) -> ModelAnswer:
 
 
 @router.get("/health", responses=documented())
-async def health() -> State:
+async def health(serving: CurrentState) -> State:
     """Say that the process lives; no key is asked for."""
-    return State(status="ok")
+    return State(status="ok", needs_key=bool(serving.settings.key_file))
 
 
 @router.get("/ready", responses=documented(*_NOT_READY))
 async def ready(serving: CurrentState) -> State:
     """Say that model and index are loaded and warm; no key is asked for."""
     serving.check()
-    return State(status="ok")
+    return State(status="ok", needs_key=bool(serving.settings.key_file))
 
 
 @router.get(

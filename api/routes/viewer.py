@@ -1,4 +1,4 @@
-"""GET /: the viewer, one page with one module and one style sheet; POST /pixels: what it draws."""
+"""GET /: the viewer, one page with its modules and style sheet; POST /pixels: what it draws."""
 
 import io
 import json
@@ -10,38 +10,34 @@ from PIL import Image
 
 from medclip_dcl.data.grayscale import GreyImage
 
+from ..auth import STATIC
 from ..errors import ApiError, documented
 from ..uploads import WholeImage, wants_picture
 
 router = APIRouter(tags=["viewer"])
 pages = APIRouter(include_in_schema=False)
 
-_FOLDER = Path(__file__).parents[1] / "static"
-_TYPES = {
-    "index.html": "text/html; charset=utf-8",
-    "viewer.js": "text/javascript; charset=utf-8",
-    "viewer.css": "text/css; charset=utf-8",
-}
-_FILES = {name: (_FOLDER / name).read_bytes() for name in _TYPES}
+_PAGE = (Path(__file__).parents[1] / "static/index.html").read_bytes()
+_FILES = {name: file.read_bytes() for name, file in STATIC.items()}
+_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 
 
 @pages.get("/")
 async def page() -> Response:
     """Give the page."""
-    return _file("index.html")
+    return _answer(_PAGE, "text/html; charset=utf-8")
 
 
 @pages.get("/static/{name}")
 async def static(name: str) -> Response:
     """Give a file of the page; any other name is not found."""
-    return _file(name)
-
-
-def _file(name: str) -> Response:
     if name not in _FILES:
         raise ApiError("not_found")
-    headers = {"Content-Type": _TYPES[name], "Cache-Control": "no-cache"}
-    return Response(_FILES[name], headers=headers)
+    return _answer(_FILES[name], _TYPES[Path(name).suffix])
+
+
+def _answer(data: bytes, kind: str) -> Response:
+    return Response(data, headers={"Content-Type": kind, "Cache-Control": "no-cache"})
 
 
 @router.post(

@@ -47,6 +47,9 @@ class Grounding:
     box: Box | None
     """Smallest rectangle around what is connected to the peak and scores at least the threshold;
     None where the peak is below it."""
+    percentile: float | None = None
+    """Share of the images in the model's bank whose score with the sentence is lower, %; None: not
+    asked, or no bank."""
 
 
 def locate(

@@ -5,6 +5,7 @@ The same code serves evaluation and the service.
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -27,6 +28,7 @@ from medclip_dcl.inference.zero_shot import (
     finding_scores,
     margins,
     offsets_of_levels,
+    percentiles,
     prompt_levels,
     prompt_texts,
     required_levels,
@@ -216,6 +218,7 @@ class Predictor:
             asked,
             calibrations_of(asked, self.findings, self.calibration),
             offsets_of_levels(levels),
+            self._bank_margins(asked, prompts, levels),
         )
 
     def ground(
@@ -246,8 +249,14 @@ class Predictor:
         threshold: float | None = None,
     ) -> list[Grounding]:
         """Answer `ground` for one image from `embed_images`, in pixels of the original image."""
-        grids = region_scores(regions[None], self.embed_sentences(phrases))[:, 0]
-        return [locate(grid, height_px, width_px, threshold) for grid in grids.cpu().numpy()]
+        vectors = self.embed_sentences(phrases)
+        grids = region_scores(regions[None], vectors)[:, 0].cpu().numpy()
+        found = [locate(grid, height_px, width_px, threshold) for grid in grids]
+        if self._bank is None:
+            return found
+        scores = (self.model.score(images, vectors) for images in (regions[None], self._bank))
+        shares = percentiles(*scores)[:, 0].tolist()
+        return [replace(item, percentile=share) for item, share in zip(found, shares, strict=True)]
 
     @torch.inference_mode()
     def locate_findings(
@@ -292,6 +301,18 @@ class Predictor:
             (item.positive, item.negative): (level.positive / scale, level.negative / scale)
             for item, level in zip(self.findings, self.offsets.findings, strict=True)
         }
+
+    def _bank_margins(
+        self, findings: Sequence[Finding], prompts: Tensor, levels: Levels
+    ) -> Tensor | None:
+        if self._bank is None or findings is self.findings:
+            return self._own_bank_margins
+        scores = self.model.score(self._bank, prompts)
+        return margins(scores, findings, required_levels(findings, levels))
+
+    @cached_property
+    def _own_bank_margins(self) -> Tensor | None:
+        return None if self._bank is None else self.margins(self._bank, self.findings)
 
     @cached_property
     def _own_prompts(self) -> Tensor:

@@ -42,6 +42,8 @@ class FindingScore:
     """Level of the margin over the model's bank of images; None where the model has none."""
     threshold: float = 0.5
     """Score at the offset."""
+    percentile: float | None = None
+    """Share of the images in the model's bank whose margin is lower, %; None: no bank."""
     probability: float | None = None
     """Calibrated probability; None where the model has no calibration."""
     note: str = UNCALIBRATED
@@ -182,17 +184,19 @@ def finding_scores(
     findings: Sequence[Finding],
     calibrations: Sequence[FindingCalibration | str],
     offsets: Sequence[float | None],
+    bank: Float[Tensor, "findings banked"] | None = None,
 ) -> list[list[FindingScore]]:
     """Turn `margins` into one list per image, with one answer per finding, in the rows' order.
 
     A probability is made from the margin as it is: its curve was fitted to that, and absorbs an
-    offset.
+    offset. `bank` has the margins of the model's bank, to rank the images among.
     """
     score = softmax_scores(margin, gamma)
     levels = margin.new_tensor([[0.0 if offset is None else offset] for offset in offsets])
     threshold = softmax_scores(levels, gamma)
     present = margin > levels
     logits = (gamma**2 * margin).double().cpu().numpy()
+    shares = None if bank is None else percentiles(margin, bank)
     calibrated = [_probabilities(row, own) for row, own in zip(logits, calibrations, strict=True)]
     return [
         [
@@ -203,6 +207,7 @@ def finding_scores(
                 is_present=bool(present[row, image]),
                 offset=offsets[row],
                 threshold=float(threshold[row]),
+                percentile=None if shares is None else float(shares[row, image]),
                 probability=calibrated[row][0][image],
                 note=calibrated[row][1],
             )
@@ -210,6 +215,13 @@ def finding_scores(
         ]
         for image in range(margin.shape[1])
     ]
+
+
+def percentiles(
+    values: Float[Tensor, "rows images"], bank: Float[Tensor, "rows banked"]
+) -> Float[Tensor, "rows images"]:
+    """Give the share of a bank's values, in %, below each value of the same row."""
+    return 100 * (bank[:, None] < values[..., None]).double().mean(dim=-1)
 
 
 def _probabilities(

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 STATIC = Path(__file__).parents[2] / "api/static"
-SCRIPT = (STATIC / "viewer.js").read_text(encoding="utf-8")
+SCRIPT = "".join(file.read_text(encoding="utf-8") for file in sorted(STATIC.glob("*.js")))
 STYLE = (STATIC / "viewer.css").read_text(encoding="utf-8")
 PAGE = (STATIC / "index.html").read_text(encoding="utf-8")
 
@@ -37,6 +37,7 @@ def test_every_control_has_a_name() -> None:
     labelled = re.findall(r"<label[^>]*>[^<]+<input id=\"(\w+)\"", re.sub(r"\s*\n\s*", "", PAGE))
     controls = [attributes for tag, attributes in ELEMENTS if tag == "input"]
     assert len(controls) == 4
+    assert all("aria-label" in attributes for tag, attributes in ELEMENTS if tag == "select")
     for attributes in controls:
         named = "aria-label" in attributes or attributes["id"] in labelled
         assert named or "hidden" in attributes, attributes["id"]
@@ -45,8 +46,9 @@ def test_every_control_has_a_name() -> None:
 def test_nothing_comes_from_elsewhere_or_stays_behind() -> None:
     for tag, attributes in ELEMENTS:
         target = attributes.get("src") or attributes.get("href") or ""
-        assert target.startswith(("/static/", "data:,")) or not target, tag
-    for word in ("localStorage", "sessionStorage", "document.cookie", "indexedDB", "innerHTML"):
+        assert target.startswith(("static/", "data:,")) or not target, tag
+    assert set(re.findall(r"localStorage\.\w+\(([^,)]+)", SCRIPT)) == {'"theme"'}
+    for word in ("sessionStorage", "document.cookie", "indexedDB", "innerHTML"):
         assert word not in SCRIPT
     for text in (SCRIPT, STYLE):
         assert "url(" not in text

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from testing.axe import AXE, serious_findings
 from testing.browser import Page, browsing, find_browser
 from testing.dicom import dicom_bytes, raster_bytes
 from testing.published import publish, random_range, refuse
@@ -107,9 +108,14 @@ def test_the_key_is_asked_for_and_kept_in_memory_alone(
     page: Page, keyed: Service, image: Path
 ) -> None:
     page.open(keyed.url)
+    page.until("!document.querySelector('#key-form').hidden")
     page.choose_file("#file", image)
     page.until("document.querySelector('#key-label').classList.contains('wanted')")
     page.until("document.activeElement.id === 'key'")
+    page.type("wrong" * 8)
+    page.key("Enter")
+    page.until("document.querySelector('#status').textContent.includes('not know this API key')")
+    page.js("key.value = ''")
     page.type(KEY)
     page.key("Enter")
     page.until(READY)
@@ -226,7 +232,7 @@ def test_a_phrase_is_shown_where_it_is_answered(shown: Page) -> None:
 
 
 def test_a_box_is_asked_what_it_shows(shown: Page) -> None:
-    shown.click("#tool-region")
+    shown.click("[data-tool=region]")
     x, y = shown.middle("#image")
     shown.drag((x - 60, y - 60), (x + 60, y + 60))
     shown.until("document.querySelector('#cases-title').textContent === 'What the box shows'")
@@ -244,7 +250,7 @@ def test_a_similar_case_stands_beside_the_image_with_its_texts(shown: Page) -> N
     shown.until("[...document.querySelectorAll('#cases img')].every((item) => item.naturalWidth)")
     shown.click("#cases li:nth-child(2) button")
     assert not shown.js("beside.hidden")
-    assert shown.js("document.querySelector('#beside-picture').naturalWidth") > 10
+    assert shown.js("document.querySelector('#beside-image').width") > 10
     words = shown.js("document.querySelector('#beside-words').textContent")
     assert words.split(".")[0] in shown.js(NAMED)
     assert shown.js("document.querySelector('#image').clientWidth") < 0.6 * whole
@@ -269,7 +275,7 @@ def test_a_refused_file_is_named_and_the_image_stays(shown: Page, tmp_path: Path
     assert shown.js("document.querySelector('#image').toDataURL()") == before
 
 
-@pytest.mark.parametrize("size", [(1366, 768), (1024, 768), (820, 1180)])
+@pytest.mark.parametrize("size", [(1366, 768), (820, 1180), (390, 844)])
 @pytest.mark.parametrize("dark", [True, False])
 def test_the_page_fits_desks_and_tablets_and_can_be_read(
     page: Page, keyed: Service, size: tuple[int, int], dark: bool
@@ -286,7 +292,9 @@ def test_the_page_fits_desks_and_tablets_and_can_be_read(
     assert "not a medical device" in page.js("document.body.innerText")
     assert page.js(CONTRAST) >= 4.5
     page.click("#theme")
+    page.open(keyed.url, width=size[0], height=size[1], touch=touch, dark=dark)  # remembered
     assert page.js("document.documentElement.dataset.theme") == ("light" if dark else "dark")
+    page.click("#theme")
 
 
 CONTRAST = """(() => {
@@ -323,7 +331,7 @@ def test_two_fingers_zoom_and_one_opens_the_window(page: Page, keyed: Service, i
     assert facts(page)[:2] == first[:2]
     page.touch(((x, y), (x - 100, y)))
     assert facts(page)[1] < first[1]
-    page.click("#tool-pan")
+    page.click("[data-tool=pan]")
     before = facts(page)
     page.touch(((x, y), (x - 100, y)))
     assert facts(page) == before
@@ -343,7 +351,7 @@ def test_every_control_has_a_name_and_can_be_reached_by_tab(shown: Page) -> None
         reached.add(shown.js("document.activeElement.id || document.activeElement.tagName"))
         outline = shown.js("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none" or shown.js("document.activeElement === document.body")
-    assert {"open", "image", "tool-region", "phrase", "opacity", "tab-images", "BUTTON"} <= reached
+    assert {"open", "image", "reset", "phrase", "opacity", "tab-images", "BUTTON"} <= reached
 
 
 def test_the_page_says_what_it_is_not_for(shown: Page) -> None:
@@ -353,3 +361,105 @@ def test_the_page_says_what_it_is_not_for(shown: Page) -> None:
     assert "12 images" in shown.js("about.innerText")
     shown.key("Escape")
     assert not shown.js("about.open")
+
+
+def images(folder: Path, count: int) -> list[Path]:
+    paths = [folder / f"image-{number}.png" for number in range(count)]
+    for number, path in enumerate(paths):
+        path.write_bytes(png((96, 64), seed=number))
+    return paths
+
+
+def test_a_worklist_is_gone_through_while_one_image_stays_pinned(
+    page: Page, keyed: Service, tmp_path: Path
+) -> None:
+    start(page, keyed)
+    page.choose_file("#file", *images(tmp_path, 3))
+    page.until(READY)
+    assert page.js("files.selectedOptions[0].textContent") == "1 of 3: image-0.png"
+    page.key("c")
+    page.key("j")
+    page.until("files.value === '1'")
+    assert page.js("document.querySelector('#beside-name').textContent") == "image-0.png"
+    pictures = "['image', 'beside-image'].map((id) => document.getElementById(id).toDataURL())"
+    before = page.js(pictures)
+    x, y = page.middle("#image")
+    page.wheel(x, y, -300)
+    page.key("i")
+    facts(page)
+    assert all(old != new for old, new in zip(before, page.js(pictures), strict=True))
+    page.key("k")
+    page.until("files.value === '0'")
+    assert page.js("document.querySelector('#previous').disabled")
+    assert page.errors == []
+
+
+def test_a_box_and_a_length_are_made_by_keys(shown: Page) -> None:
+    shown.key("m")
+    shown.key("ArrowRight")
+    assert "pixels" in shown.until("document.querySelector('#status').textContent")
+    shown.key("b")
+    shown.key("ArrowRight")
+    shown.until("document.querySelector('#status').textContent.startsWith('Box at 22, 32, 21 by')")
+    shown.key("Enter")
+    shown.until("document.querySelector('#cases-title').textContent === 'What the box shows'")
+
+
+def test_a_finding_is_asked_in_other_words(shown: Page) -> None:
+    shown.until("document.querySelector('#about-model').textContent")
+    shown.click("#findings button")
+    assert shown.js("document.querySelector('.wording textarea').value") == "Pleural effusion"
+    shown.js("document.querySelector('.wording textarea').value = 'Fluid'")
+    shown.click(".wording button")
+    shown.until("document.querySelector('#findings li').innerText.includes('your words')")
+    assert shown.js("document.querySelector('.wording textarea').value") == "Fluid"
+    assert "found" in shown.js("peak.textContent")
+
+
+def test_a_saved_view_is_a_picture_with_what_it_is_not(shown: Page) -> None:
+    shown.js(
+        """URL.createObjectURL = (blob) => { window.saved = blob; return '#'; };
+        HTMLAnchorElement.prototype.click = function () { window.savedAs = this.download; };"""
+    )
+    shown.key("s")
+    shown.until("Boolean(window.savedAs)")
+    assert shown.js("window.savedAs") == "medclip-view.png"
+    high = shown.js("createImageBitmap(window.saved).then((picture) => picture.height)")
+    assert high > shown.js("document.querySelector('#image').height") + 40
+
+
+def test_a_sample_of_the_index_is_opened_and_finds_itself_marked(page: Page, folder: Path) -> None:
+    with running(folder) as service:
+        page.errors.clear()
+        page.open(service.url)
+        page.until("document.querySelectorAll('#samples button').length === 3")
+        assert page.js("document.querySelector('#key-form').hidden")
+        assert "patient" not in page.js("document.querySelector('#samples').innerText")
+        page.click("#samples button")
+        page.until(READY)
+        assert page.errors == []
+
+
+def test_a_tour_names_each_part_and_ends(page: Page, keyed: Service) -> None:
+    start(page, keyed)
+    page.click("#tour-open")
+    for number in range(1, 6):
+        assert page.js("document.querySelector('#tour-step').textContent") == f"{number} of 5"
+        assert page.js("document.querySelectorAll('.pointed').length") == 1
+        page.click("#tour-next")
+    assert not page.js("tour.open || document.querySelector('.pointed')")
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="no axe-core here; make puts it into .venv/axe")
+@pytest.mark.parametrize("dark", [True, False])
+def test_axe_finds_nothing_serious(page: Page, keyed: Service, tmp_path: Path, dark: bool) -> None:
+    start(page, keyed, width=1366 if dark else 390, height=844, dark=dark)
+    assert serious_findings(page) == []
+    page.choose_file("#file", *images(tmp_path, 2))
+    page.until(READY)
+    page.until("document.querySelector('#about-model').textContent")
+    page.click("#findings button")
+    page.click("#cases li:nth-child(2) button")
+    assert serious_findings(page) == []
+    page.js("document.querySelector('#about').showModal()")
+    assert serious_findings(page) == []

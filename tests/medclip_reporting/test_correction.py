@@ -51,14 +51,14 @@ def caption(view, title):
 def test_expected_false_negatives_are_n_times_eta_of_the_recipe_s_batch(view):
     figures = view["figures"]
     assert figures["mean eta of a training sentence"] == pytest.approx(0.05)
-    assert figures["of them false, expected: N · eta"] == pytest.approx(63 * 0.05)
+    assert figures["expected false negatives among them, N · eta"] == pytest.approx(63 * 0.05)
     assert figures["distinct sentences"] == len(TEXTS)
-    assert figures["rank correlation, eta and times said"] is None
+    assert figures["rank correlation of eta and occurrences"] is None
 
 
 def test_eta_is_drawn_against_likelihood_frequency_and_labels(view):
     titles = [chart["title"] for chart in view["charts"]]
-    expected = ["How strongly.", "How likely.", "Said how often."]
+    expected = ["How strongly.", "How likely.", "How often."]
     assert titles == [*expected, "Is it right?"]
 
 

@@ -173,6 +173,24 @@ def test_without_a_negative_prompt_the_level_of_the_positive_decides(levelled, t
         build_predictor(model, torch.device("cpu")).classify(image(), [heart])
 
 
+def test_an_image_is_ranked_among_those_of_the_bank(levelled):
+    predictor = load(levelled, "cpu")
+    bank = read_bank(levelled).float()
+    asked = (Finding("heart", ("The heart is enlarged.",), ("Heart size is normal.",)),)
+    for findings in (predictor.findings, asked):
+        margins = predictor.margins(bank, findings)
+        scores = predictor.classify_regions(bank, findings)
+        for image, own in enumerate(scores):
+            for row, score in enumerate(own):
+                lower = (margins[row] < margins[row, image]).sum()
+                assert score.percentile == pytest.approx(100 * float(lower) / 6)
+    vectors = predictor.embed_sentences(["The heart is enlarged."])
+    phrase = predictor.model.score(bank, vectors)[0]
+    best = int(phrase.argmax())
+    [found] = predictor.ground_regions(bank[best], ["The heart is enlarged."], 64, 64)
+    assert found.percentile >= 100 * 5 / 6 - 0.01  # its own copy may differ by rounding
+
+
 def test_without_the_bank_own_prompts_keep_their_offsets_and_others_have_none(levelled, tmp_path):
     shutil.copytree(levelled, tmp_path / "model")
     (tmp_path / "model" / BANK_FILE).unlink()
