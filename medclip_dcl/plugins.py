@@ -21,8 +21,8 @@ from medclip_dcl.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from medclip_dcl.data.sources.records import RawStudies
-    from medclip_dcl.data.sources.settings import Resolve, SourceConfig
+    from medclip_dcl.data.records import RawStudies
+    from medclip_dcl.data.source_settings import Resolve, SourceConfig
     from medclip_dcl.evaluation.bootstrap import Samples, Weights
     from medclip_dcl.evaluation.metrics import IsTrue, Scores
     from medclip_dcl.models.settings import ImageEncoderConfig
