@@ -109,9 +109,7 @@ def _run(
     from .run import run_config
 
     set_log(log)
-    return run_config(
-        config, overrides, name=name, force=force or (), replace=replace, quiet=quiet
-    )
+    return run_config(config, overrides, name=name, force=force or (), replace=replace, quiet=quiet)
 
 
 def _train(

@@ -86,9 +86,7 @@ def run_config(
             if early and stage == _REPORT:
                 early.join()  # one of two pages would overwrite the other
             main = _main_of(stage)
-            code = screen.follow(
-                lambda main=main, words=words: _forked(main, (words,), screen)
-            )
+            code = screen.follow(lambda main=main, words=words: _forked(main, (words,), screen))
         if code:
             if not quiet:
                 print(f"{stage} ended with exit code {code}", file=sys.stderr)
