@@ -13,8 +13,8 @@ from medclip_dcl.evaluation.settings import EvaluateConfig, Table1Config
 from medclip_dcl.files import find_config
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
 from medclip_dcl.models.settings import InferenceConfig, ModelConfig, ProbabilitiesConfig
-from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.plugins import load_plugins, locate_plugins
+from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.settings import LOCAL, Section, check_settings, parse_value, read_yaml
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig

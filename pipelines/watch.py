@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,10 +32,7 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
     """Draw a curve in blocks: each is the mean of its part of the values, low to high."""
     parts = min(width, len(values))
     ends = [round(number * len(values) / parts) for number in range(parts + 1)]
-    means = [
-        sum(values[start:end]) / (end - start)
-        for start, end in zip(ends[:-1], ends[1:], strict=True)
-    ]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(ends)]
     low, span = min(means), max(means) - min(means)
     tops = len(_BLOCKS) - 1
     return "".join(_BLOCKS[round(tops * (mean - low) / span) if span else 0] for mean in means)

@@ -166,12 +166,12 @@ def test_names_are_refused_with_the_one_that_was_meant(tmp_path: Path) -> None:
     (tmp_path / "again.py").write_text((tmp_path / "smoothed.py").read_text())
     with pytest.raises(ConfigError, match="there is a loss 'smoothed' already"):
         load_config(config, [f'plugins=["{tmp_path / "again.py"}"]'])
-    with pytest.raises(ConfigError, match="nowhere.py, which is not a file"):
+    with pytest.raises(ConfigError, match=r"nowhere\.py, which is not a file"):
         load_config(config, ['plugins=["nowhere.py"]'])
     with pytest.raises(ConfigError, match="there is no module no_such_module"):
         load_config(config, ['plugins=["no_such_module"]'])
+    (tmp_path / "json.py").touch()
     with pytest.raises(ConfigError, match="a module json is in use"):
-        (tmp_path / "json.py").touch()
         load_config(config, [f'plugins=["{tmp_path / "json.py"}"]'])
 
 

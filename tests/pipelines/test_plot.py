@@ -14,7 +14,7 @@ QUESTION = {"absent": "", "figures": {"mean_auc": FIGURE}, "groups": {}, "chance
 
 def test_runs_stand_side_by_side_with_their_curves_and_figures() -> None:
     names = ("zero_shot", "classes", "grounding", "gallery", "boxes", "reports")
-    tree = {"questions": {name: QUESTION for name in names}}
+    tree = {"questions": dict.fromkeys(names, QUESTION)}
     log = [{"step": step, "loss": 4.0 / step} for step in (1, 2)]
     page = render_runs([RunRecord("first", log, tree), RunRecord("second", log, None)])
     assert page.count("<svg") == 1  # no run has another curve
