@@ -23,7 +23,6 @@ from medclip_reporting.sources import Sources, find_sources
 from .job import Job, job_main
 from .stages import REPORT
 
-
 _LOOSE = (ANSWERS, f"{checkpoint.ARTIFACT.name}/{FILE}")  # no artifacts, and drawn too
 
 
