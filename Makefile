@@ -28,7 +28,6 @@ $(INSTALLED): $(RUNTIME)
 
 demo: $(RUNTIME) ## the whole story on generated studies, then a report
 	$(BIN)/medclip run $(CONFIG) $(RUN)
-	@test -t 1 || $(BIN)/medclip show $(CONFIG)
 
 test: $(INSTALLED) ## all tests but those of `make check`, in two processes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/house

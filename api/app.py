@@ -10,6 +10,8 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.formparsers import MultiPartParser
 
+from medclip_dcl.plugins import ROUTES, load_plugins
+
 from .auth import read_auth
 from .errors import add_handlers
 from .logging import Metrics
@@ -76,9 +78,10 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
         metrics=metrics,
     )
     app.include_router(viewer.pages)
-    for module in _ROUTERS:
-        app.include_router(module.router)
-        app.include_router(module.router, prefix="/v1", include_in_schema=False)
+    load_plugins(settings.plugins)
+    for router in [*(module.router for module in _ROUTERS), *(make() for make in ROUTES.values())]:
+        app.include_router(router)
+        app.include_router(router, prefix="/v1", include_in_schema=False)
     install_openapi(app, settings)
     return app
 

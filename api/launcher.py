@@ -31,11 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m api")
     parser.add_argument("--config", type=Path, required=True, help="settings, a YAML file")
     parser.add_argument("--run", type=Path, help="folder of a run: its model and its index")
+    parser.add_argument("--model", type=Path, help="folder of a model, without an index")
     parser.add_argument("--host", help="address to bind")
     parser.add_argument("--port", type=int, help="port to bind; 0: a free one")
     arguments = parser.parse_args(argv)
     try:
         given = {} if arguments.run is None else _folders_of(arguments.run)
+        if arguments.model is not None:
+            given = {"model": str(arguments.model), "index": ""}
         given |= {"host": arguments.host, "port": arguments.port}
         settings = fetch_model(read_service_settings(arguments.config, os.environ, **given))
         _check(settings)

@@ -28,7 +28,7 @@ from typing import Any, Literal, Self, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -265,6 +265,7 @@ class _Card(BaseModel):
     eta: dict[str, Any] = {}
 
 
+_UNKNOWN_ENCODER = ("model", "image", "kind", "value_error")  # where and how pydantic refuses it
 _HASHES = TypeAdapter(list[str] | None)
 
 
@@ -331,7 +332,8 @@ def write_model_package(
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     write_bytes(folder / WEIGHTS, save(plain))
-    _write_json(folder / CONFIG, {**config.model_dump(mode="json"), "work": "."})
+    tree = config.model_dump(mode="json", exclude={"plugins"})  # a model names no code
+    _write_json(folder / CONFIG, {**tree, "work": "."})
     _write_json(folder / CARD, card)
     _write_json(folder / SUBJECTS, sorted(map(subject_hash, subject_ids)))
     (folder / TEXT).mkdir(exist_ok=True)
@@ -352,11 +354,20 @@ def read_model_package(path: Path) -> SavedModel:
         card = _Card.model_validate_json(texts[1]).model_dump(exclude_unset=True)
         hashes = _HASHES.validate_json(texts[2])
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"model in {path} has a configuration that this version cannot read; rerun train"
-        ) from error
+        remedy = "this version cannot read; rerun train"
+        if isinstance(error, ValidationError) and _lacks_encoder(error):
+            remedy = (
+                "needs the image encoder of a plugin that is not loaded here; name the module that "
+                "registers it in `plugins`, or install its package"
+            )
+        raise CheckpointError(f"model in {path} has a configuration that {remedy}") from error
     known = None if hashes is None else frozenset(hashes)
     return SavedModel(path, artifact.digest, config, card, known, read_calibration(artifact))
+
+
+def _lacks_encoder(error: ValidationError) -> bool:
+    faults = error.errors(include_url=False)
+    return any((*item["loc"], item["type"]) == _UNKNOWN_ENCODER for item in faults)
 
 
 def _write_json(path: Path, tree: Any) -> None:

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, JSON lines elsewhere."""
+"""Progress of long work: a bar on a terminal, elsewhere a line now and then, in words or JSON."""
 
 import json
 import os
@@ -9,8 +9,26 @@ from typing import TYPE_CHECKING, Self, TextIO
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-_EVERY_S = "PROGRESS_EVERY_S"
-"""Environment variable: seconds between JSON lines; 10 by default."""
+EVERY_S = "PROGRESS_EVERY_S"
+"""Environment variable: seconds between lines; 10 by default."""
+FORMAT = "PROGRESS_FORMAT"
+"""Environment variable: `json` for machines, else `words`; `--log` sets it."""
+REST = "PROGRESS_REST"
+"""Environment variable: what follows this stage of a run, in times of the stage itself; roughly."""
+_SPARSER = 20  # a line for every twentieth of the time so far, once that is longer
+
+
+def writes_json() -> bool:
+    """Return whether lines are for machines."""
+    return os.environ.get(FORMAT) == "json"
+
+
+def duration(seconds: float) -> str:
+    """Write a duration as people say it: `40 s`, `12 min`, `3 h 5 min`."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class Progress:
@@ -32,7 +50,8 @@ class Progress:
         self._done, self._first = done, done
         self._start = self._last = time.monotonic()
         self._figures: dict[str, float] = {}
-        self._every_s = float(os.environ.get(_EVERY_S, "10"))
+        self._every_s = float(os.environ.get(EVERY_S, "10"))
+        self._rest = float(os.environ.get(REST, "0"))
         self._bar = _bar(label, total, unit, done, self._stream) if self._stream.isatty() else None
 
     def advance(self, items: int = 1, **figures: float) -> None:
@@ -42,7 +61,7 @@ class Progress:
         if self._bar is not None:
             shown = " ".join(f"{name} {value:.4g}" for name, value in self._figures.items())
             self._bar.update(self._bar.task_ids[0], advance=items, figures=shown)
-        elif time.monotonic() - self._last >= self._every_s:
+        elif time.monotonic() - self._last >= self._pause_s():
             self._write_line()
 
     def close(self) -> None:
@@ -52,20 +71,50 @@ class Progress:
         else:
             self._write_line()
 
+    def _pause_s(self) -> float:
+        # People want fewer lines of a night than of a minute; machines ask for what they want.
+        if writes_json():
+            return self._every_s
+        return max(self._every_s, (time.monotonic() - self._start) / _SPARSER)
+
     def _write_line(self) -> None:
         self._last = time.monotonic()
         elapsed = self._last - self._start
         rate = (self._done - self._first) / elapsed if elapsed > 0 else 0.0
+        left_s = (self._total - self._done) / rate if rate else None
+        words = self._as_json if writes_json() else self._in_words
+        print(words(rate, elapsed, left_s), file=self._stream, flush=True)
+
+    def _as_json(self, rate: float, elapsed: float, left_s: float | None) -> str:
         line = {
             "progress": self._label,
             "done": self._done,
             "total": self._total,
             "unit": self._unit,
             "per_s": round(rate, 2),
-            "left_s": round((self._total - self._done) / rate) if rate else None,
+            "left_s": None if left_s is None else round(left_s),
+            "run_left_s": None if left_s is None else round(self._of_run(elapsed, left_s)),
             **{name: round(value, 5) for name, value in self._figures.items()},
         }
-        print(json.dumps(line), file=self._stream, flush=True)
+        return json.dumps(line)
+
+    def _in_words(self, rate: float, elapsed: float, left_s: float | None) -> str:
+        share = f" ({self._done / self._total:.0%})" if self._total else ""
+        parts = [
+            f"  {self._label}: {self._done:,} of {self._total:,} {self._unit}s{share}",
+            f"{rate:,.3g} a second",
+            *(f"{name} {value:.4g}" for name, value in self._figures.items()),
+        ]
+        if left_s is None or self._done >= self._total:
+            parts[1] = f"in {duration(elapsed)}"
+        else:
+            parts.append(f"{duration(left_s)} left")
+            if self._rest:
+                parts.append(f"about {duration(self._of_run(elapsed, left_s))} for the whole run")
+        return ", ".join(parts)
+
+    def _of_run(self, elapsed: float, left_s: float) -> float:
+        return left_s + self._rest * (elapsed + left_s)
 
     def __enter__(self) -> Self:
         return self

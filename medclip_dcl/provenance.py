@@ -11,6 +11,7 @@ from pathlib import Path
 from medclip_dcl.artifact import Artifact, read_artifact_header
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.files import sha256_file
+from medclip_dcl.plugins import plugin_files
 
 _PACKAGES = (
     *("medclip-dcl", "torch", "transformers", "tokenizers", "accelerate", "numpy", "pyarrow"),
@@ -29,14 +30,16 @@ def package_versions() -> dict[str, str]:
 
 
 _PROJECT = Path(__file__).parents[1]
+_PLUGIN = "plugin "  # begins the name of a module that is not the project's
 _CODE = tuple(f"{_PROJECT / name}/" for name in ("medclip_dcl", "medclip_sources", "pipelines"))
 
 
 def code_digests() -> dict[str, str]:
-    """Digests of the project's modules that this process has loaded, by path: 16 hex digits."""
+    """Digests of the modules of the project, and of plugins, that this process has loaded."""
     files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
-    names = sorted(Path(file).relative_to(_PROJECT) for file in files if file.startswith(_CODE))
-    return {name.as_posix(): _code_digest(name.as_posix()) for name in names}
+    own = sorted(Path(file).relative_to(_PROJECT) for file in files if file.startswith(_CODE))
+    names = [name.as_posix() for name in own] + [f"{_PLUGIN}{name}" for name in plugin_files()]
+    return {name: _code_digest(name) for name in names}
 
 
 def changed_code(artifact: "Artifact") -> list[str]:
@@ -53,12 +56,15 @@ def remove_if_code_changed(path: Path) -> None:
 
 @functools.cache  # what a process has loaded stays what it was
 def _code_digest(name: str) -> str:
+    plugin = plugin_files().get(name.removeprefix(_PLUGIN))
     try:
-        return sha256_file(_PROJECT / name)[:16]
+        return sha256_file(plugin or _PROJECT / name)[:16]
     except OSError:
         return ""
 
 
 def changed_modules(code: Mapping[str, str]) -> list[str]:
     """List the modules whose digests are not those of today."""
-    return [name for name, digest in code.items() if _code_digest(name) != digest]
+    absent = {name for name in code if name.removeprefix(_PLUGIN) not in plugin_files()}
+    absent = {name for name in absent if name.startswith(_PLUGIN)}  # not loaded in this process
+    return [name for name in code if name not in absent and _code_digest(name) != code[name]]

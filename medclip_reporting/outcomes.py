@@ -132,7 +132,7 @@ def show_gallery_answers(sources: Sources) -> list[View]:
 
 def _headlines(tree: Mapping[str, Any]) -> list[View]:
     lines = []
-    for headline in results.HEADLINES:
+    for headline in results.headlines_of(tree):
         figure = headline.figure_of(tree)
         if figure is None or figure["value"] is None:
             continue
@@ -144,7 +144,7 @@ def _headlines(tree: Mapping[str, Any]) -> list[View]:
             {
                 "name": headline.name,
                 "title": headline.title,
-                "reading": _READINGS[headline.figure],
+                "reading": _READINGS.get(headline.figure, "a metric of a plugin"),
                 "figure": figure,
                 "chance": chance,
                 "start": start,

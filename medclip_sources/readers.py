@@ -9,6 +9,7 @@ import pyarrow as pa
 from medclip_dcl.data.records import BoxTable, RawStudies, Source
 from medclip_dcl.data.source_settings import Resolve, SourceConfig, find_file
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.plugins import SOURCES
 from medclip_sources import dicom_folder, huggingface, mimic_cxr, open_i, table
 from medclip_sources.boxes import read_boxes
 from medclip_sources.labels import join_labels
@@ -21,7 +22,7 @@ READERS: dict[str, Callable[[Path, SourceConfig, Resolve], RawStudies]] = {
     "dicomweb": dicom_folder.read_dicomweb,
     "huggingface": huggingface.read_huggingface,
 }
-"""`source.kind` -> its reader: root, settings, and what turns path settings into paths."""
+"""`source.kind` -> its reader, of those that are built in; see `plugins.SOURCES`."""
 
 
 def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
@@ -32,7 +33,7 @@ def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
         StudyError: a table is missing or cannot be read.
     """
     root = resolve(settings.root)
-    raw = READERS[settings.kind](root, settings, resolve)
+    raw = (READERS | dict(SOURCES))[settings.kind](root, settings, resolve)
     if settings.labels:
         raw.tables["labels"] = find_file("labels", settings.labels, root, resolve)
         raw = replace(raw, labels=join_labels(raw, raw.tables["labels"], settings))

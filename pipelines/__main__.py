@@ -16,7 +16,17 @@ from typer.main import get_command
 
 from medclip_dcl.errors import withhold_messages
 
-from .cli import ConfigFile, Force, Overrides, Replace, make_command, run_folder, sibling
+from .cli import (
+    ConfigFile,
+    Force,
+    Log,
+    Overrides,
+    Replace,
+    make_command,
+    run_folder,
+    set_log,
+    sibling,
+)
 from .stages import HEADINGS, PROGRAMS, STAGES, TOOLS
 
 _SERVED = Path("configs/serve.yaml")
@@ -31,6 +41,14 @@ ForcedStages = Annotated[
         metavar="STAGE",
         help="Make a stage's artifact again, valid or not, and what depends on it: after a change "
         "of the code; may be repeated.",
+    ),
+]
+RunName = Annotated[
+    str,
+    typer.Option(
+        "--as",
+        metavar="NAME",
+        help="Give the run a folder of its own, FOLDER-NAME, that begins with the first's data.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Write errors alone.")]
@@ -68,32 +86,43 @@ def _load(name: str) -> Any:
     return make_command(job.job_command(name, module.build), name, module.__doc__)
 
 
-def _demo(overrides: Overrides = None, replace: Replace = False, quiet: Quiet = False) -> int:
+def _demo(
+    overrides: Overrides = None, replace: Replace = False, quiet: Quiet = False, log: Log = None
+) -> int:
     """Run the whole story on generated studies, in minutes, then its report."""
     from .run import run_config
 
+    set_log(log)
     return run_config(_DEMO, overrides, replace=replace, quiet=quiet)
 
 
 def _run(
     config: Config,
     overrides: Overrides = None,
+    name: RunName = "",
     force: ForcedStages = None,
     replace: Replace = False,
     quiet: Quiet = False,
+    log: Log = None,
 ) -> int:
     """Run every stage of a config; what is valid already is reused."""
     from .run import run_config
 
-    return run_config(config, overrides, force=force or (), replace=replace, quiet=quiet)
+    set_log(log)
+    return run_config(config, overrides, name=name, force=force or (), replace=replace, quiet=quiet)
 
 
 def _train(
-    config: ConfigFile, overrides: Overrides = None, force: Force = False, replace: Replace = False
+    config: ConfigFile,
+    overrides: Overrides = None,
+    force: Force = False,
+    replace: Replace = False,
+    log: Log = None,
 ) -> int:
     """Train a model, with as many processes as the config asks for."""
     from .run import run_train
 
+    set_log(log)
     return run_train(config, overrides, force=force, replace=replace)
 
 
@@ -103,6 +132,10 @@ def _serve(
         typer.Argument(
             metavar="RUN", help="Folder of a run, or its config; instead of --config's."
         ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="A model alone, such as RUN/model or an export."),
     ] = None,
     config: ConfigFile = _SERVED,
     host: Annotated[str | None, typer.Option(help="Address to bind.")] = None,
@@ -114,6 +147,7 @@ def _serve(
     importlib.import_module(f"{service}.memory").keep_memory()
     words = ["--config", str(config)]
     words += [] if run is None else ["--run", str(run_folder(run))]
+    words += [] if model is None else ["--model", str(model)]
     words += [] if host is None else ["--host", host]
     words += [] if port is None else ["--port", str(port)]
     code: int = importlib.import_module(f"{service}.launcher").main(words)

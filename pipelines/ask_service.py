@@ -41,22 +41,40 @@ def build(job: Job) -> None:
         QueryError: the service did not start.
         ServiceError: it answered with an error.
     """
-    images = job.open(manifest.ARTIFACT)
-    image, phrase = _choose(images, job.open(embeddings.ARTIFACT), job.open(sentences.ARTIFACT))
+    images, index = job.open(manifest.ARTIFACT), job.open(embeddings.ARTIFACT)
+    model = job.open(model_package.ARTIFACT)
+    asked = {"model": model.digest, "index": index.digest, "manifest": images.digest}
+    if not job.force and _asked(job.work / ANSWERS) == asked:
+        job.say(artifact="answers", state="reused")
+        return
+    image, phrase = _choose(images, index, job.open(sentences.ARTIFACT))
     config = job.config
     root = readers.images_root(config.source, lambda text: resolve_path(text, config.work))
     source = image_source(root, image["path"])
     picture = source.read_bytes() if isinstance(source, Path) else bytes(source)
-    with _serving(model_package.ARTIFACT.at(job.work), embeddings.ARTIFACT.at(job.work)) as client:
+    with _serving(model.path, index.path) as client:
         answers = {
             "classify": _timed(lambda: client.classify(picture)),
             "ground": _timed(lambda: client.ground(picture, [phrase])),
             "retrieve": _timed(lambda: client.retrieve("text", image=picture, k=5)),
         }
-    record = {"image_id": image["image_id"], "phrase": phrase, "answers": answers}
+    record = {"image_id": image["image_id"], "phrase": phrase, "answers": answers, "asked": asked}
     write_text(job.work / ANSWERS, json.dumps(record, indent=1) + "\n")
     seconds = {name: answer["seconds"] for name, answer in answers.items()}
-    job.say(answers=len(answers), **{f"{name}_s": value for name, value in seconds.items()})
+    job.say(
+        artifact="answers",
+        state="made",
+        answers=len(answers),
+        **{f"{name}_s": value for name, value in seconds.items()},
+    )
+
+
+def _asked(path: Path) -> object:
+    # Digests of what the last answers are from.
+    try:
+        return json.loads(path.read_text(encoding="utf-8")).get("asked")
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 @contextmanager

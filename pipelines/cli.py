@@ -10,16 +10,18 @@ Exit codes
 """
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
 from medclip_dcl.errors import ArtifactMissing, MedclipError, withhold_messages
+from medclip_dcl.progress import FORMAT
 
 if TYPE_CHECKING:  # half a second that `--help` does not wait for
     from .config import Config
@@ -40,6 +42,16 @@ Replace = Annotated[
     bool,
     typer.Option("--replace", help="Replace a finished model that other settings have made."),
 ]
+Log = Annotated[
+    Literal["words", "json"] | None,
+    typer.Option("--log", help="What it reports off a terminal: words, or JSON lines."),
+]
+
+
+def set_log(log: str | None) -> None:
+    """Let this process, and those that it starts, report in words or as JSON."""
+    if log is not None:
+        os.environ[FORMAT] = log
 
 
 def config_of(config: Path, overrides: Sequence[str] | None) -> "Config":

@@ -13,8 +13,9 @@ from medclip_dcl.evaluation.settings import EvaluateConfig, Table1Config
 from medclip_dcl.files import find_config
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
 from medclip_dcl.models.settings import InferenceConfig, ModelConfig, ProbabilitiesConfig
+from medclip_dcl.plugins import load_plugins, locate_plugins
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
-from medclip_dcl.settings import Section, check_settings, parse_value, read_yaml
+from medclip_dcl.settings import LOCAL, Section, check_settings, parse_value, read_yaml
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
 from medclip_hospital.settings import AnswerConfig
@@ -34,6 +35,9 @@ class Config(Section):
     """Seed of everything that is drawn."""
     jobs: tuple[str, ...] = ()
     """Jobs that `medclip run` runs, in order; empty: all but `generate_studies`."""
+    plugins: Annotated[tuple[str, ...], LOCAL] = ()
+    """Modules of your own, or files that end in .py, relative to the config: they are imported, and
+    register losses, sources, encoders or metrics; name what you trust."""
     generate: GenerateConfig = GenerateConfig()
     """Generated studies."""
     source: SourceConfig = SourceConfig()
@@ -105,6 +109,9 @@ def check_config(tree: dict[str, Any], name: str) -> Config:
     Raises:
         ConfigError: a key is unknown, or a value breaks its rule.
     """
+    plugins = tree.get("plugins", ())
+    if isinstance(plugins, list | tuple) and all(isinstance(item, str) for item in plugins):
+        load_plugins(plugins)  # the names that they register are values of settings below
     return check_settings(Config, tree, f"config {name}")
 
 
@@ -116,6 +123,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         read.append(find_config(file).resolve())
         under = read_yaml(file, what)
         base = under.pop("base", None)
+        if "plugins" in under:
+            under["plugins"] = locate_plugins(under["plugins"], find_config(file).parent)
         tree = _laid_over(under, tree)
         if base is None:
             return tree

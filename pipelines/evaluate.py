@@ -29,6 +29,7 @@ from medclip_dcl.evaluation.questions import (
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference.predictor import load, published_folder
 from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.plugins import METRICS
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import write_table
 from medclip_dcl.text import sentences
@@ -56,6 +57,8 @@ def build(job: Job) -> None:
     settings: dict[str, Any] = {"evaluate": config.evaluate, "inference": config.inference}
     if config.source.images_per_study == "all":  # a study is scored, not an image
         settings["images_per_study"] = config.source.images_per_study
+    if METRICS:
+        settings["metrics"] = sorted(METRICS)
     artifact = job.make(
         results.ARTIFACT, settings, inputs, lambda draft: _evaluate(job, folder, draft)
     )

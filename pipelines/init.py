@@ -11,21 +11,25 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 import yaml
 
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.errors import ConfigError, ImageError, StudyError
 from medclip_dcl.files import write_text
 from pipelines.column_guesses import ROLES, TableGuess, guess_table
 
 from .cli import tool_main
 
+if TYPE_CHECKING:
+    from .config import Config
+
 _BATCH = 32
 _EPOCHS = 30
 _LEAST_STEPS = 1500  # in which the demo's encoders learn from random weights
 _LEAST_JUDGED = 20  # validation studies from which an AUC chooses the step
+_PREVIEWED, _PREVIEW_PX = 5, 288
 _SMALL = 100  # studies; fewer keep a larger share to validate
 
 
@@ -59,10 +63,13 @@ def command(
     print(*summary_of_guess(guess), sep="\n")
     if "subject_id" not in guess.columns:
         guess = _with_patients(guess, images, given, asks=asks)
+    text = config_text(guess, has_gpu=_has_gpu())
+    config = _check(text, out)
+    page = out.with_suffix(".html")
+    _write_preview(page, config)
+    print(f"  five images with their reports, to look at: {page}")
     if asks and not typer.confirm(f"Write {out}?", default=True):
         return 0
-    text = config_text(guess, has_gpu=_has_gpu())
-    _check(text, out)
     write_text(out, text)
     file = shlex.quote(str(out))
     print(f"wrote {out}; next:", f"  medclip check_data --config {file}",
@@ -124,10 +131,44 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _check(text: str, out: Path) -> None:
+def _check(text: str, out: Path) -> "Config":
     from .config import check_config
 
-    check_config({"work": f"runs/{out.stem}", **yaml.safe_load(text)}, str(out))
+    return check_config({"work": f"runs/{out.stem}", **yaml.safe_load(text)}, str(out))
+
+
+def _write_preview(page: Path, config: "Config") -> None:
+    """Write a page of five studies, which their owner alone may read."""
+    from medclip_dcl.data.selection import select
+    from medclip_dcl.tables import spread_rows
+    from medclip_reporting.page import render
+
+    from .build_manifest import source_of
+
+    source = source_of(config).raw
+    chosen = select(source, config.source)
+    images = [image for image in chosen.images if image.study_id in chosen.texts]
+    images = [images[row] for row in spread_rows(len(images), _PREVIEWED)] if images else []
+    pairs = [
+        {**_picture(source.root, image.path), "report": " ".join(chosen.texts[image.study_id])}
+        for image in images
+    ]
+    page.touch(mode=0o600)
+    page.write_text(render({"name": config.source.table, "pairs": pairs}, "preview.html"))
+
+
+def _picture(root: Path, path: str) -> dict[str, str]:
+    from medclip_dcl.data.grayscale import square
+    from medclip_dcl.data.images import open_image
+    from medclip_dcl.data.row_images import image_source
+    from medclip_reporting.charts import image_uri
+
+    try:
+        source = image_source(root, path)
+        image = open_image(source if isinstance(source, Path) else bytes(source))
+    except (ImageError, StudyError) as error:
+        return {"image": "", "fault": getattr(error, "code", "no file")}
+    return {"image": image_uri(square(image, _PREVIEW_PX, equalize=False)), "fault": ""}
 
 
 def config_text(guess: TableGuess, *, has_gpu: bool) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +24,13 @@ from medclip_dcl.artifact import (
 from medclip_dcl.artifact_writer import ArtifactWriter, write_artifact
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.files import raise_open_file_limit
+from medclip_dcl.progress import REST, duration, writes_json
 from medclip_dcl.provenance import changed_code
 from medclip_dcl.settings import resolve_path
 
-from .cli import ConfigFile, Force, Overrides, Replace, config_of, tool_main
+from .cli import ConfigFile, Force, Log, Overrides, Replace, config_of, set_log, tool_main
 from .config import Config
+from .stages import stages_of
 
 STOPPED = 75
 _NAMED = 5  # modules in a note; a reader wants to know which, not all
@@ -67,11 +70,8 @@ class Job:
         """
         fingerprint = make_fingerprint(kind, settings, inputs)
         path = kind.at(self.work)
-        current = None if self.force else open_if_current(path, kind, fingerprint)
-        if current is not None:
-            self.say(artifact=kind.name, state="reused", **_scalars(current.summary))
-            self.note_changed_code(current)
-            return current
+        if not self.force and (reused := self.reuse(kind, fingerprint)):
+            return reused
         existing = None
         with suppress(ArtifactError):
             existing = read_artifact_header(path)
@@ -88,6 +88,14 @@ class Job:
         )
         return artifact
 
+    def reuse(self, kind: ArtifactType, fingerprint: Mapping[str, Any]) -> Artifact | None:
+        """Give the artifact on disk, and say so, where it is whole and has the fingerprint."""
+        current = open_if_current(kind.at(self.work), kind, fingerprint)
+        if current is not None:
+            self.say(artifact=kind.name, state="reused", **_scalars(current.summary))
+            self.note_changed_code(current)
+        return current
+
     def note_changed_code(self, reused: Artifact) -> None:
         """Say on stderr which modules changed since an artifact, or a checkpoint, was made."""
         if changed := changed_code(reused):
@@ -99,12 +107,11 @@ class Job:
             )
 
     def say(self, **facts: Any) -> None:
-        """Print counts and ids, never texts, on one line: words on a terminal, else JSON."""
-        if sys.stdout.isatty():
-            words = ", ".join(f"{name} {value}" for name, value in facts.items())
-            print(f"{self.name}: {words}", flush=True)
-        else:
+        """Print counts and ids, never texts, on one line: in words, or as JSON for machines."""
+        if writes_json():
             print(json.dumps({"job": self.name, **facts}), flush=True)
+        else:
+            print(f"{self.name}: {_in_words(facts)}", flush=True)
 
 
 def run_job(
@@ -121,6 +128,8 @@ def run_job(
     def run() -> None:
         loaded = config_of(config, overrides)
         work(Job(name, loaded, resolve_path(loaded.work, loaded.work), force, replace))
+        if REST not in os.environ and not writes_json():  # on its own, for a person
+            print(f"next: {_next_command(name, loaded, config, overrides)}", flush=True)
 
     return run_resumable(name, run)
 
@@ -149,7 +158,9 @@ def job_command(name: str, work: Callable[[Job], None]) -> Callable[..., int]:
         overrides: Overrides = None,
         force: Force = False,
         replace: Replace = False,
+        log: Log = None,
     ) -> int:
+        set_log(log)
         return run_job(name, work, config, overrides, force=force, replace=replace)
 
     return command
@@ -158,6 +169,30 @@ def job_command(name: str, work: Callable[[Job], None]) -> Callable[..., int]:
 def job_main(name: str, work: Callable[[Job], None]) -> Callable[..., int]:
     """Make the `main` of a job, as `tool_main` does."""
     return tool_main(name, job_command(name, work))
+
+
+def _in_words(facts: Mapping[str, Any]) -> str:
+    rest = dict(facts)
+    head = ""
+    if "artifact" in rest and "state" in rest:
+        head = f"{rest.pop('artifact')} {rest.pop('state')}"
+        if (seconds := rest.pop("seconds", None)) is not None:
+            head += f" in {duration(seconds)}"
+    words = ", ".join(f"{name.replace('_', ' ')} {_number(item)}" for name, item in rest.items())
+    return f"{head}: {words}" if head and words else head or words
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _next_command(name: str, config: Config, file: Path, overrides: Sequence[str] | None) -> str:
+    stages = stages_of(config)
+    after = stages[stages.index(name) + 1 :] if name in stages else ()
+    if not after:
+        return f"medclip show {shlex.quote(str(resolve_path(config.work, config.work)))}"
+    words = ["medclip", after[0], "--config", str(file)]
+    return shlex.join([*words, *(word for item in overrides or () for word in ("--set", item))])
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:

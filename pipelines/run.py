@@ -1,21 +1,33 @@
-"""Run a config: its stages in order, each in a process of its own; what is valid is reused."""
+"""Run a config: its stages in order, each in a process of its own; what is valid is reused.
 
+A stage is forked from a process that imports what stages need once: of a run that only reuses,
+imports would be nearly all the time. Training starts as `medclip train` does, from nothing, unless
+its model is valid.
+"""
+
+import importlib
 import json
+import multiprocessing
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.errors import ConfigError, MedclipError, ending_with_fault
+from medclip_dcl.progress import EVERY_S, FORMAT, REST, duration, writes_json
 
 from .cli import Overrides, config_of
 from .replacing import refuse_to_replace
-from .stages import REPORT, stages_of
+from .sharing import share_data
+from .stages import REPORT, SHARES, stages_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -24,12 +36,15 @@ if TYPE_CHECKING:
 
 _FACTS = 3
 _REPORT = "write_report"
+_TRAIN = "train"
+_NOT_REUSED = 100  # no exit code of a stage
 
 
 def run_config(
     config: Path,
     overrides: Overrides,
     *,
+    name: str = "",
     force: Sequence[str] = (),
     replace: bool = False,
     quiet: bool = False,
@@ -37,33 +52,47 @@ def run_config(
     """Run every stage of a config, then sum up; gives 0 or the exit code of what failed.
 
     The stages in `force` make their artifacts again, and those after them what depends on these.
+    With a `name` the run has a folder of its own, next to the config's, that begins with its data.
     """
+    if name:
+        first = _folder(config_of(config, overrides))
+        folder = share_data(first, name, say=not quiet)
+        overrides = [*(overrides or ()), f"work={folder}"]
     loaded = config_of(config, overrides)
     arguments = _arguments(config, overrides)
-    is_live = sys.stdout.isatty() and not quiet
     begun = time.monotonic()
     stages = stages_of(loaded)
-    if absent := [name for name in force if name not in stages]:
+    if absent := [item for item in force if item not in stages]:
         raise ConfigError(f"--force names {absent}, which this run lacks; it has {list(stages)}")
     if force or replace:
         arguments.append("--replace")
     else:
-        refuse_to_replace(loaded, _report_of(loaded).parent, stages)
-    early: subprocess.Popen[bytes] | None = None
-    for stage in stages:
-        forced = ["--force"] if stage in force else []
-        command = [*_launcher(stage, loaded), *arguments, *forced]
-        if stage == "train" and _REPORT in stages:
-            early = _write_report_so_far(loaded, arguments, quiet=quiet, is_live=is_live)
-        if early and stage == _REPORT:
-            early.wait()  # one of two pages would overwrite the other
-        code = _run_plainly(command, quiet=quiet) if not is_live else _run_live(stage, command)
+        refuse_to_replace(loaded, _folder(loaded), stages)
+    screen = _Screen(quiet=quiet)
+    early: BaseProcess | None = None
+    for number, stage in enumerate(stages):
+        words = [*arguments, *(["--force"] if stage in force else [])]
+        screen.begin(stage, number, stages)
+        if stage == _TRAIN:
+            code = _NOT_REUSED
+            if stage not in force:
+                code = screen.follow(lambda: _forked(_reuse, (loaded,), screen))
+            if code == _NOT_REUSED:
+                if _REPORT in stages:
+                    early = _write_report_so_far(loaded, arguments, screen)
+                launched = [*_launcher(stage, loaded), *words]
+                code = screen.follow(lambda launched=launched: _launched(launched, screen))
+        else:
+            if early and stage == _REPORT:
+                early.join()  # one of two pages would overwrite the other
+            main = _main_of(stage)
+            code = screen.follow(lambda main=main, words=words: _forked(main, (words,), screen))
         if code:
             if not quiet:
                 print(f"{stage} ended with exit code {code}", file=sys.stderr)
             return code
     if not quiet:
-        _sum_up(loaded, time.monotonic() - begun, is_live=is_live)
+        _sum_up(loaded, time.monotonic() - begun, name=name)
     return 0
 
 
@@ -71,9 +100,13 @@ def run_train(
     config: Path, overrides: Overrides = None, *, force: bool = False, replace: bool = False
 ) -> int:
     """Train a model with as many processes as the config asks for."""
-    launcher = _launcher("train", config_of(config, overrides))
+    launcher = _launcher(_TRAIN, config_of(config, overrides))
     flags = [flag for flag, given in (("--force", force), ("--replace", replace)) if given]
-    return _run_plainly([*launcher, *_arguments(config, overrides), *flags])
+    process = subprocess.Popen(
+        [*launcher, *_arguments(config, overrides), *flags], env=_environment()
+    )
+    with _signals_passed(process.terminate):
+        return process.wait()
 
 
 def _arguments(config: Path, overrides: Overrides) -> list[str]:
@@ -82,9 +115,9 @@ def _arguments(config: Path, overrides: Overrides) -> list[str]:
 
 
 def _launcher(stage: str, config: "Config") -> list[str]:
-    # Begins the command line of a stage; `train` is started in one process or many.
+    # Begins the command line of training, which is started in one process or many.
     module = ["-m", f"{__package__}.{stage}"]
-    if stage != "train" or "WORLD_SIZE" in os.environ:  # somebody has launched us already
+    if "WORLD_SIZE" in os.environ:  # somebody has launched us already
         return [sys.executable, *module]
     if file := os.environ.get("ACCELERATE_CONFIG"):
         launch = ["-m", "accelerate.commands.launch", "--num_cpu_threads_per_process", "1"]
@@ -95,106 +128,198 @@ def _launcher(stage: str, config: "Config") -> list[str]:
     return [sys.executable, *module]
 
 
-def _write_report_so_far(
-    config: "Config", arguments: Sequence[str], *, quiet: bool, is_live: bool
-) -> subprocess.Popen[bytes]:
-    """Give a reader something to look at while the model trains: training leaves a core idle."""
-    path = _report_of(config)
-    if is_live:
-        print(f"  data and eta so far: {path}, in a few seconds")
-    elif not quiet:
-        print(json.dumps({"report": str(path), "so_far": True}), flush=True)
-    return subprocess.Popen(
-        [*_launcher(_REPORT, config), *arguments],
-        env=_environment(_REPORT),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,  # what is wrong is said when the page is written at the end
+def _environment() -> dict[str, str]:
+    # the result depends on the threads; a launcher would set them as well
+    return {"OMP_NUM_THREADS": "1", **os.environ}
+
+
+def _main_of(stage: str) -> Callable[[list[str]], int]:
+    main: Callable[[list[str]], int] = importlib.import_module(f".{stage}", __package__).main
+    return main
+
+
+def _reuse(config: "Config") -> int:
+    from .job import Job
+    from .train import reuse
+
+    with suppress(MedclipError):  # training says what is wrong
+        return 0 if reuse(Job(_TRAIN, config, _folder(config))) else _NOT_REUSED
+    return _NOT_REUSED
+
+
+class _Child:
+    """A stage at work: what it prints, where that is read, and how it ends."""
+
+    def __init__(
+        self, output: TextIO | None, terminate: Callable[[], None], wait: Callable[[], int]
+    ) -> None:
+        self.output, self.terminate, self.wait = output, terminate, wait
+
+
+def _launched(command: Sequence[str], screen: "_Screen") -> _Child:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(
+        command,
+        env=_environment() | screen.variables,
+        text=True,
+        **(pipes if screen.reads else {}),
     )
+    return _Child(process.stdout, process.terminate, process.wait)
 
 
-def _environment(stage: str, **more: str) -> dict[str, str]:
-    # the result depends on it; a launcher would set it as well
-    own = {"OMP_NUM_THREADS": "1"} if stage == "train" else {}
-    return {**own, **os.environ, **more}
+def _forked(function: Callable[..., int], given: tuple[Any, ...], screen: "_Screen") -> _Child:
+    _main_of(_TRAIN)  # it imports what the others do, which is then imported once
+    reader, writer = os.pipe() if screen.reads else (None, None)
+    process = _start(_call, (function, given, writer, screen.variables))
+    if writer is not None:
+        os.close(writer)
+
+    def wait() -> int:
+        process.join()
+        return process.exitcode or 0
+
+    return _Child(os.fdopen(reader) if reader is not None else None, process.terminate, wait)
+
+
+def _start(function: Callable[..., None], given: tuple[Any, ...]) -> BaseProcess:
+    process = multiprocessing.get_context("fork").Process(target=function, args=given)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        # Threads that libraries start as they are imported hold no lock that a stage needs; the
+        # display's own has ended with the stage before.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    return process
+
+
+def _call(
+    function: Callable[..., int], given: tuple[Any, ...], writer: int | None, more: dict[str, str]
+) -> None:
+    os.environ.update(more)
+    if writer is not None:
+        for number in (1, 2):
+            os.dup2(writer, number)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    with ending_with_fault():
+        sys.exit(function(*given))
+
+
+def _write_report_so_far(
+    config: "Config", arguments: Sequence[str], screen: "_Screen"
+) -> BaseProcess:
+    """Give a reader something to look at while the model trains: training leaves a core idle."""
+    path = _folder(config) / REPORT
+    screen.say(
+        f"  data and eta so far: {path}, in a few seconds", {"report": str(path), "so_far": True}
+    )
+    silent = os.open(os.devnull, os.O_WRONLY)  # what is wrong is said when the page is written last
+    try:
+        return _start(_call, (_main_of(_REPORT), (list(arguments),), silent, {}))
+    finally:
+        os.close(silent)
 
 
 @contextmanager
-def _started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    # Signals are passed on to the stage: it saves, and says how to go on.
-    stage = command[command.index("--config") - 1].rpartition(".")[2]
-    environment = _environment(stage, **options.pop("env", {}))
-    with subprocess.Popen(command, env=environment, text=True, **options) as process:
-        held = {
-            signal.SIGTERM: lambda *_: process.terminate(),
-            # A terminal sends its Ctrl-C to the stage as well.
-            signal.SIGINT: signal.SIG_IGN if sys.stdin.isatty() else lambda *_: process.terminate(),
-        }
-        previous = {number: signal.signal(number, handler) for number, handler in held.items()}
-        try:
-            yield process
-        finally:
-            process.wait()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+def _signals_passed(terminate: Callable[[], None]) -> Iterator[None]:
+    # A signal is passed on to the stage: it saves, and says how to go on.
+    held = {
+        signal.SIGTERM: lambda *_: terminate(),
+        # A terminal sends its Ctrl-C to the stage as well.
+        signal.SIGINT: signal.SIG_IGN if sys.stdin.isatty() else lambda *_: terminate(),
+    }
+    previous = {number: signal.signal(number, handler) for number, handler in held.items()}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def _run_plainly(command: Sequence[str], *, quiet: bool = False) -> int:
-    if not quiet:
-        with _started(command) as process:
-            pass
-        return process.returncode
-    with _started(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        for line in process.stdout or ():
-            if _parsed(line) is None:
-                sys.stderr.write(line)
-    return process.returncode
+class _Screen:
+    """What of the stages is shown: a bar and a line each on a terminal, else what they print."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet = quiet
+        self.is_live = sys.stdout.isatty() and not quiet
+        self.reads = quiet or self.is_live
+        self.variables: dict[str, str] = {}
+        self._stage = ""
+
+    def begin(self, stage: str, number: int, stages: Sequence[str]) -> None:
+        """Name the stage that comes, and what comes after it."""
+        self._stage = f"{number + 1}/{len(stages)} {stage}"
+        after = sum(SHARES.get(item, 0.0) for item in stages[number + 1 :])
+        self.variables = {REST: f"{after / max(SHARES.get(stage, 0.0), 1.0):.3g}"}
+        if self.reads:
+            self.variables[FORMAT] = "json"
+        if self.is_live:
+            self.variables[EVERY_S] = "0.5"
+
+    def say(self, words: str, facts: dict[str, Any]) -> None:
+        """Say something of the run, in words or as JSON."""
+        if not self.quiet:
+            print(words if self.is_live or not writes_json() else json.dumps(facts), flush=True)
+
+    def follow(self, start: Callable[[], _Child]) -> int:
+        """Start a stage, show what it reports, and give its exit code."""
+        child = start()  # before the display, whose thread would be forked with it
+        with _signals_passed(child.terminate), child.output or nullcontext():
+            if self.is_live:
+                return self._follow_live(child)
+            for line in child.output or ():
+                if _parsed(line) is None:
+                    sys.stderr.write(line)
+            return child.wait()
+
+    def _follow_live(self, child: _Child) -> int:
+        # A stage is one line: a bar with the time left while it works, then what it made.
+        from rich import progress
+
+        columns = (
+            progress.SpinnerColumn(),
+            progress.TextColumn(f"{self._stage:24}"),
+            progress.BarColumn(),
+            progress.TextColumn("{task.description}"),
+        )
+        begun = time.monotonic()
+        with progress.Progress(*columns, transient=True) as bar:
+            facts = _reported(child, bar)
+            code = child.wait()
+        if code == _NOT_REUSED:
+            return code
+        reused = facts.get("state") == "reused"
+        mark = {0: "[green]✓[/]" if reused else "[cyan]●[/]"}.get(code, "[red]✗[/]")
+        words = "reused" if reused else duration(time.monotonic() - begun)
+        shown = [
+            f"{name} {value}"
+            for name, value in facts.items()
+            if isinstance(value, int | float) and name != "seconds"
+        ]
+        stage = self._stage.partition(" ")[2]
+        bar.console.print(
+            f"{mark} {stage:20} {words:>8}  [dim]{', '.join(shown[:_FACTS])}[/]", highlight=False
+        )
+        return code
 
 
-def _run_live(stage: str, command: Sequence[str]) -> int:
-    # A stage is one line: a bar with the time left while it works, then what it made.
-    from rich import progress
-
-    columns = (
-        progress.SpinnerColumn(),
-        progress.TextColumn(f"{stage:20}"),
-        progress.BarColumn(),
-        progress.TextColumn("{task.description}"),
-        progress.TimeRemainingColumn(),
-    )
-    begun = time.monotonic()
-    with progress.Progress(*columns, transient=True) as bar:
-        facts = _follow(command, bar)
-    mark = {0: "[green]✓[/]" if facts.get("state") == "reused" else "[cyan]●[/]"}
-    words = "reused" if facts.get("state") == "reused" else f"{time.monotonic() - begun:.0f} s"
-    code = int(facts["code"])
-    shown = [
-        f"{name} {value}"
-        for name, value in facts.items()
-        if isinstance(value, int | float) and name not in {"code", "seconds"}
-    ]
-    bar.console.print(
-        f"{mark.get(code, '[red]✗[/]')} {stage:20} {words:>8}  [dim]{', '.join(shown[:_FACTS])}[/]",
-        highlight=False,
-    )
-    return code
-
-
-def _follow(command: Sequence[str], bar: "Progress") -> dict[str, Any]:
-    # What a stage reports until it ends: its last facts, and its exit code as `code`.
+def _reported(child: _Child, bar: "Progress") -> dict[str, Any]:
+    # What a stage reports until it ends: its last facts.
     task = bar.add_task("", total=None)
     facts: dict[str, Any] = {}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with _started(command, env={"PROGRESS_EVERY_S": "0.5"}, **pipes) as process:
-        for line in process.stdout or ():
-            report = _parsed(line)
-            if report is None:
-                bar.console.print(line.rstrip("\n"), markup=False, highlight=False)
-            elif "progress" in report:
-                words = f"{report['done']}/{report['total']} {report['unit']}"
-                bar.update(task, completed=report["done"], total=report["total"], description=words)
-            elif "artifact" in report:
-                facts = report
-    return {**facts, "code": process.returncode}
+    for line in child.output or ():
+        report = _parsed(line)
+        if report is None:
+            bar.console.print(line.rstrip("\n"), markup=False, highlight=False)
+        elif "progress" in report:
+            words = f"{report['done']}/{report['total']} {report['unit']}"
+            if report.get("left_s"):
+                words += f"  {duration(report['left_s'])} left"
+                words += f", run about {duration(report['run_left_s'])}"
+            bar.update(task, completed=report["done"], total=report["total"], description=words)
+        elif "artifact" in report:
+            facts = report
+    return facts
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
@@ -207,18 +332,23 @@ def _parsed(line: str) -> dict[str, Any] | None:
     return report if is_fine else None
 
 
-def _sum_up(config: "Config", seconds: float, *, is_live: bool) -> None:
-    report = _report_of(config)
-    if is_live:
-        from .show import summary_lines
-
-        print("", *summary_lines(report.parent), f"in all   {seconds:.0f} s", sep="\n")
-    else:
-        facts = {"run": str(report.parent), "seconds": seconds}
+def _sum_up(config: "Config", seconds: float, *, name: str) -> None:
+    folder = _folder(config)
+    report = folder / REPORT
+    if writes_json() and not sys.stdout.isatty():
+        facts = {"run": str(folder), "seconds": seconds}
         print(json.dumps(facts | ({"report": str(report)} if report.is_file() else {})))
+        return
+    from .show import summary_lines
+
+    print("", *summary_lines(folder), sep="\n")
+    if name:
+        first = shlex.quote(str(folder.with_name(folder.name.removesuffix(f"-{name}"))))
+        print(f"compare  medclip compare {first} {shlex.quote(str(folder))}")
+    print(f"in all   {duration(seconds)}")
 
 
-def _report_of(config: "Config") -> Path:
+def _folder(config: "Config") -> Path:
     from medclip_dcl.settings import resolve_path
 
-    return resolve_path(config.work, config.work) / REPORT
+    return resolve_path(config.work, config.work)

@@ -69,6 +69,8 @@ TOOLS = {
     "table1": Command(
         TRAINING, "every row of the paper's Table 1 over several seeds, rivals tuned"
     ),
+    "watch": Command(TRAINING, "a run's curves in the terminal, while it trains"),
+    "plot": Command(EVALUATION, "curves and figures of several runs on one page"),
     "compare": Command(EVALUATION, "which of two configs is better, in which figure"),
     "embed": Command(SERVING, "vectors of a folder's images, or of a table's images or sentences"),
     "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it"),
@@ -86,6 +88,12 @@ PROGRAMS = {
     "gateway": Command(HOSPITAL, "images from a PACS in, DICOM answers out"),
 }
 """Commands over whole runs, services and gateways."""
+SHARES = {
+    "generate_studies": 27.0, "prepare_images": 7.0, "fit_language_model": 35.0,
+    "score_sentences": 12.0, "train": 110.0, "calibrate_scores": 9.0, "evaluate": 20.0,
+    "build_index": 20.0, "ask_service": 12.0, "write_report": 9.0,
+}  # fmt: skip
+"""Seconds that longer stages of the demo took: how one stage's time tells that of the others."""
 REPORT = "report.html"
 """The page that `write_report` writes into the work folder."""
 

@@ -43,6 +43,7 @@ from medclip_dcl.training.publishing import package_model
 from medclip_dcl.training.setup import TrainInputs, set_up
 from medclip_dcl.training.trainer import TrainResult, train
 
+from .config import Config
 from .job import Job, Stopped, job_main
 from .replacing import refuse_other_model
 
@@ -61,12 +62,7 @@ def build(job: Job) -> None:
 def _build(job: Job, accelerator: Accelerator) -> None:
     config, main = job.config, accelerator.is_main_process
     inputs, digests = open_inputs(job, verify=main)
-    settings = {
-        "seed": config.seed,
-        "model": config.model,
-        "objective": config.objective,
-        "train": config.train.result_settings(),
-    }
+    settings = _settings_of(config)
     fingerprint = make_fingerprint(model_package.ARTIFACT, settings, digests)
     folder = checkpoint.ARTIFACT.at(job.work)
     store = CheckpointStore(folder, fingerprint)
@@ -96,6 +92,30 @@ def _build(job: Job, accelerator: Accelerator) -> None:
     if main:
         job.make(model_package.ARTIFACT, settings, digests, write)
         store.clear()
+
+
+def reuse(job: Job) -> bool:
+    """Return whether the published model is that of these settings and inputs, and say so."""
+    config = job.config.model_copy(update={"train": settle_precision(job.config.train)})
+    job, kind = replace(job, config=config), model_package.ARTIFACT
+    try:
+        _, digests = open_inputs(job, verify=True)
+        found = open_artifact(kind.at(job.work), kind, verify=False)
+    except ArtifactError:
+        return False
+    fingerprint = make_fingerprint(kind, _settings_of(config), digests)
+    if found.fingerprint != fingerprint:
+        return False
+    return job.reuse(kind, fingerprint) is not None
+
+
+def _settings_of(config: Config) -> dict[str, Any]:
+    return {
+        "seed": config.seed,
+        "model": config.model,
+        "objective": config.objective,
+        "train": config.train.result_settings(),
+    }
 
 
 class _Inputs:

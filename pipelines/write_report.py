@@ -5,17 +5,25 @@ appear where their artifact does.
 """
 
 import sys
+from pathlib import Path
 
+import medclip_reporting
+from medclip_dcl.artifact import json_digest
 from medclip_dcl.data.ground_truth import CLASS_PROBABILITIES, truth_files
 from medclip_dcl.errors import ArtifactMissing
-from medclip_dcl.files import write_text
+from medclip_dcl.files import sha256_file, write_text
 from medclip_dcl.likelihood.eta import read_given_table
 from medclip_dcl.settings import resolve_path
+from medclip_dcl.training import checkpoint
+from medclip_dcl.training.logging import FILE
+from medclip_reporting.cases import ANSWERS
 from medclip_reporting.page import render_report
-from medclip_reporting.sources import find_sources
+from medclip_reporting.sources import Sources, find_sources
 
 from .job import Job, job_main
 from .stages import REPORT
+
+_LOOSE = (ANSWERS, f"{checkpoint.ARTIFACT.name}/{FILE}")  # no artifacts, and drawn too
 
 
 def build(job: Job) -> None:
@@ -27,13 +35,35 @@ def build(job: Job) -> None:
     sources = find_sources(job.work, job.config.report, is_generated, rho, negatives)
     if not sources.artifacts:
         raise ArtifactMissing(f"no artifact in {job.work}; run build_manifest first")
-    page = render_report(sources)
-    write_text(job.work / REPORT, page)
+    made_from, path = _made_from(job, sources), job.work / REPORT
+    if not job.force and path.is_file() and path.read_bytes().endswith(made_from.encode()):
+        job.say(artifact="report", state="reused", report=str(path))
+        return
+    page = render_report(sources) + made_from
+    write_text(path, page)
     job.say(
-        report=str(job.work / REPORT),
+        artifact="report",
+        state="made",
+        report=str(path),
         artifacts=len(sources.artifacts),
         megabytes=round(len(page.encode()) / 1e6, 2),
     )
+
+
+def _made_from(job: Job, sources: Sources) -> str:
+    # The page's last line: the same where the page would be the same.
+    own = Path(medclip_reporting.__file__).parent
+    code = [file for file in sorted(own.iterdir()) if file.is_file()]
+    others = [file for name in _LOOSE for file in [job.work / name] if file.is_file()]
+    facts = {
+        "artifacts": {name: [a.digest, a.origin] for name, a in sources.artifacts.items()},
+        "report": job.config.report.model_dump(mode="json"),
+        "work": str(job.work),
+        "rho": [sources.is_generated, *sources.rho.items()],
+        "negatives": sources.negatives,
+        "files": {file.name: sha256_file(file) for file in [*code, *others]},
+    }
+    return f"<!-- made from {json_digest(facts)} -->\n"
 
 
 def _true_shares(job: Job) -> dict[str, float]:

@@ -52,7 +52,10 @@ class Reject(NamedTuple):
 
 
 class Study(NamedTuple):
-    """A study, its patient and its report: sections, or a path relative to the reports' root."""
+    """A study, its patient and its report: sections, or a path relative to the reports' root.
+
+    A file is read as MIMIC-CXR's reports are laid out; a reader of other reports gives sections.
+    """
 
     study_id: str
     subject_id: str

@@ -6,9 +6,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from medclip_dcl.errors import StudyError
+from medclip_dcl.plugins import SOURCES
 from medclip_dcl.settings import NO_EFFECT, Section
 from medclip_dcl.text.labeler.lexicon import LABELS
 
@@ -24,12 +25,12 @@ BoxColumn = Literal[
 class SourceConfig(Section):
     """Source of raw studies (`build_manifest`)."""
 
-    kind: Literal["mimic_cxr", "open_i", "table", "dicom", "dicomweb", "huggingface"] = "mimic_cxr"
+    kind: Annotated[str, AfterValidator(SOURCES.check)] = "mimic_cxr"
     """`mimic_cxr`: MIMIC-CXR or MIMIC-CXR-JPG with its tables; `open_i`: Open-i's XML and PNG,
     or its CSV form; `table`: any CSV, Parquet or JSONL table; `dicom`: a folder of DICOM files
     without tables or reports; `dicomweb`: an archive, whose images are fetched into `root`;
     `huggingface`: a dataset of a hub, or a folder of `save_to_disk`, Parquet, images or webdataset,
-    whose columns are mapped as a table's."""
+    whose columns are mapped as a table's; or a source of a plugin."""
     # The manifest depends on the files, whose digests are its inputs, and not on where they lie.
     root: Annotated[str, NO_EFFECT] = "${WORK}/studies"
     """Folder that every image path of the source is relative to."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int8
+from jaxtyping import Bool, Float, Int, Int8
 
 from medclip_dcl.evaluation.bootstrap import (
     BootstrapOptions,
@@ -34,6 +34,7 @@ from medclip_dcl.evaluation.prompt_pairs import CORRELATION_FIGURE, LEAST_IMAGES
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import softmax_scores
+from medclip_dcl.plugins import METRICS
 
 Truth = Int8[np.ndarray, "findings images"]
 """1 present, 0 absent, `UNKNOWN` not known."""
@@ -175,12 +176,12 @@ def finding_figures(
     bootstrap: BootstrapOptions,
     offset: float | None = None,
 ) -> dict[str, Figure]:
-    """Estimate what `metrics.classification_metrics` gives over the images whose truth is known."""
+    """Estimate what `_measure` gives over the images whose truth is known."""
     known, positive, owners = known_images(truth, subjects)
     margin = margins[known]
 
     def measure(weights: Weights) -> dict[str, Samples]:
-        return classification_metrics(margin, positive, weights, offset)
+        return _measure(margin, positive, weights, offset)
 
     return estimate(measure, owners, bootstrap, _ONE_CLASS)
 
@@ -213,7 +214,7 @@ def mean_finding_figures(
 
     def measure(weights: Weights) -> dict[str, Samples]:
         return mean_over_findings(
-            classification_metrics(margin[known], state[known] == 1, weights[:, known], offset)
+            _measure(margin[known], state[known] == 1, weights[:, known], offset)
             for margin, state, offset in zip(
                 margins, truth, offsets or [None] * len(truth), strict=True
             )
@@ -221,6 +222,17 @@ def mean_finding_figures(
         )
 
     return estimate(measure, subjects, bootstrap, _NO_FINDING)
+
+
+def _measure(
+    margins: Float[np.ndarray, " images"],
+    positive: Bool[np.ndarray, " images"],
+    weights: Weights,
+    offset: float | None,
+) -> dict[str, Samples]:
+    # What is always measured of a finding, and the metrics of plugins.
+    own = {name: measure(margins, positive, weights) for name, measure in METRICS.items()}
+    return classification_metrics(margins, positive, weights, offset) | own
 
 
 def evaluate_classes(

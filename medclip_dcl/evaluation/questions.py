@@ -51,6 +51,7 @@ from medclip_dcl.evaluation.retrieval import (
 from medclip_dcl.evaluation.settings import EvaluationConfig
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding, read_prompts
+from medclip_dcl.plugins import METRICS
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text.sentences import SENTENCES, normalise_text, text_key
@@ -227,6 +228,7 @@ class Evaluation:
             self._ask_probe(rows, held_out, studies, findings, truth)
         self._ask_boxes(encoded)
         self._ask_reports(studies, named)
+        own = {name: f"{name.replace('_', ' ')}, mean of findings" for name in METRICS}
         return {
             "model": self._model.digest,
             "split": self._config.evaluate.split,
@@ -235,6 +237,7 @@ class Evaluation:
             "images": len(rows),
             "patients": len(set(encoded.subject_ids)),
             "truth": origin,
+            **({"metrics": own} if own else {}),
             "warnings": [asdict(warning) for warning in self.warnings],
             "questions": {name: asdict(outcome) for name, outcome in self._outcomes.items()},
         }

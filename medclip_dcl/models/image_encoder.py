@@ -32,6 +32,7 @@ from medclip_dcl.models.pretrained import (
     to_transformers,
 )
 from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
+from medclip_dcl.plugins import IMAGE_ENCODERS
 
 # Heads and last norms that a classifier's checkpoint has besides its backbone.
 _BACKBONE_HEADS = ("classifier.", "pooler.", "layernorm.", "norm.", "head.")
@@ -139,8 +140,16 @@ def _build_map_backbone(tree: Mapping[str, Any]) -> nn.Module:
     return backbone
 
 
+def _build_own_map(settings: ImageEncoderConfig) -> nn.Module:
+    # A network that gives one map, of a plugin or one of transformers' backbones.
+    if settings.kind == "backbone":
+        return _build_map_backbone(settings.backbone)
+    return IMAGE_ENCODERS[settings.kind](settings)
+
+
 def _last_map(backbone: nn.Module, pixels: Tensor) -> Tensor:
-    features: Tensor = backbone(pixels).feature_maps[-1]
+    found = backbone(pixels)
+    features: Tensor = found if isinstance(found, Tensor) else found.feature_maps[-1]
     return features
 
 
@@ -181,7 +190,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, settings: ImageEncoderConfig) -> None:
         super().__init__()
         self._settings, self.kind = settings, settings.kind
-        self._checkpointed = False
+        self._checkpointed = self._gives_map = False
         if settings.kind == "vit":
             self.backbone = _build_vit(settings.backbone, settings.input_px)
             config: Any = self.backbone.config
@@ -204,8 +213,9 @@ class ImageEncoder(nn.Module):
             shift = ((MEAN - mean) / std).expand(channels, 1, 1)
             self.register_buffer("_shift", shift, persistent=False)
             return
-        if settings.kind == "backbone":
-            self.backbone = _build_map_backbone(settings.backbone)
+        self._gives_map = settings.kind == "backbone" or settings.kind in IMAGE_ENCODERS
+        if self._gives_map:
+            self.backbone = _build_own_map(settings)
             self.width, cells = _map_shape(self.backbone, settings.input_px)
             self.stride = math.ceil(settings.input_px / cells)
             return
@@ -227,9 +237,9 @@ class ImageEncoder(nn.Module):
     def checkpoint_activations(self) -> None:
         """Compute the activations of each stage twice instead of keeping them."""
         self._checkpointed = True
-        if self.kind not in {"backbone", "vit"}:
+        if not self._gives_map and self.kind != "vit":
             return
-        if not self.backbone.supports_gradient_checkpointing:
+        if not getattr(self.backbone, "supports_gradient_checkpointing", False):
             raise ConfigError(
                 "this image backbone keeps its activations; set train.gradient_checkpointing to "
                 "text or none"
@@ -244,7 +254,7 @@ class ImageEncoder(nn.Module):
 
     def grid(self, input_px: int) -> int:
         """Count the map's cells along a side of the input; a ResNet's halvings round up."""
-        if self.kind == "backbone":
+        if self._gives_map:
             return _map_shape(self.backbone, input_px)[1]
         if self.kind == "vit" and self._settings.regions == "pooled":
             return 1
@@ -272,7 +282,7 @@ class ImageEncoder(nn.Module):
     def _map(self, pixels: Tensor) -> Tensor:
         if self.kind == "vit":
             return self._patches(pixels)
-        if self.kind == "backbone":
+        if self._gives_map:
             return _last_map(self.backbone, pixels)
         features: Tensor = self.backbone.embedder(pixels)
         for stage in self.backbone.encoder.stages:
@@ -289,14 +299,14 @@ class ImageEncoder(nn.Module):
         Source: He et al. 2015, fan-out normal for convolutions; norms are identities.
             Other backbones as transformers starts them.
         """
-        if self.kind in {"backbone", "vit"}:
+        if self._gives_map or self.kind == "vit":
             settings = self._settings
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
                 if self.kind == "vit":
                     self.backbone = _build_vit(settings.backbone, settings.input_px)
                 else:
-                    self.backbone = _build_map_backbone(settings.backbone)
+                    self.backbone = _build_own_map(settings)
             return
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -315,6 +325,8 @@ def load_image_weights(encoder: ImageEncoder, path: Path) -> LoadReport:
     `fill`.
     """
     state = read_tensors(path)
+    if encoder.kind in IMAGE_ENCODERS:
+        return fill(encoder.backbone, state, heads=())
     if encoder.kind == "backbone":
         named = fold_to_grey(_without_prefix(state, encoder.backbone), encoder.backbone)
         return fill(encoder.backbone, named, _BACKBONE_HEADS, _BACKBONE_FRESH, "transformers")

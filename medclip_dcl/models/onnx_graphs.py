@@ -47,7 +47,8 @@ class ModelPart:
 def model_parts(model: DualEncoder, input_px: int) -> dict[str, ModelPart]:
     """Give the parts `image`, `text` and `similarity` of a model in evaluation mode."""
     # A ResNet takes any size; another backbone may have its grid in its weights.
-    sides = {} if model.image.kind in {"backbone", "vit"} else {2: "height", 3: "width"}
+    is_resnet = model.image.kind.startswith("resnet")
+    sides = {} if not is_resnet else {2: "height", 3: "width"}
     tall = input_px + model.image.stride if sides else input_px
     words, dim = {0: "texts", 1: "tokens"}, model.similarity.dim
 

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
+from medclip_dcl.plugins import IMAGE_ENCODERS
 from medclip_dcl.settings import LOCAL, Section
 
 RESNETS: dict[str, dict[str, Any]] = {
@@ -18,13 +19,12 @@ RESNETS: dict[str, dict[str, Any]] = {
 class ImageEncoderConfig(Section):
     """Image -> region vectors."""
 
-    kind: Literal["resnet", "resnet18", "resnet34", "resnet50", "resnet101", "backbone", "vit"] = (
-        "resnet"
-    )
+    kind: Annotated[str, AfterValidator(IMAGE_ENCODERS.check)] = "resnet"
     """`resnet`: of the sizes below; `resnet18` to `resnet101`: of those of He et al.; `backbone`:
     any of transformers' backbones that gives a feature map, as `backbone` describes it; `vit`: a
     vision transformer (DINOv2, DINOv3, RAD-DINO, SigLIP, CLIP, ViT), whose patches are the
-    regions, as the config.json of `pretrained` or `backbone` describes it."""
+    regions, as the config.json of `pretrained` or `backbone` describes it; or an encoder of a
+    plugin, which reads `backbone` as it likes."""
     backbone: dict[str, JsonValue] = Field(default_factory=dict)
     """Configuration of that backbone as in its config.json: `model_type`, such as `convnext`,
     `swin` or `dinov2`, and its sizes; the last stage's map is read."""
@@ -63,6 +63,8 @@ class ImageEncoderConfig(Section):
 
     @model_validator(mode="after")
     def _backbone_is_described(self) -> "ImageEncoderConfig":
+        if self.kind in IMAGE_ENCODERS:
+            return self
         if self.kind != "vit" and (self.kind == "backbone") != bool(self.backbone):
             raise ValueError("kind backbone and a description under backbone go together")
         if self.kind == "vit" and not (self.backbone or self.pretrained):

@@ -30,6 +30,7 @@ from medclip_dcl.losses.multi_positive import multi_positive_loss
 from medclip_dcl.losses.place import place_loss, place_masks
 from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_gauges, relation_matrix
 from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.plugins import LOSSES
 from medclip_dcl.rng import RngStream, torch_generator_for
 from medclip_dcl.training.augment import jitter
 from medclip_dcl.training.dataset import ImageTextBatch
@@ -99,6 +100,8 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
         loss = multi_positive_loss(inputs.s, same, unclear, positive=inputs.positive)
     elif settings.kind == "sigmoid":
         loss = sigmoid_loss(inputs.s, inputs.positive, bias=_needed(inputs.bias, "bias"))
+    elif settings.kind in LOSSES:
+        loss = LOSSES[settings.kind](inputs)
     else:  # InfoNCE is the debiased loss with eta = 0; fallback has no floor to meet there
         loss = terms.loss(settings.floor if debiased else "fallback")
     known = None if same is None or unclear is None else same | unclear

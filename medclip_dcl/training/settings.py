@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from medclip_dcl.plugins import LOSSES
 from medclip_dcl.settings import LOCAL, NO_EFFECT, Section
 
 Tracker = Literal[
@@ -174,8 +175,9 @@ class PretrainConfig(Section):
 class ObjectiveConfig(Section):
     """The loss, and what it knows about negatives."""
 
-    kind: Literal["infonce", "debiased", "multipositive", "sigmoid"] = "debiased"
-    """`debiased` with `eta.source: pll` is the paper's."""
+    kind: Annotated[str, AfterValidator(LOSSES.check)] = "debiased"
+    """`infonce`, `debiased`, `multipositive` or `sigmoid`, or a loss of a plugin. `debiased` with
+    `eta.source: pll` is the paper's."""
     directions: Literal["t2i", "i2t", "both"] = "t2i"
     """Anchors: texts (the paper), images, or both."""
     image_anchor: Literal["own", "same"] = "own"

@@ -32,6 +32,16 @@ def test_it_walks_through_a_trained_model(
     assert "said in" in printed
 
 
+@pytest.mark.parametrize("name", ["false_negatives", "first_model"])
+def test_the_other_notebooks_are_short_and_keep_no_output(name: str) -> None:
+    text = (ROOT / f"examples/{name}.ipynb").read_text(encoding="utf-8")
+    cells = json.loads(text)["cells"]
+    assert len(cells) < 15
+    assert not any(cell.get("outputs") for cell in cells)
+    for code in code_of(ROOT / f"examples/{name}.ipynb"):
+        compile(code, name, "exec")
+
+
 def test_outputs_are_kept_small_and_without_errors() -> None:
     text = NOTEBOOK.read_text(encoding="utf-8")
     assert len(text) < 300_000

@@ -207,10 +207,10 @@ def test_training_starts_as_many_processes_as_the_config_asks_for(
     from pipelines.run import _launcher
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.delenv("ACCELERATE_CONFIG", raising=False)
     one = Config(work="w")
     eight = Config.model_validate({"work": "w", "train": {"processes": 8}})
     assert _launcher("train", one) == [sys.executable, "-m", "pipelines.train"]
-    assert _launcher("evaluate", eight) == [sys.executable, "-m", "pipelines.evaluate"]
     words = _launcher("train", eight)
     assert words[1:3] == ["-m", "torch.distributed.run"]
     assert words[-3:] == ["8", "-m", "pipelines.train"]
@@ -223,18 +223,22 @@ def test_training_starts_as_many_processes_as_the_config_asks_for(
 def test_a_page_can_be_looked_at_while_the_model_trains(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stage = (
-        "import pathlib, sys, time; work = pathlib.Path(sys.argv[5].partition('=')[2]);"
+    page = tmp_path / "report.html"
+    training = (
+        "import pathlib, sys, time; work = pathlib.Path(sys.argv[4].partition('=')[2]);"
         "end = time.monotonic() + 60; page = work / 'report.html'\n"
-        "if sys.argv[1] == 'train':\n"
-        "    while not page.exists() and time.monotonic() < end: time.sleep(0.01)\n"
-        "    (work / 'model').touch()\n"
-        "else: page.open('a').write('model ' if (work / 'model').exists() else 'data ')"
+        "while not page.exists() and time.monotonic() < end: time.sleep(0.01)\n"
+        "(work / 'model').touch()"
     )
-    monkeypatch.setattr(
-        run_module, "_launcher", lambda name, _: [sys.executable, "-c", stage, name]
-    )
+
+    def write_page(words: list[str]) -> int:
+        with page.open("a") as stream:
+            stream.write("model " if (tmp_path / "model").exists() else "data ")
+        return 0
+
+    monkeypatch.setattr(run_module, "_launcher", lambda *_: [sys.executable, "-c", training])
+    monkeypatch.setattr(run_module, "_main_of", lambda _: write_page)
     settings = [f"work={tmp_path}", 'jobs=["train","write_report"]']
     assert run_module.run_config(Path("demo"), settings) == 0
-    assert (tmp_path / "report.html").read_text() == "data model "
+    assert page.read_text() == "data model "
     assert json.loads(capfd.readouterr().out.splitlines()[0])["so_far"] is True

@@ -51,6 +51,9 @@ def test_a_csv_becomes_a_model_in_five_commands_without_an_edit(
     shown = capsys.readouterr().out
     assert "separated by semicolons, UTF-8" in shown
     assert "100% of those tried are there" in shown
+    page = Path("studies.html")
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert page.read_text().count('src="data:image/jpeg') == 5
     following = [line.split() for line in shown.splitlines() if line.startswith("  medclip ")]
     assert [line[1] for line in following] == ["check_data", "plan", "run"]
     config = load_config(Path("studies.yaml"))

@@ -1,0 +1,54 @@
+"""Draw the curves and figures of several runs on one page.
+
+A run is drawn while it trains as well. Whether two configs differ is for `compare`.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medclip_dcl.artifact import HEADER, open_artifact
+from medclip_dcl.errors import ArtifactMissing, ConfigError
+from medclip_dcl.evaluation import results
+from medclip_dcl.files import write_text
+from medclip_dcl.training import checkpoint
+from medclip_dcl.training.logging import read_metrics
+from medclip_reporting.curves import MOST_RUNS, RunRecord, render_runs
+
+from .cli import run_folder, tool_main
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run's log and results, as far as it has come.
+
+    Raises:
+        ArtifactMissing: it has neither.
+    """
+    log = read_metrics(checkpoint.ARTIFACT.at(folder))
+    found = results.ARTIFACT.at(folder)
+    tree = None
+    if (found / HEADER).is_file():
+        tree = results.read_figures(open_artifact(found, results.ARTIFACT))
+    if not log and tree is None:
+        raise ArtifactMissing(f"{folder} has neither a log of training nor results; run it first")
+    return RunRecord(folder.name, log, tree)
+
+
+def command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders, or configs.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("runs.html"),
+) -> int:
+    """Write a page with the curves of training and the figures of runs."""
+    if len(runs) > MOST_RUNS:
+        raise ConfigError(f"{len(runs)} runs are too many for a chart; give {MOST_RUNS} or fewer")
+    write_text(out, render_runs([read_run(run_folder(run)) for run in runs]))
+    print(f"wrote {out}; open it in a browser")
+    return 0
+
+
+main = tool_main("plot", command)
+
+if __name__ == "__main__":
+    sys.exit(main())
