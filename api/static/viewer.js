@@ -119,7 +119,7 @@ async function classify(turn) {
   find("findings").classList.toggle("beyond", beyond);
   const flags = answer.image.flags.filter((flag) => flag !== "out_of_range");
   find("flags").replaceChildren(...flags.map((flag) => make("span", "", flag.replaceAll("_", " "))));
-  find("findings").replaceChildren(...answer.findings.map((finding) => {
+  find("findings").replaceChildren(...[...answer.findings, ...answer.heads].map((finding) => {
     const button = make("button");
     button.type = "button";
     button.setAttribute("aria-pressed", "false");
@@ -128,11 +128,11 @@ async function classify(turn) {
     bar.style.setProperty("--threshold", `${(100 * finding.threshold).toFixed(1)}%`);
     fill.style.width = `${(100 * finding.score).toFixed(1)}%`;
     bar.append(fill);
-    button.append(make("span", "", finding.name), bar, make("span", "number", finding.score.toFixed(2)));
+    button.append(make("span", "", finding.kind ? `${finding.name} (head)` : finding.name), bar, make("span", "number", finding.score.toFixed(2)));
     button.setAttribute("aria-describedby", "meaning");
     for (const kind of ["pointerenter", "focus"]) button.addEventListener(kind, () => explain(finding));
     for (const kind of ["pointerleave", "blur"]) button.addEventListener(kind, () => explain(null));
-    button.addEventListener("click", () => {
+    if (!finding.kind) button.addEventListener("click", () => {
       const isShown = button.getAttribute("aria-pressed") === "true";
       clearChoice();
       button.setAttribute("aria-pressed", String(!isShown));
@@ -140,7 +140,7 @@ async function classify(turn) {
       find("peak").textContent = isShown ? "" : `Where the image answers the prompt for ${finding.name}.`;
     });
     const item = make("li");
-    item.dataset.name = finding.name;
+    if (!finding.kind) item.dataset.name = finding.name;
     item.append(button);
     return item;
   }));
@@ -165,13 +165,24 @@ function explain(finding) {
   }
   const asked = prompts[finding.name];
   const fits = asked ? `“${asked.positive[0]}” against “${asked.negative[0]}”` : "the finding against its absence";
-  const verdict = finding.decision ? "the first fits better" : "the second fits better";
-  const chance = finding.probability === null
-    ? `No probability: ${finding.probability_note}.`
-    : `Calibrated probability ${finding.probability.toFixed(2)}.`;
+  if (finding.kind) { // a head, which has labels in place of prompts
+    const said = finding.decision === null ? "not decided" : finding.decision ? "present" : "absent";
+    find("meaning").replaceChildren(
+      make("b", "", `${finding.name} ${finding.score.toFixed(2)}`),
+      `: a ${finding.kind} head, fitted to labels; ${said} (the line is ${finding.threshold.toFixed(2)}). ${chanceOf(finding)}`);
+    return;
+  }
+  const verdict = finding.decision === null ? "it decides nothing"
+    : finding.decision ? "the first fits better" : "the second fits better";
   find("meaning").replaceChildren(
     make("b", "", `${finding.name} ${finding.score.toFixed(2)}`),
-    `: ${fits}; ${verdict} (the line is ${finding.threshold.toFixed(2)}, margin ${finding.margin.toFixed(3)}). ${chance}`);
+    `: ${fits}; ${verdict} (the line is ${finding.threshold.toFixed(2)}, margin ${finding.margin.toFixed(3)}). ${chanceOf(finding)}`);
+}
+
+function chanceOf(finding) {
+  return finding.probability === null
+    ? `No probability: ${finding.probability_note}.`
+    : `Calibrated probability ${finding.probability.toFixed(2)}.`;
 }
 
 async function readCard() {

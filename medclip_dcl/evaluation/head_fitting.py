@@ -197,7 +197,7 @@ def _prototypes(train: Labelled) -> Arrays:
     # cos(x, p) - cos(x, n) = x . (p - n), of unit vectors.
     unit = unit_features(train.features.astype(np.float64))
     sides = [unit_features(unit[train.labels == side].mean(axis=0)[None])[0] for side in (1, 0)]
-    return {"weight": (sides[0] - sides[1]) / TEMPERATURE, "bias": np.zeros(())}
+    return {"weight": (sides[0] - sides[1]) / TEMPERATURE, "bias": np.zeros(1)}
 
 
 def _neighbours(train: Labelled) -> Arrays:

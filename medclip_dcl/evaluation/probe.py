@@ -98,7 +98,7 @@ def fit_logistic(known: Labelled, penalty: float) -> dict[str, np.ndarray]:
     scaler, logistic = model.named_steps.values()
     weight = logistic.coef_[0].astype(np.float64) / scaler.scale_
     bias = float(logistic.intercept_[0]) - float(weight @ scaler.mean_)
-    return {"weight": weight, "bias": np.array(bias)}
+    return {"weight": weight, "bias": np.array([bias])}
 
 
 def _logistic(class_weight: str | None = None) -> Pipeline:

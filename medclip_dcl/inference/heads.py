@@ -170,8 +170,8 @@ def head_margins(
             return _votes(arrays["vectors"], labels, int(neighbours or 1), features)
         inputs = features.astype(np.float64)
         inputs = _unit(inputs) if kind == "prototypes" else inputs
-        margins: np.ndarray = inputs @ arrays["weight"] + float(arrays["bias"])
-    except (KeyError, ValueError, TypeError) as error:
+        margins: np.ndarray = inputs @ arrays["weight"] + arrays["bias"][0]
+    except (KeyError, ValueError, IndexError) as error:
         raise CheckpointError(
             f"a {kind} head does not fit features of width {features.shape[1]}; rerun fit_head"
         ) from error
