@@ -8,6 +8,7 @@ that has the heads is this run's own model.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from medclip_dcl.data.ground_truth import read_truth
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactError, ConfigError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
-from medclip_dcl.evaluation.classification import UNKNOWN
-from medclip_dcl.evaluation.evaluated_model import EncodedImages, encode, evaluated_model
+from medclip_dcl.evaluation.classification import UNKNOWN, Truth
+from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
 from medclip_dcl.evaluation.head_fitting import (
     HeadRules,
     HeadSplits,
@@ -31,10 +32,12 @@ from medclip_dcl.evaluation.head_fitting import (
 from medclip_dcl.evaluation.operating_point import ThresholdRule
 from medclip_dcl.evaluation.probe import Labelled, image_features
 from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminated, truth_of
+from medclip_dcl.evaluation.results import Rows
 from medclip_dcl.inference.heads import Head, read_heads, write_heads
-from medclip_dcl.inference.predictor import load, published_folder
+from medclip_dcl.inference.predictor import Predictor, load, published_folder
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.model_package import ARTIFACT, HEAD_ARRAYS_FILE, HEADS_FILE, WEIGHTS
+from medclip_dcl.models.settings import HeadFeatures
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import SPLITS
 
@@ -103,78 +106,84 @@ def _rules(job: Job) -> HeadRules:
 
 
 def _labels(job: Job) -> list[str]:
-    """Name the labels that get a head; ConfigError where one is not the source's."""
+    """Name the labels that get a head; ConfigError where one is not the source's, or there is none.
+
+    Those that are not asked for by name need training and validation images of both classes.
+    """
     config = job.config
     truth = read_truth(resolve_path(config.source.root, config.work))
     table = manifest.read_labels(job.open(manifest.ARTIFACT, verify=False))
     known = sorted(truth.types) if truth else list(manifest.label_names(table))
-    if unknown := sorted(set(config.heads.labels) - set(known)):
-        raise ConfigError(f"heads.labels names {unknown}; the source has {', '.join(known)}")
     if truth is None and not table.num_rows:
         raise ConfigError("no study has labels; set source.columns.labels or source.labels")
-    asked = config.heads.labels or tuple(known)
-    findings = [_finding(name) for name in asked]
+    if unknown := sorted(set(config.heads.labels) - set(known)):
+        raise ConfigError(f"heads.labels names {unknown}; the source has {', '.join(known)}")
     if config.heads.labels:
-        return list(asked)
-    source = job.open(manifest.ARTIFACT, verify=False)
-    images = PreparedImages(job.open(prepared.ARTIFACT, verify=False))
-    able = np.ones(len(asked), dtype=bool)
+        return list(config.heads.labels)
+    source, _, rows = rows_by_split(job)
+    able = np.ones(len(known), dtype=bool)
     for split in SPLITS[:2]:
-        rows = read_image_rows(source, images, split)
-        shown, _ = truth_of(config, source, rows, findings)
+        shown = _truth(job, source, rows[split], known)
         able &= (shown == 1).any(axis=1) & (shown == 0).any(axis=1)
     if not able.any():
         raise ConfigError(
             "no label has training and validation images of both classes; give more labels, or "
             "more patients to validation (source.validate_share)"
         )
-    return [name for name, is_able in zip(asked, able.tolist(), strict=True) if is_able]
+    return [name for name, is_able in zip(known, able.tolist(), strict=True) if is_able]
 
 
-def _finding(name: str) -> Finding:
-    return Finding(name, (name,), (name,), label=name)
+def _truth(job: Job, source: Artifact, rows: Rows, labels: Sequence[str]) -> Truth:
+    findings = [Finding(name, (name,), (name,), label=name) for name in labels]
+    return truth_of(job.config, source, rows, findings)[0]
+
+
+def rows_by_split(job: Job) -> tuple[Artifact, PreparedImages, dict[str, Rows]]:
+    """Open manifest and images, which are verified, and list the manifest's rows of each split."""
+    source = job.open(manifest.ARTIFACT, verify=False)
+    images = PreparedImages(job.open(prepared.ARTIFACT, verify=False))
+    return source, images, {split: read_image_rows(source, images, split) for split in SPLITS}
+
+
+def read_splits(
+    job: Job, predictor: Predictor, features: HeadFeatures, labels: Sequence[str]
+) -> dict[str, HeadSplits]:
+    """Encode the images of every split, and give those that each label is known of."""
+    source, images, rows = rows_by_split(job)
+    embed = evaluated_model(predictor).embedding_of(features)
+    parts: dict[str, list[Labelled]] = {name: [] for name in labels}
+    for split in SPLITS:
+        encoded = encode(embed, rows[split], images, "whole")  # as the service sees them
+        found = image_features(encoded)
+        for name, truth in zip(labels, _truth(job, source, rows[split], labels), strict=True):
+            known = np.flatnonzero(truth != UNKNOWN)
+            every = Labelled(found, truth.astype(np.int64), encoded.subject_ids)
+            parts[name].append(every.take(known))
+    return {name: HeadSplits(*own) for name, own in parts.items()}
 
 
 def _fit(
     job: Job, model: Artifact, labels: list[str], rules: HeadRules, inputs: dict[str, str]
 ) -> list[Head]:
     config = job.config
-    source = job.open(manifest.ARTIFACT, verify=False)
-    images = PreparedImages(job.open(prepared.ARTIFACT, verify=False))
-    rows = {split: read_image_rows(source, images, split) for split in SPLITS}
-    held_out = rows["validate"] + rows["test"]
-    allowed = config.evaluate.allow_contaminated
+    source, images, rows = rows_by_split(job)
+    held_out, allowed = rows["validate"] + rows["test"], config.evaluate.allow_contaminated
     refuse_contaminated(model.path, source, held_out, images, allowed=allowed)
     _refuse_shared(rows, images)
-    encoders = evaluated_model(load(model.path, engine=config.inference.engine,
-                                    precision=config.inference.precision))  # fmt: skip
-    embed = encoders.embedding_of(rules.heads.features)
-    findings = [_finding(name) for name in labels]
-    encoded = {split: encode(embed, rows[split], images, "whole") for split in SPLITS}
-    truth = {split: truth_of(config, source, rows[split], findings)[0] for split in SPLITS}
-    features = {split: image_features(part) for split, part in encoded.items()}
-    heads = []
-    for index, name in enumerate(labels):
-        parts = [
-            _labelled(features[split], truth[split][index], encoded[split]) for split in SPLITS
-        ]
-        splits = HeadSplits(*parts)
-        if splits.lacking:
-            raise ConfigError(f"heads.labels: {name}: {splits.lacking}")
-        heads.append(make_head(name, splits, rules, inputs))
-    return heads
+    inference = config.inference
+    predictor = load(model.path, engine=inference.engine, precision=inference.precision)
+    splits = read_splits(job, predictor, rules.heads.features, labels)
+    for name, parts in splits.items():
+        if parts.lacking:
+            raise ConfigError(f"heads.labels: {name}: {parts.lacking}")
+    return [make_head(name, parts, rules, inputs) for name, parts in splits.items()]
 
 
-def _refuse_shared(rows: dict[str, Any], images: PreparedImages) -> None:
+def _refuse_shared(rows: dict[str, Rows], images: PreparedImages) -> None:
     fitted, tested = rows["train"] + rows["validate"], rows["test"]
     among, asked = ([images.row_of[row["image_id"]] for row in part] for part in (fitted, tested))
     subjects = ([row["subject_id"] for row in part] for part in (fitted, tested))
     refuse_shared_patients(*subjects, repeated=len(images.find_repeats(asked, among)))
-
-
-def _labelled(features: np.ndarray, truth: np.ndarray, images: EncodedImages) -> Labelled:
-    known = np.flatnonzero(truth != UNKNOWN)
-    return Labelled(features, truth.astype(np.int64), images.subject_ids).take(known)
 
 
 def _facts(head: Head) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def fit_arrays(kind: str, train: Labelled, validate: Labelled) -> tuple[Arrays, 
     positive = validate.labels == 1
     if kind == "knn":
         arrays = _neighbours(train)
-        counts = [count for count in NEIGHBOURS if count <= len(arrays["labels"])]
+        counts = [float(count) for count in NEIGHBOURS if count <= len(arrays["labels"])]
         return arrays, _best(
             counts, lambda count: head_margins("knn", arrays, count, validate.features), positive
         )
