@@ -24,6 +24,7 @@ from typing import Any, Literal, Self, TypeVar
 import httpx
 from pydantic import ValidationError
 
+from .client_options import client_parser
 from .errors import ConfigError, ImageError, MedclipError, ServiceError
 from .files import read_keys
 from .model_schemas import ModelAnswer
@@ -332,7 +333,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.c
 
     `prog` is what the help calls this command.
     """
-    return answer_question(_parser(prog).parse_args(argv))
+    return answer_question(client_parser(prog).parse_args(argv))
 
 
 def answer_question(arguments: argparse.Namespace) -> int:
@@ -387,46 +388,6 @@ def _question(client: Client, arguments: argparse.Namespace) -> Schema | Sequenc
         k=arguments.k,
         **filters,
     )
-
-
-def _parser(prog: str) -> argparse.ArgumentParser:
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service")
-    shared.add_argument("--key-file", type=Path, help="file with the API key")
-    shared.add_argument(
-        "--ca", type=Path, help="PEM file of the authorities that sign the other side's certificate"
-    )
-    parser = argparse.ArgumentParser(prog=prog)
-    questions = parser.add_subparsers(dest="question", required=True)
-    classify = questions.add_parser("classify", parents=[shared], help="which findings?")
-    classify.add_argument("image", type=Path, nargs="+")
-    classify.add_argument("--explain", action="store_true", help="with heatmaps")
-    ground = questions.add_parser("ground", parents=[shared], help="where is it seen?")
-    ground.add_argument("image", type=Path)
-    ground.add_argument("phrase", nargs="+")
-    ground.add_argument("--threshold", type=float, help="score from which boxes are traced")
-    embed = questions.add_parser("embed", parents=[shared], help="vectors of images or sentences")
-    embed.add_argument("image", type=Path, nargs="*")
-    embed.add_argument("--text", action="append", default=[], help="a sentence, not an image")
-    embed.add_argument("--what", choices=["global", "regions"], default="global")
-    numbers = ("X", "Y", "WIDTH", "HEIGHT")
-    embed.add_argument(
-        "--box", type=float, nargs=4, metavar=numbers, action="append", default=[],
-        help="of the vector, on each image, pixels",
-    )  # fmt: skip
-    embed.add_argument("--dtype", choices=["float32", "float16"], default="float32")
-    embed.add_argument("--format", choices=["json", "base64"], default="json")
-    retrieve = questions.add_parser("retrieve", parents=[shared], help="what is similar?")
-    retrieve.add_argument("--target", choices=["image", "text"], required=True)
-    asked = retrieve.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--text", default="", help="a sentence")
-    asked.add_argument("--image", type=Path)
-    retrieve.add_argument("--box", type=float, nargs=4, metavar=("X", "Y", "WIDTH", "HEIGHT"))
-    retrieve.add_argument("-k", type=int, default=10, help="hits at most")
-    for name in ("split", "view", "finding"):
-        retrieve.add_argument(f"--{name}", action="append", default=[])
-    retrieve.add_argument("--exclude-patient", default="")
-    return parser
 
 
 def trusted(ca: Path | None) -> ssl.SSLContext:
