@@ -100,7 +100,7 @@ def _rules(job: Job) -> HeadRules:
     return HeadRules(
         config.heads,
         config.probabilities,
-        ThresholdRule(config.evaluate.threshold, config.evaluate.sensitivity),
+        ThresholdRule(config.evaluate.threshold),
         BootstrapOptions(config.evaluate.bootstrap, _SEED),
     )
 
