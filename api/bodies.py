@@ -22,7 +22,7 @@ from medclip_dcl.data.ipc import KEPT_BYTES, SharedBytes, SharedMemory
 from .errors import ApiError
 from .http_protocol import LARGE, READ_BODY, ReadBody
 from .logging import state_of
-from .settings import MAX_EMBEDDED, MAX_FIELDS, MAX_FORM_KB
+from .settings import MAX_FIELDS, MAX_FORM_KB, MAX_IMAGES
 
 _LONGEST_HEAD = 4096
 _LONGEST_BOUNDARY = 70  # RFC 2046, 5.1.1
@@ -241,7 +241,7 @@ def find_large_files(
     delimiter = b"--" + boundary
     spans: list[tuple[int, int]] = []
     place = 0 if body[: len(delimiter)] == delimiter else -1
-    for _ in range(MAX_FIELDS + MAX_EMBEDDED + 1):
+    for _ in range(MAX_FIELDS + MAX_IMAGES + 1):
         if place < 0:
             break
         start = body.find(b"\r\n\r\n", place, place + _LONGEST_HEAD) + 4

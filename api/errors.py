@@ -98,6 +98,11 @@ class ApiError(HTTPException):
         self.code, self.detail_line = code, detail
 
 
+def image_reason(error: ImageError) -> str:
+    """Give the fixed line of a refused image."""
+    return REASONS.get(error.code, "the image is refused")
+
+
 def error_response(code: str, request_id: str, detail: str = "") -> JSONResponse:
     """Make the answer to a request that failed with a code of `ERRORS`."""
     status, line = ERRORS[code]
@@ -119,9 +124,8 @@ async def _answer(request: Request, error: Exception) -> Response:
     state = state_of(request.scope)
     if isinstance(error, ImageError):
         state.code = error.code
-        notes = getattr(error, "__notes__", ())  # which of several images it is
-        line = " ".join((REASONS.get(error.code, "the image is refused"), *notes))
-        return _response(error.code, state.request_id, IMAGE_STATUS.get(error.code, 422), line)
+        status, line = IMAGE_STATUS.get(error.code, 422), image_reason(error)
+        return _response(error.code, state.request_id, status, line)
     state.code = _code_of(error)
     response = error_response(state.code, state.request_id, _detail_of(error))
     if isinstance(error, HTTPException):

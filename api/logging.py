@@ -17,11 +17,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from starlette.types import Scope
 
 from medclip_dcl.data.ipc import SharedBytes
+from medclip_dcl.schemas import OUT_OF_RANGE, ClassifyAnswer, ImageFacts
 
 LOGGER = logging.getLogger("medclip.service")
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64)
+_SCORES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
+_DIGITS = 8  # of a model's digest
 # What a request goes through: its body arrives, it waits, is decoded, waits, and so on.
 _STAGES = (
     *("receive", "decode_wait", "decode", "model_wait", "model"),
@@ -127,6 +130,19 @@ class Metrics:
         self.refusals = Counter(
             "medclip_refusals", "Requests that failed, by code", ("code",), registry=here
         )
+        self.images = Counter(
+            "medclip_images",
+            "Images by model and outcome: answered, out_of_range, or the code of a refusal",
+            ("model", "outcome"),
+            registry=here,
+        )
+        self.scores = Histogram(
+            "medclip_scores",
+            "Scores of the model's own findings and heads, on images that are in range",
+            ("model", "source", "finding"),
+            buckets=_SCORES,
+            registry=here,
+        )
         self.swaps = Counter(
             "medclip_swaps",
             "New models and indexes found: served, or refused and the old ones kept",
@@ -147,3 +163,25 @@ class Metrics:
         """Count what a stage of a request took, and add it to the request's timings."""
         self.stage_seconds.labels(stage).observe(seconds)
         timings[stage] = round(1000 * seconds, 1)
+
+    def note_image(self, model: str, outcome: str) -> None:
+        """Count an image; `model` is the model's digest."""
+        self.images.labels(model[:_DIGITS], outcome).inc()
+
+    def note_facts(self, model: str, facts: ImageFacts) -> None:
+        """Count an image that was answered."""
+        self.note_image(model, OUT_OF_RANGE if facts.is_out_of_range else "answered")
+
+    def note_answer(self, answer: ClassifyAnswer, *, own: bool) -> None:
+        """Count an image that was classified, and what the model's own questions gave.
+
+        `own`: the findings are the model's; a caller's words are never counted.
+        """
+        self.note_facts(answer.model, answer.image)
+        if answer.image.is_out_of_range:  # its scores say nothing
+            return
+        model = answer.model[:_DIGITS]
+        for finding in answer.findings if own else ():
+            self.scores.labels(model, "prompts", finding.name).observe(finding.score)
+        for head in answer.heads:
+            self.scores.labels(model, "head", head.name).observe(head.score)

@@ -9,12 +9,12 @@ from medclip_dcl.tables import SPLITS
 
 from .auth import OPEN_PATHS
 from .settings import (
-    MAX_EMBEDDED,
     MAX_FIELD_KB,
     MAX_FIELDS,
     MAX_FINDINGS,
     MAX_FORM_KB,
     MAX_ID_CHARS,
+    MAX_IMAGES,
     MAX_PHRASES,
     MAX_TEXT_CHARS,
     ServeSettings,
@@ -33,6 +33,8 @@ _BOX = {
     "minItems": 4,
     "maxItems": 4,
 }
+_COUNT = {"minItems": 1, "maxItems": MAX_IMAGES}
+_OF_SEVERAL = ("/classify", "/ground", "/embed")
 _IMAGES = "application/dicom, image/png, image/jpeg"
 _EITHER = {
     "oneOf": [{"required": ["text"]}, {"required": ["image"]}],
@@ -127,6 +129,8 @@ def _describe_body(
     schema["title"] = f"Form of {path}"
     fields = schema["properties"]
     limits = _limits() | (_limits_of_embed() if path == "/embed" else {})
+    if path in _OF_SEVERAL:
+        limits["image"] = _COUNT
     for name, field in fields.items():
         if "anyOf" in field:  # null cannot be sent in a form
             (sent,) = (kind for kind in field.pop("anyOf") if kind != {"type": "null"})
@@ -138,7 +142,7 @@ def _describe_body(
         schema |= _EITHER
     if path == "/embed":
         schema |= _EMBEDDED
-    files = f"{MAX_EMBEDDED} files" if path == "/embed" else "one file"
+    files = f"{MAX_IMAGES} files" if path in _OF_SEVERAL else "one file"
     body["description"] = (
         f"A form of at most {settings.max_body_mb} MiB with at most {files} and "
         f"{MAX_FIELDS} other fields, each of at most {MAX_FIELD_KB} KiB, "
@@ -177,11 +181,9 @@ def _limits() -> dict[str, dict[str, Any]]:
 
 
 def _limits_of_embed() -> dict[str, dict[str, Any]]:
-    count = {"minItems": 1, "maxItems": MAX_EMBEDDED}
     return {
-        "text": {**count, "items": {"type": "string", **_TEXT}},
-        "image": count,
-        "boxes": {"type": "array", "items": _BOX, **count},
+        "text": {**_COUNT, "items": {"type": "string", **_TEXT}},
+        "boxes": {"type": "array", "items": _BOX, **_COUNT},
     }
 
 

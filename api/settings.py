@@ -25,8 +25,8 @@ MAX_PHRASES = 16
 """Most phrases of one `/ground`."""
 MAX_FINDINGS = 32
 """Most findings of one `/classify`; eight prompts each on average."""
-MAX_EMBEDDED = 32
-"""Most images or sentences of one `/embed`."""
+MAX_IMAGES = 32
+"""Most images of one `/classify`, `/ground` or `/embed`, and most sentences of one `/embed`."""
 MAX_TEXT_CHARS = 1000
 """Longest phrase, prompt or query, characters: BERT reads 512 word pieces at most."""
 MAX_HITS = 100

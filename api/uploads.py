@@ -1,7 +1,8 @@
 """The parts of a form, as dependencies of routes: images, phrases, a box, findings."""
 
-from collections.abc import Sequence
-from typing import Annotated
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, File, Form, Request, UploadFile
 from pydantic import Field, TypeAdapter, ValidationError
@@ -9,16 +10,20 @@ from pydantic_core import from_json
 
 from medclip_dcl.data.grayscale import GreyImage, SquareImage
 from medclip_dcl.data.ipc import SharedBytes
+from medclip_dcl.errors import ImageError
 from medclip_dcl.inference.prompts import Finding, parse_prompts
+from medclip_dcl.schemas import RefusedImage
 
-from .errors import ApiError
+from .errors import ApiError, image_reason
 from .logging import state_of
 from .model_manager import CurrentState, ServingState
-from .settings import MAX_EMBEDDED, MAX_FINDINGS, MAX_PHRASES, MAX_TEXT_CHARS
+from .settings import MAX_FINDINGS, MAX_IMAGES, MAX_PHRASES, MAX_TEXT_CHARS
 
+_Answer = TypeVar("_Answer")
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 PixelBox = tuple[_Number, _Number, _Number, _Number]
 """x, y, width, height."""
+_BATCHES = 2  # of one request at a time: one in the model while the next is decoded
 _BOX = TypeAdapter(PixelBox)
 _BOXES = TypeAdapter(list[PixelBox])
 
@@ -53,16 +58,61 @@ def _joined(begun: memoryview | SharedBytes, rest: bytes) -> FileContent:
 _ImageFile = Annotated[UploadFile, File(description="an image: DICOM, PNG or JPEG")]
 
 
-async def _image(request: Request, serving: CurrentState, image: _ImageFile) -> SquareImage:
-    return await decode_square(request, serving, await _read(request, image))
-
-
-async def decode_square(request: Request, serving: ServingState, data: FileContent) -> SquareImage:
+async def _decode_square(request: Request, serving: ServingState, data: FileContent) -> SquareImage:
     """Decode an image in its turn, as the model sees it; ImageError where it is refused."""
-    decoder, images = serving.decoder, serving.predictor.config.images
-    return await serving.decode_slots.run(
-        request, lambda: decoder.square(data, images.size_px, equalize=images.equalize)
-    )
+    decoder, model = serving.decoder, serving.predictor
+    images = model.config.images
+    try:
+        return await serving.decode_slots.run(
+            request, lambda: decoder.square(data, images.size_px, equalize=images.equalize)
+        )
+    except ImageError as error:
+        serving.metrics.note_image(model.digest, error.code)
+        raise
+
+
+async def decode_whole(request: Request, serving: ServingState, data: FileContent) -> GreyImage:
+    """Decode an image with all its pixels in its turn; ImageError where it is refused."""
+    decoder = serving.decoder
+    return await serving.decode_slots.run(request, lambda: decoder.open(data))
+
+
+async def answer_each(
+    request: Request,
+    serving: ServingState,
+    files: Sequence[FileContent],
+    answer: Callable[[int, SquareImage], Awaitable[_Answer]],
+) -> list[_Answer | RefusedImage]:
+    """Decode images and answer each, some at a time, so that other requests get their turn.
+
+    `answer` gets the image's place and the image as the model sees it. One of several that cannot
+    be read is refused in its place; a single one refuses the request with its ImageError.
+    """
+    turns = asyncio.Semaphore(_BATCHES * serving.settings.batch)
+
+    async def one(place: int, data: FileContent) -> _Answer | RefusedImage:
+        async with turns:
+            try:
+                image = await _decode_square(request, serving, data)
+            except ImageError as error:
+                if len(files) == 1:
+                    raise
+                return RefusedImage(code=error.code, message=image_reason(error))
+            return await answer(place, image)
+
+    return await _together([one(place, data) for place, data in enumerate(files)])
+
+
+async def _together(work: Sequence[Coroutine[Any, Any, _Answer]]) -> list[_Answer]:
+    """Run work side by side; the first that fails ends the rest, and its error is raised."""
+    if len(work) == 1:  # no task of its own for the usual question
+        return [await work[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(item) for item in work]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def _optional_image(
@@ -70,10 +120,21 @@ async def _optional_image(
     serving: CurrentState,
     image: Annotated[UploadFile | None, File(description="an image: DICOM, PNG or JPEG")] = None,
 ) -> SquareImage | None:
-    return None if image is None else await _image(request, serving, image)
+    if image is None:
+        return None
+    return await _decode_square(request, serving, await _read(request, image))
 
 
-async def _image_files(
+_ImageList = Annotated[
+    list[UploadFile], File(description="an image: DICOM, PNG or JPEG; several times")
+]
+
+
+async def _image_files(request: Request, image: _ImageList) -> list[FileContent]:
+    return await _read_all(request, image)
+
+
+async def _optional_files(
     request: Request,
     image: Annotated[
         list[UploadFile] | None, File(description="an image: DICOM, PNG or JPEG; several times")
@@ -83,15 +144,7 @@ async def _image_files(
 
 
 async def _whole_image(request: Request, serving: CurrentState, image: _ImageFile) -> GreyImage:
-    decoder = serving.decoder
-    data = await _read(request, image)
-    return await serving.decode_slots.run(request, lambda: decoder.open(data))
-
-
-async def _image_to_draw(
-    request: Request, serving: CurrentState, image: _ImageFile
-) -> GreyImage | None:
-    return await _whole_image(request, serving, image) if wants_picture(request) else None
+    return await decode_whole(request, serving, await _read(request, image))
 
 
 async def _phrases(
@@ -107,25 +160,22 @@ async def _sentences(
         list[str] | None, Form(description="a sentence, instead of images; several times")
     ] = None,
 ) -> list[str]:
-    if len(text or ()) > MAX_EMBEDDED:
-        raise ApiError("invalid_request", f"text: At most {MAX_EMBEDDED} times")
+    if len(text or ()) > MAX_IMAGES:
+        raise ApiError("invalid_request", f"text: At most {MAX_IMAGES} times")
     return [plain_text(item, "text") for item in text or ()]
 
-
-FormImage = Annotated[SquareImage, Depends(_image)]
-"""The image of the form as the model sees it, by the same code as `prepare_images`."""
 
 OptionalImage = Annotated[SquareImage | None, Depends(_optional_image)]
 """The image of the form, where it has one, prepared for the model."""
 
 ImageFiles = Annotated[list[FileContent], Depends(_image_files)]
-"""The image files of the form, in its order, not yet decoded."""
+"""The image files of the form, one at least, in its order, not yet decoded."""
+
+OptionalFiles = Annotated[list[FileContent], Depends(_optional_files)]
+"""The image files of the form, where it has some, likewise."""
 
 WholeImage = Annotated[GreyImage, Depends(_whole_image)]
 """The image of the form with all its pixels."""
-
-ImageToDraw = Annotated[GreyImage | None, Depends(_image_to_draw)]
-"""The image of the form with all its pixels, where the answer is to be a picture."""
 
 Sentences = Annotated[list[str], Depends(_sentences)]
 """The checked sentences of the form, whitespace collapsed; none where it has images."""

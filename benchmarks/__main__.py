@@ -10,7 +10,16 @@ SPEED += ("sources", "precision", "scale", "embed")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
 RELIABILITY += ("determinism", "gateway", "hospital", "input_range", "membership", "ohif")
 RELIABILITY += ("soak",)
-METHOD = ("bias", "demo", "labeler", "method", "real_images", "real_likelihood", "real_studies")
+METHOD = (
+    "bias",
+    "demo",
+    "heads",
+    "labeler",
+    "method",
+    "real_images",
+    "real_likelihood",
+    "real_studies",
+)
 
 LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo", "pll")
 LONG += ("service", "serve", "retrieve", "gateway", "ohif", "determinism", "membership")

@@ -103,6 +103,8 @@ class GatewaySettings(Section):
     out_of_range: OutOfRange = "refuse"
     """What becomes of an image unlike those that the model was trained on: `refuse`, report and
     capture say that it was not analysed; `answer`, the objects have its findings with a warning."""
+    heads: bool = False
+    """Whether report and capture also hold what the model's heads say."""
     only_positive: bool = False
     """Whether images without a positive finding get no objects; one that is refused as out of range
     gets them all the same."""
@@ -135,7 +137,10 @@ class GatewaySettings(Section):
     def results(self) -> ResultsConfig:
         """Which objects, and their form."""
         return ResultsConfig(
-            objects=self.objects, report_class=self.report_class, out_of_range=self.out_of_range
+            objects=self.objects,
+            report_class=self.report_class,
+            out_of_range=self.out_of_range,
+            heads=self.heads,
         )
 
     @model_validator(mode="after")

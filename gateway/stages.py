@@ -206,7 +206,8 @@ class Workers:
         assert entry.answered_at is not None
         answer = _KeptAnswer.model_validate_json(entry.answer)
         objects: dict[str, bytes] = {}
-        is_positive = any(item.decision for item in answer.findings)
+        heads = answer.heads if self._settings.heads else []
+        is_positive = any(item.decision for item in (*answer.findings, *heads))
         if answer.refused or is_positive or not self._settings.only_positive:
             path = self._spool.image(entry.digest)
             # The header is the same again, and with it everything that is built: nothing between

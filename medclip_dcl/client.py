@@ -1,6 +1,6 @@
 """A client of the service, and its command line.
 
-    python -m medclip_dcl.client classify IMAGE --url URL --key-file FILE
+    python -m medclip_dcl.client classify IMAGE [IMAGE ...] --url URL --key-file FILE
     python -m medclip_dcl.client ground IMAGE "left pleural effusion" --url URL
     python -m medclip_dcl.client embed IMAGE IMAGE --url URL
     python -m medclip_dcl.client retrieve --image IMAGE --target text --url URL
@@ -24,15 +24,20 @@ from typing import Any, Literal, Self, TypeVar
 import httpx
 from pydantic import ValidationError
 
+from .client_options import client_parser
 from .errors import ConfigError, ImageError, MedclipError, ServiceError
 from .files import read_keys
+from .model_schemas import ModelAnswer
 from .schemas import (
     OUT_OF_RANGE,
     OUT_OF_RANGE_NOTE,
     ClassifyAnswer,
+    ClassifyAnswers,
     EmbedAnswer,
     GroundAnswer,
-    ModelAnswer,
+    GroundAnswers,
+    ImageFacts,
+    RefusedImage,
     RetrieveAnswer,
     Schema,
 )
@@ -48,7 +53,12 @@ _REMEDIES: tuple[tuple[type[BaseException], str], ...] = (
 )
 
 
+_OF_IMAGES = {413, 415, 422}
+_OF_QUESTIONS = {"body_too_large", "content_encoding", "invalid_request", "invalid_query"}
+"""What has a status of a refused image, and is about the question."""
+
 _Answer = TypeVar("_Answer", bound=Schema)
+_Several = TypeVar("_Several", ClassifyAnswers, GroundAnswers)
 
 Image = Path | str | bytes
 """Path of a DICOM, PNG or JPEG file, or the whole file."""
@@ -116,10 +126,23 @@ class Client:
 
         `findings` has `name`, `positive` and perhaps `negative` of each; None: the model's own.
         """
-        fields = {"explain": str(explain).lower()}
-        if findings is not None:
-            fields["findings"] = json.dumps([dict(item) for item in findings])
+        fields = _classify_fields(findings, explain=explain)
         return self._ask("/v1/classify", ClassifyAnswer, fields, image)
+
+    def classify_all(
+        self,
+        images: Sequence[Image],
+        findings: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        explain: bool = False,
+    ) -> list[ClassifyAnswer | RefusedImage]:
+        """Ask `classify` about several images at once, up to `max_images` of `model().limits`.
+
+        The answers are in their order; an image that the service cannot read is refused in its
+        place.
+        """
+        fields = _classify_fields(findings, explain=explain)
+        return self._ask_all("/v1/classify", ClassifyAnswer, ClassifyAnswers, fields, images)
 
     def ground(
         self, image: Image, phrases: Sequence[str], threshold: float | None = None
@@ -128,10 +151,14 @@ class Client:
 
         `threshold` is the score from which boxes are traced; None: the service's rule.
         """
-        fields: dict[str, Any] = {"phrase": list(phrases)}
-        if threshold is not None:
-            fields["threshold"] = str(threshold)
-        return self._ask("/v1/ground", GroundAnswer, fields, image)
+        return self._ask("/v1/ground", GroundAnswer, _ground_fields(phrases, threshold), image)
+
+    def ground_all(
+        self, images: Sequence[Image], phrases: Sequence[str], threshold: float | None = None
+    ) -> list[GroundAnswer | RefusedImage]:
+        """Ask `ground` about several images at once, as `classify_all` does."""
+        fields = _ground_fields(phrases, threshold)
+        return self._ask_all("/v1/ground", GroundAnswer, GroundAnswers, fields, images)
 
     def embed(
         self,
@@ -146,7 +173,8 @@ class Client:
         """Ask for the vectors of images or of sentences; `answer.to_numpy()` has them as an array.
 
         Args:
-            images: up to `max_embedded` of `model().limits`; one refused image refuses all.
+            images: up to `max_images` of `model().limits`; of several, one that the service cannot
+                read has NaN for vectors and a `RefusedImage` in `answer.images`.
             texts: sentences, instead of images; as many at most.
             what: of an image the unit mean of its regions, all regions, or a box.
             boxes: x, y, width and height on each image, pixels; with `what="box"`.
@@ -201,6 +229,26 @@ class Client:
         parts = parts or [("", (None, b""))]
         return self._send("POST", route, kind, data=fields, files=parts)
 
+    def _ask_all(
+        self,
+        route: str,
+        kind: type[_Answer],
+        several: type[_Several],
+        fields: Mapping[str, Any],
+        images: Sequence[Image],
+    ) -> list[_Answer | RefusedImage]:
+        if len(images) != 1:
+            answers: list[_Answer | RefusedImage] = self._ask(
+                route, several, fields, *images
+            ).answers
+            return answers
+        try:  # the service answers a single image as such
+            return [self._ask(route, kind, fields, images[0])]
+        except ServiceError as error:
+            if error.status not in _OF_IMAGES or error.code in _OF_QUESTIONS:
+                raise
+            return [RefusedImage(code=error.code, message=str(error))]
+
     def _send(self, method: str, route: str, kind: type[_Answer], **body: Any) -> _Answer:
         end = time.monotonic() + self._patience_s
         while True:
@@ -212,6 +260,22 @@ class Client:
             if wait is None or time.monotonic() + wait > end:
                 return _read(reply, kind)
             time.sleep(wait)
+
+
+def _classify_fields(
+    findings: Sequence[Mapping[str, Any]] | None, *, explain: bool
+) -> dict[str, Any]:
+    fields = {"explain": str(explain).lower()}
+    if findings is not None:
+        fields["findings"] = json.dumps([dict(item) for item in findings])
+    return fields
+
+
+def _ground_fields(phrases: Sequence[str], threshold: float | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"phrase": list(phrases)}
+    if threshold is not None:
+        fields["threshold"] = str(threshold)
+    return fields
 
 
 class _Key(httpx.Auth):
@@ -269,19 +333,21 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.c
 
     `prog` is what the help calls this command.
     """
-    return answer_question(_parser(prog).parse_args(argv))
+    return answer_question(client_parser(prog).parse_args(argv))
 
 
 def answer_question(arguments: argparse.Namespace) -> int:
     """Ask what parsed arguments ask, and print the answer; 0 or the error's exit code."""
     try:
         with Client(arguments.url, arguments.key_file or "", ca=arguments.ca) as client:
-            answer = _question(client, arguments)
+            found = _question(client, arguments)
     except MedclipError as error:
         print(f"client: {error}", file=sys.stderr)
         return error.exit_code
-    print(answer.model_dump_json(indent=1))
-    if OUT_OF_RANGE in _flags(answer):
+    answers = found if isinstance(found, list) else [found]
+    printed = [answer.model_dump(mode="json") for answer in answers]
+    print(json.dumps(printed if len(printed) > 1 else printed[0], indent=1, ensure_ascii=False))
+    if any(OUT_OF_RANGE in _flags(answer) for answer in answers):
         print(f"client: warning: {OUT_OF_RANGE}: {OUT_OF_RANGE_NOTE}", file=sys.stderr)
     return 0
 
@@ -290,13 +356,16 @@ def _flags(answer: Schema) -> list[str]:
     if isinstance(answer, ClassifyAnswer | GroundAnswer):
         return answer.image.flags
     if isinstance(answer, EmbedAnswer):
-        return [flag for image in answer.images for flag in image.flags]
+        read = [image for image in answer.images if isinstance(image, ImageFacts)]
+        return [flag for image in read for flag in image.flags]
     return []  # of /retrieve
 
 
-def _question(client: Client, arguments: argparse.Namespace) -> Schema:
+def _question(client: Client, arguments: argparse.Namespace) -> Schema | Sequence[Schema]:
     if arguments.question == "classify":
-        return client.classify(arguments.image, explain=arguments.explain)
+        if len(arguments.image) == 1:
+            return client.classify(arguments.image[0], explain=arguments.explain)
+        return client.classify_all(arguments.image, explain=arguments.explain)
     if arguments.question == "ground":
         return client.ground(arguments.image, arguments.phrase, arguments.threshold)
     if arguments.question == "embed":
@@ -319,46 +388,6 @@ def _question(client: Client, arguments: argparse.Namespace) -> Schema:
         k=arguments.k,
         **filters,
     )
-
-
-def _parser(prog: str) -> argparse.ArgumentParser:
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service")
-    shared.add_argument("--key-file", type=Path, help="file with the API key")
-    shared.add_argument(
-        "--ca", type=Path, help="PEM file of the authorities that sign the other side's certificate"
-    )
-    parser = argparse.ArgumentParser(prog=prog)
-    questions = parser.add_subparsers(dest="question", required=True)
-    classify = questions.add_parser("classify", parents=[shared], help="which findings?")
-    classify.add_argument("image", type=Path)
-    classify.add_argument("--explain", action="store_true", help="with heatmaps")
-    ground = questions.add_parser("ground", parents=[shared], help="where is it seen?")
-    ground.add_argument("image", type=Path)
-    ground.add_argument("phrase", nargs="+")
-    ground.add_argument("--threshold", type=float, help="score from which boxes are traced")
-    embed = questions.add_parser("embed", parents=[shared], help="vectors of images or sentences")
-    embed.add_argument("image", type=Path, nargs="*")
-    embed.add_argument("--text", action="append", default=[], help="a sentence, not an image")
-    embed.add_argument("--what", choices=["global", "regions"], default="global")
-    numbers = ("X", "Y", "WIDTH", "HEIGHT")
-    embed.add_argument(
-        "--box", type=float, nargs=4, metavar=numbers, action="append", default=[],
-        help="of the vector, on each image, pixels",
-    )  # fmt: skip
-    embed.add_argument("--dtype", choices=["float32", "float16"], default="float32")
-    embed.add_argument("--format", choices=["json", "base64"], default="json")
-    retrieve = questions.add_parser("retrieve", parents=[shared], help="what is similar?")
-    retrieve.add_argument("--target", choices=["image", "text"], required=True)
-    asked = retrieve.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--text", default="", help="a sentence")
-    asked.add_argument("--image", type=Path)
-    retrieve.add_argument("--box", type=float, nargs=4, metavar=("X", "Y", "WIDTH", "HEIGHT"))
-    retrieve.add_argument("-k", type=int, default=10, help="hits at most")
-    for name in ("split", "view", "finding"):
-        retrieve.add_argument(f"--{name}", action="append", default=[])
-    retrieve.add_argument("--exclude-patient", default="")
-    return parser
 
 
 def trusted(ca: Path | None) -> ssl.SSLContext:

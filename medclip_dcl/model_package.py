@@ -8,6 +8,8 @@
     offsets.json        level of each prompt over a bank of images, which decisions are taken by,
                         and which images these are
     bank.safetensors    region vectors of those images, float16, for prompts of other people's
+    heads.json          classifiers on labels of one's own, and what they reached; there once
+    heads.safetensors   fit_head has run, with their arrays
     subjects.json       hashes of the training patients' ids, to refuse contaminated tests
     input_range.json    mean and precision of the training images' features, and the distance
                         beyond which an image is out of range; from two patients on
@@ -19,7 +21,9 @@ The artifact's digest names the model everywhere.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +38,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.files import write_bytes, write_text
@@ -49,6 +54,7 @@ TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 """Files of `text/`, as transformers reads them."""
 CALIBRATION_FILE, INPUT_RANGE_FILE = "calibration.json", "input_range.json"
 OFFSETS_FILE, BANK_FILE = "offsets.json", "bank.safetensors"
+HEADS_FILE, HEAD_ARRAYS_FILE = "heads.json", "heads.safetensors"
 
 
 class Curve(Section):
@@ -338,6 +344,34 @@ def write_model_package(
     _write_json(folder / SUBJECTS, sorted(map(subject_hash, subject_ids)))
     (folder / TEXT).mkdir(exist_ok=True)
     write_text_files(folder / TEXT)
+
+
+def rewrite_package(
+    model: Artifact, folder: Path, names: Collection[str], write: Callable[[Path], None]
+) -> Artifact:
+    """Commit a model into `folder` with some of its files written again; its digest is new.
+
+    `names` are those files, whether the model has them or not; the others are linked. The folder
+    may be the model's own. What is said of its training stays.
+    """
+    with write_artifact(folder, ARTIFACT, model.fingerprint) as writer:
+        for name in set(model.files) - set(names):
+            _link(model.path / name, writer.directory / name)
+        for name in names:
+            (writer.directory / name).unlink(missing_ok=True)  # of a killed run
+        write(writer.directory)
+        kept = {"seconds", "code"} & set(model.origin)
+        writer.carried = {name: model.origin[name] for name in kept}
+        return writer.commit(model.summary)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)
 
 
 def read_model_package(path: Path) -> SavedModel:

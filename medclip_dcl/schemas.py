@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
 
     from medclip_dcl.data.grayscale import SquareImage
     from medclip_dcl.inference.grounding import Grounding
+    from medclip_dcl.inference.heads import HeadScore
     from medclip_dcl.inference.predictor import Predictor
     from medclip_dcl.inference.prompts import Finding
     from medclip_dcl.inference.zero_shot import FindingScore
-    from medclip_dcl.model_package import FindingCalibration
     from medclip_dcl.retrieval.search import Hit
 
 _LOW_CONTRAST = 12.0
@@ -152,8 +152,9 @@ class FindingAnswer(Schema):
     margin: float
     """Score of the positive prompt minus that of the negative, -2 to 2; without a negative, minus
     the level of the positive over the model's bank of images."""
-    decision: bool
-    """Whether the positive prompt fits better: the margin is above the offset."""
+    decision: bool | None
+    """Whether the positive prompt fits better: the margin is above the offset; null where the
+    calibration refused the finding, whose answer should not be read."""
     offset: float | None = None
     """Level of the margin over the model's bank of images; null where the model has none for
     these prompts, and the decision is that at 0."""
@@ -201,6 +202,40 @@ class FindingAnswer(Schema):
         )
 
 
+class HeadAnswer(Schema):
+    """One head: a classifier that was fitted to labels."""
+
+    name: str
+    """The label."""
+    kind: Literal["linear", "knn", "prototypes"]
+    """How it decides."""
+    score: float
+    """How much the image looks like those with the label, 0 to 1; no probability."""
+    threshold: float
+    """Score from which the decision is true."""
+    decision: bool | None
+    """Whether the score is at least the threshold; null where the head was refused when it was
+    calibrated."""
+    probability: float | None
+    """Calibrated probability, 0 to 1; null where validation images were too few, and of an image
+    that is out of range."""
+    probability_note: str
+    """Why the probability is null; empty where it is not."""
+
+    @classmethod
+    def of(cls, score: "HeadScore", *, out_of_range: bool) -> "HeadAnswer":
+        """Put a head's answer into words."""
+        return cls(
+            name=score.name,
+            kind=score.kind,
+            score=score.score,
+            threshold=score.threshold,
+            decision=score.is_present,
+            probability=None if out_of_range else score.probability,
+            probability_note=OUT_OF_RANGE_NOTE if out_of_range else score.note,
+        )
+
+
 class ClassifyAnswer(Schema):
     """Answer of `/classify`."""
 
@@ -210,6 +245,8 @@ class ClassifyAnswer(Schema):
     """The image."""
     findings: list[FindingAnswer]
     """One per finding, in the order of asking."""
+    heads: list[HeadAnswer] = []
+    """One per head of the model, whatever findings are asked for."""
     engine: str = "unknown"
     """Who ran the encoders, as in `/model`; `unknown`: an earlier version's service answered."""
     precision: str = "unknown"
@@ -223,6 +260,7 @@ class ClassifyAnswer(Schema):
         scores: "Sequence[FindingScore]",
         findings: "Sequence[Finding]",
         found: "Sequence[Grounding] | None",
+        heads: "Sequence[HeadScore]" = (),
     ) -> "ClassifyAnswer":
         """Put the scores of findings on an image into words; `found`: where, if asked for."""
         places: Sequence[Grounding | None] = found or [None] * len(scores)
@@ -234,9 +272,28 @@ class ClassifyAnswer(Schema):
                 FindingAnswer.of(score, finding, place, out_of_range=is_beyond)
                 for score, finding, place in zip(scores, findings, places, strict=True)
             ],
+            heads=[HeadAnswer.of(head, out_of_range=is_beyond) for head in heads],
             engine=model.engine.name,
             precision=model.engine.precision,
         )
+
+
+class RefusedImage(Schema):
+    """An image of several that cannot be read, in its place among the answers."""
+
+    code: str
+    """Why, in one word."""
+    message: str
+    """Why, in one fixed line."""
+
+
+class ClassifyAnswers(Schema):
+    """Answer of `/classify` to several images."""
+
+    model: str
+    """Digest of the model."""
+    answers: list[ClassifyAnswer | RefusedImage]
+    """One per image, in the order of asking."""
 
 
 class GroundAnswer(Schema):
@@ -248,6 +305,15 @@ class GroundAnswer(Schema):
     """The image."""
     phrases: list[PhraseAnswer]
     """One per phrase, in the order of asking."""
+
+
+class GroundAnswers(Schema):
+    """Answer of `/ground` to several images."""
+
+    model: str
+    """Digest of the model."""
+    answers: list[GroundAnswer | RefusedImage]
+    """One per image, in the order of asking."""
 
 
 class EmbedAnswer(Schema):
@@ -267,19 +333,28 @@ class EmbedAnswer(Schema):
     """(inputs, dim), or (images, rows, columns, dim) for regions, rows from the top."""
     dtype: Literal["float32", "float16"]
     """Of the numbers; the vectors had unit length before they were rounded to it."""
-    images: list[ImageFacts]
+    images: list[ImageFacts | RefusedImage]
     """One per image, in the order of asking; empty for sentences."""
     vectors: list[Any] | None = None
-    """Nested lists of that shape; null where base64 was asked for."""
+    """Nested lists of that shape, null in the place of a refused image; null where base64 was asked
+    for."""
     base64: str | None = None
-    """The bytes of the numbers, little endian, the last axis fastest; null where JSON was."""
+    """The bytes of the numbers, little endian, the last axis fastest, NaN for a refused image; null
+    where JSON was asked for."""
 
     def to_numpy(self) -> "np.typing.NDArray[np.floating[Any]]":
-        """Give the vectors as an array of `shape` and `dtype`; needs numpy."""
+        """Give the vectors as an array of `shape` and `dtype`, NaN for a refused image.
+
+        Needs numpy.
+        """
         import numpy as np
 
         if self.base64 is None:
-            return np.asarray(self.vectors, self.dtype).reshape(self.shape)
+            found = np.full(self.shape, np.nan, self.dtype)
+            for place, vector in enumerate(self.vectors or ()):
+                if vector is not None:
+                    found[place] = vector
+            return found
         stored = np.dtype(self.dtype).newbyteorder("<")
         numbers = np.frombuffer(b64decode(self.base64), stored)
         return numbers.reshape(self.shape).astype(self.dtype)
@@ -324,52 +399,6 @@ class RetrieveAnswer(Schema):
     """Digest of the index."""
     hits: list[HitAnswer]
     """Best first; equal scores by id."""
-
-
-class RefusedFinding(Schema):
-    """A finding that was not calibrated because its answer should not be read."""
-
-    name: str
-    """Name of the finding."""
-    reason: str
-    """Why: its two prompts do not decide, or it is read upside down."""
-    correlation: float | None
-    """Of the scores of its two prompts over the validation images; null where undefined."""
-    auc: float | None
-    """Of its score on the validation images; null where they are too few."""
-
-    @classmethod
-    def of(cls, fitted: "FindingCalibration") -> "RefusedFinding":
-        """Put a calibration without a curve into words."""
-        return cls(
-            name=fitted.finding,
-            reason=fitted.reason,
-            correlation=fitted.correlation,
-            auc=fitted.auc,
-        )
-
-
-class ModelAnswer(Schema):
-    """Answer of `/model`."""
-
-    digest: str
-    """Digest of the model."""
-    notice: str = "Research use only, not a medical device."
-    """What the service is not."""
-    card: dict[str, Any]
-    """The card that the model was published with."""
-    refused: list[RefusedFinding] = []
-    """Findings of the card whose answers should not be read, as `calibrate_scores` saw on the
-    validation images; empty too where no calibration was fitted."""
-    index: dict[str, Any] | None
-    """Digest and counts of the retrieval index, and the findings that hits can be filtered by; null
-    without one."""
-    limits: dict[str, float]
-    """Limits on what may be asked."""
-    engine: str = "torch"
-    """Who runs the encoders: torch or openvino."""
-    precision: str = "float32"
-    """Of the encoders."""
 
 
 class State(Schema):

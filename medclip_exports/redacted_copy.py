@@ -1,8 +1,9 @@
 """A model package as it may leave the institution: no patient, no folder, with its cards.
 
 What stays behind: the hashes of the training patients' ids (who knows how ids are formed can
-try them all), the encoded images of the bank (the offsets of the model's own prompts go along),
-and every setting but those of `TrainingConfig`, whose own places (folders, tables, hosts) are
+try them all), the encoded images of the bank (the offsets of the model's own prompts go along) and
+of heads that hold some (`knn`), and every setting but those of `TrainingConfig`, whose own places
+(folders, tables, hosts) are
 withheld. A vocabulary that was learned from the reports consists of pieces of them, so it is
 refused unless it is allowed.
 """
@@ -16,6 +17,7 @@ from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.files import write_bytes, write_text
+from medclip_dcl.inference.heads import read_heads, write_heads
 from medclip_dcl.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS, TEXT, TEXT_FILES, WEIGHTS
 from medclip_dcl.training.config import read_training_config
 
@@ -54,6 +56,7 @@ def export_model(
     found = model_package.read_model_package(model)
     source = open_artifact(model, ARTIFACT, verify=False)
     expected = {*_KEPT, *_KEPT_IF_THERE, CONFIG, CARD, SUBJECTS, model_package.BANK_FILE}
+    expected |= {model_package.HEADS_FILE, model_package.HEAD_ARRAYS_FILE}
     if strange := sorted(set(source.files) - expected):
         raise CheckpointError(
             f"the model holds {len(strange)} files that no model package has; package it again"
@@ -73,6 +76,8 @@ def export_model(
         (writer.directory / TEXT).mkdir(exist_ok=True)
         for name in kept:
             write_bytes(writer.directory / name, source.file(name).read_bytes())
+        if heads := [head for head in read_heads(model) if head.card.kind != "knn"]:
+            write_heads(writer.directory, heads)
         card = {name: found.card[name] for name in _CARD if name in found.card}
         if "objective" in card:  # of an earlier version, it may name a table
             card["objective"] = settings.objective.public_settings()

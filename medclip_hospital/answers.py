@@ -45,7 +45,11 @@ ANSWERS = TableFormat(
         Column("finding", pa.string(), "the finding"),
         Column("score", pa.float64(), "share of the positive prompt, 0 to 1; no probability"),
         Column("margin", pa.float64(), "score of the positive prompt minus that of the negative"),
-        Column("decision", pa.bool_(), "whether the finding is decided to be present"),
+        Column(
+            "decision",
+            pa.bool_(),
+            "whether the finding is decided to be present; null where its calibration was refused",
+        ),
         Column(
             "probability",
             pa.float64(),
@@ -143,12 +147,14 @@ def _classified(predictor: Predictor, images: Sequence[SquareImage]) -> list[Cla
     if not images:
         return []
     findings = predictor.findings
-    regions = predictor.embed_images(np.stack([image.pixels for image in images]))
+    pixels = np.stack([image.pixels for image in images])
+    regions = predictor.embed_images(pixels)
     scores = predictor.classify_regions(regions)
+    heads = predictor.answer_heads(regions, pixels)
     answers = []
-    for image, own, score in zip(images, regions, scores, strict=True):
+    for image, own, score, said in zip(images, regions, scores, heads, strict=True):
         found = predictor.locate_findings(own, findings, image.height_px, image.width_px)
-        answers.append(ClassifyAnswer.of(predictor, image, score, findings, found))
+        answers.append(ClassifyAnswer.of(predictor, image, score, findings, found, said))
     return answers
 
 
@@ -282,6 +288,7 @@ def _write_objects(
         objects=settings.objects,
         report_class=settings.report_class,
         out_of_range=settings.out_of_range,
+        heads=settings.heads,
     )
     refused = []
     with pa.ipc.new_file(str(path), OBJECTS.schema) as writer:

@@ -6,7 +6,7 @@ import uuid
 
 from pydicom.sr.coding import Code
 
-from medclip_dcl.schemas import FindingAnswer
+from medclip_dcl.schemas import FindingAnswer, HeadAnswer
 
 SCHEME = "99MEDCLIP"
 """Designator of the private coding scheme; every object that uses it declares it."""
@@ -39,10 +39,17 @@ def finding_code(finding: FindingAnswer) -> Code:
     return Code(finding.code.value, finding.code.scheme, plain(finding.code.meaning))
 
 
-def label_of(finding: FindingAnswer) -> str:
-    """Give a finding's name as it is shown: with a capital, in ASCII."""
+def label_of(finding: FindingAnswer | HeadAnswer) -> str:
+    """Give the name of a finding or of a head as it is shown: with a capital, in ASCII."""
     name = plain(finding.name)
     return name[:1].upper() + name[1:]
+
+
+def decision_of(finding: FindingAnswer | HeadAnswer) -> str:
+    """Put a decision into a word or two."""
+    if finding.decision is None:
+        return "not decided"
+    return "present" if finding.decision else "absent"
 
 
 def plain(text: str) -> str:

@@ -14,7 +14,7 @@ from pydicom.tag import Tag
 from pydicom.uid import UID, ExplicitVRLittleEndian
 
 from medclip_dcl.data.images import ImageHeader
-from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, Rectangle
+from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, HeadAnswer, Rectangle
 
 from .identifiers import SCHEME, make_uid, plain
 from .settings import Kind, ResultsConfig
@@ -91,6 +91,11 @@ class Answered:
         return OUT_OF_RANGE if self.answer.image.is_out_of_range else ""
 
     @property
+    def heads(self) -> Sequence[HeadAnswer]:
+        """What the model's heads say, where that is asked for."""
+        return self.answer.heads if self.settings.heads and not self.is_refused else ()
+
+    @property
     def made_by(self) -> tuple[str, str, str]:
         """Model, engine and precision, a line each: what another answer may come from."""
         answer = self.answer
@@ -106,6 +111,7 @@ class Answered:
         Corrected patient data give other UIDs: an archive keeps the first of two objects under one.
         """
         asked = [f"{finding.name}\0{finding.code}" for finding in self.answer.findings]
+        asked += [f"head\0{head.name}" for head in self.heads]
         asked += ["not analysed"] if self.is_refused else []
         return make_uid(
             _VERSION,

@@ -16,9 +16,9 @@ from pydicom.uid import SecondaryCaptureImageStorage
 
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.heatmaps import draw_heat
-from medclip_dcl.schemas import FindingAnswer
+from medclip_dcl.schemas import FindingAnswer, HeadAnswer
 
-from .identifiers import label_of, plain
+from .identifiers import decision_of, label_of, plain
 from .instance import NAME, NOTICE, Answered, code_items, referenced
 
 _FONT_PX, _LINE_PX, _MARGIN_PX = 16, 20, 8
@@ -103,13 +103,15 @@ def _write(
 
 
 def _lines(answered: Answered, findings: Sequence[FindingAnswer]) -> list[str]:
-    """Give a line per finding, those that are present first, and what the object is."""
+    """Give a line per finding and head, those that are present first, and what the object is."""
     lines = []
-    for item in sorted(findings, key=lambda item: not item.decision):
+    said: list[FindingAnswer | HeadAnswer] = [*findings, *answered.heads]
+    for item in sorted(said, key=lambda item: not item.decision):
         figure = f"score {item.score:.3f}, no probability"
         if item.probability is not None:
             figure = f"probability {item.probability:.1%}"
-        lines.append(f"{label_of(item)}: {'present' if item.decision else 'absent'}, {figure}")
+        what = ", head" if isinstance(item, HeadAnswer) else ""
+        lines.append(f"{label_of(item)}{what}: {decision_of(item)}, {figure}")
     if len(lines) > _MOST_LINES:
         more = len(lines) - _MOST_LINES + 1
         lines = [*lines[: _MOST_LINES - 1], f"and {more} more in the report"]

@@ -21,6 +21,8 @@ class ResultsConfig(Section):
     out_of_range: OutOfRange = "refuse"
     """Objects of an image unlike those that the model was trained on: `refuse`, a report and a
     capture that say that it was not analysed; `answer`, the findings with a warning."""
+    heads: bool = False
+    """Whether report and capture also hold what the model's heads say."""
 
     def refuses(self, answer: ClassifyAnswer) -> bool:
         """Whether the findings of an answer are withheld: its image is out of range."""
@@ -43,6 +45,8 @@ class AnswerConfig(Section):
     out_of_range: OutOfRange = "refuse"
     """Objects of an image unlike those that the model was trained on: `refuse`, a report and a
     capture that say that it was not analysed; `answer`, the findings with a warning."""
+    heads: bool = False
+    """Whether report and capture also hold what the model's heads say."""
     archive: Annotated[str, NO_EFFECT] = ""
     """URL of the DICOMweb of an archive that the objects are stored in; empty: none."""
     archive_key: Annotated[str, NO_EFFECT] = ""

@@ -19,9 +19,9 @@ from pydicom.dataset import Dataset
 from pydicom.sr.codedict import codes
 from pydicom.sr.coding import Code
 
-from medclip_dcl.schemas import FindingAnswer, Rectangle
+from medclip_dcl.schemas import FindingAnswer, HeadAnswer, Rectangle
 
-from .identifiers import finding_code, label_of, make_uid, plain, private_code
+from .identifiers import decision_of, finding_code, label_of, make_uid, plain, private_code
 from .instance import NAME, NOTICE, Answered
 
 _BOUNDED_BY = Code("75958009", "SCT", "Bounded by")
@@ -166,20 +166,21 @@ def _evaluations(answered: Answered, findings: Sequence[FindingAnswer]) -> sr.Co
         items.append(sr.CodeContentItem(what, outcome, kinds))
     if answered.warning:
         items.append(sr.TextContentItem(_COMMENT, answered.warning, kinds))
-    for finding in findings:
-        value = codes.SCT.Present if finding.decision else codes.SCT.Absent
-        items += [
-            sr.CodeContentItem(finding_code(finding), value, kinds),
-            sr.TextContentItem(_COMMENT, describe(finding), kinds),
-        ]
+    coded: list[tuple[FindingAnswer | HeadAnswer, Code, str]]
+    coded = [(finding, finding_code(finding), "") for finding in findings]
+    coded += [(head, private_code(f"{label_of(head)}, head"), ", head") for head in answered.heads]
+    for finding, code, what in coded:
+        if finding.decision is not None:
+            value = codes.SCT.Present if finding.decision else codes.SCT.Absent
+            items.append(sr.CodeContentItem(code, value, kinds))
+        items.append(sr.TextContentItem(_COMMENT, describe(finding, what), kinds))
     container.ContentSequence = sr.ContentSequence(items)
     return container
 
 
-def describe(finding: FindingAnswer) -> str:
-    """Put a finding's figures into a line."""
-    decided = "present" if finding.decision else "absent"
-    line = f"{label_of(finding)}: {decided}, score {finding.score:.3f}"
+def describe(finding: FindingAnswer | HeadAnswer, what: str = "") -> str:
+    """Put the figures of a finding or of a head into a line; `what` stands behind its name."""
+    line = f"{label_of(finding)}{what}: {decision_of(finding)}, score {finding.score:.3f}"
     if finding.probability is None:
         return f"{line}, no probability: {plain(finding.probability_note)}"
     return f"{line}, probability {finding.probability:.1%}"

@@ -32,13 +32,15 @@ def _read_box(text: str) -> tuple[float, ...]:
 
 @app.command("classify")
 def ask_findings(
-    image: Image,
+    image: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE...", help="DICOM, JPEG or PNG; up to 32.")
+    ],
     explain: Annotated[bool, typer.Option("--explain", help="With heatmaps.")] = False,
     url: Url = _URL,
     key_file: KeyFile = None,
     ca: Authorities = None,
 ) -> None:
-    """Ask which findings an image shows."""
+    """Ask which findings images show, and what the model's heads say."""
     asked = Namespace(
         question="classify", image=image, explain=explain, url=url, key_file=key_file, ca=ca
     )

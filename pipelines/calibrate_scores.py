@@ -36,7 +36,7 @@ SPLIT = "validate"
 def build(job: Job) -> None:
     """Fit the calibration unless the model has it already."""
     model = job.open(model_package.ARTIFACT)
-    inputs = _inputs(job, model)
+    inputs = fitting_inputs(job, model)
     found = read_calibration(model)
     asked = job.config.probabilities
     state = "reused"
@@ -60,7 +60,7 @@ def build(job: Job) -> None:
             )
 
 
-def _inputs(job: Job, model: Artifact) -> dict[str, str]:
+def fitting_inputs(job: Job, model: Artifact) -> dict[str, str]:
     """Name what a calibration is made from; of the model all but the calibration itself."""
     own = {
         name: model.files[name]["sha256"] for name in (model_package.WEIGHTS, model_package.CARD)

@@ -12,7 +12,12 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.settings import EvaluateConfig, Table1Config
 from medclip_dcl.files import find_config
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
-from medclip_dcl.models.settings import InferenceConfig, ModelConfig, ProbabilitiesConfig
+from medclip_dcl.models.settings import (
+    HeadsConfig,
+    InferenceConfig,
+    ModelConfig,
+    ProbabilitiesConfig,
+)
 from medclip_dcl.plugins import load_plugins, locate_plugins
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.settings import LOCAL, Section, check_settings, parse_value, read_yaml
@@ -66,6 +71,8 @@ class Config(Section):
     """Training loop."""
     probabilities: ProbabilitiesConfig = ProbabilitiesConfig()
     """Scores as probabilities."""
+    heads: HeadsConfig = HeadsConfig()
+    """Classifiers on labels of one's own."""
     inference: InferenceConfig = InferenceConfig()
     """Engine and precision of a finished model."""
     evaluate: EvaluateConfig = EvaluateConfig()

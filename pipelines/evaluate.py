@@ -43,7 +43,7 @@ def build(job: Job) -> None:
     folder = model_package.ARTIFACT.at(job.work)
     if job.config.evaluate.model:
         folder = published_folder(resolve_path(job.config.evaluate.model, job.config.work))
-        job = _prepared_for(job, folder)
+        job = prepare_for(job, folder)
     config = job.config
     inputs: dict[str, Artifact | str] = {
         kind.name: job.open(kind)
@@ -65,7 +65,7 @@ def build(job: Job) -> None:
     print(results.results_table(results.read_figures(artifact)), flush=True)
 
 
-def _prepared_for(job: Job, model: Path) -> Job:
+def prepare_for(job: Job, model: Path) -> Job:
     """Make what a model of another run is evaluated on; gives the job with the settings of that."""
     config, trained = job.config, model_package.read_model_package(model).config
     asked = config.evaluate

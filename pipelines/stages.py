@@ -41,6 +41,7 @@ STAGES = {
     ),
     "train": Command(TRAINING, "images, sentences, eta -> a model; one process or many"),
     "calibrate_scores": Command(TRAINING, "scores -> probabilities, by the validation images"),
+    "fit_head": Command(TRAINING, "labels of your own -> classifiers that the model answers by"),
     "evaluate": Command(EVALUATION, "zero-shot findings, grounding, retrieval"),
     "write_cards": Command(SERVING, "the cards without which no model is published"),
     "build_index": Command(SERVING, "vectors of all images and sentences, bound to the model"),
@@ -56,6 +57,7 @@ _ON_REQUEST = {
     "pretrain_images",
     "answer_images",
     "export_dataset",
+    "fit_head",
     "write_cards",
     "ask_service",
 }

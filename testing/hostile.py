@@ -73,6 +73,9 @@ SOUND: dict[str, tuple[Part, ...]] = {
 }
 """Route -> the parts of a form that it answers."""
 
+SEVERAL = ("/classify", "/ground", "/embed")
+"""Routes that take several images."""
+
 FIELDS = {
     "/classify": ("findings", "explain"),
     "/ground": ("phrase", "threshold"),
@@ -156,6 +159,12 @@ def _forms() -> Iterator[tuple[str, Request]]:
         "name with a quote": form(Part('image"; filename="' + CANARY, IMAGE)),
         "image as a field": form(Part("image", IMAGE)),
         "two images": form(image, image),
+        "an image and none": form(image, Part("image", _C, "image.png")),
+        "none twice": form(*[Part("image", _C, "image.png")] * 2),
+        "large ones and none": form(
+            Part("image", IMAGE + bytes(300_000), "a"), Part("image", b"", "b"), image
+        ),
+        "33 images": form(*[image] * 33),
         "five hundred images": form(*[image] * 500),
         "65 fields": form(image, *[Part("phrase", b"x")] * 65),
         "17 phrases": form(image, *[Part("phrase", b"x")] * 17),
@@ -171,7 +180,7 @@ def _forms() -> Iterator[tuple[str, Request]]:
         "too large": form(Part("image", bytes(5 << 20), "a")),
         "unknown field": form(image, Part(CANARY, _C)),
     }.items():
-        for path in ("/classify", "/ground", "/embed", "/retrieve"):
+        for path in (*SEVERAL, "/retrieve"):
             yield f"{path} form: {title}", Request(path, body=body)
 
 
@@ -290,11 +299,19 @@ def mutant(number: int) -> Request:
         parts = [part for part in parts if part.name != name]
         value = rng.choice([*TEXTS.values(), _json(rng)])
         parts += [Part(name, _spoilt(rng, value[:4000]))] * rng.choice((1, 1, 1, 2, 20))
+    if path in SEVERAL:  # by draws of their own: the others are those that they were
+        parts += _more_images(random.Random(f"images {number}"))
     rng.shuffle(parts)
     request = Request(rng.choice(("", "/v1")) + path, body=form(*parts))
     for _ in range(rng.randint(0, 2)):
         request = _change(rng, request)
     return request
+
+
+def _more_images(rng: random.Random) -> list[Part]:
+    """Up to three further images, sound ones, spoilt ones and what is none."""
+    kinds = (IMAGE, _spoilt(rng, IMAGE), IMAGE + bytes(300_000), rng.choice([*TEXTS.values()]))
+    return [Part("image", rng.choice(kinds), "image.png") for _ in range(rng.choice((0, 1, 1, 3)))]
 
 
 def _change(rng: random.Random, request: Request) -> Request:

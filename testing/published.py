@@ -15,7 +15,7 @@ from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import open_image
 from medclip_dcl.evaluation.calibration import add_calibration
 from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT
-from medclip_dcl.inference.predictor import build_predictor, fit_offsets
+from medclip_dcl.inference.predictor import build_predictor
 from medclip_dcl.input_range import fit_input_range
 from medclip_dcl.likelihood.masked_corpus import train_tokenizer
 from medclip_dcl.model_package import (
@@ -32,6 +32,7 @@ from medclip_dcl.models.image_encoder import preprocessing_facts
 from medclip_dcl.models.settings import ProbabilitiesConfig
 from medclip_dcl.models.text_encoder import TextEncoder
 from medclip_dcl.training.config import TrainingConfig
+from medclip_dcl.training.publishing import fit_offsets
 from pipelines.config import Config
 from testing.dicom import raster_bytes
 from testing.tiny_models import (

@@ -1,46 +1,83 @@
 """POST /classify: which findings does an image show?"""
 
-from typing import Annotated
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Request
+from fastapi import APIRouter, Form, Request, Response
 from torch import Tensor
 
-from medclip_dcl.schemas import ClassifyAnswer
+from medclip_dcl.data.grayscale import SquareImage
+from medclip_dcl.inference.grounding import locate
+from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.schemas import ClassifyAnswer, ClassifyAnswers
 
 from ..errors import documented
 from ..model_manager import CurrentState
-from ..uploads import FormImage, parse_findings
+from ..settings import MAX_IMAGES
+from ..uploads import ImageFiles, answer_each, parse_findings
 
 router = APIRouter(tags=["questions"])
 
 
-@router.post("/classify", responses=documented("invalid_query", has_form=True, has_image=True))
+@router.post(
+    "/classify",
+    response_model=ClassifyAnswer | ClassifyAnswers,
+    form_limits={"max_files": MAX_IMAGES},
+    responses=documented("invalid_query", has_form=True, has_image=True),
+)
 async def classify(
     request: Request,
     serving: CurrentState,
-    image: FormImage,
+    files: ImageFiles,
     findings: Annotated[
         str, Form(description="what to look for, as JSON; empty: the model's own findings")
     ] = "",
     explain: Annotated[bool, Form(description="whether grids and boxes are wanted")] = False,
-) -> ClassifyAnswer:
-    """Score findings on an image by their prompts."""
+) -> ClassifyAnswer | Response:
+    """Score findings on an image by their prompts; of several images each has its answer."""
     asked = parse_findings(findings)
     model = serving.predictor
-    wanted = model.findings if asked is None else asked
-    if asked is None and not explain:  # the usual question: one product for a whole batch
-        return await serving.batcher.submit(
-            request,
-            model,
-            image.pixels,
-            lambda scores: ClassifyAnswer.of(model, image, scores, wanted, None),
-            batched=model.classify_regions,
+    question = _Question(model, model.findings if asked is None else asked, explain)
+
+    async def one(_place: int, image: SquareImage) -> ClassifyAnswer:
+        answer = await serving.batcher.submit(
+            request, model, image.pixels, lambda part: question.answer(image, *part), question
         )
+        serving.metrics.note_answer(answer, own=asked is None)
+        return answer
 
-    def look(regions: Tensor) -> ClassifyAnswer:
-        scores = model.classify_regions(regions[None], wanted)[0]
+    answers = await answer_each(request, serving, files, one)
+    if len(answers) == 1 and isinstance(answers[0], ClassifyAnswer):
+        return answers[0]
+    several = ClassifyAnswers(model=model.digest, answers=answers)
+    body = await serving.draw_slots.run(request, several.model_dump_json)
+    return Response(body, media_type="application/json")
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked about images: where it is equal, one product answers a whole batch."""
+
+    model: Predictor
+    findings: tuple[Finding, ...]
+    explain: bool
+
+    def __call__(self, regions: Tensor) -> Iterator[tuple[Any, Any, Tensor]]:
+        scores = self.model.classify_regions(regions, self.findings)
+        grids = [None] * len(regions)
+        if self.explain:
+            grids = list(self.model.finding_grids(regions, self.findings))
+        return zip(scores, grids, regions, strict=True)
+
+    def answer(
+        self, image: SquareImage, scores: Any, grids: Any, regions: Tensor
+    ) -> ClassifyAnswer:
+        """Answer for one image of a batch."""
         height, width = image.height_px, image.width_px
-        found = model.locate_findings(regions, wanted, height, width) if explain else None
-        return ClassifyAnswer.of(model, image, scores, wanted, found)
-
-    return await serving.batcher.submit(request, model, image.pixels, look)
+        found = None
+        if grids is not None:
+            found = [locate(grid, height, width, None) for grid in grids]
+        heads = self.model.answer_heads(regions[None], image.pixels[None])[0]
+        return ClassifyAnswer.of(self.model, image, scores, self.findings, found, heads)

@@ -1,11 +1,10 @@
 """POST /embed: vectors of images or sentences in the model's shared space."""
 
-import asyncio
 import json
 from base64 import b64encode
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +12,21 @@ import torch
 from fastapi import APIRouter, Form, Request, Response
 from torch import Tensor
 
-from medclip_dcl.errors import CheckpointError, ImageError
+from medclip_dcl.data.grayscale import SquareImage
+from medclip_dcl.errors import CheckpointError
 from medclip_dcl.models.similarity import box_vectors, global_vectors
-from medclip_dcl.schemas import EmbedAnswer, ImageFacts
+from medclip_dcl.schemas import EmbedAnswer, ImageFacts, RefusedImage
 
 from ..errors import ApiError, documented
 from ..model_manager import CurrentState, ServingState
-from ..settings import MAX_EMBEDDED, MEBIBYTE
+from ..settings import MAX_IMAGES, MEBIBYTE
 from ..uploads import (
     FileContent,
-    ImageFiles,
+    OptionalFiles,
     PixelBox,
     Sentences,
+    answer_each,
     box_shares,
-    decode_square,
     parse_boxes,
 )
 
@@ -34,9 +34,7 @@ router = APIRouter(tags=["questions"])
 
 _What = Literal["global", "regions", "box"]
 _Floats = npt.NDArray[np.floating[Any]]
-_Result = TypeVar("_Result")
 
-_BATCHES = 2  # of one request at a time: one in the model while the next is decoded
 _JSON_BYTES = 24  # of a number in JSON, at most
 _BASE64 = 4 / 3
 
@@ -44,13 +42,13 @@ _BASE64 = 4 / 3
 @router.post(
     "/embed",
     response_model=EmbedAnswer,
-    form_limits={"max_files": MAX_EMBEDDED},
+    form_limits={"max_files": MAX_IMAGES},
     responses=documented(has_form=True, has_image=True),
 )
 async def embed(
     request: Request,
     serving: CurrentState,
-    files: ImageFiles,
+    files: OptionalFiles,
     sentences: Sentences,
     what: Annotated[_What, Form(description="of which part of the images")] = "global",
     boxes: Annotated[
@@ -69,14 +67,15 @@ async def embed(
     if (what == "box") != bool(boxes):
         raise ApiError("invalid_request", "boxes: With what=box alone")
     model = serving.predictor
-    images: Sequence[ImageFacts] = ()
+    images: Sequence[ImageFacts | RefusedImage] = ()
     if sentences:
         found = await serving.batcher.ask(request, lambda: model.embed_sentences(sentences).cpu())
         vectors: _Floats = found.numpy()
     else:
         asked = parse_boxes(boxes, len(files)) if boxes else [None] * len(files)
         vectors, images = await _embed_images(request, serving, files, what, asked)
-    if not np.isfinite(vectors).all():
+    read = [not isinstance(item, RefusedImage) for item in images] or slice(None)
+    if not np.isfinite(vectors[read]).all():
         raise CheckpointError("the model gave a vector that is not finite; train it again")
     vectors = vectors.astype(np.dtype(dtype).newbyteorder("<"))
     check_size(vectors, encoding, serving.settings.max_body_mb * MEBIBYTE)
@@ -109,48 +108,40 @@ async def _embed_images(
     files: Sequence[FileContent],
     what: _What,
     boxes: Sequence[PixelBox | None],
-) -> tuple[_Floats, list[ImageFacts]]:
-    """Decode and encode images, some at a time, so that other requests get their turn."""
+) -> tuple[_Floats, list[ImageFacts | RefusedImage]]:
+    """Decode and encode images; NaN stands for the vectors of one that is refused."""
     model = serving.predictor
-    turns = asyncio.Semaphore(_BATCHES * serving.settings.batch)
+    batched = global_vectors if what == "global" else None
 
-    async def one(
-        number: int, data: FileContent, box: PixelBox | None
-    ) -> tuple[_Floats, ImageFacts]:
-        async with turns:
-            try:
-                image = await decode_square(request, serving, data)
-            except ImageError as error:
-                error.add_note(f"(image {number} of {len(files)})")
-                raise
-            shares = box and box_shares(box, image, "boxes")
+    async def one(place: int, image: SquareImage) -> tuple[_Floats, ImageFacts]:
+        box = boxes[place]
+        shares = box and box_shares(box, image, "boxes")
 
-            def answer(part: Tensor) -> tuple[_Floats, ImageFacts]:
-                vectors = _box_vector(part, shares) if shares else part
-                is_beyond = model.is_out_of_range(image.pixels)
-                return vectors.cpu().numpy(), ImageFacts.of(image, out_of_range=is_beyond)
+        def answer(part: Tensor) -> tuple[_Floats, ImageFacts]:
+            vectors = _box_vector(part, shares) if shares else part
+            is_beyond = model.is_out_of_range(image.pixels)
+            return vectors.cpu().numpy(), ImageFacts.of(image, out_of_range=is_beyond)
 
-            batched = global_vectors if what == "global" else None
-            return await serving.batcher.submit(request, model, image.pixels, answer, batched)
+        found = await serving.batcher.submit(request, model, image.pixels, answer, batched)
+        serving.metrics.note_facts(model.digest, found[1])
+        return found
 
-    asked = enumerate(zip(files, boxes, strict=True), start=1)
-    answers = await _together([one(number, *item) for number, item in asked])
-    return np.stack([vectors for vectors, _ in answers]), [facts for _, facts in answers]
+    answers = await answer_each(request, serving, files, one)
+    good = [item for item in answers if not isinstance(item, RefusedImage)]
+    if not good:
+        grid = (0, 0) if what == "regions" else ()  # nothing says how many there would be
+        shape = (len(files), *grid, model.config.model.similarity.dim)
+        refusals = [item for item in answers if isinstance(item, RefusedImage)]
+        return np.full(shape, np.nan, np.float32), [*refusals]
+    refused = np.full_like(good[0][0], np.nan)
+    vectors = [refused if isinstance(item, RefusedImage) else item[0] for item in answers]
+    facts = [item if isinstance(item, RefusedImage) else item[1] for item in answers]
+    return np.stack(vectors), facts
 
 
 def _box_vector(regions: Tensor, shares: PixelBox) -> Tensor:
     boxes = torch.tensor([shares], device=regions.device)
     return box_vectors(regions[None], boxes, torch.zeros(1, dtype=torch.long))[0]
-
-
-async def _together(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
-    """Run work side by side; the first that fails ends the rest, and its error is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(item) for item in work]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 def _with_base64(head: EmbedAnswer, vectors: _Floats) -> bytes:
@@ -160,5 +151,8 @@ def _with_base64(head: EmbedAnswer, vectors: _Floats) -> bytes:
 
 def _with_json(head: EmbedAnswer, vectors: _Floats) -> bytes:
     # Input by input: json holds the interpreter until it returns, and others want a turn.
-    rows = ",".join(json.dumps(row.tolist(), separators=(",", ":")) for row in vectors)
+    rows = ",".join(
+        "null" if np.isnan(row).all() else json.dumps(row.tolist(), separators=(",", ":"))
+        for row in vectors
+    )
     return f'{head.model_dump_json(exclude={"vectors"})[:-1]},"vectors":[{rows}]}}'.encode()

@@ -1,5 +1,7 @@
 """POST /ground: where on an image is a phrase answered?"""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from typing import Annotated, Any
@@ -8,14 +10,22 @@ from fastapi import APIRouter, Form, Request, Response
 from PIL import Image
 from torch import Tensor
 
-from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.grayscale import GreyImage, SquareImage
 from medclip_dcl.data.heatmaps import draw_heat
 from medclip_dcl.inference.grounding import Grounding
-from medclip_dcl.schemas import GroundAnswer, ImageFacts, PhraseAnswer
+from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.schemas import (
+    GroundAnswer,
+    GroundAnswers,
+    ImageFacts,
+    PhraseAnswer,
+    RefusedImage,
+)
 
 from ..errors import ApiError, documented
-from ..model_manager import CurrentState
-from ..uploads import FormImage, ImageToDraw, Phrases, wants_picture
+from ..model_manager import CurrentState, ServingState
+from ..settings import MAX_IMAGES
+from ..uploads import ImageFiles, Phrases, answer_each, decode_whole, wants_picture
 
 router = APIRouter(tags=["questions"])
 
@@ -26,37 +36,72 @@ _PICTURE: dict[int | str, dict[str, Any]] = {
 
 @router.post(
     "/ground",
-    response_model=GroundAnswer,
+    response_model=GroundAnswer | GroundAnswers,
+    form_limits={"max_files": MAX_IMAGES},
     responses={**_PICTURE, **documented("not_acceptable", has_form=True, has_image=True)},
 )
 async def ground(
     request: Request,
     serving: CurrentState,
     phrases: Phrases,
-    image: FormImage,
-    whole_image: ImageToDraw,
+    files: ImageFiles,
     threshold: Annotated[
         float | None,
         Form(ge=-1, le=1, allow_inf_nan=False, description="score from which boxes are traced"),
     ] = None,
 ) -> GroundAnswer | Response:
-    """Score every region of an image against phrases; a picture with `Accept: image/png`."""
-    if wants_picture(request) and len(phrases) != 1:
+    """Score every region of an image against phrases; a picture with `Accept: image/png`.
+
+    Of several images each has its answer.
+    """
+    is_drawn = wants_picture(request)
+    if is_drawn and (len(phrases) != 1 or len(files) != 1):
         raise ApiError("not_acceptable")
     model = serving.predictor
+    question = _Question(model, tuple(phrases))
 
-    def answer(regions: Tensor) -> list[Grounding]:
-        return model.ground_regions(regions, phrases, image.height_px, image.width_px, threshold)
+    async def one(_place: int, image: SquareImage) -> tuple[SquareImage, list[Grounding]]:
+        def answer(found: Any) -> list[Grounding]:
+            located: list[Grounding] = found.locate(image.height_px, image.width_px, threshold)
+            return located
 
-    found = await serving.batcher.submit(request, model, image.pixels, answer)
-    if whole_image is not None:
-        picture = await serving.draw_slots.run(request, partial(overlay_png, whole_image, found[0]))
-        return Response(picture, media_type="image/png")
-    return GroundAnswer(
-        model=model.digest,
-        image=ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels)),
-        phrases=[PhraseAnswer.of(item) for item in found],
-    )
+        pixels = image.pixels
+        return image, await serving.batcher.submit(request, model, pixels, answer, question)
+
+    found = await answer_each(request, serving, files, one)
+    if is_drawn and not isinstance(found[0], RefusedImage):
+        whole = await decode_whole(request, serving, files[0])
+        picture = partial(overlay_png, whole, found[0][1][0])
+        png = await serving.draw_slots.run(request, picture)
+        return Response(png, media_type="image/png")
+    answers = [
+        item if isinstance(item, RefusedImage) else _answer(serving, *item) for item in found
+    ]
+    if len(answers) == 1 and isinstance(answers[0], GroundAnswer):
+        return answers[0]
+    several = GroundAnswers(model=model.digest, answers=answers)
+    body = await serving.draw_slots.run(request, several.model_dump_json)
+    return Response(body, media_type="application/json")
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked about images: where it is equal, phrases are encoded once for a batch."""
+
+    model: Predictor
+    phrases: tuple[str, ...]
+
+    def __call__(self, regions: Tensor) -> Iterable[Any]:
+        return self.model.phrase_grids(regions, self.phrases)
+
+
+def _answer(serving: ServingState, image: SquareImage, found: Sequence[Grounding]) -> GroundAnswer:
+    model = serving.predictor
+    is_beyond = model.is_out_of_range(image.pixels)
+    facts = ImageFacts.of(image, out_of_range=is_beyond)
+    serving.metrics.note_facts(model.digest, facts)
+    phrases = [PhraseAnswer.of(item) for item in found]
+    return GroundAnswer(model=model.digest, image=facts, phrases=phrases)
 
 
 def overlay_png(image: GreyImage, found: Grounding) -> bytes:

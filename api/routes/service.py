@@ -3,15 +3,16 @@
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from medclip_dcl.schemas import ModelAnswer, RefusedFinding, State
+from medclip_dcl.model_schemas import HeadFacts, ModelAnswer, RefusedFinding
+from medclip_dcl.schemas import State
 
 from ..errors import ApiError, documented
 from ..model_manager import CurrentState
 from ..settings import (
-    MAX_EMBEDDED,
     MAX_FIELD_KB,
     MAX_FINDINGS,
     MAX_HITS,
+    MAX_IMAGES,
     MAX_PHRASES,
     MAX_TEXT_CHARS,
 )
@@ -23,7 +24,7 @@ _LIMITS = {
     "max_field_kb": MAX_FIELD_KB,
     "max_phrases": MAX_PHRASES,
     "max_findings": MAX_FINDINGS,
-    "max_embedded": MAX_EMBEDDED,
+    "max_images": MAX_IMAGES,
     "max_text_chars": MAX_TEXT_CHARS,
     "max_hits": MAX_HITS,
 }
@@ -31,7 +32,7 @@ _LIMITS = {
 
 @router.get("/model", responses=documented("loading", "model_unusable"))
 def model(serving: CurrentState) -> ModelAnswer:
-    """Give the model's card, findings that should not be read, facts of the index, the limits."""
+    """Give the model's card and heads, findings that should not be read, the index, the limits."""
     published = serving.published
     try:
         artifact = serving.index.artifact
@@ -52,6 +53,7 @@ def model(serving: CurrentState) -> ModelAnswer:
             for item in (published.calibration.findings if published.calibration else ())
             if item.is_refused
         ],
+        heads=[HeadFacts.of(head) for head in serving.predictor.heads],
         index=index,
         limits={"max_body_mb": settings.max_body_mb, **_LIMITS, "deadline_s": settings.deadline_s},
         engine=serving.predictor.engine.name,

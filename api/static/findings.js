@@ -26,13 +26,14 @@ export async function classify(file, isCurrent) {
   find("beyond").hidden = !isBeyond;
   find("findings").classList.toggle("beyond", isBeyond);
   find("flags").replaceChildren(...flags.map((flag) => make("span", "", flag.replaceAll("_", " "))));
-  find("findings").replaceChildren(...answer.findings.map((finding) => item(finding, file)));
+  find("findings").replaceChildren(...[...answer.findings, ...answer.heads].map((finding) => item(finding, file)));
   markRefused();
 }
 
 function item(finding, file) {
   const row = make("li"), button = make("button");
-  row.dataset.name = finding.name;
+  const isHead = "kind" in finding; // fitted to labels: no prompts, and no map
+  if (!isHead) row.dataset.name = finding.name;
   button.type = "button";
   button.setAttribute("aria-pressed", "false");
   button.setAttribute("aria-describedby", "meaning");
@@ -41,10 +42,10 @@ function item(finding, file) {
   fill.style.width = `${(100 * finding.score).toFixed(1)}%`;
   bar.append(fill);
   const number = finding.probability === null ? finding.score.toFixed(2) : percent(finding.probability);
-  button.append(make("span", "", finding.name), bar, make("span", "number", number));
+  button.append(make("span", "", isHead ? `${finding.name} (head)` : finding.name), bar, make("span", "number", number));
   for (const kind of ["pointerenter", "focus"]) button.addEventListener(kind, () => explain(finding));
   for (const kind of ["pointerleave", "blur"]) button.addEventListener(kind, () => explain(null));
-  button.addEventListener("click", () => {
+  if (!isHead) button.addEventListener("click", () => {
     const isShown = button.getAttribute("aria-pressed") === "true";
     clearChoice();
     if (!isShown) choose(row, finding, file);
@@ -92,8 +93,10 @@ function explain(finding) {
   const asked = prompts[finding.name];
   const first = (side) => `“${side.split("\n")[0]}”`;
   const against = asked?.negative ? first(asked.negative) : "what it scores on other images";
-  const fits = asked ? `${first(asked.positive)} against ${against}` : "the finding against its absence";
-  const verdict = finding.decision ? "the first fits better" : "the second fits better";
+  const fits = "kind" in finding ? `a ${finding.kind} head, fitted to labels`
+    : asked ? `${first(asked.positive)} against ${against}` : "the finding against its absence";
+  const [yes, no] = "kind" in finding ? ["present", "absent"] : ["the first fits better", "the second fits better"];
+  const verdict = finding.decision === null ? "not decided" : finding.decision ? yes : no;
   const chance = finding.probability === null
     ? `No probability: ${finding.probability_note}.`
     : `Calibrated probability ${percent(finding.probability)}.`;

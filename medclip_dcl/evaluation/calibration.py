@@ -7,9 +7,7 @@ isotonic     the rising step function with the least squared error, straight in 
 Fitted on validation images, evaluated on others.
 """
 
-import os
-import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,6 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
 from medclip_dcl.evaluation.classification import Matrix, Truth, known_images
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
@@ -29,11 +26,11 @@ from medclip_dcl.files import write_text
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import UNCALIBRATED, calibrations_of
 from medclip_dcl.model_package import (
-    ARTIFACT,
     CALIBRATION_FILE,
     Curve,
     FindingCalibration,
     ScoreCalibration,
+    rewrite_package,
 )
 from medclip_dcl.models.settings import ProbabilitiesConfig
 
@@ -173,9 +170,8 @@ def evaluate_probabilities(
             continue
         probability = curve.curve.probabilities(row)
         said.append(probability.tolist())
-        groups[finding.name] = _probability_figures(
-            _SCORE.probabilities(row), probability, state, images.subject_ids, bootstrap
-        )
+        columns = {"": probability, "score_": _SCORE.probabilities(row)}
+        groups[finding.name] = probability_figures(columns, state, images.subject_ids, bootstrap)
     absent = "no finding that was asked for has a calibration"
     if calibration is None:
         absent = f"{UNCALIBRATED}; run calibrate_scores"
@@ -183,15 +179,15 @@ def evaluate_probabilities(
     return EvalResult("" if groups else absent, pool, groups=groups), said
 
 
-def _probability_figures(
-    score: Logits,
-    probability: Logits,
+def probability_figures(
+    said: Mapping[str, Logits],
     truth: Int8[np.ndarray, " images"],
     subjects: Sequence[str],
     bootstrap: BootstrapOptions,
 ) -> dict[str, Figure]:
+    """Estimate `calibration_error` and `brier` of what is said, each by the prefix of its names."""
     known, positive, owners = known_images(truth, subjects)
-    columns = {"": probability[known], "score_": score[known]}
+    columns = {prefix: values[known] for prefix, values in said.items()}
 
     def measure(weights: Weights) -> dict[str, Samples]:
         found: dict[str, Samples] = {}
@@ -205,22 +201,9 @@ def _probability_figures(
 
 def add_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
     """Put a calibration into a model, instead of the one that it has; its digest is new."""
-    with write_artifact(model.path, ARTIFACT, model.fingerprint) as writer:
-        for name in model.files:
-            if name != CALIBRATION_FILE:
-                _link(model.path / name, writer.directory / name)
-        text = calibration.model_dump_json(indent=1)
-        write_text(writer.directory / CALIBRATION_FILE, text + "\n")
-        # Those of its training.
-        names = {"seconds", "code"} & set(model.origin)
-        writer.carried = {name: model.origin[name] for name in names}
-        return writer.commit(model.summary)
+    text = calibration.model_dump_json(indent=1)
 
+    def write(folder: Path) -> None:
+        write_text(folder / CALIBRATION_FILE, text + "\n")
 
-def _link(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without links
-        shutil.copyfile(source, target)
+    return rewrite_package(model, model.path, (CALIBRATION_FILE,), write)

@@ -121,6 +121,15 @@ class EvaluatedModel:
         features = self.encoders.embed_features(images)
         return _checked(features, len(images), 2, "embed_features")[:, None, None]
 
+    def embedding_of(self, features: Literal["space", "encoder"]) -> "Embed":
+        """Give the function that makes what probes and heads read, as the one region of each image.
+
+        Twenty thousand images with all their regions would not fit.
+        """
+        if features == "encoder":
+            return self.embed_features
+        return lambda images: self.embed_images(images).mean(dim=(1, 2), keepdim=True)
+
     @torch.inference_mode()
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
         """Give the unit vectors of sentences, in their order; QueryError where one is blank."""

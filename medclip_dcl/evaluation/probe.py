@@ -15,7 +15,7 @@ from jaxtyping import Float, Int8, Int64
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from medclip_dcl.errors import MetricError
@@ -76,19 +76,45 @@ def linear_probe(
     """
     if len(np.unique(known.labels)) < 2:
         raise MetricError("the labelled images show one class alone; give a probe more labels")
-    # scikit-learn adds losses up where we average them, so its C holds the number of images.
-    strengths = {"logisticregression__C": [1 / (each * len(known.labels)) for each in penalties]}
-    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=_ITERATIONS))
+    strengths = {"logisticregression__C": [_strength(each, known) for each in penalties]}
+    model = _logistic()
     folds = _folds(known)
     if folds:
         model = GridSearchCV(model, strengths, scoring="balanced_accuracy", cv=folds)
     else:
         model.set_params(logisticregression__C=strengths["logisticregression__C"][0])
+    _fit(model, known)
+    chosen = penalties[model.best_index_] if folds else penalties[0]
+    return model.decision_function(judged).astype(np.float64), chosen
+
+
+def fit_logistic(known: Labelled, penalty: float) -> dict[str, np.ndarray]:
+    """Fit the probe's model with both classes at equal weight.
+
+    Gives `weight` and `bias` of features as they are: their standardisation is within.
+    """
+    model = _logistic(class_weight="balanced")
+    _fit(model.set_params(logisticregression__C=_strength(penalty, known)), known)
+    scaler, logistic = model.named_steps.values()
+    weight = logistic.coef_[0].astype(np.float64) / scaler.scale_
+    bias = float(logistic.intercept_[0]) - float(weight @ scaler.mean_)
+    return {"weight": weight, "bias": np.array([bias])}
+
+
+def _logistic(class_weight: str | None = None) -> Pipeline:
+    regression = LogisticRegression(max_iter=_ITERATIONS, class_weight=class_weight)
+    return make_pipeline(StandardScaler(), regression)
+
+
+def _strength(penalty: float, known: Labelled) -> float:
+    # scikit-learn adds losses up where we average them, so its C holds the number of images.
+    return 1 / (penalty * len(known.labels))
+
+
+def _fit(model: Pipeline | GridSearchCV, known: Labelled) -> None:
     with warnings.catch_warnings():  # a fit that ends by its iterations is good enough
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(known.features, known.labels)
-    chosen = penalties[model.best_index_] if folds else penalties[0]
-    return model.decision_function(judged).astype(np.float64), chosen
 
 
 def _folds(known: Labelled) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact
@@ -32,7 +31,7 @@ from medclip_dcl.evaluation.classification import (
     exact_truth,
     labelled_truth,
 )
-from medclip_dcl.evaluation.evaluated_model import Embed, EncodedImages, EvaluatedModel, encode
+from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel, encode
 from medclip_dcl.evaluation.grounding import HEATMAP_PX, boxed_sentences, evaluate_grounding
 from medclip_dcl.evaluation.operating_point import (
     ThresholdRule,
@@ -163,13 +162,6 @@ def _refuse_missing_features(config: EvaluationConfig, model: EvaluatedModel) ->
         )
 
 
-def _mean_region(model: EvaluatedModel) -> Embed:
-    def embed(images: np.ndarray) -> torch.Tensor:
-        return model.embed_images(images).mean(dim=(1, 2), keepdim=True)
-
-    return embed
-
-
 class Evaluation:
     """A model, what it is evaluated on, and what came of it."""
 
@@ -247,9 +239,7 @@ class Evaluation:
         return encode(embed, rows, self._images, self._geometry)
 
     def _encode_features(self, rows: Rows) -> EncodedImages:
-        # One vector an image: a probe reads no more, and twenty thousand images would not fit.
-        from_space = self._config.evaluate.probe_features == "space"
-        embed = _mean_region(self._model) if from_space else self._model.embed_features
+        embed = self._model.embedding_of(self._config.evaluate.probe_features)
         return encode(embed, rows, self._images, self._geometry)
 
     def _by_study(self, encoded: EncodedImages, rows: Rows) -> tuple[EncodedImages, Rows]:

@@ -1,6 +1,6 @@
 """Grounding: where on the image a sentence is answered; `data.heatmaps` has the geometry."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -50,6 +50,23 @@ class Grounding:
     percentile: float | None = None
     """Share of the images in the model's bank whose score with the sentence is lower, %; None: not
     asked, or no bank."""
+
+
+@dataclass(frozen=True)
+class PhraseGrids:
+    """Scores of the regions of one image for every phrase."""
+
+    grids: Float[np.ndarray, "phrases rows columns"]
+    """Region-sentence cosines."""
+    percentiles: tuple[float | None, ...]
+    """`Grounding.percentile` of each phrase."""
+
+    def locate(self, height_px: int, width_px: int, threshold: float | None) -> list[Grounding]:
+        """Turn every grid into a grounding on the image: `locate`."""
+        return [
+            replace(locate(grid, height_px, width_px, threshold), percentile=share)
+            for grid, share in zip(self.grids, self.percentiles, strict=True)
+        ]
 
 
 def locate(

@@ -3,23 +3,21 @@
 The same code serves evaluation and the service.
 """
 
-import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.artifact import HEADER
 from medclip_dcl.data.grayscale import GreyImage, square
 from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
-from medclip_dcl.inference.grounding import Grounding, locate
+from medclip_dcl.inference.grounding import Grounding, PhraseGrids, locate
+from medclip_dcl.inference.heads import Head, HeadScore, read_heads
 from medclip_dcl.inference.prompts import Finding, parse_prompts
 from medclip_dcl.inference.zero_shot import (
     FindingScore,
@@ -38,7 +36,6 @@ from medclip_dcl.model_package import (
     ARTIFACT,
     InputRange,
     PackagedConfig,
-    PromptOffset,
     PromptOffsets,
     SavedModel,
     ScoreCalibration,
@@ -70,6 +67,7 @@ class Predictor:
         device: where it runs.
         calibration: how its scores become probabilities; None: nobody has fitted that.
         offsets: levels of its own prompts; None: it was published without.
+        heads: classifiers that `fit_head` put into it.
         engine: who runs the encoders.
     """
 
@@ -85,6 +83,7 @@ class Predictor:
         known: InputRange | None = None,
         offsets: PromptOffsets | None = None,
         bank: Float[Tensor, "images rows columns dim"] | None = None,
+        heads: tuple[Head, ...] = (),
     ) -> None:
         self.model, self.engine = model, engine
         self.device = device = model.gamma.device
@@ -92,6 +91,7 @@ class Predictor:
         self._known = known
         self.calibration = calibration
         self.offsets = offsets
+        self.heads = heads
         self._bank = None if bank is None else bank.to(device).float()
         self._tokenizer = tokenizer
 
@@ -221,6 +221,26 @@ class Predictor:
             self._bank_margins(asked, prompts, levels),
         )
 
+    def answer_heads(
+        self,
+        regions: Float[Tensor, "images rows columns dim"],
+        images: UInt8[np.ndarray, "images size size"],
+    ) -> list[list[HeadScore]]:
+        """Answer by every head of the model, one list per image.
+
+        `regions` are those of `embed_images` for the same prepared images, which are encoded again
+        where a head reads the encoder's features.
+        """
+        found: dict[str, Float[np.ndarray, "images features"]] = {}
+        for features in {head.card.features for head in self.heads}:
+            from_space = features == "space"
+            vectors = (
+                regions.flatten(1, 2).mean(dim=1) if from_space else self.embed_features(images)
+            )
+            found[features] = vectors.float().cpu().numpy()
+        answers = [head.answer(found[head.card.features]) for head in self.heads]
+        return [[answer[image] for answer in answers] for image in range(len(images))]
+
     def ground(
         self, image: GreyImage, phrases: Sequence[str], threshold: float | None = None
     ) -> list[Grounding]:
@@ -239,7 +259,6 @@ class Predictor:
         height, width = image.pixels.shape
         return self.ground_regions(regions[0], phrases, height, width, threshold)
 
-    @torch.inference_mode()
     def ground_regions(
         self,
         regions: Float[Tensor, "rows columns dim"],
@@ -249,16 +268,22 @@ class Predictor:
         threshold: float | None = None,
     ) -> list[Grounding]:
         """Answer `ground` for one image from `embed_images`, in pixels of the original image."""
-        vectors = self.embed_sentences(phrases)
-        grids = region_scores(regions[None], vectors)[:, 0].cpu().numpy()
-        found = [locate(grid, height_px, width_px, threshold) for grid in grids]
-        if self._bank is None:
-            return found
-        scores = (self.model.score(images, vectors) for images in (regions[None], self._bank))
-        shares = percentiles(*scores)[:, 0].tolist()
-        return [replace(item, percentile=share) for item, share in zip(found, shares, strict=True)]
+        (found,) = self.phrase_grids(regions[None], phrases)
+        return found.locate(height_px, width_px, threshold)
 
     @torch.inference_mode()
+    def phrase_grids(
+        self, regions: Float[Tensor, "images rows columns dim"], phrases: Sequence[str]
+    ) -> list[PhraseGrids]:
+        """Score every region of images from `embed_images` against every phrase."""
+        vectors = self.embed_sentences(phrases)
+        grids = region_scores(regions, vectors).transpose(0, 1).cpu().numpy()
+        shares: list[list[float | None]] = [[None] * len(phrases) for _ in grids]
+        if self._bank is not None:
+            scores = (self.model.score(images, vectors) for images in (regions, self._bank))
+            shares = percentiles(*scores).T.tolist()
+        return [PhraseGrids(grid, tuple(own)) for grid, own in zip(grids, shares, strict=True)]
+
     def locate_findings(
         self,
         regions: Float[Tensor, "rows columns dim"],
@@ -266,17 +291,24 @@ class Predictor:
         height_px: int,
         width_px: int,
     ) -> list[Grounding]:
-        """Answer where each finding is seen, by the mean grid of its positive prompts.
+        """Answer where each finding is seen, by its grid of `finding_grids`.
 
         `regions` are those of one image from `embed_images`.
         """
-        grids = region_scores(regions[None], self._prompts(findings))[:, 0].cpu().numpy()
-        located, start = [], 0
+        grids = self.finding_grids(regions[None], findings)[0]
+        return [locate(grid, height_px, width_px, None) for grid in grids]
+
+    @torch.inference_mode()
+    def finding_grids(
+        self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
+    ) -> Float[np.ndarray, "images findings rows columns"]:
+        """Average the grids of each finding's positive prompts on images from `embed_images`."""
+        grids = region_scores(regions, self._prompts(findings)).cpu().numpy()
+        means, start = [], 0
         for finding in findings:  # of each, the positive prompts stand before the negative
-            end = start + len(finding.positive)
-            located.append(locate(grids[start:end].mean(axis=0), height_px, width_px, None))
-            start = end + len(finding.negative)
-        return located
+            means.append(grids[start : start + len(finding.positive)].mean(axis=0))
+            start += len(finding.positive) + len(finding.negative)
+        return np.stack(means, axis=1)
 
     def _prompts(self, findings: Sequence[Finding]) -> Tensor:
         if findings is self.findings:
@@ -407,6 +439,7 @@ def build_predictor(
         read_input_range(published.path),
         read_offsets(published.path),
         read_bank(published.path),
+        read_heads(published.path),
     )
 
 
@@ -430,32 +463,6 @@ def _build_model(published: SavedModel, text_config: PreTrainedConfig) -> DualEn
         model.add_bias(0.0)
     model.load_state_dict(weights)
     return model
-
-
-@torch.inference_mode()
-def fit_offsets(
-    predictor: Predictor,
-    images: Iterable[UInt8[np.ndarray, "_ size size"]],
-    image_ids: Sequence[str],
-    split: Literal["validate", "train"],
-) -> tuple[PromptOffsets, Float16[Tensor, "images rows columns dim"]]:
-    """Encode a bank of prepared images, and fit the levels of the predictor's own prompts to it.
-
-    The images come some at a time, their ids all together in the same order.
-    """
-    bank = torch.cat([predictor.embed_images(part).half() for part in images])
-    prompts = predictor.embed_sentences(prompt_texts(predictor.findings))
-    levels = prompt_levels(predictor.model, bank.float(), prompts, predictor.findings).tolist()
-    named = "".join(f"{image_id}\n" for image_id in image_ids)
-    return PromptOffsets(
-        split=split,
-        images=len(bank),
-        digest=hashlib.sha256(named.encode()).hexdigest(),
-        findings=tuple(
-            PromptOffset(finding=finding.name, positive=positive, negative=negative)
-            for finding, (positive, negative) in zip(predictor.findings, levels, strict=True)
-        ),
-    ), bank
 
 
 def _check_preprocessing(published: SavedModel) -> None:

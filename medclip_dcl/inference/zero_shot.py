@@ -36,8 +36,9 @@ class FindingScore:
     margin: float
     """Score of the positive prompts minus that of the negative, or minus the level of the positive
     where there is no negative, in [-2, 2]."""
-    is_present: bool
-    """Whether the margin is above the offset, or above 0 where there is none."""
+    is_present: bool | None
+    """Whether the margin is above the offset, or above 0 where there is none; None where the
+    calibration refused the finding, whose answer should not be read."""
     offset: float | None = None
     """Level of the margin over the model's bank of images; None where the model has none."""
     threshold: float = 0.5
@@ -164,7 +165,7 @@ def softmax_scores(
 def calibrations_of(
     findings: Sequence[Finding], own: Sequence[Finding], calibration: ScoreCalibration | None
 ) -> list[FindingCalibration | str]:
-    """Find the calibration of each finding that is asked for, or why there is none.
+    """Find the calibration of each finding that is asked for, or why none was tried.
 
     Args:
         findings: the findings asked for.
@@ -175,7 +176,7 @@ def calibrations_of(
     if calibration is None:
         return [UNCALIBRATED for _ in findings]
     found = [calibration.of(item.name) if item in own else None for item in findings]
-    return [OTHER_PROMPTS if item is None else item.reason or item for item in found]
+    return [OTHER_PROMPTS if item is None else item for item in found]
 
 
 def finding_scores(
@@ -195,6 +196,7 @@ def finding_scores(
     levels = margin.new_tensor([[0.0 if offset is None else offset] for offset in offsets])
     threshold = softmax_scores(levels, gamma)
     present = margin > levels
+    refused = [not isinstance(item, str) and item.is_refused for item in calibrations]
     logits = (gamma**2 * margin).double().cpu().numpy()
     shares = None if bank is None else percentiles(margin, bank)
     calibrated = [_probabilities(row, own) for row, own in zip(logits, calibrations, strict=True)]
@@ -204,7 +206,7 @@ def finding_scores(
                 name=finding.name,
                 score=float(score[row, image]),
                 margin=float(margin[row, image]),
-                is_present=bool(present[row, image]),
+                is_present=None if refused[row] else bool(present[row, image]),
                 offset=offsets[row],
                 threshold=float(threshold[row]),
                 percentile=None if shares is None else float(shares[row, image]),

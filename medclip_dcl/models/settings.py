@@ -166,6 +166,23 @@ class InferenceConfig(Section):
     it, `float16` is for GPUs."""
 
 
+HeadKind = Literal["linear", "knn", "prototypes"]
+HeadFeatures = Literal["space", "encoder"]
+
+
+class HeadsConfig(Section):
+    """Classifiers on labels of one's own (`fit_head`)."""
+
+    kind: HeadKind = "linear"
+    """`linear`: logistic regression with both classes at equal weight; `prototypes`: the nearer of
+    two mean vectors; `knn`: the nearest labelled images vote, and the model holds their vectors."""
+    features: HeadFeatures = "space"
+    """What is read: the mean region vector in the shared `space`, which costs the service nothing;
+    or the `encoder`'s features before it, which are wider and cost it a second pass in PyTorch."""
+    labels: tuple[str, ...] = ()
+    """Names of `source.findings` that get a head; empty: all that have images of both classes."""
+
+
 class ProbabilitiesConfig(Section):
     """Scores turned into probabilities (`calibrate_scores`)."""
 

@@ -1,24 +1,28 @@
 """A trained run -> a published model, with the card that says what it is."""
 
+import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float16, UInt8
 from torch import Tensor
 from transformers import BertConfig
 
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.files import write_text
-from medclip_dcl.inference.predictor import build_predictor, fit_offsets
+from medclip_dcl.inference.predictor import Predictor, build_predictor
+from medclip_dcl.inference.zero_shot import prompt_levels, prompt_texts
 from medclip_dcl.input_range import fit_input_range
 from medclip_dcl.model_package import (
     InputRange,
+    PromptOffset,
     PromptOffsets,
     SavedModel,
     write_input_range,
@@ -174,3 +178,29 @@ def _model_card(
             },
         },
     }
+
+
+@torch.inference_mode()
+def fit_offsets(
+    predictor: Predictor,
+    images: Iterable[UInt8[np.ndarray, "_ size size"]],
+    image_ids: Sequence[str],
+    split: Literal["validate", "train"],
+) -> tuple[PromptOffsets, Float16[Tensor, "images rows columns dim"]]:
+    """Encode a bank of prepared images, and fit the levels of the predictor's own prompts to it.
+
+    The images come some at a time, their ids all together in the same order.
+    """
+    bank = torch.cat([predictor.embed_images(part).half() for part in images])
+    prompts = predictor.embed_sentences(prompt_texts(predictor.findings))
+    levels = prompt_levels(predictor.model, bank.float(), prompts, predictor.findings).tolist()
+    named = "".join(f"{image_id}\n" for image_id in image_ids)
+    return PromptOffsets(
+        split=split,
+        images=len(bank),
+        digest=hashlib.sha256(named.encode()).hexdigest(),
+        findings=tuple(
+            PromptOffset(finding=finding.name, positive=positive, negative=negative)
+            for finding, (positive, negative) in zip(predictor.findings, levels, strict=True)
+        ),
+    ), bank

@@ -11,11 +11,13 @@ import torch
 
 from api.errors import ApiError
 from api.routes.embed import check_size
-from api.settings import MAX_EMBEDDED
+from api.settings import MAX_IMAGES
 from medclip_dcl.client import Client
 from medclip_dcl.data.images import open_image
+from medclip_dcl.data.limits import REASONS
 from medclip_dcl.errors import ImageError, ServiceError
 from medclip_dcl.inference.predictor import Predictor, load
+from medclip_dcl.schemas import EmbedAnswer
 from testing.dicom import dicom_bytes, ramp
 from testing.published import SENTENCES, publish, random_range
 from testing.service import Service, png, running
@@ -93,21 +95,37 @@ def test_sentences_are_those_of_the_library(client: httpx.Client, predictor: Pre
 
 
 def test_many_small_images_in_a_large_body_keep_their_order(client: httpx.Client) -> None:
-    data = [png(seed=seed) for seed in range(MAX_EMBEDDED)]
+    data = [png(seed=seed) for seed in range(MAX_IMAGES)]
     small = client.post("/embed", files=files(data)).json()["vectors"]
     large = client.post("/embed", files=files([item + bytes(LONG) for item in data])).json()
     assert np.asarray(large["vectors"]) == pytest.approx(np.asarray(small), abs=1e-5)
-    assert len(small) == MAX_EMBEDDED
-    assert len({tuple(row) for row in small}) == MAX_EMBEDDED
+    assert len(small) == MAX_IMAGES
+    assert len({tuple(row) for row in small}) == MAX_IMAGES
     more = client.post("/embed", files=files([*data, png()]))
     assert (more.status_code, more.json()["code"]) == (400, "malformed_body")
 
 
-def test_a_refused_image_is_named_by_its_number(client: httpx.Client) -> None:
-    answer = client.post("/embed", files=files([png(), b"PHISENTINEL", png()]))
-    assert (answer.status_code, answer.json()["code"]) == (415, "unknown_format")
-    assert answer.json()["message"].endswith("(image 2 of 3)")
-    assert "PHISENTINEL" not in answer.text
+def test_a_refused_image_of_several_is_refused_in_its_place(client: httpx.Client) -> None:
+    data = [png(), b"PHISENTINEL", png(seed=1)]
+    answer = client.post("/embed", files=files(data))
+    assert (answer.status_code, "PHISENTINEL" in answer.text) == (200, False)
+    tree = answer.json()
+    assert tree["images"][1] == {
+        "code": "unknown_format",
+        "message": REASONS["unknown_format"],
+    }
+    alone = client.post("/embed", files=files([data[0], data[2]])).json()["vectors"]
+    assert tree["vectors"][1] is None
+    assert np.asarray([tree["vectors"][0], tree["vectors"][2]]) == pytest.approx(
+        np.asarray(alone), abs=1e-5
+    )
+    packed = client.post("/embed", files=files(data), data={"format": "base64"}).json()
+    for found in (EmbedAnswer(**tree).to_numpy(), EmbedAnswer(**packed).to_numpy()):
+        assert np.isnan(found).all(axis=1).tolist() == [False, True, False]
+    nothing = client.post("/embed", files=files([b"x", b"y"]), data={"what": "regions"}).json()
+    assert (nothing["shape"][:3], nothing["vectors"]) == ([2, 0, 0], [None, None])
+    single = client.post("/embed", files=files([b"x"]))
+    assert (single.status_code, single.json()["code"]) == (415, "unknown_format")
 
 
 @pytest.mark.parametrize(

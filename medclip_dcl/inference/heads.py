@@ -1,0 +1,255 @@
+"""Heads: classifiers on a model's image vectors, fitted to labels by `fit_head`.
+
+    heads.json          what each head is, how it decides, and what it reached
+    heads.safetensors   its arrays; nothing in a package can run code
+
+A margin is above 0 where an image looks more like those with the finding than like those without
+it, as if both were equally common; a score is its logistic function.
+
+    linear      w . x + b
+    prototypes  (cos(x, mean of those with it) - cos(x, mean of those without it)) / T
+    knn         log odds of the votes of the k nearest labelled images, exp(cos / T) each; the votes
+                of a class are divided by its images
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from medclip_dcl.errors import CheckpointError
+from medclip_dcl.files import write_bytes, write_text
+from medclip_dcl.model_package import HEAD_ARRAYS_FILE, HEADS_FILE, FindingCalibration
+from medclip_dcl.models.settings import HeadFeatures, HeadKind
+from medclip_dcl.settings import Section
+
+TEMPERATURE = 0.07
+"""T. Source: Caron et al. 2021, Section 4.1, whose votes these are."""
+
+_LEAST_VOTE = 1e-3  # so that a margin is finite where all neighbours are of one class
+_BLOCK = 256  # images that are compared with all neighbours at a time
+
+
+class HeadFigure(Section):
+    """A figure on test images, with its 95 % interval over patients."""
+
+    value: float | None
+    """None where the images do not define it."""
+    low: float | None = None
+    """Lower end of the interval."""
+    high: float | None = None
+    """Upper end."""
+    n: int
+    """Images."""
+    subjects: int
+    """Their patients."""
+    reason: str = ""
+    """Why there is no value."""
+
+
+class FewShot(Section):
+    """The same kind of head, fitted to a few images."""
+
+    positives: int
+    """Images with the finding, and as many without it, each of another patient."""
+    auc: tuple[float | None, ...]
+    """On the test images, of each draw."""
+
+
+class HeadCard(Section):
+    """What a head is: an entry of `heads.json`."""
+
+    name: str
+    """The label that it was fitted to."""
+    kind: HeadKind
+    """How it decides."""
+    features: HeadFeatures
+    """What it reads."""
+    chosen: float | None
+    """By the validation images: penalty of `linear`, neighbours of `knn`."""
+    threshold: float
+    """Margin from which the finding is decided to be present, chosen on the validation images."""
+    calibration: FindingCalibration
+    """How a margin becomes a probability."""
+    images_with: int
+    """Training images with the finding."""
+    images_without: int
+    """Training images without it."""
+    patients: int
+    """Patients of these images."""
+    figures: dict[str, HeadFigure]
+    """On the test images, at the threshold."""
+    few_shot: tuple[FewShot, ...]
+    """What fewer labels would have given."""
+    inputs: dict[str, str]
+    """Digests of what it was made from, by name."""
+    settings: dict[str, str | float | int]
+    """How it was fitted."""
+
+
+class _Heads(Section):
+    format_version: Literal[1] = 1
+    heads: tuple[HeadCard, ...]
+
+
+@dataclass(frozen=True)
+class HeadScore:
+    """Answer of one head on one image."""
+
+    name: str
+    """The label."""
+    kind: HeadKind
+    """How it decides."""
+    score: float
+    """Logistic function of the margin, in [0, 1]; no probability."""
+    threshold: float
+    """Score from which the finding is decided to be present."""
+    is_present: bool | None
+    """Whether the score is at least the threshold; None where the validation images show that the
+    head should not be read."""
+    probability: float | None
+    """Calibrated probability; None where there were too few validation images."""
+    note: str
+    """Why the probability is None, else empty."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A fitted head: its card, and `weight` and `bias`, or `vectors` and `labels`."""
+
+    card: HeadCard
+    arrays: Mapping[str, np.ndarray]
+
+    def margins(
+        self, features: Float[np.ndarray, "images features"]
+    ) -> Float[np.ndarray, " images"]:
+        """Give the margin of every image.
+
+        Raises:
+            CheckpointError: the head reads features of another width.
+        """
+        return head_margins(self.card.kind, self.arrays, self.card.chosen, features)
+
+    def answer(self, features: Float[np.ndarray, "images features"]) -> list[HeadScore]:
+        """Answer for every image."""
+        card = self.card
+        margins = self.margins(features)
+        curve, note = card.calibration.curve, card.calibration.reason
+        said = [None] * len(margins) if curve is None else curve.probabilities(margins).tolist()
+        present: list[bool | None] = (margins >= card.threshold).tolist()
+        if card.calibration.is_refused:
+            present = [None] * len(margins)
+        threshold = float(_logistic(np.array(card.threshold)))
+        return [
+            HeadScore(card.name, card.kind, score, threshold, decided, probability, note)
+            for score, decided, probability in zip(
+                _logistic(margins).tolist(), present, said, strict=True
+            )
+        ]
+
+
+def head_margins(
+    kind: HeadKind,
+    arrays: Mapping[str, np.ndarray],
+    neighbours: float | None,
+    features: Float[np.ndarray, "images features"],
+) -> Float[np.ndarray, " images"]:
+    """Compute the margins of a head from its arrays; `neighbours`: k of `knn`.
+
+    Raises:
+        CheckpointError: the arrays are not those of features of this width.
+    """
+    try:
+        if kind == "knn":
+            labels = arrays["labels"] == 1
+            return _votes(arrays["vectors"], labels, int(neighbours or 1), features)
+        inputs = features.astype(np.float64)
+        inputs = _unit(inputs) if kind == "prototypes" else inputs
+        margins: np.ndarray = inputs @ arrays["weight"] + arrays["bias"][0]
+    except (KeyError, ValueError, IndexError) as error:
+        raise CheckpointError(
+            f"a {kind} head does not fit features of width {features.shape[1]}; rerun fit_head"
+        ) from error
+    return margins
+
+
+def _votes(
+    vectors: np.ndarray,
+    labels: Bool[np.ndarray, " labelled"],
+    count: int,
+    features: Float[np.ndarray, "images features"],
+) -> Float[np.ndarray, " images"]:
+    known, weights = vectors.astype(np.float32), np.empty(len(labels))
+    for side in (labels, ~labels):
+        weights[side] = 1 / max(1, side.sum())
+    count = min(count, len(known))
+    found = np.empty(len(features))
+    for start in range(0, len(features), _BLOCK):
+        cosines = _unit(features[start : start + _BLOCK].astype(np.float32)) @ known.T
+        nearest = np.argpartition(-cosines, count - 1, axis=1)[:, :count]
+        near = np.take_along_axis(cosines, nearest, axis=1).astype(np.float64)
+        votes = weights[nearest] * np.exp((near - near.max(axis=1, keepdims=True)) / TEMPERATURE)
+        share = (votes * labels[nearest]).sum(axis=1) / votes.sum(axis=1)
+        found[start : start + _BLOCK] = np.log((share + _LEAST_VOTE) / (1 - share + _LEAST_VOTE))
+    return found
+
+
+def unit_features(
+    features: Float[np.ndarray, "images features"],
+) -> Float[np.ndarray, "images features"]:
+    """Bring features to unit length, as prototypes and neighbours are compared."""
+    return _unit(features)
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit: np.ndarray = vectors / np.maximum(length, np.finfo(np.float32).tiny)
+    return unit
+
+
+def _logistic(margins: np.ndarray) -> np.ndarray:
+    score: np.ndarray = (1 + np.tanh(margins / 2)) / 2
+    return score
+
+
+def write_heads(folder: Path, heads: Sequence[Head]) -> None:
+    """Write heads into the draft of a model."""
+    cards = _Heads(heads=tuple(head.card for head in heads))
+    arrays = {
+        f"{number}.{name}": np.ascontiguousarray(array)
+        for number, head in enumerate(heads)
+        for name, array in head.arrays.items()
+    }
+    write_text(folder / HEADS_FILE, cards.model_dump_json(indent=1) + "\n")
+    write_bytes(folder / HEAD_ARRAYS_FILE, save(arrays))
+
+
+def read_heads(folder: Path) -> tuple[Head, ...]:
+    """Read the heads of a model whose bytes have been checked; none where it has none.
+
+    Raises:
+        CheckpointError: they cannot be read by this version, or are not finite.
+    """
+    path = folder / HEADS_FILE
+    if not path.is_file():
+        return ()
+    try:
+        cards = _Heads.model_validate_json(path.read_text(encoding="utf-8")).heads
+        arrays = load_file(folder / HEAD_ARRAYS_FILE)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{path.name} of {folder} cannot be read by this version; rerun fit_head"
+        ) from error
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise CheckpointError(f"a head of {folder} is not finite; rerun fit_head")
+    own: list[dict[str, np.ndarray]] = [{} for _ in cards]
+    for name, array in arrays.items():
+        number, _, key = name.partition(".")
+        if number.isdecimal() and int(number) < len(own):
+            own[int(number)][key] = array
+    return tuple(Head(card, found) for card, found in zip(cards, own, strict=True))

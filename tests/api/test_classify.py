@@ -1,0 +1,140 @@
+"""POST /classify and /ground: several images in a request, heads, and what /metrics counts."""
+
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+
+from api.settings import MAX_IMAGES
+from medclip_dcl.client import Client
+from medclip_dcl.data.limits import REASONS
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.schemas import ClassifyAnswer, GroundAnswer, RefusedImage
+from testing.dicom import dicom_bytes, ramp
+from testing.heads import add_heads
+from testing.published import PROMPTS, publish, random_range, refuse
+from testing.service import Service, png, running
+
+IMAGES = [png(seed=seed) for seed in range(3)]
+BAD, BEYOND = b"PHISENTINEL", dicom_bytes(ramp(96, 64))
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service whose model has heads and a range, and whose first finding was refused."""
+    folder = tmp_path_factory.mktemp("heads")
+    model = refuse(publish(folder / "model", known=random_range()), "effusion", "no decision")
+    add_heads(model, load(model.path, "cpu").config.model.similarity.dim)
+    with running(folder, index="") as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def http(own: Service) -> Iterator[httpx.Client]:
+    with own.client() as client:
+        yield client
+
+
+def files(images: list[bytes]) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("image", ("a", data)) for data in images]
+
+
+def test_several_images_are_answered_in_order_and_a_bad_one_in_its_place(
+    http: httpx.Client,
+) -> None:
+    alone = [http.post("/classify", files=files([data])).json() for data in IMAGES]
+    answer = http.post("/v1/classify", files=files([*IMAGES[:2], BAD, IMAGES[2]]))
+    assert (answer.status_code, "PHISENTINEL" in answer.text) == (200, False)
+    found = answer.json()["answers"]
+    refusal = {"code": "unknown_format", "message": REASONS["unknown_format"]}
+    assert found.pop(2) == refusal
+    for one, same in zip(found, alone, strict=True):
+        margins, expected = ([item["margin"] for item in each["findings"]] for each in (one, same))
+        assert margins == pytest.approx(expected, abs=1e-5)
+        assert one["image"] == same["image"]
+    margins = [item["findings"][0]["margin"] for item in found]
+    assert len(set(margins)) == 3
+    single = http.post("/classify", files=files([BAD]))
+    assert (single.status_code, single.json()["code"]) == (415, "unknown_format")
+    more = http.post("/classify", files=files([BAD] * (MAX_IMAGES + 1)))
+    assert (more.status_code, more.json()["code"]) == (400, "malformed_body")
+
+
+def test_phrases_are_found_on_several_images_as_on_each(http: httpx.Client) -> None:
+    asked = {"phrase": ["left effusion", "heart"], "threshold": "0.1"}
+    alone = [http.post("/ground", files=files([data]), data=asked).json() for data in IMAGES]
+    found = http.post("/ground", files=files([BAD, *IMAGES]), data=asked).json()["answers"]
+    assert found.pop(0)["code"] == "unknown_format"
+    for one, same in zip(found, alone, strict=True):
+        grids, expected = ([item["grid"] for item in each["phrases"]] for each in (one, same))
+        assert np.asarray(grids) == pytest.approx(np.asarray(expected), abs=2e-5)
+    drawn = {"phrase": "heart"}
+    accept = {"Accept": "image/png"}
+    answer = http.post("/ground", files=files(IMAGES), data=drawn, headers=accept)
+    assert (answer.status_code, answer.json()["code"]) == (406, "not_acceptable")
+
+
+def test_heads_answer_next_to_the_prompts(http: httpx.Client) -> None:
+    answer = http.post("/classify", files=files([IMAGES[0]])).json()
+    effusion, pneumonia = answer["findings"]
+    assert (effusion["decision"], effusion["probability_note"]) == (None, "no decision")
+    assert pneumonia["decision"] in (True, False)
+    calibrated, refused = answer["heads"]
+    chance = 1 / (1 + np.exp(-0.5))  # of a margin of 0.5
+    assert calibrated == {
+        "name": "tuberculosis", "kind": "linear", "score": pytest.approx(chance),
+        "threshold": 0.5, "decision": True, "probability": pytest.approx(chance),
+        "probability_note": "",
+    }  # fmt: skip
+    assert (refused["decision"], refused["probability_note"]) == (None, "upside down")
+    beyond = http.post("/classify", files=files([BEYOND])).json()
+    assert beyond["image"]["flags"][-1] == "out_of_range"
+    assert beyond["heads"][0]["probability"] is None
+    assert "unlike those" in beyond["heads"][0]["probability_note"]
+    known = http.get("/model").json()["heads"]
+    assert [(item["name"], item["calibrated"]) for item in known] == [
+        ("tuberculosis", True), ("tube", False)
+    ]  # fmt: skip
+    assert known[0]["figures"]["auc"]["value"] == 0.75
+
+
+def test_the_client_asks_about_several_images(own: Service) -> None:
+    with Client(own.url) as client:
+        answers = client.classify_all([IMAGES[0], BAD, IMAGES[1]])
+        assert [type(item) for item in answers] == [ClassifyAnswer, RefusedImage, ClassifyAnswer]
+        (one,) = client.classify_all([IMAGES[0]])
+        assert isinstance(one, ClassifyAnswer)
+        assert one.heads[0].name == "tuberculosis"
+        (refused,) = client.classify_all([BAD])
+        assert isinstance(refused, RefusedImage)
+        assert refused.code == "unknown_format"
+        found = client.ground_all(IMAGES, ["heart"])
+        assert all(isinstance(item, GroundAnswer) for item in found)
+
+
+def test_metrics_count_images_and_scores_without_the_caller_s_words(http: httpx.Client) -> None:
+    def samples() -> dict[str, float]:
+        lines = http.get("/metrics").text.splitlines()
+        pairs = (line.rpartition(" ") for line in lines if line.startswith("medclip_"))
+        return {name: float(value) for name, _, value in pairs}
+
+    model = http.get("/model").json()["digest"][:8]
+    before = samples()
+    http.post("/classify", files=files([IMAGES[0], BAD, BEYOND]))
+    word = '[{"name": "PHIWORD", "positive": "a", "negative": "b"}]'
+    http.post("/classify", files=files([IMAGES[0]]), data={"findings": word})
+    after = samples()
+    grown = {name: after[name] - before.get(name, 0) for name in after}
+    for outcome, count in (("answered", 2), ("out_of_range", 1), ("unknown_format", 1)):
+        assert grown[f'medclip_images_total{{model="{model}",outcome="{outcome}"}}'] == count
+    counts = {name: grown[name] for name in after if name.startswith("medclip_scores_count")}
+    named = [("prompts", str(item["name"])) for item in PROMPTS]
+    named += [("head", "tuberculosis"), ("head", "tube")]
+    assert counts == {
+        f'medclip_scores_count{{finding="{finding}",model="{model}",source="{source}"}}': (
+            1 if source == "prompts" else 2
+        )
+        for source, finding in named
+    }
+    assert "PHIWORD" not in http.get("/metrics").text

@@ -1,0 +1,121 @@
+"""fit_head: heads of a run's own labels, of a table of one's own, and what is refused."""
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from medclip_dcl import model_package
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.inference.heads import Head, read_heads
+from medclip_dcl.inference.predictor import load
+from pipelines.fit_head import main
+from testing.corpus import write_config
+from testing.dicom import raster_bytes
+from testing.evaluated import write_evaluated
+from testing.published import publish
+from testing.tiny_models import random_images
+from tests.house.tree import ROOT
+
+PATIENTS = 40
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    return write_evaluated(tmp_path / "work")
+
+
+def fit(work: Path, *overrides: str, code: int = 0) -> dict[str, Head]:
+    config = write_config(
+        work / "config.yaml",
+        work,
+        evaluate={"bootstrap": 20},
+        probabilities={"least_per_class": 2},
+        source={"root": str(work)},
+    )
+    options = [word for override in overrides for word in ("--set", override)]
+    assert main(["--config", str(config), *options]) == code
+    return {head.card.name: head for head in read_heads(work / "model")}
+
+
+def test_a_head_of_the_run_s_own_labels_goes_into_its_model(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = open_artifact(work / "model", model_package.ARTIFACT)
+    (head,) = fit(work).values()  # no validation image has an effusion
+    after = open_artifact(work / "model", model_package.ARTIFACT)
+    assert (head.card.name, head.card.kind) == ("Pneumonia", "linear")
+    assert after.digest != before.digest
+    assert before.files.items() <= after.files.items()
+    assert set(after.files) - set(before.files) == {"heads.json", "heads.safetensors"}
+    assert '"state": "made"' in capsys.readouterr().out
+    fit(work)
+    assert '"state": "reused"' in capsys.readouterr().out
+    assert open_artifact(work / "model", model_package.ARTIFACT).digest == after.digest
+    other = fit(work, "heads.kind=knn", "heads.features=encoder")["Pneumonia"]
+    assert (other.card.kind, other.card.features) == ("knn", "encoder")
+    predictor = load(work / "model", "cpu")
+    images = random_images(2, 64)
+    (found,) = zip(*predictor.answer_heads(predictor.embed_images(images), images), strict=True)
+    margins = other.margins(predictor.embed_features(images).numpy())
+    assert [item.score for item in found] == pytest.approx(1 / (1 + np.exp(-margins)), rel=1e-4)
+
+
+def test_patients_and_labels_that_cannot_be_taken_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = write_evaluated(tmp_path / "seen", ["p024"])  # of the validation split
+    fit(work, code=4)
+    assert "trained on 1 of 16 evaluated patients" in capsys.readouterr().err
+    work = write_evaluated(tmp_path / "twice", repeated=("p000", "p032"))
+    fit(work, code=4)
+    assert "in the heads' training" in capsys.readouterr().err
+    fit(write_evaluated(tmp_path / "other"), 'heads.labels=["Cat"]', code=2)
+    assert "heads.labels names ['Cat']; the source has" in capsys.readouterr().err
+    fit(tmp_path / "other", 'heads.labels=["Pleural Effusion"]', code=2)
+    assert "0 validate images with it" in capsys.readouterr().err
+
+
+def test_the_tutorial_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/tutorials/your_labels.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"```csv\n(.*?)```", page, re.DOTALL)
+    (config,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    publish(Path("runs/demo/model"))
+    _write_images(Path("images"), table.splitlines()[0].split(","))
+    Path("labels.yaml").write_text(config, encoding="utf-8")
+    tree: Any = yaml.safe_load(config)
+    words = ["--set", "probabilities.least_per_class=2", "--set", "evaluate.bootstrap=20"]
+    assert main(["--config", "labels.yaml", *words]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    shown = json.loads(re.findall(r"^    (\{.*\})$", page, re.MULTILINE)[0])
+    heads = [line for line in lines if "head" in line]
+    assert [line["head"] for line in heads] == tree["source"]["findings"]
+    assert set(heads[0]) == set(shown)
+    assert heads[0]["auc"] == 1.0  # bright images against dark ones
+    assert read_heads(Path("runs/demo/model")) == ()
+    exec(code.replace("0001.dcm", "0001.png"), {})
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == tree["source"]["findings"]
+    assert said[0].split()[2] == "True"
+
+
+def _write_images(folder: Path, columns: list[str]) -> None:
+    (folder / "a").mkdir(parents=True)
+    rows = []
+    for number, pixels in enumerate(random_images(PATIENTS, 64), start=1):
+        shown = number % 2
+        pixels = pixels // 3 + 150 * shown
+        name = f"a/{number:04d}.png"
+        (folder / name).write_bytes(raster_bytes(pixels.astype(np.uint8), "png"))
+        rows.append([name, f"p{number:03d}", shown, "" if number % 5 == 0 else number % 3 // 2])
+    with (folder / "labels.csv").open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([columns, *rows])
