@@ -93,7 +93,6 @@ def test_what_is_set_already_is_not_recommended(tmp_path: Path) -> None:
     assert "fallback" not in str(refused.value)
 
 
-
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
