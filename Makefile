@@ -32,11 +32,12 @@ demo: $(RUNTIME) ## the whole story on generated studies, then a report
 test: $(INSTALLED) ## all tests but those of `make check`, in two processes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/house
 
-check: $(INSTALLED) ## format, lint, types, layers, conventions, the package
+check: $(INSTALLED) ## format, lint, types, layers, budgets, conventions, the package
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.house.budgets
 	$(BIN)/python -m pytest -q tests/house
 
 serve: $(RUNTIME) ## the service and its viewer, on the demo's model

@@ -1,9 +1,7 @@
 """Boxes, MS-CXR's, another CSV or a column: phrases with boxes, patients that must not train."""
 
-import json
 import math
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 from medclip_dcl.data.records import BoxTable, ImageRecord
 from medclip_dcl.data.source_settings import CONSTANT, BoxColumn, SourceConfig, relative_to_root
-from medclip_dcl.data.table_files import open_plain, read_any, take_rows
+from medclip_dcl.data.table_files import read_any, take_rows
 from medclip_dcl.errors import ConfigError, StudyError
 
 # The image's id may also be the path of its file as `source.columns.path` gives it, and the phrase
@@ -34,8 +32,6 @@ _SUBJECT = re.compile(r"(?:^|/)p(\d{3,})(?:/|$)")
 _ROUNDED = 1e-3  # by which a fraction may be outside its image
 _BOUNDLESS = ("1e9", "1e9")  # pixels; nobody knows the image of this box
 
-_DAMAGED = (AttributeError, RecursionError, zlib.error)
-
 _Row = tuple[str, ...]
 
 
@@ -45,24 +41,22 @@ def read_boxes(
     settings: SourceConfig | None = None,
     root: Path | None = None,
 ) -> BoxTable:
-    """Read a box table: CSV, or MS-CXR's COCO-like JSON; or either with `.gz`.
+    """Read a box table, such as MS-CXR's CSV.
 
     The table names `images`, all of the source, by id or by path, which may begin with the root.
-    The settings name the CSV's columns, where they are not MS-CXR's, and its form. A row of it that
-    has no box at all, such as "No finding", is left out.
+    The settings name its columns, where they are not MS-CXR's, and its form. A row that has no box
+    at all, such as "No finding", is left out.
 
     Raises:
         ConfigError: a role that needs a column has none.
-        StudyError: a column or key is missing, a box is not inside its image, or nobody
+        StudyError: a column is missing, a box is not inside its image, or nobody
             states the size of that image.
 
-    Source: PhysioNet, MS-CXR 1.0 and 1.1: x, y, w, h in pixels of the original image. In the
-        JSON the image's id is the name of its file without its ending.
+    Source: PhysioNet, MS-CXR 1.0 and 1.1: x, y, w, h in pixels of the original image.
     """
     settings = settings or SourceConfig()
     relative = relative_to_root(root or path.parent, settings)
-    is_json = ".json" in {suffix.lower() for suffix in path.suffixes}
-    table = list(_json_rows(path) if is_json else _csv_rows(path, settings))
+    table = list(_table_rows(path, settings))
     images = tuple(images)
     known = {image.path: image for image in images if image.path}
     known |= {image.image_id: image for image in images}
@@ -157,7 +151,7 @@ def _no_box(row_number: int) -> StudyError:
     )
 
 
-def _csv_rows(path: Path, settings: SourceConfig) -> Iterator[tuple[str, _Row]]:
+def _table_rows(path: Path, settings: SourceConfig) -> Iterator[tuple[str, _Row]]:
     """Give the path of each row's image, empty where the table has none, and its values."""
     roles = MS_CXR_COLUMNS | settings.box_columns
     empty = [role for role, name in roles.items() if not name and role not in _NUMBERS[4:]]
@@ -197,26 +191,6 @@ def _sides(stated: _Row, image: ImageRecord | None, row_number: int) -> _Row:
             "source.box_columns, or in source.columns"
         )
     return (str(image.width_px), str(image.height_px))
-
-
-def _json_rows(path: Path) -> Iterator[tuple[str, _Row]]:
-    """Give the same of the JSON form, one row per box and phrase."""
-    try:
-        with open_plain(path) as stream:
-            tree = json.loads(stream.read())
-        images = {image["id"]: image for image in tree["images"]}
-        names = {item["id"]: str(item["name"]) for item in tree["categories"]}
-        for box in tree["annotations"]:
-            image = images[box["image_id"]]
-            sides = (*box["bbox"], image["width"], image["height"])
-            phrases = box["label_text"]
-            for phrase in [phrases] if isinstance(phrases, str) else phrases:
-                image_id = Path(str(image["file_name"])).stem
-                words = (image_id, names[box["category_id"]], str(phrase))
-                yield str(image.get("path", "")), (*words, *(str(side) for side in sides))
-    except (LookupError, OSError, EOFError, ValueError, TypeError, *_DAMAGED) as error:
-        kind = type(error).__name__
-        raise StudyError(f"the box table is not JSON of MS-CXR's form ({kind})") from error
 
 
 def _numbers(values: _Row, row_number: int) -> tuple[float, ...]:

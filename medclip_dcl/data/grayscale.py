@@ -253,10 +253,12 @@ def _weights(
     scale = length / size_px
     wide = max(scale, 1.0)
     centres = (np.arange(size_px) + 0.5) * scale
+    # Truncated after adding one half, as Pillow rounds: other ends would be another filter.
     starts = np.maximum((centres - _SUPPORT * wide + 0.5).astype(np.int64), 0)
     stops = np.minimum((centres + _SUPPORT * wide + 0.5).astype(np.int64), length)
     indices = starts[:, None] + np.arange(int((stops - starts).max()))
     t = np.abs((indices + 0.5 - centres[:, None]) / wide)
+    # Keys' kernel in Horner's form: `near` within one pixel, `far` up to two.
     near, far = (1.5 * t - 2.5) * t * t + 1.0, ((-0.5 * t + 2.5) * t - 4.0) * t + 2.0
     real = np.where(t < 1.0, near, np.where(t < _SUPPORT, far, 0.0)) * (indices < stops[:, None])
     whole = np.rint(real / real.sum(axis=1, keepdims=True) * 2**bits)

@@ -118,8 +118,8 @@ class SourceConfig(Section):
     """Encoding of report files and of CSV tables (kind `table`) that are not UTF-8; empty: such a
     report is rejected as `not_utf8`, such a table refused."""
     boxes: str = ""
-    """MS-CXR's box table, CSV or JSON, or another CSV with `box_columns`, relative to `root`; its
-    patients are put in `test`. Empty: none."""
+    """MS-CXR's box table, its CSV, or another with `box_columns`, relative to `root`; its patients
+    are put in `test`. Empty: none."""
     box_columns: dict[BoxColumn, str] = Field(default_factory=dict)
     """Role -> name of a column of the box table in CSV; a role that is left out has MS-CXR's name.
     Roles: `image_id`, `category`, `phrase`, `x`, `y`, `width`, `height`, `image_width`,

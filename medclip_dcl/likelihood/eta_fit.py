@@ -131,7 +131,9 @@ def _loss(rows: _Rows, at: Float[np.ndarray, "2"]) -> tuple[float, Float[np.ndar
     """Half the mean square of log eta - log share at (log a, slope), and its gradient."""
     log_line = at[0] + at[1] * rows.x
     off = np.minimum(log_line, rows.log_cap) - rows.y
+    # A share below the floor may be anything there: an eta that is below as well is not wrong.
     off = np.where(rows.below, np.maximum(off, 0.0), off)
+    # Where the cap holds eta, the line no longer moves it.
     pull = rows.weight * off * (log_line < rows.log_cap)
     return float((rows.weight * off**2).sum() / 2), np.array([pull.sum(), (pull * rows.x).sum()])
 
@@ -286,6 +288,7 @@ def _own(said: Occurrences, fits: Fits) -> Bool[np.ndarray, " pairs"]:
     known = (meaning >= 0) & (column >= 0)
     bits = np.zeros(len(meaning), dtype=bool)
     at = column[known]
+    # As packbits lays them out: the first column of eight is the highest bit.
     bits[known] = fits.table[meaning[known], at // 8] >> (7 - at % 8) & 1
     return bits
 

@@ -144,6 +144,7 @@ def _step(
         loss = F.cross_entropy(logits, labels, reduction="sum") / asked
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
+    # The norm is not finite where any gradient is not: one look at it checks them all.
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), _CLIP_NORM)
     if not bool(torch.isfinite(norm)):
         raise TrainingError(
@@ -176,6 +177,7 @@ def _decay(step: int, settings: LanguageModelConfig) -> float:
 
 
 def _step_seed(seed: int, step: int) -> int:
+    # Up to a million steps no two seeds share one.
     return (seed * 1_000_003 + step) % (1 << 62)
 
 

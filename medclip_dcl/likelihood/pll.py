@@ -155,6 +155,7 @@ def score_encodings(
     limit = _longest_input(model)
     if longest > limit:
         raise ScoreError(f"a sentence has {longest} word pieces, the model reads {limit}; cut it")
+    # In an order of their own: batches, and so the last bits, must not depend on the caller's.
     distinct = sorted(set(encodings), key=lambda item: (len(item.ids), item.ids, item.words))
     index_of = {encoding: number for number, encoding in enumerate(distinct)}
     sums = torch.zeros(len(distinct), dtype=torch.float64)

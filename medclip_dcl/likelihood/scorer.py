@@ -129,6 +129,7 @@ def score_tasks(
     idle, busy, answers = list(crew), list[Connection](), list[Scores]()
     try:
         while idle:
+            # `idle` first: with nobody idle left, zip must not take a task and drop it.
             for connection, task in zip(idle, waiting, strict=False):
                 _send(connection, task, crew)
                 busy.append(connection)

@@ -95,6 +95,7 @@ def plan_units(
         rows += [(index, first, last) for first, last in pairwise(cuts)]
     index, first, last = np.array(rows, np.int64).reshape(-1, 3).T
     span_cost = (last - first) * length[index]
+    # By where a span begins, so that none is cut: a unit costs too much by its last span at most.
     unit = (np.cumsum(span_cost) - span_cost) // unit_pieces
     return Plan(
         np.array(keys, "S32"),
@@ -131,6 +132,8 @@ def _measure(
             prints[:, index] = np.frombuffer(
                 hashlib.blake2b(data, digest_size=16).digest(), np.uint64
             )
+    # Twins come to stand next to each other, the first of the corpus before the others: it is the
+    # one that is scored, whatever order a hash gives.
     by_piece = np.lexsort((np.arange(len(texts)), *prints, length))
     same = (np.diff(prints[:, by_piece]) == 0).all(0) & (np.diff(length[by_piece]) == 0)
     starts = np.append(True, ~same)

@@ -59,11 +59,13 @@ def resample_by_similarity(
     N = text_similarity.shape[1] - 1
     K = math.ceil(keep_share * N - 1e-9)  # a share such as 1 - 0.7 is a little above 0.3
     # The K largest of log odds plus Gumbel noise are such a draw; e^{-beta cos} itself would
-    # underflow. On the CPU, so that every device draws alike.
+    # underflow. On the CPU, so that every device draws alike. A draw of exactly 0 would
+    # have infinite noise.
     log_odds = -beta * text_similarity.detach().float().cpu()
     uniform = torch.rand(log_odds.shape, generator=generator).clamp_min(torch.finfo().tiny)
     keys = (log_odds - (-uniform.log()).log()).scatter(1, positive.cpu().unsqueeze(1), -torch.inf)
     drawn = keys.topk(K, dim=1).indices.to(text_similarity.device)
+    # N / K, so that the loss of a batch is of one size whatever share is kept.
     return torch.zeros_like(text_similarity).float().scatter(1, drawn, N / max(K, 1))
 
 

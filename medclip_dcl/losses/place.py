@@ -77,6 +77,7 @@ def place_masks(
     own_side, report_side = (
         codes.gather(1, finding).squeeze(1) & (LEFT | RIGHT) for codes in (sentences, reports)
     )
+    # A side that the report does not give to the finding alone is no place: it is elsewhere too.
     side = torch.where(own_side == report_side, own_side, torch.zeros_like(own_side))
     # The patient's left is on the viewer's right. The middle column of an odd grid is in both.
     to_left = (side != LEFT)[:, None] | (column >= 0.5)

@@ -108,7 +108,7 @@ def relation_matrix(
     is_normal = (anchor_claims[:, -1:] != 0) & ~names_finding
     is_different |= is_normal & report.asserted.any(dim=1)
     is_unclear |= is_normal & (report_claims[None, :, -1] == 0)
-    is_different |= ~(names_finding | is_normal)
+    is_different |= ~(names_finding | is_normal)  # no claim: the anchor trains by plain InfoNCE
 
     relation = torch.full_like(is_different, SAME, dtype=torch.int8)
     return relation.masked_fill_(is_unclear, UNCLEAR).masked_fill_(is_different, DIFFERENT)
@@ -159,6 +159,7 @@ def _compare(
     Each line of the module's table is a claim of the anchor times a state of the report. Whether
     any finding has both is one product of matrices, whatever the number of findings.
     """
+    # A side that the report leaves open is unclear; the other side alone is a contradiction.
     unsided_left = report.asserted & ~report.left
     unsided_right = report.asserted & ~report.right
     different = [
@@ -180,6 +181,7 @@ def _compare(
 def _any_finding(
     pairs: Sequence[tuple[Bool[Tensor, "anchors findings"], Bool[Tensor, "candidates findings"]]],
 ) -> Bool[Tensor, "anchors candidates"]:
+    # In float32, since GPUs multiply no matrices of booleans; sums of so few ones are exact.
     anchors, reports = (torch.cat(side, dim=1).float() for side in zip(*pairs, strict=True))
     return anchors @ reports.T > 0
 

@@ -1,7 +1,5 @@
 """Box tables: columns by name, patients by image or path, boxes inside their images."""
 
-import gzip
-import json
 from pathlib import Path
 
 import pytest
@@ -43,62 +41,14 @@ def test_box_outside_its_image_is_refused(tmp_path: Path, numbers: str) -> None:
         read_boxes(tmp_path / "b.csv", [image()])
 
 
-def coco(**changes: object) -> dict[str, object]:
-    image = {
-        "id": 3,
-        "file_name": "f.jpg",
-        "width": 50,
-        "height": 40,
-        "path": "files/p10/p107/f.jpg",
-    }
-    box = {"id": 1, "image_id": 3, "category_id": 2, "bbox": [1, 2, 3, 4], "label_text": ["a  b"]}
-    return {
-        "info": {},
-        "categories": [{"id": 2, "name": "Edema"}],
-        "images": [image, image | {"id": 4, "file_name": "g.jpg", "path": "files/p10/p108/g"}],
-        "annotations": [box | changes, box | {"image_id": 4}],
-    }
-
-
-@pytest.mark.parametrize("name", ["b.json", "b.json.gz"])
-def test_json_form_gives_what_the_table_gives(tmp_path: Path, name: str) -> None:
-    data = json.dumps(coco()).encode()
-    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+def test_a_path_names_the_patient_where_the_image_is_not_at_hand(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text(
         "dicom_id,path,h,w,y,x,label_text,category_name,image_width,image_height\n"
         "f,files/p10/p107/f.jpg,4,3,2,1,a b,Edema,50,40\n"
         "g,files/p10/p108/g.jpg,4,3,2,1,a b,Edema,50,40\n"
     )
-    table = read_boxes(tmp_path / name, [image(subject="107")])
-    assert table == read_boxes(tmp_path / "b.csv", [image(subject="107")])
+    table = read_boxes(tmp_path / "b.csv", [image(subject="107")])
     assert (table.subjects, table.unknown, len(table.rows)) == ({"107", "108"}, 1, 1)
-
-
-def test_box_with_two_phrases_is_two_rows(tmp_path: Path) -> None:
-    (tmp_path / "b.json").write_text(json.dumps(coco(label_text=["left", "right"])))
-    phrases = [row["phrase"] for row in read_boxes(tmp_path / "b.json", [image()]).rows]
-    assert phrases == ["left", "right"]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"image_id": 9}, {"bbox": [1, 2, 3]}, {"bbox": [1, 2, 60, 4]}, {"bbox": None}, {"bbox": "x"}],
-)
-def test_malformed_json_is_refused_without_its_words(tmp_path: Path, changes: object) -> None:
-    (tmp_path / "b.json").write_text(json.dumps(coco(label_text="secret", **changes)))
-    with pytest.raises(StudyError) as caught:
-        read_boxes(tmp_path / "b.json", [image()])
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "data", [b"[" * 100_000, gzip.compress(b"{}")[:-9] + b"broken end"], ids=["deep", "cut"]
-)
-def test_damaged_json_is_refused(tmp_path: Path, data: bytes) -> None:
-    name = "b.json" if data[:1] == b"[" else "b.json.gz"
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(StudyError, match="is not JSON of MS-CXR's form"):
-        read_boxes(tmp_path / name, [image()])
 
 
 def test_other_columns_name_an_image_by_its_path_and_take_its_size(tmp_path: Path) -> None:

@@ -49,7 +49,6 @@ def test_the_page_names_every_column_and_tag_that_readers_require() -> None:
     assert names_of("`dicom`") == {*metadata.TAGS.values(), "source.modalities"}
     boxes = names_of("any | `source.boxes`, MS-CXR's CSV")
     assert boxes == {*MS_CXR_COLUMNS.values(), "path"}
-    assert "bbox" in names_of("any | `source.boxes`, MS-CXR's JSON")
 
 
 def test_every_role_of_a_column_is_explained() -> None:

@@ -19,7 +19,7 @@ from medclip_dcl.training.step import TrainStep
 from medclip_dcl.training.trainer import Trainer
 from testing.tiny_models import pair_batch, random_tokens, tiny_dual_encoder
 
-TEXT = LoraConfig(rank=2, encoders="text", dropout=0.1)
+TEXT = LoraConfig(rank=2, encoders="text")
 LOOP = TrainConfig(
     global_batch=6, steps=4, learning_rate=1e-2, text_learning_rate=3e-2, warmup_steps=0
 )
@@ -98,8 +98,6 @@ def test_adapters_start_at_the_encoders_own_answers_and_learn_at_its_rate() -> N
 
 def test_layers_that_are_not_there_are_named() -> None:
     encoder = tiny_dual_encoder()
-    with pytest.raises(ConfigError, match="text encoder has no linear layer that ends in q_proj"):
-        add_adapters(encoder, TEXT.model_copy(update={"targets": ("q_proj",)}), seed=0)
     with pytest.raises(ConfigError, match="image encoder has no linear layer"):
         add_adapters(encoder, TEXT.model_copy(update={"encoders": "both"}), seed=0)
 
