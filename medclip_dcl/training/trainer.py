@@ -26,7 +26,8 @@ from medclip_dcl.models.lora import merged
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.progress import Progress
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
-from medclip_dcl.training.dataset import Corpus, ImageTextBatch, prefetch
+from medclip_dcl.training.corpus import Corpus
+from medclip_dcl.training.dataset import ImageTextBatch, prefetch
 from medclip_dcl.training.logging import MetricsLog, TrainLogger, TrainState, open_trackers
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import load_optimizer_tensors, optimizer_tensors
