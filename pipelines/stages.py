@@ -63,6 +63,7 @@ TOOLS = {
     "doctor": Command(TRAINING, "whether this machine can run a config"),
     "plan": Command(TRAINING, "what a config will take: memory, hours, disk"),
     "bound": Command(TRAINING, "how far the debiased loss can be from that of known labels"),
+    "verify": Command(DATA, "every byte of a run's artifacts against their headers"),
     "check_data": Command(DATA, "what a source holds, its faults and its leaks"),
     "sweep": Command(TRAINING, "a grid of settings over several seeds, with a figure per axis"),
     "table1": Command(
