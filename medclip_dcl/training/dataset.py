@@ -70,6 +70,16 @@ class ImageTextBatch:
         }
         return replace(self, **moved)
 
+    def in_chunks(self, size: int) -> list["ImageTextBatch"]:
+        """Cut what is encoded into parts of at most `size` pairs; what is of the batch stays."""
+        local = {
+            name: getattr(self, name) for name in _OF_PROCESS if getattr(self, name) is not None
+        }
+        return [
+            replace(self, **{name: value[at : at + size] for name, value in local.items()})
+            for at in range(0, len(self.crops), size)
+        ]
+
 
 class SplitFeatures:
     """Features of one split, mapped into memory."""
@@ -165,6 +175,12 @@ class ImageTextDataset:
             image_features=None if features is None else features.images(rows.images[mine]),
             text_features=None if features is None else features.texts(texts[mine]),
         )
+
+
+_OF_PROCESS = (
+    *("crops", "brightness", "contrast", "input_ids", "attention_mask"),
+    *("image_features", "text_features"),
+)
 
 
 def _rows(table: Tensor | None, rows: Int[np.ndarray, " batch"]) -> Tensor | None:

@@ -127,7 +127,9 @@ def set_up(
         corpus=corpus,
         dataset=dataset,
         sampler=sampler,
-        objective=ContrastiveObjective(config.objective, config.seed, threshold),
+        objective=ContrastiveObjective(
+            config.objective, config.seed, threshold, config.train.chunk
+        ),
         validation=validation,
         metrics=metrics,
     )
