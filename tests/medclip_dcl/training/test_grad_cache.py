@@ -1,6 +1,7 @@
 """A batch that is encoded chunk by chunk: the gradients of one that is encoded at once."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.grad_cache import backward_in_chunks
+from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import set_training_mode
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
@@ -162,8 +164,8 @@ def test_a_step_in_chunks_moves_the_weights_as_a_plain_one() -> None:
 
 def two_processes(rank: int, folder: Path) -> None:
     """Write the gradients of two distributed processes with half of the batch each."""
-    from medclip_dcl.training.launch import start_accelerator
-
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    os.environ.update({name: str(value) for name, value in ranks.items()})
     half = PAIRS // 2
     batch = supervised_batch(slice(rank * half, (rank + 1) * half))
     accelerator = start_accelerator(TrainConfig(processes=2, torch_threads=1))
