@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "evaluation", "gpu")
-SPEED += ("sources", "precision", "scale", "embed")
+SPEED += ("sources", "precision", "scale", "scale_training", "embed")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
 RELIABILITY += ("determinism", "gateway", "hospital", "input_range", "membership", "ohif")
 RELIABILITY += ("soak",)

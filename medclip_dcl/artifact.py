@@ -9,6 +9,8 @@ with the same fingerprint goes on where it stopped.
     checksum     SHA-256 of the header itself
     origin       time, package versions and digests of the code that made it; in neither
                  fingerprint nor digest, so an edited module does not make an artifact invalid
+    stamps       size, times and inode of each file that was hashed, in a hidden note next to the
+                 header: a file that still has them is not hashed again
 """
 
 import dataclasses
@@ -17,6 +19,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,10 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactError, ArtifactMissing, ArtifactStale
-from medclip_dcl.files import denials_named, sha256_file
+from medclip_dcl.files import denials_named, sha256_file, write_text
 from medclip_dcl.settings import Section
 
 HEADER = "artifact.json"
+
+_NOTE = ".verified"
+_TICK_NS = 2 * 10**9  # a file that is changed this soon after it was hashed may keep its times
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,9 @@ def json_digest(tree: Any) -> str:
 def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Artifact:
     """Open a committed artifact; without `verify` sizes alone are compared, not hashes.
 
+    A file whose size, times and inode are those with which it was hashed before is not hashed
+    again; `verify_artifact` hashes all.
+
     Raises:
         ArtifactMissing: there is none.
         ArtifactStale: it is of another type or format version.
@@ -116,6 +125,68 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
             f"{path} holds {artifact.kind} version {artifact.version}, version {kind.version} of "
             f"{kind.name} is read here; rerun {kind.job}"
         )
+    known = _read_stamps(artifact) if verify else None
+    stamps = _check_files(artifact, kind, known)
+    if known is not None and stamps != known:
+        note_stamps(artifact, stamps)
+    return artifact
+
+
+@denials_named()
+def verify_artifact(path: Path) -> Artifact:
+    """Open an artifact of any type and hash every file, whatever was noted before.
+
+    Raises:
+        ArtifactMissing: there is none.
+        ArtifactCorrupt: as `open_artifact`.
+    """
+    if not (path / HEADER).is_file():
+        raise ArtifactMissing(f"no artifact in {path}; name a folder that holds {HEADER}")
+    kind = ArtifactType(path.name, 0, "its job")
+    artifact = _read_header(path, kind)
+    note_stamps(artifact, _check_files(artifact, kind, {}))
+    return artifact
+
+
+Stamp = list[int]
+"""Size, time of the last change of the bytes and of the entry in ns, and inode of a file."""
+
+
+def file_stamp(file: Path) -> Stamp:
+    """Read by what a file is known to be the one that was hashed."""
+    found = file.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+def note_stamps(artifact: Artifact, stamps: Mapping[str, Stamp]) -> None:
+    """Note with which stamps the files of an artifact have its digest; not where none may write."""
+    now = time.time_ns()
+    if all(max(stamp[1:3]) + _TICK_NS > now for stamp in stamps.values()):
+        return  # nothing that could be trusted later
+    with suppress(OSError, ArtifactError):
+        text = json.dumps({"digest": artifact.digest, "files": stamps})
+        write_text(artifact.path / _NOTE, text)
+
+
+def _read_stamps(artifact: Artifact) -> dict[str, Stamp]:
+    """Read the stamps of files that had settled when they were hashed; none after a change."""
+    note = artifact.path / _NOTE
+    try:
+        tree = json.loads(note.read_text(encoding="utf-8"))
+        # The note's own time: a server's clock may not be ours.
+        latest = note.stat().st_mtime_ns - _TICK_NS
+        if tree["digest"] != artifact.digest:
+            return {}
+        return {name: stamp for name, stamp in tree["files"].items() if max(stamp[1:3]) <= latest}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+
+
+def _check_files(
+    artifact: Artifact, kind: ArtifactType, known: Mapping[str, Stamp] | None
+) -> dict[str, Stamp]:
+    """Compare files with the header; those without a known stamp are hashed, None: none is."""
+    path, stamps = artifact.path, {}
     found, others = list_entries(path)
     if found != set(artifact.files) or others:
         for name in artifact.files:  # denied where a folder may not be entered, else missing
@@ -124,11 +195,11 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
         raise ArtifactCorrupt(f"{path} lacks a file or has one too many; rerun {kind.job}")
     for name, entry in artifact.files.items():
         file = path / name
-        if file.stat().st_size != entry["bytes"] or (
-            verify and sha256_file(file) != entry["sha256"]
-        ):
+        stamps[name] = stamp = file_stamp(file)
+        is_hashed = known is not None and known.get(name) != stamp
+        if stamp[0] != entry["bytes"] or (is_hashed and sha256_file(file) != entry["sha256"]):
             raise ArtifactCorrupt(f"{name} of {path} is damaged; rerun {kind.job}")
-    return artifact
+    return stamps
 
 
 def open_if_current(

@@ -19,11 +19,13 @@ from medclip_dcl.artifact import (
     HEADER,
     Artifact,
     ArtifactType,
+    file_stamp,
     fingerprint_changes,
     header_text,
     json_digest,
     list_entries,
     locked,
+    note_stamps,
     open_artifact,
     retired_folder,
 )
@@ -53,10 +55,11 @@ class ArtifactWriter:
 
         `summary` holds counts that people look at, no texts.
         """
-        entries = {}
+        entries, stamps = {}, {}
         for name in _data_files(self.directory):
             file = self.directory / name
             sync_file(file)
+            stamps[name] = file_stamp(file)
             entries[name] = {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
         header = {
             "kind": self.kind.name,
@@ -83,7 +86,9 @@ class ArtifactWriter:
         for name in (_FINGERPRINT, _DRAFT_CODE):
             (self.directory / name).unlink(missing_ok=True)
         _publish(self.directory, self.final)
-        return open_artifact(self.final, self.kind, verify=False)
+        artifact = open_artifact(self.final, self.kind, verify=False)
+        note_stamps(artifact, stamps)
+        return artifact
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.data import manifest
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.distributed import available_cores
-from medclip_dcl.likelihood.eta import EtaCache
+from medclip_dcl.likelihood.eta import read_eta
 from medclip_dcl.progress import Progress
 from medclip_dcl.tables import SPLITS, Column, TableFormat, read_table
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -98,12 +98,12 @@ def export_dataset(
     listed: Artifact,
     images: PreparedImages,
     texts: Artifact | None,
-    etas: EtaCache | None,
+    eta: Artifact | None,
     shard_bytes: int = 1 << 27,
 ) -> dict[str, Any]:
     """Write the studies shard by shard and give the artifact's summary; no shard is written twice.
 
-    `texts`: the sentences artifact; None: without sentences. `etas`: None: without eta.
+    `texts`: the sentences artifact; None: without sentences. `eta`: its etas; None: without them.
     `shard_bytes`: of a shard's pixels before they are compressed, with an image per study.
 
     Raises:
@@ -116,7 +116,7 @@ def export_dataset(
     features = Features.from_arrow_schema(form.schema)
     features["images"] = List(Image())
     schema = features.arrow_schema
-    studies = _studies(listed, labels, images, texts, etas)
+    studies = _studies(listed, labels, images, texts, eta)
     (folder / "data").mkdir(exist_ok=True)
     a_shard = max(1, shard_bytes // images.size_px**2)
     counts = Counter(study["split"] for study in studies)
@@ -162,15 +162,19 @@ def _studies(
     table: pa.Table,
     images: PreparedImages,
     texts: Artifact | None,
-    etas: EtaCache | None,
+    eta: Artifact | None,
 ) -> list[_Row]:
     """Make the rows of all studies but for their pictures."""
     shown = defaultdict(list)
     for row in _rows(listed, manifest.IMAGES):
         if row["image_id"] in images.row_of:
             shown[row["study_id"]].append(row)
-    said = defaultdict(list)
-    for row in _rows(texts, SENTENCES) if texts else []:
+    said, sentences = defaultdict(list), _rows(texts, SENTENCES) if texts else []
+    if eta is not None:
+        keys = pa.array([row["text_key"] for row in sentences], pa.string())
+        for row, value in zip(sentences, read_eta(eta, keys).tolist(), strict=True):
+            row["eta"] = value
+    for row in sentences:
         said[row["study_id"]].append(row)
     boxed = defaultdict(list)
     for row in _rows(listed, manifest.BOXES):
@@ -181,7 +185,6 @@ def _studies(
     studies = []
     for study, rows in sorted(shown.items()):
         sizes = [images.original_size(images.row_of[row["image_id"]]) for row in rows]
-        keys = [item["text_key"] for item in said[study]]
         studies.append(
             {name: rows[0][name] for name in ("study_id", "subject_id", "split")}
             | {
@@ -190,7 +193,7 @@ def _studies(
                 "widths": [width for _, width in sizes],
                 "heights": [height for height, _ in sizes],
                 "sentences": [item["text"] for item in said[study]],
-                "eta": etas.eta_of(keys).tolist() if etas else [],
+                "eta": [item["eta"] for item in said[study] if eta is not None],
                 "boxes": [
                     [_shares(box, *size) for box in boxed[row["image_id"]]]
                     for row, size in zip(rows, sizes, strict=True)

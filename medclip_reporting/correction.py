@@ -19,13 +19,14 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import StudyError
 from medclip_dcl.likelihood import eta
-from medclip_dcl.likelihood.eta import EtaCache, has_labels, label_shares
+from medclip_dcl.likelihood.eta import has_labels, label_shares
 from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_matrix
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.training.dataset import Corpus, read_corpus, read_supervision
+from medclip_dcl.training.corpus import Corpus, read_corpus
 from medclip_dcl.training.settings import ObjectiveConfig
+from medclip_dcl.training.supervision import read_supervision
 from medclip_reporting.charts import Labels, Series, draw_histogram, draw_lines, draw_points
 from medclip_reporting.corpus import sentences_of, show_image
 from medclip_reporting.diagnostics import Diagnostics, TruthAgreement, audit_parts, diagnose
@@ -350,7 +351,7 @@ def _audit_batches(sources: Sources) -> tuple[View | None, list[View]]:
     listed, prepared_artifact, texts, cache, claimed = needed
     images = PreparedImages(prepared_artifact)
     try:
-        corpus = read_corpus(listed, images, texts, EtaCache(cache), "train")
+        corpus = read_corpus(listed, images, texts, cache, "train")
     except StudyError:  # no study of the split has image and sentence
         return None, []
     reading = ObjectiveConfig(relation="claims")

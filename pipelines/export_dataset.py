@@ -38,7 +38,7 @@ def build(job: Job) -> None:
             needed[manifest.ARTIFACT.name],
             PreparedImages(needed[prepared.ARTIFACT.name]),
             texts,
-            None if etas is None else eta.EtaCache(etas),
+            etas,
         )
         files = {HUB_SPLITS[split]: parquet_name(split, "*") for split in summary["splits"]}
         card = data_card(data_facts(sources, job.config.card), files, STUDIES.columns)

@@ -80,13 +80,16 @@ def plan(
         yield Check("text encoder", "note", words)
     need = estimate_training_memory(config, text)
     share = config.train.global_batch // config.train.processes
+    pairs = f"{share} pairs"
+    if 0 < config.train.chunk < share:
+        pairs += f", {config.train.chunk} at once"
     parts = ("weights", "gradients", "moments", "activations", "batches")
     listed = ", ".join(f"{name} {_gb(getattr(need, name))}" for name in parts)
     room = _room()
     yield Check(
         "memory",
         "ok" if _SLACK * need.total <= room else "fault",
-        f"{_gb(need.total)} in each process for {share} pairs ({listed}) and a fifth more; this "
+        f"{_gb(need.total)} in each process for {pairs} ({listed}) and a fifth more; this "
         f"machine has {_gb(room)}; {need.parameters / 1e6:.1f} million parameters",
     )
     speed = None

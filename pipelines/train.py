@@ -34,13 +34,13 @@ from medclip_dcl.provenance import remove_if_code_changed
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.training import checkpoint, feature_cache
+from medclip_dcl.training import checkpoint, corpus_cache, feature_cache
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.config import TrainingConfig
-from medclip_dcl.training.dataset import needs_claims
 from medclip_dcl.training.launch import settle_precision, start_accelerator
 from medclip_dcl.training.publishing import package_model
 from medclip_dcl.training.setup import TrainInputs, set_up
+from medclip_dcl.training.supervision import needs_claims
 from medclip_dcl.training.trainer import TrainResult, train
 
 from .config import Config
@@ -75,7 +75,8 @@ def _build(job: Job, accelerator: Accelerator) -> None:
         with store.locked() if main else nullcontext():
             if main and job.force:
                 store.remove_of_other_code()
-                remove_if_code_changed(feature_cache.ARTIFACT.at(job.work))
+                for made in (corpus_cache, feature_cache):
+                    remove_if_code_changed(made.ARTIFACT.at(job.work))
             elif main and (begun_before := store.newest()):
                 job.note_changed_code(begun_before)
             accelerator.wait_for_everyone()

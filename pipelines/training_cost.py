@@ -44,8 +44,9 @@ class MemoryEstimate:
     moments: int
     """AdamW's two numbers a parameter."""
     activations: int
-    """What the forward pass keeps for the backward pass, at the longest sentences; with cached
-    features the most that the encoders hold while they make them, where that is more."""
+    """What the forward pass keeps for the backward pass, at the longest sentences, of a chunk where
+    the batch is encoded in chunks; with cached features the most that the encoders hold while they
+    make them, where that is more."""
     batches: int
     """Images, or their features, in use, read ahead and being read."""
     parameters: int
@@ -75,6 +76,7 @@ def estimate_training_memory(config: Config, text: PreTrainedConfig) -> MemoryEs
     """
     settings, px = config.train, config.model.image.input_px
     local = settings.global_batch // settings.processes
+    at_once = min(local, settings.chunk or local)
     longest = min(config.model.text.max_tokens, text.max_position_embeddings)
     with no_init_weights():  # not on `meta`: some backbones look at numbers while being built
         encoder = DualEncoder(config.model, text)
@@ -91,11 +93,13 @@ def estimate_training_memory(config: Config, text: PreTrainedConfig) -> MemoryEs
             setattr(module, name, mode.from_tensor(buffer))
     with mode:
         encoder.train()
-        inputs, held = _inputs(encoder, config, min(local, _MOST_PAIRS), longest)
+        inputs, held = _inputs(encoder, config, min(at_once, _MOST_PAIRS), longest)
         features = settings.cache_features * sum(item[0].numel() for item in inputs)
         freeze(encoder, frozen_groups(settings, (settings.steps or sys.maxsize) - 1))
         trained = [item for item in encoder.parameters() if item.requires_grad]
-        activations, regions = _activations(encoder, config, local, inputs)
+        activations, regions = _activations(encoder, config, at_once, inputs)
+        if at_once < local:  # unit vectors of all pairs, and their gradients
+            activations += 2 * 4 * local * (regions + 1) * config.model.similarity.dim
         return MemoryEstimate(
             parameters=sum(item.numel() for item in encoder.parameters()),
             weights=_bytes_of([*encoder.parameters(), *encoder.buffers()]),
@@ -127,10 +131,11 @@ def _inputs(
 
 
 def _activations(
-    encoder: DualEncoder, config: Config, local: int, inputs: tuple[Tensor, ...]
+    encoder: DualEncoder, config: Config, at_once: int, inputs: tuple[Tensor, ...]
 ) -> tuple[int, int]:
     # Bytes that autograd keeps, without the weights, and the regions of an image.
     settings, pairs = settle_precision(config.train), len(inputs[0])
+    scored = settings.chunk or settings.global_batch  # sentences that an image is scored with
     kept: dict[int, UntypedStorage] = {}  # held, so that no two of them share an address
 
     def address(tensor: Tensor) -> int:  # tensors without content have no data pointer
@@ -149,10 +154,10 @@ def _activations(
         ),
     ):
         regions, sentences = encoder(*inputs)
-        scores = encoder.score(regions, sentences[:1].repeat(settings.global_batch, 1))
+        scores = encoder.score(regions, sentences[:1].repeat(scored, 1))
     del scores
     needed = sum(item.nbytes() for storage, item in kept.items() if storage not in weights)
-    return needed * local // pairs, regions.shape[1] * regions.shape[2]
+    return needed * at_once // pairs, regions.shape[1] * regions.shape[2]
 
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:

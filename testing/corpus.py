@@ -21,7 +21,6 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.files import write_text
 from medclip_dcl.likelihood import eta, masked_lm
-from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.likelihood.masked_corpus import train_tokenizer
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.tables import TableFormat, write_table
@@ -29,7 +28,7 @@ from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import text_key
-from medclip_dcl.training.dataset import Corpus, read_corpus
+from medclip_dcl.training.corpus import Corpus, read_corpus
 from testing.tiny_models import tiny_text_config
 
 ETA = 0.05
@@ -104,7 +103,7 @@ def read_tiny_corpus(work: Path, split: str = "train") -> Corpus:
     def opened(kind: ArtifactType) -> Artifact:
         return open_artifact(kind.at(work), kind)
 
-    images, cache = PreparedImages(opened(prepared.ARTIFACT)), EtaCache(opened(eta.ARTIFACT))
+    images, cache = PreparedImages(opened(prepared.ARTIFACT)), opened(eta.ARTIFACT)
     return read_corpus(opened(manifest.ARTIFACT), images, opened(sentences.ARTIFACT), cache, split)
 
 

@@ -42,17 +42,14 @@ from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.text_encoder import read_bert_config, read_bert_tokenizer
 from medclip_dcl.training.augment import jitter
 from medclip_dcl.training.checkpoint import CheckpointStore
-from medclip_dcl.training.dataset import (
-    ImageTextBatch,
-    ImageTextDataset,
-    TokenTable,
-    read_supervision,
-)
+from medclip_dcl.training.corpus import TokenTable
+from medclip_dcl.training.dataset import ImageTextBatch, ImageTextDataset
 from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.logging import MetricsLog, TrainLogger
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.step import CLIP_NORM
+from medclip_dcl.training.supervision import read_supervision
 from medclip_dcl.training.trainer import Trainer
 from pipelines.config import Config
 from testing.corpus import read_tiny_corpus, write_corpus

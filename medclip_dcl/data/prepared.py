@@ -120,10 +120,16 @@ class PreparedImages:
     def __len__(self) -> int:
         return self._starts[-1]
 
+    @property
+    def id_column(self) -> pa.Array:
+        """Ids of the images, in the order of the rows; one copy of all shards'."""
+        return pa.concat_arrays([pa.array([], pa.string()), *(b.column(0) for b in self._batches)])
+
     @cached_property
     def image_ids(self) -> list[str]:
         """Ids of the images, in the order of the rows."""
-        return [image_id for batch in self._batches for image_id in batch.column(0).to_pylist()]
+        ids: list[str] = self.id_column.to_pylist()
+        return ids
 
     @cached_property
     def row_of(self) -> dict[str, int]:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import torch
 from jaxtyping import Float
@@ -63,8 +64,6 @@ ETA = TableFormat(
 
 NOT_MENTIONED = -2
 """Label of a finding that a study's label table leaves blank."""
-
-_KEY_BYTES = 32
 
 
 def eta_from_pll(
@@ -386,54 +385,26 @@ def _summary(
     return {"source": settings.source, "sentences": len(eta), **rounded}
 
 
-class EtaCache:
-    """Gives the eta of a sentence by its key; keys and values stay in the mapped file.
+def read_eta(artifact: Artifact, keys: pa.Array | pa.ChunkedArray) -> Floats:
+    """Look up the eta of text keys, repeats allowed, in their order.
 
     Raises:
-        ScoreError: the keys are out of order, or an eta is not in [0, 1).
+        ScoreError: a key has no eta, or an eta is not in [0, 1).
     """
-
-    def __init__(self, artifact: Artifact) -> None:
-        table = read_table(artifact.path, ETA, ["text_key", "eta"])
-        self.digest = artifact.digest
-        self._keys = _mapped_keys(table["text_key"])
-        self._eta = table["eta"].to_numpy()
-        if (self._keys[1:] <= self._keys[:-1]).any():
-            raise ScoreError("the eta cache is not in order of text_key; rerun build_eta_cache")
-        wrong = np.flatnonzero(~((self._eta >= 0) & (self._eta < 1)))
-        if len(wrong):
-            raise ScoreError(
-                f"{len(wrong)} etas are not in [0, 1), the first of the sentence with key "
-                f"{self._keys[wrong[0]].decode()}; rerun build_eta_cache"
-            )
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def eta_of(self, keys: Sequence[str]) -> np.ndarray:
-        """Look up text keys, repeats allowed: float64, in order; ScoreError where one lacks."""
-        asked = np.asarray(keys, dtype="S32")
-        index = np.searchsorted(self._keys, asked)
-        found = index < len(self._keys)
-        found[found] = self._keys[index[found]] == asked[found]
-        if not found.all():
-            first = keys[int(np.argmin(found))]
-            raise ScoreError(
-                f"{int((~found).sum())} sentences have no eta, the first with key {first}; "
-                "rerun split_sentences, score_sentences and build_eta_cache"
-            )
-        eta: np.ndarray = self._eta[index]
-        return eta
-
-
-def _mapped_keys(column: pa.ChunkedArray) -> np.ndarray:
-    # 32-byte keys as one array of the mapped bytes, without a copy: a corpus has millions.
-    keys = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    _, offsets, data = keys.buffers()
-    count = len(keys)
-    ends = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + count + 1]
-    if keys.null_count or (np.diff(ends) != _KEY_BYTES).any():
-        raise ScoreError("the eta cache holds a malformed text_key; rerun build_eta_cache")
-    if not count:
-        return np.empty(0, f"S{_KEY_BYTES}")
-    return np.frombuffer(data, f"S{_KEY_BYTES}", count, int(ends[0]))
+    table = read_table(artifact.path, ETA, ["text_key", "eta"])
+    known, eta = table["text_key"].combine_chunks(), table["eta"].to_numpy()
+    wrong = np.flatnonzero(~((eta >= 0) & (eta < 1)))
+    if len(wrong):
+        raise ScoreError(
+            f"{len(wrong)} etas are not in [0, 1), the first of the sentence with key "
+            f"{known[int(wrong[0])]}; rerun build_eta_cache"
+        )
+    rows = pc.index_in(keys, known)
+    if rows.null_count:
+        first = keys.filter(pc.is_null(rows))[0]
+        raise ScoreError(
+            f"{rows.null_count} sentences have no eta, the first with key {first}; "
+            "rerun split_sentences, score_sentences and build_eta_cache"
+        )
+    found: Floats = eta[rows.to_numpy(zero_copy_only=False)]
+    return found

@@ -24,7 +24,7 @@ def gather_with_grad(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_
         The rows of all processes. The gradients that all processes have for a row are summed
         where the row is from. Without a process group of two or more, `tensor` itself.
 
-    Source: ours; the adjoint of all-gather is reduce-scatter, here all-reduce and slice.
+    Source: ours; the adjoint of all-gather is reduce-scatter.
     """
     if _world_size() == 1:
         return tensor
@@ -60,10 +60,10 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         # Row i went to every process, so its gradient is the sum of what all of them have for it.
-        total = grads[0].contiguous().clone()  # the incoming gradient may be shared
-        dist.all_reduce(total)
-        start = dist.get_rank() * ctx.rows
-        return total[start : start + ctx.rows]
+        gradient = grads[0].contiguous()
+        own = gradient.new_empty((ctx.rows, *gradient.shape[1:]))
+        dist.reduce_scatter(own, list(gradient.split(ctx.rows)))
+        return own
 
 
 def _all_gather(tensor: Tensor) -> Tensor:

@@ -8,230 +8,24 @@ Only images and word pieces are cut to this process's share. Everything small is
 the whole batch: it is a function of the step, so nothing of it needs to be gathered.
 """
 
-import hashlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
-from jaxtyping import Bool, Float, Float32, Int, Int8, Int64, UInt8
+from jaxtyping import Bool, Float, Int, Int8, UInt8
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from medclip_dcl.artifact import Artifact
-from medclip_dcl.data.ground_truth import Truth
-from medclip_dcl.data.manifest import BOXES, IMAGES, label_names, read_labels
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ConfigError, StudyError
-from medclip_dcl.likelihood.eta import EtaCache
-from medclip_dcl.losses.place import encode_zones
-from medclip_dcl.losses.relations import encode_claims, encode_labels, encode_truth
 from medclip_dcl.retrieval.embeddings import map_array
 from medclip_dcl.rng import RngStream, generator_for
-from medclip_dcl.tables import TableFormat, read_table
-from medclip_dcl.text.labeler.labels import (
-    REPORT_CLAIMS,
-    SENTENCE_CLAIMS,
-    SILENT,
-    ReportLabels,
-    claimed_findings,
-    read_claims,
-)
-from medclip_dcl.text.sentences import SENTENCES
 from medclip_dcl.training.augment import centre_crops, cut, draw_crops, slack_px
-from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
-from medclip_dcl.training.settings import ObjectiveConfig
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Studies of one split that have a prepared image and a usable sentence.
-
-    Studies, distinct texts, images and sentences are numbered from 0, each in order of
-    its id, so equal artifacts give equal numbers.
-    """
-
-    study_ids: tuple[str, ...]
-    subject_ids: frozenset[str]
-    images: RaggedIndex
-    """Images of each study."""
-    image_ids: tuple[str, ...]
-    study_of_image: Int64[np.ndarray, " images"]
-    image_rows: Int64[np.ndarray, " images"]
-    """Row of each image in the prepared images."""
-    sentences: RaggedIndex
-    """Sentences of each study."""
-    text_of: Int64[np.ndarray, " sentences"]
-    """Distinct text of each sentence."""
-    texts: tuple[str, ...]
-    text_keys: tuple[str, ...]
-    eta: Float32[np.ndarray, " texts"]
-    """Class probability of each distinct text, in [0, 1)."""
-
-
-def read_corpus(
-    manifest: Artifact,
-    prepared: PreparedImages,
-    sentences: Artifact,
-    eta: EtaCache,
-    split: str,
-) -> Corpus:
-    """Read the usable studies of a split; there may be none.
-
-    Raises:
-        ScoreError: a sentence has no eta.
-        StudyError: a patient whose images have boxes is in the training split.
-    """
-    images = _of_split(
-        read_table(manifest.path, IMAGES, ["image_id", "study_id", "subject_id", "split"]), split
-    )
-    images = images.filter(pc.is_in(images["image_id"], pa.array(list(prepared.row_of))))
-    said = _of_split(
-        read_table(sentences.path, SENTENCES, ["study_id", "split", "text", "text_key"]), split
-    )
-    study_ids = _common(images["study_id"], said["study_id"])
-    images = images.filter(pc.is_in(images["study_id"], study_ids)).sort_by("image_id")
-    said = said.filter(pc.is_in(said["study_id"], study_ids))
-    keys, first = np.unique(said["text_key"].to_numpy(), return_index=True)
-    texts = said["text"].take(pa.array(first)).to_pylist()
-    subjects = frozenset(images["subject_id"].to_pylist())
-    if split == "train":
-        _refuse_boxed(manifest, subjects)
-    image_ids = images["image_id"].to_pylist()
-    study_of_image = _indices(images["study_id"], study_ids)
-    return Corpus(
-        study_ids=tuple(study_ids.to_pylist()),
-        subject_ids=subjects,
-        images=RaggedIndex(study_of_image, len(study_ids)),
-        image_ids=tuple(image_ids),
-        study_of_image=study_of_image,
-        image_rows=np.array([prepared.row_of[name] for name in image_ids], dtype=np.int64),
-        sentences=RaggedIndex(_indices(said["study_id"], study_ids), len(study_ids)),
-        text_of=_indices(said["text_key"], pa.array(keys, pa.string())),
-        texts=tuple(texts),
-        text_keys=tuple(keys.tolist()),
-        eta=np.asarray(eta.eta_of(keys.tolist()), dtype=np.float32),
-    )
-
-
-def _of_split(table: pa.Table, split: str) -> pa.Table:
-    return table.filter(pc.equal(table["split"], split))
-
-
-def _common(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Array:
-    ids = pc.unique(one.filter(pc.is_in(one, pc.unique(other))))
-    return ids.take(pc.array_sort_indices(ids))
-
-
-def _indices(values: pa.ChunkedArray, among: pa.Array) -> Int64[np.ndarray, " values"]:
-    indices: np.ndarray = pc.index_in(values, among).to_numpy()
-    return indices.astype(np.int64)
-
-
-def _refuse_boxed(manifest: Artifact, subjects: frozenset[str]) -> None:
-    boxed = set(read_table(manifest.path, BOXES, ["subject_id"])["subject_id"].to_pylist())
-    if both := boxed & subjects:
-        raise StudyError(
-            f"{len(both)} patients of the box table are in the training split, and grounding is "
-            "measured on them; rerun build_manifest with source.boxes set"
-        )
-
-
-# Labels that `remove_labels` compares; the paper's five findings.
-_CHEX5 = ("Cardiomegaly", "Edema", "Pleural Effusion", "Pneumonia", "Pneumothorax")
-
-
-@dataclass(frozen=True)
-class Supervision:
-    """Codes of texts and studies; None where the objective asks for none."""
-
-    sentence_codes: Int8[Tensor, "texts codes"] | None = None
-    """Claims of each distinct text."""
-    report_codes: Int8[Tensor, "studies codes"] | None = None
-    """Claims of each study's report, or its labels."""
-    labels: Bool[Tensor, "studies findings"] | None = None
-    """Which of the five findings are labelled present."""
-    zones: Int8[Tensor, " texts"] | None = None
-    """Third of the lung that each distinct text names."""
-    text_vectors: Float[Tensor, "texts dim"] | None = None
-    """Unit vector of each distinct text, by which texts are compared."""
-
-
-def needs_claims(settings: ObjectiveConfig) -> bool:
-    """Return whether an objective reads the claims artifact."""
-    return settings.relation != "none" or settings.place_weight > 0
-
-
-def read_supervision(
-    settings: ObjectiveConfig,
-    corpus: Corpus,
-    manifest: Artifact,
-    claims: Artifact | None,
-    truth: Truth | None,
-) -> Supervision:
-    """Read what the objective asks for; ConfigError where the source has no labels or truth."""
-    sentence_codes = report_codes = labels = zones = None
-    if claims is not None and needs_claims(settings):
-        said = read_report_labels(claims, SENTENCE_CLAIMS, "text_key", corpus.text_keys)
-        findings = claimed_findings(claims)
-        sentence_codes, zones = encode_claims(said, findings), encode_zones(said)
-        if settings.relation in {"claims", "none"}:
-            reports = read_report_labels(claims, REPORT_CLAIMS, "study_id", corpus.study_ids)
-            report_codes = encode_claims(reports, findings)
-        if settings.relation == "labels":
-            rows = _label_rows(manifest, corpus.study_ids, findings)
-            report_codes = encode_labels(rows, findings)
-        elif settings.relation == "truth":
-            report_codes = encode_truth(_present(truth, corpus), findings)
-    if settings.negatives == "remove_labels":
-        rows = _label_rows(manifest, corpus.study_ids, _CHEX5)
-        labels = torch.tensor([[row.get(name) == 1 for name in _CHEX5] for row in rows])
-    return Supervision(sentence_codes, report_codes, labels, zones)
-
-
-def read_report_labels(
-    claims: Artifact, form: TableFormat, key: str, ids: Sequence[str]
-) -> list[ReportLabels]:
-    """Read the claims of sentences or reports, in order of `ids`; unknown ones are silent."""
-    wanted = set(ids)
-    rows = {
-        row[key]: ReportLabels.from_row(row)
-        for row in read_table(claims.path, form).to_pylist()
-        if row[key] in wanted
-    }
-    return [rows.get(name, SILENT) for name in ids]
-
-
-def _present(truth: Truth | None, corpus: Corpus) -> list[dict[str, frozenset[str]]]:
-    # Findings of each study with their sides, as the plainest sentences put them.
-    if truth is None:
-        raise ConfigError("objective.relation is truth, which generated studies alone have")
-    sides_of = {name: read_claims(text).asserted for name, text in truth.gallery.items()}
-    present: list[dict[str, frozenset[str]]] = [{} for _ in corpus.study_ids]
-    for image_id, study in zip(corpus.image_ids, corpus.study_of_image.tolist(), strict=True):
-        for fine in truth.findings_of.get(image_id, frozenset()):
-            for name, sides in sides_of[fine].items():
-                present[study][name] = present[study].get(name, frozenset()) | sides
-    return present
-
-
-def _label_rows(
-    manifest: Artifact, study_ids: Sequence[str], findings: Sequence[str]
-) -> list[dict[str, int | None]]:
-    labels = read_labels(manifest)
-    rows = {row.pop("study_id"): row for row in labels.to_pylist()}
-    if not (rows.keys() & set(study_ids) and set(label_names(labels)) & set(findings)):
-        raise ConfigError(
-            "the objective reads labels and no training study has one of its findings; set "
-            "source.columns.labels or source.labels, or objective.relation and "
-            "objective.negatives to other kinds"
-        )
-    return [rows.get(study, {}) for study in study_ids]
+from medclip_dcl.training.corpus import Corpus, TokenTable
+from medclip_dcl.training.sampler import ImageTextSampler
+from medclip_dcl.training.supervision import Supervision
 
 
 @dataclass(frozen=True)
@@ -276,44 +70,15 @@ class ImageTextBatch:
         }
         return replace(self, **moved)
 
-
-class TokenTable:
-    """Word pieces of every distinct text, cut once; longer ones than `max_tokens` truncated.
-
-    `lengths` has the number of pieces of each.
-    """
-
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_tokens: int
-    ) -> None:
-        rows = []
-        if texts:  # a tokenizer refuses an empty list
-            rows = tokenizer(
-                list(texts), truncation=True, max_length=max_tokens, split_special_tokens=True
-            )["input_ids"]
-        # One flat array: a list of lists of a million sentences would take ten times the memory.
-        self.lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-        self._starts = np.concatenate([[0], np.cumsum(self.lengths)])
-        self._flat = np.fromiter(
-            (piece for row in rows for piece in row), dtype=np.int32, count=int(self.lengths.sum())
-        )
-        self._padding = int(tokenizer.pad_token_id)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all word pieces."""
-        return hashlib.sha256(self._starts.tobytes() + self._flat.tobytes()).hexdigest()
-
-    def padded(
-        self, texts: Int[np.ndarray, " local"]
-    ) -> tuple[Int[Tensor, "local tokens"], Int[Tensor, "local tokens"]]:
-        """Give ids of some texts, padded to the longest; and 1 for real tokens, 0 for padding."""
-        starts, ends = self._starts[texts], self._starts[texts + 1]
-        width = int((ends - starts).max())
-        index = starts[:, None] + np.arange(width)
-        real = index < ends[:, None]
-        ids = np.where(real, self._flat[np.where(real, index, 0)], self._padding)
-        return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(real.astype(np.int64))
+    def in_chunks(self, size: int) -> list["ImageTextBatch"]:
+        """Cut what is encoded into parts of at most `size` pairs; what is of the batch stays."""
+        local = {
+            name: getattr(self, name) for name in _OF_PROCESS if getattr(self, name) is not None
+        }
+        return [
+            replace(self, **{name: value[at : at + size] for name, value in local.items()})
+            for at in range(0, len(self.crops), size)
+        ]
 
 
 class SplitFeatures:
@@ -371,7 +136,6 @@ class ImageTextDataset:
         self.tokens, self._sampler = tokens, sampler
         self._input_px, self._seed, self._mine = input_px, seed, mine
         self._slack = slack_px(prepared.size_px, input_px)
-        self._eta = torch.from_numpy(corpus.eta)
 
     def batch(self, step: int) -> ImageTextBatch:
         """Make the batch of a step, from 0; a function of the step alone."""
@@ -402,7 +166,7 @@ class ImageTextDataset:
             contrast=torch.from_numpy(views.contrast[mine]),
             input_ids=ids,
             attention_mask=mask,
-            eta=self._eta[texts],
+            eta=torch.from_numpy(self._corpus.eta[texts]),
             sentence_codes=_rows(self.supervision.sentence_codes, texts),
             report_codes=_rows(self.supervision.report_codes, rows.reports),
             labels=_rows(self.supervision.labels, rows.reports),
@@ -411,6 +175,12 @@ class ImageTextDataset:
             image_features=None if features is None else features.images(rows.images[mine]),
             text_features=None if features is None else features.texts(texts[mine]),
         )
+
+
+_OF_PROCESS = (
+    *("crops", "brightness", "contrast", "input_ids", "attention_mask"),
+    *("image_features", "text_features"),
+)
 
 
 def _rows(table: Tensor | None, rows: Int[np.ndarray, " batch"]) -> Tensor | None:

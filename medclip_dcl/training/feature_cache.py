@@ -32,7 +32,7 @@ from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.progress import Progress
 from medclip_dcl.retrieval.embeddings import shard_name, write_array
-from medclip_dcl.training.dataset import Corpus, TokenTable
+from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.validation import evaluating
 
 ARTIFACT = ArtifactType("features", 1, "train")

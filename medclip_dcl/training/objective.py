@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from medclip_dcl.errors import ObjectiveError
 from medclip_dcl.losses import negatives
@@ -165,11 +166,15 @@ class ContrastiveObjective:
     """The configured loss over a global batch.
 
     `seed` is that of negatives that are drawn, `threshold` the text similarity above which
-    `remove_similar` drops one.
+    `remove_similar` drops one. With a `chunk`, pairs are scored in blocks of so many, and a batch
+    without gradients is encoded so.
     """
 
-    def __init__(self, settings: ObjectiveConfig, seed: int, threshold: float = 1.0) -> None:
+    def __init__(
+        self, settings: ObjectiveConfig, seed: int, threshold: float = 1.0, chunk: int = 0
+    ) -> None:
         self._settings, self._seed, self._threshold = settings, seed, threshold
+        self._chunk = chunk
 
     def compute_loss(
         self, network: nn.Module, encoder: DualEncoder, batch: ImageTextBatch
@@ -178,12 +183,25 @@ class ContrastiveObjective:
 
         `network` is what is called: the encoder itself, or its distributed wrapper.
         """
+        parts = [batch]
+        if self._chunk and not torch.is_grad_enabled():
+            parts = batch.in_chunks(self._chunk)
+        encoded = [self.encode(network, part) for part in parts]
+        regions, sentences = encoded[0]
+        if len(encoded) > 1:
+            regions, sentences = (torch.cat(side) for side in zip(*encoded, strict=True))
+        return self(encoder, regions, sentences, batch)
+
+    @staticmethod
+    def encode(network: nn.Module, batch: ImageTextBatch) -> tuple[Tensor, Tensor]:
+        """Give the unit vectors of regions and sentences of this process's pairs."""
         if batch.image_features is None:
             pixels = jitter(batch.crops, batch.brightness, batch.contrast)
-            regions, sentences = network(pixels, batch.input_ids, batch.attention_mask)
+            found = network(pixels, batch.input_ids, batch.attention_mask)
         else:
-            regions, sentences = network(batch.image_features, batch.text_features)
-        return self(encoder, regions, sentences, batch)
+            found = network(batch.image_features, batch.text_features)
+        vectors: tuple[Tensor, Tensor] = found
+        return vectors
 
     def __call__(
         self,
@@ -193,7 +211,7 @@ class ContrastiveObjective:
         batch: ImageTextBatch,
     ) -> ObjectiveOutput:
         """Compute the mean loss of this process's anchors from unit vectors of both sides."""
-        columns = encoder.score(regions, gather_with_grad(sentences))  # (batch, local)
+        columns = self._score(encoder, regions, gather_with_grad(sentences))  # (batch, local)
         s = encoder.gamma**2 * gather_with_grad(columns.T).T  # (batch, batch)
         output = self.contrast(s, encoder, batch)
         if not self._settings.place_weight:
@@ -201,6 +219,25 @@ class ContrastiveObjective:
         place = self._place(regions, sentences, encoder.gamma, batch)
         loss = output.loss + self._settings.place_weight * place.loss
         return ObjectiveOutput(loss, output.gauges | place.gauges)
+
+    def _score(
+        self,
+        encoder: DualEncoder,
+        regions: Float[Tensor, "local rows columns dim"],
+        sentences: Float[Tensor, "batch dim"],
+    ) -> Float[Tensor, "batch local"]:
+        if not self._chunk:
+            return encoder.score(regions, sentences)
+        # Every pair has a number a region: of a large batch they fit block by block alone, and the
+        # backward pass makes a block's again.
+        blocks = [
+            [
+                checkpoint(encoder.score, images, texts, use_reentrant=False)
+                for images in regions.split(self._chunk)
+            ]
+            for texts in sentences.split(self._chunk)
+        ]
+        return torch.cat([torch.cat(row, dim=1) for row in blocks])
 
     def contrast(self, s: Tensor, encoder: DualEncoder, batch: ImageTextBatch) -> ObjectiveOutput:
         """Contrast scaled scores (batch, batch), texts by images, without the place loss."""

@@ -113,6 +113,18 @@ def set_training_mode(
             module.training = False
 
 
+def learning_norms(encoder: nn.Module, settings: TrainConfig) -> list[str]:
+    """Name the batch norms that take statistics in some step of a run."""
+    held = settings.freeze_batchnorm or settings.cache_features
+    if held or (settings.steps or math.inf) <= settings.image_frozen_steps:
+        return []
+    return [
+        name
+        for name, module in encoder.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
+
+
 def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
     """Build AdamW for a model that is on its device; each group keeps its peak rate as `peak`.
 

@@ -35,6 +35,7 @@ from medclip_dcl.models.text_encoder import BERT_FIELDS
 from medclip_dcl.settings import Section
 from medclip_dcl.tables import read_table, spread_rows
 from medclip_dcl.training.config import TrainingConfig
+from medclip_dcl.training.corpus import TokenTable
 from medclip_dcl.training.setup import TrainInputs
 from medclip_dcl.training.trainer import TrainResult
 
@@ -66,6 +67,8 @@ def package_model(
         else:
             tree = plain_tree(trained.text_config)
         write_text(text / "config.json", json.dumps(tree, indent=1, sort_keys=True) + "\n")
+        # A tokenizer keeps how it cut last: the same, whether this run made the corpus or found it.
+        TokenTable(trained.tokenizer, ["."], trained.model.text.max_tokens)
         trained.tokenizer.save_pretrained(str(text))
 
     config = config.model_copy(update={"model": trained.model})

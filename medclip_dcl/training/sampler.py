@@ -11,6 +11,7 @@ what a batch holds does not depend on the number of processes.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -20,17 +21,30 @@ from medclip_dcl.rng import RngStream, generator_for
 
 
 class RaggedIndex:
-    """Members of each study, such as its images: ragged rows in two flat arrays.
+    """Members of each study, such as its images: ragged rows in flat arrays.
 
     `owners` is the study of each member; each of the `count` studies has one at least.
     """
 
     def __init__(self, owners: Int64[np.ndarray, " members"], count: int) -> None:
-        self.sizes = np.bincount(owners, minlength=count).astype(np.int64)
-        assert len(self.sizes) == count, "a member belongs to no study"
-        assert not count or self.sizes.min() > 0, "a study has no member"
-        self._members = np.argsort(owners, kind="stable").astype(np.int64)
-        self._starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int64)
+        sizes = np.bincount(owners, minlength=count).astype(np.int64)
+        assert len(sizes) == count, "a member belongs to no study"
+        assert not count or sizes.min() > 0, "a study has no member"
+        self.sizes = sizes
+        self.starts = np.cumsum(sizes) - sizes
+        self.members: np.ndarray | None = np.argsort(owners, kind="stable").astype(np.int64)
+
+    @classmethod
+    def of_arrays(
+        cls,
+        sizes: Int64[np.ndarray, " studies"],
+        starts: Int64[np.ndarray, " studies"],
+        members: Int64[np.ndarray, " members"] | None,
+    ) -> Self:
+        """Take arrays that an index was made of; without `members` they are in order of studies."""
+        index = cls.__new__(cls)
+        index.sizes, index.starts, index.members = sizes, starts, members
+        return index
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -40,8 +54,8 @@ class RaggedIndex:
     ) -> Int64[np.ndarray, " batch"]:
         """Pick one member of each study by a number in [0, 1), equal parts of it a member each."""
         index = (uniform * self.sizes[studies]).astype(np.int64)
-        members: np.ndarray = self._members[self._starts[studies] + index]
-        return members
+        picked: np.ndarray = self.starts[studies] + index
+        return picked if self.members is None else self.members[picked]
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,10 @@ class TrainConfig(Section):
     gradient_checkpointing: Annotated[Literal["none", "text", "both"], NO_EFFECT] = "none"
     """Encoders that compute their activations twice instead of keeping them: less memory, a
     third more time, the same numbers."""
+    chunk: Annotated[int, Field(ge=0)] = 0
+    """Pairs that a process encodes at once; 0: all of its own. A batch of any size then takes the
+    memory of a chunk and a third more time, with the same gradients: batch norms must be frozen,
+    and dropout is drawn chunk by chunk."""
     processes: Annotated[int, Field(ge=1), NO_EFFECT] = 1
     """Processes that the run expects; another world size is refused. A run that was stopped may
     go on with another number: the batches stay the same, the rounding does not, and the model

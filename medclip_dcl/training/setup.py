@@ -10,27 +10,21 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from medclip_dcl.artifact import Artifact
+from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data.ground_truth import Truth
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference.prompts import Finding
-from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.lora import add_adapters
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.towers import Start, read_start
 from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.config import TrainingConfig
-from medclip_dcl.training.dataset import (
-    Corpus,
-    ImageTextBatch,
-    ImageTextDataset,
-    SplitFeatures,
-    TokenTable,
-    read_corpus,
-    read_supervision,
-)
+from medclip_dcl.training.corpus import Corpus, TokenTable
+from medclip_dcl.training.corpus_cache import ARTIFACT as CORPUS
+from medclip_dcl.training.corpus_cache import CorpusSplit, cache_corpus, map_corpus
+from medclip_dcl.training.dataset import ImageTextBatch, ImageTextDataset, SplitFeatures
 from medclip_dcl.training.feature_cache import ARTIFACT as FEATURES
 from medclip_dcl.training.feature_cache import cache_features
 from medclip_dcl.training.objective import ContrastiveObjective
@@ -93,7 +87,7 @@ def set_up(
     folder: Path,
     say: Callable[..., None],
 ) -> TrainSetup:
-    """Build model, data and loss; `folder` receives cached features where the config asks for them.
+    """Build model, data and loss; `folder` receives the corpus, and features where they are kept.
 
     Raises:
         MedclipError: an input is missing, stale or does not fit.
@@ -106,7 +100,8 @@ def set_up(
         table, checkpoint = inputs.similar_table, inputs.text_checkpoint
         device = accelerator.device
         space = TextSpace(config.objective, encoder.text, checkpoint, table, device)
-    data = _Data(config, inputs, begun.tokenizer, accelerator, space)
+    made = _made_corpus(config, inputs, begun.tokenizer, accelerator, folder, say)
+    data = _Data(config, inputs, begun.tokenizer, accelerator, space, made)
     data = _with_features(data, encoder, folder, say)
     corpus, dataset, sampler = data.split("train")
     validation, metrics = data.validation()
@@ -132,7 +127,9 @@ def set_up(
         corpus=corpus,
         dataset=dataset,
         sampler=sampler,
-        objective=ContrastiveObjective(config.objective, config.seed, threshold),
+        objective=ContrastiveObjective(
+            config.objective, config.seed, threshold, config.train.chunk
+        ),
         validation=validation,
         metrics=metrics,
     )
@@ -183,6 +180,30 @@ def _build_encoder(
     return encoder
 
 
+def _made_corpus(
+    config: TrainingConfig,
+    inputs: TrainInputs,
+    tokenizer: PreTrainedTokenizerBase,
+    accelerator: Accelerator,
+    work: Path,
+    say: Callable[..., None],
+) -> Artifact:
+    if accelerator.is_main_process:
+        names = ("manifest", "prepared", "sentences", "eta_cache", "claims")
+        artifact = cache_corpus(
+            work,
+            {name: item for name in names if (item := getattr(inputs, name)) is not None},
+            inputs.truth,
+            config.objective,
+            tokenizer,
+            config.model.text.max_tokens,
+            ("train", "validate") if config.train.validate_every_steps else ("train",),
+        )
+        say(corpus=artifact.summary, seconds=artifact.origin["seconds"])
+    accelerator.wait_for_everyone()
+    return open_artifact(CORPUS.at(work), CORPUS, verify=False)
+
+
 def _with_features(
     data: "_Data", encoder: DualEncoder, work: Path, say: Callable[..., None]
 ) -> "_Data":
@@ -198,7 +219,7 @@ def _with_features(
         inputs = {
             name: getattr(data.inputs, name) for name in ("manifest", "prepared", "sentences")
         }
-        splits = {name: data.corpus(name) for name in names}
+        splits = {name: data.mapped(name)[:2] for name in names}
         artifact = cache_features(
             work, encoder, data.config.model, data.prepared, inputs, splits, data.accelerator.device
         )
@@ -216,6 +237,8 @@ class _Data:
     tokenizer: PreTrainedTokenizerBase
     accelerator: Accelerator
     space: TextSpace | None
+    made: Artifact
+    """The corpus."""
     features: Path | None = None
     """Folder of the features of frozen encoders."""
 
@@ -223,18 +246,12 @@ class _Data:
     def prepared(self) -> PreparedImages:
         return PreparedImages(self.inputs.prepared)
 
-    @cached_property
-    def _eta(self) -> EtaCache:
-        return EtaCache(self.inputs.eta_cache)
-
-    def corpus(self, split: str) -> tuple[Corpus, TokenTable]:
-        inputs = self.inputs
-        corpus = read_corpus(inputs.manifest, self.prepared, inputs.sentences, self._eta, split)
-        return corpus, TokenTable(self.tokenizer, corpus.texts, self.config.model.text.max_tokens)
+    def mapped(self, split: str) -> CorpusSplit:
+        return map_corpus(self.made, split, self.tokenizer)
 
     def split(self, split: str) -> tuple[Corpus, ImageTextDataset, ImageTextSampler]:
-        config, inputs, settings = self.config, self.inputs, self.config.train
-        corpus, tokens = self.corpus(split)
+        config, settings = self.config, self.config.train
+        corpus, tokens, supervision = self.mapped(split)
         trains = split == "train"
         # Validation batches are drawn once, from a seed of their own, and not augmented.
         seed = config.seed if trains else seed_for(config.seed, RngStream.VALIDATION) % 2**31
@@ -249,9 +266,6 @@ class _Data:
         )
         local = size // settings.processes
         start = self.accelerator.process_index * local
-        supervision = read_supervision(
-            config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
-        )
         if self.space is not None:
             encode = self.space.fit if trains else self.space.vectors
             supervision = replace(supervision, text_vectors=encode(corpus, tokens))

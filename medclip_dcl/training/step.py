@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.rng import RngStream, seed_for
-from medclip_dcl.training.dataset import (
-    ImageTextBatch,
-)
+from medclip_dcl.training.dataset import ImageTextBatch
+from medclip_dcl.training.grad_cache import backward_in_chunks, refuse_learning_norms
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.optim import (
     ParamGroup,
@@ -55,6 +54,7 @@ class TrainStep:
         settings: TrainConfig,
         seed: int,
     ) -> None:
+        refuse_learning_norms(encoder, settings)
         configure_performance(encoder, settings)
         self._accelerator, self._settings, self._seed = accelerator, settings, seed
         self._encoder = encoder.to(accelerator.device)
@@ -79,8 +79,7 @@ class TrainStep:
         self._begin(batch.step)
         assert self._wrapped is not None
         assert self._stepper is not None
-        output = self._objective.compute_loss(self._wrapped, self._encoder, batch)
-        self._accelerator.backward(output.loss)
+        output = self._backward(self._wrapped, batch)
         norm = self._accelerator.clip_grad_norm_(self._parameters, CLIP_NORM)
         broken, stop = self._agree(output.loss, norm, stop)
         if broken:
@@ -90,6 +89,23 @@ class TrainStep:
         self._stepper.zero_grad()
         self._encoder.clamp_gamma()
         return StepReport(output, not broken, norm.item(), stop)
+
+    def _backward(self, network: nn.Module, batch: ImageTextBatch) -> ObjectiveOutput:
+        # Loss, and its gradient in the weights.
+        accelerator, chunk = self._accelerator, self._settings.chunk
+        if 0 < chunk < len(batch.crops):
+            place = batch.step, accelerator.process_index
+            return backward_in_chunks(
+                *(accelerator, network, self._encoder, self._objective, batch, chunk),
+                lambda number: self._seed_dropout(*place, number),
+            )
+        output = self._objective.compute_loss(network, self._encoder, batch)
+        accelerator.backward(output.loss)
+        return output
+
+    def _seed_dropout(self, *position: int) -> None:
+        # A resumed run drops what the uninterrupted one would have dropped.
+        torch.manual_seed(seed_for(self._seed, RngStream.DROPOUT, *position))
 
     def _hold(self, frozen: frozenset[ParamGroup]) -> None:
         # Freeze and thaw; a distributed wrapper knows only what learned when it was made.
@@ -107,10 +123,7 @@ class TrainStep:
         self._wrapped, self._stepper = self._accelerator.prepare(self._encoder, self.optimizer)
 
     def _begin(self, step: int) -> None:
-        # A resumed run drops what the uninterrupted one would have dropped.
-        torch.manual_seed(
-            seed_for(self._seed, RngStream.DROPOUT, step, self._accelerator.process_index)
-        )
+        self._seed_dropout(step, self._accelerator.process_index)
         settings = self._settings
         share = learning_rate_share(step, settings.warmup_steps, settings.total_steps)
         set_learning_rate(self.optimizer, share)

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.text_encoder import TextEncoder, load_trained_projection
-from medclip_dcl.training.dataset import Corpus, TokenTable
+from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import ObjectiveConfig
 

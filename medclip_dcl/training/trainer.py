@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.errors import ArtifactStale, CheckpointError, TrainingError
@@ -26,10 +26,15 @@ from medclip_dcl.models.lora import merged
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.progress import Progress
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
-from medclip_dcl.training.dataset import Corpus, ImageTextBatch, prefetch
+from medclip_dcl.training.corpus import Corpus
+from medclip_dcl.training.dataset import ImageTextBatch, prefetch
 from medclip_dcl.training.logging import MetricsLog, TrainLogger, TrainState, open_trackers
 from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.optim import load_optimizer_tensors, optimizer_tensors
+from medclip_dcl.training.optim import (
+    learning_norms,
+    load_optimizer_tensors,
+    optimizer_tensors,
+)
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.setup import TrainSetup
 from medclip_dcl.training.step import CLIP_NORM, StepReport, TrainStep
@@ -214,14 +219,8 @@ class Trainer:
         if before == count:
             return
         settings = self._settings
-        learns = not (settings.freeze_batchnorm or settings.cache_features)
-        learns &= settings.image_frozen_steps < settings.total_steps
-        norms = [
-            item
-            for item in self._encoder.modules()
-            if isinstance(item, nn.modules.batchnorm._BatchNorm)
-        ]
-        if before and norms and learns and self._accelerator.device.type == "cpu":
+        norms = learning_norms(self._encoder, settings)
+        if before and norms and self._accelerator.device.type == "cpu":
             raise ArtifactStale(
                 f"the run stopped at step {state.step} with {before} processes, and {count} cannot "
                 "go on with it: on CPUs the batch norms of each process see its own pairs alone; "

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int, Int8, UInt8
@@ -28,9 +30,11 @@ from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.text.labeler.labels import FINDINGS, REPORT_CLAIMS
 from medclip_dcl.training.config import TrainingConfig
-from medclip_dcl.training.dataset import Corpus, ImageTextBatch, TokenTable, read_report_labels
+from medclip_dcl.training.corpus import Corpus, TokenTable
+from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.supervision import read_report_labels
 
 MOST_BATCHES = 8
 """Global batches in one validation loss: enough to compare steps, cheap next to training."""
@@ -85,7 +89,8 @@ class ValidationMetrics:
         first = np.zeros(len(studies))
         texts = np.unique(corpus.text_of[corpus.sentences.pick(studies, first)])
         study_ids = [corpus.study_ids[study] for study in studies]
-        labels = read_labels(manifest).to_pylist()
+        table = read_labels(manifest)
+        labels = table.filter(pc.is_in(table["study_id"], pa.array(study_ids))).to_pylist()
         self._rows = corpus.image_rows[corpus.images.pick(studies, first)]
         self._prepared, self._input_px = prepared, config.model.image.input_px
         self._findings = findings

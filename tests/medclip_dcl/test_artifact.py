@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -10,18 +11,22 @@ import pytest
 
 from medclip_dcl.artifact import (
     HEADER,
+    Artifact,
     ArtifactType,
+    file_stamp,
     fingerprint_changes,
     json_digest,
     make_fingerprint,
+    note_stamps,
     open_artifact,
     read_artifact_header,
     read_object,
+    verify_artifact,
 )
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactMissing, ArtifactStale, ArtifactUnreadable
-from medclip_dcl.files import write_text
+from medclip_dcl.files import sha256_file, write_text
 from testing.headers import ARTIFACT, make
 from testing.users import PLAIN_USER, enterable_folder, plain_user
 
@@ -226,3 +231,67 @@ def test_changed_parts_name_what_differs() -> None:
         f'f: "{"x" * 56}... -> null',
         'g: null -> {"h": 0}',
     ]
+
+
+# --- Files that were hashed before
+
+
+@pytest.fixture
+def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Artifact:
+    """An artifact whose files were there for a while when they were hashed."""
+    monkeypatch.setattr("medclip_dcl.artifact._TICK_NS", 0)
+    return open_artifact(make(tmp_path / "thing").path, ARTIFACT)
+
+
+def hashed_files(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that opening an artifact hashes."""
+    names: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "medclip_dcl.artifact.sha256_file",
+            lambda file: (names.append(file.name), sha256_file(file))[1],
+        )
+        open_artifact(artifact.path, ARTIFACT)
+    return names
+
+
+def test_a_file_is_hashed_once_and_again_after_a_copy_or_a_change(
+    settled: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hashed_files(settled, monkeypatch) == []
+    copied = shutil.copytree(settled.path, tmp_path / "copied")  # the note too, and all mtimes
+    copy = open_artifact(copied, ARTIFACT, verify=False)
+    assert copy.file("data.txt").stat().st_mtime_ns == settled.file("data.txt").stat().st_mtime_ns
+    assert hashed_files(copy, monkeypatch) == ["data.txt"]
+    assert hashed_files(copy, monkeypatch) == []
+    file = settled.file("data.txt")
+    times = file.stat()
+    file.write_bytes(b"CONTENT")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # what changed it hides that
+    with pytest.raises(ArtifactCorrupt, match=r"data\.txt .* damaged"):
+        open_artifact(settled.path, ARTIFACT)
+
+
+def test_what_a_disk_changes_by_itself_is_found_by_verification_alone(settled: Artifact) -> None:
+    file = settled.file("data.txt")
+    file.write_bytes(b"CONTENT")
+    note_stamps(settled, {"data.txt": file_stamp(file)})  # as if its times had stayed
+    assert open_artifact(settled.path, ARTIFACT) == settled
+    with pytest.raises(ArtifactCorrupt, match=r"data\.txt .* damaged"):
+        verify_artifact(settled.path)
+
+
+def test_a_file_that_is_as_young_as_its_note_is_hashed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(tmp_path / "thing")
+    assert hashed_files(made, monkeypatch) == ["data.txt"]
+    assert hashed_files(made, monkeypatch) == ["data.txt"]
+
+
+@pytest.mark.parametrize("note", ["", "{}", "[]", '{"digest": 1, "files": 2}', "\xff"])
+def test_a_damaged_note_is_no_note(
+    settled: Artifact, monkeypatch: pytest.MonkeyPatch, note: str
+) -> None:
+    (settled.path / ".verified").write_bytes(note.encode("latin-1"))
+    assert hashed_files(settled, monkeypatch) == ["data.txt"]

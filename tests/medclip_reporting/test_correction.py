@@ -11,8 +11,9 @@ from medclip_dcl.likelihood import eta
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.sentences import text_key
-from medclip_dcl.training.dataset import Corpus, read_supervision
+from medclip_dcl.training.corpus import Corpus
 from medclip_dcl.training.settings import ObjectiveConfig
+from medclip_dcl.training.supervision import read_supervision
 from medclip_reporting import charts
 from medclip_reporting.correction import audit_batches, describe_eta
 from medclip_reporting.settings import ReportConfig

@@ -81,6 +81,14 @@ def test_processes_share_the_batch_and_its_activations() -> None:
     assert four.total < one.total
 
 
+def test_a_batch_in_chunks_needs_the_activations_of_a_chunk_and_all_unit_vectors() -> None:
+    chunk = estimate_training_memory(make_config(), TEXT).activations
+    many = make_config(global_batch=80, chunk=8, freeze_batchnorm=True)
+    vectors = 80 * (16 + 1) * 16 * 4  # 4 x 4 regions and a sentence of 16 numbers
+    found = estimate_training_memory(many, TEXT).activations
+    assert found == pytest.approx(chunk + 2 * vectors, rel=0.01)
+
+
 def test_half_precision_and_checkpointing_need_less() -> None:
     plain = estimate_training_memory(make_config(), TEXT).activations
     assert estimate_training_memory(make_config(precision="bf16"), TEXT).activations < plain

@@ -27,7 +27,7 @@ from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.labels import FINDINGS, read_claims
 from medclip_dcl.text.sentences import SENTENCES
-from medclip_dcl.training.dataset import TokenTable
+from medclip_dcl.training.corpus import TokenTable
 from medclip_dcl.training.setup import TrainInputs, TrainSetup
 from medclip_dcl.training.validation import evaluating
 from medclip_sources.open_i import image_name

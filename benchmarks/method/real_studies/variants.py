@@ -28,17 +28,12 @@ from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.labels import REPORT_CLAIMS, SENTENCE_CLAIMS, ReportLabels
 from medclip_dcl.text.sentences import distinct_sentences
-from medclip_dcl.training.dataset import (
-    Corpus,
-    ImageTextBatch,
-    ImageTextDataset,
-    TokenTable,
-    read_report_labels,
-    read_supervision,
-)
+from medclip_dcl.training.corpus import Corpus, TokenTable
+from medclip_dcl.training.dataset import ImageTextBatch, ImageTextDataset
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 from medclip_dcl.training.setup import TrainInputs, TrainSetup
+from medclip_dcl.training.supervision import read_report_labels, read_supervision
 
 Change = Callable[[TrainSetup, TrainInputs], TrainSetup]
 

@@ -30,7 +30,7 @@ from benchmarks.method.real_studies.variants import (
 )
 from medclip_dcl.losses.relations import encode_claims
 from medclip_dcl.text.labeler.labels import read_claims
-from medclip_dcl.training.dataset import Corpus
+from medclip_dcl.training.corpus import Corpus
 from medclip_dcl.training.sampler import RaggedIndex
 
 

@@ -1,6 +1,5 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -9,9 +8,11 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.training.dataset import ImageTextDataset, TokenTable, read_supervision
+from medclip_dcl.training.corpus import TokenTable
+from medclip_dcl.training.dataset import ImageTextDataset
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+from medclip_dcl.training.supervision import read_supervision
 from testing.corpus import KINDS, read_tiny_corpus, write_corpus
 
 SETTINGS = TrainConfig(global_batch=8)
@@ -41,17 +42,6 @@ def dataset_of(work: Path, mine: slice = slice(0, 8), seed: int | None = 0) -> I
         seed=seed,
         mine=mine,
     )
-
-
-def test_a_corpus_holds_one_split_and_no_patient_of_another(work: Path) -> None:
-    train, validate = read_tiny_corpus(work), read_tiny_corpus(work, "validate")
-    assert len(train.study_ids) == 24
-    assert len(validate.study_ids) == 8
-    assert train.subject_ids.isdisjoint(validate.subject_ids)
-    assert len(train.images.sizes) == 24
-    assert train.images.sizes.tolist() == [2, 1, 1, 1] * 6
-    assert len(train.texts) == len(set(train.text_keys)) == 8
-    assert train.eta.tolist() == pytest.approx([0.05] * 8)
 
 
 def test_image_sentence_and_evidence_of_a_place_belong_together(work: Path) -> None:
@@ -86,14 +76,3 @@ def test_validation_sees_images_as_they_are(work: Path) -> None:
     assert batch.brightness.eq(1).all()
     assert torch.equal(batch.crops, dataset_of(work, seed=None).batch(0).crops)
     assert not torch.equal(batch.crops, dataset_of(work).batch(0).crops)
-
-
-def test_sentences_are_padded_to_the_longest_of_the_batch_and_no_further(work: Path) -> None:
-    tokenizer = load_language_model(work / "language_model").tokenizer
-    texts = ["the heart is enlarged", "pneumonia on the left side", "the"]
-    table = TokenTable(tokenizer, texts, 32)
-    ids, mask = table.padded(np.array([2, 0]))
-    expected = tokenizer(["the", "the heart is enlarged"], padding=True, return_tensors="pt")
-    assert torch.equal(ids, expected["input_ids"])
-    assert torch.equal(mask, expected["attention_mask"])
-    assert TokenTable(tokenizer, texts, 8).padded(np.array([1]))[0].shape[1] <= 8

@@ -11,7 +11,7 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.losses.negatives import remove_by_similarity
 from medclip_dcl.models.text_encoder import TextEncoder, load_text_weights, load_trained_projection
-from medclip_dcl.training.dataset import Corpus, TokenTable
+from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.text_similarity import TextSpace, closest_threshold

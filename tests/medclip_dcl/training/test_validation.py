@@ -13,7 +13,7 @@ from medclip_dcl.likelihood.masked_corpus import train_tokenizer
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.config import TrainingConfig
-from medclip_dcl.training.dataset import TokenTable
+from medclip_dcl.training.corpus import TokenTable
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.validation import ValidationMetrics, validation_batch
 from pipelines.config import Config

@@ -9,8 +9,8 @@ from medclip_dcl.data.ground_truth import Truth
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.losses.relations import SAME, encode_truth, relation_matrix
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.training.dataset import Supervision, needs_claims, read_supervision
 from medclip_dcl.training.settings import ObjectiveConfig
+from medclip_dcl.training.supervision import Supervision, needs_claims, read_supervision
 from testing.corpus import read_tiny_corpus, write_corpus
 
 
