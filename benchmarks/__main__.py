@@ -8,15 +8,13 @@ from collections.abc import Sequence
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "evaluation", "gpu")
 SPEED += ("sources", "precision", "scale", "embed")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
-RELIABILITY += ("determinism", "gateway", "hospital", "input_range", "membership", "ohif")
-RELIABILITY += ("soak",)
+RELIABILITY += ("gateway", "hospital", "input_range", "ohif", "soak")
 METHOD = ("bias", "demo", "labeler", "method", "real_images", "real_likelihood", "real_studies")
 
-LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo", "pll")
-LONG += ("service", "serve", "retrieve", "gateway", "ohif", "determinism", "membership")
-LONG += ("soak",)
+LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo")
+LONG += ("service", "serve", "retrieve", "gateway", "ohif", "soak")
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
-_TIERED = {"kills", "faults", "fuzz", "gateway", "pll", "serve", "service"}
+_TIERED = {"kills", "faults", "fuzz", "gateway", "serve", "service"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
