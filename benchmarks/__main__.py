@@ -8,11 +8,11 @@ from collections.abc import Sequence
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "evaluation", "gpu")
 SPEED += ("sources", "precision", "scale", "embed")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
-RELIABILITY += ("gateway", "hospital", "input_range", "ohif", "soak")
+RELIABILITY += ("gateway", "hospital", "input_range", "soak")
 METHOD = ("bias", "demo", "labeler", "method", "real_images", "real_likelihood", "real_studies")
 
 LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo")
-LONG += ("service", "serve", "retrieve", "gateway", "ohif", "soak")
+LONG += ("service", "serve", "retrieve", "gateway", "soak")
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
 _TIERED = {"kills", "faults", "fuzz", "gateway", "serve", "service"}
 

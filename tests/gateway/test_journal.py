@@ -3,7 +3,6 @@
 import sqlite3
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -115,12 +114,6 @@ def test_images_are_taken_up_in_the_order_in_which_they_wait(
     assert journal.oldest_waiting_s() == 0
 
 
-def test_threads_share_a_journal(journal: Journal) -> None:
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(journal.add, "a", "1", "CR").result()
-    assert journal.state("a") == "received"
-
-
 def test_a_step_that_fails_has_changed_nothing_and_holds_nothing_up(journal: Journal) -> None:
     journal.add("a", "1", "CR")
     journal.answered("a", "{}", 1.0)
@@ -129,16 +122,6 @@ def test_a_step_that_fails_has_changed_nothing_and_holds_nothing_up(journal: Jou
     assert (journal.state("a"), journal.unsent("a")) == ("answered", [])
     journal.built("a", ["1.1"])
     assert (journal.state("a"), journal.unsent("a")) == ("built", ["1.1"])
-
-
-def test_stuck_images_go_on_from_where_they_were(journal: Journal) -> None:
-    journal.add("a", "1", "CR")
-    journal.answered("a", "{}", 1.0)
-    journal.failed(journal.entry("a"), "fault", 0, 0)
-    assert journal.state("a") == "stuck"
-    assert journal.retry("b") == 0
-    journal.retry("a")
-    assert journal.state("a") == "answered"
 
 
 def test_what_was_forgotten_is_new_again(journal: Journal, clock: list[float]) -> None:

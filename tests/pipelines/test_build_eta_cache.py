@@ -15,7 +15,6 @@ from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta, masked_lm, scoring
-from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -58,13 +57,6 @@ def run(config_file: Path, *settings: str, code: int = 0) -> Artifact | None:
     return open_artifact(config_file.parent / "work" / "eta_cache", eta.ARTIFACT)
 
 
-def test_a_corpus_without_a_sentence_is_refused(config_file, capsys):
-    settings = ["--set", "sentences.min_words=99"]
-    assert split_sentences.main(["--config", str(config_file), *settings]) == 0
-    run(config_file, "source=constant", code=3)
-    assert "no report has a usable sentence" in capsys.readouterr().err
-
-
 def rows_of(artifact: Artifact) -> list[dict]:
     return read_table(artifact.path, eta.ETA).to_pylist()
 
@@ -104,26 +96,12 @@ def test_the_summary_describes_eta_by_sentence_and_by_occurrence(config_file, k)
     assert found["eta_zero_share"] > 0 if k == 40 else found["eta_p5"] < found["eta_p95"]
 
 
-def test_no_sentence_is_missing_and_the_reader_finds_all(config_file):
-    rows = rows_of(run(config_file))
-    keys = distinct_sentences(corpus_of(config_file))["text_key"].to_pylist()
-    assert [row["text_key"] for row in rows] == keys
-    artifact = open_artifact(config_file.parent / "work" / "eta_cache", eta.ARTIFACT)
-    assert EtaCache(artifact).eta_of(keys).tolist() == [row["eta"] for row in rows]
-
-
 def test_other_a_k_and_cap_rescore_nothing(config_file):
     path = config_file.parent / "work" / "likelihoods"
     before = {file: file.stat().st_mtime_ns for file in path.iterdir()}
     first = run(config_file).digest
     assert run(config_file, "a=0.1", "k=0.5", "eta_max=0.05").digest != first
     assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == before
-
-
-def test_settings_of_another_source_rebuild_nothing(config_file, capsys):
-    run(config_file)
-    run(config_file, "constant=0.3")
-    assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_frequency_is_the_share_of_training_reports_that_say_it(config_file):
@@ -168,18 +146,6 @@ def test_a_table_that_lacks_sentences_ends_with_4_and_counts_them(config_file, c
     assert "lacks 2 of 22 sentences" in message
     assert "0: no correction" in message
     assert "effusion" not in message
-
-
-def test_a_changed_table_makes_the_cache_anew(config_file):
-    path = write_given(config_file)
-    first = run(config_file, "source=table", f"table={path}").digest
-    path.write_text(path.read_text().replace(",0.025\n", ",0.026\n"))
-    assert run(config_file, "source=table", f"table={path}").digest != first
-
-
-@pytest.mark.parametrize("table", ["", "/nowhere/given.csv"])
-def test_a_missing_table_is_a_configuration_fault(config_file, table):
-    run(config_file, "source=table", f"table={json.dumps(table)}", code=2)
 
 
 def test_missing_likelihoods_end_with_4_and_name_the_job(config_file, capsys):

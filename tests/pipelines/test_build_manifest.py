@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from medclip_dcl.artifact import Artifact, open_artifact
@@ -160,17 +158,6 @@ def test_dicom_release_takes_its_views_from_the_headers(tmp_path: Path) -> None:
     assert [row["reason"] for row in rows(tmp_path, manifest.REJECTS)] == ["lateral"]
 
 
-def test_tables_may_lie_in_a_folder_of_their_own_and_plain(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "tables").mkdir()
-    release(3).write(tmp_path / "source")
-    for table in (tmp_path / "source").glob("*.csv.gz"):
-        (tmp_path / "tables" / table.stem).write_bytes(gzip.decompress(table.read_bytes()))
-        table.unlink()
-    assert run(tmp_path, {"tables": str(tmp_path / "tables")}) == 0
-    assert len(rows(tmp_path, manifest.IMAGES)) == 3
-
-
 def test_studies_that_the_release_sectioned_by_hand_keep_their_text(tmp_path: Path) -> None:
     source = release(2)
     source.images = [("a", "10000000", "51410602", "AP"), ("b", "10000001", "58235663", "AP")]
@@ -184,17 +171,6 @@ def test_studies_that_the_release_sectioned_by_hand_keep_their_text(tmp_path: Pa
     assert reasons == {"58235663": "empty_report", "b": "no_report"}
 
 
-def test_image_that_appears_later_is_found(tmp_path: Path) -> None:
-    source = release(2)
-    source.image = {source.images[0][0]: None}
-    build(tmp_path, source)
-    assert len(rows(tmp_path, manifest.IMAGES)) == 1
-    source.image = {}
-    source.write(tmp_path / "source")
-    assert run(tmp_path, {}) == 0
-    assert len(rows(tmp_path, manifest.IMAGES)) == 2
-
-
 def test_open_i_passes(tmp_path: Path) -> None:
     for number, write in enumerate((write_xml_form, write_csv_form)):
         folder = tmp_path / str(number)
@@ -204,17 +180,6 @@ def test_open_i_passes(tmp_path: Path) -> None:
         assert run(folder, {"kind": "open_i"}) == 0
         (image,) = rows(folder, manifest.IMAGES)
         assert (image["image_id"], image["view"]) == ("1_IM-0001-4001", "FRONTAL")
-
-
-def test_a_table_of_reports_that_changes_changes_the_manifest(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    write_csv_form(tmp_path / "source")
-    write_projections(tmp_path / "source")
-    assert run(tmp_path, {"kind": "open_i"}) == 0
-    table = tmp_path / "source/indiana_reports.csv"
-    table.write_text(table.read_text().replace("Clear", "Cloudy"))
-    assert run(tmp_path, {"kind": "open_i"}) == 0
-    assert any("Cloudy" in row["findings"] for row in rows(tmp_path, manifest.REPORTS))
 
 
 def test_folder_of_images_without_reports(tmp_path: Path) -> None:
@@ -239,12 +204,6 @@ def test_report_that_changes_changes_the_manifest(tmp_path: Path) -> None:
     report.write_text(report.read_text().replace("clear", "cloudy"))
     assert run(tmp_path, {}) == 0
     assert made(tmp_path).digest != first
-
-
-def test_missing_tables_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "source").mkdir()
-    assert run(tmp_path, {}) == 3
-    assert "metadata" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("label", ["PHISENTINEL", "1.5", "300"])
@@ -313,29 +272,6 @@ def test_table_of_images_alone_with_paths_made_of_columns(tmp_path: Path) -> Non
     assert [row["path"] for row in rows(tmp_path, manifest.IMAGES)] == ["7/a.png"]
     reasons = {row["id"]: row["reason"] for row in rows(tmp_path, manifest.REJECTS)}
     assert reasons == {"row-000001": "bad_id", "b.png": "missing_image"}
-
-
-@pytest.mark.parametrize("form", ["csv", "csv.gz", "parquet", "jsonl", "jsonl.gz"])
-def test_every_form_of_table_says_the_same(tmp_path: Path, form: str) -> None:
-    (tmp_path / "source").mkdir()
-    path = tmp_path / f"source/t.{form}"
-    table = pa.table({"id": [7, 8], "text": ["FINDINGS: Clear.", None], "fold": ["dev", "test"]})
-    if form == "parquet":
-        pq.write_table(table, path)
-    else:
-        lines = [json.dumps(row) for row in table.to_pylist()]
-        if "csv" in form:
-            lines = ["\ufeffid,text,fold", "7,FINDINGS: Clear.,dev", "8,,test"]
-        data = ("\n".join(lines) + "\n").encode()
-        path.write_bytes(gzip.compress(data) if form.endswith("gz") else data)
-    columns = {"subject_id": "id", "report": "text", "split": "fold"}
-    assert run(tmp_path, {"kind": "table", "table": path.name, "columns": columns}) == 0
-    (report,) = rows(tmp_path, manifest.REPORTS)
-    assert (report["subject_id"], report["findings"], report["split"]) == (
-        "7",
-        "Clear.",
-        "validate",
-    )
 
 
 def test_fallback_encoding_is_used_where_it_is_declared_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
-from medclip_dcl.evaluation import calibration, results
+from medclip_dcl.evaluation import results
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.tables import read_table
@@ -193,20 +193,3 @@ def test_a_finding_upside_down_on_validation_images_is_refused(
     assert "upside down" in pneumonia.reason
     assert (effusion.is_refused, effusion.auc) == (False, None)  # too few images, and no more
     assert [line["finding"] for line in warnings_in(capsys.readouterr().out)] == ["pneumonia"]
-
-
-def test_a_calibration_from_before_the_limit_is_read_and_fitted_again(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = calibrated(work)
-    tree = found.model_dump(mode="json", exclude={"correlation_limit"})
-    for item in tree["findings"]:
-        for name in ("correlation", "auc", "is_refused"):
-            del item[name]
-    older = ScoreCalibration.model_validate_json(json.dumps(tree))
-    assert older.correlation_limit is None
-    assert [item.is_refused for item in older.findings] == [False, False]
-    calibration.add_calibration(open_artifact(work / "model", model_package.ARTIFACT), older)
-    capsys.readouterr()
-    assert calibrated(work) == found
-    assert '"state": "made"' in capsys.readouterr().out

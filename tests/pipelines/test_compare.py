@@ -68,13 +68,3 @@ def test_runs_on_other_images_are_refused(runs, tmp_path, capsys):
     evaluate_here(other, "evaluate.images_per_finding=4")
     assert main([str(runs / "seed-0"), str(other)]) == 4
     assert "has other cases" in capsys.readouterr().err
-
-
-def test_a_standard_error_needs_two_draws(capsys):
-    assert main(["a", "b", "--samples", "1"]) == 2
-    assert "--samples" in capsys.readouterr().err
-
-
-def test_a_folder_without_results_is_named(tmp_path, capsys):
-    assert main([str(tmp_path), str(tmp_path)]) == 4
-    assert "holds no results" in capsys.readouterr().err

@@ -117,25 +117,6 @@ def test_numbers_that_are_given_give_passes_hours_and_bytes(
     assert "prepared 0.262 GB" in found["disk"][1]  # 1000 * 512**2
 
 
-@pytest.mark.usefixtures("no_memory")
-def test_epochs_become_steps_where_the_studies_are_known(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    settings = ["train.steps=null", "train.epochs=2.5", f"work={tmp_path / 'work'}"]
-    more = [f"--set={item}" for item in settings]
-    code, found, _ = answers(capsys, PAPER, *more, "--images-per-s", "640", "--studies", "6463")
-    assert code == 0
-    # 100 full batches of 64 a pass: 250 steps, 16,000 pairs, 25 s.
-    assert found["steps"][1].startswith("250 of 64 pairs, 0.016 million in all, 2.5 passes over")
-    assert found["hours"][1].startswith("0.00694 at 640")
-    _, found, _ = answers(capsys, PAPER, *more, "--images-per-s", "640")
-    assert found["steps"] == (
-        "note",
-        "2.5 epochs in batches of 64; steps unknown: run build_manifest, or give --studies",
-    )
-    assert found["hours"][0] == "note"
-
-
 def test_what_earlier_jobs_made_is_read(
     capsys: pytest.CaptureFixture[str], corpus: Path, tmp_path: Path
 ) -> None:

@@ -27,7 +27,6 @@ from transformers import ConvNextConfig, ConvNextForImageClassification
 from medclip_dcl import load, model_package
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data.grayscale import GreyImage
-from medclip_dcl.likelihood import eta
 from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.training.logging import TIMINGS, read_metrics
 from pipelines.config import load_config
@@ -36,7 +35,6 @@ from pipelines.train import main, open_inputs
 from testing import forkserver
 from testing.corpus import (
     KINDS,
-    commit_tables,
     read_tiny_corpus,
     write_config,
     write_corpus,
@@ -303,12 +301,6 @@ def test_a_run_that_ended_before_it_could_publish_publishes_the_same(
     assert digest(work) == digest(whole)
 
 
-def test_a_missing_eta_is_named(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    commit_tables(work, eta.ARTIFACT, {eta.ETA: []})
-    assert train(work) == 4
-    assert "8 sentences have no eta" in capfd.readouterr().err
-
-
 def test_a_run_that_breaks_stops_with_the_studies_of_its_last_batch(
     work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -451,20 +443,6 @@ def scalars(folder: Path) -> dict[tuple[str, int], float]:
             for value in event.summary.value:
                 found[value.tag, event.step] = value.simple_value
     return found
-
-
-def test_a_tracker_that_is_not_installed_is_named(
-    corpus: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert train(corpus, train={"trackers": ["swanlab"]}) == 2
-    assert "pip install swanlab" in capfd.readouterr().err
-
-
-def test_another_number_of_processes_is_refused(
-    corpus: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert train(corpus, train={"processes": 2}) == 2
-    assert "train.processes is 2, this run has 1" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED"])

@@ -1,6 +1,5 @@
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from medclip_dcl.evaluation import results
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_exports import cards
-from medclip_reporting.cards import _architecture
 from medclip_reporting.corpus import count_splits
 from pipelines.write_cards import main
 from testing.corpus import commit_tables, write_config, write_corpus
@@ -48,19 +46,6 @@ def run(work: Path, **words: Any) -> int:
 def facts(work: Path, name: str) -> dict[str, Any]:
     tree: dict[str, Any] = json.loads((work / "cards" / name).read_text())
     return tree
-
-
-def test_an_image_encoder_is_named_by_what_it_is(evaluated: Path) -> None:
-    model = model_package.read_model_package(evaluated / "model")
-    assert _architecture(model)["image encoder"].startswith("ResNet, depths")
-    image = model.config.model.image.model_copy(
-        update={"kind": "backbone", "backbone": {"model_type": "swin"}}
-    )
-    config = model.config.model_copy(
-        update={"model": model.config.model.model_copy(update={"image": image})}
-    )
-    named = _architecture(replace(model, config=config))["image encoder"]
-    assert named == '{"model_type": "swin"}'
 
 
 @pytest.mark.parametrize(
@@ -139,13 +124,6 @@ def test_figures_of_another_model_are_not_in_the_card(tmp_path: Path) -> None:
     assert run(work) == 0
     assert facts(work, cards.MODEL_FACTS)["evaluation"] is None
     assert "has not been evaluated" in (work / "cards" / cards.MODEL_CARD).read_text()
-
-
-def test_words_of_a_licence_are_no_identifier(evaluated: Path) -> None:
-    assert run(evaluated, licence="As the data use agreement says.") == 0
-    text = (evaluated / "cards" / cards.MODEL_CARD).read_text()
-    assert ModelCard(text).data.license == "other"
-    assert "As the data use agreement says." in text
 
 
 def test_a_column_that_is_no_view_is_counted_and_not_named(tmp_path: Path) -> None:

@@ -49,8 +49,13 @@ def test_units_made_again_and_a_different_end_are_counted(
     monkeypatch.setattr(kills, "kill_once", lambda _, work, *__, **___: Job.step(work, next(steps)))
     found = reach_end(Bench(tmp_path, ()), scene, 2, 1, random.Random(0))
     assert found == {
-        "ends": 1, "kills": 2, "in_flush": 1, "acknowledged": 2, "lost": 1,
-        "broken": 0, "different": 1,
+        "ends": 1,
+        "kills": 2,
+        "in_flush": 1,
+        "acknowledged": 2,
+        "lost": 1,
+        "broken": 0,
+        "different": 1,
     }
 
 
