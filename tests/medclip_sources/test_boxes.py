@@ -74,12 +74,6 @@ def test_json_form_gives_what_the_table_gives(tmp_path: Path, name: str) -> None
     assert (table.subjects, table.unknown, len(table.rows)) == ({"107", "108"}, 1, 1)
 
 
-def test_box_with_two_phrases_is_two_rows(tmp_path: Path) -> None:
-    (tmp_path / "b.json").write_text(json.dumps(coco(label_text=["left", "right"])))
-    phrases = [row["phrase"] for row in read_boxes(tmp_path / "b.json", [image()]).rows]
-    assert phrases == ["left", "right"]
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"image_id": 9}, {"bbox": [1, 2, 3]}, {"bbox": [1, 2, 60, 4]}, {"bbox": None}, {"bbox": "x"}],
@@ -89,16 +83,6 @@ def test_malformed_json_is_refused_without_its_words(tmp_path: Path, changes: ob
     with pytest.raises(StudyError) as caught:
         read_boxes(tmp_path / "b.json", [image()])
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "data", [b"[" * 100_000, gzip.compress(b"{}")[:-9] + b"broken end"], ids=["deep", "cut"]
-)
-def test_damaged_json_is_refused(tmp_path: Path, data: bytes) -> None:
-    name = "b.json" if data[:1] == b"[" else "b.json.gz"
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(StudyError, match="is not JSON of MS-CXR's form"):
-        read_boxes(tmp_path / name, [image()])
 
 
 def test_other_columns_name_an_image_by_its_path_and_take_its_size(tmp_path: Path) -> None:

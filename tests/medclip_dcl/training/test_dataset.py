@@ -11,10 +11,8 @@ from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.dataset import ImageTextDataset, TokenTable, read_supervision
 from medclip_dcl.training.sampler import ImageTextSampler
-from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+from medclip_dcl.training.settings import ObjectiveConfig
 from testing.corpus import KINDS, read_tiny_corpus, write_corpus
-
-SETTINGS = TrainConfig(global_batch=8)
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +77,6 @@ def test_processes_see_slices_of_one_and_the_same_batch(work: Path) -> None:
     assert torch.equal(whole.eta, left.eta)
     assert torch.equal(whole.eta, right.eta)
     assert whole.study_ids == left.study_ids == right.study_ids
-
-
-def test_validation_sees_images_as_they_are(work: Path) -> None:
-    batch = dataset_of(work, seed=None).batch(0)
-    assert batch.brightness.eq(1).all()
-    assert torch.equal(batch.crops, dataset_of(work, seed=None).batch(0).crops)
-    assert not torch.equal(batch.crops, dataset_of(work).batch(0).crops)
 
 
 def test_sentences_are_padded_to_the_longest_of_the_batch_and_no_further(work: Path) -> None:
