@@ -78,17 +78,19 @@ def conformance_table() -> str:
 
 
 def mutants_table() -> str:
-    """One row per room: how many of the mutants of each draw that change something are noticed."""
-    rows = [_row("room", "first draw", "fresh draws"), "|---|---|---|"]
-    kept = json.loads((RESULTS / "mutants.json").read_text("utf-8"))
-    for room, draws in kept["rooms"].items():
-        cells: dict[bool, list[str]] = {False: [], True: []}
-        for _, found in sorted(draws.items()):
-            noticed, changing = found["killed"] + found["timeout"], found["drawn"]
-            changing -= found["equivalent"]
-            missed = "" if found["met"] else " (missed)"
-            cells[bool(found["without_seed"])].append(f"{noticed} of {changing}{missed}")
-        rows.append(_row(room, ", ".join(cells[False]), ", ".join(cells[True])))
+    """One row per kind of draw: how many of the mutants that change something are noticed."""
+    rooms = json.loads((RESULTS / "mutants.json").read_text("utf-8"))["rooms"]
+    rows = [_row("draw", "noticed", "rooms and draws below the target"), "|---|---|---|"]
+    for title, fresh in (("first", False), ("fresh", True)):
+        noticed, changing, below = 0, 0, []
+        for room, draws in rooms.items():
+            for found in draws.values():
+                if bool(found["without_seed"]) is fresh:
+                    one, all_ = found["killed"] + found["timeout"], found["drawn"]
+                    all_ -= found["equivalent"]
+                    noticed, changing = noticed + one, changing + all_
+                    below += [f"{room}, {one} of {all_} (missed)"] * (not found["met"])
+        rows.append(_row(title, f"{noticed} of {changing}", "; ".join(below) or "none"))
     return "\n".join(rows)
 
 
@@ -195,27 +197,25 @@ def with_runs(text: str) -> str:
     """Put command, machine and day below each `<!-- runs: FILE COMMAND [at TAG]; ... -->`."""
     return re.sub(
         r"(<!-- runs: ([^\n]*) -->\n).*?(<!-- end of table -->)",
-        lambda match: f"{match[1]}{_runs_table(match[2])}\n{match[3]}",
+        lambda match: f"{match[1]}{_runs(match[2])}\n{match[3]}",
         text,
         flags=re.DOTALL,
     )
 
 
-def _runs_table(runs: str) -> str:
-    rows = ["| command | machine | day | kept |", "|---|---|---|---|"]
+def _runs(runs: str) -> str:
+    lines = []
     for run in runs.split("; "):
         file, command = run.split(" ", 1)
-        kept_facts = json.loads((RESULTS / file).read_text("utf-8"))
-        facts = kept_facts["machine"]
+        kept = json.loads((RESULTS / file).read_text("utf-8"))
+        facts = kept["machine"]
         cores = f"{facts['cores']} core{'s' * (facts['cores'] > 1)} of {facts['processor']}"
-        version = facts["packages"]["torch"].partition("+")[0]
-        machine = f"{facts['accelerator'] or cores}, torch {version}"
-        kept = f"[{file}](../../benchmarks/results/{file})"
+        machine = f"{facts['accelerator'] or cores}, {facts.get('date', '')}"
         command, at, tag = command.partition(" at ")  # a study whose code has left the tree
-        written = kept_facts.get("command", f"python -m benchmarks.{command}")
-        shown = f"`{written}` at `{tag}`" if at else f"`{written}`"
-        rows.append(_row(shown, machine, facts.get("date", ""), kept))
-    return "\n".join(rows)
+        shown = f"`{kept.get('command', f'python -m benchmarks.{command}')}`"
+        shown += f" at `{tag}`" * bool(at)
+        lines.append(f"[{file}](../../benchmarks/results/{file}): {shown}, {machine}")
+    return "\n".join(lines if len(lines) == 1 else [f"- {line}" for line in lines])
 
 
 def _row(*cells: str) -> str:
