@@ -9,11 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydicom.uid import UID, ExplicitVRLittleEndian
-from pynetdicom.sop_class import Verification
-
-from gateway import destinations, listener
-from medclip_dcl.data.dicom import metadata, reader
 from medclip_dcl.likelihood.settings import EtaConfig
 from pipelines.false_negatives import (
     PAPER_BATCH,
@@ -24,7 +19,6 @@ from pipelines.false_negatives import (
 )
 
 ROOT = Path(__file__).parents[2]
-CONTRACT = "docs/artifacts.md"
 REAL_STUDIES = "docs/results/real_studies.md"
 RESULTS = ROOT / "benchmarks" / "results"
 RESULT_PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
@@ -42,39 +36,6 @@ def false_negatives_table() -> str:
         ("reach of the floor at the cap", "", *reach),
     ]
     return "\n".join([_row(*head), "|---" * len(head) + "|", *(_row(*row) for row in rows)])
-
-
-def tags_table() -> str:
-    """DICOM tags that are read, by what they are read for and what is kept of them."""
-    rows = ["| tags | read for | kept as |", "|---|---|---|"]
-    uses: dict[str, list[str]] = {}
-    for name in metadata.TAGS.values():
-        uses.setdefault(name, []).append("the list of a folder's images")
-    for name in (*reader.PUBLIC_TAGS, *reader.PIXEL_TAGS):
-        uses.setdefault(name, []).append("the picture")
-    kept = dict.fromkeys(reader.PUBLIC_TAGS, "code string") | {
-        "SOPInstanceUID": "`image_id`",
-        "StudyInstanceUID": "`study_id`",
-        "PatientID": "keyed hash, `subject_id`",
-        "ViewPosition": "`view`",
-    }
-    tags: dict[tuple[str, str], list[str]] = {}
-    for name, readers in uses.items():
-        tags.setdefault((", ".join(readers), kept.get(name, "not kept")), []).append(f"`{name}`")
-    rows += [_row(", ".join(names), *facts) for facts, names in tags.items()]
-    return "\n".join(rows)
-
-
-def conformance_table() -> str:
-    """SOP classes of the gateway, and the transfer syntaxes that it receives."""
-    rows = [_row("SOP class", "UID", "role"), "|---|---|---|"]
-    rows.append(_row(Verification.name, str(Verification), "SCP"))
-    rows += [_row(uid.name, str(uid), "SCP") for uid in listener.ACCEPTED]
-    rows += [_row(uid.name, str(uid), "SCU, STOW-RS") for uid in destinations.SENT]
-    rows += ["", _row("transfer syntax of images", "UID"), "|---|---|"]
-    rows += [_row(UID(uid).name, uid) for uid in metadata.SYNTAXES]
-    written = f"{ExplicitVRLittleEndian.name} ({ExplicitVRLittleEndian})"
-    return "\n".join([*rows, "", f"What is sent is written in {written}."])
 
 
 def mutants_table() -> str:
@@ -170,18 +131,16 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-BATCHES = (32, 64, 128, 256, 512, 1024, 4096)
+BATCHES = (64, 512, 4096)
 """Global batches of the table of false negatives."""
 
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "false_negatives": ("configs/README.md", false_negatives_table),
-    "tags": (CONTRACT, tags_table),
     "mutants": ("docs/results/reliability.md", mutants_table),
     "real_studies": (REAL_STUDIES, real_studies_table),
     "real_primary": (REAL_STUDIES, real_primary_table),
     "real_findings": (REAL_STUDIES, real_findings_table),
     "real_questions": (REAL_STUDIES, real_questions_table),
-    "gateway_dicom": ("gateway/README.md", conformance_table),
 }
 
 
