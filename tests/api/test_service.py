@@ -136,13 +136,6 @@ def test_every_kind_of_question_finds_ranked_hits(
     assert all((hit["thumbnail"] is None) == (target == "text") for hit in hits)
 
 
-def test_the_same_sentence_is_its_own_best_match(client: httpx.Client) -> None:
-    form = {"target": "text", "text": " Heart  size is\nnormal. ", "k": "1"}
-    (hit,) = client.post("/retrieve", data=form).json()["hits"]
-    assert hit["texts"] == ["Heart size is normal."]
-    assert hit["score"] == pytest.approx(1, abs=1e-5)
-
-
 def test_filters_and_excluded_patients_hold(client: httpx.Client) -> None:
     form = {"target": "image", "text": "x", "k": "100", "split": ["test", "train"], "view": "AP"}
     hits = client.post("/retrieve", data={**form, "exclude_patient": "patient-0"}).json()["hits"]
@@ -182,15 +175,6 @@ def test_pixels_that_spell_an_answer_are_not_taken_for_one(service: Service) -> 
     assert answer.body == greys.tobytes()
     assert json.loads(answer.head.partition(b"x-image: ")[2].partition(b"\r\n")[0])["height"] == 1
     assert b"x-content-type-options: nosniff" in answer.head
-
-
-def test_card_names_model_index_and_limits(client: httpx.Client, folder: Path) -> None:
-    card = client.get("/model").json()
-    assert "not a medical device" in card["notice"]
-    assert card["index"]["images"] == 12
-    assert card["refused"] == []
-    assert card["limits"]["max_body_mb"] == 4
-    assert len(card["digest"]) == 64
 
 
 @pytest.mark.parametrize(

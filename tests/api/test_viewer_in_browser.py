@@ -252,13 +252,6 @@ def test_a_similar_case_stands_beside_the_image_with_its_texts(shown: Page) -> N
     assert shown.js("beside.hidden")
 
 
-def test_sentences_are_a_tab_that_arrow_keys_reach(shown: Page) -> None:
-    shown.js("document.querySelector('#tab-images').focus()")
-    shown.key("ArrowRight")
-    assert shown.js("document.activeElement.id") == "tab-texts"
-    assert "studies" in shown.js(NAMED)
-
-
 def test_a_refused_file_is_named_and_the_image_stays(shown: Page, tmp_path: Path) -> None:
     before = shown.js("document.querySelector('#image').toDataURL()")
     bad = tmp_path / "JaneDoe.png"
@@ -344,12 +337,3 @@ def test_every_control_has_a_name_and_can_be_reached_by_tab(shown: Page) -> None
         outline = shown.js("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none" or shown.js("document.activeElement === document.body")
     assert {"open", "image", "tool-region", "phrase", "opacity", "tab-images", "BUTTON"} <= reached
-
-
-def test_the_page_says_what_it_is_not_for(shown: Page) -> None:
-    shown.until("document.querySelector('#about-model').textContent")
-    shown.click("#about-open")
-    assert shown.js("about.open")
-    assert "12 images" in shown.js("about.innerText")
-    shown.key("Escape")
-    assert not shown.js("about.open")

@@ -183,24 +183,6 @@ def test_the_presentation_state_has_the_boxes(objects: dict[str, pydicom.Dataset
     assert list(area.DisplayedAreaBottomRightHandCorner) == [64, 96]
 
 
-@pytest.mark.parametrize(
-    ("photometric", "shape"), [("MONOCHROME1", "INVERSE"), ("MONOCHROME2", "IDENTITY")]
-)
-def test_a_presentation_state_does_not_show_the_negative(
-    photometric: str, shape: str, decoder: Decoder
-) -> None:
-    """highdicom writes IDENTITY of both."""
-    data = radiograph(photometric=photometric, WindowCenter="2000", WindowWidth="800")
-    state = read(results_of(data, decoder, settings=WITHOUT_REPORT)[0])
-    assert state.PresentationLUTShape == shape
-    assert state.SoftcopyVOILUTSequence[0].WindowCenter == 2000
-
-
-def test_no_box_no_presentation_state(decoder: Decoder) -> None:
-    made = results_of(radiograph(), decoder, answer_of(96, 64, ()), settings=WITHOUT_REPORT)
-    assert [item.kind for item in made] == ["sc"]
-
-
 def test_the_capture_is_a_picture_with_the_figures_below(
     objects: dict[str, pydicom.Dataset],
 ) -> None:

@@ -3,9 +3,7 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pydicom
 import pytest
@@ -14,7 +12,6 @@ from medclip_dcl.artifact import Artifact, make_fingerprint
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_synthetic import tree
 from medclip_synthetic.findings import FINE_FINDINGS
-from medclip_synthetic.patients import COVERAGE, NATURAL, Patient, draw_patient
 from medclip_synthetic.reports import Meaning
 from medclip_synthetic.settings import GenerateConfig
 
@@ -116,25 +113,6 @@ def test_rho_is_the_share_of_training_images(root: Path) -> None:
         assert float(row["rho"]) == pytest.approx(share, abs=1e-6)
     known = {row["text"]: row["rho"] for row in statements}
     assert {row["text"]: row["eta"] for row in rows(root / "truth/eta.csv")} == known
-
-
-def plain(patient: Patient) -> Mapping[str, Any]:
-    return vars(patient)
-
-
-def test_a_patient_depends_on_seed_and_number_alone() -> None:
-    for origin in (NATURAL, COVERAGE):
-        few = draw_patient(origin, 7, 1, SETTINGS)
-        many = draw_patient(origin, 7, 1, SETTINGS.model_copy(update={"patients": 9000}))
-        assert plain(few) == plain(many)
-        assert plain(few) != plain(draw_patient(origin, 7, 2, SETTINGS))
-
-
-def test_two_images_of_a_study_show_the_same_findings(root: Path) -> None:
-    shown: dict[str, set[str]] = {}
-    for row in rows(root / "truth/images.csv"):
-        shown.setdefault(row["study_id"], set()).add(row["findings"])
-    assert all(len(found) == 1 for found in shown.values())
 
 
 def test_resumed_tree_equals_an_uninterrupted_one(

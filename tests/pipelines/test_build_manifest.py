@@ -182,30 +182,6 @@ def test_open_i_passes(tmp_path: Path) -> None:
         assert (image["image_id"], image["view"]) == ("1_IM-0001-4001", "FRONTAL")
 
 
-def test_folder_of_images_without_reports(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/IM1").write_bytes(dicom_bytes(ramp(), **_IDS))
-    (tmp_path / "key").write_bytes(b"secret")
-    assert run(tmp_path, {"kind": "dicom", "patient_key": str(tmp_path / "key")}) == 0
-    first = rows(tmp_path, manifest.IMAGES)
-    assert (first[0]["image_id"], first[0]["study_id"]) == ("1.2.3", "1.2")
-    assert rows(tmp_path, manifest.REPORTS) == []
-    (tmp_path / "key").write_bytes(b"another")
-    assert run(tmp_path, {"kind": "dicom", "patient_key": str(tmp_path / "key")}) == 0
-    assert rows(tmp_path, manifest.IMAGES)[0]["subject_id"] != first[0]["subject_id"]
-    (tmp_path / "source/IM1").unlink()
-    assert run(tmp_path, {"kind": "dicom"}) == 3
-
-
-def test_report_that_changes_changes_the_manifest(tmp_path: Path) -> None:
-    build(tmp_path, release(2))
-    first = made(tmp_path).digest
-    report = tmp_path / "source/files/p10/p10000000/s50000000.txt"
-    report.write_text(report.read_text().replace("clear", "cloudy"))
-    assert run(tmp_path, {}) == 0
-    assert made(tmp_path).digest != first
-
-
 @pytest.mark.parametrize("label", ["PHISENTINEL", "1.5", "300"])
 def test_labels_of_a_release_that_are_none_are_counted_and_not_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], label: str
@@ -221,17 +197,6 @@ def test_labels_of_a_release_that_are_none_are_counted_and_not_printed(
     assert "in 1 rows" in said
     assert f"'{label}'" not in said
     assert "PHI" not in said
-
-
-def test_a_link_that_leads_to_itself_is_a_missing_image(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/Doe.png").symlink_to("Doe.png")
-    (tmp_path / "source/b.png").write_bytes(b"x")
-    (tmp_path / "source/t.csv").write_text("who,file\na,Doe.png\nb,b.png\n")
-    columns = {"subject_id": "who", "path": "file", "image_id": "file"}
-    assert run(tmp_path, {"kind": "table", "table": "t.csv", "columns": columns}) == 0
-    reasons = {row["id"]: row["reason"] for row in rows(tmp_path, manifest.REJECTS)}
-    assert reasons == {"Doe.png": "missing_image"}
 
 
 def test_table_of_reports_alone(tmp_path: Path) -> None:
@@ -254,39 +219,6 @@ def test_table_of_reports_alone(tmp_path: Path) -> None:
     assert {row["split"] for row in reports} == {"test"}
     assert rows(tmp_path, manifest.IMAGES) == []
     assert [row["reason"] for row in rows(tmp_path, manifest.REJECTS)] == ["empty_report"]
-
-
-def test_table_of_images_alone_with_paths_made_of_columns(tmp_path: Path) -> None:
-    (tmp_path / "source/7").mkdir(parents=True)
-    (tmp_path / "source/7/a.png").write_bytes(b"image")
-    (tmp_path / "source/t.csv").write_text(
-        "ImageID,ImageDir,PatientID,Projection\na.png,7,p1,Frontal\n ,7,p1,Frontal\nb.png,7,p2,PA\n"
-    )
-    columns = {
-        "image_id": "ImageID",
-        "path": "{ImageDir}/{ImageID}",
-        "subject_id": "PatientID",
-        "view": "Projection",
-    }
-    assert run(tmp_path, {"kind": "table", "table": "t.csv", "columns": columns}) == 0
-    assert [row["path"] for row in rows(tmp_path, manifest.IMAGES)] == ["7/a.png"]
-    reasons = {row["id"]: row["reason"] for row in rows(tmp_path, manifest.REJECTS)}
-    assert reasons == {"row-000001": "bad_id", "b.png": "missing_image"}
-
-
-def test_fallback_encoding_is_used_where_it_is_declared_alone(tmp_path: Path) -> None:
-    source = release(2)
-    source.report = {source.images[0][2]: " \n FINDINGS: caf\xe9 au lait.\n".encode("latin-1")}
-    build(tmp_path, source)
-    assert len(rows(tmp_path, manifest.REPORTS)) == 1
-    assert run(tmp_path, {"fallback_encoding": "latin-1"}) == 0
-    assert rows(tmp_path, manifest.REPORTS)[0]["findings"] == "caf\xe9 au lait."
-    (tmp_path / "source/t.csv").write_bytes("id,text\n1,d\xe9but\n".encode("cp1252"))
-    columns = {"subject_id": "id", "report": "text"}
-    table = {"kind": "table", "table": "t.csv", "columns": columns}
-    assert run(tmp_path, table) == 3
-    assert run(tmp_path, table | {"fallback_encoding": "cp1252"}) == 0
-    assert rows(tmp_path, manifest.REPORTS)[0]["last_paragraph"] == "d\xe9but"
 
 
 def test_table_with_images_and_whole_reports(tmp_path: Path) -> None:
@@ -384,18 +316,6 @@ def test_a_config_that_reads_labels_is_refused_where_there_are_none(
     config_file.write_text(json.dumps(tree))
     assert main(["--config", str(config_file)]) == 0
     assert [row["Edema"] for row in rows(tmp_path, manifest.STUDY_LABELS)] == [1, 0]
-
-
-def test_a_table_of_labels_in_place_of_the_release_s_own_says_the_same(tmp_path: Path) -> None:
-    build(tmp_path, release(5))
-    own = rows(tmp_path, manifest.STUDY_LABELS)
-    table = next((tmp_path / "source").glob("*chexpert*"))
-    table.rename(tmp_path / f"source/labels{''.join(table.suffixes[-2:])}")
-    assert run(tmp_path, {}) == 0
-    assert rows(tmp_path, manifest.STUDY_LABELS) == []
-    labels = next((tmp_path / "source").glob("labels*"))
-    assert run(tmp_path, {"labels": labels.name}) == 0
-    assert rows(tmp_path, manifest.STUDY_LABELS) == own
 
 
 def test_all_images_of_a_study_are_kept_where_they_are_asked_for(

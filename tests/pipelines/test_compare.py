@@ -55,14 +55,6 @@ def test_a_side_is_a_folder_of_runs_or_several_joined_by_commas(runs):
     assert [path.parent.name for path in find_runs(str(runs / "second"))] == ["seed-2", "seed-3"]
 
 
-def test_figures_can_be_chosen_beforehand(runs, capsys):
-    sides = [str(runs / side) for side in ("first", "second")]
-    assert main([*sides, "--figure", "grounding.miou", "--samples", "20"]) == 0
-    assert "corrected for 1 figures" in capsys.readouterr().out
-    assert main([*sides, "--figure", "beauty"]) == 2
-    assert "the runs have no figures ['beauty']" in capsys.readouterr().err
-
-
 def test_runs_on_other_images_are_refused(runs, tmp_path, capsys):
     other = write_evaluated(tmp_path / "work")
     evaluate_here(other, "evaluate.images_per_finding=4")

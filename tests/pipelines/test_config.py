@@ -65,11 +65,6 @@ def test_a_base_that_is_missing_or_leads_back_is_refused(
         load_config(over)
 
 
-@pytest.mark.parametrize("text", ["no", "00123", "1.5.0"])
-def test_value_that_is_no_json_stays_a_string(config_file: Path, text: str) -> None:
-    assert load_config(config_file, [f"eta.table={text}"]).eta.table == text
-
-
 @pytest.mark.parametrize(
     "override",
     ["eta.b=1", "etaa.a=0.1", "eta.a=1", "eta.a=NaN", "eta.a.x=1", "eta", "=1", "train.steps=0"],
@@ -204,11 +199,4 @@ def test_a_file_that_would_grow_is_refused(tmp_path: Path, text: str, fault: str
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=fault) as caught:
         load_config(path)
-    assert len(str(caught.value)) < 500
-
-
-@pytest.mark.parametrize("value", ["9" * 100_000, "[" * 100_000])
-def test_an_override_that_would_grow_is_refused(config_file: Path, value: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(config_file, [f"seed={value}"])
     assert len(str(caught.value)) < 500

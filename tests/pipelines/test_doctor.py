@@ -61,14 +61,6 @@ def test_a_launcher_that_starts_too_few_processes_is_a_fault(capsys, monkeypatch
     )
 
 
-def test_more_threads_than_cores_are_a_fault(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "available_cores", lambda: 2)
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    code, found = answers(capsys)
-    assert code == 2
-    assert found["cores"][0] == "fault"
-
-
 def test_the_gpu_alone_is_asked_and_one_must_work(capsys):
     code, found = answers(capsys, "--gpu")
     states = [state for state, _ in found.values()]

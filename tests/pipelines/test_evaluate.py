@@ -8,7 +8,6 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.evaluated_model import evaluated_model
 from medclip_dcl.evaluation.results import read_figures
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.prompts import read_prompts
@@ -115,38 +114,6 @@ def test_decisions_are_at_a_threshold_of_the_validation_images(evaluated):
     printed = results.results_table(figures(evaluated))
     assert "prompts, decided at a threshold chosen on the validation images" in printed
     assert f"{decided['pneumonia']['auprc']['value']:.3f}" in printed
-
-
-def test_another_rule_chooses_another_threshold_and_none_on_the_evaluated_split(tmp_path):
-    work = write_evaluated(tmp_path / "work")
-    assert run(work, threshold=1.0) == 0
-    rows = read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
-    predictor, source = load(work / "model", "cpu"), split_images(work, "validate")
-    images = PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT))
-    labels = {
-        row["study_id"]: row["Pneumonia"]
-        for row in read_table(manifest.ARTIFACT.at(work), manifest.STUDY_LABELS).to_pylist()
-    }
-    study = {
-        row["image_id"]: row["study_id"]
-        for row in read_table(manifest.ARTIFACT.at(work), manifest.IMAGES).to_pylist()
-    }
-    model = evaluated_model(predictor)
-    shown = [name for name in source if labels[study[name]] == 1]
-    pixels = np.stack([images.pixels(images.row_of[name]) for name in shown])
-    margins = model.margins(model.embed_images(pixels), read_prompts(work / "prompts.yaml")[:1])
-    assert rows[0]["threshold"] == pytest.approx(float(margins.min()), abs=1e-6)
-    assert run(work, split="validate") == 0
-    decided = figures(work)["questions"]["decisions"]["groups"]["pneumonia"]
-    assert decided["threshold"]["value"] is None
-    assert decided["mcc"]["reason"] == decided["threshold"]["reason"]
-    assert decided["auprc"]["value"] is not None
-
-
-def test_a_finding_that_no_image_has_is_named_undefined(evaluated):
-    auc = figures(evaluated)["questions"]["zero_shot"]["groups"]["effusion"]["auc"]
-    assert auc["value"] is None
-    assert "two classes" in auc["reason"]
 
 
 def test_the_scores_behind_the_figures_are_kept(evaluated):
@@ -286,12 +253,6 @@ def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, cap
     assert figures(work)["probe_features"] == "space"
 
 
-def test_an_adapter_without_features_is_refused_before_a_probe(work, capsys):
-    clip = {"model": "testing.clip:build"}
-    assert run(work, adapter=clip, probe_images=10) == 2
-    assert "without embed_features, which evaluate.probe_features" in capsys.readouterr().err
-
-
 PARAPHRASES = """
 format_version: 1
 findings:
@@ -326,29 +287,6 @@ def test_groups_and_paraphrases_are_told_apart(work):
     assert len(areas) == 4
     ends = [spread["auc_lowest"]["value"], spread["auc_highest"]["value"]]
     assert ends == pytest.approx([min(areas), max(areas)])
-
-
-def test_a_study_of_several_images_scores_their_mean(work):
-    probe = {"probe_images": 100, "probe_fractions": [1.0]}
-    assert run(work, **probe) == 0
-    single, rows = figures(work)["questions"], scores(work)
-    assert run(work, "--set", "source.images_per_study=all", **probe) == 0
-    joined, studies = figures(work)["questions"], scores(work)
-    listed = read_table(manifest.ARTIFACT.at(work), manifest.IMAGES).to_pylist()
-    study_of = {row["image_id"]: row["study_id"] for row in listed}
-    margins = {}
-    for row in rows:
-        margins.setdefault((study_of[row["image_id"]], row["finding"]), []).append(row["margin"])
-    assert {len(each) for each in margins.values()} == {1, 2}
-    assert len(studies) == len(margins) == 2 * 8
-    for row in studies:
-        mean = np.mean(margins[study_of[row["image_id"]], row["finding"]])
-        assert row["margin"] == pytest.approx(mean, abs=1e-6)
-    assert (single["zero_shot"]["pool"]["images"], joined["zero_shot"]["pool"]["images"]) == (10, 8)
-    assert (single["probe"]["pool"]["labelled"], joined["probe"]["pool"]["labelled"]) == (30, 24)
-    assert joined["grounding"] == single["grounding"]  # boxes are those of one image
-    assert joined["probabilities"] == single["probabilities"]
-    assert joined["reports"]["pool"] == single["reports"]["pool"]
 
 
 def scores(work):

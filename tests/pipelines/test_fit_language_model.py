@@ -107,11 +107,6 @@ def test_given_model_is_fine_tuned_and_a_changed_one_is_seen(config_file, tmp_pa
     assert run(config_file, pretrained=tmp_path / "other").digest != artifact.digest
 
 
-def test_neither_fitting_nor_a_given_model_is_a_configuration_fault(config_file, capsys):
-    assert fit_language_model.main(arguments(config_file, steps=0)) == 2
-    assert "language_model.steps" in capsys.readouterr().err
-
-
 def test_a_killed_fit_goes_on_and_ends_with_the_same_bytes(tmp_path):
     settings = {"steps": 40}
     whole = run(write_config(tmp_path, "whole"), **settings)

@@ -199,12 +199,6 @@ def test_a_file_that_is_not_a_model_s_is_never_sent(config_file: Path, tmp_path:
     assert not (tmp_path / "copy").exists()
 
 
-def test_the_range_of_a_model_s_images_goes_with_it(config_file: Path, tmp_path: Path) -> None:
-    with_file(config_file, tmp_path / "model", model_package.INPUT_RANGE_FILE, "{}")
-    copy = public_copy(config_file, tmp_path / "model", tmp_path / "copy")
-    assert copy.file(model_package.INPUT_RANGE_FILE).read_text() == "{}"
-
-
 def test_offsets_go_with_the_model_and_the_encoded_images_of_their_bank_stay(
     config_file: Path, tmp_path: Path
 ) -> None:

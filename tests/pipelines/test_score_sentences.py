@@ -180,24 +180,6 @@ def test_an_unfinished_draft_refuses_other_scores_by_name(config_file, capsys, m
     assert acknowledged(config_file) == before
 
 
-def test_another_tokenizer_alone_is_refused_by_name(config_file, capsys):
-    cut_short(config_file)
-    work = config_file.parent / "work"
-    old = shutil.copytree(work / "language_model", config_file.parent / "old")
-    tokenizer = json.loads((old / "tokenizer.json").read_text())
-    tokenizer["normalizer"]["strip_accents"] = True
-    (old / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (old / "artifact.json").unlink()
-    kind = masked_lm.ARTIFACT
-    with write_artifact(kind.at(work), kind, make_fingerprint(kind, {"other": 1}, {})) as writer:
-        shutil.copytree(old, writer.directory, dirs_exist_ok=True)
-        writer.commit({})
-    assert score_sentences.main(["--config", str(config_file), *UNITS]) == 4
-    said = capsys.readouterr().err
-    assert "settings.tokenizer: " in said
-    assert "settings.model: " not in said
-
-
 def test_a_stopped_run_goes_on_without_scoring_anything_twice(config_file, monkeypatch):
     cut_short(config_file)
     before = acknowledged(config_file)

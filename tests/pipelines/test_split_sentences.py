@@ -38,11 +38,6 @@ def test_every_sentence_has_its_place_and_key(config_file):
     assert order == sorted(order)
 
 
-def test_last_paragraph_stands_in_for_missing_sections_alone(config_file):
-    rows = read_table(run(config_file).path, sentences.SENTENCES).to_pylist()
-    assert [row["study_id"] for row in rows if row["section"] == "last_paragraph"] == ["s9998"]
-
-
 def test_summary_counts_everything(config_file):
     summary = run(config_file).summary
     assert summary["reports"] == 62

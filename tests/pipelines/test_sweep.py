@@ -88,13 +88,6 @@ def test_points_are_every_combination_and_named_by_their_values():
         grid_points({"objective.similar_table": ["a/b", "a b"]})
 
 
-def test_slices_partition_the_grid(made):
-    _, seen = made
-    assert [len(part) for part in seen] == [4, 2, 2]
-    names = {f"floor={floor},constant={eta}" for floor in ("floor", "zero") for eta in (0.0, 0.1)}
-    assert set.union(*seen) == {f"{name}/seed-{seed}" for name in names for seed in (0, 1)}
-
-
 def test_table_and_page_have_every_point(made):
     work, _ = made
     folder = work / FOLDER / "little"
@@ -180,10 +173,3 @@ def test_a_grid_that_cannot_run_is_refused_first(made, grid, words, capsys):
     work, _ = made
     assert main(arguments_of(work, grid)) == 2
     assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", [["--points", "4"], ["--points", "0-9"], ["--seeds", "7"]])
-def test_a_slice_of_what_is_not_there_is_refused(made, option, capsys):
-    work, _ = made
-    assert main([*arguments_of(work, GRID), *option]) == 2
-    assert f"{option[0]} names" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 import json
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 
@@ -12,14 +11,13 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation import results
 from pipelines.config import load_config
-from pipelines.runs import CONFIG_FILE, LOG, NOTE
+from pipelines.runs import LOG, NOTE
 from pipelines.table1 import FIGURES, FOLDER, main
-from pipelines.table1_rows import COMPARED, PAPER_ROWS, chosen_rows, paper_values, row_seeds
+from pipelines.table1_rows import COMPARED, PAPER_ROWS, chosen_rows, paper_values
 from testing import forkserver
 from testing.corpus import write_config
 from testing.evaluated import write_untrained
 
-ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120
 
 
@@ -110,24 +108,6 @@ def test_the_mean_over_seeds_is_that_of_their_results(made):
     assert found == pytest.approx(sum(values) / 3)
 
 
-def test_rows_and_seeds_differ_and_share_what_was_prepared(made):
-    folders = [
-        made / FOLDER / row / f"seed-{seed}" for row in ("lse_nl", "dcl_05") for seed in (0, 1)
-    ]
-    models = {
-        open_artifact(model_package.ARTIFACT.at(folder), model_package.ARTIFACT).digest
-        for folder in folders
-    }
-    assert len(models) == 4
-    assert all((folder / "prepared").resolve() == made / "prepared" for folder in folders)
-    config_file = load_config(folders[2] / CONFIG_FILE)
-    assert (config_file.objective.kind, config_file.eta.source, config_file.eta.constant) == (
-        "debiased",
-        "constant",
-        0.05,
-    )
-
-
 def test_a_finished_run_is_not_done_again_and_a_changed_one_is(made, capsys):
     notes = sorted((made / FOLDER).glob(f"*/*/{NOTE}"))
     before = [note.stat().st_mtime_ns for note in notes]
@@ -196,14 +176,6 @@ def test_the_paper_s_rows_are_nine_and_variants_come_when_asked_for(tmp_path):
     assert [row.name for row in chosen_rows(more)] == ["lse_nl", "multipositive", "shuffled"]
     with pytest.raises(ConfigError, match=r"names \['beauty'\]; choose among"):
         chosen_rows(load_config(tmp_path / "config.yaml", ['table1.rows=["beauty"]']))
-
-
-def test_the_config_s_table_has_ten_seeds_where_it_matters():
-    config = load_config(ROOT / "configs/table1.yaml")
-    seeds = {row.name: len(row_seeds(row, config.table1)) for row in chosen_rows(config)}
-    ten = {"lse_nl", "dcl_lm", "cross_place", "shuffled", "cross_shuffled", "cross_places"}
-    assert {name for name, count in seeds.items() if count == 10} == ten
-    assert set(seeds.values()) == {5, 10}
 
 
 def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
@@ -277,8 +249,3 @@ def test_a_row_takes_the_value_that_is_best_on_validation(tuned):
         said = [line["validation_report_auc"] for line in lines if "validation_report_auc" in line]
         assert len(said) == 2
         assert score == pytest.approx(max(said), abs=1e-4)
-
-
-def test_a_row_that_is_not_there_is_refused_by_its_slice(tuned, capsys):
-    assert main(["--config", str(tuned / "config.yaml"), "--rows", "beauty"]) == 2
-    assert "--rows names beauty; choose among lse_nl, dcl_best" in capsys.readouterr().err

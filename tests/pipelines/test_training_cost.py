@@ -74,13 +74,6 @@ def test_activations_are_what_the_graph_of_a_real_pass_refers_to() -> None:
     assert estimate_training_memory(config, TEXT).activations == pytest.approx(held, rel=0.05)
 
 
-def test_processes_share_the_batch_and_its_activations() -> None:
-    one, four = (estimate_training_memory(make_config(processes=count), TEXT) for count in (1, 4))
-    assert four.weights == one.weights
-    assert one.activations / 4 < four.activations < one.activations / 3
-    assert four.total < one.total
-
-
 def test_cached_features_leave_the_maps_to_train() -> None:
     plain, cached = (
         estimate_training_memory(make_config(global_batch=64, cache_features=on), TEXT)
