@@ -262,8 +262,9 @@ def test_a_refused_file_is_named_and_the_image_stays(shown: Page, tmp_path: Path
     assert shown.js("document.querySelector('#image').toDataURL()") == before
 
 
-@pytest.mark.parametrize("size", [(1366, 768), (1024, 768), (820, 1180)])
-@pytest.mark.parametrize("dark", [True, False])
+@pytest.mark.parametrize(
+    ("size", "dark"), [((1366, 768), True), ((1024, 768), False), ((820, 1180), True)]
+)
 def test_the_page_fits_desks_and_tablets_and_can_be_read(
     page: Page, keyed: Service, size: tuple[int, int], dark: bool
 ) -> None:
