@@ -56,7 +56,7 @@ mutants: $(INSTALLED) ## make mutants ROOM=name: share of wrong changes to its c
 	test -d $(MUTATION)/cosmic_ray || { \
 	  $(BIN)/python -m pip install --quiet --target $(MUTATION) 'pip>=25.1' && \
 	  PYTHONPATH=$(MUTATION) $(BIN)/python -m pip install --quiet --target $(MUTATION) --group mutants; }
-	$(BIN)/python -m benchmarks.mutation $(addprefix --room ,$(ROOM)) $(MUTANTS)
+	$(BIN)/python -m checks.mutation $(addprefix --room ,$(ROOM)) $(MUTANTS)
 
 docs: $(INSTALLED) ## tables and figures from the code, then the site
 	$(BIN)/python -m tests.house.documents

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "evaluation", "gpu")
 SPEED += ("sources", "precision", "scale", "scale_training", "embed")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
-RELIABILITY += ("determinism", "gateway", "hospital", "input_range", "membership", "ohif")
-RELIABILITY += ("soak",)
+RELIABILITY += ("gateway", "hospital", "input_range", "soak")
 METHOD = (
     "bias",
     "demo",
@@ -21,11 +20,10 @@ METHOD = (
     "real_studies",
 )
 
-LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo", "pll")
-LONG += ("service", "serve", "retrieve", "gateway", "ohif", "determinism", "membership")
-LONG += ("soak",)
+LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo")
+LONG += ("service", "serve", "retrieve", "gateway", "soak")
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
-_TIERED = {"kills", "faults", "fuzz", "gateway", "pll", "serve", "service"}
+_TIERED = {"kills", "faults", "fuzz", "gateway", "serve", "service"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

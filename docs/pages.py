@@ -12,14 +12,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from pydicom.uid import UID, ExplicitVRLittleEndian
+from pynetdicom.sop_class import Verification
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the code of the checkout, not of an installed package
 
 from api.app import create_app  # noqa: E402
 from api.errors import ERRORS, IMAGE_STATUS  # noqa: E402
 from api.settings import ServeSettings  # noqa: E402
+from gateway import destinations, listener  # noqa: E402
 from gateway.settings import GatewaySettings  # noqa: E402
 from medclip_dcl import errors  # noqa: E402
+from medclip_dcl.data.dicom import metadata, reader  # noqa: E402
 from medclip_dcl.data.limits import REASONS  # noqa: E402
 from medclip_dcl.data.selection import SOURCE_REASONS  # noqa: E402
 from medclip_reporting.preflight import CODES  # noqa: E402
@@ -70,6 +75,38 @@ def artifacts_page() -> str:
             rows = ((f"`{one.name}`", str(one.type), one.meaning) for one in form.columns)
             parts += [f"### `{form.file}`", table(("column", "type", "meaning"), rows)]
     return _page(parts)
+
+
+def dicom_page() -> str:
+    """Tags that are read of an image, and what the gateway speaks."""
+    uses: dict[str, list[str]] = {}
+    for name in metadata.TAGS.values():
+        uses.setdefault(name, []).append("the list of a folder's images")
+    for name in (*reader.PUBLIC_TAGS, *reader.PIXEL_TAGS):
+        uses.setdefault(name, []).append("the picture")
+    kept = dict.fromkeys(reader.PUBLIC_TAGS, "code string") | {
+        "SOPInstanceUID": "`image_id`",
+        "StudyInstanceUID": "`study_id`",
+        "PatientID": "keyed hash, `subject_id`",
+        "ViewPosition": "`view`",
+    }
+    tags = ((f"`{tag}`", ", ".join(use), kept.get(tag, "not kept")) for tag, use in uses.items())
+    roles = [(Verification, "SCP"), *((UID(uid), "SCP") for uid in listener.ACCEPTED)]
+    roles += [(UID(uid), "SCU, STOW-RS") for uid in destinations.SENT]
+    syntaxes = ((UID(uid).name, uid) for uid in metadata.SYNTAXES)
+    written = f"{ExplicitVRLittleEndian.name} ({ExplicitVRLittleEndian})"
+    return _page(
+        [
+            "# DICOM: tags and conformance",
+            "## Tags that are read",
+            "Values of all other tags are skipped.",
+            table(("tag", "read for", "kept as"), tags),
+            "## What the gateway receives and sends",
+            table(("SOP class", "UID", "role"), ((uid.name, uid, role) for uid, role in roles)),
+            table(("transfer syntax of images", "UID"), syntaxes),
+            f"What is sent is written in {written}.",
+        ]
+    )
 
 
 def errors_page() -> str:
@@ -204,6 +241,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/api.md": api_page,
     "reference/artifacts.md": artifacts_page,
     "reference/command.md": command_page,
+    "reference/dicom.md": dicom_page,
     "reference/errors.md": errors_page,
     "reference/routes.md": routes_page,
     "reference/settings.md": settings_page,

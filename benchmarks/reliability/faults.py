@@ -38,8 +38,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,8 @@ class Scene:
     start: Path
     old: dict[str, str]
     new: dict[str, str]
+    seconds: float = 0.0
+    """How long that takes."""
     calls: int = 0
     """Calls that change the disk."""
     printed: int = 0
@@ -118,15 +121,23 @@ class Scene:
 class Bench:
     """The folders that trials start from, made command by command."""
 
-    def __init__(self, folder: Path, chosen: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        chosen: Sequence[str],
+        table: Callable[[str], Sequence[Writer]] = writers,
+        *,
+        counted: bool = True,
+    ) -> None:
+        """`table` gives the commands by a hub's address; `counted`: their writes are counted."""
         self.folder, self.log, self._counter = folder, folder / "log", folder / "calls"
-        self._chosen = chosen
+        self._chosen, self._table, self._counted = chosen, table, counted
 
     def scenes(self) -> Iterator[Scene]:
         """Give every chosen command in the order in which they need one another."""
         with running_dataset_hub(DatasetHub()) as hub:
             for base in get_args(Base):
-                found = [item for item in writers(hub.url) if item.base == base]
+                found = [item for item in self._table(hub.url) if item.base == base]
                 last = max((n for n, i in enumerate(found) if i.name in self._chosen), default=-1)
                 if last < 0:
                     continue
@@ -143,14 +154,15 @@ class Bench:
             return
         if writer.old is not None:
             self._must_run(writer, work, writer.old)
-        start = self._copy(work, f"start-{writer.name.replace(' ', '-')}")
+        start = self.copy(work, f"start-{writer.name.replace(' ', '-')}")
         old = snapshot(work)
+        begun = time.monotonic()
         self._must_run(writer, work)
-        scene = Scene(writer, start, old, snapshot(work))
-        again = self._copy(start, "trial")
-        if writer.run(again, self.log, self._armed(again, 0, "eio")):
-            raise RuntimeError(f"{writer.name} failed with no fault: {self._said()}")
-        scene.calls = self._called()
+        scene = Scene(writer, start, old, snapshot(work), seconds=time.monotonic() - begun)
+        again = self.copy(start, "trial")
+        if writer.run(again, self.log, self._armed(again, 0, "eio") if self._counted else None):
+            raise RuntimeError(f"{writer.name} failed with no fault: {self.said()}")
+        scene.calls = self._called() if self._counted else 0
         scene.printed = self.log.stat().st_size
         found = snapshot(again)
         scene.varies = frozenset(
@@ -164,9 +176,10 @@ class Bench:
 
     def _must_run(self, writer: Writer, work: Path, extra: Sequence[str] = ()) -> None:
         if code := writer.run(work, self.log, extra=extra):
-            raise RuntimeError(f"{writer.name} ended with exit code {code}: {self._said()}")
+            raise RuntimeError(f"{writer.name} ended with exit code {code}: {self.said()}")
 
-    def _copy(self, base: Path, name: str) -> Path:
+    def copy(self, base: Path, name: str) -> Path:
+        """Copy a folder next to the others."""
         return Path(shutil.copytree(base, self.folder / name, symlinks=True))
 
     def _armed(self, work: Path, at: int, fault: str) -> Before:
@@ -177,34 +190,35 @@ class Bench:
     def _called(self) -> int:
         return int.from_bytes(self._counter.read_bytes()[:8], sys.byteorder)
 
-    def _said(self) -> str:
+    def said(self) -> str:
+        """Give the end of what the last command printed."""
         return self.log.read_text(encoding="utf-8", errors="replace")[-600:]
 
     def suffer(self, scene: Scene, fault: str, at: int) -> dict[str, Any]:
         """Run a command with a fault, look at what is left, run it again, and compare."""
-        writer, work = scene.writer, self._copy(scene.start, "trial")
+        writer, work = scene.writer, self.copy(scene.start, "trial")
         limit = ("benchmarks.reliability.faults:limit_files", (at,))
         code = writer.run(work, self.log, limit if fault == "cap" else self._armed(work, at, fault))
         found: Counter[str] = Counter(trials=1, failed=code > 0, killed=code < 0)
         notes = []
         if code > 0 and not is_clear(writer.command, code, self.log):
             found["unclear"] = 1
-            notes.append(f"exit code {code}: {self._said()}")
+            notes.append(f"exit code {code}: {self.said()}")
         if code < 0:
             found += self._kill_again(scene, work, f"{writer.name} {at}")
         seen = snapshot(work)
         names = {*seen, *scene.old, *scene.new}
-        odd = [name for name in names if not _is_old_or_new(scene, seen, name)]
+        odd = [name for name in names if not is_old_or_new(scene, seen, name)]
         found["broken"] = len(odd)
-        found["silent"] = code == 0 and not _is_new(scene, seen)
+        found["silent"] = code == 0 and not is_new(scene, seen)
         code = 0
-        if not (writer.once and _is_new(scene, seen)):
+        if not (writer.once and is_new(scene, seen)):
             code = writer.run(work, self.log)
             seen = snapshot(work)
-        found["different"] = code != 0 or not _is_new(scene, seen)
+        found["different"] = code != 0 or not is_new(scene, seen)
         found["litter"] = len(left := litter(work))
         if code:
-            notes.append(f"then exit code {code}: {self._said()}")
+            notes.append(f"then exit code {code}: {self.said()}")
         elif found["different"] or found["silent"]:
             notes += [f"{name} differs" for name in _differing(scene, seen)]
         notes += [f"{name} is neither old nor new" for name in odd] + left[:3]
@@ -221,7 +235,8 @@ class Bench:
         return Counter(killed=code < 0, kept=len(before), again=again)
 
 
-def _is_old_or_new(scene: Scene, seen: dict[str, str], name: str) -> bool:
+def is_old_or_new(scene: Scene, seen: dict[str, str], name: str) -> bool:
+    """Return whether what bears a name is the old one or the new one, whole."""
     if name not in seen and name not in scene.new:  # it goes when the new is whole
         whole = scene.new.keys() - scene.varies
         return all(seen.get(other) == scene.new[other] for other in whole)
@@ -236,7 +251,8 @@ def _differing(scene: Scene, seen: dict[str, str]) -> list[str]:
     return sorted(name for name in names if seen.get(name) != scene.new.get(name))
 
 
-def _is_new(scene: Scene, seen: dict[str, str]) -> bool:
+def is_new(scene: Scene, seen: dict[str, str]) -> bool:
+    """Return whether a folder holds what an undisturbed run leaves."""
     return not _differing(scene, seen)
 
 

@@ -171,7 +171,7 @@ def archive_folder(folder: str) -> None:
 
 
 _HERE = "benchmarks.reliability.writers"
-_REPLACING = ("--config", "{config}", "--set", "work={work}", "--replace")
+REPLACING = ("--config", "{config}", "--set", "work={work}", "--replace")
 _APART = ("--config", "{config}", "--set", "work={work}/apart")
 _PACS = (
     "source.boxes=",
@@ -183,7 +183,7 @@ _PACS = (
 
 def writers(hub: str = "") -> tuple[Writer, ...]:
     """List them in the order in which they need one another; `hub` is a hub's address."""
-    half_trained = Writer("train half way", "half_trained", words=_REPLACING)
+    half_trained = Writer("train half way", "half_trained", words=REPLACING)
     return (*_on_studies(), *_on_evaluated(hub), half_trained)
 
 
@@ -273,8 +273,8 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
             timed=("sweep.csv", "sweep.html"),
         ),
         evaluated("table1"),
-        evaluated("train", old=("seed=1",), words=_REPLACING),
-        evaluated("train on features", settings=("train.cache_features=true",), words=_REPLACING),
+        evaluated("train", old=("seed=1",), words=REPLACING),
+        evaluated("train on features", settings=("train.cache_features=true",), words=REPLACING),
     )
 
 
@@ -302,7 +302,7 @@ def write_base(base: Base, work: Path) -> Path:
     with (work / "config.yaml").open("a") as stream:
         stream.write("jobs: [train]\n")  # a grid's runs find everything before it
     if base == "half_trained":
-        writer = Writer("train", base, words=_REPLACING)
+        writer = Writer("train", base, words=REPLACING)
         stop = ("benchmarks.reliability.exactness:arm", (str(work), 1, int(signal.SIGTERM), 0))
         if (code := writer.run(work, work / "stopped.log", stop)) != 75:
             raise RuntimeError(f"the run that trials go on from ended with exit code {code}")

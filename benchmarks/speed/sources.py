@@ -1,13 +1,12 @@
 """Studies from Parquet, Arrow and `datasets` against the same studies from files.
 
-    python -m benchmarks.speed.sources [--quick] [--gb GB] [--served]
+    python -m benchmarks.speed.sources [--quick] [--gb GB]
 
 The images of `covid_cxr` are written as Parquet with bytes, lists and boxes, the reports of
 `openi` by `save_to_disk`: manifests and prepared pixels must be those of the files. Reading is
 timed in turn, in CPU time of all processes. Memory is the peak of a process of its own that reads
 10,000 and 100,000 generated rows, and of one that copies generated Parquet into Arrow (1 GB, 10
-without `--quick`). `--served` alone runs all of configs/covid_cxr.yaml twice, from files and from
-Parquet, and serves both models: weights, results and answers about every test image must be equal.
+without `--quick`).
 """
 
 import argparse
@@ -52,7 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.sources")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, 1 GB")
     parser.add_argument("--gb", type=float, help="how much is copied")
-    parser.add_argument("--served", action="store_true", help="two whole runs, and nothing else")
     parser.add_argument("--child", nargs=3, metavar=("WORK", "FOLDER", "ROWS"))
     parser.add_argument("--folder", type=Path, help="where the generated files go for a while")
     options = parser.parse_args(argv)
@@ -64,85 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
-        if options.served:
-            figures |= served(folder)
-        else:
-            if os.environ.get("TEST_DATA"):
-                figures |= real(folder, 3 if options.quick else 9)
-            figures |= memory(folder, options.gb or (1 if options.quick else 10))
+        if os.environ.get("TEST_DATA"):
+            figures |= real(folder, 3 if options.quick else 9)
+        figures |= memory(folder, options.gb or (1 if options.quick else 10))
     bars = judge(figures, BARS | {key: "= 0" for key in figures if key.endswith("_differ")})
-    return finish("sources_served" if options.served else "sources", figures, bars)
-
-
-def served(folder: Path) -> dict[str, float]:
-    """Run `covid_cxr` from files and from Parquet to a served model; compare what comes out."""
-    config = load_config(Path("configs/covid_cxr.yaml"))
-    ends = []
-    for name in ("files", "parquet"):
-        work = folder / name
-        source = covid_as_rows(config.source, folder / "rows") if ends else config.source
-        own = config.model_copy(update={"work": str(work), "source": source})
-        file = folder / f"{name}.json"
-        file.write_text(own.model_dump_json())
-        subprocess.run([sys.executable, "-m", "pipelines", "run", str(file), "--quiet"], check=True)
-        ends.append((work, own.source))
-    return compared(*ends)
-
-
-def compared(*ends: tuple[Path, SourceConfig]) -> dict[str, float]:
-    """Compare weights, results and served answers of two finished runs, with their sources."""
-    (weights, results, answers), (other, theirs, said) = (
-        (
-            (work / "model/model.safetensors").read_bytes(),
-            _leaves(json.loads((work / "results/results.json").read_bytes())["questions"]),
-            _answers(work, source),
-        )
-        for work, source in ends
-    )
-    return {
-        "served_weights_differ": float(weights != other),
-        "served_figures": float(len(results)),
-        "served_figures_differ": _differ(results, theirs),
-        "served_images": float(len(answers)),
-        "served_answers_differ": _differ(answers, said),
-    }
-
-
-def _differ(one: dict[Any, Any], other: dict[Any, Any]) -> float:
-    return float(sum(one.get(key) != other.get(key) for key in one.keys() | other.keys()))
-
-
-def _leaves(tree: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
-    """Give every value of a tree by its path."""
-    if not isinstance(tree, dict | list):
-        return {path: tree}
-    inner = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    return {
-        key: value for name, part in inner for key, value in _leaves(part, (*path, name)).items()
-    }
-
-
-def _answers(work: Path, settings: SourceConfig) -> dict[str, Any]:
-    """Ask the service of a run about every test image: all findings, and its boxes' phrases."""
-    from medclip_dcl.client import Client
-    from testing.service import running  # torch, which peaks must not count
-
-    root = images_root(settings, _resolver(work))
-    phrases: dict[str, list[str]] = {}
-    for box in read_table(work / "manifest", manifest.BOXES).to_pylist():
-        phrases.setdefault(box["image_id"], []).append(box["phrase"])
-    found = {}
-    with running(work, fresh=True) as service, Client(service.url) as client:
-        for row in read_table(work / "manifest", manifest.IMAGES).to_pylist():
-            if row["split"] == "test":
-                source = image_source(root, row["path"])
-                image = source.read_bytes() if isinstance(source, Path) else bytes(source)
-                asked = sorted(set(phrases.get(row["image_id"], ["pneumonia"])))
-                both = client.classify(image), client.ground(image, asked)
-                found[row["image_id"]] = [
-                    one.model_dump(mode="json", exclude={"model"}) for one in both
-                ]
-    return found
+    return finish("sources", figures, bars)
 
 
 def real(folder: Path, rounds: int) -> dict[str, float]:

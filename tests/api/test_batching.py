@@ -187,14 +187,6 @@ def test_a_batch_that_does_not_fit_is_tried_image_by_image(room: int, answers: l
     assert [item.code if isinstance(item, ApiError) else item for item in found] == answers
 
 
-def test_two_models_share_no_forward_pass(predictor: Predictor) -> None:
-    image, metrics, other = random_images(1)[0], Metrics(), Cramped(8)
-    models = (predictor, predictor, other, predictor)
-    found = together(metrics, *((item, image, lambda _, item=item: id(item)) for item in models))
-    assert found == [id(item) for item in models]
-    assert images_in_batches(metrics) == (3, 4)
-
-
 def test_late_and_cancelled_questions_of_a_batch_leave_the_others_alone() -> None:
     image, seen, passed = random_images(1)[0], [], threading.Event()
 

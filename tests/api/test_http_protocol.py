@@ -178,15 +178,6 @@ def test_a_head_of_more_than_16_kib_is_refused(
         assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 400"
 
 
-def test_one_empty_line_before_a_request_is_skipped_and_two_are_refused(
-    wire: socket.socket,
-) -> None:
-    wire.sendall(b"\r\n" + head(3) + b"abc")
-    assert answer(wire) == "parsed 3"
-    wire.sendall(b"\r\n\r\n")
-    assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 400"
-
-
 def test_few_requests_may_wait_for_an_earlier_one(wire: socket.socket) -> None:
     wire.sendall(head(3) + 20 * head(0))
     assert b"HTTP/1.1 400" in b"".join(iter(lambda: wire.recv(4096), b""))
@@ -228,12 +219,6 @@ def test_heads_that_can_be_read_in_two_ways_are_refused(wire: socket.socket, lin
     assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 400"
 
 
-def test_spaces_behind_a_value_are_none_of_it(wire: socket.socket) -> None:
-    wire.sendall(head(3, "X-Told: a \t").replace(b": 3\r", b": 3 \r") + b"abc")
-    assert answer(wire) == "parsed 3"
-    assert told == [b"a"]
-
-
 def test_what_follows_a_body_in_chunks_is_no_header(wire: socket.socket) -> None:
     wire.sendall(
         b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -256,14 +241,6 @@ def test_a_body_in_chunks_of_any_size_comes_whole_and_its_extensions_are_bounded
             wire.sendall(4096 * b"a")
             time.sleep(0.0005)
     assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 400"
-
-
-def test_no_100_continue_is_sent_to_http_1_0(wire: socket.socket) -> None:
-    old = head(3, "Expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/1.0")
-    wire.sendall(old)
-    time.sleep(0.05)
-    wire.sendall(b"abc")
-    assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 200"
 
 
 def test_the_longest_idle_connection_makes_room_for_a_new_one(

@@ -14,11 +14,10 @@ from starlette.types import Message
 from api import bodies
 from api.auth import Auth
 from api.bodies import BodyMemory
-from api.errors import ERRORS, add_handlers, error_response
+from api.errors import add_handlers
 from api.logging import Metrics, state_of
 from api.middleware import ConcurrencyLimiter, RequestMiddleware
 from api.settings import ServeSettings
-from medclip_dcl.data.limits import REASONS
 from medclip_dcl.errors import ImageError
 
 ROOM = 8 << 20
@@ -133,13 +132,6 @@ def whole_form(size: int) -> bytes:
     return HEAD + bytes(size - len(HEAD + END)) + END
 
 
-@pytest.mark.parametrize("declared", [{}, {"content_length": str(2 << 20)}])
-def test_bodies_up_to_the_limit_pass(declared: dict[str, str]) -> None:
-    body = whole_form(2 << 20)
-    found = ask(app_with(max_body_mb=2), [body[:9], body[9:]], **declared)
-    assert found == (200, str(2 << 20).encode())
-
-
 def test_an_undeclared_body_is_cut_off_where_it_passes_the_limit() -> None:
     status, body = ask(app_with(max_body_mb=2), [MEBIBYTE, MEBIBYTE, b"x"])
     assert (status, b"body_too_large" in body) == (413, True)
@@ -223,33 +215,6 @@ def test_a_fault_within_an_answer_begins_no_second_one(caplog: pytest.LogCapture
     assert [message["status"] for message in starts] == [200]
     assert [record.msg for record in caplog.records] == ["fault", "request"]
     assert vars(caplog.records[1])["facts"]["code"] == "internal"
-
-
-def test_what_is_no_request_goes_by() -> None:
-    passed = []
-
-    async def app(scope: Any, _receive: Any, _send: Any) -> None:
-        passed.append(scope)
-
-    parts = ServeSettings(model="m"), OPEN, ConcurrencyLimiter(0, Metrics()), BodyMemory(0, 0)
-    middleware: Any = RequestMiddleware(app, *parts, Metrics())
-    for kind in ("lifespan", "websocket", "a"):
-        asyncio.run(middleware({"type": kind}, None, None))
-    assert passed == [{"type": "lifespan"}, {"type": "websocket"}, {"type": "a"}]
-
-
-def test_an_image_that_took_too_long_is_no_busy_model() -> None:
-    status, body = ask(app_with(), [b""], path="/image")
-    assert (status, REASONS["deadline"].encode() in body) == (422, True)
-    assert b"secret" not in body
-
-
-def test_failures_that_pass_say_when_to_try_again() -> None:
-    for code in ("overloaded", "deadline", "out_of_memory", "loading"):
-        answer = error_response(code, "id")
-        assert answer.status_code == 503
-        assert int(answer.headers["retry-after"]) > 0
-    assert all(400 <= status < 600 and line for status, line in ERRORS.values())
 
 
 def headers_of(sent: list[Message]) -> list[tuple[str, str]]:

@@ -6,8 +6,7 @@ import pytest
 
 from api.batching import WorkerSlots
 from api.errors import ApiError
-from api.logging import Metrics, RequestState, state_of
-from api.middleware import ConcurrencyLimiter
+from api.logging import Metrics, RequestState
 
 
 class Caller:
@@ -26,16 +25,6 @@ class Caller:
     async def receive(self) -> dict[str, str]:
         await self.left.wait()
         return {"type": "http.disconnect"}
-
-
-def test_places_are_as_many_as_were_made() -> None:
-    metrics = Metrics()
-    limiter = ConcurrencyLimiter(2, metrics)
-    assert [limiter.take(), limiter.take(), limiter.take()] == [True, True, False]
-    assert metrics.registry.get_sample_value("medclip_inside") == 2
-    limiter.leave()
-    assert metrics.registry.get_sample_value("medclip_inside") == 1
-    assert [limiter.take(), limiter.take()] == [True, False]
 
 
 def test_one_piece_of_work_at_a_time_in_the_order_of_asking() -> None:
@@ -94,17 +83,6 @@ def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
     assert begun == []
 
 
-def test_all_threads_run_from_the_beginning() -> None:
-    def named() -> int:
-        return sum(thread.name.startswith("early") for thread in threading.enumerate())
-
-    slots = WorkerSlots("early", 3, Metrics())
-    try:
-        assert named() == 3
-    finally:
-        slots.close()
-
-
 def test_a_device_without_memory_refuses_and_goes_on() -> None:
     def exhaust() -> None:
         raise MemoryError
@@ -115,22 +93,6 @@ def test_a_device_without_memory_refuses_and_goes_on() -> None:
             await turns.run(Caller(), exhaust)
         assert (refusal.value.code, refusal.value.status_code) == ("out_of_memory", 503)
         assert await turns.run(Caller(), lambda: 1) == 1
-
-    asyncio.run(ask())
-
-
-def test_waiting_and_work_are_timed_apart() -> None:
-    async def ask() -> None:
-        turns, first, second = WorkerSlots("decode", 1, Metrics()), Caller(), Caller()
-        started = time.monotonic()
-        await asyncio.gather(
-            *(turns.run(caller, lambda: time.sleep(0.05)) for caller in (first, second))
-        )
-        assert 0.1 <= turns.used_at - started < 5
-        first_ms, second_ms = (state_of(caller.scope).timings for caller in (first, second))
-        assert 0 <= first_ms["decode_wait"] < second_ms["decode_wait"] < 5000
-        assert 50 <= first_ms["decode"] < 5000
-        assert 50 <= second_ms["decode"] < 5000
 
     asyncio.run(ask())
 

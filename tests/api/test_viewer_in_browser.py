@@ -258,13 +258,6 @@ def test_a_similar_case_stands_beside_the_image_with_its_texts(shown: Page) -> N
     assert shown.js("beside.hidden")
 
 
-def test_sentences_are_a_tab_that_arrow_keys_reach(shown: Page) -> None:
-    shown.js("document.querySelector('#tab-images').focus()")
-    shown.key("ArrowRight")
-    assert shown.js("document.activeElement.id") == "tab-texts"
-    assert "studies" in shown.js(NAMED)
-
-
 def test_a_refused_file_is_named_and_the_image_stays(shown: Page, tmp_path: Path) -> None:
     before = shown.js("document.querySelector('#image').toDataURL()")
     bad = tmp_path / "JaneDoe.png"

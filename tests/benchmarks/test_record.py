@@ -1,7 +1,6 @@
 """A benchmark's last line can be read by a machine."""
 
 import json
-from datetime import date
 
 import pytest
 
@@ -15,13 +14,6 @@ def test_last_line_holds_name_machine_figures_and_bars(capsys: pytest.CaptureFix
     assert line["figures"] == {"ratio": 2.0}
     assert line["bars"] == {"ratio": {"bar": "<= 1.5x", "met": False}}
     assert line["machine"] == machine()
-
-
-def test_machine_names_day_cores_and_packages() -> None:
-    facts = machine()
-    assert facts["cores"] >= 1
-    assert date.fromisoformat(facts["date"]).year >= 2026
-    assert "numpy" in facts["packages"]
 
 
 def test_a_bar_is_met_as_its_words_say(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,10 +47,6 @@ def run(script: str, environment: dict[str, str]) -> int:
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
-def test_there_is_a_config_for_each_kind_of_machine() -> None:
-    assert {path.stem for path in CONFIGS} == set(PROCESSES)
-
-
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_accelerate_reads_a_config_and_leaves_precision_to_the_recipe(path: Path) -> None:
     config = load_config_from_file(str(path))

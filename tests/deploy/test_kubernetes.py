@@ -13,7 +13,7 @@ import yaml
 from api.settings import ServeSettings, read_service_settings
 
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
-VERSIONS = ("1.29", "1.31", "1.33", "1.37")
+VERSIONS = ("1.29", "1.37")
 Objects = dict[str, dict[str, Any]]
 
 

@@ -48,16 +48,6 @@ def environment(dockerfile: list[tuple[str, str]]) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def test_there_are_two_kinds_of_service_and_one_proxy(compose: dict[str, Any]) -> None:
-    assert set(compose["services"]) == {*SERVICES, *WATCHERS, *HOSPITAL}
-    assert all(compose["services"][name]["profiles"] == ["hospital"] for name in HOSPITAL)
-    assert compose["services"]["cpu"]["profiles"] == ["cpu"]
-    assert compose["services"]["gpu"]["profiles"] == ["gpu"]
-    assert compose["services"]["proxy"]["profiles"] == ["cpu", "gpu"]
-    (device,) = compose["services"]["gpu"]["deploy"]["resources"]["reservations"]["devices"]
-    assert device["capabilities"] == ["gpu"]
-
-
 @pytest.mark.parametrize("name", [*SERVICES, *WATCHERS, *HOSPITAL])
 def test_every_container_is_hardened(compose: dict[str, Any], name: str) -> None:
     service = compose["services"][name]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import sentence_embeddings
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from tests.house.tree import ROOT
@@ -71,36 +70,6 @@ def test_neighbors_of_the_same_report_are_positives_and_a_sentence_is_not_its_ne
     torch.testing.assert_close(found, total)
 
 
-def test_reports_are_split_into_words_and_rare_labels_are_left_out(tmp_path: Path) -> None:
-    first = {"findings": "1. Heart size normal. No effusion.", "impression": None}
-    second = {"findings": "XXXX.", "impression": "Clear lungs."}
-    gold = {"common": 1, "rare": 0}
-    lines = [{**(first if row % 2 else second), "gold": gold} for row in range(30)]
-    lines.append({"findings": None, "impression": "", "gold": {"common": 0, "rare": 1}})
-    path = tmp_path / "reports.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    reports, labels = sentence_embeddings.read_reports(path)
-    assert reports[:2] == [["xxxx", "clear lungs"], ["heart size normal", "no effusion"]]
-    assert labels.tolist() == [[1]] * 30
-
-
-def test_macro_auc_is_scikit_learns() -> None:
-    rng = np.random.default_rng(0)
-    labels, scores = rng.integers(2, size=(50, 3)), rng.integers(9, size=(50, 3))  # with ties
-    expected = roc_auc_score(labels, scores, average="macro")
-    assert sentence_embeddings.macro_auc(scores, labels) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("kind", ["mean", "gru"])
-def test_equal_reports_have_equal_vectors(kind: str) -> None:
-    topics = [[f"{place}{topic}" for place in ("first ", "second ", "third ")] for topic in "abcd"]
-    reports = [topics[row % 4] for row in range(120)]
-    vectors = sentence_embeddings.embed_reports(reports, "eta by sentence", kind, 0, 2)
-    assert vectors.shape == (120, 256)
-    np.testing.assert_allclose(vectors, np.tile(vectors[:4], (30, 1)), atol=1e-5)
-    assert np.abs(vectors[0] - vectors[1]).max() > 1e-3
-
-
 def test_every_arm_is_probed_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     lines = []
@@ -124,14 +93,6 @@ def test_every_arm_is_probed_and_drawn(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 # ---- Memory bank
-
-
-def test_views_are_the_halves_of_a_digit() -> None:
-    views, labels = memory_bank.read_views("digits", 0)
-    assert [view.shape for view in views] == [(1797, 1, 8, 4)] * 2
-    assert len(labels) == 1797
-    assert min(view.min() for view in views) == -1
-    assert max(view.max() for view in views) == 1
 
 
 def test_most_anchors_are_on_the_floor_and_the_fallback_trains_them(

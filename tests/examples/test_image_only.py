@@ -1,13 +1,11 @@
 """The image-only experiment: its views, its loss against the DCL paper's, kills, whole runs."""
 
 import argparse
-import colorsys
 import json
 import math
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import augment
 import datasets
@@ -19,7 +17,6 @@ import torch
 import torch.distributed as dist
 import train
 from augment import Views, draw_views
-from pytorch_metric_learning.losses import NTXentLoss
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -53,26 +50,9 @@ def options(*words: str) -> argparse.Namespace:
 
 
 CIFAR, DIGITS = options("--data", "somewhere"), options()
-CHUANG = options("--data", "somewhere", "--recipe", "cifar10")
 
 
 # ---- Options and imbalance
-
-
-def test_the_defaults_are_the_papers() -> None:
-    assert [2 * args.batch - 2 for args in (CIFAR, CHUANG)] == [254, 510]
-    assert [args.epochs for args in (CIFAR, CHUANG)] == [300, 400]
-    assert [args.loss for args in (CIFAR, CHUANG)] == ["true", "constant"]
-    assert CIFAR.rare == ["dog", "frog", "horse", "ship", "truck"]
-    assert (CHUANG.rare, CHUANG.ratio, CHUANG.eta, CHUANG.positives) == ([], 1, 0.1, 1)
-    for args in (CIFAR, CHUANG):
-        shape = args.dim, args.flip, args.smallest_crop, args.rotation_rad
-        assert shape == (128, 0.5, 0.08, 0)
-        assert (args.schedule, args.clip, args.forwards) == ("constant", 0, "each")
-    assert (train.LEARNING_RATE, train.WEIGHT_DECAY) == (1e-3, 1e-6)
-    assert math.isclose(train.GAMMA**2, 1 / 0.5)
-    stl10 = options("--data", "somewhere", "--recipe", "stl10")
-    assert (stl10.size, stl10.view_size, stl10.epochs) == (96, 32, 400)
 
 
 @pytest.mark.parametrize(
@@ -95,101 +75,14 @@ def test_eta_is_the_papers(ratio: float, low: float, high: float) -> None:
     assert eta("cl") == eta("oracle") == [0.0] * 10
 
 
-def divided(*words: str, held_out: int = 20) -> dict[str, np.ndarray]:
-    labels = np.arange(400) % 4  # 100 of each class
-    return train.divide(labels, [False, True, False, True], options(*words), held_out)
-
-
 def counts(rows: np.ndarray) -> list[int]:
     return np.bincount(rows % 4, minlength=4).tolist()
-
-
-def test_only_training_images_of_the_named_classes_become_rare() -> None:
-    parts = divided("--per-class", "50", "--ratio", "0.1")
-    # Of 100, 20 test; of the rest 50 train, or a tenth of them.
-    assert {name: counts(rows) for name, rows in parts.items()} == {
-        "test": [20] * 4,
-        "train": [50, 5, 50, 5],
-    }
-    assert counts(divided("--ratio", "0.001")["train"]) == [80, 1, 80, 1]
-    everything = np.concatenate(list(divided("--ratio", "1").values()))
-    assert sorted(everything.tolist()) == list(range(400))
 
 
 # ---- Reading
 
 
-def picture(color: tuple[int, int, int], size: int = 8) -> np.ndarray:
-    return np.full((size, size, 3), color, dtype=np.uint8)
-
-
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
-
-
-@pytest.fixture
-def colors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> datasets.DatasetDict:
-    """Three classes, each of one color: 12 images to train and 6 to test."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    names = datasets.ClassLabel(names=["red", "green", "blue"])
-    features = datasets.Features({"image": datasets.Image(), "label": names})
-
-    def split(count: int) -> datasets.Dataset:
-        labels = [row % 3 for row in range(count)]
-        images = [picture((RED, GREEN, BLUE)[label]) for label in labels]
-        return datasets.Dataset.from_dict({"image": images, "label": labels}, features=features)
-
-    return datasets.DatasetDict(train=split(12), test=split(6))
-
-
-def write_tables(source: datasets.DatasetDict, folder: Path) -> str:
-    for split, rows in source.items():
-        rows.to_parquet(folder / f"{split}-00000-of-00001.parquet")
-    return str(folder)
-
-
-def test_images_are_read_in_their_colors(colors: datasets.DatasetDict, tmp_path: Path) -> None:
-    words = ["--data", write_tables(colors, tmp_path / "tables"), "--rare", "red", "--size", "8"]
-    found = train.read_images(options(*words))
-    assert [name for name, rare in zip(found.names, found.is_rare, strict=True) if rare] == ["red"]
-    shown = {"red": RED, "green": GREEN, "blue": BLUE}
-    for split, count in ((found.train, 1 + 4 + 4), (found.test, 6)):
-        assert split.pixels.shape == (count, 3, 8, 8)
-        for pixels, label in zip(split.pixels, split.labels, strict=True):
-            assert pixels[:, 4, 4].tolist() == list(shown[found.names[label]])
-
-
-def test_unknown_classes_are_refused(colors: datasets.DatasetDict, tmp_path: Path) -> None:
-    data = write_tables(colors, tmp_path / "tables")
-    with pytest.raises(SystemExit, match=r"\['dog'\]; the classes are \['red'"):
-        train.read_images(options("--data", data, "--rare", "dog", "red"))
-
-
-@pytest.fixture
-def stl10(colors: datasets.DatasetDict, tmp_path: Path) -> Path:
-    """Tables with an unlabeled split, and two training images whose label is null."""
-    folder = tmp_path / "stl10"
-    labels = [0, 1, 2] * 4
-    labels[4] = labels[8] = None
-    train_split = colors["train"].remove_columns("label").add_column("label", labels)
-    train_split.to_parquet(folder / "train-00000-of-00001.parquet")
-    colors["test"].to_parquet(folder / "test-00000-of-00001.parquet")
-    more = colors["train"].remove_columns("label")
-    more.to_parquet(folder / "unlabeled-00000-of-00001.parquet")
-    return folder
-
-
-def test_a_small_stl10_runs_and_refuses_what_needs_labels(stl10: Path, tmp_path: Path) -> None:
-    words = ["--data", str(stl10), "--recipe", "stl10", "--size", "16", "--view-size", "8"]
-    words += ["--widths", "4", "8", "--blocks", "1", "--batch", "8", "--epochs", "2"]
-    words += ["--positives", "2", "--shares", "1", "--out", str(tmp_path / "run")]
-    with pytest.raises(SystemExit, match="--loss true needs every label"):
-        train.main([*words, "--loss", "true"])
-    train.main(words)
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["training"][-1]["step"] == 2 * (24 // 8)
-    assert results["training"][-1]["mean_eta"] == pytest.approx(0.1)
-    assert [row["labels"] for row in results["probes"]] == [10, 10]
-    assert [row["top_5"] for row in results["probes"]] == [1, 1]
 
 
 @pytest.mark.real_data
@@ -205,124 +98,6 @@ def test_cifar_10_is_read_from_its_tables(
     assert np.bincount(found.test.labels).tolist() == [20] * 10
     means = found.train.pixels.float().mean(dim=(0, 2, 3)) / 255
     assert means.tolist() == pytest.approx([0.491, 0.482, 0.447], abs=0.03)
-
-
-# ---- Views
-
-
-def drawn(args: argparse.Namespace, step: int = 0, images: int = 2000) -> Views:
-    return draw_views(np.random.default_rng([0, step]), images, args)
-
-
-def test_views_are_a_function_of_the_step_and_differ_from_each_other() -> None:
-    one, same, other = (drawn(DIGITS, step, images=50) for step in (3, 3, 4))
-    for name in ("top", "height", "angle", "factors", "grayed"):
-        value = getattr(one, name)
-        assert torch.equal(value, getattr(same, name)), name
-        assert not torch.equal(value, getattr(other, name)), name
-        assert not torch.equal(value[0], value[1]), name
-
-
-def test_chances_are_kept() -> None:
-    views = drawn(CIFAR)
-    jittered = views.order[..., 0] >= 0
-    for happened, chance in (
-        (views.flipped, 0.5),
-        (jittered, 0.8),
-        (views.grayed, 0.2),
-        (views.blur_px > 0, 0.5),
-    ):
-        assert happened.float().mean().item() == pytest.approx(chance, abs=0.03)
-    assert (views.order[~jittered] == -1).all()
-    assert torch.equal(views.order[jittered].sort().values[0], torch.arange(4))
-    assert len(views.order[jittered].unique(dim=0)) == 24
-    low, high = views.factors.amin(dim=(0, 1)), views.factors.amax(dim=(0, 1))
-    torch.testing.assert_close(low, torch.tensor([0.6, 0.6, 0.6, -0.1]), atol=4e-3, rtol=0)
-    torch.testing.assert_close(high, torch.tensor([1.4, 1.4, 1.4, 0.1]), atol=4e-3, rtol=0)
-    assert views.blur_px.max() <= 2
-    assert (views.angle == 0).all()
-    digits = drawn(DIGITS)
-    assert not digits.flipped.any()
-    assert not digits.blur_px.any()
-    assert 0.34 < digits.angle.abs().max() <= 0.35
-
-
-SIZE = 12
-
-
-def pixels(images: int = 2, channels: int = 3) -> Tensor:
-    shape = (images, channels, SIZE, SIZE)
-    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(2)).byte()
-
-
-def plain_views(**changes: float) -> Views:
-    """Whole images as they are, but for the changes."""
-    whole = {"top": 0.0, "left": 0.0, "height": SIZE, "width": SIZE, "angle": 0.0, "blur_px": 0.0}
-    fields = {name: torch.full((2, 2), float(changes.get(name, x))) for name, x in whole.items()}
-    flipped = torch.full((2, 2), bool(changes.get("flipped", False)))
-    order, factors = torch.full((2, 2, 4), -1), torch.ones(2, 2, 4)
-    grayed = torch.zeros(2, 2, dtype=torch.bool)
-    return Views(flipped=flipped, order=order, factors=factors, grayed=grayed, **fields)
-
-
-def cropped(view_size: int = SIZE, **changes: float) -> Tensor:
-    views = plain_views(**changes)
-    return augment.crop(pixels() / 255, Views(*(value[0] for value in views)), view_size)
-
-
-def test_a_crop_is_scaled_up_as_interpolation_scales_it() -> None:
-    crop = (pixels() / 255)[:, :, 3:8, 1:8]
-    expected = functional.interpolate(crop, (SIZE, SIZE), mode="bilinear", align_corners=False)
-    found = cropped(top=3, left=1, height=5, width=7)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_flip_and_a_quarter_turn_are_what_they_are_called() -> None:
-    crop = {"top": 2, "left": 4, "height": 6, "width": 8}
-    flipped = cropped(**crop, flipped=True)
-    torch.testing.assert_close(flipped, cropped(**crop).flip(-1), atol=1e-5, rtol=1e-5)
-    turned = (pixels() / 255).rot90(1, (-2, -1))
-    torch.testing.assert_close(cropped(angle=math.pi / 2), turned, atol=1e-4, rtol=1e-4)
-
-
-def test_a_turn_of_the_hue_is_that_of_hsv() -> None:
-    images, turns = pixels(5) / 255, torch.tensor([0.0, 0.1, -0.1, 0.37, 0.5])
-    images[0, :, 0, 0] = 0.3  # gray has no hue
-    images[1, :, 0, 0] = 0.0
-    found = augment.hue(images, turns)
-    for image, turn, turned in zip(images, turns.tolist(), found, strict=True):
-        for pixel, new in zip(image.flatten(1).T.tolist(), turned.flatten(1).T, strict=True):
-            hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
-            expected = colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value)
-            assert new.tolist() == pytest.approx(expected, abs=2e-6)
-
-
-def test_the_blur_is_a_gaussian_over_three_pixels() -> None:
-    images, deviations = pixels(3) / 255, torch.tensor([0.0, 0.7, 2.0])
-    found = augment.blur(images, deviations)
-    assert torch.equal(found[0], images[0])
-    for image, deviation, blurred in zip(images[1:], (0.7, 2.0), found[1:], strict=True):
-        line = torch.tensor([math.exp(-0.5 * (step / deviation) ** 2) for step in (-1, 0, 1)])
-        line /= line.sum()
-        kernel = (line.view(3, 1) * line).expand(3, 1, 3, 3)
-        padded = functional.pad(image.unsqueeze(0), (1, 1, 1, 1), mode="reflect")
-        torch.testing.assert_close(blurred, functional.conv2d(padded, kernel, groups=3)[0])
-
-
-def test_each_image_is_changed_in_its_own_order() -> None:
-    images = pixels(3) / 255
-    order = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0], [-1, -1, -1, -1]])
-    factors = torch.tensor([[1.3, 0.7, 1.2, 0.1]]).expand(3, 4)
-    found = augment.jitter_colors(images, order, factors)
-    steps = [augment.brightness, augment.contrast, augment.saturation, augment.hue]
-    for image, turns, result in zip(images, order.tolist(), found, strict=True):
-        expected = image.unsqueeze(0)
-        for number in turns:
-            if number >= 0:
-                expected = steps[number](expected, factors[0, number : number + 1])
-        torch.testing.assert_close(result, expected[0])
-    assert not torch.equal(found[0], found[1])
-    assert torch.equal(found[2], images[2])
 
 
 # ---- Loss
@@ -380,12 +155,6 @@ def test_further_views_estimate_the_correction_and_are_no_negatives() -> None:
     torch.testing.assert_close(found, torch.stack(terms).mean())
 
 
-def test_without_eta_the_loss_is_simclrs() -> None:
-    z = unit_vectors()
-    expected = NTXentLoss(temperature=0.5)(z.flatten(0, 1), torch.arange(B).repeat(2))
-    torch.testing.assert_close(loss_of(z, torch.zeros(3), "--loss", "cl"), expected)
-
-
 def test_the_oracle_removes_images_of_the_anchors_class() -> None:
     z = unit_vectors().flatten(0, 1)
     partner = torch.arange(2 * B).roll(B)
@@ -434,15 +203,6 @@ def test_two_processes_find_the_loss_and_gradients_of_one(tmp_path: Path) -> Non
 
 
 # ---- Whole runs
-
-
-def test_each_view_has_its_own_batch_norm_where_asked() -> None:
-    images = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(7))
-    words = ["--widths", "4", "8", "--size", "8"]
-    one, each = (train.build_encoder(options(*words, "--forwards", x)) for x in ("one", "each"))
-    alone = torch.cat([one(images[:4]), one(images[4:])])
-    torch.testing.assert_close(each(images), alone)
-    assert not torch.allclose(one(images), alone, atol=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -494,55 +254,6 @@ def test_a_killed_run_goes_on_to_the_same_weights(run: Path, tmp_path: Path) -> 
         assert torch.equal(weight, states[1]["encoder"][name]), name
     probes = [json.loads((path / "results.json").read_text())["probes"] for path in (run, tmp_path)]
     assert probes[0] == probes[1]
-
-
-# ---- Probes
-
-
-def labeled(per_class: int, seed: int) -> probe.Labeled:
-    rng = np.random.default_rng(seed)
-    labels = np.arange(3 * per_class) % 3
-    return probe.Labeled(4 * np.eye(3)[labels] + rng.standard_normal((len(labels), 3)), labels)
-
-
-def test_labels_are_drawn_class_by_class_and_of_each_at_least_one() -> None:
-    labels = np.repeat(np.arange(3), (100, 10, 2))
-    rows = probe.draw_labeled(labels, 0.2, np.random.default_rng(0))
-    assert np.bincount(labels[rows]).tolist() == [20, 2, 1]
-    assert probe.draw_labeled(labels, 1.0, np.random.default_rng(0)).tolist() == list(range(112))
-
-
-def test_probes_know_well_separated_classes() -> None:
-    splits = labeled(100, 0), labeled(100, 2)
-    rows = list(probe.probe_by_fraction(*splits, [True, False, False], [0.01, 1.0], 0))
-    drawn = [(row["fraction"], row["draw"], row["labels"]) for row in rows]
-    assert drawn == [(0.01, 0, 3), (0.01, 1, 3), (0.01, 2, 3), (1.0, 0, 300)]
-    # Centers are 4 sqrt(2) apart, noise is 1: a pair is confused at 0.0023, three classes below.
-    assert rows[-1]["accuracy"] > 0.98
-    assert rows[-1]["accuracy"] == pytest.approx(rows[-1]["mean_recall"])  # classes of one size
-    assert rows[-1]["top_5"] == 1
-    assert list(probe.probe_by_fraction(*splits, [True, False, False], [0.01, 1.0], 0)) == rows
-    (last,) = probe.probe_by_fraction(*splits, [False] * 3, [1.0], 0)
-    assert math.isnan(last["recall_rare"])
-    assert last["mean_recall"] == last["recall_whole"] == rows[-1]["mean_recall"]
-
-
-def test_no_label_outside_the_share_chooses_the_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = labeled(30, 0), labeled(10, 1)
-    fitted = []
-    fit = probe._fit
-
-    def watched(features: np.ndarray, labels: np.ndarray, penalty: float) -> Any:
-        fitted.append((len(labels), penalty))
-        return fit(features, labels, penalty)
-
-    monkeypatch.setattr(probe, "_fit", watched)
-    list(probe.probe_by_fraction(*splits, [False] * 3, [0.1], 0))
-    # Three labels a class: each fold leaves one of each out; then all nine at the chosen penalty.
-    assert [count for count, _ in fitted] == ([6] * 15 + [9]) * 3
-    fitted.clear()
-    list(probe.probe_by_fraction(*splits, [False] * 3, [0.01], 0))
-    assert fitted == [(3, probe.ONE_LABEL_PENALTY)] * 3
 
 
 # ---- Ratios, losses and seeds

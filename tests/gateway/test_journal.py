@@ -3,7 +3,6 @@
 import sqlite3
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -82,20 +81,6 @@ def test_a_failure_holds_up_one_image_alone_and_later_makes_it_stuck(journal: Jo
     assert (journal.entry("c"), journal.state("c")) == (None, None)
 
 
-def test_an_image_is_given_up_when_it_has_failed_for_so_long(
-    journal: Journal, clock: list[float]
-) -> None:
-    journal.add("a", "1", "CR")
-    for clock[0], is_stuck in ((1100, False), (1159, False), (1160, True)):
-        assert journal.failed(journal.entry("a"), "fault", 0, give_up_s=60) == is_stuck
-    assert journal.troubles() == [("a", "stuck", "fault", 3)]
-    clock[0] = 1200
-    journal.retry()
-    assert not journal.failed(journal.entry("a"), "fault", 0, give_up_s=60)  # counted from here
-    journal.answered("a", "{}", 1201)
-    assert (journal.entry("a").attempts, journal.entry("a").failing_since) == (0, None)
-
-
 def test_images_are_taken_up_in_the_order_in_which_they_wait(
     journal: Journal, clock: list[float]
 ) -> None:
@@ -115,12 +100,6 @@ def test_images_are_taken_up_in_the_order_in_which_they_wait(
     assert journal.oldest_waiting_s() == 0
 
 
-def test_threads_share_a_journal(journal: Journal) -> None:
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(journal.add, "a", "1", "CR").result()
-    assert journal.state("a") == "received"
-
-
 def test_a_step_that_fails_has_changed_nothing_and_holds_nothing_up(journal: Journal) -> None:
     journal.add("a", "1", "CR")
     journal.answered("a", "{}", 1.0)
@@ -129,16 +108,6 @@ def test_a_step_that_fails_has_changed_nothing_and_holds_nothing_up(journal: Jou
     assert (journal.state("a"), journal.unsent("a")) == ("answered", [])
     journal.built("a", ["1.1"])
     assert (journal.state("a"), journal.unsent("a")) == ("built", ["1.1"])
-
-
-def test_stuck_images_go_on_from_where_they_were(journal: Journal) -> None:
-    journal.add("a", "1", "CR")
-    journal.answered("a", "{}", 1.0)
-    journal.failed(journal.entry("a"), "fault", 0, 0)
-    assert journal.state("a") == "stuck"
-    assert journal.retry("b") == 0
-    journal.retry("a")
-    assert journal.state("a") == "answered"
 
 
 def test_what_was_forgotten_is_new_again(journal: Journal, clock: list[float]) -> None:
@@ -158,14 +127,6 @@ def test_what_was_forgotten_is_new_again(journal: Journal, clock: list[float]) -
     journal.built("abc", ["1.1"])
     journal.forget("abc")
     assert journal.unsent("abc") == []
-
-
-def test_an_image_with_the_content_of_another_is_done_with_it(journal: Journal) -> None:
-    for digest in ("a", "b"):
-        journal.add(digest, "1", "CR")
-        journal.answered(digest, "{}", 1.0)
-        journal.built(digest, ["1.1"])
-    assert (journal.unsent("a"), journal.unsent("b")) == (["1.1"], [])
 
 
 def test_every_commit_is_durable_before_it_returns(journal: Journal) -> None:

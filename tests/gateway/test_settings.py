@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from api.settings import read_service_settings
-from gateway.settings import GatewaySettings, read_gateway_settings
+from gateway.settings import read_gateway_settings
 from medclip_dcl.errors import ConfigError
 
 FILE = Path("configs/gateway.yaml")
@@ -53,7 +53,3 @@ def test_what_is_wrong_is_named(given: dict[str, object], fault: str, tmp_path: 
 def test_listening_beyond_loopback_is_said() -> None:
     environment = {"MEDCLIP_GATEWAY_HOST": "0.0.0.0", "MEDCLIP_GATEWAY_PLAIN": "true"}
     assert read_gateway_settings(FILE, environment).host == "0.0.0.0"
-
-
-def test_every_setting_says_what_it_means() -> None:
-    assert all(field.description for field in GatewaySettings.model_fields.values())

@@ -75,11 +75,6 @@ def state(gateway, position: int = 0):
     return rows[position]
 
 
-def test_waiting_doubles_up_to_ten_minutes() -> None:
-    assert [stages.waiting_s(number) for number in range(4)] == [1, 2, 4, 8]
-    assert stages.waiting_s(10) == stages.waiting_s(10_000) == 600
-
-
 def test_a_pacs_that_is_down_or_takes_a_part_gets_the_rest_later(gateway, pacs) -> None:
     health = f"http://127.0.0.1:{gateway.metrics_port}/health"
     pacs.down = True
@@ -269,13 +264,6 @@ def test_a_service_that_is_too_busy_for_an_image_is_asked_again(
     assert state(gateway) == ("received", "service_deadline")
     service.status = 200
     wait_until(lambda: state(gateway) == ("done", ""))
-
-
-def test_an_image_that_takes_too_long_to_decode_is_refused(gateway, service, monkeypatch) -> None:
-    monkeypatch.setattr(service, "status", 422)
-    monkeypatch.setattr(service, "code", "deadline")
-    assert send(gateway.port, [radiograph(21)]) == [0]
-    wait_until(lambda: state(gateway) == ("refused", "deadline"))
 
 
 def test_a_rotated_key_is_read_without_a_restart(tmp_path, service, monkeypatch) -> None:

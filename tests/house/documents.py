@@ -9,11 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydicom.uid import UID, ExplicitVRLittleEndian
-from pynetdicom.sop_class import Verification
-
-from gateway import destinations, listener
-from medclip_dcl.data.dicom import metadata, reader
 from medclip_dcl.likelihood.settings import EtaConfig
 from pipelines.false_negatives import (
     PAPER_BATCH,
@@ -24,7 +19,6 @@ from pipelines.false_negatives import (
 )
 
 ROOT = Path(__file__).parents[2]
-CONTRACT = "docs/artifacts.md"
 REAL_STUDIES = "docs/results/real_studies.md"
 RESULTS = ROOT / "benchmarks" / "results"
 RESULT_PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
@@ -44,51 +38,20 @@ def false_negatives_table() -> str:
     return "\n".join([_row(*head), "|---" * len(head) + "|", *(_row(*row) for row in rows)])
 
 
-def tags_table() -> str:
-    """DICOM tags that are read, by what they are read for and what is kept of them."""
-    rows = ["| tags | read for | kept as |", "|---|---|---|"]
-    uses: dict[str, list[str]] = {}
-    for name in metadata.TAGS.values():
-        uses.setdefault(name, []).append("the list of a folder's images")
-    for name in (*reader.PUBLIC_TAGS, *reader.PIXEL_TAGS):
-        uses.setdefault(name, []).append("the picture")
-    kept = dict.fromkeys(reader.PUBLIC_TAGS, "code string") | {
-        "SOPInstanceUID": "`image_id`",
-        "StudyInstanceUID": "`study_id`",
-        "PatientID": "keyed hash, `subject_id`",
-        "ViewPosition": "`view`",
-    }
-    tags: dict[tuple[str, str], list[str]] = {}
-    for name, readers in uses.items():
-        tags.setdefault((", ".join(readers), kept.get(name, "not kept")), []).append(f"`{name}`")
-    rows += [_row(", ".join(names), *facts) for facts, names in tags.items()]
-    return "\n".join(rows)
-
-
-def conformance_table() -> str:
-    """SOP classes of the gateway, and the transfer syntaxes that it receives."""
-    rows = [_row("SOP class", "UID", "role"), "|---|---|---|"]
-    rows.append(_row(Verification.name, str(Verification), "SCP"))
-    rows += [_row(uid.name, str(uid), "SCP") for uid in listener.ACCEPTED]
-    rows += [_row(uid.name, str(uid), "SCU, STOW-RS") for uid in destinations.SENT]
-    rows += ["", _row("transfer syntax of images", "UID"), "|---|---|"]
-    rows += [_row(UID(uid).name, uid) for uid in metadata.SYNTAXES]
-    written = f"{ExplicitVRLittleEndian.name} ({ExplicitVRLittleEndian})"
-    return "\n".join([*rows, "", f"What is sent is written in {written}."])
-
-
 def mutants_table() -> str:
-    """One row per room: how many of the mutants of each draw that change something are noticed."""
-    rows = [_row("room", "first draw", "fresh draws"), "|---|---|---|"]
-    kept = json.loads((RESULTS / "mutants.json").read_text("utf-8"))
-    for room, draws in kept["rooms"].items():
-        cells: dict[bool, list[str]] = {False: [], True: []}
-        for _, found in sorted(draws.items()):
-            noticed, changing = found["killed"] + found["timeout"], found["drawn"]
-            changing -= found["equivalent"]
-            missed = "" if found["met"] else " (missed)"
-            cells[bool(found["without_seed"])].append(f"{noticed} of {changing}{missed}")
-        rows.append(_row(room, ", ".join(cells[False]), ", ".join(cells[True])))
+    """One row per kind of draw: how many of the mutants that change something are noticed."""
+    rooms = json.loads((RESULTS / "mutants.json").read_text("utf-8"))["rooms"]
+    rows = [_row("draw", "noticed", "rooms and draws below the target"), "|---|---|---|"]
+    for title, fresh in (("first", False), ("fresh", True)):
+        noticed, changing, below = 0, 0, []
+        for room, draws in rooms.items():
+            for found in draws.values():
+                if bool(found["without_seed"]) is fresh:
+                    one, all_ = found["killed"] + found["timeout"], found["drawn"]
+                    all_ -= found["equivalent"]
+                    noticed, changing = noticed + one, changing + all_
+                    below += [f"{room}, {one} of {all_} (missed)"] * (not found["met"])
+        rows.append(_row(title, f"{noticed} of {changing}", "; ".join(below) or "none"))
     return "\n".join(rows)
 
 
@@ -168,18 +131,16 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-BATCHES = (32, 64, 128, 256, 512, 1024, 4096)
+BATCHES = (64, 512, 4096)
 """Global batches of the table of false negatives."""
 
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "false_negatives": ("configs/README.md", false_negatives_table),
-    "tags": (CONTRACT, tags_table),
     "mutants": ("docs/results/reliability.md", mutants_table),
     "real_studies": (REAL_STUDIES, real_studies_table),
     "real_primary": (REAL_STUDIES, real_primary_table),
     "real_findings": (REAL_STUDIES, real_findings_table),
     "real_questions": (REAL_STUDIES, real_questions_table),
-    "gateway_dicom": ("gateway/README.md", conformance_table),
 }
 
 
@@ -195,27 +156,25 @@ def with_runs(text: str) -> str:
     """Put command, machine and day below each `<!-- runs: FILE COMMAND [at TAG]; ... -->`."""
     return re.sub(
         r"(<!-- runs: ([^\n]*) -->\n).*?(<!-- end of table -->)",
-        lambda match: f"{match[1]}{_runs_table(match[2])}\n{match[3]}",
+        lambda match: f"{match[1]}{_runs(match[2])}\n{match[3]}",
         text,
         flags=re.DOTALL,
     )
 
 
-def _runs_table(runs: str) -> str:
-    rows = ["| command | machine | day | kept |", "|---|---|---|---|"]
+def _runs(runs: str) -> str:
+    lines = []
     for run in runs.split("; "):
         file, command = run.split(" ", 1)
-        kept_facts = json.loads((RESULTS / file).read_text("utf-8"))
-        facts = kept_facts["machine"]
+        kept = json.loads((RESULTS / file).read_text("utf-8"))
+        facts = kept["machine"]
         cores = f"{facts['cores']} core{'s' * (facts['cores'] > 1)} of {facts['processor']}"
-        version = facts["packages"]["torch"].partition("+")[0]
-        machine = f"{facts['accelerator'] or cores}, torch {version}"
-        kept = f"[{file}](../../benchmarks/results/{file})"
+        machine = f"{facts['accelerator'] or cores}, {facts.get('date', '')}"
         command, at, tag = command.partition(" at ")  # a study whose code has left the tree
-        written = kept_facts.get("command", f"python -m benchmarks.{command}")
-        shown = f"`{written}` at `{tag}`" if at else f"`{written}`"
-        rows.append(_row(shown, machine, facts.get("date", ""), kept))
-    return "\n".join(rows)
+        shown = f"`{kept.get('command', f'python -m benchmarks.{command}')}`"
+        shown += f" at `{tag}`" * bool(at)
+        lines.append(f"[{file}](../../benchmarks/results/{file}): {shown}, {machine}")
+    return "\n".join(lines if len(lines) == 1 else [f"- {line}" for line in lines])
 
 
 def _row(*cells: str) -> str:

@@ -9,7 +9,6 @@ FORBIDDEN = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "b
 OF_EVERY_JOB = {"main", "build", "command"}
 LONGEST_MODULE = 450
 LONGER = {
-    "benchmarks/reliability/kills.py",
     "benchmarks/reliability/privacy.py",
     "benchmarks/reliability/soak.py",
 }

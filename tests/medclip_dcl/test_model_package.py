@@ -6,7 +6,7 @@ import torch
 
 from medclip_dcl.artifact import make_fingerprint
 from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
+from medclip_dcl.errors import ArtifactCorrupt
 from medclip_dcl.files import write_text
 from medclip_dcl.model_package import (
     ARTIFACT,
@@ -65,9 +65,3 @@ def test_a_changed_byte_is_refused(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace('"seed": 5', '"seed": 6'))
     with pytest.raises(ArtifactCorrupt, match=r"config\.json"):
         read_model_package(path)
-
-
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    model = read_model_package(publish(tmp_path / "model", weight=float("nan")))
-    with pytest.raises(CheckpointError, match=r"gamma .* is not finite"):
-        model.weights()

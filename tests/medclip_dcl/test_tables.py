@@ -21,12 +21,6 @@ def test_rows_come_back_in_order(tmp_path: Path) -> None:
     assert read_table(tmp_path, FORM, ["value"]).column_names == ["value"]
 
 
-def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
-    (tmp_path / "two").mkdir()
-    one, two = write_table(tmp_path, FORM, ROWS), write_table(tmp_path / "two", FORM, ROWS)
-    assert one.read_bytes() == two.read_bytes()
-
-
 @pytest.mark.parametrize("row", [{"id": "a"}, {"id": "a", "value": 1.0, "more": 2}])
 def test_row_with_other_columns_is_refused(tmp_path: Path, row: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="exactly the columns"):

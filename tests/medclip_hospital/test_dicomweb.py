@@ -71,17 +71,6 @@ def test_pages_are_read_to_the_empty_one_and_repeats_counted_once() -> None:
     assert answer.passes[0]["StudyDate"] == "20260101-20260131"
 
 
-def test_an_archive_that_knows_no_offset_ends() -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        is_series = request.url.path.endswith("/series")
-        return httpx.Response(
-            200, json=[row(study="1", series="2") if is_series else row(instance="3")]
-        )
-
-    with archive(answer) as web:
-        assert web.images(["DX"]) == [ArchivedImage("1", "2", "3")]
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -168,11 +157,6 @@ def test_stored_objects_are_counted(status: int, tree: dict[str, Any]) -> None:
 def test_a_malformed_url_is_named(kind: type) -> None:
     with pytest.raises(ServiceError, match=r"http://127\.0\.0\.1:80x.*Invalid port"):
         kind("http://127.0.0.1:80x")
-
-
-def test_an_image_without_objects_sends_the_archive_nothing() -> None:
-    with archive(lambda _: httpx.Response(400)) as web:
-        web.store({})  # a presentation state is made where there is a box
 
 
 @pytest.mark.parametrize(

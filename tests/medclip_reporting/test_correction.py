@@ -75,18 +75,6 @@ def test_eta_without_likelihoods_has_no_chart_of_them(tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_label_table_without_a_training_study_is_no_truth(tmp_path):
-    work = write_texts(tmp_path / "work")
-    folder = manifest.ARTIFACT.at(work)
-    forms = (manifest.IMAGES, manifest.REPORTS, manifest.BOXES, manifest.REJECTS)
-    tables = {form: read_table(folder, form).to_pylist() for form in forms}
-    tables[manifest.STUDY_LABELS] = []
-    commit_tables(work, manifest.ARTIFACT, tables)
-    view = describe_eta(sources(work))
-    assert "Is it right?" not in [chart["title"] for chart in view["charts"]]
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_the_generator_s_truth_goes_before_labels(work, view):
     rho = {text_key(text): 0.1 for text in TEXTS}
     found = caption(describe_eta(sources(work, rho)), "Is it right?")
@@ -94,11 +82,6 @@ def test_the_generator_s_truth_goes_before_labels(work, view):
     assert "median of eta / rho 0.5" in found
     assert "by a factor of 2." in found
     assert "label table" in caption(view, "Is it right?")
-
-
-def test_truth_that_names_no_sentence_of_the_corpus_breaks_nothing(work):
-    view = describe_eta(sources(work, {"0" * 32: 0.1}))
-    assert "of 0 sentences" in caption(view, "Is it right?")
 
 
 def test_sentences_are_listed_unless_the_report_is_private(work, view):
@@ -155,10 +138,3 @@ def test_a_suspect_is_another_study_s_image_of_the_same_kind(
             in {int(studies.text_of[studies.sentences.pick([study], [at])[0]]) for at in (0.0, 0.6)}
         }
         assert sayers == {relation_kind}
-
-
-def test_a_batch_is_no_larger_than_the_corpus(
-    corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
-) -> None:
-    assert audited(corpus, size=64)[0]["negatives"] == 24 * 23
-    assert audited(corpus, size=2)[0]["negatives"] == 2

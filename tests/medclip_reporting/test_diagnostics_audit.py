@@ -38,7 +38,3 @@ def test_sentences_of_one_eta_stay_together() -> None:
     parts = audit_parts(np.full(50, 0.05), np.full(50, 0.05), np.ones(50, dtype=np.int64), 63)
     assert len(parts) == 1
     assert parts[0].expected == parts[0].real == pytest.approx(63 * 0.05)
-
-
-def test_nothing_said_has_no_parts() -> None:
-    assert audit_parts(ETA, RHO, np.zeros(5, dtype=np.int64), 63) == []

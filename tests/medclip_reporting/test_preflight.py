@@ -9,7 +9,7 @@ import pytest
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactCorrupt
-from medclip_reporting.preflight import ARTIFACT, NOT_BY_PATIENT, preflight_table, read_preflight
+from medclip_reporting.preflight import ARTIFACT, preflight_table, read_preflight
 
 TREE: dict[str, Any] = {
     "source": {},
@@ -34,12 +34,6 @@ def test_the_table_has_a_row_per_step_and_code_and_ends_with_the_verdict() -> No
     assert (empty, rest) == ("", ["", f"{verdict}FAULTS"])
     clean = TREE | {"verdict": TREE["verdict"] | {"clean": True}}
     assert preflight_table(clean).endswith(f"{verdict}clean")
-
-
-def test_splits_that_are_not_by_patient_are_named() -> None:
-    assert NOT_BY_PATIENT not in preflight_table(TREE)
-    unknown = TREE | {"source": {"by_patient": False}}
-    assert NOT_BY_PATIENT in preflight_table(unknown).splitlines()
 
 
 def written(folder: Path, tree: object) -> Artifact:

@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
-from medclip_dcl.errors import StudyError
 from medclip_sources.dicom_folder import hash_patient, read_dicom_folder
 from testing.dicom import dicom_bytes, ramp
 
@@ -70,8 +67,3 @@ def test_patients_are_named_by_a_keyed_hash_alone(tmp_path: Path) -> None:
     assert subjects["1.5.3"] != subjects["1.5.1"]
     assert hash_patient(b"MRN7", b"") != hash_patient(b"MRN7", b"secret")
     assert "MRN" not in repr(raw)
-
-
-def test_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="not a folder"):
-        read_dicom_folder(tmp_path / "none", SETTINGS, Path)

@@ -11,7 +11,6 @@ from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from medclip_dcl.data import manifest
@@ -153,11 +152,6 @@ def test_splits_are_mapped_or_left_out(tmp_path: Path, forms: Path) -> None:
         read(tmp_path, forms / "saved", splits={"any": "train"}, **anonymous)
 
 
-def test_a_single_split_is_split_by_patient(tmp_path: Path) -> None:
-    split_of([0, 1]).save_to_disk(str(tmp_path / "one"))
-    assert read(tmp_path / "work", tmp_path / "one")[0].raw.splits == {}
-
-
 def test_a_config_of_several_is_named(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     lines = []
@@ -294,15 +288,6 @@ def test_a_killed_copy_goes_on_with_the_next_file(
     assert written == []
 
 
-def test_copied_rows_whose_bytes_changed_are_copied_again(tmp_path: Path, forms: Path) -> None:
-    _, root = read(tmp_path / "work", forms / "parquet", materialise=True)
-    shard = root / "train-00000.arrow"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole.replace(b"FINDINGS", b"FINDING5"))
-    read(tmp_path / "work", forms / "parquet", materialise=True)
-    assert shard.read_bytes() == whole
-
-
 def test_every_decoding_feature_is_switched_off_or_refused() -> None:
     tree = datasets.Features(
         {
@@ -394,23 +379,6 @@ def test_a_full_disk_is_said_and_no_hub_is_blamed(
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
     with pytest.raises(ArtifactUnwritable, match="set could not be written: No space"):
         read(tmp_path / "work", tmp_path / "set", **HUB)
-
-
-def test_offline_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(HubError, match="HF_HUB_OFFLINE"):
-        read(tmp_path / "work", tmp_path / "set", **HUB)
-
-
-def test_rows_whose_types_differ_are_refused(tmp_path: Path) -> None:
-    """A text where numbers were: the copy ends with the row, and keeps what it has."""
-    (tmp_path / "set").mkdir()
-    lines = [json.dumps({"who": "a", "text": "FINDINGS: x"}), "{not json"]
-    (tmp_path / "set/train.jsonl").write_text("\n".join(lines))
-    columns = {"subject_id": "who", "report": "text"}
-    with pytest.raises(StudyError, match="cannot be read"):
-        read(tmp_path / "work", tmp_path / "set", materialise=True, columns=columns)
-    assert pa.types.is_struct(huggingface._IMAGE)
 
 
 def test_terms_and_missing_patients_reach_manifest_and_card(tmp_path: Path, forms: Path) -> None:

@@ -26,8 +26,6 @@ from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_sources.labels import label_table
 from medclip_sources.open_i import read_headings, read_open_i
 from medclip_sources.readers import read_source
-from pipelines.config import load_config
-from testing.open_i import write_csv_form
 
 TEST_DATA = os.environ.get("TEST_DATA")
 needs_data = pytest.mark.skipif(not TEST_DATA, reason="TEST_DATA names no folder of real data")
@@ -158,14 +156,6 @@ def test_one_name_may_stand_for_two_findings(tmp_path: Path) -> None:
     assert found == {"s1": dict.fromkeys(names, 1), "s2": dict.fromkeys(names, 0)}
 
 
-def test_names_of_no_finding_are_counted_once_each(tmp_path: Path) -> None:
-    lists = [["Edema", "pacemaker"], ["PACEMAKER", "rib"], ["No Indexing"], None]
-    labels_of(tmp_path, {"found": lists}, "found")
-    columns = {"study_id": "study", "subject_id": "who", "report": "text", "labels": "found"}
-    source = SourceConfig(kind="table", root=str(tmp_path), table="t.parquet", columns=columns)
-    assert read_source(source, Path).raw.counts == {"unknown_labels": 2}
-
-
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
@@ -208,20 +198,6 @@ def test_what_names_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("study_id,oedema\ns1,1\n")
     with pytest.raises(StudyError, match=r"findings, only \['study_id', 'oedema'\]"):
         labels_of(tmp_path, {}, None, labels="l.csv")
-
-
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        ("source.columns.labels.Hernia=h", "'Hernia'. are not in findings"),
-        ("source.columns.view.Edema=h", r"name one column each for \['view'\]"),
-        ('source.label_names={"edema": ["e"]}', "'edema'. are not in findings"),
-    ],
-)
-def test_settings_that_name_no_finding_are_refused(tmp_path: Path, key: str, message: str) -> None:
-    (tmp_path / "c.yaml").write_text(f"work: {tmp_path}\n")
-    with pytest.raises(ConfigError, match=message):
-        load_config(tmp_path / "c.yaml", [key])
 
 
 @pytest.mark.parametrize(
@@ -285,32 +261,6 @@ def test_open_i_s_headings_agree_with_other_people_s_labels(tmp_path: Path) -> N
         assert (agree - chance) / (1 - chance) > 0.85, (finding, agree)
 
 
-@needs_data
-def test_the_problems_of_open_i_are_a_column_that_lists(tmp_path: Path) -> None:
-    folder = Path(TEST_DATA or "") / "openi"
-    settings = {
-        "kind": "table",
-        "root": str(folder),
-        "table": str(folder / "reports.jsonl"),
-        "columns": {
-            "study_id": "uid",
-            "subject_id": "uid",
-            "findings": "findings",
-            "impression": "impression",
-            "labels": "problems",
-        },
-        "label_names": {"Fracture": ["Fractures, Bone"], "Edema": ["Pulmonary Edema"]},
-    }
-    found = manifest_labels(tmp_path, settings)
-    lines = (folder / "reports.jsonl").read_text(encoding="utf-8").splitlines()
-    for finding, problem in (("Fracture", "Fractures, Bone"), ("Edema", "Pulmonary Edema")):
-        expected = sum(problem in json.loads(line)["problems"] for line in lines)
-        assert len(found) == sum(
-            "No Indexing" not in json.loads(line)["problems"] for line in lines
-        )
-        assert sum(row[finding] for row in found.values()) == expected
-
-
 def test_a_source_names_its_own_findings(tmp_path: Path) -> None:
     added = {"found": [["Tuberculosis"], ["hernia", "nodule"], [], None]}
     own = {"findings": ["Nodule", "Tuberculosis", "Hernia"]}
@@ -345,16 +295,3 @@ def test_labels_are_read_by_the_findings_of_their_manifest(tmp_path: Path) -> No
 def test_findings_have_names_of_their_own(settings: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SourceConfig.model_validate(settings)
-
-
-def test_labels_that_a_release_has_are_checked_against_the_findings(tmp_path: Path) -> None:
-    write_csv_form(tmp_path)
-    settings = {"kind": "open_i", "findings": ["Cardiomegaly", "Nodule"]}
-    with pytest.raises(ConfigError, match=r"\['Nodule'\], which the labels of kind open_i"):
-        manifest_labels(tmp_path, settings)
-
-
-def test_ids_may_stand_within_other_letters(tmp_path: Path) -> None:
-    (tmp_path / "labels.csv").write_text("number,Edema\n1,1\n3,0\n9,1\n")
-    found = labels_of(tmp_path, {}, None, labels="labels.csv", label_id="s{number}")
-    assert found == {"s1": {"Edema": 1}, "s3": {"Edema": 0}}

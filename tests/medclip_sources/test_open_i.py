@@ -9,7 +9,6 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from medclip_dcl.data.records import stamp
 from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import StudyError
@@ -127,41 +126,6 @@ def test_rows_of_json_with_other_images_are_refused(tmp_path: Path, images: list
         read_open_i(tmp_path)
 
 
-def test_without_list_of_projections_views_are_blank(tmp_path: Path) -> None:
-    write_xml_form(tmp_path)
-    raw = read_open_i(tmp_path)
-    reasons = [item.reason for item in select(raw, SETTINGS).rejects]
-    assert reasons.count("no_view") == 3
-    kept = select(raw, SETTINGS.model_copy(update={"frontal_views": (*SETTINGS.frontal_views, "")}))
-    assert len(kept.images) == 2
-
-
-def test_reports_alone_are_a_source_of_text(tmp_path: Path) -> None:
-    write_xml_form(tmp_path)
-    for image in (tmp_path / "NLMCXR_png").iterdir():
-        image.unlink()
-    raw = read_open_i(tmp_path)
-    assert not raw.has_images
-    assert sorted(select(raw, SETTINGS).texts) == ["CXR1", "CXR10"]
-
-
-def test_image_that_is_not_there_is_missing(tmp_path: Path) -> None:
-    write_xml_form(tmp_path)
-    write_projections(tmp_path)
-    (tmp_path / "NLMCXR_png/CXR1_1_IM-0001-4001.png").unlink()
-    raw = read_open_i(tmp_path)
-    reasons = {item.id: item.reason for item in select(raw, SETTINGS).rejects}
-    assert reasons["1_IM-0001-4001"] == "missing_image"
-
-
-def test_report_that_is_written_anew_changes_the_stamp(tmp_path: Path) -> None:
-    write_xml_form(tmp_path)
-    before = stamp(read_open_i(tmp_path))
-    path = tmp_path / "NLMCXR_reports/ecgen-radiology/10.xml"
-    path.write_text(path.read_text().replace("Clear.", "Cloudy."))
-    assert stamp(read_open_i(tmp_path)) != before
-
-
 @pytest.mark.real_data
 def test_real_reports_survive_both_forms(tmp_path: Path, test_data: Path) -> None:
     lines = (test_data / "openi/reports.jsonl").read_text(encoding="utf-8").splitlines()
@@ -192,8 +156,3 @@ def test_real_reports_survive_both_forms(tmp_path: Path, test_data: Path) -> Non
     raw = read_open_i(tmp_path / "c")
     views = Counter(image.view for image in raw.images)
     assert views == {"FRONTAL": 2380, "LATERAL": 2263}
-
-
-def test_folder_with_neither_form_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="indiana_reports"):
-        read_open_i(tmp_path)

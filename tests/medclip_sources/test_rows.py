@@ -14,9 +14,8 @@ from PIL import Image
 
 from medclip_dcl.data import manifest, prepared, row_images
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.manifest import split_patients
 from medclip_dcl.data.records import Source
-from medclip_dcl.data.row_images import file_of, image_source, row_name, take_field
+from medclip_dcl.data.row_images import image_source, take_field
 from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import ConfigError, StudyError
@@ -250,21 +249,6 @@ def test_what_must_be_said_is_asked_for(
         read(tmp_path, [{"who": "a", "x": b"1"}], **changes)
 
 
-def test_without_patients_the_tables_splits_count(tmp_path: Path) -> None:
-    content = [{"x": picture(n), "at": "valid" if n else "train"} for n in range(3)]
-    columns = {"image": "x", "subject_id": "", "split": "at"}
-    source = read(
-        tmp_path,
-        content,
-        columns=columns,
-        subject="none",
-        frontal_views=("AP", "PA", "FRONTAL", ""),
-    )
-    settings = SourceConfig(kind="table", columns={"image": "x"})
-    splits = split_patients(source, select(source.raw, settings), settings)
-    assert list(splits.values()) == ["train", "validate", "validate"]
-
-
 @pytest.mark.parametrize(
     "metadata",
     [
@@ -282,22 +266,6 @@ def test_metadata_of_other_people_s_are_refused(tmp_path: Path, metadata: str) -
     content = content.replace_schema_metadata({"huggingface": metadata})
     with pytest.raises(StudyError, match=r"huggingface|ClassLabel|ArrowIndexError"):
         read(tmp_path, content, columns={"report": "r", "view": "l"})
-
-
-@pytest.mark.parametrize("features", ["[]", "{}", '{"l": []}', '{"l": 1}', "3"])
-def test_features_that_name_nothing_change_nothing(tmp_path: Path, features: str) -> None:
-    content = pa.table({"who": ["a"], "l": ["PA"], "r": ["text"]})
-    metadata = f'{{"info": {{"features": {features}}}}}'
-    content = content.replace_schema_metadata({"huggingface": metadata})
-    source = read(tmp_path, content, columns={"report": "r", "view": "l"})
-    assert len(source.raw.studies) == 1
-
-
-@pytest.mark.parametrize("kind", [pa.int64(), pa.list_(pa.int64()), pa.struct([("a", pa.int8())])])
-def test_columns_that_hold_no_images_are_refused(tmp_path: Path, kind: pa.DataType) -> None:
-    content = pa.table({"who": ["a"], "x": pa.nulls(1, kind)})
-    with pytest.raises(StudyError, match="holds no images"):
-        read(tmp_path, content, columns={"image": "x"})
 
 
 def test_tables_that_cannot_hold_images_are_refused(
@@ -324,23 +292,6 @@ def test_tables_that_cannot_hold_images_are_refused(
     config = SourceConfig.model_validate(settings | {"columns": ID | {"image": "x"}})
     with pytest.raises(StudyError, match="cannot be read"):
         read_source(config, Path)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["t.parquet#x[9]", "t.parquet#y[0]", "t.parquet#x[0][1]", "../t.parquet#x[0]"],
-)
-def test_names_of_no_image_are_refused(tmp_path: Path, name: str) -> None:
-    read(tmp_path, [{"who": "a", "x": picture(0)}], columns={"image": "x"})
-    with pytest.raises(StudyError):
-        image_source(tmp_path, name)
-
-
-def test_a_name_tells_its_file() -> None:
-    assert file_of(row_name("a/b.parquet", "o.image", 3, 1)) == "a/b.parquet"
-    assert row_name("b.arrow", "x", 0) == "b.arrow#x[0]"
-    for path in ("a/b.png", "a#b[1].png", "c.parquet"):
-        assert file_of(path) == path
 
 
 def test_hostile_bytes_are_the_gates_affair(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ import pytest
 
 from medclip_dcl.artifact import Artifact, make_fingerprint, read_artifact_header
 from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.errors import ConfigError
 from medclip_synthetic import tree
-from medclip_synthetic.faults import FAULT_LIST, FAULTS, Planted, read_fault_list
+from medclip_synthetic.faults import FAULTS, Planted, read_fault_list
 from medclip_synthetic.settings import GenerateConfig
 
 SETTINGS = GenerateConfig(patients=36, coverage_images=0, size_px=64, workers=1, faults=1)
@@ -58,12 +57,6 @@ def test_the_ledger_names_every_kind_once_and_no_patient_twice(root: Path) -> No
     planted_faults = read_fault_list(root)
     assert Counter(item.fault for item in planted_faults) == dict.fromkeys(FAULTS, 1)
     assert len({item.subject_id for item in planted_faults}) == len(FAULTS)
-
-
-def test_the_codes_of_the_ledger_are_those_of_the_kinds(root: Path) -> None:
-    assert {row["fault"]: row["code"] for row in rows(root / FAULT_LIST)} == {
-        name: fault.code for name, fault in FAULTS.items()
-    }
 
 
 def test_images_are_spoilt_as_the_ledger_says(root: Path, planted: dict[str, Planted]) -> None:
@@ -134,19 +127,6 @@ def test_the_same_faults_are_planted_after_a_kill(
         with pytest.raises(KeyboardInterrupt):
             write(tmp_path / "studies")
     assert write(tmp_path / "studies").digest == read_artifact_header(root).digest
-
-
-def test_a_tree_without_faults_has_no_ledger(tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"patients": 3, "faults": 0})
-    artifact = write(tmp_path / "studies", settings)
-    assert FAULT_LIST not in artifact.files
-    assert read_fault_list(artifact.path) == []
-
-
-def test_more_faults_than_patients_are_refused(tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"patients": 12})
-    with pytest.raises(ConfigError, match=r"generate\.faults"):
-        write(tmp_path / "studies", settings)
 
 
 def _killed(*_: object) -> None:

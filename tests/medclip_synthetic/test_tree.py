@@ -3,19 +3,15 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pydicom
 import pytest
 
 from medclip_dcl.artifact import Artifact, make_fingerprint
 from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_synthetic import tree
 from medclip_synthetic.findings import FINE_FINDINGS
-from medclip_synthetic.patients import COVERAGE, NATURAL, Patient, draw_patient
 from medclip_synthetic.reports import Meaning
 from medclip_synthetic.settings import GenerateConfig
 
@@ -81,13 +77,6 @@ def test_a_patient_is_in_one_split_alone(root: Path) -> None:
     assert set.union(*splits.values()) == {"train", "validate", "test"}
 
 
-def test_labels_have_one_row_per_study(root: Path) -> None:
-    found = table(root, "chexpert")
-    assert set(found[0]) == {"subject_id", "study_id", *LABELS}
-    assert len({row["study_id"] for row in found}) == len(found)
-    assert {row[name] for row in found for name in LABELS} <= {"1.0", "0.0", "-1.0", ""}
-
-
 def test_boxes_are_of_test_patients_and_cover_every_fine_finding(root: Path) -> None:
     boxes = rows(root / tree.BOX_TABLE)
     split = {row["dicom_id"]: row["split"] for row in table(root, "split")}
@@ -124,44 +113,6 @@ def test_rho_is_the_share_of_training_images(root: Path) -> None:
         assert float(row["rho"]) == pytest.approx(share, abs=1e-6)
     known = {row["text"]: row["rho"] for row in statements}
     assert {row["text"]: row["eta"] for row in rows(root / "truth/eta.csv")} == known
-
-
-def test_findings_table_matches_the_box_table(root: Path) -> None:
-    boxes = {(row["dicom_id"], row["x"], row["y"]) for row in rows(root / tree.BOX_TABLE)}
-    found = {(row["dicom_id"], row["x"], row["y"]) for row in rows(root / "truth/findings.csv")}
-    assert boxes < found
-
-
-def plain(patient: Patient) -> Mapping[str, Any]:
-    return vars(patient)
-
-
-def test_a_patient_depends_on_seed_and_number_alone() -> None:
-    for origin in (NATURAL, COVERAGE):
-        few = draw_patient(origin, 7, 1, SETTINGS)
-        many = draw_patient(origin, 7, 1, SETTINGS.model_copy(update={"patients": 9000}))
-        assert plain(few) == plain(many)
-        assert plain(few) != plain(draw_patient(origin, 7, 2, SETTINGS))
-
-
-def test_ids_never_repeat() -> None:
-    patients = [
-        draw_patient(origin, number, 0, SETTINGS)
-        for origin in (NATURAL, COVERAGE)
-        for number in range(400)
-    ]
-    subjects = [patient.subject_id for patient in patients]
-    studies = [study.study_id for patient in patients for study in patient.studies]
-    assert len(set(subjects)) == len(subjects)
-    assert len(set(studies)) == len(studies)
-    assert len({subject[:2] for subject in subjects}) == 10
-
-
-def test_two_images_of_a_study_show_the_same_findings(root: Path) -> None:
-    shown: dict[str, set[str]] = {}
-    for row in rows(root / "truth/images.csv"):
-        shown.setdefault(row["study_id"], set()).add(row["findings"])
-    assert all(len(found) == 1 for found in shown.values())
 
 
 def test_resumed_tree_equals_an_uninterrupted_one(

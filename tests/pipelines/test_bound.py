@@ -14,13 +14,6 @@ def test_an_empty_bound_is_called_empty_and_the_exact_table_follows(capsys):
     assert last == ["0.832", "floor", "none", "floor", "none"]
 
 
-def test_a_bound_that_says_something_is_not_called_empty(capsys):
-    assert bound.main(["--gamma", "0.5"]) == 0
-    out = capsys.readouterr().out
-    assert "empty" not in out
-    assert "stays" not in out
-
-
 @pytest.mark.parametrize("words", [["--eta", "1"], ["--n", "0"], ["--gamma", "-1"]])
 def test_what_is_out_of_range_ends_with_a_line(capsys, words):
     assert bound.main(words) == 2

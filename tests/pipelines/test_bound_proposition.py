@@ -107,8 +107,3 @@ def test_the_corrected_loss_is_that_of_the_loss_itself() -> None:
 def test_what_is_out_of_range_is_refused(arguments: tuple[float, ...]) -> None:
     with pytest.raises(ObjectiveError, match="at least 1"):
         bias_bound(*arguments)
-
-
-def test_no_gamma_overflows() -> None:
-    assert math.isinf(bias_bound(64, 1, 0.1, 30.0).total)
-    assert bias_bound(64, 1, 0.1, 30.0).ceiling == pytest.approx(1800, rel=0.01)

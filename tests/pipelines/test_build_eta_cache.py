@@ -59,13 +59,6 @@ def run(config_file: Path, *settings: str, code: int = 0) -> Artifact | None:
     return open_artifact(config_file.parent / "work" / "eta_cache", eta.ARTIFACT)
 
 
-def test_a_corpus_without_a_sentence_is_refused(config_file, capsys):
-    settings = ["--set", "sentences.min_words=99"]
-    assert split_sentences.main(["--config", str(config_file), *settings]) == 0
-    run(config_file, "source=constant", code=3)
-    assert "no report has a usable sentence" in capsys.readouterr().err
-
-
 def rows_of(artifact: Artifact) -> list[dict]:
     return read_table(artifact.path, eta.ETA).to_pylist()
 
@@ -121,22 +114,6 @@ def test_other_a_k_and_cap_rescore_nothing(config_file):
     assert {file: file.stat().st_mtime_ns for file in path.glob("[!.]*")} == before
 
 
-def test_settings_of_another_source_rebuild_nothing(config_file, capsys):
-    run(config_file)
-    run(config_file, "constant=0.3")
-    assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
-
-
-def test_frequency_is_the_share_of_training_reports_that_say_it(config_file):
-    rows = {row["text_key"]: row["eta"] for row in rows_of(run(config_file, "source=frequency"))}
-    said = read_table(corpus_of(config_file).path, sentences.SENTENCES).to_pylist()
-    training = [row for row in said if row["split"] == "train"]
-    studies = {row["study_id"] for row in training}
-    for key, value in rows.items():
-        share = len({row["study_id"] for row in training if row["text_key"] == key}) / len(studies)
-        assert value == min(share, 0.2)
-
-
 def test_constant_is_the_same_for_all_and_reads_no_likelihoods(config_file):
     for file in (config_file.parent / "work" / "likelihoods").iterdir():
         file.unlink()
@@ -155,13 +132,6 @@ def write_given(config_file: Path, skip: int = 0) -> Path:
     return path
 
 
-@pytest.mark.parametrize("source", ["table", "oracle"])
-def test_a_given_table_is_capped_and_used(config_file, source):
-    path = write_given(config_file)
-    rows = rows_of(run(config_file, f"source={source}", f"table={path}"))
-    assert [row["eta"] for row in rows] == [min(n / 40, 0.2) for n in range(len(rows))]
-
-
 def test_a_table_that_lacks_sentences_ends_with_4_and_counts_them(config_file, capsys):
     path = write_given(config_file, skip=2)
     run(config_file, "source=table", f"table={path}", code=4)
@@ -171,39 +141,11 @@ def test_a_table_that_lacks_sentences_ends_with_4_and_counts_them(config_file, c
     assert "effusion" not in message
 
 
-def test_a_changed_table_makes_the_cache_anew(config_file):
-    path = write_given(config_file)
-    first = run(config_file, "source=table", f"table={path}").digest
-    path.write_text(path.read_text().replace(",0.025\n", ",0.026\n"))
-    assert run(config_file, "source=table", f"table={path}").digest != first
-
-
-@pytest.mark.parametrize("table", ["", "/nowhere/given.csv"])
-def test_a_missing_table_is_a_configuration_fault(config_file, table):
-    run(config_file, "source=table", f"table={json.dumps(table)}", code=2)
-
-
 def test_missing_likelihoods_end_with_4_and_name_the_job(config_file, capsys):
     for file in (config_file.parent / "work" / "likelihoods").iterdir():
         file.unlink()
     run(config_file, code=4)
     assert "score_sentences" in capsys.readouterr().err
-
-
-def test_likelihoods_of_other_sentences_are_refused(config_file, capsys):
-    rows = [{"text_key": "0" * 32, "pll_nats": -1.0, "tokens": 1, "count": 1}]
-    work = config_file.parent / "work"
-    commit_tables(work, scoring.ARTIFACT, {scoring.LIKELIHOODS: rows})
-    run(config_file, code=4)
-    assert "differ" in capsys.readouterr().err
-
-
-def test_a_positive_likelihood_ends_with_4(config_file):
-    path = config_file.parent / "work"
-    keys = distinct_sentences(corpus_of(config_file))["text_key"].to_pylist()
-    rows = [{"text_key": key, "pll_nats": 0.5, "tokens": 1, "count": 1} for key in keys]
-    commit_tables(path, scoring.ARTIFACT, {scoring.LIKELIHOODS: rows})
-    run(config_file, code=4)
 
 
 def test_labels_give_the_share_of_studies_that_a_sentence_fits(config_file):
@@ -318,22 +260,6 @@ def test_a_and_k_that_made_the_likelihoods_are_fitted(fitted_config, fit, capsys
     assert "warning" not in capsys.readouterr().out
     run(fitted_config, f"fit={fit}", "eta_max=0.25", "a=0.3")  # not read
     assert '"state": "reused"' in capsys.readouterr().out
-
-
-def test_validation_studies_take_no_part_in_the_fit(fitted_config, tmp_path):
-    before = run(fitted_config, "fit=claims").summary
-    work = tmp_path / "work"
-    shutil.copytree(fitted_config.parent / "work", work)
-    rows = read_table(work / "claims", labels.REPORT_CLAIMS).to_pylist()
-    for row in rows:
-        if row["study_id"] >= "s0220":
-            row["asserted"] = ["Cardiomegaly"]
-    said = read_table(work / "claims", labels.SENTENCE_CLAIMS)
-    commit_tables(work, labels.ARTIFACT, {labels.REPORT_CLAIMS: rows, labels.SENTENCE_CLAIMS: said})
-    path = tmp_path / "config.yaml"
-    path.write_text(f"work: {work}\n", encoding="utf-8")
-    after = run(path, "fit=claims").summary
-    assert [after[name] for name in ("a", "k")] == [before[name] for name in ("a", "k")]
 
 
 def test_the_papers_line_on_a_model_that_was_fitted_here_is_warned_of(fitted_config, capsys):

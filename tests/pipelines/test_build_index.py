@@ -55,16 +55,6 @@ def test_the_index_is_made_reused_and_made_anew_for_another_model(
     assert [*index.search(question)] == [hit]  # its files are open, whatever bears their names now
 
 
-def test_splits_choose_what_is_indexed(
-    config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = run(
-        config_file, capsys, "--set", 'index.splits=["test"]', "--set", "index.pictures=false"
-    )
-    assert made["images"] == 3  # study 8 has two
-    assert main(["--config", str(config_file), "--set", "index.splits=[]"]) == 2
-
-
 def test_an_engine_is_filled_before_the_index_is_published(
     work: Path, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from medclip_dcl.artifact import Artifact, open_artifact
@@ -160,17 +158,6 @@ def test_dicom_release_takes_its_views_from_the_headers(tmp_path: Path) -> None:
     assert [row["reason"] for row in rows(tmp_path, manifest.REJECTS)] == ["lateral"]
 
 
-def test_tables_may_lie_in_a_folder_of_their_own_and_plain(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "tables").mkdir()
-    release(3).write(tmp_path / "source")
-    for table in (tmp_path / "source").glob("*.csv.gz"):
-        (tmp_path / "tables" / table.stem).write_bytes(gzip.decompress(table.read_bytes()))
-        table.unlink()
-    assert run(tmp_path, {"tables": str(tmp_path / "tables")}) == 0
-    assert len(rows(tmp_path, manifest.IMAGES)) == 3
-
-
 def test_studies_that_the_release_sectioned_by_hand_keep_their_text(tmp_path: Path) -> None:
     source = release(2)
     source.images = [("a", "10000000", "51410602", "AP"), ("b", "10000001", "58235663", "AP")]
@@ -184,17 +171,6 @@ def test_studies_that_the_release_sectioned_by_hand_keep_their_text(tmp_path: Pa
     assert reasons == {"58235663": "empty_report", "b": "no_report"}
 
 
-def test_image_that_appears_later_is_found(tmp_path: Path) -> None:
-    source = release(2)
-    source.image = {source.images[0][0]: None}
-    build(tmp_path, source)
-    assert len(rows(tmp_path, manifest.IMAGES)) == 1
-    source.image = {}
-    source.write(tmp_path / "source")
-    assert run(tmp_path, {}) == 0
-    assert len(rows(tmp_path, manifest.IMAGES)) == 2
-
-
 def test_open_i_passes(tmp_path: Path) -> None:
     for number, write in enumerate((write_xml_form, write_csv_form)):
         folder = tmp_path / str(number)
@@ -204,47 +180,6 @@ def test_open_i_passes(tmp_path: Path) -> None:
         assert run(folder, {"kind": "open_i"}) == 0
         (image,) = rows(folder, manifest.IMAGES)
         assert (image["image_id"], image["view"]) == ("1_IM-0001-4001", "FRONTAL")
-
-
-def test_a_table_of_reports_that_changes_changes_the_manifest(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    write_csv_form(tmp_path / "source")
-    write_projections(tmp_path / "source")
-    assert run(tmp_path, {"kind": "open_i"}) == 0
-    table = tmp_path / "source/indiana_reports.csv"
-    table.write_text(table.read_text().replace("Clear", "Cloudy"))
-    assert run(tmp_path, {"kind": "open_i"}) == 0
-    assert any("Cloudy" in row["findings"] for row in rows(tmp_path, manifest.REPORTS))
-
-
-def test_folder_of_images_without_reports(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/IM1").write_bytes(dicom_bytes(ramp(), **_IDS))
-    (tmp_path / "key").write_bytes(b"secret")
-    assert run(tmp_path, {"kind": "dicom", "patient_key": str(tmp_path / "key")}) == 0
-    first = rows(tmp_path, manifest.IMAGES)
-    assert (first[0]["image_id"], first[0]["study_id"]) == ("1.2.3", "1.2")
-    assert rows(tmp_path, manifest.REPORTS) == []
-    (tmp_path / "key").write_bytes(b"another")
-    assert run(tmp_path, {"kind": "dicom", "patient_key": str(tmp_path / "key")}) == 0
-    assert rows(tmp_path, manifest.IMAGES)[0]["subject_id"] != first[0]["subject_id"]
-    (tmp_path / "source/IM1").unlink()
-    assert run(tmp_path, {"kind": "dicom"}) == 3
-
-
-def test_report_that_changes_changes_the_manifest(tmp_path: Path) -> None:
-    build(tmp_path, release(2))
-    first = made(tmp_path).digest
-    report = tmp_path / "source/files/p10/p10000000/s50000000.txt"
-    report.write_text(report.read_text().replace("clear", "cloudy"))
-    assert run(tmp_path, {}) == 0
-    assert made(tmp_path).digest != first
-
-
-def test_missing_tables_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "source").mkdir()
-    assert run(tmp_path, {}) == 3
-    assert "metadata" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("label", ["PHISENTINEL", "1.5", "300"])
@@ -262,17 +197,6 @@ def test_labels_of_a_release_that_are_none_are_counted_and_not_printed(
     assert "in 1 rows" in said
     assert f"'{label}'" not in said
     assert "PHI" not in said
-
-
-def test_a_link_that_leads_to_itself_is_a_missing_image(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/Doe.png").symlink_to("Doe.png")
-    (tmp_path / "source/b.png").write_bytes(b"x")
-    (tmp_path / "source/t.csv").write_text("who,file\na,Doe.png\nb,b.png\n")
-    columns = {"subject_id": "who", "path": "file", "image_id": "file"}
-    assert run(tmp_path, {"kind": "table", "table": "t.csv", "columns": columns}) == 0
-    reasons = {row["id"]: row["reason"] for row in rows(tmp_path, manifest.REJECTS)}
-    assert reasons == {"Doe.png": "missing_image"}
 
 
 def test_table_of_reports_alone(tmp_path: Path) -> None:
@@ -295,62 +219,6 @@ def test_table_of_reports_alone(tmp_path: Path) -> None:
     assert {row["split"] for row in reports} == {"test"}
     assert rows(tmp_path, manifest.IMAGES) == []
     assert [row["reason"] for row in rows(tmp_path, manifest.REJECTS)] == ["empty_report"]
-
-
-def test_table_of_images_alone_with_paths_made_of_columns(tmp_path: Path) -> None:
-    (tmp_path / "source/7").mkdir(parents=True)
-    (tmp_path / "source/7/a.png").write_bytes(b"image")
-    (tmp_path / "source/t.csv").write_text(
-        "ImageID,ImageDir,PatientID,Projection\na.png,7,p1,Frontal\n ,7,p1,Frontal\nb.png,7,p2,PA\n"
-    )
-    columns = {
-        "image_id": "ImageID",
-        "path": "{ImageDir}/{ImageID}",
-        "subject_id": "PatientID",
-        "view": "Projection",
-    }
-    assert run(tmp_path, {"kind": "table", "table": "t.csv", "columns": columns}) == 0
-    assert [row["path"] for row in rows(tmp_path, manifest.IMAGES)] == ["7/a.png"]
-    reasons = {row["id"]: row["reason"] for row in rows(tmp_path, manifest.REJECTS)}
-    assert reasons == {"row-000001": "bad_id", "b.png": "missing_image"}
-
-
-@pytest.mark.parametrize("form", ["csv", "csv.gz", "parquet", "jsonl", "jsonl.gz"])
-def test_every_form_of_table_says_the_same(tmp_path: Path, form: str) -> None:
-    (tmp_path / "source").mkdir()
-    path = tmp_path / f"source/t.{form}"
-    table = pa.table({"id": [7, 8], "text": ["FINDINGS: Clear.", None], "fold": ["dev", "test"]})
-    if form == "parquet":
-        pq.write_table(table, path)
-    else:
-        lines = [json.dumps(row) for row in table.to_pylist()]
-        if "csv" in form:
-            lines = ["\ufeffid,text,fold", "7,FINDINGS: Clear.,dev", "8,,test"]
-        data = ("\n".join(lines) + "\n").encode()
-        path.write_bytes(gzip.compress(data) if form.endswith("gz") else data)
-    columns = {"subject_id": "id", "report": "text", "split": "fold"}
-    assert run(tmp_path, {"kind": "table", "table": path.name, "columns": columns}) == 0
-    (report,) = rows(tmp_path, manifest.REPORTS)
-    assert (report["subject_id"], report["findings"], report["split"]) == (
-        "7",
-        "Clear.",
-        "validate",
-    )
-
-
-def test_fallback_encoding_is_used_where_it_is_declared_alone(tmp_path: Path) -> None:
-    source = release(2)
-    source.report = {source.images[0][2]: " \n FINDINGS: caf\xe9 au lait.\n".encode("latin-1")}
-    build(tmp_path, source)
-    assert len(rows(tmp_path, manifest.REPORTS)) == 1
-    assert run(tmp_path, {"fallback_encoding": "latin-1"}) == 0
-    assert rows(tmp_path, manifest.REPORTS)[0]["findings"] == "caf\xe9 au lait."
-    (tmp_path / "source/t.csv").write_bytes("id,text\n1,d\xe9but\n".encode("cp1252"))
-    columns = {"subject_id": "id", "report": "text"}
-    table = {"kind": "table", "table": "t.csv", "columns": columns}
-    assert run(tmp_path, table) == 3
-    assert run(tmp_path, table | {"fallback_encoding": "cp1252"}) == 0
-    assert rows(tmp_path, manifest.REPORTS)[0]["last_paragraph"] == "d\xe9but"
 
 
 def test_table_with_images_and_whole_reports(tmp_path: Path) -> None:
@@ -448,18 +316,6 @@ def test_a_config_that_reads_labels_is_refused_where_there_are_none(
     config_file.write_text(json.dumps(tree))
     assert main(["--config", str(config_file)]) == 0
     assert [row["Edema"] for row in rows(tmp_path, manifest.STUDY_LABELS)] == [1, 0]
-
-
-def test_a_table_of_labels_in_place_of_the_release_s_own_says_the_same(tmp_path: Path) -> None:
-    build(tmp_path, release(5))
-    own = rows(tmp_path, manifest.STUDY_LABELS)
-    table = next((tmp_path / "source").glob("*chexpert*"))
-    table.rename(tmp_path / f"source/labels{''.join(table.suffixes[-2:])}")
-    assert run(tmp_path, {}) == 0
-    assert rows(tmp_path, manifest.STUDY_LABELS) == []
-    labels = next((tmp_path / "source").glob("labels*"))
-    assert run(tmp_path, {"labels": labels.name}) == 0
-    assert rows(tmp_path, manifest.STUDY_LABELS) == own
 
 
 def test_all_images_of_a_study_are_kept_where_they_are_asked_for(

@@ -9,7 +9,7 @@ import torch
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
-from medclip_dcl.evaluation import calibration, results
+from medclip_dcl.evaluation import results
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.tables import read_table
@@ -22,9 +22,6 @@ from testing.tiny_models import random_images
 
 SEED = 37
 """Of the random model: one whose score of pneumonia happens to rise with it."""
-
-INVERTED = 4
-"""Likewise, one whose score of pneumonia happens to fall."""
 
 
 @pytest.fixture
@@ -180,33 +177,3 @@ def test_prompts_that_do_not_decide_are_refused_by_name_and_warned_of(
     printed = capsys.readouterr().out
     assert '"state": "reused"' in printed
     assert warnings_in(printed) == warned
-
-
-def test_a_finding_upside_down_on_validation_images_is_refused(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    publish(work / "model", ["elsewhere"], seed=INVERTED, centred=True)
-    effusion, pneumonia = calibrated(work).findings
-    assert pneumonia.auc is not None
-    assert pneumonia.auc < 0.5
-    assert pneumonia.is_refused
-    assert "upside down" in pneumonia.reason
-    assert (effusion.is_refused, effusion.auc) == (False, None)  # too few images, and no more
-    assert [line["finding"] for line in warnings_in(capsys.readouterr().out)] == ["pneumonia"]
-
-
-def test_a_calibration_from_before_the_limit_is_read_and_fitted_again(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = calibrated(work)
-    tree = found.model_dump(mode="json", exclude={"correlation_limit"})
-    for item in tree["findings"]:
-        for name in ("correlation", "auc", "is_refused"):
-            del item[name]
-    older = ScoreCalibration.model_validate_json(json.dumps(tree))
-    assert older.correlation_limit is None
-    assert [item.is_refused for item in older.findings] == [False, False]
-    calibration.add_calibration(open_artifact(work / "model", model_package.ARTIFACT), older)
-    capsys.readouterr()
-    assert calibrated(work) == found
-    assert '"state": "made"' in capsys.readouterr().out

@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.reliability.archive import compare
 from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.data import selection
 from medclip_dcl.tables import read_table
 from medclip_reporting import preflight
 from medclip_reporting.preflight import read_preflight
@@ -19,7 +18,6 @@ from pipelines import inspection
 from pipelines.build_manifest import main as build_manifest
 from pipelines.check_data import PAGE, main
 from pipelines.generate_studies import main as generate_studies
-from pipelines.write_report import main as write_report
 from testing.dicom import dicom_bytes, ramp
 from testing.published import publish
 from testing.release import REPORT, Release, release
@@ -83,27 +81,6 @@ def test_every_planted_fault_is_named_and_none_is_invented(archive: Path) -> Non
     assert len(lines) > 16
 
 
-def test_a_fault_beside_the_ledger_is_told(archive: Path, tmp_path: Path) -> None:
-    fault_list = archive / "studies/truth/faults.csv"
-    whole = fault_list.read_text()
-    fault_list.write_text(
-        "".join(line for line in whole.splitlines(True) if "wrong_split" not in line)
-    )
-    try:
-        figures, _ = compare(archive)
-    finally:
-        fault_list.write_text(whole)
-    assert figures["check_invented"] == 1
-    assert figures["check_missed"] == figures["manifest_invented"] == 0
-
-
-def test_the_verdict_stays_on_disk_beside_the_exit_code(archive: Path) -> None:
-    verdict = read_preflight(made(archive))["verdict"]
-    assert not verdict["clean"]
-    assert verdict["leaks"] >= 2
-    assert "More faults than allowed" in (archive / PAGE).read_text()
-
-
 def test_the_page_and_the_output_hold_no_id(
     archive: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,16 +91,6 @@ def test_the_page_and_the_output_hold_no_id(
     for text in (printed.out, printed.err, (archive / PAGE).read_text()):
         assert not [name for name in ids - {""} if name in text]
     assert '"state": "reused"' in printed.out
-
-
-def test_the_report_shows_the_check_where_there_is_one(archive: Path) -> None:
-    assert write_report(["--config", str(archive.with_suffix(".yaml"))]) == 0
-    page = (archive / "report.html").read_text()
-    assert page.index('id="check"') < page.index('id="data"')
-    assert "same_pixels" in page
-    rejects = page[page.index('id="data"') :]
-    assert selection.SOURCE_REASONS["lateral"] in rejects
-    assert selection.SOURCE_REASONS["missing_image"].replace("'", "&#39;") in rejects
 
 
 def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,19 +108,6 @@ def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr().out
     assert "with usable sentences" in printed
     assert printed.count("clean") >= 2
-
-
-def test_a_validation_split_smaller_than_a_batch_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = release(3)
-    given.image = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.images)}
-    assert check(tmp_path, given, train={"validate_every_steps": 5, "global_batch": 8}) == 0
-    reports = tree(tmp_path)["splits"]["validate"]["reports"]
-    warning = f"the validation split has {reports} reports, fewer than train.global_batch 8"
-    assert warning in capsys.readouterr().out
-    assert check(tmp_path) == 0
-    assert "validation split" not in capsys.readouterr().out
 
 
 def test_one_picture_in_two_splits_is_a_leak(tmp_path: Path) -> None:
@@ -250,17 +204,6 @@ def test_a_table_of_reports_alone_is_held_against_the_thresholds(tmp_path: Path)
     assert facts["labels"]["source"] == "reports"
     assert facts["labels"]["findings"]["Edema"] == {"present": 1, "absent": 1, "uncertain": 0}
     assert not re.search(r"<th[^>]*>images</th>", (tmp_path / "work" / PAGE).read_text())
-
-
-def test_a_labelled_table_without_any_of_its_images_is_counted(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    lines = ["who,file,text,edema", "a,x/1.png,No edema.,0", r"b,x\2.png,Mild edema.,1"]
-    (tmp_path / "source/t.csv").write_text("\n".join(lines))
-    columns = {"subject_id": "who", "path": "file", "report": "text", "labels": {"Edema": "edema"}}
-    source = {"kind": "table", "table": "t.csv", "columns": columns, "boxes": ""}
-    assert check(tmp_path, source=source) == 3
-    counts = {line["code"]: line["count"] for line in tree(tmp_path)["lines"]}
-    assert counts == {"missing_image": 1, "backslash_path": 1}
 
 
 def test_faults_name_the_row_of_their_table(tmp_path: Path) -> None:

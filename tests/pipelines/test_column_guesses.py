@@ -57,24 +57,10 @@ def test_a_german_export_of_excel(tmp_path: Path) -> None:
     assert not found.is_english
 
 
-def test_unicode_text_of_excel_is_utf16_with_tabs(tmp_path: Path) -> None:
-    row = f"#.png\t#\t{GERMAN}"
-    path = table(tmp_path, "Datei\tPatient\tBefund", row, files="#.png", encoding="utf-16")
-    found = guess(path)
-    assert found.columns == {"subject_id": "Patient", "path": "Datei", "report": "Befund"}
-    assert found.separator == "\t"
-
-
 def test_paths_of_another_machine_lose_what_is_not_here(tmp_path: Path) -> None:
     row = f'/mnt/theirs/data/p1/#.png,1,"{REPORT}"'
     found = guess(table(tmp_path, "file,patient,text", row, files="p1/#.png"))
     assert (found.root, found.prefix_strip) == (tmp_path, "/mnt/theirs/data/")
-
-
-def test_absolute_paths_start_at_the_folder_that_holds_all(tmp_path: Path) -> None:
-    row = f'{tmp_path}/images/p#/0.png,1,"{REPORT}"'
-    found = guess(table(tmp_path, "file,patient,text", row, files="images/p#/0.png"))
-    assert (found.root, found.prefix_strip) == (tmp_path / "images", "")
 
 
 def test_a_folder_elsewhere_is_named(tmp_path: Path) -> None:

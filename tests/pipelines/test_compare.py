@@ -72,26 +72,8 @@ def test_a_side_is_a_folder_of_runs_or_several_joined_by_commas(runs):
     assert [path.parent.name for path in find_runs(str(runs / "second"))] == ["seed-2", "seed-3"]
 
 
-def test_figures_can_be_chosen_beforehand(runs, capsys):
-    sides = [str(runs / side) for side in ("first", "second")]
-    assert main([*sides, "--figure", "grounding.miou", "--samples", "20"]) == 0
-    assert "corrected for 1 figures" in capsys.readouterr().out
-    assert main([*sides, "--figure", "beauty"]) == 2
-    assert "the runs have no figures ['beauty']" in capsys.readouterr().err
-
-
 def test_runs_on_other_images_are_refused(runs, tmp_path, capsys):
     other = write_evaluated(tmp_path / "work")
     evaluate_here(other, "evaluate.images_per_finding=4")
     assert main([str(runs / "seed-0"), str(other)]) == 4
     assert "has other cases" in capsys.readouterr().err
-
-
-def test_a_standard_error_needs_two_draws(capsys):
-    assert main(["a", "b", "--samples", "1"]) == 2
-    assert "--samples" in capsys.readouterr().err
-
-
-def test_a_folder_without_results_is_named(tmp_path, capsys):
-    assert main([str(tmp_path), str(tmp_path)]) == 4
-    assert "holds no results" in capsys.readouterr().err

@@ -1,7 +1,3 @@
-import sys
-import types
-
-import pytest
 import torch
 
 from medclip_dcl.data import images
@@ -29,13 +25,6 @@ def test_a_machine_on_which_no_decode_worker_starts_has_a_fault(monkeypatch):
     monkeypatch.setattr(images, "_decoders", {})
     found = doctor._gate()
     assert (found.state, found.words.split(" (")[0]) == ("fault", "no decode worker starts")
-
-
-def test_without_a_recipe_the_machine_alone_is_asked(capsys):
-    code, found = answers(capsys)
-    assert code == 0
-    assert "torch" in found
-    assert "processes" not in found
 
 
 def without_driver() -> None:
@@ -70,36 +59,6 @@ def test_a_launcher_that_starts_too_few_processes_is_a_fault(capsys, monkeypatch
         "fault",
         "train.processes 4, 16 pairs each of a batch of 64; the launcher started 2",
     )
-
-
-def test_more_threads_than_cores_are_a_fault(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "available_cores", lambda: 2)
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    code, found = answers(capsys)
-    assert code == 2
-    assert found["cores"][0] == "fault"
-
-
-def test_a_torchvision_that_does_not_import_is_a_fault(monkeypatch):
-    monkeypatch.setattr(doctor.metadata, "version", lambda _name: "0.1")
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    assert doctor._torchvision().state == "fault"
-    monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
-    assert doctor._torchvision().state == "note"
-
-
-def test_a_decoder_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "imagecodecs", types.SimpleNamespace(jpeg8_decode=None))
-    finding = doctor._decoders()
-    assert finding.state == "fault"
-    assert "jpeg2k_decode" in finding.words
-    assert "jpeg8_decode" not in finding.words
-
-
-@pytest.mark.parametrize("setting", ["train.processes=none", "nonsense=1"])
-def test_a_recipe_that_cannot_be_read_ends_with_2(capsys, setting):
-    assert doctor.main(["--config", CONFIG, "--set", setting]) == 2
-    assert capsys.readouterr().out == ""
 
 
 def test_the_gpu_alone_is_asked_and_one_must_work(capsys):

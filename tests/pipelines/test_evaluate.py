@@ -1,5 +1,4 @@
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.evaluated_model import evaluated_model
 from medclip_dcl.evaluation.results import read_figures
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.prompts import read_prompts
@@ -26,8 +24,6 @@ from testing.evaluated import BOXED, PROMPTS, write_evaluated
 from testing.published import publish
 
 SETTINGS = {"bootstrap": 20}
-DECIDING = 37
-"""Seed of a random model whose score of pneumonia happens to rise with it on the test images."""
 
 
 @pytest.fixture(scope="module")
@@ -123,38 +119,6 @@ def test_decisions_are_at_a_threshold_of_the_validation_images(evaluated):
     assert f"{decided['pneumonia']['auprc']['value']:.3f}" in printed
 
 
-def test_another_rule_chooses_another_threshold_and_none_on_the_evaluated_split(tmp_path):
-    work = write_evaluated(tmp_path / "work")
-    assert run(work, threshold=1.0) == 0
-    rows = read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
-    predictor, source = load(work / "model", "cpu"), split_images(work, "validate")
-    images = PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT))
-    labels = {
-        row["study_id"]: row["Pneumonia"]
-        for row in read_table(manifest.ARTIFACT.at(work), manifest.STUDY_LABELS).to_pylist()
-    }
-    study = {
-        row["image_id"]: row["study_id"]
-        for row in read_table(manifest.ARTIFACT.at(work), manifest.IMAGES).to_pylist()
-    }
-    model = evaluated_model(predictor)
-    shown = [name for name in source if labels[study[name]] == 1]
-    pixels = np.stack([images.pixels(images.row_of[name]) for name in shown])
-    margins = model.margins(model.embed_images(pixels), read_prompts(work / "prompts.yaml")[:1])
-    assert rows[0]["threshold"] == pytest.approx(float(margins.min()), abs=1e-6)
-    assert run(work, split="validate") == 0
-    decided = figures(work)["questions"]["decisions"]["groups"]["pneumonia"]
-    assert decided["threshold"]["value"] is None
-    assert decided["mcc"]["reason"] == decided["threshold"]["reason"]
-    assert decided["auprc"]["value"] is not None
-
-
-def test_a_finding_that_no_image_has_is_named_undefined(evaluated):
-    auc = figures(evaluated)["questions"]["zero_shot"]["groups"]["effusion"]["auc"]
-    assert auc["value"] is None
-    assert "two classes" in auc["reason"]
-
-
 def test_the_scores_behind_the_figures_are_kept(evaluated):
     folder = results.ARTIFACT.at(evaluated)
     assert len(read_table(folder, results.SCORES)) == 2 * 10
@@ -201,19 +165,6 @@ def test_prompts_that_do_not_decide_are_warned_of_each_time(tmp_path, capsys):
     assert "WARNING" not in results.results_table(tree)
 
 
-def test_prompts_that_decide_are_not_warned_of(tmp_path, capsys):
-    work = write_evaluated(tmp_path / "work")
-    publish(work / "model", ["elsewhere"], seed=DECIDING, centred=True)
-    assert run(work) == 0
-    assert figures(work)["warnings"] == []
-    assert "WARNING" not in capsys.readouterr().out
-
-
-def test_the_results_hold_no_number_that_is_none(evaluated):
-    text = (results.ARTIFACT.at(evaluated) / results.FIGURES).read_text()
-    json.loads(text, parse_constant=lambda name: pytest.fail(name))
-
-
 def test_data_without_labels_and_boxes_is_still_evaluated(tmp_path, capsys):
     work = write_evaluated(tmp_path / "work", with_truth=False)
     assert run(work) == 0
@@ -242,16 +193,6 @@ def test_pictures_that_were_trained_on_are_refused_unless_allowed(tmp_path, caps
     tree = figures(work)
     assert (tree["contaminated"], tree["repeated_images"]) == (0, 1)
     assert "on the picture of 1 of these images" in capsys.readouterr().out
-
-
-def test_another_model_makes_other_results(tmp_path):
-    work = write_evaluated(tmp_path / "work")
-    assert run(work) == 0
-    before = figures(work)["model"]
-    shutil.rmtree(work / "model")
-    publish(work / "model", ["elsewhere"], seed=1)
-    assert run(work) == 0
-    assert figures(work)["model"] != before
 
 
 def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsys):
@@ -315,23 +256,6 @@ def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, cap
     assert figures(work)["probe_features"] == "space"
 
 
-def test_an_adapter_without_features_is_refused_before_a_probe(work, capsys):
-    clip = {"model": "testing.clip:build"}
-    assert run(work, adapter=clip, probe_images=10) == 2
-    assert "without embed_features, which evaluate.probe_features" in capsys.readouterr().err
-
-
-def test_a_gallery_that_is_not_utf8_is_refused(work, capsys):
-    (work / "latin.txt").write_bytes("épanchement".encode("latin-1"))
-    assert run(work, gallery=str(work / "latin.txt")) == 2
-    assert "evaluate.gallery cannot be read" in capsys.readouterr().err
-
-
-def test_prompts_that_are_no_file_are_a_configuration_error(work, capsys):
-    assert run(work, prompts="nowhere.yaml") == 2
-    assert "evaluate.prompts" in capsys.readouterr().err
-
-
 PARAPHRASES = """
 format_version: 1
 findings:
@@ -366,42 +290,6 @@ def test_groups_and_paraphrases_are_told_apart(work):
     assert len(areas) == 4
     ends = [spread["auc_lowest"]["value"], spread["auc_highest"]["value"]]
     assert ends == pytest.approx([min(areas), max(areas)])
-
-
-def test_without_a_table_and_paraphrases_the_reasons_are_told(work):
-    assert run(work) == 0
-    found = figures(work)["questions"]
-    assert "evaluate.paraphrases" in found["paraphrases"]["absent"]
-    withheld = found["subgroups"]["groups"]["view: PA"]["mean_auc"]
-    assert withheld["reason"] == "fewer than 10 patients"
-
-
-def test_a_file_that_is_none_is_refused_by_the_setting_s_name(work, capsys):
-    assert run(work, paraphrases=str(work / "nowhere.yaml")) == 2
-    assert "evaluate.paraphrases names" in capsys.readouterr().err
-
-
-def test_a_study_of_several_images_scores_their_mean(work):
-    probe = {"probe_images": 100, "probe_fractions": [1.0]}
-    assert run(work, **probe) == 0
-    single, rows = figures(work)["questions"], scores(work)
-    assert run(work, "--set", "source.images_per_study=all", **probe) == 0
-    joined, studies = figures(work)["questions"], scores(work)
-    listed = read_table(manifest.ARTIFACT.at(work), manifest.IMAGES).to_pylist()
-    study_of = {row["image_id"]: row["study_id"] for row in listed}
-    margins = {}
-    for row in rows:
-        margins.setdefault((study_of[row["image_id"]], row["finding"]), []).append(row["margin"])
-    assert {len(each) for each in margins.values()} == {1, 2}
-    assert len(studies) == len(margins) == 2 * 8
-    for row in studies:
-        mean = np.mean(margins[study_of[row["image_id"]], row["finding"]])
-        assert row["margin"] == pytest.approx(mean, abs=1e-6)
-    assert (single["zero_shot"]["pool"]["images"], joined["zero_shot"]["pool"]["images"]) == (10, 8)
-    assert (single["probe"]["pool"]["labelled"], joined["probe"]["pool"]["labelled"]) == (30, 24)
-    assert joined["grounding"] == single["grounding"]  # boxes are those of one image
-    assert joined["probabilities"] == single["probabilities"]
-    assert joined["reports"]["pool"] == single["reports"]["pool"]
 
 
 def scores(work):

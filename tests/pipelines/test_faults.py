@@ -51,24 +51,6 @@ def test_every_step_counts_what_is_left() -> None:
     ]
 
 
-def test_a_source_of_reports_alone_counts_studies() -> None:
-    studies = [Study(name, "p", TEXT) for name in ("s1", "s2", "s3")]
-    left = chosen([], {"s1": "p", "s2": "p"}, [Reject("s3", "empty_report")])
-    steps = faults.count_steps(raw([], studies), left, {"s1"}, set())
-    assert [(step["images"], step["studies"]) for step in steps] == [
-        (None, 3),
-        (None, 2),
-        (None, 1),
-    ]
-
-
-def test_images_alone_have_no_step_of_texts() -> None:
-    left = chosen([image("a", "s", "p")], {"s": "p"}, [])
-    steps = faults.count_steps(raw(left.images, [], has_reports=False), left, set(), set())
-    assert [step["name"] for step in steps][-2:] == ["with a file", "that opens"]
-    assert steps[-1]["images"] == 1
-
-
 def test_an_image_that_goes_with_its_report_is_not_blamed_itself() -> None:
     images = [image("a", "s1", "p"), image("row-1", "row-1", "p"), image("row-2", "row-2", "p")]
     rejects = [
@@ -124,10 +106,6 @@ def test_a_picture_in_two_splits_is_named_with_the_other_side() -> None:
     assert Found("pixels_across_splits", "d", "c") in repeats_of({"c": "k", "d": "k"})[0]
 
 
-def test_images_that_do_not_open_repeat_nothing() -> None:
-    assert repeats_of({"a": "", "b": ""})[0] == set()
-
-
 def test_leaks_of_the_source_are_named_by_patient() -> None:
     splits = {"p1": {"train"}, "p2": {"train", "test"}, "p3": {"test"}}
     assert faults.find_leaks(splits, {"p1", "p3", "p9"}) == [
@@ -174,10 +152,3 @@ def test_each_threshold_decides(found: list[Found], most: float, clean: bool) ->
     )
     assert verdict["unusable_share"] == pytest.approx(0.36)
     assert verdict["clean"] is clean
-
-
-def test_an_empty_source_is_not_clean() -> None:
-    verdict = faults.judge(
-        Selection([], {}, {}, [], 0, 0, Counter()), {"opened": 0, "refused": 0}, [], CheckConfig()
-    )
-    assert not verdict["clean"]

@@ -79,12 +79,6 @@ def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):
     )
 
 
-def test_valid_model_is_reused(config_file, capsys):
-    run(config_file)
-    run(config_file, threads=2)
-    assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
-
-
 def test_given_model_is_copied_without_its_head_where_nothing_is_fitted(config_file, tmp_path):
     model = tiny_bert()
     write_cxr_bert(tmp_path / "cxr", model, pickled=True)
@@ -111,17 +105,6 @@ def test_given_model_is_fine_tuned_and_a_changed_one_is_seen(config_file, tmp_pa
     assert all(changed)
     write_cxr_bert(tmp_path / "other", tiny_bert(scale=2.0))
     assert run(config_file, pretrained=tmp_path / "other").digest != artifact.digest
-
-
-def test_neither_fitting_nor_a_given_model_is_a_configuration_fault(config_file, capsys):
-    assert fit_language_model.main(arguments(config_file, steps=0)) == 2
-    assert "language_model.steps" in capsys.readouterr().err
-
-
-def test_damaged_pretrained_model_ends_with_4(config_file, tmp_path):
-    write_cxr_bert(tmp_path / "cxr", tiny_bert())
-    (tmp_path / "cxr" / "model.safetensors").write_bytes(b"no tensors")
-    assert fit_language_model.main(arguments(config_file, pretrained=tmp_path / "cxr")) == 4
 
 
 def test_a_killed_fit_goes_on_and_ends_with_the_same_bytes(tmp_path):

@@ -35,28 +35,6 @@ def test_tree_is_made_once_and_reused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert last(capsys)["state"] == "reused"
 
 
-def test_another_seed_makes_another_tree(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(tmp_path) == 0
-    first = json.loads((tmp_path / "work/studies/artifact.json").read_text())["digest"]
-    assert run(tmp_path, "seed=5") == 0
-    assert last(capsys)["state"] == "made"
-    second = json.loads((tmp_path / "work/studies/artifact.json").read_text())["digest"]
-    assert first != second
-
-
-def test_damaged_tree_is_drawn_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path) == 0
-    report = next((tmp_path / "work/studies").glob("files/*/*/*.txt"))
-    whole = report.read_text()
-    report.write_text(whole.upper())
-    capsys.readouterr()
-    assert run(tmp_path) == 0
-    assert last(capsys)["state"] == "made"
-    assert report.read_text() == whole
-
-
 def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
     real = tmp_path / "real"
     real.mkdir()

@@ -14,7 +14,6 @@ from pipelines.inspection import (
     count_labels,
     describe_report,
     inspect_image,
-    pixels_key,
     read_reports,
 )
 from testing.dicom import dicom_bytes, ramp
@@ -63,11 +62,6 @@ def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> No
         "",
         None,
     )
-
-
-def test_the_key_depends_on_the_shape() -> None:
-    pixels = np.arange(12, dtype=np.uint16)
-    assert pixels_key(pixels.reshape(3, 4)) != pixels_key(pixels.reshape(4, 3))
 
 
 def test_reports_are_read_once_and_their_answers_counted(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from pipelines import plan
 from pipelines.config import load_config
-from pipelines.false_negatives import false_negatives
 from testing.corpus import write_config, write_corpus
 
 PAPER = "configs/train/mimic_cxr.yaml"
@@ -77,33 +76,6 @@ def test_a_table_and_a_grid_are_planned_run_by_run(
     assert found["table1"][1].startswith("111 runs; their hours are not known")
 
 
-@pytest.mark.parametrize(
-    ("settings", "warned"),
-    [
-        ((), True),
-        (("train.learning_rate=1e-4",), False),
-        (("train.image_learning_rate=1e-3",), False),
-        (("train.learning_rate=1e-3", "train.image_learning_rate=1e-5"), True),
-        (("train.image_frozen_steps=110000",), False),
-        (("train.image_frozen_steps=100",), True),
-    ],
-)
-def test_a_random_image_encoder_at_a_low_rate_is_named(
-    monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], warned: bool
-) -> None:
-    """The paper's rate, 1e-5, on random weights."""
-    monkeypatch.delenv("CXR_BERT", raising=False)
-    config = load_config(Path(PAPER), ["model.image.pretrained=", *settings])
-    # Questions are answered as they are asked for; what follows counts bytes.
-    steps, second = islice(plan.plan(config, None, None, None, 0), 2)
-    assert steps.question == "steps"
-    assert second.question == ("image encoder" if warned else "text encoder")
-    if warned:
-        assert second.state == "note"
-        assert "learns at 1e-05" in second.words
-        assert "set model.image.pretrained" in second.words
-
-
 @pytest.mark.usefixtures("no_memory")
 def test_numbers_that_are_given_give_passes_hours_and_bytes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -115,25 +87,6 @@ def test_numbers_that_are_given_give_passes_hours_and_bytes(
     assert "360.0 passes over 6400 training studies" in found["steps"][1]  # 100 steps a pass
     assert found["hours"] == ("ok", "1 at 640 images/s (as given), validation and saving apart")
     assert "prepared 0.262 GB" in found["disk"][1]  # 1000 * 512**2
-
-
-@pytest.mark.usefixtures("no_memory")
-def test_epochs_become_steps_where_the_studies_are_known(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    settings = ["train.steps=null", "train.epochs=2.5", f"work={tmp_path / 'work'}"]
-    more = [f"--set={item}" for item in settings]
-    code, found, _ = answers(capsys, PAPER, *more, "--images-per-s", "640", "--studies", "6463")
-    assert code == 0
-    # 100 full batches of 64 a pass: 250 steps, 16,000 pairs, 25 s.
-    assert found["steps"][1].startswith("250 of 64 pairs, 0.016 million in all, 2.5 passes over")
-    assert found["hours"][1].startswith("0.00694 at 640")
-    _, found, _ = answers(capsys, PAPER, *more, "--images-per-s", "640")
-    assert found["steps"] == (
-        "note",
-        "2.5 epochs in batches of 64; steps unknown: run build_manifest, or give --studies",
-    )
-    assert found["hours"][0] == "note"
 
 
 def test_what_earlier_jobs_made_is_read(
@@ -202,13 +155,3 @@ def test_more_processes_leave_the_method_alone_and_larger_batches_do_not(
         capsys, PAPER, *more, "--set", "train.global_batch=512", "--set", "objective.kind=infonce"
     )
     assert {"global batch", "floor"}.isdisjoint(found)
-
-
-def test_the_table_of_likelihoods_is_the_paper_s_eta(tmp_path: Path) -> None:
-    config = load_config(Path(PAPER), [f"work={tmp_path}"])
-    rows = false_negatives(config).splitlines()[2:]
-    assert rows[0].split() == ["likelihood", "0", "0.2", "12.6", "25.4", "51", "102"]
-    # .2 * exp(-.35 * 4) = .0493; 63 * .0493 = 3.11
-    assert rows[3].split()[:5] == ["likelihood", "-4", "0.0493", "3.11", "6.26"]
-    constant = load_config(Path(PAPER), [f"work={tmp_path}", "eta.source=constant"])
-    assert false_negatives(constant).splitlines()[2].split()[:3] == ["constant", "0.05", "3.15"]

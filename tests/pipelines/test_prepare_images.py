@@ -22,8 +22,6 @@ from testing import forkserver
 from testing.dicom import dicom_bytes, ramp
 from testing.release import Release, release
 
-ROOT = Path(__file__).parents[2]
-
 
 def config_file(tmp_path: Path, source: Release, name: str = "work", **images: Any) -> Path:
     root = tmp_path / "source"
@@ -155,16 +153,3 @@ def test_image_that_changes_is_prepared_anew(tmp_path: Path) -> None:
     image.write_bytes(dicom_bytes(ramp()[::-1].copy()))
     assert prepare_images.main(["--config", str(path)]) == 0
     assert made(tmp_path / "work").digest != first
-
-
-def test_manifest_without_images_gives_no_shards(tmp_path: Path) -> None:
-    root = tmp_path / "source"
-    root.mkdir()
-    (root / "t.csv").write_text("id,findings\n1,Clear.\n")
-    columns = {"subject_id": "id", "findings": "findings"}
-    source = {"kind": "table", "root": str(root), "table": "t.csv", "columns": columns}
-    path = tmp_path / "r.yaml"
-    path.write_text(json.dumps({"work": str(tmp_path / "work"), "source": source}))
-    assert build_manifest.main(["--config", str(path)]) == 0
-    assert prepare_images.main(["--config", str(path)]) == 0
-    assert len(PreparedImages(made(tmp_path / "work"))) == 0

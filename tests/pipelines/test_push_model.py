@@ -19,7 +19,6 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale, CheckpointError, ConfigError
 from medclip_dcl.evaluation.questions import refuse_contaminated
 from medclip_dcl.inference.predictor import load, published_folder
-from medclip_dcl.likelihood.settings import LanguageModelConfig
 from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.settings import WITHHELD
 from medclip_dcl.training.config import TrainingConfig, read_training_config
@@ -167,17 +166,6 @@ def test_a_vocabulary_learned_from_reports_stays_until_it_is_allowed(config_file
     assert hub.asked == []
 
 
-def test_a_model_without_cards_is_not_pushed(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(
-        model_package.ARTIFACT.at(config_file.parent / "work"), model_package.ARTIFACT.at(tmp_path)
-    )
-    arguments = ["--config", str(config_file), "--repo", "someone/images", "--allow-vocabulary"]
-    assert push_model.main([*arguments, "--set", f"work={tmp_path}", "--dry-run"]) == 4
-    assert "write_cards" in capsys.readouterr().err
-
-
 def test_a_dry_run_lists_the_files_and_sends_nothing(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,12 +206,6 @@ def test_a_file_that_is_not_a_model_s_is_never_sent(config_file: Path, tmp_path:
     with pytest.raises(CheckpointError, match="1 files that no model package has"):
         public_copy(config_file, tmp_path / "model", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
-
-
-def test_the_range_of_a_model_s_images_goes_with_it(config_file: Path, tmp_path: Path) -> None:
-    with_file(config_file, tmp_path / "model", model_package.INPUT_RANGE_FILE, "{}")
-    copy = public_copy(config_file, tmp_path / "model", tmp_path / "copy")
-    assert copy.file(model_package.INPUT_RANGE_FILE).read_text() == "{}"
 
 
 def test_offsets_go_with_the_model_and_the_encoded_images_of_their_bank_stay(
@@ -267,9 +249,3 @@ def test_no_setting_that_names_a_place_or_a_host_is_published(
     assert set(json.loads(copy.file("config.json").read_text())) == set(TrainingConfig.model_fields)
     assert published.language_model.pretrained == published.objective.similar_table == WITHHELD
     assert load(copy.path, device="cpu") is not None
-
-
-def test_weights_of_a_hub_stay_named() -> None:
-    name = f"microsoft/BiomedVLP-CXR-BERT-general@{'0' * 40}"
-    assert LanguageModelConfig(pretrained=name).public_settings()["pretrained"] == name
-    assert LanguageModelConfig(pretrained="ward7/bert").public_settings()["pretrained"] == WITHHELD

@@ -59,36 +59,6 @@ def test_sentences_and_reports_get_their_claims(config_file: Path) -> None:
     assert said[sentences.text_key("No acute disease.")]["normal"]
 
 
-def test_summary_counts_occurrences_and_findings(config_file: Path) -> None:
-    main(["--config", str(config_file)])
-    summary = open_artifact(labels.ARTIFACT.at(config_file.parent), labels.ARTIFACT).summary
-    assert summary["sentences"] == 7
-    assert summary["distinct_sentences"] == 6
-    assert summary["share_with_claims"] == pytest.approx(5 / 7, abs=1e-4)
-    assert summary["reports_per_finding"]["Pleural Effusion"] == {
-        "asserted": 1,
-        "negated": 0,
-        "uncertain": 0,
-    }
-
-
-def test_a_second_run_reuses_the_artifact(
-    config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["--config", str(config_file)])
-    capsys.readouterr()
-    main(["--config", str(config_file)])
-    assert '"reused"' in capsys.readouterr().out
-
-
-def test_without_sentences_the_job_names_the_one_to_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.yaml").write_text(f"work: {tmp_path}\n")
-    assert main(["--config", str(tmp_path / "config.yaml")]) == 4
-    assert "split_sentences" in capsys.readouterr().err
-
-
 def test_a_table_of_claims_stands_for_our_reading(config_file: Path) -> None:
     table = config_file.parent / "claims.csv"
     table.write_text(

@@ -22,7 +22,6 @@ from testing.bert import tiny_bert, tiny_tokenizer
 from testing.corpus import write_reports
 
 UNITS = ("--set", "likelihood.unit_pieces=150")
-HEADER = {"variant", "dtype", "engine", "splitter", "normalisation", "model", "tokenizer"}
 DEADLINE_S = 90
 
 
@@ -108,13 +107,6 @@ def test_scores_and_counts_are_those_of_the_sentences(config_file):
     assert max(table["count"].to_pylist()) > 3
 
 
-def test_recipe_names_model_tokenizer_variant_dtype_and_splitter(config_file):
-    artifact = run(config_file)
-    assert set(artifact.fingerprint["settings"]) >= HEADER
-    assert all(artifact.fingerprint["settings"][name] for name in HEADER)
-    assert set(artifact.fingerprint["inputs"]) == {"sentences", "language_model"}
-
-
 def test_whole_scores_are_reused_where_another_engine_is_at_hand(config_file, capsys):
     assert (
         run(config_file, "--set", "likelihood.engine=plain").fingerprint["settings"]["engine"]
@@ -162,14 +154,6 @@ def test_the_eta_cache_refuses_other_scores_by_name(config_file, capsys, monkeyp
     assert build_eta_cache.main(["--config", str(config_file), *more]) == 0
 
 
-def test_what_changes_speed_alone_reuses_scores(config_file, capsys):
-    run(config_file)
-    run(
-        config_file, *UNITS, "--set", "likelihood.workers=1", "--set", "likelihood.token_budget=100"
-    )
-    assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     "change", ["variant", "dtype", "engine", "model", "normalisation", "splitter"]
 )
@@ -194,24 +178,6 @@ def test_an_unfinished_draft_refuses_other_scores_by_name(config_file, capsys, m
     assert f"settings.{change}: " in said
     assert "delete that folder" in said
     assert acknowledged(config_file) == before
-
-
-def test_another_tokenizer_alone_is_refused_by_name(config_file, capsys):
-    cut_short(config_file)
-    work = config_file.parent / "work"
-    old = shutil.copytree(work / "language_model", config_file.parent / "old")
-    tokenizer = json.loads((old / "tokenizer.json").read_text())
-    tokenizer["normalizer"]["strip_accents"] = True
-    (old / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (old / "artifact.json").unlink()
-    kind = masked_lm.ARTIFACT
-    with write_artifact(kind.at(work), kind, make_fingerprint(kind, {"other": 1}, {})) as writer:
-        shutil.copytree(old, writer.directory, dirs_exist_ok=True)
-        writer.commit({})
-    assert score_sentences.main(["--config", str(config_file), *UNITS]) == 4
-    said = capsys.readouterr().err
-    assert "settings.tokenizer: " in said
-    assert "settings.model: " not in said
 
 
 def test_a_stopped_run_goes_on_without_scoring_anything_twice(config_file, monkeypatch):
@@ -270,18 +236,3 @@ def test_two_launched_processes_share_the_units_and_end_with_the_bytes_of_one(co
     assert launch(config_file, 2) == [0, 0]
     assert '"state": "reused"' in (config_file.parent / "log-0").read_text()
     assert "score sentences" not in (config_file.parent / "log-1").read_text()
-
-
-def test_what_the_main_process_refuses_ends_the_others(config_file):
-    cut_short(config_file)
-    codes = launch(config_file, 2, "--set", "likelihood.dtype=bfloat16")
-    assert codes == [4, 0]
-    assert "settings.dtype: " in (config_file.parent / "log-0").read_text()
-
-
-def test_summary_tells_counts_and_spread(config_file, capsys):
-    summary = run(config_file).summary
-    assert summary["sentences"] == 22
-    assert summary["truncated"] == 0
-    assert summary["pll_p5_nats"] < summary["pll_median_nats"] < summary["pll_p95_nats"] < 0
-    assert "effusion" not in json.dumps(summary) + capsys.readouterr().out

@@ -38,11 +38,6 @@ def test_every_sentence_has_its_place_and_key(config_file):
     assert order == sorted(order)
 
 
-def test_last_paragraph_stands_in_for_missing_sections_alone(config_file):
-    rows = read_table(run(config_file).path, sentences.SENTENCES).to_pylist()
-    assert [row["study_id"] for row in rows if row["section"] == "last_paragraph"] == ["s9998"]
-
-
 def test_summary_counts_everything(config_file):
     summary = run(config_file).summary
     assert summary["reports"] == 62
@@ -51,24 +46,6 @@ def test_summary_counts_everything(config_file):
     assert summary["dropped_short"] == 12 + 15 + 1
     assert 0 < summary["masked_share"] < 0.2
     assert summary["unique"] < summary["sentences"] < 62 * 4
-
-
-def test_summary_adds_up(config_file):
-    summary = run(config_file).summary
-    dropped = sum(count for name, count in summary.items() if name.startswith("dropped_"))
-    assert summary["plain_sentences"] + summary["separated"] - dropped == summary["sentences"]
-
-
-def test_sections_and_rules_are_settings(config_file):
-    summary = run(config_file, "--set", 'sentences.sections=["impression"]').summary
-    assert summary["sections"] == 45 + 2
-    assert run(config_file, "--set", "sentences.min_words=1").summary["dropped_short"] == 0
-
-
-def test_valid_sentences_are_reused(config_file, capsys):
-    digest = run(config_file).digest
-    assert run(config_file).digest == digest
-    assert '"state": "reused"' in capsys.readouterr().out
 
 
 def test_no_report_text_is_printed(config_file, capsys):

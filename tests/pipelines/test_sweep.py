@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from medclip_dcl.data import manifest
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.settings import read_yaml
-from medclip_dcl.tables import read_table
 from medclip_reporting.sweep import sweep_text
 from pipelines.config import load_config
 from pipelines.grid import Grid, grid_points
 from pipelines.job import Job
-from pipelines.runs import CONFIG_FILE, NOTE, Runs
+from pipelines.runs import NOTE, Runs
 from pipelines.sweep import FIGURES, FOLDER, main
-from testing.corpus import commit_tables, write_config
+from testing.corpus import write_config
 from testing.evaluated import write_untrained
 
 ROOT = Path(__file__).parents[2]
@@ -88,26 +86,6 @@ def test_points_are_every_combination_and_named_by_their_values():
     assert [point.name for point in grid_points({})] == [""]
     with pytest.raises(ConfigError, match="share a folder's name"):
         grid_points({"objective.similar_table": ["a/b", "a b"]})
-
-
-def test_slices_partition_the_grid(made):
-    _, seen = made
-    assert [len(part) for part in seen] == [4, 2, 2]
-    names = {f"floor={floor},constant={eta}" for floor in ("floor", "zero") for eta in (0.0, 0.1)}
-    assert set.union(*seen) == {f"{name}/seed-{seed}" for name in names for seed in (0, 1)}
-
-
-def test_a_run_has_its_point_s_settings(made):
-    work, _ = made
-    folder = work / FOLDER / "little" / "floor=zero,constant=0.1" / "seed-1"
-    config = load_config(folder / CONFIG_FILE)
-    assert (config.objective.floor, config.eta.source, config.eta.constant) == (
-        "zero",
-        "constant",
-        0.1,
-    )
-    assert config.seed == 1
-    assert (folder / "prepared").resolve() == work / "prepared"
 
 
 def test_table_and_page_have_every_point(made):
@@ -195,21 +173,3 @@ def test_a_grid_that_cannot_run_is_refused_first(made, grid, words, capsys):
     work, _ = made
     assert main(arguments_of(work, grid)) == 2
     assert words in capsys.readouterr().err
-
-
-def test_a_point_that_reads_labels_where_there_are_none_is_refused_first(corpus, tmp_path, capsys):
-    work = shutil.copytree(corpus, tmp_path / "work")
-    old = work / "manifest"
-    tables = {form: read_table(old, form) for form in (manifest.IMAGES, manifest.REPORTS)}
-    tables |= {form: form.schema.empty_table() for form in (manifest.STUDY_LABELS, manifest.BOXES)}
-    commit_tables(work, manifest.ARTIFACT, tables)
-    grid = {"axes": {"objective.negatives": ["all", "remove_labels"]}}
-    assert main(arguments_of(work, grid)) == 2
-    assert "no study of the source has labels" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", [["--points", "4"], ["--points", "0-9"], ["--seeds", "7"]])
-def test_a_slice_of_what_is_not_there_is_refused(made, option, capsys):
-    work, _ = made
-    assert main([*arguments_of(work, GRID), *option]) == 2
-    assert f"{option[0]} names" in capsys.readouterr().err

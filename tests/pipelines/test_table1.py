@@ -3,7 +3,6 @@
 import json
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 
@@ -12,14 +11,13 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation import results
 from pipelines.config import load_config
-from pipelines.runs import CONFIG_FILE, LOG, NOTE, Run
-from pipelines.table1 import FIGURES, FOLDER, main, table_text
-from pipelines.table1_rows import COMPARED, PAPER_ROWS, chosen_rows, paper_values, row_seeds
+from pipelines.runs import LOG, NOTE
+from pipelines.table1 import FIGURES, FOLDER, main
+from pipelines.table1_rows import COMPARED, PAPER_ROWS, chosen_rows, paper_values
 from testing import forkserver
 from testing.corpus import write_config
 from testing.evaluated import write_untrained
 
-ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120
 
 
@@ -110,32 +108,6 @@ def test_the_mean_over_seeds_is_that_of_their_results(made):
     assert found == pytest.approx(sum(values) / 3)
 
 
-def test_one_seed_of_a_row_is_not_judged(made):
-    tree = figures(made)
-    tree["rows"]["dcl_05"]["against_baseline"] = {
-        name: {"verdict": "not known", "corrected_p": None} for name in COMPARED
-    }
-    assert "against no correction: not judged: one seed" in table_text(tree)
-
-
-def test_rows_and_seeds_differ_and_share_what_was_prepared(made):
-    folders = [
-        made / FOLDER / row / f"seed-{seed}" for row in ("lse_nl", "dcl_05") for seed in (0, 1)
-    ]
-    models = {
-        open_artifact(model_package.ARTIFACT.at(folder), model_package.ARTIFACT).digest
-        for folder in folders
-    }
-    assert len(models) == 4
-    assert all((folder / "prepared").resolve() == made / "prepared" for folder in folders)
-    config_file = load_config(folders[2] / CONFIG_FILE)
-    assert (config_file.objective.kind, config_file.eta.source, config_file.eta.constant) == (
-        "debiased",
-        "constant",
-        0.05,
-    )
-
-
 def test_a_finished_run_is_not_done_again_and_a_changed_one_is(made, capsys):
     notes = sorted((made / FOLDER).glob(f"*/*/{NOTE}"))
     before = [note.stat().st_mtime_ns for note in notes]
@@ -206,27 +178,6 @@ def test_the_paper_s_rows_are_nine_and_variants_come_when_asked_for(tmp_path):
         chosen_rows(load_config(tmp_path / "config.yaml", ['table1.rows=["beauty"]']))
 
 
-def test_a_row_that_has_seeds_of_its_own_must_be_there(tmp_path):
-    write_config(tmp_path / "config.yaml", tmp_path)
-    own = ['table1.row_seeds={"beauty": [0]}']
-    with pytest.raises(ConfigError, match=r"row_seeds names \['beauty'\]; choose among"):
-        chosen_rows(load_config(tmp_path / "config.yaml", own))
-
-
-def test_rows_without_quotes_are_to_be_written_as_json(tmp_path):
-    write_config(tmp_path / "config.yaml", tmp_path)
-    with pytest.raises(ConfigError, match=r"quote it as JSON, such as --set 'table1.rows="):
-        load_config(tmp_path / "config.yaml", ["table1.rows=[lse_nl,dcl_lm]"])
-
-
-def test_the_config_s_table_has_ten_seeds_where_it_matters():
-    config = load_config(ROOT / "configs/table1.yaml")
-    seeds = {row.name: len(row_seeds(row, config.table1)) for row in chosen_rows(config)}
-    ten = {"lse_nl", "dcl_lm", "cross_place", "shuffled", "cross_shuffled", "cross_places"}
-    assert {name for name, count in seeds.items() if count == 10} == ten
-    assert set(seeds.values()) == {5, 10}
-
-
 def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
     adapter = {"adapter": {"model": "testing.clip:build"}}
     models = [{"name": "biovil", **adapter}, {"name": "clip", **adapter}]
@@ -240,23 +191,6 @@ def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
     assert "one run" in rows["clip"]["figures"]["grounding.cnr"]["reason"]
     assert not (made / FOLDER / "clip" / "seed-0" / "model").exists()
     assert "clip" in capsys.readouterr().out
-
-
-def test_a_given_model_is_judged_against_several_seeds_of_the_baseline(corpus, tmp_path):
-    work = shutil.copytree(corpus, tmp_path / "work")
-    models = [{"name": "clip", "adapter": {"model": "testing.clip:build"}}]
-    table = {"rows": ["lse_nl", "clip"], "processes": 1, "tune_by": "", "models": models}
-    for seeds, judged in (([0], False), ([0, 1], True)):
-        config_file = config_of(work, [], [], table1={**table, "seeds": seeds})
-        assert main(["--config", str(config_file)]) == 0
-        item = figures(work)["rows"]["clip"]["against_baseline"]["grounding.cnr_signed"]
-        assert (item["p"] is not None) == judged  # nothing is drawn of a given model
-
-
-def test_a_run_is_not_done_while_its_results_are_missing(tmp_path):
-    run = Run("lse_nl", 0, tmp_path, {}, "digest", tmp_path)
-    (tmp_path / NOTE).write_text('{"digest": "digest"}')
-    assert run.note() is None
 
 
 def test_the_paper_s_values_stand_next_to_rows_that_are_trained_as_its_are(tmp_path):
@@ -315,22 +249,3 @@ def test_a_row_takes_the_value_that_is_best_on_validation(tuned):
         said = [line["validation_report_auc"] for line in lines if "validation_report_auc" in line]
         assert len(said) == 2
         assert score == pytest.approx(max(said), abs=1e-4)
-
-
-def test_the_table_says_how_hard_a_row_was_tuned(tuned):
-    text = table_text(figures(tuned))
-    best = figures(tuned)["rows"]["dcl_best"]["tuned"]["value"]
-    assert f"DCL, best constant                 4 values, {best} taken (constant=0.02 " in text
-    assert "LSE+NL (no correction)             one value" in text
-
-
-def test_a_row_that_is_not_there_is_refused_by_its_slice(tuned, capsys):
-    assert main(["--config", str(tuned / "config.yaml"), "--rows", "beauty"]) == 2
-    assert "--rows names beauty; choose among lse_nl, dcl_best" in capsys.readouterr().err
-
-
-def test_a_table_to_be_tuned_must_validate(corpus, tmp_path, capsys):
-    work = shutil.copytree(corpus, tmp_path / "work")
-    config_file = config_of(work, [], [], table1={"rows": ["dcl_best"], "seeds": [0]})
-    assert main(["--config", str(config_file)]) == 2
-    assert "best_metric validation_report_auc needs validate_every_steps" in capsys.readouterr().err

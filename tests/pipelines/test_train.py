@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -27,7 +25,6 @@ from transformers import ConvNextConfig, ConvNextForImageClassification
 from medclip_dcl import load, model_package
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data.grayscale import GreyImage
-from medclip_dcl.likelihood import eta
 from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.training.logging import TIMINGS, read_metrics
 from pipelines.config import load_config
@@ -35,9 +32,6 @@ from pipelines.job import Job
 from pipelines.train import main, open_inputs
 from testing import forkserver
 from testing.corpus import (
-    KINDS,
-    commit_tables,
-    read_tiny_corpus,
     write_config,
     write_corpus,
     write_eta,
@@ -219,9 +213,8 @@ def stop_after(
     return code
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_finishes_the_step_saves_and_exits_with_75(work: Path, number: int) -> None:
-    assert stop_after(work, 5, number, train=LONG) == 75
+def test_a_signal_finishes_the_step_saves_and_exits_with_75(work: Path) -> None:
+    assert stop_after(work, 5, signal.SIGINT, train=LONG) == 75
     (newest, *_) = sorted((work / "checkpoints").glob("step-*"), reverse=True)
     assert int(newest.name.removeprefix("step-")) == len(figures(work)) < STEPS
 
@@ -303,12 +296,6 @@ def test_a_run_that_ended_before_it_could_publish_publishes_the_same(
     assert digest(work) == digest(whole)
 
 
-def test_a_missing_eta_is_named(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    commit_tables(work, eta.ARTIFACT, {eta.ETA: []})
-    assert train(work) == 4
-    assert "8 sentences have no eta" in capfd.readouterr().err
-
-
 def test_a_run_that_breaks_stops_with_the_studies_of_its_last_batch(
     work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -350,48 +337,6 @@ def test_the_best_checkpoint_is_kept_and_published(
     assert training["best"] == {"metric": metric, "value": lines[best][metric]}
 
 
-def test_a_validation_split_smaller_than_a_batch_is_one_batch(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = {"global_batch": 12, "steps": 2, "validate_every_steps": 2}  # of 8 studies
-    assert train(work, train=settings) == 0
-    warning = "its losses are of batches of 8, with 7 negatives in place of 11"
-    assert warning in capsys.readouterr().out
-    assert figures(work)[-1]["validation_loss"] > 0
-
-
-def test_a_rival_compares_texts_and_its_log_says_what_it_removes(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One in four of the other studies is of a kind, and says one of its two sentences."""
-    texts = read_tiny_corpus(work)
-    kinds = [next(k for k, (_, *said) in enumerate(KINDS) if text in said) for text in texts.texts]
-    table = pa.table({"text_key": texts.text_keys, "vector": np.eye(4)[kinds].tolist()})
-    pq.write_table(table, tmp_path / "vectors.parquet")
-    objective = {
-        "negatives": "remove_similar",
-        "similar_by": "table",
-        "similar_table": str(tmp_path / "vectors.parquet"),
-    }
-    assert train(work, objective=objective, train={"validate_every_steps": 12}) == 0
-    assert '"texts_compared_by": "table"' in capsys.readouterr().out
-    log = [line for line in read_metrics(work / "checkpoints") if "loss" in line]
-    removed = np.mean([line["negatives_removed"] for line in log])
-    assert removed == pytest.approx(5 / 23, abs=0.05)
-    assert log[0]["effective_negatives"] == pytest.approx(7 * (1 - log[0]["negatives_removed"]))
-
-
-def test_the_bias_of_the_sigmoid_loss_is_learned_logged_and_published(work: Path) -> None:
-    assert train(work, objective={"kind": "sigmoid"}) == 0
-    log = read_metrics(work / "checkpoints")
-    # AdamW's first steps are as long as the rate, which warms up from 5e-3 to 1e-2.
-    assert log[0]["bias"] == pytest.approx(-np.log(7), abs=6e-3)
-    assert log[0]["bias"] != log[-1]["bias"]
-    folder = model_package.ARTIFACT.at(work)
-    assert load_file(folder / "model.safetensors")["bias"].item() == log[-1]["bias"]
-    assert load(folder, "cpu").embed_sentences(["no acute process"]).shape == (1, 16)
-
-
 def test_any_backbone_can_be_trained_from_others_weights_and_loaded(
     work: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -420,14 +365,6 @@ def test_any_backbone_can_be_trained_from_others_weights_and_loaded(
     assert all(torch.equal(start[f"bert.{name}"], value) for name, value in end.items())
 
 
-def test_the_validation_settings_may_change_only_where_they_choose_no_model(
-    work: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert stop_after(work, 2, train=BEST) == 75
-    assert train(work, train={**BEST, "validate_images": 4}) == 4
-    assert "settings.train.validate_images: 8 -> 4" in capfd.readouterr().err
-
-
 def test_figures_go_to_a_tracker_as_well(work: Path) -> None:
     assert train(work, train={"trackers": ["tensorboard"], "validate_every_steps": 6}) == 0
     reported = scalars(work / "trackers")
@@ -451,20 +388,6 @@ def scalars(folder: Path) -> dict[tuple[str, int], float]:
             for value in event.summary.value:
                 found[value.tag, event.step] = value.simple_value
     return found
-
-
-def test_a_tracker_that_is_not_installed_is_named(
-    corpus: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert train(corpus, train={"trackers": ["swanlab"]}) == 2
-    assert "pip install swanlab" in capfd.readouterr().err
-
-
-def test_another_number_of_processes_is_refused(
-    corpus: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert train(corpus, train={"processes": 2}) == 2
-    assert "train.processes is 2, this run has 1" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED"])

@@ -1,6 +1,5 @@
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,13 @@ from huggingface_hub import ModelCard
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactMissing, ArtifactStale
 from medclip_dcl.evaluation import results
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_exports import cards
-from medclip_reporting.cards import _architecture
-from medclip_reporting.corpus import count_splits
 from pipelines.write_cards import main
-from testing.corpus import commit_tables, write_config, write_corpus
+from testing.corpus import write_config
 from testing.evaluated import evaluate_here, write_evaluated
 from testing.published import publish
 
@@ -28,9 +24,6 @@ WORDS = {
     "licence": "MIT",
     "data": "Drawn for a test.",
 }
-
-
-TABLES = (manifest.IMAGES, manifest.REPORTS, manifest.STUDY_LABELS, manifest.BOXES)
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +41,6 @@ def run(work: Path, **words: Any) -> int:
 def facts(work: Path, name: str) -> dict[str, Any]:
     tree: dict[str, Any] = json.loads((work / "cards" / name).read_text())
     return tree
-
-
-def test_an_image_encoder_is_named_by_what_it_is(evaluated: Path) -> None:
-    model = model_package.read_model_package(evaluated / "model")
-    assert _architecture(model)["image encoder"].startswith("ResNet, depths")
-    image = model.config.model.image.model_copy(
-        update={"kind": "backbone", "backbone": {"model_type": "swin"}}
-    )
-    config = model.config.model_copy(
-        update={"model": model.config.model.model_copy(update={"image": image})}
-    )
-    named = _architecture(replace(model, config=config))["image encoder"]
-    assert named == '{"model_type": "swin"}'
 
 
 @pytest.mark.parametrize(
@@ -131,30 +111,3 @@ def test_cards_name_no_patient_image_or_sentence(evaluated: Path) -> None:
     text = "".join(path.read_text() for path in (evaluated / "cards").glob("*_card.*"))
     assert not re.search(r"\bp0\d\d\b|image0\d\d|\bs0\d\d\b", text)
     assert not [sentence for sentence in set(said) if sentence in text]
-
-
-def test_figures_of_another_model_are_not_in_the_card(tmp_path: Path) -> None:
-    work = evaluate_here(write_evaluated(tmp_path / "work"))
-    publish(work / "model", ["elsewhere"], seed=1)
-    assert run(work) == 0
-    assert facts(work, cards.MODEL_FACTS)["evaluation"] is None
-    assert "has not been evaluated" in (work / "cards" / cards.MODEL_CARD).read_text()
-
-
-def test_words_of_a_licence_are_no_identifier(evaluated: Path) -> None:
-    assert run(evaluated, licence="As the data use agreement says.") == 0
-    text = (evaluated / "cards" / cards.MODEL_CARD).read_text()
-    assert ModelCard(text).data.license == "other"
-    assert "As the data use agreement says." in text
-
-
-def test_a_column_that_is_no_view_is_counted_and_not_named(tmp_path: Path) -> None:
-    work = write_corpus(tmp_path / "work")
-    listed = {form: read_table(work / "manifest", form).to_pylist() for form in TABLES}
-    for number, row in enumerate(listed[manifest.IMAGES]):
-        row["view"] = ("Doe^Jane 1950", "pa", "AP  axial", "")[number % 4]
-    source = commit_tables(work, manifest.ARTIFACT, listed, views="odd")
-    counted = [row["views"] for row in count_splits(source).values()]
-    assert {part.rpartition(" ")[0] for views in counted for part in views.split(", ")} == {
-        *("AP AXIAL", "PA", "not known", "other"),
-    }

@@ -1,12 +1,11 @@
 """Recall of two-stage retrieval against exhaustive exact scores, and the cost of a query.
 
-    make demo && python -m benchmarks.retrieve [--quick] [--made-up N] [--keep FOLDER] [--stored]
+    make demo && python -m benchmarks.retrieve [--quick] [--made-up N] [--keep FOLDER]
 
 Recall: the demo's images in nine augmented views each (about 22,000; --quick: one view) are
 embedded by the demo's model and asked for by sentences of patients that no config drew, and
 sentences by images of theirs. The truth is the exact score of every image. K is the least number of
-candidates whose recall@10 reaches the bar, for both directions. `--stored` asks a third of the
-sentences once more of regions that are stored in fewer bytes, and measures nothing else.
+candidates whose recall@10 reaches the bar, for both directions.
 
 Cost: an index of 100,000 made-up images (--quick: 10,000) with 15 x 15 regions of width 128, the
 paper's, is asked at that K, one thread. The candidate stage and one bare matrix-vector product are
@@ -32,7 +31,6 @@ from benchmarks.speed.retrieve import indexes
 from benchmarks.speed.retrieve.recall import (
     K_HITS,
     image_curve,
-    recall_by_storage,
     text_curve,
     with_candidates,
 )
@@ -68,7 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer images and questions")
     parser.add_argument("--made-up", type=int, help="images of the made-up index")
     parser.add_argument("--keep", type=Path, help="folder that keeps both indexes")
-    parser.add_argument("--stored", action="store_true", help="recall by bytes of a region alone")
     parser.add_argument("--config", type=Path, default=CONFIG, help="the demo's")
     arguments = parser.parse_args(argv)
     quick = arguments.quick
@@ -81,8 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="retrieve-"))
     try:
         with threadpool_limits(1):
-            if arguments.stored:
-                return _stored(arguments.keep or folder, model, quick=quick)
             figures = _recall(arguments.keep or folder, model, quick=quick)
             made = arguments.made_up or (10_000 if quick else 100_000)
             figures |= _candidates(int(figures["K"]))
@@ -117,18 +112,6 @@ def _recall(folder: Path, model: Path, *, quick: bool) -> dict[str, float]:
     figures |= {f"recall_at_10_K{k}": value for k, value in of_images.recall.items()}
     figures |= {f"sentence_recall_at_10_K{k}": value for k, value in of_texts.recall.items()}
     return figures
-
-
-def _stored(folder: Path, model: Path, *, quick: bool) -> int:
-    predictor = load(model, "cpu")
-    path = indexes.build_views(folder, model.parent, predictor, 1 if quick else 9, _VIEW_SETTINGS)
-    index = RetrievalIndex.open(path, predictor.digest)
-    sentences = predictor.embed_sentences(indexes.questions(100 if quick else 300)[::3])
-    figures = {}
-    for way, (size, recall) in recall_by_storage(index, sentences, 300).items():
-        print(f"{way:36}{size:6.0f} bytes a region  recall@{K_HITS} {recall:.4f}", flush=True)
-        figures[f"recall_at_10_of_{way}"] = recall
-    return finish("retrieve_stored", figures, {})
 
 
 def _candidates(count: int) -> dict[str, float]:

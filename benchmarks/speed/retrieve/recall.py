@@ -1,23 +1,20 @@
-"""How much of an exhaustive search's answer the candidates hold, and regions in fewer bytes."""
+"""How much of an exhaustive search's answer the candidates hold."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from medclip_dcl.models.similarity import image_sentence_scores
-from medclip_dcl.retrieval.embeddings import Floats, InMemoryIndex, highest
+from medclip_dcl.retrieval.embeddings import Floats, InMemoryIndex
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
 
 CURVE = (10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000)
 K_HITS = 10
 
 _IMAGES_AT_ONCE = 256
-_SAMPLE = 512  # images that the leading directions are found on
 
 
 @dataclass(frozen=True)
@@ -78,14 +75,12 @@ def _in_memory(index: RetrievalIndex, name: str) -> Floats:
     return nearest.vectors.whole()
 
 
-def _exact(
-    index: RetrievalIndex, sentences: Tensor, stored: Callable[[Tensor], Tensor] = lambda x: x
-) -> Floats:
-    """Score every image, (sentences, images), by its regions as they are after storing."""
+def _exact(index: RetrievalIndex, sentences: Tensor) -> Floats:
+    """Score every image, (sentences, images)."""
     parts = []
     for first in range(0, len(index.regions), _IMAGES_AT_ONCE):
         rows = np.arange(first, min(first + _IMAGES_AT_ONCE, len(index.regions)))
-        regions = stored(_regions(index, rows))
+        regions = torch.from_numpy(index.regions.gather(rows)).float().flatten(1, 2)
         parts.append(image_sentence_scores(regions, sentences, index.similarity))
     scores: Floats = torch.cat(parts, dim=1).numpy()
     return scores
@@ -101,60 +96,3 @@ def _curve(
     ranks = np.take_along_axis(index, best, axis=1)
     widths = [k for k in CURVE if k < near.shape[1]]
     return Curve(queries, best, {k: float((ranks < k).mean()) for k in widths})
-
-
-def recall_by_storage(
-    index: RetrievalIndex, sentences: Tensor, candidates: int
-) -> dict[str, tuple[float, float]]:
-    """Re-rank the candidates of each sentence by regions that are stored in another way.
-
-    Gives way -> bytes of a region, and recall@10 against the exhaustive search in float16.
-    """
-    every = max(1, len(index.regions) // _SAMPLE)
-    sample = _regions(index, np.arange(0, len(index.regions), every)).flatten(0, 1)
-    dim = sample.shape[1]
-    _, directions = torch.linalg.eigh((sample.T @ sample).double())
-    ways: dict[str, tuple[float, Callable[[Tensor], Tensor]]] = {
-        "float16": (2 * dim, lambda x: x),
-        "int8, a scale each": (dim + 2, lambda x: _rounded(x, 8)),
-        "int8, a scale each, made unit": (
-            dim + 2,
-            lambda x: functional.normalize(_rounded(x, 8), dim=-1),
-        ),
-        "int8 about the image's mean": (
-            dim + 2,
-            lambda x: x.mean(1, keepdim=True) + _rounded(x - x.mean(1, keepdim=True), 8),
-        ),
-        "10 bits, a scale each": (dim * 10 / 8 + 2, lambda x: _rounded(x, 10)),
-        "12 bits, a scale each": (dim * 12 / 8 + 2, lambda x: _rounded(x, 12)),
-    }
-    for kept in (dim // 4, dim // 2, dim * 3 // 4):
-        leading = directions[:, -kept:].float()
-        name = f"float16, {kept} leading directions"
-        ways[name] = (2 * kept, lambda x, r=leading: (x @ r).half().float() @ r.T)
-    scores = {name: _exact(index, sentences, store) for name, (_, store) in ways.items()}
-    nearest = index.near["image_sketches"]
-    asked = index.sketch.of_vectors(sentences.numpy())
-    found = [nearest.rows(item, None, candidates) for item in asked]
-    return {
-        name: (size, _recall(scores["float16"], scores[name], found))
-        for name, (size, _) in ways.items()
-    }
-
-
-def _regions(index: RetrievalIndex, rows: np.ndarray) -> Tensor:
-    return torch.from_numpy(index.regions.gather(rows)).float().flatten(1, 2)
-
-
-def _rounded(x: Tensor, bits: int) -> Tensor:
-    most = 2 ** (bits - 1) - 1
-    scale = (x.abs().amax(-1, keepdim=True) / most).half().float().clamp(min=1e-7)
-    return (x / scale).round().clamp(-most, most) * scale
-
-
-def _recall(exact: Floats, rough: Floats, found: list[np.ndarray]) -> float:
-    shares = []
-    for scores, near, rows in zip(exact, rough, found, strict=True):
-        kept = rows[highest(near[rows], K_HITS)]
-        shares.append(np.isin(highest(scores, K_HITS), kept).mean())
-    return float(np.mean(shares))

@@ -1,7 +1,6 @@
 """The cut points are those that were promised, and what differs is counted."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import torch
@@ -18,14 +17,6 @@ from benchmarks.reliability.exactness import (
 )
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 from testing.corpus import write_corpus
-
-
-def test_four_cuts_of_each_kind_and_one_of_each_in_the_quick_tier() -> None:
-    kinds = {"mid_epoch", "epoch_end", "saving"}
-    assert Counter(cut.kind for cut in CUTS) == dict.fromkeys(kinds, 4)
-    assert {cut.kind for cut in CUTS[:3]} == kinds
-    assert {cut.number for cut in CUTS} == {9, 15}
-    assert all(cut.step % LOOP["save_every_steps"] == 0 for cut in CUTS if cut.flush)
 
 
 def test_a_cut_comes_at_its_step_and_every_step_is_noted(tmp_path: Path) -> None:

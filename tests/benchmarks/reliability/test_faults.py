@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reliability import faults
-from benchmarks.reliability.faults import CORRUPTIONS, EVERY, Scene, corrupt, harmed, is_clear
+from benchmarks.reliability.faults import (
+    CORRUPTIONS,
+    EVERY,
+    Scene,
+    corrupt,
+    harmed,
+    is_clear,
+    is_new,
+    is_old_or_new,
+)
 from benchmarks.reliability.writers import litter, snapshot, units, writers
 from medclip_dcl.artifact import ArtifactType, make_fingerprint
 from medclip_dcl.artifact_writer import write_artifact
@@ -76,18 +85,18 @@ def test_a_broken_artifact_is_neither_old_nor_new(tmp_path: Path) -> None:
     new = snapshot(commit(tmp_path / "work" / "numbers", "456").parent)
     scene = Scene(writers()[0], tmp_path, old, new, varies=frozenset({"page"}))
     work = tmp_path / "work"
-    assert faults._is_old_or_new(scene, old, "numbers")
+    assert is_old_or_new(scene, old, "numbers")
     scene.old = {**old, "checkpoint": "d" * 64}  # goes, but not before the new is whole
-    assert not faults._is_old_or_new(scene, old, "checkpoint")
-    assert faults._is_old_or_new(scene, new, "checkpoint")
-    assert faults._is_new(scene, {**snapshot(work), "page": "f" * 64})
+    assert not is_old_or_new(scene, old, "checkpoint")
+    assert is_old_or_new(scene, new, "checkpoint")
+    assert is_new(scene, {**snapshot(work), "page": "f" * 64})
     (work / "numbers").rename(work / ".numbers.retired")  # its writer ended between two renames
     assert litter(work) == [".numbers.retired"]
     assert snapshot(work) == new
     assert not litter(work)  # who opened it gave it its name back
     (work / "numbers/data").write_text("7")
     assert snapshot(work) == {"numbers": "ArtifactCorrupt"}
-    assert not faults._is_old_or_new(scene, snapshot(work), "numbers")
+    assert not is_old_or_new(scene, snapshot(work), "numbers")
 
 
 def test_an_acknowledged_file_is_the_same_in_a_draft_and_after_its_commit(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 from benchmarks.speed.train import (
     BareStep,
     TrainFixture,
-    loader_alone,
     make_fixture,
     memory,
     run_loop,
@@ -43,16 +42,6 @@ def test_the_bare_step_has_the_loss_of_the_loop_s_first_step(
     before = bare.encoder.gamma.item()
     bare()
     assert bare.encoder.gamma.item() != before
-
-
-def test_the_sentences_differ_in_length_from_step_to_step(train_fixture: TrainFixture) -> None:
-    assert len({train_fixture.dataset.batch(step).input_ids.shape[1] for step in range(6)}) > 1
-
-
-def test_the_loader_s_parts_make_up_its_speed(train_fixture: TrainFixture) -> None:
-    found = loader_alone(train_fixture, 5)
-    per_image = 1e-6 * (found["read_us"] + found["augment_us"])
-    assert found["loader_images_per_core_s"] == pytest.approx(1 / per_image)
 
 
 def test_memory_is_followed_after_the_first_ten_steps(

@@ -6,11 +6,9 @@ import pytest
 
 from medclip_dcl.data.codestreams import (
     Frame,
-    _code_length,
     _mid_grey_blocks,
     read_jpeg,
     read_jpeg2000,
-    require_bits,
     require_size,
     require_tiles,
     require_whole,
@@ -135,24 +133,6 @@ def test_cut_before_the_mid_grey_that_was_written_is_refused() -> None:
         require_whole(cut, decoded(cut), 8)
 
 
-def test_twelve_bits_have_another_mid_grey() -> None:
-    image = NOISE.astype(np.uint16) * 16
-    whole = bytes(imagecodecs.jpeg8_encode(image, bitspersample=12))
-    require_whole(whole, decoded(whole), 12)
-    cut = whole[: len(whole) // 2] + END
-    with pytest.raises(ImageError, match="truncated"):
-        require_whole(cut, decoded(cut), 12)
-
-
-def test_streams_that_are_not_examined_pass() -> None:
-    for options in ({"progressive": True}, {"restart_marker_blocks": 4}):
-        stream = raster_bytes(with_mid_grey(40), "jpeg", **options)
-        require_whole(stream, decoded(stream), 8)
-    stream = raster_bytes(with_mid_grey(40), "jpeg").replace(b"\xff\xda", b"\0\xff\xda", 1)
-    require_whole(stream, decoded(stream), 8)  # a stray byte, over which decoders go
-    require_whole(stream[: stream.index(b"\0\xff\xda")], decoded(stream), 8)  # it has no scan
-
-
 def test_fill_bytes_and_an_interval_of_no_restarts_hide_no_cut() -> None:
     whole = raster_bytes(NOISE, "jpeg", quality=90)
     cut = whole[: len(whole) // 2] + END
@@ -160,15 +140,6 @@ def test_fill_bytes_and_an_interval_of_no_restarts_hide_no_cut() -> None:
         require_whole(whole[:2] + extra + whole[2:], decoded(whole), 8)
         with pytest.raises(ImageError, match="truncated"):
             require_whole(cut[:2] + extra + cut[2:], decoded(cut), 8)
-
-
-def test_the_code_of_nothing_more_is_as_long_as_its_table_says() -> None:
-    differences = bytes([0, 1, 5, 1, 1, 1, 1, 1, 1, *[0] * 7, *range(12)])
-    assert _code_length(differences) == 2  # T.81, table K.3: 00
-    rest = bytes([0, 2, 1, 3, 3, 2, 4, 3, 5, 5, 4, 4, 0, 0, 1, 125, 1, 2, 3, 0, 4, 17])
-    assert _code_length(rest) == 4  # T.81, table K.5: 1010
-    assert _code_length(differences[:16] + bytes(range(1, 13))) == 0
-    assert _code_length(b"") == 0
 
 
 @pytest.mark.parametrize(
@@ -223,11 +194,6 @@ def test_a_jpeg_without_a_plain_frame_is_refused(stream: bytes, fault: str) -> N
         read_jpeg(stream)
 
 
-def test_what_a_jpeg_frame_declares_is_read_as_it_stands() -> None:
-    assert read_jpeg(START + frame_header(258, 772, 3) + SCAN * 100) == Frame(258, 772, 3, 8, "dct")
-    assert read_jpeg(START + frame_header()[:10]) == Frame(31, 47, 1, 8, "dct")
-
-
 def image_size(
     right: int = 10,
     bottom: int = 7,
@@ -276,24 +242,6 @@ def test_every_tile_that_the_size_needs_must_be_there() -> None:
             require_tiles(stream)
 
 
-@pytest.mark.parametrize(
-    ("right", "bottom", "tiles", "fault"),
-    [
-        (10, 7, (0, 4, 0, 0), "impossible"),
-        (10, 7, (4, 0, 0, 0), "impossible"),
-        (10, 7, (4, 4, 11, 0), "impossible"),
-        (10, 7, (4, 4, 0, 8), "impossible"),
-        (65_536, 1, (1, 1, 0, 0), "more than 65535"),
-        (65_535, 1, (1, 1, 0, 0), "lacks tiles"),
-    ],
-)
-def test_tiles_that_cannot_be_are_refused(
-    right: int, bottom: int, tiles: tuple[int, int, int, int], fault: str
-) -> None:
-    with pytest.raises(ImageError, match=fault):
-        require_tiles(image_size(right, bottom, tiles=tiles) + tile_part(0))
-
-
 def box(kind: bytes, content: bytes = b"", form: str = "short") -> bytes:
     if form == "long":
         return b"\0\0\0\1" + kind + (16 + len(content)).to_bytes(8, "big") + content
@@ -329,14 +277,3 @@ def test_the_stream_of_a_jp2_file_is_found_behind_other_boxes(form: str) -> None
 def test_a_jp2_file_whose_boxes_lead_astray_is_refused(others: bytes) -> None:
     with pytest.raises(ImageError, match="no code stream"):
         read_jpeg2000(SIGNATURE + others + box(b"jp2c", image_size()))
-
-
-def test_one_bit_for_each_pixel_is_the_least_of_lossless_jpeg() -> None:
-    frame = Frame(10, 10, 1, 12, "lossless")  # 100 pixels: 13 bytes
-    require_bits(frame, 13)
-    with pytest.raises(ImageError, match="truncated"):
-        require_bits(frame, 12)
-    for process in ("ls", "j2k"):
-        require_bits(Frame(10, 10, 1, 12, process), 1)
-    with pytest.raises(ImageError, match="not_greyscale"):
-        require_size(Frame(10, 10, 3, 8, "dct"), 10, 10, 1000)

@@ -29,9 +29,3 @@ def test_repeats_are_found_over_shards_and_pixel_by_pixel(tmp_path: Path) -> Non
     images = write(tmp_path, pixels)
     assert images.find_repeats([4, 5], [0, 1, 2, 3]) == {4: 1}
     assert images.find_repeats([0, 1, 2], [3, 4, 5]) == {1: 4}
-
-
-def test_an_image_does_not_repeat_itself(tmp_path: Path) -> None:
-    images = write(tmp_path, np.zeros((4, 20, 20), dtype=np.uint8))
-    assert images.find_repeats([1], [1]) == {}
-    assert images.find_repeats([1], [1, 2, 3]) == {1: 2}

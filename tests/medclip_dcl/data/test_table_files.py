@@ -32,11 +32,6 @@ def test_all_formats_say_the_same(tmp_path: Path) -> None:
         assert read_rows(tmp_path / name, ["id", "text"]) == WANT, name
 
 
-def test_text_that_looks_like_a_date_stays_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text('{"id": "2026-03-01"}\n{"id": "2026-03-01 10:00:00"}\n')
-    assert read_rows(tmp_path / "t.jsonl", ["id"])["id"] == ["2026-03-01", "2026-03-01 10:00:00"]
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -116,12 +111,6 @@ def test_json_of_another_form_is_refused(
         read_rows(tmp_path / name, ["id"])
 
 
-def test_brackets_in_texts_are_no_depth(tmp_path: Path) -> None:
-    rows = [{"id": str(n), "text": "[{" * 300 + '\\"['} for n in range(3)]
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert read_rows(tmp_path / "t.jsonl", ["id"])["id"] == ["0", "1", "2"]
-
-
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
@@ -139,18 +128,6 @@ def test_columns_are_named_unless_they_may_be_data(tmp_path: Path, name: str, li
         assert "Doe" not in str(refused.value)
     with pytest.raises(StudyError, match=r"column \['id'\], only \['Doe\^Jane', 'other'\]"):
         read_rows(tmp_path / name, ["id", "other", "Doe^Jane"])  # most are there: they are names
-
-
-def test_broken_json_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text('[{"id": "1"},\n{"id": ')
-    with pytest.raises(StudyError, match="cannot be read"):
-        read_rows(tmp_path / "t.json", ["id"])
-
-
-def test_nested_column_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text('{"id": [1, 2]}\n')
-    with pytest.raises(StudyError, match="lists"):
-        read_rows(tmp_path / "t.jsonl", ["id"])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch.nn import functional
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.evaluation import adapters, results
-from medclip_dcl.evaluation.adapters import IMAGE_WEIGHTS, RESNET, BioVil, load_adapter
+from medclip_dcl.evaluation.adapters import IMAGE_WEIGHTS, BioVil, load_adapter
 from medclip_dcl.models.settings import ImageEncoderConfig
 from pipelines.config import Config
 from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer, write_cxr_bert
@@ -134,10 +134,6 @@ def test_it_is_evaluated_by_its_own_crop_with_every_question(
     assert tree["geometry"] == "biovil"
     asked = {"zero_shot", "probe", "grounding", "boxes", "gallery", "reports"}
     assert asked <= {name for name, item in tree["questions"].items() if not item["absent"]}
-
-
-def test_the_release_has_a_resnet_50_at_480_pixels() -> None:
-    assert (RESNET.depths, RESNET.layer, RESNET.input_px) == ((3, 4, 6, 3), "bottleneck", 480)
 
 
 def test_what_is_missing_of_the_release_is_named(tmp_path: Path) -> None:

@@ -108,17 +108,6 @@ def test_one_patient_has_no_interval_and_two_have_one():
     assert (figure.value, figure.low, figure.high) == (1.5, 1.0, 2.0)
 
 
-def test_no_rows_are_undefined_not_an_error():
-    for samples in (0, 100):
-        figure = mean_of(np.ones(0), [], samples, undefined="no images")
-        assert (figure.value, figure.n, figure.reason) == (None, 0, "no images")
-
-
-def test_equal_seeds_give_equal_intervals():
-    first, second = (mean_of(VALUES, SUBJECTS, 100, seed=7) for _ in range(2))
-    assert first == second
-
-
 def test_nobody_and_a_negative_number_of_samples_are_refused():
     with pytest.raises(MetricError, match="0 patients"):
         patient_weights(0, 10, np.random.default_rng(0))

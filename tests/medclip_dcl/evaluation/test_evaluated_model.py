@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.errors import CheckpointError, QueryError
+from medclip_dcl.errors import CheckpointError
 from medclip_dcl.evaluation.evaluated_model import (
     EncodedImages,
     EvaluatedModel,
@@ -11,7 +11,6 @@ from medclip_dcl.evaluation.evaluated_model import (
     cut_window,
     evaluated_model,
     heatmap,
-    scaled,
     window_of,
 )
 from medclip_dcl.inference.predictor import load
@@ -97,18 +96,6 @@ def test_what_is_no_region_vector_is_refused_by_name(vectors, message):
         model.embed_images(IMAGES)
 
 
-def test_an_empty_sentence_is_refused():
-    model = EvaluatedModel("clip", build(), SimilarityConfig(kind="global"), 1.0)
-    with pytest.raises(QueryError, match="a sentence is empty"):
-        model.embed_sentences(["No edema.", " "])
-
-
-def test_the_paper_sees_the_whole_image():
-    assert window_of("whole", 300, 200) == Window(0, 0, 200, 300)
-    image = np.arange(16, dtype=np.uint8).reshape(4, 4)
-    assert cut_window(image, Window(0, 0, 200, 300), 300, 200) is image
-
-
 @pytest.mark.parametrize(
     ("height", "width", "window"),
     [
@@ -147,11 +134,6 @@ def test_smoothing_is_a_gaussian_of_one_and_a_half_cells():
     assert smooth[7, 8] / smooth[7, 7] == pytest.approx(np.exp(-1 / (2 * 1.5**2)), abs=1e-5)
     plain = heatmap(grid, "whole", Window(0, 0, 15, 15), 15, 15)
     assert plain[7, 7] == 1.0
-
-
-def test_a_window_on_a_smaller_image_stays_within_it():
-    assert scaled(Window(79, 335, 2385, 2385), 0.1, 0.1, 306, 254) == Window(8, 34, 238, 238)
-    assert scaled(Window(53, 3, 93, 93), 0.01, 0.01, 1, 2) == Window(1, 0, 1, 1)
 
 
 def test_studies_average_their_images_and_can_be_chosen():

@@ -10,7 +10,6 @@ from sklearn.metrics import (
     roc_curve,
 )
 
-from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, patient_weights
 from medclip_dcl.evaluation.classification import UNKNOWN
 from medclip_dcl.evaluation.metrics import average_precision, confusion_metrics, value_of
@@ -84,11 +83,6 @@ def test_images_called_alike_have_an_mcc_of_0_and_no_value_of_the_other_call():
     assert (low["ppv"], high["npv"], high["f1"]) == ([0.5], [0.5], [0.0])
 
 
-def test_an_image_at_the_threshold_is_positive():
-    found = confusion_metrics(np.array([0.5, 0.5, 0.4]), truth(1, 0, 0), 0.5)
-    assert (found["sensitivity"], found["specificity"], found["ppv"]) == ([1.0], [0.5], [0.5])
-
-
 def test_youden_is_the_best_point_of_scikit_learns_curve():
     generator = np.random.default_rng(1)
     for _ in range(20):
@@ -112,12 +106,6 @@ def test_a_sensitivity_is_reached_at_the_highest_level_that_does():
     scores, positive = np.array([0.9, 0.8, 0.7, 0.6, 0.5]), truth(1, 0, 1, 0, 1)
     for asked, level in ((0.3, 0.9), (0.6, 0.7), (2 / 3, 0.7), (0.9, 0.5), (1.0, 0.5)):
         assert ThresholdRule(asked).choose(scores, positive) == level
-
-
-@pytest.mark.parametrize("positive", [truth(1, 1), truth(0, 0)])
-def test_no_threshold_is_chosen_from_one_class(positive):
-    with pytest.raises(MetricError, match="both classes"):
-        ThresholdRule().choose(np.array([0.1, 0.2]), positive)
 
 
 def test_a_finding_without_a_validation_positive_is_null_with_the_reason():

@@ -14,7 +14,6 @@ from medclip_dcl.evaluation.probe import (
     _folds,
     draw_labelled,
     evaluate_probe,
-    image_features,
     linear_probe,
 )
 from medclip_dcl.evaluation.results import PROBES
@@ -39,11 +38,6 @@ def images(count, seed, noise=0.3):
 def probed():
     splits = [images(100, 0), images(50, 2), images(40, 3)]
     return evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(20, 0), ThresholdRule())
-
-
-def test_features_are_the_mean_of_the_regions():
-    shown, _ = images(3, 0)
-    assert image_features(shown)[1] == pytest.approx(shown.regions[1].mean(dim=(0, 1)), abs=1e-6)
 
 
 def test_a_probe_finds_what_features_hold_and_no_more(probed):
@@ -159,20 +153,6 @@ def test_a_patient_is_in_one_fold_alone():
         assert not owners[0] & owners[1]
         assert len(owners[0] | owners[1]) == 20
         assert {0, 1} == set(known.labels[judged].tolist()) == set(known.labels[fitted].tolist())
-
-
-def test_with_one_patient_of_a_class_the_first_penalty_is_taken():
-    known = split(20, 0, images_a_patient=10)
-    assert _folds(known) == []
-    assert linear_probe(known, known.features, [0.3, 1e-3])[1] == 0.3
-
-
-def test_a_feature_that_never_varies_is_left_out():
-    train, test = split(30, 0), split(30, 2)
-    flat = np.full((30, 1), 7.0)
-    padded = Labelled(np.hstack([train.features, flat]), train.labels, train.subject_ids)
-    margins, _ = linear_probe(padded, np.hstack([test.features, 1e6 * flat]))
-    assert ((margins > 0) == test.labels).all()
 
 
 def test_one_class_alone_teaches_nothing():

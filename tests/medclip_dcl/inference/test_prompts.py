@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.errors import ConfigError, QueryError
+from medclip_dcl.errors import QueryError
 from medclip_dcl.inference.prompts import Finding, FindingCode, parse_prompts, read_prompts
 
 PAIR = {"name": "edema", "positive": "Pulmonary  edema", "negative": ["No edema", "Clear lungs"]}
@@ -65,16 +65,3 @@ def test_the_paper_s_five_findings_are_read_with_their_labels():
     assert findings[3] == Finding(
         "effusion", ("Pleural effusions",), ("No pleural effusions",), "Pleural Effusion"
     )
-
-
-@pytest.mark.parametrize("text", ["format_version: 2", "[1]", "{", "format_version: 1"])
-def test_a_prompt_file_of_another_form_is_refused(tmp_path, text):
-    file = tmp_path / "prompts.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match="prompts"):
-        read_prompts(file)
-
-
-def test_a_missing_prompt_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="does not exist"):
-        read_prompts(tmp_path / "none.yaml")

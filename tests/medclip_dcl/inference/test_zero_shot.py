@@ -9,7 +9,6 @@ from medclip_dcl.inference.zero_shot import (
     finding_scores,
     margins,
     prompt_offset,
-    prompt_texts,
     softmax_scores,
 )
 from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
@@ -25,10 +24,6 @@ def scored(margin, asked=TWO, gamma=1.0, calibration=None, offsets=None):
     return finding_scores(
         margin, torch.tensor(gamma), asked[: len(margin)], curves[: len(margin)], levels
     )
-
-
-def test_prompts_are_listed_finding_by_finding_positive_first():
-    assert prompt_texts(TWO) == ["p1", "p2", "n1", "p3", "n2", "n3"]
 
 
 def test_several_prompts_of_a_side_are_averaged_by_score():
@@ -95,12 +90,6 @@ def test_a_constant_added_to_all_scores_of_a_prompt_leaves_the_decision_as_it_is
         decided.append([answer[0].is_present for answer in answers])
     assert decided[0] == decided[1]
     assert 0 < sum(decided[0]) < 40
-
-
-def test_without_calibration_there_is_no_probability_and_a_word_why():
-    answer = scored(torch.zeros(2, 1))[0][0]
-    assert answer.probability is None
-    assert "calibration" in answer.note
 
 
 def calibration() -> ScoreCalibration:

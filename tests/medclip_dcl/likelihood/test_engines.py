@@ -1,6 +1,5 @@
 """The fast engine: the plain one's scores, and the plain one wherever it does not fit."""
 
-import importlib.util
 import logging
 
 import pytest
@@ -110,14 +109,6 @@ def test_a_model_that_does_not_fit_is_run_plainly_with_one_line_in_the_log(chang
     assert record.levelno == logging.INFO
     with pytest.raises(ScoreError, match=reason):
         prepare_engine(model, "onnxruntime")
-
-
-def test_a_missing_package_is_a_line_in_the_log_and_no_failure(monkeypatch, caplog):
-    monkeypatch.setattr(module, "_PACKAGES", {"onnxruntime": ("onnx", "no_such_package")})
-    assert importlib.util.find_spec("no_such_package") is None
-    with caplog.at_level(logging.INFO, "medclip.likelihood"):
-        assert isinstance(prepare_engine(tiny_bert()), PlainEngine)
-    assert "no_such_package not installed" in caplog.text
 
 
 @pytest.mark.parametrize(

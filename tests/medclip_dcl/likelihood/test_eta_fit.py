@@ -143,11 +143,6 @@ def test_constant_error_and_means_by_hand():
     assert all(map(math.isnan, mean_eta(np.array([0.1]), nobody, CAP)))
 
 
-def test_eta_of_a_line_is_the_capped_formula():
-    eta = Line(0.4, 0.5).eta(np.array([0.0, -1.0, -10.0]), CAP)
-    assert eta.tolist() == pytest.approx([0.2, 0.2, 0.4 * math.exp(-5)])
-
-
 @pytest.fixture
 def corpus():
     rng = np.random.default_rng(0)

@@ -48,16 +48,3 @@ def test_a_finding_that_no_study_is_labelled_for_is_not_corrected():
     labels = np.array([[1, BLANK, BLANK], [0, 1, BLANK]], np.int8)
     said = [SentenceClaims((), ("Pneumonia",), False), SentenceClaims((), ("Edema",), False)]
     assert eta_from_labels(said, labels, NAMES).tolist() == [0, 1 / 2]
-
-
-def test_a_finding_that_is_no_label_of_the_source_is_not_corrected():
-    said = [SentenceClaims(("Hernia",), (), False), SentenceClaims((), (), True)]
-    assert eta_from_labels(said[:1], LABELS, NAMES).tolist() == [0]
-    pneumonia = NAMES.index("Pneumonia")
-    only = LABELS[:, pneumonia : pneumonia + 1]
-    assert eta_from_labels(said, only, ["Pneumonia"]).tolist() == [0, 0]
-
-
-def test_eta_of_labels_needs_a_study_that_has_some():
-    with pytest.raises(ScoreError, match="no training study"):
-        eta_from_labels([], LABELS[:0], NAMES)

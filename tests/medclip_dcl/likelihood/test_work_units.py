@@ -6,7 +6,6 @@ import pytest
 from medclip_dcl.likelihood.pll import Variant, encode_sentences, score_encodings
 from medclip_dcl.likelihood.work_units import (
     part_of,
-    piece_operations,
     plan_units,
     span_codes,
     units_of,
@@ -87,8 +86,3 @@ def test_a_word_is_never_cut():
 def test_codes_tell_spans_apart():
     index, first, last = np.array([[0, 0, 1, 1], [0, 1, 0, 0], [5, 5, 5, 6]])
     assert len(set(span_codes(index, first, last).tolist())) == 4
-
-
-def test_operations_of_a_piece_are_those_of_the_layers_matrices():
-    # two layers of width 32: four 32 x 32 and two 32 x 64 matrices each
-    assert piece_operations(tiny_bert().config) == 2 * 2 * (4 * 32 * 32 + 2 * 32 * 64)

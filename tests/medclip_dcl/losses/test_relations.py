@@ -162,18 +162,6 @@ def test_gauges_count_other_images_alone() -> None:
     }
 
 
-def test_gauges_of_a_single_pair_are_numbers() -> None:
-    one = torch.full((1, 1), SAME, dtype=torch.int8)
-    gauges = relation_gauges(one, encode_claims([POSITIVE]), torch.tensor([0]))
-    expected = {"mates": 0, "unclear": 0, "with_claims": 1, "alone": 1}
-    assert {name: value.item() for name, value in gauges.items()} == expected
-    # and of two, of which one other image is unclear
-    two = torch.tensor([[SAME, UNCLEAR], [DIFFERENT, SAME]], dtype=torch.int8)
-    gauges = relation_gauges(two, encode_claims([POSITIVE, SILENT]), torch.arange(2))
-    expected = {"mates": 0, "unclear": 0.5, "with_claims": 0.5, "alone": 0.5}
-    assert {name: value.item() for name, value in gauges.items()} == expected
-
-
 def expected_relation(anchor: ReportLabels, report: ReportLabels) -> int:
     """The module's table, one claim after the other."""
     verdicts = set()

@@ -3,14 +3,11 @@ import math
 import pytest
 import torch
 
-from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.image_encoder import to_input
-from medclip_dcl.models.settings import ModelConfig
 from testing.tiny_models import (
     random_images,
     random_tokens,
     tiny_dual_encoder,
-    tiny_text_config,
 )
 
 
@@ -73,15 +70,3 @@ def test_vectors_are_float32_under_autocast() -> None:
         regions, sentences = model(to_input(random_images(2), 64), *random_tokens(2))
     assert regions.dtype == sentences.dtype == torch.float32
     torch.testing.assert_close(regions.norm(dim=-1), torch.ones(2, 4, 4))
-
-
-def test_paper_model_has_225_regions() -> None:
-    model = build_dual_encoder(ModelConfig(), tiny_text_config(), seed=0).eval()
-    with torch.no_grad():
-        regions = model.encode_images(torch.zeros(1, 1, 480, 480))
-    assert regions.shape == (1, 15, 15, 128)
-
-
-def test_settings_that_disagree_are_refused() -> None:
-    with pytest.raises(ValueError, match="same stages"):
-        ModelConfig.model_validate({"image": {"depths": (2, 2)}})

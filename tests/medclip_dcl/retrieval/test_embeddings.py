@@ -33,12 +33,6 @@ def test_rows_are_read_across_shards_as_stored_and_widened(tmp_path: Path) -> No
     np.testing.assert_array_equal(shards.whole(), regions)
 
 
-def test_what_is_written_to_a_row_never_reaches_the_file(tmp_path: Path) -> None:
-    regions = written(tmp_path)
-    opened(tmp_path).arrays[0][:] = 0
-    np.testing.assert_array_equal(opened(tmp_path).whole(), regions)
-
-
 @pytest.mark.parametrize(("rows", "dim"), [(9, 5), (12, 5), (ROWS, 4)])
 def test_shards_of_another_size_are_refused(tmp_path: Path, rows: int, dim: int) -> None:
     written(tmp_path)

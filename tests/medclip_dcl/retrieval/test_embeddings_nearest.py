@@ -22,12 +22,6 @@ def test_of_equal_scores_the_first_are_taken(levels: int) -> None:
     assert highest(scores, 100).tolist() == by_sorting(scores, 100)
 
 
-def test_scores_in_one_place_are_not_overlooked() -> None:
-    scores = np.zeros(50_000, dtype=np.float32)
-    scores[31_000:31_200] = np.arange(200, 400)
-    assert highest(scores, 150).tolist() == list(range(31_050, 31_200))
-
-
 def test_only_allowed_rows_are_found() -> None:
     vectors = np.eye(5, dtype=np.float32)
     direction = np.array([5, 4, 3, 2, 1], dtype=np.float32)

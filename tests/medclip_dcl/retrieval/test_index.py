@@ -4,10 +4,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from PIL import Image
 
-from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.errors import CheckpointError
 from medclip_dcl.retrieval.embeddings import map_array, map_pictures, pool, shard_name
 from medclip_dcl.retrieval.index import findings_of, select_content, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
@@ -145,12 +144,6 @@ def test_thumbnails_have_the_proportions_of_the_image(tmp_path: Path) -> None:
     assert Image.open(io.BytesIO(pictures[0].as_py())).size == (128, 256)
 
 
-def test_without_pictures_none_are_written(tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"pictures": False})
-    write_index(tmp_path, selection(), images(), HashedEncoder(), settings, SIMILARITY)
-    assert list(tmp_path.glob("pictures-*")) == []
-
-
 def test_pooled_vector_is_the_direction_of_the_mean() -> None:
     regions = np.zeros((1, 1, 2, 2), dtype=np.float32)
     regions[0, 0] = [[1, 0], [0, 1]]
@@ -161,12 +154,3 @@ def test_pooled_vector_is_the_direction_of_the_mean() -> None:
 def test_vectors_without_direction_are_refused(bad: list[list[float]]) -> None:
     with pytest.raises(CheckpointError, match="without direction"):
         pool(np.asarray(bad, dtype=np.float32)[None, None])
-
-
-def test_sentence_vectors_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    class Broken(HashedEncoder):
-        def embed_sentences(self, texts):
-            return torch.full((len(texts), 8), float("nan"))
-
-    with pytest.raises(CheckpointError, match="without direction"):
-        write_index(tmp_path, selection(), images(), Broken(), SETTINGS, SIMILARITY)

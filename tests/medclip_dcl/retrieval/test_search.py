@@ -100,14 +100,6 @@ def test_a_patient_can_be_excluded(index: RetrievalIndex) -> None:
     assert "patient-002" not in {hit.subject_id for hit in hits}
 
 
-def test_filters_that_leave_nothing_give_nothing(index: RetrievalIndex) -> None:
-    filters = Filters(views=frozenset({"LATERAL"}))
-    regions = torch.from_numpy(index.regions.gather(np.array([0]))[0]).float()
-    for target in ("image", "text"):
-        assert index.search(Query(target, 5, vector=sentence("x"), filters=filters)) == []
-        assert index.search(Query(target, 5, regions=regions, filters=filters)) == []
-
-
 def test_equal_scores_are_ordered_by_id(index: RetrievalIndex) -> None:
     level = np.zeros((IMAGES, DIM), dtype=np.float32)
     level[:, 0] = 1
@@ -120,10 +112,6 @@ def test_equal_scores_are_ordered_by_id(index: RetrievalIndex) -> None:
     regions[..., 0] = 1
     hits = tied.search(Query("image", 5, regions=regions))
     assert [hit.id for hit in hits] == [f"image-{number:03d}" for number in range(5)]
-
-
-def test_more_hits_than_images_gives_all_images(index: RetrievalIndex) -> None:
-    assert len(index.search(Query("image", 10_000, vector=sentence("x")))) == IMAGES
 
 
 def test_thumbnail_is_found_by_id_alone(index: RetrievalIndex) -> None:

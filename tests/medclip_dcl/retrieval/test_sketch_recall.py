@@ -55,10 +55,6 @@ def test_recall_is_the_share_of_the_exact_best_among_the_candidates(tmp_path: Pa
     assert 0.2 < np.mean(shares) < 0.95
 
 
-def test_as_many_candidates_as_images_find_all(tmp_path: Path) -> None:
-    assert built(tmp_path, landmarks=12, candidates=IMAGES) == 1
-
-
 def test_where_every_sentence_is_an_anchor_nobody_is_left_to_ask(tmp_path: Path) -> None:
     assert built(tmp_path, landmarks=60, candidates=20) is None
     settings = IndexConfig(shard_rows=20)

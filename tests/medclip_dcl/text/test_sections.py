@@ -30,10 +30,6 @@ def test_last_of_several_sections_counts() -> None:
     assert read_sections(text) == Sections("Clear.", "Final.", "")
 
 
-def test_empty_section_does_not_hide_an_earlier_one() -> None:
-    assert read_sections(report("IMPRESSION: Clear.", "IMPRESSION: ", "")).impression == "Clear."
-
-
 def test_header_has_one_space_capitals_and_a_colon() -> None:
     text = report("FINDINGS: Clear.", "Note: not a header.", "IMPRESSION- nor this.")
     assert read_sections(text) == Sections(
@@ -53,11 +49,6 @@ def test_last_paragraph_stands_in() -> None:
         "INDICATION: Cough.", "COMPARISON: None.", "", "The lungs are clear.", "", "Done."
     )
     assert read_sections(text) == Sections("", "", "The lungs are clear.\n \n Done.")
-
-
-def test_last_paragraph_follows_a_line_of_one_space() -> None:
-    assert read_sections("Portable image.\n \nClear.") == Sections("", "", "Clear.")
-    assert read_sections("Portable image.\n\nClear.") == NOTHING
 
 
 def test_comparison_stands_in_last_of_all() -> None:

@@ -2,11 +2,9 @@
 
 import json
 import re
-import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -161,10 +159,6 @@ def test_numbers_of_list_items_are_cut_off_and_measures_are_not(text, sentence):
     assert kept(text) == [sentence]
 
 
-def test_least_number_of_words_is_a_setting():
-    assert kept("Normal chest.", min_words=2) == ["Normal chest."]
-
-
 def test_lengths_are_capped_and_counted(monkeypatch):
     monkeypatch.setattr(sentences, "LONGEST_SENTENCE", 20)
     monkeypatch.setattr(sentences, "LONGEST_SECTION", 60)
@@ -222,18 +216,6 @@ def test_pathological_text_meets_its_deadline(monkeypatch, text):
     assert split.unsegmented == 1
     assert [said for _, said in split.sentences][-1] == "No effusion."
     assert split.plain + split.separated - sum(split.dropped.values()) == len(split.sentences)
-
-
-def test_deadline_leaves_no_alarm_behind():
-    split_section("The lungs are clear.", SETTINGS)
-    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
-    assert signal.getsignal(signal.SIGVTALRM) is signal.SIG_DFL
-
-
-def test_threads_split_without_a_deadline():
-    with ThreadPoolExecutor(1) as pool:
-        split = pool.submit(split_section, "The lungs are clear. Normal chest.", SETTINGS).result()
-    assert [said for _, said in split.sentences] == ["The lungs are clear."]
 
 
 @pytest.mark.real_data

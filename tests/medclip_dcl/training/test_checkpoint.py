@@ -63,10 +63,6 @@ def test_what_a_kill_left_of_a_removal_goes_with_the_next(tmp_path: Path) -> Non
     assert names(tmp_path) == []
 
 
-def test_no_checkpoint_means_a_new_run(tmp_path: Path) -> None:
-    assert store(tmp_path).find() == (None, ())
-
-
 @pytest.mark.parametrize("damage", ["cut", "flip", "lost", "header"])
 def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, damage: str) -> None:
     kept = store(tmp_path)
@@ -182,13 +178,6 @@ def test_two_trainers_in_one_folder_are_refused(tmp_path: Path) -> None:
         second.locked().__enter__()
     with second.locked():  # the first has ended
         pass
-
-
-def test_clearing_removes_checkpoints_alone(tmp_path: Path) -> None:
-    store(tmp_path).save(snapshot(10))
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
-    store(tmp_path).clear()
-    assert names(tmp_path) == ["metrics.jsonl"]
 
 
 @contextmanager

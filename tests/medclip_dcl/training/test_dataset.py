@@ -11,11 +11,9 @@ from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.corpus import TokenTable
 from medclip_dcl.training.dataset import ImageTextDataset
 from medclip_dcl.training.sampler import ImageTextSampler
-from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.supervision import read_supervision
 from testing.corpus import KINDS, read_tiny_corpus, write_corpus
-
-SETTINGS = TrainConfig(global_batch=8)
 
 
 @pytest.fixture(scope="module")

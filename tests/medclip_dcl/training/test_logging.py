@@ -20,7 +20,3 @@ def test_a_line_cut_short_by_a_kill_ends_the_log(tmp_path: Path) -> None:
     with MetricsLog(tmp_path, 2) as log:
         log.write({"step": 2, "loss": 1.5})
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}]
-
-
-def test_no_log_is_an_empty_one(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path) == []

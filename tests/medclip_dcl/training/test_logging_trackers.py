@@ -1,16 +1,9 @@
-from typing import get_args
-
 import pytest
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.training.logging import _plain, tracker_options
-from medclip_dcl.training.settings import Tracker, TrainConfig
+from medclip_dcl.training.settings import TrainConfig
 from pipelines.config import Config
-
-
-def test_every_tracker_of_accelerate_has_its_name() -> None:
-    assert set(get_args(Tracker)) == set(LOGGER_TYPE_TO_CLASS)
 
 
 def test_without_trackers_accelerate_is_told_nothing(tmp_path) -> None:

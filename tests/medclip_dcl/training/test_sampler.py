@@ -80,12 +80,6 @@ def test_a_number_below_one_picks_a_member_in_equal_parts() -> None:
     assert len(RaggedIndex(np.arange(1000), 1000)) == 1000
 
 
-@pytest.mark.parametrize("owners", [[0, 2], [0, 1, 2, 3]], ids=["study 1 has none", "no study 3"])
-def test_every_study_has_a_member_and_every_member_a_study(owners: list[int]) -> None:
-    with pytest.raises(AssertionError, match=r"has no member|belongs to no study"):
-        RaggedIndex(np.array(owners), 3)
-
-
 def test_image_and_sentence_of_a_study_are_drawn_independently() -> None:
     two_each = RaggedIndex(np.repeat(np.arange(4), 2), 4)
     drawn = ImageTextSampler(two_each, two_each, 4, 0, False)

@@ -7,7 +7,6 @@ from accelerate import Accelerator
 
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.rng import RngStream, seed_for
-from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import optimizer_tensors
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
@@ -35,14 +34,6 @@ def slopes() -> list[torch.Tensor]:
 def copies(encoder: DualEncoder, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     everything = {**encoder.state_dict(), **optimizer_tensors(optimizer, encoder)}
     return {name: tensor.clone() for name, tensor in everything.items()}
-
-
-def test_processes_wait_hours_for_the_one_that_caches_features() -> None:
-    started = start_accelerator(
-        SETTINGS.model_copy(update={"torch_threads": torch.get_num_threads()})
-    )
-    assert started.init_handler is not None
-    assert started.init_handler.timeout.total_seconds() >= 12 * 3600
 
 
 def test_a_step_moves_every_weight_and_leaves_no_gradient() -> None:
@@ -79,12 +70,6 @@ def test_gamma_stays_within_its_range() -> None:
         encoder.gamma.fill_(10.0)
     step(pair_batch(6), stop=False)
     assert 1 <= encoder.gamma.item() ** 2 <= 100 + 1e-4
-
-
-def test_a_request_to_stop_is_passed_on() -> None:
-    *_, step = make()
-    assert step(pair_batch(6), stop=True).stop
-    assert not step(pair_batch(6, step=1), stop=False).stop
 
 
 def test_dropout_is_a_function_of_the_step() -> None:

@@ -8,7 +8,6 @@ from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import (
     ParamGroup,
-    frozen_groups,
     load_optimizer_tensors,
     optimizer_tensors,
     param_group_of,
@@ -122,10 +121,6 @@ def test_a_learning_rate_of_zero_point_one_moves_its_part_further() -> None:
     for name, rate in (("region_projection.weight", 1e-1), ("gamma", 1e-3)):
         far = (encoder.state_dict()[name] - before[name]).abs().max().item()
         assert math.isclose(far, rate, rel_tol=1e-2), name
-
-
-def test_freezing_is_a_function_of_the_step() -> None:
-    assert [len(frozen_groups(SLOW, step)) for step in range(5)] == [2, 2, 1, 1, 0]
 
 
 def test_frozen_parts_and_frozen_batch_norms_are_in_eval_mode() -> None:

@@ -30,10 +30,6 @@ def evidence_of(work: Path, truth: Truth | None = None, **settings: object) -> S
     return read_supervision(objective, read_tiny_corpus(work), images, said, truth)
 
 
-def test_the_paper_s_objective_reads_nothing(work: Path) -> None:
-    assert evidence_of(work) == Supervision(None, None, None)
-
-
 @pytest.mark.parametrize("relation", ["claims", "labels"])
 def test_sentences_are_true_of_studies_of_their_kind(work: Path, relation: str) -> None:
     corpus = read_tiny_corpus(work)

@@ -110,18 +110,6 @@ def test_reports_judge_where_there_are_no_labels(work: Path) -> None:
     assert found["validation_report_auc"] == found["validation_auc"] is not None
 
 
-def test_without_claims_reports_say_nothing(work: Path) -> None:
-    assert (questions(work, with_claims=False).reported == -1).all()
-    with pytest.raises(ConfigError, match="best_metric is validation_report_auc"):
-        questions(work, best="validation_report_auc", with_claims=False)
-
-
 def test_choosing_by_findings_needs_images_with_and_without_one(work: Path) -> None:
     with pytest.raises(ConfigError, match="with and without"):
         questions(work, best="validation_auc")
-
-
-def test_an_unknown_truth_gives_no_figure(work: Path) -> None:
-    encoder = tiny_dual_encoder(tiny_model_config(input_px=32), vocabulary=len(TOKENIZER)).eval()
-    with torch.no_grad():
-        assert questions(work)(encoder, torch.device("cpu"))["validation_auc"] is None

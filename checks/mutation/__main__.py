@@ -31,8 +31,8 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.mutation.mutants import Mutant, sample
 from benchmarks.record import machine
+from checks.mutation.mutants import Mutant, sample
 from medclip_dcl.progress import Progress
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +43,7 @@ GOAL = 0.85
 MEMORY = 12 * 2**30
 _OURS = (
     "benchmarks",
+    "checks",
     "medclip_dcl",
     "medclip_exports",
     "medclip_hospital",
@@ -58,7 +59,7 @@ _SUBREAPER, _DEATH_SIGNAL = 36, 1
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the mutants of the rooms; the exit code is 1 where the tests fail without any."""
     rooms = yaml.safe_load(Path(__file__).with_name("rooms.yaml").read_text("utf-8"))
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutation")
+    parser = argparse.ArgumentParser(prog="python -m checks.mutation")
     parser.add_argument("--room", choices=sorted(rooms), action="append")
     parser.add_argument("--sample", type=int, default=50, help="mutants of a room; 0: all")
     parser.add_argument("--seed", type=int, default=1)

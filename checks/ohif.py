@@ -1,6 +1,6 @@
 """Whether a viewer shows the answers: OHIF in a real browser, on a real Orthanc.
 
-    OHIF=FOLDER python -m benchmarks.ohif [--picture FILE]
+    OHIF=FOLDER python -m checks.ohif [--picture FILE]
 
 FOLDER holds OHIF's pages (`dist` of npm's `@ohif/app`); without the variable npm fetches them.
 Needs Debian's orthanc, orthanc-dicomweb and chromium. Three studies are opened: one with findings
@@ -39,7 +39,7 @@ BARS = {"boxes_shown": "2", "negative_lines": "4", "black_without_coordinates": 
 _WEBGL = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
 _PATIENCE_S = 60.0
 _BLACK_AFTER_S = 15.0
-_CONFIG = Path(__file__).parents[2] / "docker/hospital/ohif.js"
+_CONFIG = Path(__file__).parents[1] / "docker/hospital/ohif.js"
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def viewer(pages: Path, pacs: orthanc.Orthanc) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Open the studies and print what was seen; 1 where a part is not installed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ohif")
+    parser = argparse.ArgumentParser(prog="python -m checks.ohif")
     parser.add_argument("--picture", type=Path, help="where to keep what the first study shows")
     arguments = parser.parse_args(argv)
     binary = find_browser()

@@ -1,1 +1,0 @@
-"""Speed, exactness and memory of pseudo-log-likelihoods against their peers."""
