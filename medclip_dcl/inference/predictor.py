@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from medclip_dcl.artifact import HEADER
 from medclip_dcl.data.grayscale import GreyImage, square
-from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
+from medclip_dcl.errors import CheckpointError, QueryError
+from medclip_dcl.inference.encoders import load_encoders
 from medclip_dcl.inference.grounding import Grounding, PhraseGrids, locate
 from medclip_dcl.inference.heads import Head, HeadScore, read_heads
 from medclip_dcl.inference.prompts import Finding, parse_prompts
@@ -44,11 +45,9 @@ from medclip_dcl.model_package import (
     read_model_package,
     read_offsets,
 )
-from medclip_dcl.models.architectures import hub_closed
-from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.models.encoder_files import packaged_text_config, read_tokenizer
+from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.engines import Engine, choose_engine
-from medclip_dcl.models.image_encoder import preprocessing_facts, to_input
+from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision
 from medclip_dcl.models.similarity import region_scores
@@ -407,11 +406,7 @@ def build_predictor(
             prepared otherwise than this version prepares them.
         ConfigError: the engine asked for is not installed, or has not that precision.
     """
-    _check_preprocessing(published)
-    with hub_closed():
-        text_config = packaged_text_config(published.text_folder)
-        model = _build_model(published, text_config)
-        tokenizer = read_tokenizer(published.text_folder, text_config)
+    model, tokenizer = load_encoders(published)
     try:
         findings = parse_prompts(published.card["prompts"])
     except (KeyError, QueryError) as error:
@@ -441,38 +436,3 @@ def build_predictor(
         read_bank(published.path),
         read_heads(published.path),
     )
-
-
-def _build_model(published: SavedModel, text_config: PreTrainedConfig) -> DualEncoder:
-    weights, settings = published.weights(), published.config.model
-    try:
-        with torch.device("meta"):  # shapes alone: sizes may be anything, and take no memory here
-            shapes = {
-                name: value.shape
-                for name, value in DualEncoder(settings, text_config).state_dict().items()
-            }
-    except ConfigError as error:
-        raise CheckpointError(f"model {published.digest[:12]}: {error}") from error
-    found = {name: value.shape for name, value in weights.items() if name != "bias"}
-    if found != shapes:
-        raise CheckpointError(
-            f"weights of model {published.digest[:12]} do not fit its configuration; rerun train"
-        )
-    model = build_dual_encoder(settings, text_config, seed=0)
-    if "bias" in weights:
-        model.add_bias(0.0)
-    model.load_state_dict(weights)
-    return model
-
-
-def _check_preprocessing(published: SavedModel) -> None:
-    trained_on = published.card.get("preprocessing", {})
-    here = preprocessing_facts(published.config.images, published.config.model)
-    differing = sorted(name for name in here if trained_on.get(name) != here[name])
-    if differing:
-        name = differing[0]
-        raise CheckpointError(
-            f"model {published.digest[:12]} was trained with preprocessing {name} = "
-            f"{trained_on.get(name)}, this version uses {here[name]}; use the version that "
-            "published it, or train again"
-        )

@@ -62,7 +62,7 @@ class _AllGather(torch.autograd.Function):
         # Row i went to every process, so its gradient is the sum of what all of them have for it.
         gradient = grads[0].contiguous()
         own = gradient.new_empty((ctx.rows, *gradient.shape[1:]))
-        dist.reduce_scatter(own, list(gradient.split(ctx.rows)))
+        dist.reduce_scatter(own, list(gradient.chunk(dist.get_world_size())))
         return own
 
 

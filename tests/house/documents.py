@@ -122,6 +122,21 @@ def real_primary_table() -> str:
     return "\n".join(rows)
 
 
+def real_likelihood_table() -> str:
+    """One row per language model: how its likelihoods order sentences, and how far eta is off."""
+    kept = json.loads((RESULTS / "real_likelihood.json").read_text("utf-8"))["figures"]
+    etas = {"paper": "paper", "fitted to claims": "fitted to claims"}
+    head = ["language model", "held-out accuracy", "rank correlation with rho", "of a word piece"]
+    head += [f"{title}: {figure}" for title in etas.values() for figure in ("expects", "error")]
+    rows = [_row(*head), "|---" * len(head) + "|"]
+    for name in [key.removesuffix(": order") for key in kept if key.endswith(": order")]:
+        cells = [kept[f"{name}: {key}"]
+                 for key in ("held-out accuracy", "order", "order, of a word piece")]  # fmt: skip
+        cells += [kept[f"{name}, {eta}: {key}"] for eta in etas for key in ("expected", "error")]
+        rows.append(_row(name, *(f"{value:.2f}" for value in cells)))
+    return "\n".join(rows)
+
+
 def _real_rows() -> list[dict[str, Any]]:
     kept = json.loads((RESULTS / "real_studies.json").read_text("utf-8"))["tables"]["random"]
     return sorted(kept["rows"].values(), key=lambda row: -row["mean_auc"])
@@ -141,6 +156,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "real_primary": (REAL_STUDIES, real_primary_table),
     "real_findings": (REAL_STUDIES, real_findings_table),
     "real_questions": (REAL_STUDIES, real_questions_table),
+    "real_likelihood": (REAL_STUDIES, real_likelihood_table),
 }
 
 
