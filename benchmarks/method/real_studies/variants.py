@@ -135,10 +135,7 @@ def _claims_of(inputs: TrainInputs, keys: Sequence[str]) -> list[ReportLabels]:
 
 
 def fewer_studies(setup: TrainSetup, inputs: TrainInputs, count: int) -> TrainSetup:
-    """Train on so many studies, drawn by the run's seed; fewer of them are among more of them.
-
-    The language model and the validation patients stay those of the whole fold.
-    """
+    """Train on so many studies; fewer are among more. Language model and validation stay whole."""
     order = np.random.default_rng(setup.config.seed).permutation(len(setup.corpus.study_ids))
     return _with_corpus(setup, of_studies(setup.corpus, np.sort(order[:count])), inputs)
 
