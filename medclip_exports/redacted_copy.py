@@ -3,9 +3,8 @@
 What stays behind: the hashes of the training patients' ids (who knows how ids are formed can
 try them all), the encoded images of the bank (the offsets of the model's own prompts go along) and
 of heads that hold some (`knn`), and every setting but those of `TrainingConfig`, whose own places
-(folders, tables, hosts) are
-withheld. A vocabulary that was learned from the reports consists of pieces of them, so it is
-refused unless it is allowed.
+(folders, tables, hosts) are withheld. A vocabulary that was learned from the reports consists of
+pieces of them, so it is refused unless it is allowed.
 """
 
 import json
