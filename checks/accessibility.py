@@ -21,6 +21,7 @@ def html_files(names: list[str]) -> list[Path]:
         page
         for path in found
         for page in (sorted(path.rglob("*.html")) if path.is_dir() else [path])
+        if page.name != "404.html"  # it looks for its scripts at the server's root
     ]
 
 
