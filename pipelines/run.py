@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any
 
 from medclip_dcl.errors import ConfigError, MedclipError, ending_with_fault
 from medclip_dcl.progress import EVERY_S, FORMAT, REST, duration, writes_json
@@ -76,17 +76,15 @@ def run_config(
         if stage == _TRAIN:
             code = _NOT_REUSED
             if stage not in force:
-                code = screen.follow(lambda: _forked(_reuse, (loaded,), screen))
+                code = screen.follow(_forked, _reuse, (loaded,))
             if code == _NOT_REUSED:
                 if _REPORT in stages:
                     early = _write_report_so_far(loaded, arguments, screen)
-                launched = [*_launcher(stage, loaded), *words]
-                code = screen.follow(lambda launched=launched: _launched(launched, screen))
+                code = screen.follow(_launched, [*_launcher(stage, loaded), *words])
         else:
             if early and stage == _REPORT:
                 early.join()  # one of two pages would overwrite the other
-            main = _main_of(stage)
-            code = screen.follow(lambda main=main, words=words: _forked(main, (words,), screen))
+            code = screen.follow(_forked, _main_of(stage), (words,))
         if code:
             if not quiet:
                 print(f"{stage} ended with exit code {code}", file=sys.stderr)
@@ -151,12 +149,12 @@ class _Child:
     """A stage at work: what it prints, where that is read, and how it ends."""
 
     def __init__(
-        self, output: TextIO | None, terminate: Callable[[], None], wait: Callable[[], int]
+        self, output: IO[str] | None, terminate: Callable[[], None], wait: Callable[[], int]
     ) -> None:
         self.output, self.terminate, self.wait = output, terminate, wait
 
 
-def _launched(command: Sequence[str], screen: "_Screen") -> _Child:
+def _launched(screen: "_Screen", command: Sequence[str]) -> _Child:
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = subprocess.Popen(
         command,
@@ -167,7 +165,7 @@ def _launched(command: Sequence[str], screen: "_Screen") -> _Child:
     return _Child(process.stdout, process.terminate, process.wait)
 
 
-def _forked(function: Callable[..., int], given: tuple[Any, ...], screen: "_Screen") -> _Child:
+def _forked(screen: "_Screen", function: Callable[..., int], given: tuple[Any, ...]) -> _Child:
     _main_of(_TRAIN)  # it imports what the others do, which is then imported once
     reader, writer = os.pipe() if screen.reads else (None, None)
     process = _start(_call, (function, given, writer, screen.variables))
@@ -261,9 +259,9 @@ class _Screen:
         if not self.quiet:
             print(words if self.is_live or not writes_json() else json.dumps(facts), flush=True)
 
-    def follow(self, start: Callable[[], _Child]) -> int:
+    def follow(self, start: Callable[..., _Child], *given: Any) -> int:
         """Start a stage, show what it reports, and give its exit code."""
-        child = start()  # before the display, whose thread would be forked with it
+        child = start(self, *given)  # before the display, whose thread would be forked with it
         with _signals_passed(child.terminate), child.output or nullcontext():
             if self.is_live:
                 return self._follow_live(child)
