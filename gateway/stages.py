@@ -207,7 +207,9 @@ class Workers:
         answer = _KeptAnswer.model_validate_json(entry.answer)
         objects: dict[str, bytes] = {}
         heads = answer.heads if self._settings.heads else []
-        is_positive = any(item.decision for item in (*answer.findings, *heads))
+        is_positive = any(item.decision for item in answer.findings) or any(
+            item.decision for item in heads
+        )
         if answer.refused or is_positive or not self._settings.only_positive:
             path = self._spool.image(entry.digest)
             # The header is the same again, and with it everything that is built: nothing between

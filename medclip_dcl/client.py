@@ -238,9 +238,8 @@ class Client:
         images: Sequence[Image],
     ) -> list[_Answer | RefusedImage]:
         if len(images) != 1:
-            answers: list[_Answer | RefusedImage] = self._ask(
-                route, several, fields, *images
-            ).answers
+            found: Any = self._ask(route, several, fields, *images)
+            answers: list[_Answer | RefusedImage] = found.answers
             return answers
         try:  # the service answers a single image as such
             return [self._ask(route, kind, fields, images[0])]
@@ -340,11 +339,11 @@ def answer_question(arguments: argparse.Namespace) -> int:
     """Ask what parsed arguments ask, and print the answer; 0 or the error's exit code."""
     try:
         with Client(arguments.url, arguments.key_file or "", ca=arguments.ca) as client:
-            found = _question(client, arguments)
+            found: Schema | Sequence[Schema] = _question(client, arguments)
     except MedclipError as error:
         print(f"client: {error}", file=sys.stderr)
         return error.exit_code
-    answers = found if isinstance(found, list) else [found]
+    answers = [found] if isinstance(found, Schema) else found
     printed = [answer.model_dump(mode="json") for answer in answers]
     print(json.dumps(printed if len(printed) > 1 else printed[0], indent=1, ensure_ascii=False))
     if any(OUT_OF_RANGE in _flags(answer) for answer in answers):

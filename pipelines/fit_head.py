@@ -182,8 +182,8 @@ def _fit(
 def _refuse_shared(rows: dict[str, Rows], images: PreparedImages) -> None:
     fitted, tested = rows["train"] + rows["validate"], rows["test"]
     among, asked = ([images.row_of[row["image_id"]] for row in part] for part in (fitted, tested))
-    subjects = ([row["subject_id"] for row in part] for part in (fitted, tested))
-    refuse_shared_patients(*subjects, repeated=len(images.find_repeats(asked, among)))
+    trained, held_out = ([row["subject_id"] for row in part] for part in (fitted, tested))
+    refuse_shared_patients(trained, held_out, len(images.find_repeats(asked, among)))
 
 
 def _facts(head: Head) -> dict[str, Any]:

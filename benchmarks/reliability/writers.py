@@ -244,6 +244,7 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
             settings=("pretrain.steps=4", "pretrain.batch=4", "pretrain.save_every_steps=2"),
         ),
         evaluated("calibrate_scores"),
+        evaluated("fit_head"),
         evaluated("evaluate", old=("evaluate.bootstrap=5",)),
         evaluated("write_cards", old=("card.licence=apache-2.0",)),
         evaluated("build_index", old=("index.shard_rows=8",)),

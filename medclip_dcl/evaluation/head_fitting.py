@@ -32,7 +32,7 @@ from medclip_dcl.inference.heads import (
     head_margins,
     unit_features,
 )
-from medclip_dcl.models.settings import HeadsConfig, ProbabilitiesConfig
+from medclip_dcl.models.settings import HeadKind, HeadsConfig, ProbabilitiesConfig
 
 SHOTS = (1, 4, 16, 64)
 """Images with the finding, and as many without it, of which few-shot figures are measured."""
@@ -213,7 +213,7 @@ def _neighbours(train: Labelled) -> Arrays:
     }
 
 
-def few_shot(kind: str, train: Labelled, test: Labelled, seed: int) -> list[FewShot]:
+def few_shot(kind: HeadKind, train: Labelled, test: Labelled, seed: int) -> list[FewShot]:
     """Measure the AUC on test images of heads that were fitted to a few images of each class.
 
     Sizes of which there are not enough patients are left out.
@@ -251,7 +251,7 @@ def draw_shots(
     return np.array(sorted(chosen), dtype=np.int64)
 
 
-def _few_margins(kind: str, known: Labelled, test: Labelled) -> Float[np.ndarray, " images"]:
+def _few_margins(kind: HeadKind, known: Labelled, test: Labelled) -> Float[np.ndarray, " images"]:
     if kind == "linear":
         return linear_probe(known, test.features)[0]
     if kind == "prototypes":

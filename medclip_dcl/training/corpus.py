@@ -196,7 +196,7 @@ class TokenTable:
         self, starts: np.ndarray, pieces: np.ndarray, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         self.starts, self.pieces = starts, pieces
-        self._padding = int(tokenizer.pad_token_id)  # type: ignore[arg-type]
+        self._padding = int(tokenizer.pad_token_id)
 
     @property
     def lengths(self) -> Int64[np.ndarray, " texts"]:

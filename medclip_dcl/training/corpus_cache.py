@@ -249,6 +249,6 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    rules = json.loads(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
     used = {name: rules[name] for name in sorted(rules.keys() - {"truncation", "padding"})}
     return json_digest([tokenizer.pad_token_id, used])

@@ -233,9 +233,9 @@ class ContrastiveObjective:
         blocks = [
             [
                 checkpoint(encoder.score, images, texts, use_reentrant=False)
-                for images in regions.split(self._chunk)
+                for images in _chunks(regions, self._chunk)
             ]
-            for texts in sentences.split(self._chunk)
+            for texts in _chunks(sentences, self._chunk)
         ]
         return torch.cat([torch.cat(row, dim=1) for row in blocks])
 
@@ -310,6 +310,10 @@ class ContrastiveObjective:
             return relation_matrix(sentences[batch.mine], reports)
         # An image stands to a sentence as the sentence stands to its report.
         return relation_matrix(sentences, reports[batch.mine]).T
+
+
+def _chunks(rows: Tensor, size: int) -> list[Tensor]:
+    return [rows[first : first + size] for first in range(0, len(rows), size)]
 
 
 def _columns(batch: ImageTextBatch, device: torch.device) -> Int[Tensor, " local"]:

@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 import medclip_dcl
-from medclip_dcl.client import _parser
+from medclip_dcl.client_options import client_parser
 from pipelines import ask
 from pipelines import run as run_module
 from pipelines.__main__ import COMMANDS, main
@@ -75,7 +75,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 
 def test_questions_have_the_options_of_the_light_client() -> None:
     (questions,) = (
-        action.choices for action in _parser("ask")._actions if action.dest == "question"
+        action.choices for action in client_parser("ask")._actions if action.dest == "question"
     )
     for name, parser in questions.items():
         command = get_command(ask.app).commands[name]
