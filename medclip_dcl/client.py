@@ -24,7 +24,6 @@ from typing import Any, Literal, Self, TypeVar
 import httpx
 from pydantic import ValidationError
 
-from .client_options import client_parser
 from .errors import ConfigError, ImageError, MedclipError, ServiceError
 from .files import read_keys
 from .model_schemas import ModelAnswer
@@ -332,6 +331,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.c
 
     `prog` is what the help calls this command.
     """
+    from .client_options import client_parser  # who asks from Python needs no command line
+
     return answer_question(client_parser(prog).parse_args(argv))
 
 

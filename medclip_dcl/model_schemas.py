@@ -35,7 +35,7 @@ class RefusedFinding(Schema):
 
 
 class HeadFacts(Schema):
-    """What is known of a head."""
+    """Facts of a head."""
 
     name: str
     """The label that it was fitted to."""

@@ -33,7 +33,7 @@ _FILES: dict[str, Path] = {}  # module of a plugin -> its file
 
 
 class Registry(Mapping[str, _Item]):
-    """What is known by a name: what is built in, and what plugins register.
+    """Names and what they stand for: those built in, and those that plugins register.
 
     `own` are names that the code itself answers to, and that nobody else may take.
     """

@@ -92,7 +92,7 @@ class Answered:
 
     @property
     def heads(self) -> Sequence[HeadAnswer]:
-        """What the model's heads say, where that is asked for."""
+        """Answers of the model's heads, where that is asked for."""
         return self.answer.heads if self.settings.heads and not self.is_refused else ()
 
     @property

@@ -7,11 +7,12 @@ import pkgutil
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.plugins import Registry
 from medclip_dcl.settings import Section
 from medclip_dcl.tables import Column, TableFormat
 
@@ -58,7 +59,8 @@ def setting_references(
         value = field.get_default(call_default_factory=True)
         default = "required" if field.is_required() else _written(value)
         meaning = " ".join((field.description or "").split())
-        yield SettingReference(f"{prefix}{name}", default, meaning, tuple(_choices(kind)))
+        choices = (*_choices(kind), *_registered(field.metadata))
+        yield SettingReference(f"{prefix}{name}", default, meaning, choices)
 
 
 def artifact_references() -> list[ArtifactReference]:
@@ -144,6 +146,14 @@ def _choices(kind: object) -> Iterator[str]:
     for part in typing.get_args(kind):
         if not isinstance(part, str | int):
             yield from _choices(part)
+
+
+def _registered(metadata: Sequence[object]) -> Iterator[str]:
+    # The names that a registry of plugins has of its own.
+    for rule in metadata:
+        registry = getattr(getattr(rule, "func", None), "__self__", None)
+        if isinstance(registry, Registry):
+            yield from registry.own
 
 
 def _one_of(setting: SettingReference) -> str:

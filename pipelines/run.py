@@ -235,7 +235,7 @@ def _signals_passed(terminate: Callable[[], None]) -> Iterator[None]:
 
 
 class _Screen:
-    """What of the stages is shown: a bar and a line each on a terminal, else what they print."""
+    """View of the stages: a bar and a line each on a terminal, else what they print."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet

@@ -58,7 +58,7 @@ async def classify(
 
 @dataclass(frozen=True)
 class _Question:
-    """What is asked about images: where it is equal, one product answers a whole batch."""
+    """Question about images: where it is equal, one product answers a whole batch."""
 
     model: Predictor
     findings: tuple[Finding, ...]

@@ -86,7 +86,7 @@ async def ground(
 
 @dataclass(frozen=True)
 class _Question:
-    """What is asked about images: where it is equal, phrases are encoded once for a batch."""
+    """Question about images: where it is equal, phrases are encoded once for a batch."""
 
     model: Predictor
     phrases: tuple[str, ...]

@@ -286,6 +286,21 @@ def write_tables(work: Path, studies: int) -> None:
     }
     _commit(work, sentences.ARTIFACT, {sentences.SENTENCES: pa.table(rows)})
     keys.sort()
+    _write_eta_and_claims(work, keys, study_ids, rng)
+    _write_language_model(work, texts[::50])
+    tree = {
+        "work": str(work),
+        "images": {"size_px": _PX},
+        "model": {"image": {"depths": [1, 1], "widths": [8, 16], "input_px": _PX}},
+        "objective": {"relation": "claims"},
+        "train": {"torch_threads": 1},
+    }
+    (work / "config.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+
+
+def _write_eta_and_claims(
+    work: Path, keys: np.ndarray, study_ids: np.ndarray, rng: np.random.Generator
+) -> None:
     etas = {
         "text_key": keys,
         "eta": rng.uniform(0, 0.2, len(keys)),
@@ -300,15 +315,6 @@ def write_tables(work: Path, studies: int) -> None:
         labels.REPORT_CLAIMS: _claims("study_id", study_ids),
     }
     _commit(work, labels.ARTIFACT, {form: pa.table(table) for form, table in forms.items()})
-    _write_language_model(work, texts[::50])
-    tree = {
-        "work": str(work),
-        "images": {"size_px": _PX},
-        "model": {"image": {"depths": [1, 1], "widths": [8, 16], "input_px": _PX}},
-        "objective": {"relation": "claims"},
-        "train": {"torch_threads": 1},
-    }
-    (work / "config.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
 
 
 def _texts(count: int) -> list[str]:

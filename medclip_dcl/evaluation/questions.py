@@ -26,7 +26,6 @@ from medclip_dcl.evaluation.classification import (
     balance,
     evaluate_classes,
     evaluate_findings,
-    evaluate_paraphrases,
     evaluate_subgroups,
     exact_truth,
     labelled_truth,
@@ -38,6 +37,7 @@ from medclip_dcl.evaluation.operating_point import (
     choose_thresholds,
     evaluate_decisions,
 )
+from medclip_dcl.evaluation.paraphrases import evaluate_paraphrases
 from medclip_dcl.evaluation.probe import evaluate_probe
 from medclip_dcl.evaluation.prompt_pairs import PairWarning, check_pairs
 from medclip_dcl.evaluation.results import EvalResult, Rows

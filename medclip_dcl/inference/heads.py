@@ -62,7 +62,7 @@ class FewShot(Section):
 
 
 class HeadCard(Section):
-    """What a head is: an entry of `heads.json`."""
+    """Card of a head: an entry of `heads.json`."""
 
     name: str
     """The label that it was fitted to."""

@@ -73,7 +73,7 @@ def test_links_lead_to_files() -> None:
         f"{name_of(page)} -> {target}"
         for page in pages
         for target in LINK.findall(page.read_text(encoding="utf-8"))
-        if not (page.parent / target).exists()
+        if not (page.parent / target).exists() and target not in PAGES
     ]
     assert broken == []
 
@@ -85,13 +85,15 @@ def test_figures_are_drawn_by_the_code_and_have_alternative_texts(name: str) -> 
     assert len(kept) < 40_000
     assert words.findall(figures.svg(name)) == words.findall(kept) != [], "run `make docs`"
     pages = (path.read_text("utf-8") for path in sorted((ROOT / "docs").rglob("*.md")))
-    (text,) = re.findall(rf"!\[([^]]+)\]\((?:\.\./)*figures/{name}.svg\)", "".join(pages))
-    assert len(text) > 80
+    texts = re.findall(rf"!\[([^]]+)\]\((?:\.\./)*figures/{name}.svg\)", "".join(pages))
+    assert texts
+    assert min(map(len, texts)) > 80
 
 
 def test_the_tutorial_goes_through_every_section_of_the_report() -> None:
     pages = [path for path in tracked(".html") if path.parent.name == "medclip_reporting"]
-    pages = [path for path in pages if path.name != "sweep.html"]  # a page of its own
+    own = {"sweep.html", "comparison.html", "runs.html", "preview.html", "check_page.html"}
+    pages = [path for path in pages if path.name not in own]  # pages of other commands
     sections = re.findall(r"<h2>(.*?)</h2>", "".join(page.read_text("utf-8") for page in pages))
     text = (ROOT / "docs/tutorials/report.md").read_text(encoding="utf-8")
     explained = re.findall(r"^## (.*)$", text, re.MULTILINE)
