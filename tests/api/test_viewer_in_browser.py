@@ -250,7 +250,7 @@ def test_a_similar_case_stands_beside_the_image_with_its_texts(shown: Page) -> N
     shown.until("[...document.querySelectorAll('#cases img')].every((item) => item.naturalWidth)")
     shown.click("#cases li:nth-child(2) button")
     assert not shown.js("beside.hidden")
-    assert shown.js("document.querySelector('#beside-image').width") > 10
+    shown.until("document.querySelector('#beside-image').width > 10")
     words = shown.js("document.querySelector('#beside-words').textContent")
     assert words.split(".")[0] in shown.js(NAMED)
     assert shown.js("document.querySelector('#image').clientWidth") < 0.6 * whole
