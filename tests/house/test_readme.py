@@ -19,7 +19,7 @@ LINES = [
     line.split("#")[0].strip() for kind, block in BLOCKS if not kind for line in block.splitlines()
 ]
 COMMANDS = [line for line in LINES if line.startswith("medclip ")]
-OURS = {"ours.yaml"}  # the reader's own
+OURS = {"ours.yaml", "labels.yaml"}  # the reader's own
 TUTORIALS = sorted(
     {
         line.strip()
