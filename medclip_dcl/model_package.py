@@ -38,7 +38,6 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
-from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.files import write_bytes, write_text
@@ -354,6 +353,8 @@ def rewrite_package(
     `names` are those files, whether the model has them or not; the others are linked. The folder
     may be the model's own. What is said of its training stays.
     """
+    from medclip_dcl.artifact_writer import write_artifact  # who only reads needs no writer
+
     with write_artifact(folder, ARTIFACT, model.fingerprint) as writer:
         for name in set(model.files) - set(names):
             _link(model.path / name, writer.directory / name)
