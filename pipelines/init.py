@@ -18,9 +18,9 @@ import yaml
 
 from medclip_dcl.errors import ConfigError, ImageError, StudyError
 from medclip_dcl.files import write_text
-from pipelines.column_guesses import ROLES, TableGuess, guess_table
 
 from .cli import tool_main
+from .column_guesses import ROLES, TableGuess, guess_table
 
 if TYPE_CHECKING:
     from .config import Config
