@@ -14,6 +14,7 @@ from medclip_dcl.errors import ArtifactUnwritable, StudyError
 from medclip_dcl.files import (
     STAGED,
     disk_faults_named,
+    find_config,
     path_under,
     remove_staged,
     write_bytes,
@@ -127,3 +128,14 @@ def test_path_outside_or_irregular_is_refused_without_naming_it(tmp_path: Path, 
     with pytest.raises(StudyError) as caught:
         path_under(root, name)
     assert len(name) < 3 or name not in str(caught.value)
+
+
+def test_a_folder_hides_no_config_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    assert find_config(Path("demo")).parts[-2:] == ("configs", "demo.yaml")
+    (tmp_path / "demo").rmdir()
+    (tmp_path / "demo").write_text("work: here\n")
+    assert find_config(Path("demo")) == Path("demo")
