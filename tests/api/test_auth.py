@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from starlette.types import Scope
 
 from api.app import create_app
-from api.auth import read_auth
+from api.auth import is_loopback, read_auth
 from api.logging import RequestState, state_of
 from api.settings import ServeSettings
 from medclip_dcl.errors import ConfigError
@@ -214,3 +214,95 @@ def test_a_named_pipe_in_place_of_the_key_file_is_refused_unread(tmp_path: Path)
     assert auth.refusal(scope(x_api_key=KEY)) is None
     with pytest.raises(ConfigError, match="no regular file"):
         read_auth(ServeSettings(model="m", key_file=str(path)))
+
+
+def test_comments_and_blank_lines_are_no_keys(key_file: Path) -> None:
+    comment = "# this is a comment of 32 characters or more"
+    rewrite(key_file, f"{comment}\n\n {KEY} \n  {comment}\n")
+    auth = read_auth(ServeSettings(model="m", key_file=str(key_file)))
+    assert auth.refusal(scope(x_api_key=comment)) == "unauthorized"
+    assert auth.refusal(scope(x_api_key=KEY)) is None
+    rewrite(key_file, f"{comment}\n")
+    with pytest.raises(ConfigError, match="no key"):
+        read_auth(ServeSettings(model="m", key_file=str(key_file)))
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/static/viewer.js", "/static/viewer.css", "/health", "/v1/health"]
+)
+def test_page_and_health_are_open(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 200
+
+
+def test_ready_is_open_and_says_that_it_is_not(client: TestClient) -> None:
+    answer = client.get("/ready")
+    assert (answer.status_code, answer.json()["code"]) == (503, "loading")
+    assert answer.headers["retry-after"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/model",
+        "/v1/model",
+        "/metrics",
+        "/openapi.json",
+        "/images/x",
+        "/nowhere",
+        "/docs",
+        "/health/",
+        "/Health",
+        "/health%2f..%2fmodel",
+        "/static/../model",
+        "/static/secret",
+        "/%2e%2e/model",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "DELETE"])
+def test_everything_else_asks_for_a_key(client: TestClient, method: str, path: str) -> None:
+    answer = client.request(method, path)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-API-Key": ""},
+        {"X-API-Key": KEY[:-1]},
+        {"X-API-Key": KEY + "x"},
+        {"Authorization": KEY},
+        {"Authorization": f"Basic {KEY}"},
+        {"Authorization": f"Token {KEY}"},
+        {"Authorization": "Bearer"},
+        {"Authorization": f"Bearer {KEY}", "X-API-Key": KEY},
+    ],
+)
+def test_wrong_or_doubled_keys_are_refused(client: TestClient, headers: dict[str, str]) -> None:
+    assert client.get("/metrics", headers=headers).status_code == 401
+
+
+def test_a_key_in_the_query_is_none(client: TestClient) -> None:
+    assert client.get(f"/metrics?key={KEY}&X-API-Key={KEY}").status_code == 401
+
+
+def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_auth(ServeSettings(model="m", key_file=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize("path", ["//health", "/health/", "/static/", "/static/index.html", ""])
+def test_paths_that_only_look_open_are_not(key_file: Path, path: str) -> None:
+    auth = read_auth(ServeSettings(model="m", key_file=str(key_file)))
+    assert auth.refusal(scope("/health")) is None
+    assert auth.refusal(scope(path)) == "unauthorized"
+
+
+def test_loopback_is_this_machine_alone() -> None:
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert is_loopback("127.8.8.8")
+    assert is_loopback("localhost")
+    assert not is_loopback("localhost.evil.example")
+    assert not is_loopback("0.0.0.0")
+    assert not is_loopback("192.168.0.2")

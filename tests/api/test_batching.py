@@ -267,3 +267,11 @@ def test_an_image_that_comes_alone_does_not_wait_for_others(predictor: Predictor
         return min(seconds)
 
     assert asyncio.run(ask()) < 0.02
+
+
+def test_two_models_share_no_forward_pass(predictor: Predictor) -> None:
+    image, metrics, other = random_images(1)[0], Metrics(), Cramped(8)
+    models = (predictor, predictor, other, predictor)
+    found = together(metrics, *((item, image, lambda _, item=item: id(item)) for item in models))
+    assert found == [id(item) for item in models]
+    assert images_in_batches(metrics) == (3, 4)

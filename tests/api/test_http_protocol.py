@@ -271,3 +271,26 @@ def test_connections_and_those_being_accepted_leave_descriptors_free(descriptors
     assert connections + 4 * backlog <= max(descriptors - 128, 32)
     assert backlog <= 100
     assert connection_limits(resource.RLIM_INFINITY) == connection_limits(1 << 30)
+
+
+def test_one_empty_line_before_a_request_is_skipped_and_two_are_refused(
+    wire: socket.socket,
+) -> None:
+    wire.sendall(b"\r\n" + head(3) + b"abc")
+    assert answer(wire) == "parsed 3"
+    wire.sendall(b"\r\n\r\n")
+    assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 400"
+
+
+def test_spaces_behind_a_value_are_none_of_it(wire: socket.socket) -> None:
+    wire.sendall(head(3, "X-Told: a \t").replace(b": 3\r", b": 3 \r") + b"abc")
+    assert answer(wire) == "parsed 3"
+    assert told == [b"a"]
+
+
+def test_no_100_continue_is_sent_to_http_1_0(wire: socket.socket) -> None:
+    old = head(3, "Expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/1.0")
+    wire.sendall(old)
+    time.sleep(0.05)
+    wire.sendall(b"abc")
+    assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 200"

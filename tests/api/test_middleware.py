@@ -14,10 +14,11 @@ from starlette.types import Message
 from api import bodies
 from api.auth import Auth
 from api.bodies import BodyMemory
-from api.errors import add_handlers
+from api.errors import ERRORS, add_handlers, error_response
 from api.logging import Metrics, state_of
 from api.middleware import ConcurrencyLimiter, RequestMiddleware
 from api.settings import ServeSettings
+from medclip_dcl.data.limits import REASONS
 from medclip_dcl.errors import ImageError
 
 ROOM = 8 << 20
@@ -307,3 +308,37 @@ def test_who_leaves_while_sending_leaves_nothing_behind_and_is_no_fault() -> Non
     assert metrics.registry.get_sample_value("medclip_refusals_total", {"code": "client_gone"}) == 1
     assert ask(app, [whole_form(6 << 20)]) == (200, str(6 << 20).encode())
     assert not limiter.is_full
+
+
+@pytest.mark.parametrize("declared", [{}, {"content_length": str(2 << 20)}])
+def test_bodies_up_to_the_limit_pass(declared: dict[str, str]) -> None:
+    body = whole_form(2 << 20)
+    found = ask(app_with(max_body_mb=2), [body[:9], body[9:]], **declared)
+    assert found == (200, str(2 << 20).encode())
+
+
+def test_what_is_no_request_goes_by() -> None:
+    passed = []
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        passed.append(scope)
+
+    parts = ServeSettings(model="m"), OPEN, ConcurrencyLimiter(0, Metrics()), BodyMemory(0, 0)
+    middleware: Any = RequestMiddleware(app, *parts, Metrics())
+    for kind in ("lifespan", "websocket", "a"):
+        asyncio.run(middleware({"type": kind}, None, None))
+    assert passed == [{"type": "lifespan"}, {"type": "websocket"}, {"type": "a"}]
+
+
+def test_an_image_that_took_too_long_is_no_busy_model() -> None:
+    status, body = ask(app_with(), [b""], path="/image")
+    assert (status, REASONS["deadline"].encode() in body) == (422, True)
+    assert b"secret" not in body
+
+
+def test_failures_that_pass_say_when_to_try_again() -> None:
+    for code in ("overloaded", "deadline", "out_of_memory", "loading"):
+        answer = error_response(code, "id")
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) > 0
+    assert all(400 <= status < 600 and line for status, line in ERRORS.values())

@@ -6,7 +6,8 @@ import pytest
 
 from api.batching import WorkerSlots
 from api.errors import ApiError
-from api.logging import Metrics, RequestState
+from api.logging import Metrics, RequestState, state_of
+from api.middleware import ConcurrencyLimiter
 
 
 class Caller:
@@ -109,5 +110,42 @@ def test_closing_drops_what_has_not_begun_and_waits_for_nothing() -> None:
         go.set()
         await task
         assert begun == [True]
+
+    asyncio.run(ask())
+
+
+def test_places_are_as_many_as_were_made() -> None:
+    metrics = Metrics()
+    limiter = ConcurrencyLimiter(2, metrics)
+    assert [limiter.take(), limiter.take(), limiter.take()] == [True, True, False]
+    assert metrics.registry.get_sample_value("medclip_inside") == 2
+    limiter.leave()
+    assert metrics.registry.get_sample_value("medclip_inside") == 1
+    assert [limiter.take(), limiter.take()] == [True, False]
+
+
+def test_all_threads_run_from_the_beginning() -> None:
+    def named() -> int:
+        return sum(thread.name.startswith("early") for thread in threading.enumerate())
+
+    slots = WorkerSlots("early", 3, Metrics())
+    try:
+        assert named() == 3
+    finally:
+        slots.close()
+
+
+def test_waiting_and_work_are_timed_apart() -> None:
+    async def ask() -> None:
+        turns, first, second = WorkerSlots("decode", 1, Metrics()), Caller(), Caller()
+        started = time.monotonic()
+        await asyncio.gather(
+            *(turns.run(caller, lambda: time.sleep(0.05)) for caller in (first, second))
+        )
+        assert 0.1 <= turns.used_at - started < 5
+        first_ms, second_ms = (state_of(caller.scope).timings for caller in (first, second))
+        assert 0 <= first_ms["decode_wait"] < second_ms["decode_wait"] < 5000
+        assert 50 <= first_ms["decode"] < 5000
+        assert 50 <= second_ms["decode"] < 5000
 
     asyncio.run(ask())

@@ -91,3 +91,20 @@ def test_keys_are_asked_for_where_they_are_needed_and_nowhere_else(key_file: str
         assert bool(operation["security"]) is (path not in OPEN_PATHS), path
     anonymous = document(allow_anonymous=True)
     assert "securitySchemes" not in anonymous["components"]
+
+
+def test_every_code_of_the_table_stands_in_the_document() -> None:
+    said = {
+        code
+        for operation in operations(document(allow_anonymous=True)).values()
+        for status, answer in operation["responses"].items()
+        if int(status) >= 400
+        for code in answer["content"]["application/json"]["examples"]
+    }
+    # A method that is in no operation, and a client that hears nothing any more.
+    assert set(ERRORS) - said == {"method_not_allowed", "client_gone"}
+
+
+def test_nothing_is_left_of_the_framework_s_own_words() -> None:
+    text = str(document(allow_anonymous=True))
+    assert "ValidationError" not in text

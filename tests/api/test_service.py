@@ -22,6 +22,13 @@ from testing.service import Service, png, running
 from testing.tiny_models import random_images
 from testing.wire import Part, Request, exchange, form
 
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
 JPEG = b"\xff\xd8"
 
 
@@ -400,3 +407,105 @@ def test_an_image_unlike_those_of_training_is_flagged(tmp_path: Path) -> None:
                 found.append("out_of_range" in answer.json()["image"]["flags"])
     assert all(found[0] for found in flagged.values())
     assert all(sum(found[1:]) <= 4 for found in flagged.values())
+
+
+def test_overlay_is_a_picture_of_bounded_size(client: httpx.Client) -> None:
+    tall = image(png((3000, 20)))
+    answer = client.post(
+        "/ground", files=tall, data={"phrase": "effusion"}, headers={"Accept": "image/png"}
+    )
+    assert answer.headers["content-type"] == "image/png"
+    with Image.open(io.BytesIO(answer.content)) as picture:
+        assert picture.size == (7, 1024)
+
+
+def test_the_same_sentence_is_its_own_best_match(client: httpx.Client) -> None:
+    form = {"target": "text", "text": " Heart  size is\nnormal. ", "k": "1"}
+    (hit,) = client.post("/retrieve", data=form).json()["hits"]
+    assert hit["texts"] == ["Heart size is normal."]
+    assert hit["score"] == pytest.approx(1, abs=1e-5)
+
+
+def test_card_names_model_index_and_limits(client: httpx.Client, folder: Path) -> None:
+    card = client.get("/model").json()
+    assert "not a medical device" in card["notice"]
+    assert card["index"]["images"] == 12
+    assert card["refused"] == []
+    assert card["limits"]["max_body_mb"] == 4
+    assert len(card["digest"]) == 64
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"target": "image"},
+        {"target": "painting", "text": "x"},
+        {"target": "image", "text": "x", "k": "0"},
+        {"target": "image", "text": "x", "k": "101"},
+        {"target": "image", "text": "x", "k": "9" * 5000},
+        {"target": "image", "text": "x", "box": "[0, 0, 1, 1]"},
+        {"target": "image", "text": "   "},
+        {"target": "image", "text": "nul\0"},
+        {"target": "image", "text": "w" * 1001},
+        {"target": "image", "text": "x", "split": "tomorrow"},
+    ],
+    ids=lambda form: "+".join(form),
+)
+def test_malformed_questions_are_refused_without_echo(
+    client: httpx.Client, form: dict[str, str]
+) -> None:
+    answer = client.post("/retrieve", data=form)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert "tomorrow" not in answer.text
+    assert "painting" not in answer.text
+
+
+def test_lone_surrogates_in_a_field_are_refused(client: httpx.Client) -> None:
+    body = (
+        b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\n\\ud800\r\n'
+        b'--x\r\nContent-Disposition: form-data; name="target"\r\n\r\nimage\r\n--x--\r\n'
+    )
+    kind = "multipart/form-data; boundary=x; charset=unicode_escape"
+    answer = client.post("/retrieve", content=body, headers={"content-type": kind})
+    assert answer.status_code == 422
+
+
+def test_bodies_that_are_no_form_are_refused(client: httpx.Client) -> None:
+    for kind in ("multipart/form-data", "multipart/form-data; boundary=x", "text/plain"):
+        answer = client.post("/classify", content=b"hello", headers={"content-type": kind})
+        assert answer.status_code in {400, 422}
+        assert set(answer.json()) == {"code", "message", "request_id"}
+
+
+def test_compressed_bodies_are_refused(client: httpx.Client) -> None:
+    answer = client.post("/classify", files=image(), headers={"Content-Encoding": "gzip"})
+    assert (answer.status_code, answer.json()["code"]) == (415, "content_encoding")
+
+
+def test_a_request_that_asks_for_another_host_is_refused(client: httpx.Client) -> None:
+    answer = client.get("/model", headers={"Host": "evil.example"})
+    assert (answer.status_code, answer.json()["code"]) == (421, "host_refused")
+
+
+def test_every_answer_bears_its_headers(client: httpx.Client) -> None:
+    for path in ("/model", "/nowhere", "/metrics"):
+        answer = client.get(path, headers={"X-Request-ID": "mine-1"})
+        assert answer.headers["x-request-id"] == "mine-1"
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        assert "server" not in answer.headers
+        assert "access-control-allow-origin" not in answer.headers
+    answer = client.get("/health", headers={"X-Request-ID": "two words\t{}"})
+    assert answer.headers["x-request-id"] != "two words\t{}"
+
+
+def test_routes_and_methods_that_are_none_say_so(client: httpx.Client) -> None:
+    assert client.get("/docs").status_code == 404
+    assert client.get("/redoc").status_code == 404
+    assert client.get("/classify").json()["code"] == "method_not_allowed"
+    assert client.options("/classify").status_code == 405
+    assert client.get("/model/").status_code == 404
+
+
+def test_everything_is_reachable_under_v1(client: httpx.Client) -> None:
+    assert client.get("/v1/ready").status_code == 200
+    assert client.post("/v1/classify", files=image()).status_code == 200

@@ -45,3 +45,7 @@ def test_unknown_variables_are_refused_by_name(name: str) -> None:
 def test_faults_of_the_file_are_named(tmp_path: Path, text: str, fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         read_service_settings(write(tmp_path, text), {})
+
+
+def test_the_variable_that_names_the_file_is_no_setting() -> None:
+    assert read_service_settings(None, {"MEDCLIP_MODEL": "a", "MEDCLIP_CONFIG": "x"}).model == "a"

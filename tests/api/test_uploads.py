@@ -148,3 +148,10 @@ def test_boxes_and_findings_that_are_no_strict_json_are_refused(text: str) -> No
         parse_box(text, image)
     with pytest.raises((ApiError, QueryError)):
         parse_findings(text)
+
+
+@pytest.mark.parametrize(
+    "name", ["a large field", "no header", "a preamble", "small", "almost large"]
+)
+def test_small_files_and_fields_stay_in_the_form(name: str) -> None:
+    assert find_large_files(BODIES[name], len(BODIES[name]), KIND) == []

@@ -3,6 +3,7 @@
 import sqlite3
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -187,3 +188,41 @@ def test_a_journal_that_cannot_be_opened_is_no_damage(
     settings.spool.chmod(0o700)
     assert launcher.main(["status", "--config", str(config)]) == 4
     assert "is its disk full?" in capsys.readouterr().err
+
+
+def test_an_image_is_given_up_when_it_has_failed_for_so_long(
+    journal: Journal, clock: list[float]
+) -> None:
+    journal.add("a", "1", "CR")
+    for clock[0], is_stuck in ((1100, False), (1159, False), (1160, True)):
+        assert journal.failed(journal.entry("a"), "fault", 0, give_up_s=60) == is_stuck
+    assert journal.troubles() == [("a", "stuck", "fault", 3)]
+    clock[0] = 1200
+    journal.retry()
+    assert not journal.failed(journal.entry("a"), "fault", 0, give_up_s=60)  # counted from here
+    journal.answered("a", "{}", 1201)
+    assert (journal.entry("a").attempts, journal.entry("a").failing_since) == (0, None)
+
+
+def test_threads_share_a_journal(journal: Journal) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(journal.add, "a", "1", "CR").result()
+    assert journal.state("a") == "received"
+
+
+def test_stuck_images_go_on_from_where_they_were(journal: Journal) -> None:
+    journal.add("a", "1", "CR")
+    journal.answered("a", "{}", 1.0)
+    journal.failed(journal.entry("a"), "fault", 0, 0)
+    assert journal.state("a") == "stuck"
+    assert journal.retry("b") == 0
+    journal.retry("a")
+    assert journal.state("a") == "answered"
+
+
+def test_an_image_with_the_content_of_another_is_done_with_it(journal: Journal) -> None:
+    for digest in ("a", "b"):
+        journal.add(digest, "1", "CR")
+        journal.answered(digest, "{}", 1.0)
+        journal.built(digest, ["1.1"])
+    assert (journal.unsent("a"), journal.unsent("b")) == (["1.1"], [])

@@ -357,3 +357,14 @@ def test_lateral_images_of_training_patients_pretrain_and_nobody_elses(tmp_path:
     assert lateral == dict.fromkeys(trained, manifest.PRETRAIN)
     left_out = [row for row in rows(tmp_path, manifest.REJECTS) if row["reason"] == "lateral"]
     assert {row["id"] for row in left_out} == {f"side-{name}" for name in set(frontal) - trained}
+
+
+def test_a_link_that_leads_to_itself_is_a_missing_image(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/Doe.png").symlink_to("Doe.png")
+    (tmp_path / "source/b.png").write_bytes(b"x")
+    (tmp_path / "source/t.csv").write_text("who,file\na,Doe.png\nb,b.png\n")
+    columns = {"subject_id": "who", "path": "file", "image_id": "file"}
+    assert run(tmp_path, {"kind": "table", "table": "t.csv", "columns": columns}) == 0
+    reasons = {row["id"]: row["reason"] for row in rows(tmp_path, manifest.REJECTS)}
+    assert reasons == {"Doe.png": "missing_image"}

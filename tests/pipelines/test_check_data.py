@@ -238,3 +238,27 @@ def test_real_sources_are_checked(
     assert facts["images"]["opened"] == 30
     assert facts["images"]["formats"] == {"jpeg": 30}
     assert facts["duplicates"]["pixels"]["groups"] == 0
+
+
+def test_a_labelled_table_without_any_of_its_images_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    lines = ["who,file,text,edema", "a,x/1.png,No edema.,0", r"b,x\2.png,Mild edema.,1"]
+    (tmp_path / "source/t.csv").write_text("\n".join(lines))
+    columns = {"subject_id": "who", "path": "file", "report": "text", "labels": {"Edema": "edema"}}
+    source = {"kind": "table", "table": "t.csv", "columns": columns, "boxes": ""}
+    assert check(tmp_path, source=source) == 3
+    counts = {line["code"]: line["count"] for line in tree(tmp_path)["lines"]}
+    assert counts == {"missing_image": 1, "backslash_path": 1}
+
+
+def test_a_validation_split_smaller_than_a_batch_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = release(3)
+    given.image = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.images)}
+    assert check(tmp_path, given, train={"validate_every_steps": 5, "global_batch": 8}) == 0
+    reports = tree(tmp_path)["splits"]["validate"]["reports"]
+    warning = f"the validation split has {reports} reports, fewer than train.global_batch 8"
+    assert warning in capsys.readouterr().out
+    assert check(tmp_path) == 0
+    assert "validation split" not in capsys.readouterr().out

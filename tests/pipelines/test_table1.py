@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,13 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation import results
 from pipelines.config import load_config
 from pipelines.runs import LOG, NOTE
-from pipelines.table1 import FIGURES, FOLDER, main
-from pipelines.table1_rows import COMPARED, PAPER_ROWS, chosen_rows, paper_values
+from pipelines.table1 import FIGURES, FOLDER, main, table_text
+from pipelines.table1_rows import COMPARED, PAPER_ROWS, chosen_rows, paper_values, row_seeds
 from testing import forkserver
 from testing.corpus import write_config
 from testing.evaluated import write_untrained
+
+ROOT = Path(__file__).parents[2]
 
 DEADLINE_S = 120
 
@@ -249,3 +252,19 @@ def test_a_row_takes_the_value_that_is_best_on_validation(tuned):
         said = [line["validation_report_auc"] for line in lines if "validation_report_auc" in line]
         assert len(said) == 2
         assert score == pytest.approx(max(said), abs=1e-4)
+
+
+def test_one_seed_of_a_row_is_not_judged(made):
+    tree = figures(made)
+    tree["rows"]["dcl_05"]["against_baseline"] = {
+        name: {"verdict": "not known", "corrected_p": None} for name in COMPARED
+    }
+    assert "against no correction: not judged: one seed" in table_text(tree)
+
+
+def test_the_config_s_table_has_ten_seeds_where_it_matters():
+    config = load_config(ROOT / "configs/table1.yaml")
+    seeds = {row.name: len(row_seeds(row, config.table1)) for row in chosen_rows(config)}
+    ten = {"lse_nl", "dcl_lm", "cross_place", "shuffled", "cross_shuffled", "cross_places"}
+    assert {name for name, count in seeds.items() if count == 10} == ten
+    assert set(seeds.values()) == {5, 10}

@@ -8,15 +8,19 @@ from huggingface_hub import ModelCard
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
+from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactMissing, ArtifactStale
 from medclip_dcl.evaluation import results
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_exports import cards
+from medclip_reporting.corpus import count_splits
 from pipelines.write_cards import main
-from testing.corpus import write_config
+from testing.corpus import commit_tables, write_config, write_corpus
 from testing.evaluated import evaluate_here, write_evaluated
 from testing.published import publish
+
+TABLES = (manifest.IMAGES, manifest.REPORTS, manifest.STUDY_LABELS, manifest.BOXES)
 
 WORDS = {
     "intended_use": "Comparing losses.",
@@ -111,3 +115,15 @@ def test_cards_name_no_patient_image_or_sentence(evaluated: Path) -> None:
     text = "".join(path.read_text() for path in (evaluated / "cards").glob("*_card.*"))
     assert not re.search(r"\bp0\d\d\b|image0\d\d|\bs0\d\d\b", text)
     assert not [sentence for sentence in set(said) if sentence in text]
+
+
+def test_a_column_that_is_no_view_is_counted_and_not_named(tmp_path: Path) -> None:
+    work = write_corpus(tmp_path / "work")
+    listed = {form: read_table(work / "manifest", form).to_pylist() for form in TABLES}
+    for number, row in enumerate(listed[manifest.IMAGES]):
+        row["view"] = ("Doe^Jane 1950", "pa", "AP  axial", "")[number % 4]
+    source = commit_tables(work, manifest.ARTIFACT, listed, views="odd")
+    counted = [row["views"] for row in count_splits(source).values()]
+    assert {part.rpartition(" ")[0] for views in counted for part in views.split(", ")} == {
+        *("AP AXIAL", "PA", "not known", "other"),
+    }
