@@ -191,8 +191,9 @@ def _next_command(name: str, config: Config, file: Path, overrides: Sequence[str
     after = stages[stages.index(name) + 1 :] if name in stages else ()
     if not after:
         return f"medclip show {shlex.quote(str(resolve_path(config.work, config.work)))}"
-    words = ["medclip", after[0], "--config", str(file)]
-    return shlex.join([*words, *(word for item in overrides or () for word in ("--set", item))])
+    # Settings of the command line may name columns and folders of patients: no log repeats them.
+    words = shlex.join(["medclip", after[0], "--config", str(file)])
+    return f"{words}, and the same --set" if overrides else words
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:
