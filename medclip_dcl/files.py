@@ -222,7 +222,7 @@ def find_config(path: Path) -> Path:
 
     `demo` means `configs/demo.yaml`, where no file is called `demo`. Other paths stay as they are.
     """
-    if path.is_file():
+    if path.is_file() or not path.name:
         return path
     named = path if path.parts[:1] == ("configs",) else Path("configs", path.with_suffix(".yaml"))
     return next((file for root in _CONFIG_ROOTS if (file := root / named).is_file()), path)

@@ -336,11 +336,6 @@ def test_an_image_in_the_spool_that_the_journal_does_not_know_is_taken_up(
     assert len(pacs.stored) == 3  # the first finding of the stub's answer is positive
 
 
-def test_waiting_doubles_up_to_ten_minutes() -> None:
-    assert [stages.waiting_s(number) for number in range(4)] == [1, 2, 4, 8]
-    assert stages.waiting_s(10) == stages.waiting_s(10_000) == 600
-
-
 def test_an_image_that_takes_too_long_to_decode_is_refused(gateway, service, monkeypatch) -> None:
     monkeypatch.setattr(service, "status", 422)
     monkeypatch.setattr(service, "code", "deadline")

@@ -256,7 +256,8 @@ def test_a_row_takes_the_value_that_is_best_on_validation(tuned):
 
 def test_one_seed_of_a_row_is_not_judged(made):
     tree = figures(made)
-    tree["rows"]["dcl_05"]["against_baseline"] = {
+    row = next(row for name, row in tree["rows"].items() if name != "lse_nl")
+    row["against_baseline"] = {
         name: {"verdict": "not known", "corrected_p": None} for name in COMPARED
     }
     assert "against no correction: not judged: one seed" in table_text(tree)

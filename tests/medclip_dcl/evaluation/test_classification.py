@@ -9,7 +9,6 @@ from medclip_dcl.evaluation.classification import (
     class_figures,
     evaluate_classes,
     evaluate_findings,
-    evaluate_paraphrases,
     evaluate_subgroups,
     exact_truth,
     finding_figures,
@@ -18,6 +17,7 @@ from medclip_dcl.evaluation.classification import (
 )
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.metrics import roc_auc
+from medclip_dcl.evaluation.paraphrases import evaluate_paraphrases
 from medclip_dcl.evaluation.results import CLASSES, SCORES
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import SimilarityConfig
