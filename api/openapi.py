@@ -194,9 +194,9 @@ def _finding(text: dict[str, Any]) -> dict[str, Any]:
             "name": text,
             "label": {"type": "string"},
             "positive": _side(text, least=1),
-            "negative": _side(text, least=0),
+            "negative": _side(text, least=1),
         },
-        "required": ["name", "positive"],
+        "required": ["name", "positive", "negative"],  # without: for models with a bank of images
         "additionalProperties": False,
     }
 
