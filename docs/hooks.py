@@ -2,7 +2,7 @@
 
 A README keeps its place in the repository and is `code/FOLDER/README.md` on the site; links
 between pages are rewritten to that. A link to a file that is no page becomes its plain label.
-`<!-- file: PATH -->` becomes that file's text.
+`<!-- file: PATH -->` becomes that file's text, `<!-- table: NAME -->` a table of results.
 """
 
 import os
@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from docs.pages import NOTEBOOK, PAGES  # noqa: E402
+from tests.house.documents import with_tables  # noqa: E402
 from tests.house.tree import name_of, tracked  # noqa: E402
 
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]*)(#[^)\s]*)?\)")
@@ -70,4 +71,4 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
         text = (ROOT / match[1]).read_text(encoding="utf-8").rstrip()
         return f"```python\n{text}\n```"
 
-    return _FILE.sub(inserted, _LINK.sub(rewrite, markdown))
+    return _FILE.sub(inserted, _LINK.sub(rewrite, with_tables(markdown)))

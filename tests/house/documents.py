@@ -1,58 +1,21 @@
-"""Tables of the pages that are made from the code and from kept results.
+"""Tables of results for the site, and the commands, machines and days of the result pages.
 
-`make docs` writes them; `.ci/run` stops where that changes a page.
+The site has a table where a page says `<!-- table: NAME -->`, and
+`python -m tests.house.documents NAME` prints it. Without a name the lines below
+`<!-- runs: ... -->` are written again, as `make docs` does; `.ci/run` stops where that
+changes a page.
 """
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.likelihood.settings import EtaConfig
-from pipelines.false_negatives import (
-    PAPER_BATCH,
-    correction,
-    eta_by_likelihood,
-    expected_rows,
-    same_correction,
-)
-
 ROOT = Path(__file__).parents[2]
-REAL_STUDIES = "docs/results/real_studies.md"
 RESULTS = ROOT / "benchmarks" / "results"
 RESULT_PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
-
-
-def false_negatives_table() -> str:
-    """One row per eta: false negatives to expect at global batches of several sizes."""
-    etas = eta_by_likelihood(EtaConfig()) | {"constant": EtaConfig().constant}
-    head, *rows = expected_rows(etas, BATCHES)
-    a = EtaConfig().a
-    kept = [f"{same_correction(a, PAPER_BATCH, size):.3g}" for size in BATCHES]
-    reach = [f"{correction(a, size).reach:.0%}" for size in BATCHES]
-    rows += [
-        ("`a` and cap that keep N eta", "", *kept),
-        ("reach of the floor at the cap", "", *reach),
-    ]
-    return "\n".join([_row(*head), "|---" * len(head) + "|", *(_row(*row) for row in rows)])
-
-
-def mutants_table() -> str:
-    """One row per kind of draw: how many of the mutants that change something are noticed."""
-    rooms = json.loads((RESULTS / "mutants.json").read_text("utf-8"))["rooms"]
-    rows = [_row("draw", "noticed", "rooms and draws below the target"), "|---|---|---|"]
-    for title, fresh in (("first", False), ("fresh", True)):
-        noticed, changing, below = 0, 0, []
-        for room, draws in rooms.items():
-            for found in draws.values():
-                if bool(found["without_seed"]) is fresh:
-                    one, all_ = found["killed"] + found["timeout"], found["drawn"]
-                    all_ -= found["equivalent"]
-                    noticed, changing = noticed + one, changing + all_
-                    below += [f"{room}, {one} of {all_} (missed)"] * (not found["met"])
-        rows.append(_row(title, f"{noticed} of {changing}", "; ".join(below) or "none"))
-    return "\n".join(rows)
 
 
 def real_studies_table() -> str:
@@ -146,26 +109,18 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-BATCHES = (64, 512, 4096)
-"""Global batches of the table of false negatives."""
-
-TABLES: dict[str, tuple[str, Callable[[], str]]] = {
-    "false_negatives": ("configs/README.md", false_negatives_table),
-    "mutants": ("docs/results/reliability.md", mutants_table),
-    "real_studies": (REAL_STUDIES, real_studies_table),
-    "real_primary": (REAL_STUDIES, real_primary_table),
-    "real_findings": (REAL_STUDIES, real_findings_table),
-    "real_questions": (REAL_STUDIES, real_questions_table),
-    "real_likelihood": (REAL_STUDIES, real_likelihood_table),
+TABLES: dict[str, Callable[[], str]] = {
+    "real_studies": real_studies_table,
+    "real_primary": real_primary_table,
+    "real_findings": real_findings_table,
+    "real_questions": real_questions_table,
+    "real_likelihood": real_likelihood_table,
 }
 
 
-def with_table(text: str, name: str, table: str) -> str:
-    """Put a table between the marks that bear its name."""
-    marks = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end of table -->)", re.DOTALL)
-    if not marks.search(text):
-        raise ValueError(f"no marks for table {name}")
-    return marks.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text)
+def with_tables(text: str) -> str:
+    """Put each table where the page names it."""
+    return re.sub(r"<!-- table: (\w+) -->", lambda match: TABLES[match[1]](), text)
 
 
 def with_runs(text: str) -> str:
@@ -198,12 +153,10 @@ def _row(*cells: str) -> str:
 
 
 def main() -> None:
-    """Write every table into its README."""
-    for name, (file, make) in TABLES.items():
-        path = ROOT / file
-        path.write_text(with_table(path.read_text("utf-8"), name, make()), "utf-8")
-        print(f"{file}: {name}")
-    for path in RESULT_PAGES:
+    """Print the tables that are named, or write the runs of every result page."""
+    for name in sys.argv[1:]:
+        print(TABLES[name]())
+    for path in RESULT_PAGES if len(sys.argv) == 1 else ():
         path.write_text(with_runs(path.read_text("utf-8")), "utf-8")
 
 
