@@ -1,9 +1,8 @@
 """Tables of results for the site, and the commands, machines and days of the result pages.
 
 The site has a table where a page says `<!-- table: NAME -->`, and
-`python -m tests.house.documents NAME` prints it. Without a name the lines below
-`<!-- runs: ... -->` are written again, as `make docs` does; `.ci/run` stops where that
-changes a page.
+`python -m tests.house.documents NAME` prints it. Without a name machine and day are written again
+in lines that name a kept result, as `make docs` does; `.ci/run` stops where that changes a page.
 """
 
 import json
@@ -123,29 +122,25 @@ def with_tables(text: str) -> str:
     return re.sub(r"<!-- table: (\w+) -->", lambda match: TABLES[match[1]](), text)
 
 
+RUN = re.compile(
+    r"^((?:- )?)\[([\w.]+)\]\(\.\./\.\./benchmarks/results/\2\): `([^`]+)`(?: at `([^`]+)`)?, .*$",
+    re.MULTILINE,
+)
+
+
 def with_runs(text: str) -> str:
-    """Put command, machine and day below each `<!-- runs: FILE COMMAND [at TAG]; ... -->`."""
-    return re.sub(
-        r"(<!-- runs: ([^\n]*) -->\n).*?(<!-- end of table -->)",
-        lambda match: f"{match[1]}{_runs(match[2])}\n{match[3]}",
-        text,
-        flags=re.DOTALL,
-    )
+    """Write machine and day again in each line that names a kept result and its command."""
+    return RUN.sub(lambda match: match[1] + _run(match[2], match[3], match[4]), text)
 
 
-def _runs(runs: str) -> str:
-    lines = []
-    for run in runs.split("; "):
-        file, command = run.split(" ", 1)
-        kept = json.loads((RESULTS / file).read_text("utf-8"))
-        facts = kept["machine"]
-        cores = f"{facts['cores']} core{'s' * (facts['cores'] > 1)} of {facts['processor']}"
-        machine = f"{facts['accelerator'] or cores}, {facts.get('date', '')}"
-        command, at, tag = command.partition(" at ")  # a study whose code has left the tree
-        shown = f"`{kept.get('command', f'python -m benchmarks.{command}')}`"
-        shown += f" at `{tag}`" * bool(at)
-        lines.append(f"[{file}](../../benchmarks/results/{file}): {shown}, {machine}")
-    return "\n".join(lines if len(lines) == 1 else [f"- {line}" for line in lines])
+def _run(file: str, command: str, tag: str | None) -> str:
+    kept = json.loads((RESULTS / file).read_text("utf-8"))
+    facts = kept["machine"]
+    cores = f"{facts['cores']} core{'s' * (facts['cores'] > 1)} of {facts['processor']}"
+    machine = f"{facts['accelerator'] or cores}, {facts.get('date', '')}"
+    shown = f"`{kept.get('command', command)}`"
+    shown += f" at `{tag}`" if tag else ""  # a study whose code has left the tree
+    return f"[{file}](../../benchmarks/results/{file}): {shown}, {machine}"
 
 
 def _row(*cells: str) -> str:

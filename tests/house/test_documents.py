@@ -11,7 +11,7 @@ from docs.pages import PAGES
 from gateway.settings import GatewaySettings
 from pipelines.config import Config
 from pipelines.reference import artifact_references, setting_references
-from tests.house.documents import RESULT_PAGES, ROOT
+from tests.house.documents import RESULT_PAGES, ROOT, RUN
 from tests.house.tree import name_of, tracked
 
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
@@ -58,7 +58,7 @@ def test_every_column_is_described_and_on_the_site() -> None:
 
 @pytest.mark.parametrize("page", RESULT_PAGES, ids=lambda page: page.stem)
 def test_results_say_command_machine_and_day(page: Path) -> None:
-    assert "<!-- runs: " in page.read_text(encoding="utf-8")
+    assert RUN.search(page.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

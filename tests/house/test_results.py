@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.house.documents import RUN
+
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "benchmarks" / "results"
 PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
@@ -74,16 +76,15 @@ def is_kept(token: str, known: set[float]) -> bool:
 def missing(page: Path) -> dict[str, list[str]]:
     """Printed decimals that are in no kept output, by section."""
     found: dict[str, list[str]] = defaultdict(list)
-    section, known, in_head = "", set[float](), False
+    section, known, follows = "", set[float](), False
     for line in page.read_text(encoding="utf-8").splitlines():
+        run = RUN.match(line)
+        if run:
+            known = (known if follows else set()) | kept_numbers(run[2])
+        follows = bool(run)
         if line.startswith("#"):
             section = line.lstrip("# ")
-        elif line.startswith("<!-- runs:"):
-            files = re.findall(r"[\w.]+\.jsonl?", line)
-            known, in_head = set().union(*map(kept_numbers, files)), True
-        elif line.startswith("<!-- end"):
-            in_head = False
-        elif line.startswith("|") and not in_head:
+        elif line.startswith("|"):
             for cell in line.strip("|").split("|")[1:]:
                 found[section] += [t for t in _NUMBER.findall(cell) if not is_kept(t, known)]
     return {name: tokens for name, tokens in found.items() if tokens}
