@@ -1,4 +1,4 @@
-"""Pages of the site that are made from the code: commands, settings, artifacts, routes, errors.
+"""Pages of the site that are made from the code: commands, settings, routes, errors, targets.
 
 `hooks.py` puts them into the site; tests check them without it.
 """
@@ -221,6 +221,25 @@ def api_page() -> str:
     return _page(parts)
 
 
+def targets_page() -> str:
+    """Every target that was fixed before a run, with what was measured."""
+    parts = [
+        "# Every target",
+        "Targets that benchmarks fixed before they ran, with the figures of the last full run: "
+        "from `benchmarks/results`. [What they mean](../results/index.md).",
+    ]
+    for path in sorted((ROOT / "benchmarks/results").glob("*.json")):
+        kept = json.loads(path.read_text("utf-8"))
+        rows = (
+            (f"`{name}`", one["bar"], f"{value:.4g}", "met" if one["met"] else "**missed**")
+            for name, one in kept.get("bars", {}).items()
+            if (value := kept["figures"].get(name)) is not None
+        )
+        if (body := table(("figure", "target", "measured", ""), rows)).count("\n") > 1:
+            parts += [f"## {path.stem}", f"{kept['machine'].get('date', '')}", body]
+    return _page(parts)
+
+
 def notebook_page() -> str:
     """The notebook of a trained model, with its outputs."""
     cells = json.loads((ROOT / NOTEBOOK).read_text("utf-8"))["cells"]
@@ -245,6 +264,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/errors.md": errors_page,
     "reference/routes.md": routes_page,
     "reference/settings.md": settings_page,
+    "reference/targets.md": targets_page,
     "reference/troubleshooting.md": troubleshooting_page,
     "tutorials/trained_model.md": notebook_page,
 }
