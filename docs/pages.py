@@ -235,7 +235,7 @@ def targets_page() -> str:
             for name, one in kept.get("bars", {}).items()
             if (value := kept["figures"].get(name)) is not None
         )
-        if (body := table(("figure", "target", "measured", ""), rows)).count("\n") > 1:
+        if (body := table(("figure", "target", "measured", "result"), rows)).count("\n") > 1:
             parts += [f"## {path.stem}", f"{kept['machine'].get('date', '')}", body]
     return _page(parts)
 
