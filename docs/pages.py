@@ -9,9 +9,11 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydicom.uid import UID, ExplicitVRLittleEndian
 from pynetdicom.sop_class import Verification
 
@@ -74,6 +76,16 @@ def artifacts_page() -> str:
         for form in artifact.tables:
             rows = ((f"`{one.name}`", str(one.type), one.meaning) for one in form.columns)
             parts += [f"### `{form.file}`", table(("column", "type", "meaning"), rows)]
+    return _page(parts)
+
+
+def inputs_page() -> str:
+    """The files of each kind of source, and what is read of them."""
+    rows = yaml.safe_load((ROOT / "docs/inputs.yaml").read_text("utf-8"))
+    parts = ["# Inputs of each source", "Rules for all: [the contract](../artifacts.md#inputs)."]
+    for kind, files in groupby(rows, key=lambda row: row["kind"]):
+        cells = ((row["file"], row["needed"], row["read"]) for row in files)
+        parts += [f"## `{kind}`", table(("file", "needed", "what is read of it"), cells)]
     return _page(parts)
 
 
@@ -262,6 +274,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/command.md": command_page,
     "reference/dicom.md": dicom_page,
     "reference/errors.md": errors_page,
+    "reference/inputs.md": inputs_page,
     "reference/routes.md": routes_page,
     "reference/settings.md": settings_page,
     "reference/targets.md": targets_page,

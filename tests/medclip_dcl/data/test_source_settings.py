@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 
 from medclip_dcl.data.dicom import metadata
 from medclip_dcl.data.source_settings import (
@@ -24,33 +25,25 @@ from tests.house.tree import ROOT
 PAGE = ROOT / "docs/artifacts.md"
 
 
-def inputs() -> list[list[str]]:
-    """The rows of the table of inputs on the page, cell by cell."""
-    text = PAGE.read_text(encoding="utf-8")
-    section = text.partition("\n## Inputs\n")[2].partition("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| `") or "| any |" in line]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+INPUTS = yaml.safe_load((ROOT / "docs/inputs.yaml").read_text(encoding="utf-8"))
 
 
-def names_of(*heads: str) -> set[str]:
-    """What stands in code type in the last cell of the rows that begin so."""
-    rows = [row for row in inputs() if any(" | ".join(row).startswith(head) for head in heads)]
-    assert len(rows) == len(heads)
-    return {name for row in rows for name in re.findall(r"`([^`]+)`", row[-1])}
+def names_of(kind: str, file: str) -> set[str]:
+    """What stands in code type in the description of one input."""
+    (row,) = (row for row in INPUTS if row["kind"] == kind and file in row["file"])
+    return set(re.findall(r"`([^`]+)`", row["read"]))
 
 
 def test_the_page_names_every_kind_of_source() -> None:
     kinds = set(SOURCES.own)
-    assert {row[0].strip("`") for row in inputs() if len(row) == 4} == kinds | {"any"}
+    assert {row["kind"] for row in INPUTS} == kinds | {"any"}
     assert set(READERS) == kinds
 
 
 def test_the_page_names_every_column_and_tag_that_readers_require() -> None:
-    labels = names_of("`mimic_cxr` | `*-chexpert.csv[.gz]`")
-    assert labels == {"study_id", *LABELS}
-    assert names_of("`dicom`") == {*metadata.TAGS.values(), "source.modalities"}
-    boxes = names_of("any | `source.boxes`, MS-CXR's CSV")
-    assert boxes == {*MS_CXR_COLUMNS.values(), "path"}
+    assert names_of("mimic_cxr", "chexpert") == {"study_id", *LABELS}
+    assert names_of("dicom", "any file") == {*metadata.TAGS.values(), "source.modalities"}
+    assert names_of("any", "source.boxes") == {*MS_CXR_COLUMNS.values(), "path"}
 
 
 def test_every_role_of_a_column_is_explained() -> None:
