@@ -58,7 +58,7 @@ mutants: $(INSTALLED) ## make mutants ROOM=name: share of wrong changes to its c
 	  PYTHONPATH=$(MUTATION) $(BIN)/python -m pip install --quiet --target $(MUTATION) --group mutants; }
 	$(BIN)/python -m checks.mutation $(addprefix --room ,$(ROOM)) $(MUTANTS)
 
-docs: $(INSTALLED) ## tables and figures from the code, then the site
+docs: $(INSTALLED) ## figures, and the machines of results, then the site
 	$(BIN)/python -m tests.house.documents
 	$(BIN)/python docs/figures.py
 	$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || \
