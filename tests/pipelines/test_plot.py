@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from medclip_reporting.curves import RunRecord, render_runs
 from pipelines.plot import main
@@ -34,4 +35,8 @@ def test_a_run_that_trains_is_drawn_and_an_empty_one_refused(
     (tmp_path / "checkpoints/metrics.jsonl").write_text("\n".join(lines))
     assert main([str(tmp_path), "--out", str(out)]) == 0
     assert "<svg" in out.read_text()
+    picture = tmp_path / "curves.png"
+    assert main([str(tmp_path), "--out", str(picture)]) == 0
+    with Image.open(picture) as opened:
+        assert opened.size == (1320, 408)  # one row of charts
     assert main([str(tmp_path)] * 6) == 2
