@@ -19,6 +19,7 @@ def test_runs_stand_side_by_side_with_their_curves_and_figures() -> None:
     log = [{"step": step, "loss": 4.0 / step} for step in (1, 2)]
     page = render_runs([RunRecord("first", log, tree), RunRecord("second", log, None)])
     assert page.count("<svg") == 1  # no run has another curve
+    assert "<b>Training loss, nats</b>" in page
     assert "<td>zero-shot AUC, mean of findings</td>" in page
     assert '0.750 <span class="range">[0.700, 0.800]</span>' in page
     assert "first, second" in page
