@@ -1,12 +1,8 @@
 """Several runs on one page: their curves over each other, their figures side by side."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from matplotlib.figure import Figure
-
-from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.evaluation import results
 from medclip_reporting.charts import Labels, Series, draw_lines
 from medclip_reporting.page import render
@@ -43,34 +39,13 @@ def render_runs(runs: Sequence[RunRecord]) -> str:
     """Make the page of at most five runs: HTML with charts inline."""
     charts = [
         {"title": title, "svg": draw_lines(lines, Labels(title, "step", ""))}
-        for title, lines in _curves(runs).items()
+        for title, lines in curves_of(runs).items()
     ]
     return render({"runs": runs, "charts": charts, "figures": _figures(runs)}, "runs.html")
 
 
-def draw_runs(runs: Sequence[RunRecord]) -> bytes:
-    """Draw the curves of at most five runs as one picture, two charts a row; PNG.
-
-    Raises:
-        ArtifactMissing: no run has a curve.
-    """
-    charts = _curves(runs)
-    if not charts:
-        raise ArtifactMissing("no run has a curve to draw; name a page, such as runs.html")
-    rows = (len(charts) + 1) // 2
-    figure = Figure(figsize=(11, 3.4 * rows), dpi=120, layout="constrained")
-    for number, (title, lines) in enumerate(charts.items(), start=1):
-        axes = figure.add_subplot(rows, 2, number, title=title, xlabel="step")
-        for line in lines:
-            axes.plot(line.x, line.y, label=line.name)
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png")
-    return stream.getvalue()
-
-
-def _curves(runs: Sequence[RunRecord]) -> dict[str, list[Series]]:
+def curves_of(runs: Sequence[RunRecord]) -> dict[str, list[Series]]:
+    """List the lines of each chart by its title; charts without a line are left out."""
     charts = {}
     for figure, title in _CURVES.items():
         drawn = [(run.name, *curve(run.log, figure)) for run in runs]

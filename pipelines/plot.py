@@ -3,11 +3,14 @@
 A run is drawn while it trains as well. Whether two configs differ is for `compare`.
 """
 
+import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from matplotlib.figure import Figure
 
 from medclip_dcl.artifact import HEADER, open_artifact
 from medclip_dcl.errors import ArtifactMissing, ConfigError
@@ -15,7 +18,7 @@ from medclip_dcl.evaluation import results
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.logging import read_metrics
-from medclip_reporting.curves import MOST_RUNS, RunRecord, draw_runs, render_runs
+from medclip_reporting.curves import MOST_RUNS, RunRecord, curves_of, render_runs
 
 from .cli import run_folder, tool_main
 
@@ -34,6 +37,28 @@ def read_run(folder: Path) -> RunRecord:
     if not log and tree is None:
         raise ArtifactMissing(f"{folder} has neither a log of training nor results; run it first")
     return RunRecord(folder.name, log, tree)
+
+
+def draw_runs(runs: Sequence[RunRecord]) -> bytes:
+    """Draw the curves of at most five runs as one picture, two charts a row; PNG.
+
+    Raises:
+        ArtifactMissing: no run has a curve.
+    """
+    charts = curves_of(runs)
+    if not charts:
+        raise ArtifactMissing("no run has a curve to draw; name a page, such as runs.html")
+    rows = (len(charts) + 1) // 2
+    figure = Figure(figsize=(11, 3.4 * rows), dpi=120, layout="constrained")
+    for number, (title, lines) in enumerate(charts.items(), start=1):
+        axes = figure.add_subplot(rows, 2, number, title=title, xlabel="step")
+        for line in lines:
+            axes.plot(line.x, line.y, label=line.name)
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    return stream.getvalue()
 
 
 def command(
