@@ -64,6 +64,7 @@ def render_comparison(
         "counts": [len(side) for side in runs],
         "summary": summary,
         "rows": rows,
+        "decides": min(map(len, runs)) > 1,  # one run a side has no interval and no verdict
         "losses": _losses(names, folders),
         "roc": _roc(names, scores),
         "images": [] if private else _disagreements(folders[0].parent, scores),

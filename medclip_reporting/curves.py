@@ -37,13 +37,22 @@ def curve(log: Sequence[Mapping[str, Any]], figure: str) -> tuple[list[float], l
 
 def render_runs(runs: Sequence[RunRecord]) -> str:
     """Make the page of at most five runs: HTML with charts inline."""
-    charts = []
+    charts = [
+        {"title": title, "svg": draw_lines(lines, Labels(title, "step", ""))}
+        for title, lines in curves_of(runs).items()
+    ]
+    return render({"runs": runs, "charts": charts, "figures": _figures(runs)}, "runs.html")
+
+
+def curves_of(runs: Sequence[RunRecord]) -> dict[str, list[Series]]:
+    """List the lines of each chart by its title; charts without a line are left out."""
+    charts = {}
     for figure, title in _CURVES.items():
         drawn = [(run.name, *curve(run.log, figure)) for run in runs]
         lines = [Series(name, steps, values) for name, steps, values in drawn if len(steps) > 1]
         if lines:
-            charts.append({"title": title, "svg": draw_lines(lines, Labels(title, "step", ""))})
-    return render({"runs": runs, "charts": charts, "figures": _figures(runs)}, "runs.html")
+            charts[title] = lines
+    return charts
 
 
 def _figures(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:

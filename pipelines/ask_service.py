@@ -32,6 +32,7 @@ from .job import Job, job_main
 ANSWERS = "service_answers.json"
 _SETTINGS = Path("configs/serve.yaml")
 _START_S = 90.0
+_STOP_S = 60.0  # longer than it drains
 
 
 def build(job: Job) -> None:
@@ -98,7 +99,11 @@ def _serving(model: Path, vectors: Path) -> Iterator[Client]:
             yield client
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        try:
+            process.wait(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:  # nobody else would end it
+            process.kill()
+            process.wait()
         if process.stdout is not None:
             process.stdout.close()
 

@@ -1,12 +1,12 @@
 """Write the vectors of a folder's images, or of a table's images or sentences, as Parquet.
 
-    medclip embed FOLDER --model RUN_OR_MODEL --out vectors.parquet
-    medclip embed TABLE --images path --id image_id --model RUN_OR_MODEL --out vectors.parquet
-    medclip embed TABLE --sentences text --model RUN_OR_MODEL --out vectors.parquet
-
 The vectors have unit length in the space in which the model compares images and sentences. A row
 that is refused keeps its place, with the reason in `refused`. A killed run goes on after the last
 512 rows that were finished.
+
+    medclip embed FOLDER --model RUN --out vectors.parquet
+    medclip embed TABLE --images path --id id --model RUN --out vectors.parquet
+    medclip embed TABLE --sentences text --model RUN --out vectors.parquet
 """
 
 import importlib
@@ -33,34 +33,37 @@ from .job import run_resumable
 def command(
     source: Annotated[
         Path,
-        typer.Argument(
-            metavar="FOLDER_OR_TABLE", help="DICOM, JPEG and PNG; or Parquet, Arrow, CSV, JSONL."
-        ),
+        typer.Argument(metavar="FOLDER_OR_TABLE", help="DICOM, JPEG, PNG; or Parquet, CSV, JSONL."),
     ],
     model: Annotated[
         Path,
         typer.Option(
             metavar="RUN_OR_MODEL",
-            help="Folder of a run or of a model, a config, or OWNER/NAME@COMMIT of a hub.",
+            help="A run, a model, or OWNER/NAME@COMMIT.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The Parquet file that is written.")],
     images: Annotated[
-        str, typer.Option(metavar="COLUMN", help="Of the table: paths of images, or their bytes.")
+        str, typer.Option(metavar="COLUMN", help="A table's images: paths or bytes.")
     ] = "",
-    sentences: Annotated[str, typer.Option(metavar="COLUMN", help="Of the table.")] = "",
+    sentences: Annotated[str, typer.Option(metavar="COLUMN", help="A table's sentences.")] = "",
     key: Annotated[
         str, typer.Option("--id", metavar="COLUMN", help="Kept next to the vectors; else `row`.")
     ] = "",
     root: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="That the table's paths are relative to; else its own."
-        ),
+        typer.Option(metavar="FOLDER", help="Where a table's paths start."),
     ] = None,
-    engine: Annotated[EngineName, typer.Option(help="Who runs the encoders.")] = "auto",
-    precision: Annotated[Precision, typer.Option(help="Of the encoders.")] = "float32",
-    dtype: Annotated[Dtype, typer.Option(help="Of the vectors in the file.")] = "float32",
+    engine: Annotated[
+        EngineName, typer.Option(metavar="NAME", help="auto, torch or openvino.")
+    ] = "auto",
+    precision: Annotated[
+        Precision,
+        typer.Option(metavar="TYPE", help="float32, bfloat16 or float16."),
+    ] = "float32",
+    dtype: Annotated[
+        Dtype, typer.Option(metavar="TYPE", help="Of the vectors: float32 or float16.")
+    ] = "float32",
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace another file at --out.")
     ] = False,

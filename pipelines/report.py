@@ -1,7 +1,5 @@
 """Ask a running service about a DICOM image, and write the answer as DICOM objects.
 
-    medclip report IMAGE --out FOLDER --url URL
-
 The service gets the pixels and what they mean; the header stays here.
 """
 

@@ -5,6 +5,7 @@ imports would be nearly all the time. Training starts as `medclip train` does, f
 its model is valid.
 """
 
+import gc
 import importlib
 import json
 import multiprocessing
@@ -69,6 +70,9 @@ def run_config(
     else:
         refuse_to_replace(loaded, _folder(loaded), stages)
     screen = _Screen(quiet=quiet)
+    for stage in stages:  # each is forked from here, and would import it by itself
+        _main_of(stage)
+    gc.freeze()  # no collection of a stage walks through what was imported
     early: BaseProcess | None = None
     for number, stage in enumerate(stages):
         words = [*arguments, *(["--force"] if stage in force else [])]
@@ -166,7 +170,6 @@ def _launched(screen: "_Screen", command: Sequence[str]) -> _Child:
 
 
 def _forked(screen: "_Screen", function: Callable[..., int], given: tuple[Any, ...]) -> _Child:
-    _main_of(_TRAIN)  # it imports what the others do, which is then imported once
     reader, writer = os.pipe() if screen.reads else (None, None)
     process = _start(_call, (function, given, writer, screen.variables))
     if writer is not None:

@@ -32,7 +32,7 @@ def test_it_walks_through_a_trained_model(
     assert "said in" in printed
 
 
-@pytest.mark.parametrize("name", ["false_negatives", "first_model"])
+@pytest.mark.parametrize("name", ["false_negatives", "first_model", "your_labels"])
 def test_the_other_notebooks_are_short_and_keep_no_output(name: str) -> None:
     text = (ROOT / f"examples/{name}.ipynb").read_text(encoding="utf-8")
     cells = json.loads(text)["cells"]

@@ -57,11 +57,12 @@ def test_help_names_every_command_below_its_heading_and_loads_no_library(
 def test_every_command_explains_itself_on_one_screen(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([name.replace("_", "-"), "--help"]) == 0
     text = capsys.readouterr().out
     assert f"Usage: medclip {name} " in text
     assert "python -m" not in text
+    assert not any(line.count("medclip") > 1 for line in text.splitlines())  # a usage line each
     assert len(text) > 200
     assert text.count("\n") < 40
 

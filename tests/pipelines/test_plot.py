@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from medclip_reporting.curves import RunRecord, render_runs
 from pipelines.plot import main
@@ -18,6 +19,7 @@ def test_runs_stand_side_by_side_with_their_curves_and_figures() -> None:
     log = [{"step": step, "loss": 4.0 / step} for step in (1, 2)]
     page = render_runs([RunRecord("first", log, tree), RunRecord("second", log, None)])
     assert page.count("<svg") == 1  # no run has another curve
+    assert "<b>Training loss, nats</b>" in page
     assert "<td>zero-shot AUC, mean of findings</td>" in page
     assert '0.750 <span class="range">[0.700, 0.800]</span>' in page
     assert "first, second" in page
@@ -34,4 +36,8 @@ def test_a_run_that_trains_is_drawn_and_an_empty_one_refused(
     (tmp_path / "checkpoints/metrics.jsonl").write_text("\n".join(lines))
     assert main([str(tmp_path), "--out", str(out)]) == 0
     assert "<svg" in out.read_text()
+    picture = tmp_path / "curves.png"
+    assert main([str(tmp_path), "--out", str(picture)]) == 0
+    with Image.open(picture) as opened:
+        assert opened.size == (1320, 408)  # one row of charts
     assert main([str(tmp_path)] * 6) == 2
