@@ -246,12 +246,11 @@ def _objective(guess: TableGuess) -> Sequence[str]:
     return (
         "eta:",
         "  fit: claims                     # for objectives that use eta",
-        "objective:                        # cross + place; see docs/how_it_works.md",
+        "objective:                        # relations; see docs/how_it_works.md",
         "  kind: multipositive",
         "  relation: claims",
         "  directions: both",
-        "  image_anchor: own",
-        "  place_weight: 0.3",
+        "  image_anchor: same",
     )
 
 
