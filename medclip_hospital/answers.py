@@ -200,6 +200,7 @@ def answer_images(
     ask: Ask,
     settings: AnswerConfig,
     limits: ImagesConfig,
+    max_reject_share: float = 1.0,
     unit: int = UNIT,
 ) -> dict[str, Any]:
     """Answer all images below `root`, write the tables, and give the artifact's summary.
@@ -208,7 +209,7 @@ def answer_images(
     those of a run that was not killed.
 
     Raises:
-        StudyError: more images were refused than `images.max_reject_share` allows.
+        StudyError: more images were refused than `max_reject_share` allows.
         ServiceError: a service that is asked cannot be reached.
     """
     with Decoder(limits, 1) as decoder, Progress("answer", len(images), "image") as progress:
@@ -228,11 +229,11 @@ def answer_images(
     answered = [row for row in rows if "code" not in row]
     rejects = [row for row in rows if "code" in row]
     refused = {row["id"] for row in rejects}
-    if images and len(refused) / len(images) > limits.max_reject_share:
+    if images and len(refused) / len(images) > max_reject_share:
         raise StudyError(
             f"{len(refused)} of {len(images)} images were refused "
             f"({dict(Counter(row['code'] for row in rejects))}), more than "
-            f"images.max_reject_share {limits.max_reject_share}; correct them or raise the share"
+            f"source.max_reject_share {max_reject_share}; correct them or raise the share"
         )
     write_table(folder, ANSWERS, answered)
     fields = [{"id": row["id"], "stage": ARTIFACT.job, "reason": row["code"]} for row in rejects]
