@@ -76,7 +76,7 @@ def content_settings(settings: GenerateConfig) -> dict[str, Any]:
     """Give the settings that a tree's content depends on: not where, nor how fast it is written."""
     # A tree without such prose has the fingerprint that it had before there was the setting.
     unused = set() if settings.icu_prose else {"icu_prose"}
-    return settings.model_dump(mode="json", exclude={"root", "workers", *unused})
+    return settings.model_dump(mode="json", exclude={"workers", *unused})
 
 
 def write_tree(writer: ArtifactWriter, seed: int, settings: GenerateConfig) -> dict[str, Any]:

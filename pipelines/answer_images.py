@@ -40,7 +40,8 @@ def build(job: Job) -> None:
     made: dict[str, Any] = {"answer": settings.result_settings()}
 
     def write(writer: ArtifactWriter, ask: Ask) -> dict[str, Any]:
-        return answer_images(writer.directory, images, root, ask, settings, config.images)
+        most = config.source.max_reject_share
+        return answer_images(writer.directory, images, root, ask, settings, config.images, most)
 
     ca = resolve_path(settings.ca, config.work) if settings.ca else None
     if settings.service:

@@ -21,11 +21,12 @@ def build(job: Job) -> None:
     root = readers.images_root(config.source, lambda text: resolve_path(text, config.work))
     images = prepared.list_images(source)
     stamp = stamp_files(root, (image.path for image in images))
+    most = config.source.max_reject_share
     job.make(
         prepared.ARTIFACT,
         {"images": config.images.result_settings()},
         {"manifest": source, "images": stamp},
-        lambda writer: prepared.prepare_images(writer.directory, images, root, config.images),
+        lambda writer: prepared.prepare_images(writer.directory, images, root, config.images, most),
     )
 
 

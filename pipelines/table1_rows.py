@@ -182,8 +182,8 @@ def chosen_rows(config: Config) -> tuple[Row, ...]:
     """
     settings = config.table1
     models = {
-        item.name: Row(item.name, item.name, adapter=item.adapter.model_dump(mode="json"))
-        for item in settings.models
+        name: Row(name, name, adapter=adapter.model_dump(mode="json"))
+        for name, adapter in settings.models.items()
     }
     table = [models.pop(row.name, row) for row in (*PAPER_ROWS, *VARIANTS)]
     table += models.values()

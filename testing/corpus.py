@@ -39,7 +39,6 @@ TINY_DEMO = (
     "generate.test_share=0.2",
     "generate.workers=1",
     "source.max_reject_share=0.9",
-    "images.max_reject_share=0.9",
     "images.workers=1",
     "images.size_px=64",
     "model.image.input_px=56",

@@ -31,8 +31,8 @@ Before = tuple[str, tuple[Any, ...]]
 CONFIG = "configs/demo.yaml"
 _STUDIES = (
     *("generate.patients=8", "generate.coverage_images=0", "generate.size_px=64"),
-    *("generate.workers=1", "source.max_reject_share=0.9", "check.max_fault_share=1"),
-    *("images.max_reject_share=0.9", "images.size_px=64", "images.workers=1"),
+    *("generate.workers=1", "source.max_reject_share=1"),
+    *("images.size_px=64", "images.workers=1"),
     *("images.shard_rows=4", "language_model.steps=3", "language_model.vocabulary=300"),
     *("language_model.hidden_size=32", "likelihood.unit_pieces=1500", "likelihood.workers=1"),
 )
@@ -241,7 +241,7 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
         evaluated(
             "pretrain_images",
             old=("pretrain.eta=0.1",),
-            settings=("pretrain.steps=4", "pretrain.batch=4", "pretrain.save_every_steps=2"),
+            settings=("pretrain.steps=4", "pretrain.batch=4", "train.save_every_steps=2"),
         ),
         evaluated("calibrate_scores"),
         evaluated("fit_head"),

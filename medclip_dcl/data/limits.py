@@ -33,8 +33,6 @@ class ImagesConfig(Section):
     """Decode processes; 0: one per core."""
     dask_scheduler: Annotated[str, NO_EFFECT, LOCAL] = ""
     """Address of a Dask scheduler, such as `tcp://head:8786`, whose workers decode; empty: here."""
-    max_reject_share: Annotated[float, Field(ge=0, le=1), NO_EFFECT] = 0.01
-    """Share of rejected images above which the job fails with exit code 3."""
 
     @property
     def max_pixels(self) -> int:

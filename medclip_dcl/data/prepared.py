@@ -222,7 +222,11 @@ def list_images(listed: Artifact) -> list[ListedImage]:
 
 
 def prepare_images(
-    folder: Path, images: Sequence[ListedImage], root: Path, settings: ImagesConfig
+    folder: Path,
+    images: Sequence[ListedImage],
+    root: Path,
+    settings: ImagesConfig,
+    max_reject_share: float = 1.0,
 ) -> dict[str, Any]:
     """Decode, stretch and write all images below `root`, and give the artifact's summary.
 
@@ -248,10 +252,10 @@ def prepare_images(
     found = [_read_shard_rejects(folder, number) for number, _ in parts]
     rejects = [item for _, rows in found for item in rows]
     reasons = dict(Counter(reason for _, reason in rejects))
-    if images and len(rejects) / len(images) > settings.max_reject_share:
+    if images and len(rejects) / len(images) > max_reject_share:
         raise StudyError(
             f"{len(rejects)} of {len(images)} images were refused ({reasons}), more than "
-            f"images.max_reject_share {settings.max_reject_share}; correct them or raise the share"
+            f"source.max_reject_share {max_reject_share}; correct them or raise the share"
         )
     rows = [{"id": name, "stage": ARTIFACT.job, "reason": reason} for name, reason in rejects]
     write_table(folder, manifest.REJECTS, rows)

@@ -130,6 +130,8 @@ def pretrain(
     seed: int,
     store: CheckpointStore,
     device: torch.device,
+    *,
+    save_every_steps: int,
     threads: int = 0,
 ) -> tuple[ViewLearner, dict[str, Any]]:
     """Learn from images, or go on where a killed run had saved.
@@ -172,7 +174,7 @@ def pretrain(
             step += 1
             losses = [*losses[-49:], loss.item()]
             progress.advance(1, loss=losses[-1])
-            if step % settings.save_every_steps == 0 and step < settings.steps:
+            if step % save_every_steps == 0 and step < settings.steps:
                 _save(store, step, learner, optimizer, losses)
     return learner.eval(), {
         "steps": step,

@@ -89,7 +89,7 @@ class TrainConfig(Section):
     torch_threads: Annotated[int, Field(ge=0), NO_EFFECT] = 0
     """Threads of torch in each process; 0: the cores, shared among this machine's processes."""
     save_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 1000
-    """Steps between checkpoints: what a kill can lose."""
+    """Steps between checkpoints, of `pretrain_images` too: what a kill can lose."""
     log_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 10
     """Steps between lines of the metrics log."""
     validate_every_steps: Annotated[int, Field(ge=0), NO_EFFECT] = 0
@@ -170,8 +170,6 @@ class PretrainConfig(Section):
     """Peak AdamW learning rate."""
     eta: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Chance that another image is of the anchor's class; 0: the plain loss of SimCLR."""
-    save_every_steps: Annotated[int, Field(gt=0)] = 500
-    """Steps between checkpoints: what a kill can lose."""
     also: tuple[str, ...] = ()
     """Further run folders whose prepared training images are learned from, of the same size."""
 

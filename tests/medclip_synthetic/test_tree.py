@@ -20,8 +20,6 @@ SETTINGS = GenerateConfig(
     coverage_images=1,
     size_px=64,
     workers=1,
-    second_image_share=0.3,
-    compressed_share=0.2,
 )
 
 

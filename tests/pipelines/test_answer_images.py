@@ -42,7 +42,7 @@ from testing.tiny_models import random_images
 from testing.tls import HAS_OPENSSL, make_certificates
 
 COUNT = 5
-LIMITS = ImagesConfig(max_reject_share=0.5, workers=1)
+LIMITS = ImagesConfig(workers=1)
 
 
 def image(number: int) -> bytes:
@@ -185,11 +185,10 @@ def test_a_busy_service_is_not_a_fault_of_the_image(work: Path) -> None:
 
 def test_too_many_refused_images_end_the_job(work: Path, tmp_path: Path) -> None:
     studies = open_artifact(manifest.ARTIFACT.at(work / "work"), manifest.ARTIFACT)
-    strict = LIMITS.model_copy(update={"max_reject_share": 0.1})
     with pytest.raises(StudyError, match=r"5 of 5 images were refused \({'corrupt': 5}\)"):
         answer_images(
             *(tmp_path, list_asked_images(studies), work / "images"),
-            *(lambda sources: ["corrupt"] * len(sources), AnswerConfig(), strict),
+            *(lambda sources: ["corrupt"] * len(sources), AnswerConfig(), LIMITS, 0.1),
         )
 
 

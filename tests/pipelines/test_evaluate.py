@@ -199,12 +199,12 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"\x07")
     adapter = {"model": "testing.clip:build", "weights": str(weights)}
-    assert run(work, adapter=adapter, geometry="biovil", images_per_finding=4) == 0
+    assert run(work, adapter=adapter, images_per_finding=4) == 0
     tree = figures(work)
     assert (tree["contaminated"], tree["repeated_images"], tree["geometry"]) == (
         None,
         None,
-        "biovil",
+        "whole",
     )
     printed = capsys.readouterr().out
     assert "it is not known which patients" in printed
@@ -247,13 +247,8 @@ def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, cap
     assert probe["pool"]["labelled"] > 20
     assert 0 <= probe["groups"]["1"]["mean_auc"]["value"] <= 1
     assert "probe of the encoder, 50% of labels, AUC" in capsys.readouterr().out
-    assert figures(work)["probe_features"] == "encoder"
     decided = figures(work)["questions"]["probe_decisions"]["groups"]["pneumonia"]
     assert decided["threshold"]["n"] == len(split_images(work, "validate"))
-    space = ("--set", "evaluate.probe_features=space")
-    assert run(work, *space, "--set", "evaluate.probe_fractions=[1.0]", probe_images=1000) == 0
-    assert "probe of the space, 100% of labels, AUC" in capsys.readouterr().out
-    assert figures(work)["probe_features"] == "space"
 
 
 PARAPHRASES = """
@@ -272,8 +267,8 @@ def test_groups_and_paraphrases_are_told_apart(work):
     sexes = [f"{name},{'FM'[number % 4 == 0]}" for number, name in enumerate(subjects)]
     (work / "people.csv").write_text("\n".join(["subject_id,gender", *sexes]))
     (work / "paraphrases.yaml").write_text(PARAPHRASES)
-    demographics = {"table": str(work / "people.csv"), "sex": "gender"}
-    assert run(work, demographics=demographics, paraphrases=str(work / "paraphrases.yaml")) == 0
+    tables = {"demographics": "people.csv", "paraphrases": "paraphrases.yaml"}
+    assert run(work, **{name: str(work / file) for name, file in tables.items()}) == 0
     found = figures(work)["questions"]
     pool = found["subgroups"]["pool"]
     assert pool == {

@@ -39,5 +39,5 @@ def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
     real = tmp_path / "real"
     real.mkdir()
     (real / "note.txt").write_text("mine")
-    assert run(tmp_path, f"generate.root={real}") == 4
+    assert run(tmp_path, f"source.root={real}") == 4
     assert [item.name for item in real.iterdir()] == ["note.txt"]

@@ -182,8 +182,8 @@ def test_the_paper_s_rows_are_nine_and_variants_come_when_asked_for(tmp_path):
 
 
 def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
-    adapter = {"adapter": {"model": "testing.clip:build"}}
-    models = [{"name": "biovil", **adapter}, {"name": "clip", **adapter}]
+    adapter = {"model": "testing.clip:build"}
+    models = dict.fromkeys(("biovil", "clip"), adapter)
     table = {"rows": ["biovil", "clip"], "seeds": [0, 1], "tune_by": "", "models": models}
     assert main(["--config", str(config_of(made, [], [], table1=table))]) == 0
     rows = figures(made)["rows"]
@@ -198,7 +198,7 @@ def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
 
 def test_the_paper_s_values_stand_next_to_rows_that_are_trained_as_its_are(tmp_path):
     config_file = write_config(tmp_path / "config.yaml", tmp_path)
-    models = [{"name": "biovil", "adapter": {"model": "theirs:build"}}]
+    models = {"biovil": {"model": "theirs:build"}}
     given = f"table1.models={json.dumps(models)}"
     medr = {}
     for key, settings in {

@@ -467,7 +467,7 @@ def test_a_vit_with_adapters_is_trained_published_and_asked(work: Path) -> None:
     assert train(work, train={"steps": 2}, model=model) == 0
     published = read_model_package(model_package.ARTIFACT.at(work))
     assert not [name for name in published.weights() if "lora" in name or "base_layer" in name]
-    assert published.card["preprocessing"]["channel_mean"] == []
+    assert published.card["preprocessing"]["channels"] == []
     predictor = load(published.path)
     square = np.arange(40 * 40, dtype=np.uint16).reshape(40, 40)
     (found,) = predictor.ground(GreyImage(square, 11, "png"), ["There is an effusion."])
