@@ -86,6 +86,7 @@ def _debiased(eta: float, **settings: Any) -> dict[str, Any]:
     return _objective("debiased", **settings) | {"eta.source": "constant", "eta.constant": eta}
 
 
+_OTHERS = "others"  # rows whose seeds are not named
 _GLOBAL = {"model.similarity.kind": "global"}
 
 PAPER_ROWS = (
@@ -170,7 +171,8 @@ def paper_values(row: Row, config: Config) -> dict[str, float]:
 
 def row_seeds(row: Row, settings: Table1Config) -> tuple[int, ...]:
     """Give the seeds of a row: its own, else those of all; of a given model the first."""
-    seeds = settings.row_seeds.get(row.name, settings.seeds)
+    given = settings.seeds if isinstance(settings.seeds, dict) else {_OTHERS: settings.seeds}
+    seeds = given.get(row.name) or given[_OTHERS]
     return seeds if row.is_trained else seeds[:1]
 
 
@@ -178,7 +180,7 @@ def chosen_rows(config: Config) -> tuple[Row, ...]:
     """Give the rows that a config asks for, in the table's order, other people's models last.
 
     Raises:
-        ConfigError: `table1.rows` or `table1.row_seeds` names one that there is not.
+        ConfigError: `table1.rows` or `table1.seeds` names one that there is not.
     """
     settings = config.table1
     models = {
@@ -191,8 +193,11 @@ def chosen_rows(config: Config) -> tuple[Row, ...]:
     unknown = sorted(set(settings.rows) - set(names))
     if unknown:
         raise ConfigError(f"table1.rows names {unknown}; choose among {names}")
-    if strange := sorted(set(settings.row_seeds) - set(names)):
-        raise ConfigError(f"table1.row_seeds names {strange}; choose among {names}")
+    if isinstance(settings.seeds, dict):
+        if strange := sorted(set(settings.seeds) - {*names, _OTHERS}):
+            raise ConfigError(f"table1.seeds names {strange}; choose among {[*names, _OTHERS]}")
+        if _OTHERS not in settings.seeds:
+            raise ConfigError(f"table1.seeds names rows alone; give those of all {_OTHERS} too")
     optional = {row.name for row in VARIANTS}
     asked = settings.rows or [name for name in names if name not in optional]
     return tuple(row for row in table if row.name in asked)

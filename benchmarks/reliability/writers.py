@@ -33,7 +33,7 @@ _STUDIES = (
     *("generate.patients=8", "generate.coverage_images=0", "generate.size_px=64"),
     *("generate.workers=1", "source.max_reject_share=1"),
     *("images.size_px=64", "images.workers=1"),
-    *("images.shard_rows=4", "language_model.steps=3", "language_model.vocabulary=300"),
+    *("language_model.steps=3", "language_model.vocabulary=300"),
     *("language_model.hidden_size=32", "likelihood.unit_pieces=1500", "likelihood.workers=1"),
 )
 _EVALUATED: dict[str, dict[str, Any]] = {

@@ -201,6 +201,8 @@ def _images(batch: pa.RecordBatch, size_px: int) -> npt.NDArray[np.uint8]:
 
 
 _BATCH = 4  # images in one task: few enough to share evenly, many enough to pay for the message
+_SHARD_ROWS = 512  # images in a shard, the unit that is resumed: a kill loses seconds
+_LEAST_SHARDS = 16  # of fewer images: a kill loses a share
 _AHEAD = 2  # shards under way, so that no worker waits while one is written
 
 
@@ -236,8 +238,9 @@ def prepare_images(
     Raises:
         StudyError: more images were refused than `max_reject_share` allows.
     """
-    starts = range(0, len(images), settings.shard_rows)
-    parts = [(n, images[start : start + settings.shard_rows]) for n, start in enumerate(starts)]
+    rows = max(1, min(_SHARD_ROWS, -(-len(images) // _LEAST_SHARDS)))
+    starts = range(0, len(images), rows)
+    parts = [(n, images[start : start + rows]) for n, start in enumerate(starts)]
     todo = [part for part in parts if not (folder / _SHARD.format(part[0])).exists()]
     done = len(images) - sum(len(part) for _, part in todo)
     with Progress("prepare images", len(images), "image", done=done) as progress:

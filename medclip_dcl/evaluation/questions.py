@@ -38,7 +38,7 @@ from medclip_dcl.evaluation.operating_point import (
     evaluate_decisions,
 )
 from medclip_dcl.evaluation.paraphrases import evaluate_paraphrases
-from medclip_dcl.evaluation.probe import evaluate_probe
+from medclip_dcl.evaluation.probe import FRACTIONS, evaluate_probe
 from medclip_dcl.evaluation.prompt_pairs import PairWarning, check_pairs
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.evaluation.retrieval import (
@@ -373,7 +373,7 @@ class Evaluation:
             evaluate_probe(
                 [(learned, known), (encoded, truth), (validation, chosen_by)],
                 findings,
-                settings.probe_fractions,
+                FRACTIONS,
                 self._bootstrap,
                 self._rule,
             )

@@ -59,11 +59,7 @@ class EvaluateConfig(Section):
     probe_images: Annotated[int, Field(ge=0)] = 0
     """Most training images for linear probes, drawn at random; 0: no probe. A probe reads the image
     encoder's features before the map into the shared space, averaged over the image, as BioViL,
-    GLoRIA and MedCLIP probe."""
-    probe_fractions: Annotated[
-        tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)
-    ] = (0.01, 0.1, 1.0)
-    """Shares of the labels of the training split that the probes are given, class by class."""
+    GLoRIA and MedCLIP probe, and is given 1, 10 and 100 % of the labels, class by class."""
     gallery: str = ""
     """Gallery that boxes are matched with, one sentence a line; empty: the generator's, if any."""
     allow_contaminated: bool = False
@@ -85,11 +81,10 @@ class EvaluateConfig(Section):
 class Table1Config(Section):
     """Every row of Table 1, trained and evaluated (`table1`)."""
 
-    seeds: Seeds = (0, 1, 2, 3, 4)
+    seeds: Seeds | dict[str, Seeds] = (0, 1, 2, 3, 4)
     """Runs of each row; a seed draws weights, batches and views. The corpus is one. Two seeds give
-    no interval, one no verdict."""
-    row_seeds: dict[str, Seeds] = Field(default_factory=dict)
-    """Row -> its seeds, in place of `seeds`: more where a small difference matters."""
+    no interval, one no verdict. Or row -> its seeds, more where a small difference matters, and
+    `others` -> those of all other rows."""
     rows: tuple[str, ...] = ()
     """Rows by their short names, the project's own and the shuffled control among them; an unknown
     one makes it list all. Empty: the paper's nine."""

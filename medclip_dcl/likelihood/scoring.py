@@ -150,7 +150,6 @@ class CorpusScoring:
             model.path,
             settings.variant,
             settings.dtype,
-            settings.token_budget,
             device,
             settings.engine,
         )

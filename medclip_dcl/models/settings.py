@@ -114,15 +114,6 @@ class SimilarityConfig(Section):
     """Initial scale of the score; paper: gamma = sqrt(14), learned; it stays in [1, 100]."""
 
 
-class LoraConfig(Section):
-    """Low-rank adapters of every linear layer, trained in its place, merged on publishing."""
-
-    rank: Annotated[int, Field(ge=0)] = 0
-    """Rank of the adapters, which are scaled by 2; 0: none. Needs peft."""
-    encoders: Literal["both", "image", "text"] = "both"
-    """Encoders that have them."""
-
-
 class ModelConfig(Section):
     """Both encoders and the similarity."""
 
@@ -136,8 +127,9 @@ class ModelConfig(Section):
     """Text encoder."""
     similarity: SimilarityConfig = SimilarityConfig()
     """Similarity."""
-    lora: LoraConfig = LoraConfig()
-    """Low-rank adapters."""
+    lora: dict[Literal["image", "text"], Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """Encoder -> rank of low-rank adapters, scaled by 2, which every linear layer gets: they are
+    trained in its place, and merged on publishing. Needs peft."""
 
     @model_validator(mode="after")
     def _one_start(self) -> "ModelConfig":

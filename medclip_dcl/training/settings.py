@@ -166,8 +166,6 @@ class PretrainConfig(Section):
     """Optimiser steps."""
     batch: Annotated[int, Field(gt=1)] = 128
     """Images of a step, each seen twice."""
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-3
-    """Peak AdamW learning rate."""
     eta: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Chance that another image is of the anchor's class; 0: the plain loss of SimCLR."""
     also: tuple[str, ...] = ()

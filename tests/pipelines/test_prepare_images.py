@@ -30,7 +30,7 @@ def config_file(
     if not root.exists():
         root.mkdir()
         source.write(root)
-    settings = {"size_px": 32, "shard_rows": 4, "workers": 2} | images
+    settings = {"size_px": 32, "workers": 2} | images
     path = tmp_path / f"{name}.yaml"
     given = {"root": str(root), "max_reject_share": most}
     tree = {"work": str(tmp_path / name), "source": given, "images": settings}

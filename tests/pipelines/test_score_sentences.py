@@ -206,7 +206,7 @@ def test_acknowledged_scores_outlive_a_change_of_what_is_only_speed(config_file,
     cut_short(config_file)
     before = acknowledged(config_file)
     asked = stop_after(-1, monkeypatch)
-    other = ("--set", "likelihood.unit_pieces=77", "--set", "likelihood.token_budget=99")
+    other = ("--set", "likelihood.unit_pieces=77")
     table = read_table(run(config_file, *other).path, scoring.LIKELIHOODS).to_pylist()
     assert not {key for key, _ in asked} & before.keys()
     assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()

@@ -29,10 +29,10 @@ def corpus(tmp_path_factory):
     return write_untrained(tmp_path_factory.mktemp("corpus") / "work")
 
 
-ROW_SEEDS = {"lse_nl": [0, 1, 2]}
+SEEDS = {"lse_nl": [0, 1, 2], "others": [0, 1]}
 
 
-def config_of(work, rows, seeds, processes=1, row_seeds=None, **sections):
+def config_of(work, rows, seeds, processes=1, **sections):
     config_file = write_config(
         work / "config.yaml",
         work,
@@ -43,7 +43,6 @@ def config_of(work, rows, seeds, processes=1, row_seeds=None, **sections):
             "table1": {
                 "rows": rows,
                 "seeds": seeds,
-                "row_seeds": row_seeds or {},
                 "processes": processes,
                 "tune_by": "",
             },
@@ -64,7 +63,7 @@ def made(corpus, tmp_path_factory):
     """Two rows, of two seeds and of three, made in this process."""
     work = shutil.copytree(corpus, tmp_path_factory.mktemp("made") / "work")
     rows = ["dcl_05", "lse_nl"]
-    assert main(["--config", str(config_of(work, rows, [0, 1], row_seeds=ROW_SEEDS))]) == 0
+    assert main(["--config", str(config_of(work, rows, SEEDS))]) == 0
     return work
 
 
