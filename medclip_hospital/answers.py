@@ -113,13 +113,13 @@ def list_asked_images(studies: Artifact) -> list[AskedImage]:
 
 
 @contextmanager
-def asking_model(predictor: Predictor, images: ImagesConfig) -> Iterator[Ask]:
+def asking_model(predictor: Predictor, images: ImagesConfig, workers: int = 0) -> Iterator[Ask]:
     """Ask a model in this process: images are decoded side by side and encoded in batches.
 
     `images` has the limits of decoding; size and preparation are the model's own.
     """
     own = predictor.config.images
-    workers = images.workers or available_cores()
+    workers = workers or available_cores()
     limits = images.model_copy(update={"voi": own.voi})
     with Decoder(limits, workers) as decoder, ThreadPoolExecutor(workers) as threads:
 

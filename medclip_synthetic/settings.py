@@ -25,5 +25,3 @@ class GenerateConfig(Section):
     technique, "if any", "check for", history and so on; 0: none."""
     faults: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Faults of each kind that are planted and listed in `truth/faults.csv`; 0: a sound tree."""
-    workers: Annotated[int, Field(ge=0)] = 0
-    """Drawing processes; 0: one per core."""

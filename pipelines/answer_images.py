@@ -58,7 +58,7 @@ def build(job: Job) -> None:
 
         def ask_model(writer: ArtifactWriter) -> dict[str, Any]:
             predictor = load(model.path, engine=inference.engine, precision=inference.precision)
-            with asking_model(predictor, config.images) as ask:
+            with asking_model(predictor, config.images, config.workers) as ask:
                 return write(writer, ask)
 
         found = job.make(answers.ARTIFACT, made, inputs, ask_model)

@@ -65,7 +65,7 @@ def build(job: Job) -> None:
         split_of = split_patients(source, chosen, config.source)
         reports = read_reports(folder, chosen.texts, config.sentences, sample, seed)
         images = known or inspect_images(
-            folder, chosen.images, source.raw.root, config.images, sample, seed
+            folder, chosen.images, source.raw.root, config.images, sample, seed, config.workers
         )
         trained = _trained(job, split_of) if trained_model else []
         look = Inspection(source, chosen, split_of, images, reports, trained)

@@ -36,7 +36,7 @@ def build(job: Job) -> None:
         job.note_changed_code(existing)
         return
     with write_artifact(path, ARTIFACT, fingerprint, same_code=job.force) as writer:
-        artifact = writer.commit(write_tree(writer, seed, settings))
+        artifact = writer.commit(write_tree(writer, seed, settings, job.config.workers))
     job.say(
         artifact=ARTIFACT.name,
         state="resumed" if writer.resumed else "made",

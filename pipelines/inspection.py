@@ -99,11 +99,12 @@ def inspect_images(
     settings: ImagesConfig,
     wanted: int,
     seed: int,
+    workers: int,
 ) -> list[Row]:
     """Open as many images as are wanted (0: all), drawn with the seed; resumable in `folder`."""
     image_of = {image.image_id: image for image in listed}
     chosen = [image_of[name] for name in _draw(sorted(image_of), wanted, seed)]
-    workers = settings.workers or available_cores()
+    workers = workers or available_cores()
     with (
         Progress("images opened", len(chosen), "image") as progress,
         Decoder(settings, workers) as decoder,

@@ -27,8 +27,6 @@ class ImagesConfig(Section):
     """Memory that a decode worker may allocate, MiB."""
     reject_burned_in: bool = True
     """Whether an image is rejected whose BurnedInAnnotation is given and is not NO."""
-    workers: Annotated[int, Field(ge=0), NO_EFFECT] = 0
-    """Decode processes; 0: one per core."""
     dask_scheduler: Annotated[str, NO_EFFECT, LOCAL] = ""
     """Address of a Dask scheduler, such as `tcp://head:8786`, whose workers decode; empty: here."""
 

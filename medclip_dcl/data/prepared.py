@@ -229,6 +229,7 @@ def prepare_images(
     root: Path,
     settings: ImagesConfig,
     max_reject_share: float = 1.0,
+    workers: int = 0,
 ) -> dict[str, Any]:
     """Decode, stretch and write all images below `root`, and give the artifact's summary.
 
@@ -245,7 +246,7 @@ def prepare_images(
     done = len(images) - sum(len(part) for _, part in todo)
     with Progress("prepare images", len(images), "image", done=done) as progress:
         if todo:
-            with _workers(root, settings) as (executor, read):
+            with _workers(root, settings, workers or available_cores()) as (executor, read):
                 for number, part, batches in _in_flight(executor, read, todo):
                     answers: list[_Answer] = []
                     for batch in batches:
@@ -271,7 +272,9 @@ def prepare_images(
 
 
 @contextmanager
-def _workers(root: Path, settings: ImagesConfig) -> Iterator[tuple[Executor, _Reader]]:
+def _workers(
+    root: Path, settings: ImagesConfig, workers: int
+) -> Iterator[tuple[Executor, _Reader]]:
     """Give an executor, and what it is to do with images: here, or on a cluster."""
     if settings.dask_scheduler:
         with _cluster(settings.dask_scheduler) as client:
@@ -284,7 +287,6 @@ def _workers(root: Path, settings: ImagesConfig) -> Iterator[tuple[Executor, _Re
                     "repair the cluster and run the same command again"
                 ) from error
         return
-    workers = settings.workers or available_cores()
     with Decoder(settings, workers) as decoder, ThreadPoolExecutor(workers) as threads:
         try:
             yield threads, partial(_read, decoder=decoder, root=root, settings=settings)
@@ -328,7 +330,7 @@ def _read_on_cluster(
     images: Sequence[ListedImage], root: Path, settings: ImagesConfig
 ) -> list[_Answer]:
     # In a process of the cluster, whose pool is kept for the next task: a decoder cannot be sent.
-    decoder = shared_decoder(settings, settings.workers or available_cores())
+    decoder = shared_decoder(settings, available_cores())
     return _read(images, decoder, root, settings)
 
 

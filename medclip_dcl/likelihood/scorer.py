@@ -185,6 +185,6 @@ def _receive(connection: Connection, crew: Mapping[Connection, BaseProcess]) -> 
 def _died(process: BaseProcess) -> ScoreError:
     process.join()
     return ScoreError(
-        f"a scoring process ended with code {process.exitcode}; lower likelihood.workers, "
+        f"a scoring process ended with code {process.exitcode}; lower workers, "
         "and run again to go on"
     )

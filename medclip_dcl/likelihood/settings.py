@@ -49,8 +49,6 @@ class LikelihoodConfig(Section):
     within 2e-4 nats in float32."""
     unit_pieces: Annotated[int, Field(ge=0)] = 0
     """Word pieces that pass through the model in one unit of work; 0: some seconds' worth."""
-    workers: Annotated[int, Field(ge=0)] = 0
-    """Scoring processes of each launched process; 0: one per core on a CPU, one on a GPU."""
 
 
 class EtaConfig(Section):

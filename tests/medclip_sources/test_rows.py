@@ -295,7 +295,7 @@ def test_hostile_bytes_are_the_gates_affair(tmp_path: Path) -> None:
     content = [{"who": name, "id": name, "x": {"bytes": files[name]}} for name in files]
     source = read(tmp_path, content, columns={"image": "x", "image_id": "id"})
     listed = [prepared.ListedImage(image.image_id, image.path) for image in source.raw.images]
-    images = ImagesConfig(size_px=32, workers=1, max_bytes=4000)
+    images = ImagesConfig(size_px=32, max_bytes=4000)
     (tmp_path / "rows").mkdir()
     prepared.prepare_images(tmp_path / "rows", listed, tmp_path, images)
     for name, data in files.items():

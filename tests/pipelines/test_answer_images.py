@@ -42,7 +42,7 @@ from testing.tiny_models import random_images
 from testing.tls import HAS_OPENSSL, make_certificates
 
 COUNT = 5
-LIMITS = ImagesConfig(workers=1)
+LIMITS = ImagesConfig()
 
 
 def image(number: int) -> bytes:
@@ -155,7 +155,7 @@ def test_a_killed_run_goes_on_with_the_same_rows(
             return ask(sources)
 
         folder.mkdir(exist_ok=True)
-        with asking_model(predictor, LIMITS) as ask:
+        with asking_model(predictor, LIMITS, 1) as ask:
             images = list_asked_images(studies)
             answer_images(folder, images, work / "images", answer, AnswerConfig(), LIMITS, unit=2)
         return (folder / ANSWERS.file).read_bytes()

@@ -22,14 +22,13 @@ from testing.dicom import dicom_bytes, ramp
 from testing.published import publish
 from testing.release import REPORT, Release, release
 
-IMAGES = {"workers": 1}
-GENERATE = {"patients": 38, "coverage_images": 0, "size_px": 64, "workers": 1, "faults": 1}
+GENERATE = {"patients": 38, "coverage_images": 0, "size_px": 64, "faults": 1}
 
 
 def write_config(work: Path, **sections: Any) -> Path:
     work.mkdir(exist_ok=True, parents=True)
     path = work.with_suffix(".yaml")
-    path.write_text(json.dumps({"work": str(work), "images": IMAGES} | sections))
+    path.write_text(json.dumps({"work": str(work), "workers": 1} | sections))
     return path
 
 

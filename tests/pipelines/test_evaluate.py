@@ -347,7 +347,7 @@ def test_a_model_of_another_run_is_refused_patients_that_it_was_trained_on(
 
 
 def test_a_model_is_evaluated_on_another_generated_source_and_not_on_its_own(tmp_path, capsys):
-    settings = GenerateConfig(patients=6, coverage_images=0, size_px=64, test_share=0.5, workers=1)
+    settings = GenerateConfig(patients=6, coverage_images=0, size_px=64, test_share=0.5)
     ours = [draw_patient(NATURAL, number, 0, settings).subject_id for number in range(6)]
     model = publish(tmp_path / "model", ours).path
     codes = {}

@@ -9,7 +9,7 @@ SMALL = (
     "generate.patients=3",
     "generate.coverage_images=0",
     "generate.size_px=64",
-    "generate.workers=1",
+    "workers=1",
 )
 
 
@@ -31,7 +31,7 @@ def test_tree_is_made_once_and_reused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert made["state"] == "made"
     assert made["patients"] == 3
     assert (tmp_path / "work/studies/mimic-cxr-2.0.0-metadata.csv.gz").is_file()
-    assert run(tmp_path, "generate.workers=2") == 0  # which changes no content
+    assert run(tmp_path, "workers=2") == 0  # which changes no content
     assert last(capsys)["state"] == "reused"
 
 

@@ -30,10 +30,12 @@ def config_file(
     if not root.exists():
         root.mkdir()
         source.write(root)
-    settings = {"size_px": 32, "workers": 2} | images
+    settings = {
+        "size_px": 32,
+    } | images
     path = tmp_path / f"{name}.yaml"
     given = {"root": str(root), "max_reject_share": most}
-    tree = {"work": str(tmp_path / name), "source": given, "images": settings}
+    tree = {"work": str(tmp_path / name), "source": given, "images": settings, "workers": 2}
     path.write_text(json.dumps(tree))
     assert build_manifest.main(["--config", str(path)]) == 0
     return path
