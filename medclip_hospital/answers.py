@@ -32,7 +32,7 @@ from medclip_dcl.schemas import ClassifyAnswer
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 from medclip_hospital.dicomweb import DicomWeb
 from medclip_hospital.results import encode_results
-from medclip_hospital.settings import AnswerConfig, ResultsConfig
+from medclip_hospital.settings import AnswerConfig
 
 ARTIFACT = ArtifactType("answers", 2, "answer_images")
 
@@ -285,12 +285,6 @@ def _write_objects(
     settings: AnswerConfig,
 ) -> list[tuple[str, str]]:
     """Write the objects of a unit, and give id and code of what no object could be made of."""
-    results = ResultsConfig(
-        objects=settings.objects,
-        report_class=settings.report_class,
-        out_of_range=settings.out_of_range,
-        heads=settings.heads,
-    )
     refused = []
     with pa.ipc.new_file(str(path), OBJECTS.schema) as writer:
         for listed, source, answer in answered:
@@ -299,7 +293,7 @@ def _write_objects(
             try:
                 header, picture = decoder.separate(source).header, decoder.open(source)
                 now = dt.datetime.now().astimezone()
-                made = encode_results(header, answer, picture, now, results)
+                made = encode_results(header, answer, picture, now, settings)
             except ImageError as error:
                 if error.code != _NOT_DICOM:
                     refused.append((listed.image_id, error.code))

@@ -176,6 +176,13 @@ def row_seeds(row: Row, settings: Table1Config) -> tuple[int, ...]:
     return seeds if row.is_trained else seeds[:1]
 
 
+def tuned_by(config: Config) -> str:
+    """Name the figure of validation by which rows are tuned; empty where the config has none."""
+    train = config.train
+    validates = train.validate_every_steps and train.validate_images
+    return train.best_metric or ("validation_report_auc" if validates else "")
+
+
 def chosen_rows(config: Config) -> tuple[Row, ...]:
     """Give the rows that a config asks for, in the table's order, other people's models last.
 

@@ -242,7 +242,7 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     run("bound")
     run("sweep", *shared, "--grid", str(grid), "--processes", "1")
     table = ("table1.seeds=[0]", 'table1.rows=["dcl_05","dcl_10"]')
-    table += ("table1.processes=1", "table1.tune_by=")
+    table += ("table1.processes=1",)
     run("table1", *shared, *as_options(table))
     (other,) = (path.parent for path in (work / "sweeps").rglob("results"))
     run("compare", str(work), str(other), "--json", str(out / "compare.json"), "--samples", "20")

@@ -42,7 +42,7 @@ _EVALUATED: dict[str, dict[str, Any]] = {
     "card": {"intended_use": "Tests.", "limits": ["Tiny."], "licence": "mit", "data": "CC0-1.0"},
     "probabilities": {"least_per_class": 2},
     "train": {"steps": 4, "save_every_steps": 2},
-    "table1": {"rows": ["dcl_05"], "seeds": [0], "tune_by": ""},
+    "table1": {"rows": ["dcl_05"], "seeds": [0]},
     "index": {"shard_rows": 16},
 }
 _GRID = {
@@ -201,7 +201,7 @@ def _on_studies() -> tuple[Writer, ...]:
         ),
         studies("check_data", leaf=True, old=("seed=1",)),
         studies("prepare_images", leaf=True, old=("images.size_px=48",)),
-        studies("split_sentences", old=("sentences.min_words=3",)),
+        studies("split_sentences", old=('sentences.sections=["findings"]',)),
         studies("read_claims"),
         studies("fit_language_model", old=("language_model.steps=2",)),
         studies("score_sentences", old=("likelihood.variant=within_word_l2r",)),

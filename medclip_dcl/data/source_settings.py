@@ -97,16 +97,14 @@ class SourceConfig(Section):
     """Modalities of the images wanted (kinds `dicom` and `dicomweb`); other files are counted as
     `modality`."""
     archive: Annotated[str, NO_EFFECT] = ""
-    """URL of an archive's DICOMweb (kind `dicomweb`), such as `https://pacs.example/dicom-web`."""
+    """URL of an archive's DICOMweb (kind `dicomweb`), such as `https://pacs.example/dicom-web`.
+    SSL_CERT_FILE or SSL_CERT_DIR names the authorities of its certificate; else certifi's hold."""
     archive_dates: str = ""
     """Dates of the studies wanted (kind `dicomweb`): a day, or a range such as
     `20260101-20260131`; empty: all."""
     archive_key: Annotated[str, NO_EFFECT] = ""
     """File whose line is sent to the archive as `Authorization`, such as `Bearer KEY`; empty:
     none."""
-    archive_ca: Annotated[str, NO_EFFECT] = ""
-    """PEM file of the authorities that sign the archive's certificate; empty: the file or folder
-    that the variables SSL_CERT_FILE and SSL_CERT_DIR name, else certifi's authorities."""
     patient_key: Annotated[str, NO_EFFECT] = ""
     """File with a secret (kinds `dicom` and `dicomweb`) that keys the hash by which a PatientID is
     replaced. Empty: no key, and who knows how ids are formed can find them by trying."""

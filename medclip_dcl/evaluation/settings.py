@@ -79,7 +79,12 @@ class EvaluateConfig(Section):
 
 
 class Table1Config(Section):
-    """Every row of Table 1, trained and evaluated (`table1`)."""
+    """Every row of Table 1, trained and evaluated (`table1`).
+
+    Rows with something to tune choose its value, with the first seed, and every run its published
+    step, by `train.best_metric`, else by `validation_report_auc`. No row is tuned where the config
+    sets `train.validate_every_steps` or `train.validate_images` to 0.
+    """
 
     seeds: Seeds | dict[str, Seeds] = (0, 1, 2, 3, 4)
     """Runs of each row; a seed draws weights, batches and views. The corpus is one. Two seeds give
@@ -88,11 +93,6 @@ class Table1Config(Section):
     rows: tuple[str, ...] = ()
     """Rows by their short names, the project's own and the shuffled control among them; an unknown
     one makes it list all. Empty: the paper's nine."""
-    tune_by: Literal["", "validation_report_auc", "validation_auc", "validation_recall_at_10"] = (
-        "validation_report_auc"
-    )
-    """Figure of validation by which rows with something to tune choose its value, with the first
-    seed, and every run its published step; the config must validate. Empty: no row is tuned."""
     processes: Annotated[int, Field(ge=0)] = 0
     """Runs at a time, one thread each, over the visible GPUs in turn; with 1 a run keeps the
     config's threads; 0: one for each GPU, 2 without one."""

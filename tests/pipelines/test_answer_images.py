@@ -194,7 +194,11 @@ def test_too_many_refused_images_end_the_job(work: Path, tmp_path: Path) -> None
 
 @pytest.mark.skipif(not HAS_OPENSSL, reason="not installed: openssl")
 def test_archive_and_service_may_have_certificates_of_the_hospital_s_authority(
-    work: Path, answers: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    work: Path,
+    answers: Artifact,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     certificates = make_certificates(tmp_path / "tls")
     tree = json.loads((work / "config.yaml").read_text())
@@ -208,11 +212,12 @@ def test_archive_and_service_may_have_certificates_of_the_hospital_s_authority(
 
     with stub_archive(certificates.server_context()) as archive:
         assert "CERTIFICATE_VERIFY_FAILED" in run(archive=archive.url)
-        assert '"stored": 4' in run(archive=archive.url, ca=str(certificates.ca))
         address = archive.url.removesuffix("/dicom-web")
         assert "CERTIFICATE_VERIFY_FAILED" in run(service=address)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
+        assert '"stored": 4' in run(archive=archive.url)
         archive.odd = lambda request: request.answer(404, b"") or True
-        assert "is the url that of medclip-dcl?" in run(service=address, ca=str(certificates.ca))
+        assert "is the url that of medclip-dcl?" in run(service=address)
 
 
 # A real archive

@@ -44,7 +44,6 @@ def config_of(work, rows, seeds, processes=1, **sections):
                 "rows": rows,
                 "seeds": seeds,
                 "processes": processes,
-                "tune_by": "",
             },
             **sections,
         },
@@ -183,7 +182,7 @@ def test_the_paper_s_rows_are_nine_and_variants_come_when_asked_for(tmp_path):
 def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
     adapter = {"model": "testing.clip:build"}
     models = dict.fromkeys(("biovil", "clip"), adapter)
-    table = {"rows": ["biovil", "clip"], "seeds": [0, 1], "tune_by": "", "models": models}
+    table = {"rows": ["biovil", "clip"], "seeds": [0, 1], "models": models}
     assert main(["--config", str(config_of(made, [], [], table1=table))]) == 0
     rows = figures(made)["rows"]
     assert list(rows) == ["biovil", "clip"]
