@@ -151,8 +151,8 @@ def test_a_killed_check_goes_on_and_ends_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspection, "UNIT", 2)
-    settings = {"max_fault_share": 1}
-    assert check(tmp_path, release(6), check=settings) == 0
+    settings: dict[str, Any] = {"source": {"max_reject_share": 1}}
+    assert check(tmp_path, release(6), **settings) == 0
     whole = made(tmp_path / "work").digest
     (tmp_path / "work/preflight").rename(tmp_path / "first")
     looked: list[str] = []
@@ -165,9 +165,9 @@ def test_a_killed_check_goes_on_and_ends_the_same(
         return look(image, *rest)
 
     monkeypatch.setattr(inspection, "inspect_image", stop_at_fourth)
-    assert check(tmp_path, check=settings) == 75
+    assert check(tmp_path, **settings) == 75
     before = len(looked)
-    assert check(tmp_path, check=settings) == 0
+    assert check(tmp_path, **settings) == 0
     assert len(looked) - before == 4  # two units of two are left of three
     assert made(tmp_path / "work").digest == whole
     before = len(looked)

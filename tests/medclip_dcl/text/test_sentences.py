@@ -22,7 +22,7 @@ from medclip_dcl.text.sentences import (
 SETTINGS = SentencesConfig()
 
 
-def kept(text: str, **changes) -> list[str]:
+def kept(text: str) -> list[str]:
     split = split_section(text)
     return [sentence for _, sentence in split.sentences]
 
