@@ -63,7 +63,7 @@ def read_row_labels(
     if not named:
         raise StudyError(
             f"{file} has no column of source.findings"
-            f"{only_columns(file, table.column_names, _parts(settings.label_id))}; "
+            f"{only_columns(file, table.column_names, _parts(_label_id(settings)[1]))}; "
             "name the columns of labels in source.columns.labels"
         )
     table = table.flatten()  # `gold.Edema` is a field of `gold`
@@ -108,7 +108,7 @@ def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table
         StudyError: it cannot be read, has no labels, or names nothing of the source.
     """
     table = read_any(path, settings.fallback_encoding)
-    ((named, column),) = _label_id(settings).items()
+    named, column = _label_id(settings)
     ids = [name.strip() for name in fill_pattern(table, path.name, column)]
     rows = read_row_labels(table, path.name, settings, raw.counts)
     study_of = _studies_by_name(raw, ids, named, column)
@@ -126,10 +126,10 @@ def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table
     return labels
 
 
-def _label_id(settings: SourceConfig) -> Mapping[str, str]:
-    # What the ids of the table of labels name, empty for whichever it is -> their column.
+def _label_id(settings: SourceConfig) -> tuple[str, str]:
+    # What the ids of the table of labels name, empty for whichever it is; and their column.
     given = settings.label_id
-    return {"": given} if isinstance(given, str) else {str(of): name for of, name in given.items()}
+    return ("", given) if isinstance(given, str) else next(iter(given.items()))
 
 
 def _studies_by_name(

@@ -43,14 +43,14 @@ def _draw(ids: Sequence[str], wanted: int, seed: int) -> list[str]:
 _split = lru_cache(1 << 16)(split_section)  # many reports share their impression
 
 
-def describe_report(sections: Sequence[str], settings: SentencesConfig) -> Row:
+def describe_report(sections: Sequence[str]) -> Row:
     """Count the sentences `kept` of a report, and give what is `said`: finding -> answer."""
     claims = read_claims("\n\n".join(sections))
     said = dict.fromkeys(claims.negated, "absent")
     said |= dict.fromkeys(claims.uncertain, "uncertain") | dict.fromkeys(claims.asserted, "present")
     if claims.normal:
         said["No Finding"] = "present"
-    return {"kept": sum(len(_split(text, settings).sentences) for text in sections), "said": said}
+    return {"kept": sum(len(_split(text).sentences) for text in sections), "said": said}
 
 
 def read_reports(
@@ -62,7 +62,7 @@ def read_reports(
     def read(part: Sequence[str]) -> list[Row]:
         reports = [texts[study]._asdict() for study in part]
         return [
-            describe_report([report[name] for name in used_sections(report, settings)], settings)
+            describe_report([report[name] for name in used_sections(report, settings)])
             for report in reports
         ]
 

@@ -239,9 +239,9 @@ def prepare_images(
     Raises:
         StudyError: more images were refused than `max_reject_share` allows.
     """
-    rows = max(1, min(_SHARD_ROWS, -(-len(images) // _LEAST_SHARDS)))
-    starts = range(0, len(images), rows)
-    parts = [(n, images[start : start + rows]) for n, start in enumerate(starts)]
+    size = max(1, min(_SHARD_ROWS, -(-len(images) // _LEAST_SHARDS)))
+    starts = range(0, len(images), size)
+    parts = [(n, images[start : start + size]) for n, start in enumerate(starts)]
     todo = [part for part in parts if not (folder / _SHARD.format(part[0])).exists()]
     done = len(images) - sum(len(part) for _, part in todo)
     with Progress("prepare images", len(images), "image", done=done) as progress:

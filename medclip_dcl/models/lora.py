@@ -9,6 +9,7 @@ Source: Hu et al. 2022, Section 4.1; the factor alpha / r of 2 is the usual choi
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,9 @@ _SCALE = 2
 _BASE, _DOWN, _UP = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
 
 
-def add_adapters(encoder: DualEncoder, ranks: Mapping[str, int], seed: int) -> int:
+def add_adapters(
+    encoder: DualEncoder, ranks: Mapping[Literal["image", "text"], int], seed: int
+) -> int:
     """Put adapters into the linear layers of encoders that have their weights already.
 
     Args:
