@@ -70,7 +70,7 @@ def config_of(folder: Path, model: Path, source: dict[str, object], **answer: ob
     shutil.copytree(model, folder / "work" / "model")
     tree = {
         "work": str(folder / "work"),
-        "source": source,
+        "source": source | {"max_reject_share": 0.5},
         "images": LIMITS.model_dump(mode="json"),
         "answer": answer,
     }
