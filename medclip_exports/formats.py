@@ -257,10 +257,10 @@ def _image_difference(predictor: Predictor) -> tuple[float, float]:
 _SCORES = {
     "mean": "scores = h.mean(dim=1)",
     "global": "scores = normalize(regions.mean(dim=1), dim=-1) @ texts.T",
-    "lse": "scores = {tau_lse} * ((h / {tau_lse}).logsumexp(dim=1) - math.log(h.shape[1]))",
+    "lse": "scores = {tau} * ((h / {tau}).logsumexp(dim=1) - math.log(h.shape[1]))",
     "nl": """\
 best = regions[torch.arange(len(regions))[:, None], h.argmax(dim=1)]  # images, texts, dim
-attention = (best @ regions.transpose(1, 2) / {tau_nl}).softmax(dim=-1)
+attention = (best @ regions.transpose(1, 2) / {tau}).softmax(dim=-1)
 scores = (normalize(attention @ regions, dim=-1) * texts).sum(dim=-1)""",
 }
 _SCORES["lse_nl"] = (

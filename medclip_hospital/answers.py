@@ -32,7 +32,7 @@ from medclip_dcl.schemas import ClassifyAnswer
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 from medclip_hospital.dicomweb import DicomWeb
 from medclip_hospital.results import encode_results
-from medclip_hospital.settings import AnswerConfig, ResultsConfig
+from medclip_hospital.settings import AnswerConfig
 
 ARTIFACT = ArtifactType("answers", 2, "answer_images")
 
@@ -113,13 +113,13 @@ def list_asked_images(studies: Artifact) -> list[AskedImage]:
 
 
 @contextmanager
-def asking_model(predictor: Predictor, images: ImagesConfig) -> Iterator[Ask]:
+def asking_model(predictor: Predictor, images: ImagesConfig, workers: int = 0) -> Iterator[Ask]:
     """Ask a model in this process: images are decoded side by side and encoded in batches.
 
     `images` has the limits of decoding; size and preparation are the model's own.
     """
     own = predictor.config.images
-    workers = images.workers or available_cores()
+    workers = workers or available_cores()
     limits = images.model_copy(update={"voi": own.voi})
     with Decoder(limits, workers) as decoder, ThreadPoolExecutor(workers) as threads:
 
@@ -200,6 +200,7 @@ def answer_images(
     ask: Ask,
     settings: AnswerConfig,
     limits: ImagesConfig,
+    max_reject_share: float = 1.0,
     unit: int = UNIT,
 ) -> dict[str, Any]:
     """Answer all images below `root`, write the tables, and give the artifact's summary.
@@ -208,7 +209,7 @@ def answer_images(
     those of a run that was not killed.
 
     Raises:
-        StudyError: more images were refused than `images.max_reject_share` allows.
+        StudyError: more images were refused than `max_reject_share` allows.
         ServiceError: a service that is asked cannot be reached.
     """
     with Decoder(limits, 1) as decoder, Progress("answer", len(images), "image") as progress:
@@ -228,11 +229,11 @@ def answer_images(
     answered = [row for row in rows if "code" not in row]
     rejects = [row for row in rows if "code" in row]
     refused = {row["id"] for row in rejects}
-    if images and len(refused) / len(images) > limits.max_reject_share:
+    if images and len(refused) / len(images) > max_reject_share:
         raise StudyError(
             f"{len(refused)} of {len(images)} images were refused "
             f"({dict(Counter(row['code'] for row in rejects))}), more than "
-            f"images.max_reject_share {limits.max_reject_share}; correct them or raise the share"
+            f"source.max_reject_share {max_reject_share}; correct them or raise the share"
         )
     write_table(folder, ANSWERS, answered)
     fields = [{"id": row["id"], "stage": ARTIFACT.job, "reason": row["code"]} for row in rejects]
@@ -284,12 +285,6 @@ def _write_objects(
     settings: AnswerConfig,
 ) -> list[tuple[str, str]]:
     """Write the objects of a unit, and give id and code of what no object could be made of."""
-    results = ResultsConfig(
-        objects=settings.objects,
-        report_class=settings.report_class,
-        out_of_range=settings.out_of_range,
-        heads=settings.heads,
-    )
     refused = []
     with pa.ipc.new_file(str(path), OBJECTS.schema) as writer:
         for listed, source, answer in answered:
@@ -298,7 +293,7 @@ def _write_objects(
             try:
                 header, picture = decoder.separate(source).header, decoder.open(source)
                 now = dt.datetime.now().astimezone()
-                made = encode_results(header, answer, picture, now, results)
+                made = encode_results(header, answer, picture, now, settings)
             except ImageError as error:
                 if error.code != _NOT_DICOM:
                     refused.append((listed.image_id, error.code))

@@ -1,8 +1,13 @@
-"""What every object shares: whose it is, who made it and when; and its bytes."""
+"""Attributes that every object shares: whose it is, who made it and when; UIDs, codes and bytes.
+
+UIDs and codes are hashes, nothing is drawn: the same answer names the same.
+"""
 
 import datetime as dt
 import hashlib
 import io
+import unicodedata
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,13 +15,13 @@ from functools import cached_property
 import pydicom.config
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.filereader import read_dataset
+from pydicom.sr.coding import Code
 from pydicom.tag import Tag
 from pydicom.uid import UID, ExplicitVRLittleEndian
 
 from medclip_dcl.data.images import ImageHeader
 from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, HeadAnswer, Rectangle
 
-from .identifiers import SCHEME, make_uid, plain
 from .settings import Kind, ResultsConfig
 
 # As the reader of images does: identity is copied as it is, whatever its length.
@@ -32,6 +37,11 @@ OUT_OF_RANGE = "OUT OF RANGE: the image is unlike those that the model was train
 NOT_ANALYSED = "NOT ANALYSED: the image is unlike those that the model was trained on"
 """What takes the place of its findings otherwise."""
 
+SCHEME = "99MEDCLIP"
+"""Designator of the private coding scheme; every object that uses it declares it."""
+
+_NAMESPACE = uuid.UUID("6f0d1a52-7f0e-5b0a-9a3c-5d1f6c1b2e47")
+_MEANING_CHARACTERS = 64
 _VERSION = "2"  # of the objects; another one gives other UIDs
 _SERIES = {"sr": 9001, "pr": 9002, "sc": 9003}
 _DESCRIPTIONS = {
@@ -217,3 +227,45 @@ def _written(made: Dataset) -> bytes:
     stream = io.BytesIO()
     made.save_as(stream, enforce_file_format=True)
     return stream.getvalue()
+
+
+def make_uid(*parts: str) -> str:
+    """Make a UID of what it stands for: equal parts, equal UID.
+
+    Source: DICOM PS3.5, B.2.
+    """
+    return f"2.25.{uuid.uuid5(_NAMESPACE, chr(0).join(parts)).int}"
+
+
+def private_code(meaning: str) -> Code:
+    """Make a code of `SCHEME`, whose value is a hash of its meaning."""
+    meaning = plain(meaning)[:_MEANING_CHARACTERS]
+    return Code(hashlib.sha256(meaning.encode()).hexdigest()[:12].upper(), SCHEME, meaning)
+
+
+def finding_code(finding: FindingAnswer) -> Code:
+    """Give the code of a finding's prompt file; a private one where that has none.
+
+    Which code of a terminology fits is never guessed from a name.
+    """
+    if finding.code is None:
+        return private_code(label_of(finding))
+    return Code(finding.code.value, finding.code.scheme, plain(finding.code.meaning))
+
+
+def label_of(finding: FindingAnswer | HeadAnswer) -> str:
+    """Give the name of a finding or of a head as it is shown: with a capital, in ASCII."""
+    name = plain(finding.name)
+    return name[:1].upper() + name[1:]
+
+
+def decision_of(finding: FindingAnswer | HeadAnswer) -> str:
+    """Put a decision into a word or two."""
+    if finding.decision is None:
+        return "not decided"
+    return "present" if finding.decision else "absent"
+
+
+def plain(text: str) -> str:
+    """Write a text in ASCII, which every character set of an image can hold."""
+    return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode() or "unnamed"

@@ -18,8 +18,7 @@ from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.heatmaps import draw_heat
 from medclip_dcl.schemas import FindingAnswer, HeadAnswer
 
-from .identifiers import decision_of, label_of, plain
-from .instance import NAME, NOTICE, Answered, code_items, referenced
+from .instance import NAME, NOTICE, Answered, code_items, decision_of, label_of, plain, referenced
 
 _FONT_PX, _LINE_PX, _MARGIN_PX = 16, 20, 8
 _MOST_LINES = 10  # with a square picture the object stays below 4 MiB

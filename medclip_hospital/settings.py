@@ -29,8 +29,12 @@ class ResultsConfig(Section):
         return self.out_of_range == "refuse" and answer.image.is_out_of_range
 
 
-class AnswerConfig(Section):
-    """Answers on every image of the manifest (`answer_images`)."""
+class AnswerConfig(ResultsConfig):
+    """Answers on every image of the manifest (`answer_images`).
+
+    SSL_CERT_FILE or SSL_CERT_DIR names the authorities that sign the certificates of service and
+    archive; else certifi's hold.
+    """
 
     service: str = ""
     """URL of a service to ask; empty: the model of `train`, in this process."""
@@ -39,18 +43,7 @@ class AnswerConfig(Section):
     objects: tuple[Kind, ...] = ()
     """DICOM objects that are made of an answer: `sr`, `pr`, `sc`, as `medclip_hospital` describes
     them; of images that are DICOM alone."""
-    report_class: Literal["3d", "comprehensive"] = "3d"
-    """Class of the structured report: `3d`, Comprehensive 3D SR, as IHE AIR asks; `comprehensive`
-    for an archive that does not know that."""
-    out_of_range: OutOfRange = "refuse"
-    """Objects of an image unlike those that the model was trained on: `refuse`, a report and a
-    capture that say that it was not analysed; `answer`, the findings with a warning."""
-    heads: bool = False
-    """Whether report and capture also hold what the model's heads say."""
     archive: Annotated[str, NO_EFFECT] = ""
     """URL of the DICOMweb of an archive that the objects are stored in; empty: none."""
     archive_key: Annotated[str, NO_EFFECT] = ""
     """File whose line is sent to the archive as `Authorization`; empty: none."""
-    ca: Annotated[str, NO_EFFECT] = ""
-    """PEM file of the authorities that sign the certificates of service and archive; empty: the
-    file or folder that the variables SSL_CERT_FILE and SSL_CERT_DIR name, else certifi's."""

@@ -21,8 +21,17 @@ from pydicom.sr.coding import Code
 
 from medclip_dcl.schemas import FindingAnswer, HeadAnswer, Rectangle
 
-from .identifiers import decision_of, finding_code, label_of, make_uid, plain, private_code
-from .instance import NAME, NOTICE, Answered
+from .instance import (
+    NAME,
+    NOTICE,
+    Answered,
+    decision_of,
+    finding_code,
+    label_of,
+    make_uid,
+    plain,
+    private_code,
+)
 
 _BOUNDED_BY = Code("75958009", "SCT", "Bounded by")
 _EVALUATIONS = Code("C0034375", "UMLS", "Qualitative Evaluations")

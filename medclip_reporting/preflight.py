@@ -28,15 +28,12 @@ from medclip_dcl.tables import Column, TableFormat
 
 
 class CheckConfig(Section):
-    """Scope of `check_data`, and the shares of faults that it lets pass."""
+    """Scope of `check_data`."""
 
-    images: Annotated[int, Field(ge=0)] = 0
-    """Images that are opened, drawn with the seed; 0: all."""
-    reports: Annotated[int, Field(ge=0)] = 0
-    """Reports that are split into sentences and read for findings, drawn with the seed; 0: all."""
-    max_fault_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of rows that cannot be used (lateral views apart), and of opened images whose picture
-    another image has, above which the exit code is 3; a leak between splits always gives it."""
+    sample: Annotated[int, Field(ge=0)] = 0
+    """Images that are opened, and reports that are split into sentences and read for findings,
+    drawn with the seed; 0: all. More faults than `source.max_reject_share`, or a leak between
+    splits, give exit code 3."""
 
 
 ARTIFACT = ArtifactType("preflight", 4, "check_data")

@@ -129,9 +129,9 @@ def _placed(box: Any, image: ImageRecord, settings: SourceConfig, row_number: in
     ):
         raise _no_box(row_number)
     x, y, width, height = box
-    if settings.box_form == "xyxy":
+    if settings.box_form.startswith("xyxy"):
         width, height = width - x, height - y
-    if settings.box_unit == "px":
+    if not settings.box_form.endswith("_fraction"):
         size = _sides(("", ""), image, row_number)
         return *(str(number) for number in (x, y, width, height)), *size
     # Where nobody states the size, the image is one wide and one high.
@@ -147,7 +147,7 @@ def _placed(box: Any, image: ImageRecord, settings: SourceConfig, row_number: in
 def _no_box(row_number: int) -> StudyError:
     return StudyError(
         f"row {row_number} of the box table is not a box inside its image; correct it, or "
-        "source.box_form and source.box_unit"
+        "source.box_form"
     )
 
 

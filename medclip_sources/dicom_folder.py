@@ -81,8 +81,7 @@ def read_dicomweb(root: Path, settings: SourceConfig, resolve: Resolve) -> RawSt
     from medclip_hospital.dicomweb import DicomWeb  # httpx: the service has none
 
     key = resolve(settings.archive_key) if settings.archive_key else None
-    ca = resolve(settings.archive_ca) if settings.archive_ca else None
-    with disk_faults_named(root), DicomWeb(settings.archive, key, ca=ca) as archive:
+    with disk_faults_named(root), DicomWeb(settings.archive, key) as archive:
         root.mkdir(parents=True, exist_ok=True)
         remove_staged(root)  # of a run that was killed: half an image, or a whole one twice
         listed = archive.images(settings.modalities, settings.archive_dates)

@@ -88,7 +88,7 @@ def _our_splits(found: Mapping[str, Any], settings: SourceConfig) -> dict[str, s
         if missing := sorted(set(settings.splits.values()) - set(found)):
             raise ConfigError(f"source.splits names {missing}; the dataset has {sorted(found)}")
         return {theirs: "" if o == "any" else o for o, theirs in settings.splits.items()}
-    if len(found) == 1 and settings.subject != "none":
+    if len(found) == 1 and not settings.is_anonymous:
         return dict.fromkeys(found, "")
     named = {split: SPELLINGS.get(split, split) for split in found}
     ours = {split: o for split, o in named.items() if o in {"train", "validate", "test"}}

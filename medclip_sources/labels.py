@@ -63,7 +63,7 @@ def read_row_labels(
     if not named:
         raise StudyError(
             f"{file} has no column of source.findings"
-            f"{only_columns(file, table.column_names, _parts(settings.label_id))}; "
+            f"{only_columns(file, table.column_names, _parts(_label_id(settings)[1]))}; "
             "name the columns of labels in source.columns.labels"
         )
     table = table.flatten()  # `gold.Edema` is a field of `gold`
@@ -108,9 +108,10 @@ def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table
         StudyError: it cannot be read, has no labels, or names nothing of the source.
     """
     table = read_any(path, settings.fallback_encoding)
-    ids = [name.strip() for name in fill_pattern(table, path.name, settings.label_id)]
+    named, column = _label_id(settings)
+    ids = [name.strip() for name in fill_pattern(table, path.name, column)]
     rows = read_row_labels(table, path.name, settings, raw.counts)
-    study_of = _studies_by_name(raw, ids, settings)
+    study_of = _studies_by_name(raw, ids, named, column)
     relative = relative_to_root(raw.root, settings)
     studies_named = (study_of.get(name) or study_of.get(relative(name)) for name in ids)
     joined = [(name, row) for name, row in zip(studies_named, rows, strict=True) if name]
@@ -119,28 +120,33 @@ def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table
     if not labels.num_rows:
         raise StudyError(
             f"{path.name} labels no study: {len(ids)} rows, of which {len(joined)} have a study, "
-            f"image or path of the source in column {settings.label_id!r}; set source.label_id "
+            f"image or path of the source in column {column!r}; set source.label_id "
             "and source.columns.labels"
         )
     return labels
 
 
+def _label_id(settings: SourceConfig) -> tuple[str, str]:
+    # What the ids of the table of labels name, empty for whichever it is; and their column.
+    given = settings.label_id
+    return ("", given) if isinstance(given, str) else next(iter(given.items()))
+
+
 def _studies_by_name(
-    raw: RawStudies, named: Iterable[str], settings: SourceConfig
+    raw: RawStudies, ids: Iterable[str], named: str, column: str
 ) -> dict[str, str]:
     """Give the study of every id, or path of an image, that a table of labels may name."""
     of_image = {image.path: image.study_id for image in raw.images if image.path}
     of_image |= {image.image_id: image.study_id for image in raw.images}
     of_study = {name: name for name in of_image.values()}
     of_study |= {study.study_id: study.study_id for study in raw.studies}
-    if settings.labels_by:
-        return of_study if settings.labels_by == "study" else of_image
-    both = {name for name in named if name in of_study and of_image.get(name, name) != name}
+    if named:
+        return of_study if named == "study" else of_image
+    both = {name for name in ids if name in of_study and of_image.get(name, name) != name}
     if both:
         raise ConfigError(
-            f"source.label_id {settings.label_id!r} has {len(both)} ids that are those of a study "
-            "and of an image of another study; say which it names in source.labels_by: study or "
-            "image"
+            f"source.label_id {column!r} has {len(both)} ids that are those of a study and of an "
+            f"image of another study; say which it names: {{study: {column}}} or {{image: ...}}"
         )
     return of_image | of_study
 

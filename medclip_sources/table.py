@@ -121,7 +121,7 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
         rows=found.rows,
         boxes=found.boxes if boxed["boxes"] else None,
         counts=dict(found.counts),
-        by_patient=settings.subject != "none",
+        by_patient=not settings.is_anonymous,
     )
 
 
@@ -176,19 +176,18 @@ def _require_columns(
         raise ConfigError(f"source.columns must name one of {', '.join(needed)}")
     if names["path"] and names["image"]:
         raise ConfigError("source.columns names path and image; name one of them")
-    is_anonymous = settings.subject == "none"
-    if is_anonymous == bool(names["subject_id"]):
+    if not names["subject_id"] and not settings.is_anonymous:
         raise ConfigError(
             "source.columns must name subject_id, since splits are made by patient; where the "
-            "table names no patients at all, set source.subject to none, and not both"
+            'table names no patients at all, set it to ""'
         )
-    if is_anonymous and not (has_splits or names["split"]):
+    if settings.is_anonymous and not (has_splits or names["split"]):
         raise ConfigError(
-            "source.subject is none: without patients the table's own splits alone are taken; name "
-            "source.columns.split"
+            'source.columns.subject_id is "": without patients the table\'s own splits alone are '
+            "taken; name source.columns.split"
         )
     if boxed["boxes"] and not settings.box_form:
-        raise ConfigError("source.columns.boxes needs source.box_form: xywh or xyxy")
+        raise ConfigError("source.columns.boxes needs source.box_form, such as xywh or xyxy")
     if boxed["boxes"] and settings.boxes:
         raise ConfigError("source.columns.boxes and source.boxes both name boxes; name one")
     if bool(boxed["boxes"]) != bool(boxed["phrase"] or boxed["category"]):
@@ -241,7 +240,7 @@ class _Found:
         for name in image_ids:
             self.rows.note(name, self.total - 1)
         subject = text.get("subject_id", "").strip()
-        if self.settings.subject == "none":
+        if self.settings.is_anonymous:
             subject = study_id
         if not study_id.strip() or not all(name.strip() for name in image_ids):
             self._reject(f"row-{number:06d}", "bad_id")

@@ -39,6 +39,8 @@ _MAX_STUDIES = 4
 _STREAMS = {NATURAL: 0, COVERAGE: 1}
 _PROSE = 1 << 16  # stream of a study's added sentences; its images have the small numbers
 _DETECTOR_MM = 430.0
+_SECOND_IMAGE_SHARE = 0.12  # of studies, lateral or frontal: enough to try how they are chosen
+_COMPRESSED_SHARE = 0.04  # of images, by each encoder below: a few of each in a tree of the demo
 
 
 @dataclass(frozen=True)
@@ -218,13 +220,13 @@ def _study(
     shown = {finding: float(generator.random()) for finding in findings}
     view = "AP" if generator.random() < 0.55 else "PA"
     views = [view]
-    if generator.random() < settings.second_image_share:
+    if generator.random() < _SECOND_IMAGE_SHARE:
         views.append("LATERAL" if generator.random() < 0.6 else view)
     images = tuple(
         ImagePlan(
             _dicom_id(generator),
             name,
-            draw_storage(settings.compressed_share, generator),
+            draw_storage(generator),
             (*seed, index),
         )
         for index, name in enumerate(views)
@@ -244,10 +246,10 @@ def _dicom_id(generator: np.random.Generator) -> str:
     return "-".join(f"{int(word):08x}" for word in generator.integers(2**32, size=5))
 
 
-def draw_storage(compressed_share: float, generator: np.random.Generator) -> Storage:
+def draw_storage(generator: np.random.Generator) -> Storage:
     """Draw how an image is stored: mostly 12 bits, MONOCHROME2 and uncompressed."""
     syntax = "native"
-    if generator.random() < compressed_share:
+    if generator.random() < _COMPRESSED_SHARE:
         syntax = sorted(_ENCODERS)[int(generator.integers(len(_ENCODERS)))]
     bits = int(generator.choice([12, 14, 16], p=[0.7, 0.15, 0.15]))
     return Storage(

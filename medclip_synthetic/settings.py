@@ -8,10 +8,8 @@ from medclip_dcl.settings import Section
 
 
 class GenerateConfig(Section):
-    """Generated studies with known truth (`generate_studies`)."""
+    """Generated studies with known truth, written below `source.root` (`generate_studies`)."""
 
-    root: str = "${WORK}/studies"
-    """Folder that receives the MIMIC-CXR-shaped tree."""
     patients: Annotated[int, Field(gt=0, le=1_000_000)] = 1500
     """Number of patients whose findings are drawn as they fall; each has one or more studies."""
     coverage_images: Annotated[int, Field(ge=0, le=1000)] = 6
@@ -22,14 +20,8 @@ class GenerateConfig(Section):
     """Share of the patients put into `validate`."""
     test_share: Annotated[float, Field(ge=0, lt=0.9)] = 0.12
     """Share of the patients put into `test`; the coverage patients come on top."""
-    second_image_share: Annotated[float, Field(ge=0, le=1)] = 0.12
-    """Share of studies with a second image, lateral or frontal."""
-    compressed_share: Annotated[float, Field(ge=0, le=1)] = 0.04
-    """Share of images stored as RLE, JPEG 2000, JPEG-LS or lossless JPEG."""
     icu_prose: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Chance that a report has a sentence of each way of speaking in intensive care: limits of
     technique, "if any", "check for", history and so on; 0: none."""
     faults: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Faults of each kind that are planted and listed in `truth/faults.csv`; 0: a sound tree."""
-    workers: Annotated[int, Field(ge=0)] = 0
-    """Drawing processes; 0: one per core."""

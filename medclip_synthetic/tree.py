@@ -73,13 +73,15 @@ class Unit:
 
 
 def content_settings(settings: GenerateConfig) -> dict[str, Any]:
-    """Give the settings that a tree's content depends on: not where, nor how fast it is written."""
+    """Give the settings that a tree's content depends on: not how fast it is written."""
     # A tree without such prose has the fingerprint that it had before there was the setting.
     unused = set() if settings.icu_prose else {"icu_prose"}
-    return settings.model_dump(mode="json", exclude={"root", "workers", *unused})
+    return settings.model_dump(mode="json", exclude=unused)
 
 
-def write_tree(writer: ArtifactWriter, seed: int, settings: GenerateConfig) -> dict[str, Any]:
+def write_tree(
+    writer: ArtifactWriter, seed: int, settings: GenerateConfig, workers: int
+) -> dict[str, Any]:
     """Write the tree into a draft, continuing where a killed run stopped; return its counts."""
     folder = writer.directory
     for leftover in folder.rglob(".*"):  # files that a kill left half-written
@@ -90,7 +92,7 @@ def write_tree(writer: ArtifactWriter, seed: int, settings: GenerateConfig) -> d
     total = sum(unit.stop - unit.start for unit in units)
     left = sum(unit.stop - unit.start for unit in pending)
     with Progress("patients drawn", total, "patient", done=total - left) as progress:
-        _draw_units(folder, pending, seed, settings, progress)
+        _draw_units(folder, pending, seed, settings, progress, workers)
     drawn: dict[str, Any] = {}
     for unit in units:
         drawn |= json.loads((folder / unit.note).read_text(encoding="utf-8"))
@@ -136,9 +138,14 @@ def write_unit(folder: Path, unit: Unit, seed: int, settings: GenerateConfig) ->
 
 
 def _draw_units(
-    folder: Path, units: list[Unit], seed: int, settings: GenerateConfig, progress: Progress
+    folder: Path,
+    units: list[Unit],
+    seed: int,
+    settings: GenerateConfig,
+    progress: Progress,
+    workers: int,
 ) -> None:
-    workers = min(settings.workers or available_cores(), len(units))
+    workers = min(workers or available_cores(), len(units))
     if workers <= 1:
         with threadpool_limits(_THREADS):
             for unit in units:

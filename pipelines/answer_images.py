@@ -40,14 +40,14 @@ def build(job: Job) -> None:
     made: dict[str, Any] = {"answer": settings.result_settings()}
 
     def write(writer: ArtifactWriter, ask: Ask) -> dict[str, Any]:
-        return answer_images(writer.directory, images, root, ask, settings, config.images)
+        most = config.source.max_reject_share
+        return answer_images(writer.directory, images, root, ask, settings, config.images, most)
 
-    ca = resolve_path(settings.ca, config.work) if settings.ca else None
     if settings.service:
         key = ""
         if settings.service_key:
             key = read_keys(resolve_path(settings.service_key, config.work))[0]
-        with Client(settings.service, key, ca=ca) as client:
+        with Client(settings.service, key) as client:
             inputs["model"] = digest = client.model().digest
             with asking_service(client, config.images, digest) as ask:
                 found = job.make(answers.ARTIFACT, made, inputs, partial(write, ask=ask))
@@ -57,13 +57,13 @@ def build(job: Job) -> None:
 
         def ask_model(writer: ArtifactWriter) -> dict[str, Any]:
             predictor = load(model.path, engine=inference.engine, precision=inference.precision)
-            with asking_model(predictor, config.images) as ask:
+            with asking_model(predictor, config.images, config.workers) as ask:
                 return write(writer, ask)
 
         found = job.make(answers.ARTIFACT, made, inputs, ask_model)
     if settings.archive:
         key_file = resolve_path(settings.archive_key, config.work) if settings.archive_key else None
-        with DicomWeb(settings.archive, key_file, ca=ca) as archive:
+        with DicomWeb(settings.archive, key_file) as archive:
             job.say(stored=answers.store_objects(found, archive))
 
 

@@ -40,16 +40,18 @@ _DECODING = {
 
 
 def build(job: Job) -> None:
-    """Check a config's source; `StudyError` where it has more faults than `check` allows."""
+    """Check a config's source; `StudyError` where it has more faults than are allowed."""
     config = job.config
     source = source_of(config)
     model = job.work / "model"
     trained_model = read_artifact_header(model).digest if (model / HEADER).is_file() else ""
     inputs = source.inputs | {"trained_model": trained_model}
+    most = config.source.max_reject_share
     settings = {
         "source": config.source.result_settings(),
         "images": config.images.model_dump(mode="json", include=_DECODING),
         "check": config.check,
+        "max_reject_share": most,
         "sentences": config.sentences,
         "splitter": SPLITTER,
         "seed": config.seed,
@@ -58,16 +60,16 @@ def build(job: Job) -> None:
     known = _known_images(job, make_fingerprint(preflight.ARTIFACT, settings, inputs))
 
     def fill(writer: ArtifactWriter) -> Mapping[str, Any]:
-        folder, check, seed = writer.directory, config.check, config.seed
+        folder, sample, seed = writer.directory, config.check.sample, config.seed
         chosen = select(source.raw, config.source)
         split_of = split_patients(source, chosen, config.source)
-        reports = read_reports(folder, chosen.texts, config.sentences, check.reports, seed)
+        reports = read_reports(folder, chosen.texts, config.sentences, sample, seed)
         images = known or inspect_images(
-            folder, chosen.images, source.raw.root, config.images, check.images, seed
+            folder, chosen.images, source.raw.root, config.images, sample, seed, config.workers
         )
         trained = _trained(job, split_of) if trained_model else []
         look = Inspection(source, chosen, split_of, images, reports, trained)
-        return write_preflight(folder, look, config.source.kind, check)
+        return write_preflight(folder, look, config.source.kind, most)
 
     artifact = job.make(preflight.ARTIFACT, settings, inputs, fill)
     tree = preflight.read_preflight(artifact)
@@ -78,7 +80,7 @@ def build(job: Job) -> None:
     _warn_of_small_validation(job, tree["splits"]["validate"]["reports"])
     if not tree["verdict"]["clean"]:
         raise StudyError(
-            "the source has more faults than check.max_fault_share allows, or leaks between its "
+            "the source has more faults than source.max_reject_share allows, or leaks between its "
             f"splits; {preflight.FOUND.file} of {artifact.path} names each, and its row "
             "where a table has it: correct them"
         )
@@ -127,7 +129,7 @@ def _known_images(job: Job, fingerprint: Mapping[str, Any]) -> list[Row]:
     def about_images(of: Mapping[str, Any]) -> tuple[Any, ...]:
         settings, inputs = of["settings"], {**of["inputs"], "trained_model": ""}
         named = (settings[name] for name in ("source", "images", "seed"))
-        return inputs, *named, settings["check"]["images"]
+        return inputs, *named, settings["check"]["sample"]
 
     try:
         earlier = job.open(preflight.ARTIFACT)

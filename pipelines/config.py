@@ -20,7 +20,7 @@ from medclip_dcl.models.settings import (
 )
 from medclip_dcl.plugins import load_plugins, locate_plugins
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
-from medclip_dcl.settings import LOCAL, Section, check_settings, parse_value, read_yaml
+from medclip_dcl.settings import LOCAL, NO_EFFECT, Section, check_settings, parse_value, read_yaml
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
 from medclip_hospital.settings import AnswerConfig
@@ -38,6 +38,9 @@ class Config(Section):
     in other paths means it."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of everything that is drawn."""
+    workers: Annotated[int, Field(ge=0), NO_EFFECT] = 0
+    """Processes that draw studies, decode images or score sentences on this machine, of each
+    launched one; 0: one per core, and one a GPU for scores. Fewer take less memory."""
     jobs: tuple[str, ...] = ()
     """Jobs that `medclip run` runs, in order; empty: all but `generate_studies`."""
     plugins: Annotated[tuple[str, ...], LOCAL] = ()

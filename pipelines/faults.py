@@ -23,7 +23,6 @@ from medclip_reporting.preflight import (
     LEAK,
     NOTE,
     UNUSABLE,
-    CheckConfig,
 )
 
 from .inspection import Row, count_labels, describe_images
@@ -59,10 +58,10 @@ class Inspection:
         return owners | self.chosen.subjects
 
 
-def write_preflight(folder: Path, inspected: Inspection, kind: str, allowed: CheckConfig) -> Row:
+def write_preflight(folder: Path, inspected: Inspection, kind: str, max_share: float) -> Row:
     """Name every fault, write the preflight's files and give its summary; `kind`: `source.kind`."""
     found, repeats = find_faults(inspected)
-    tree = _describe(inspected, found, repeats, kind, allowed)
+    tree = _describe(inspected, found, repeats, kind, max_share)
     remove_resumable(folder)
     write_table(folder, IMAGES, inspected.images)
     write_table(folder, FOUND, name_rows(sorted(set(found)), inspected.source.raw))
@@ -154,7 +153,7 @@ def _spread(groups: Iterable[Sequence[str]], owner_of: Mapping[str, str]) -> int
 
 
 def _describe(
-    inspected: Inspection, found: Sequence[Found], repeats: Row, kind: str, allowed: CheckConfig
+    inspected: Inspection, found: Sequence[Found], repeats: Row, kind: str, max_share: float
 ) -> Row:
     chosen, raw, read = inspected.chosen, inspected.source.raw, inspected.reports
     facts = describe_images(inspected.images, len(chosen.images))
@@ -199,7 +198,7 @@ def _describe(
             "sentences": sum(row["kept"] for row in read.values()),
         },
         "labels": count_labels(raw.labels, chosen.subjects, read.values()),
-        "verdict": judge(chosen, facts, found, allowed),
+        "verdict": judge(chosen, facts, found, max_share),
     }
 
 
@@ -257,7 +256,7 @@ def make_lines(found: Iterable[Found], of: Mapping[str, int], total: int) -> lis
     return sorted(rows, key=lambda row: (order.index(row["kind"]), -row["count"], row["code"]))
 
 
-def judge(chosen: Selection, facts: Row, found: Iterable[Found], allowed: CheckConfig) -> Row:
+def judge(chosen: Selection, facts: Row, found: Iterable[Found], max_share: float) -> Row:
     """Hold what was found against what is allowed; `facts`: from `describe_images`.
 
     Unusable are rows lost by the manifest, and opened images of the rest that are refused.
@@ -271,9 +270,8 @@ def judge(chosen: Selection, facts: Row, found: Iterable[Found], allowed: CheckC
         "duplicate_share": round(repeats / opened, 6) if opened else 0.0,
         "leaks": len({item for item in found if _kind_of(item.code) == LEAK}),
     }
-    most = allowed.max_fault_share
-    clean = not verdict["leaks"] and all(value <= most for value in verdict.values())
-    return verdict | {"max_share": most, "clean": clean}
+    clean = not verdict["leaks"] and all(value <= max_share for value in verdict.values())
+    return verdict | {"max_share": max_share, "clean": clean}
 
 
 def _kind_of(code: str) -> str:

@@ -12,13 +12,13 @@ from .job import Job, job_main
 
 
 def build(job: Job) -> None:
-    """Write the tree at `generate.root`, unless the one there has the same fingerprint.
+    """Write the tree at `source.root`, unless the one there has the same fingerprint.
 
     Raises:
         ArtifactError: the folder holds something that this job did not write.
     """
     settings, seed = job.config.generate, job.config.seed
-    path = resolve_path(settings.root, job.config.work)
+    path = resolve_path(job.config.source.root, job.config.work)
     fingerprint = make_fingerprint(
         ARTIFACT, {"generate": content_settings(settings), "seed": seed}, {}
     )
@@ -28,7 +28,7 @@ def build(job: Job) -> None:
     except ArtifactError as error:
         if path.exists() and not (path / "artifact.json").is_file():
             raise ArtifactError(
-                "generate.root names a folder that this job did not write; name another"
+                "source.root names a folder that this job did not write; name another"
             ) from error
     if existing is not None and existing.fingerprint == fingerprint and not job.force:
         remove_retired(path)
@@ -36,7 +36,7 @@ def build(job: Job) -> None:
         job.note_changed_code(existing)
         return
     with write_artifact(path, ARTIFACT, fingerprint, same_code=job.force) as writer:
-        artifact = writer.commit(write_tree(writer, seed, settings))
+        artifact = writer.commit(write_tree(writer, seed, settings, job.config.workers))
     job.say(
         artifact=ARTIFACT.name,
         state="resumed" if writer.resumed else "made",

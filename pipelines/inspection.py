@@ -43,14 +43,14 @@ def _draw(ids: Sequence[str], wanted: int, seed: int) -> list[str]:
 _split = lru_cache(1 << 16)(split_section)  # many reports share their impression
 
 
-def describe_report(sections: Sequence[str], settings: SentencesConfig) -> Row:
+def describe_report(sections: Sequence[str]) -> Row:
     """Count the sentences `kept` of a report, and give what is `said`: finding -> answer."""
     claims = read_claims("\n\n".join(sections))
     said = dict.fromkeys(claims.negated, "absent")
     said |= dict.fromkeys(claims.uncertain, "uncertain") | dict.fromkeys(claims.asserted, "present")
     if claims.normal:
         said["No Finding"] = "present"
-    return {"kept": sum(len(_split(text, settings).sentences) for text in sections), "said": said}
+    return {"kept": sum(len(_split(text).sentences) for text in sections), "said": said}
 
 
 def read_reports(
@@ -62,7 +62,7 @@ def read_reports(
     def read(part: Sequence[str]) -> list[Row]:
         reports = [texts[study]._asdict() for study in part]
         return [
-            describe_report([report[name] for name in used_sections(report, settings)], settings)
+            describe_report([report[name] for name in used_sections(report, settings)])
             for report in reports
         ]
 
@@ -99,11 +99,12 @@ def inspect_images(
     settings: ImagesConfig,
     wanted: int,
     seed: int,
+    workers: int,
 ) -> list[Row]:
     """Open as many images as are wanted (0: all), drawn with the seed; resumable in `folder`."""
     image_of = {image.image_id: image for image in listed}
     chosen = [image_of[name] for name in _draw(sorted(image_of), wanted, seed)]
-    workers = settings.workers or available_cores()
+    workers = workers or available_cores()
     with (
         Progress("images opened", len(chosen), "image") as progress,
         Decoder(settings, workers) as decoder,

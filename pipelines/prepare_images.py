@@ -21,11 +21,14 @@ def build(job: Job) -> None:
     root = readers.images_root(config.source, lambda text: resolve_path(text, config.work))
     images = prepared.list_images(source)
     stamp = stamp_files(root, (image.path for image in images))
+    most, workers = config.source.max_reject_share, config.workers
     job.make(
         prepared.ARTIFACT,
         {"images": config.images.result_settings()},
         {"manifest": source, "images": stamp},
-        lambda writer: prepared.prepare_images(writer.directory, images, root, config.images),
+        lambda writer: prepared.prepare_images(
+            writer.directory, images, root, config.images, most, workers
+        ),
     )
 
 

@@ -40,7 +40,7 @@ def build(job: Job) -> None:
     }
     settings = {
         "seed": config.seed,
-        "pretrain": config.pretrain.model_copy(update={"also": (), "save_every_steps": 1}),
+        "pretrain": config.pretrain.model_copy(update={"also": ()}),
         "image": config.model.image.model_copy(update={"pretrained": ""}),
     }
     fingerprint = make_fingerprint(pretraining.ARTIFACT, settings, inputs)
@@ -55,7 +55,7 @@ def build(job: Job) -> None:
                 store.remove_of_other_code()
             learner, summary = pretraining.pretrain(
                 config.pretrain, config.model.image, pools, config.seed, store, device,
-                config.train.torch_threads,
+                save_every_steps=config.train.save_every_steps, threads=config.train.torch_threads,
             )  # fmt: skip
         pretraining.write_weights(writer.directory, learner)
         return summary

@@ -23,7 +23,10 @@ def build(job: Job) -> None:
         verify = launch.is_main  # one process in many hashes every byte
         source = job.open(sentences.ARTIFACT, verify=verify)
         model = job.open(masked_lm.ARTIFACT, verify=verify)
-        run = scoring.CorpusScoring(source, model, job.config.likelihood, launch, job.say)
+        config = job.config
+        run = scoring.CorpusScoring(
+            source, model, config.likelihood, launch, job.say, config.workers
+        )
         if not launch.is_main:
             run.follow()
             return

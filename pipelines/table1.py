@@ -4,8 +4,8 @@
 
 A grid of settings as `sweep` runs it, resumable and cut into slices in the same way, each run below
 `table1/ROW`. A row that has something to tune is trained with each of its values and the first
-seed; the value that is best by `table1.tune_by`, a figure of validation, gets the other seeds. The
-first seed's run of that value is one of those reported.
+seed; the value that is best by `train.best_metric`, a figure of validation, gets the other seeds.
+The first seed's run of that value is one of those reported.
 
 Next to each figure stand half its 95 % interval, over patients and seeds, and in brackets the
 paper's value where a row is trained as the paper's. Every row is compared with the uncorrected one;
@@ -44,6 +44,7 @@ from .table1_rows import (
     chosen_rows,
     paper_values,
     row_seeds,
+    tuned_by,
 )
 
 FOLDER = "table1"
@@ -60,7 +61,7 @@ def build(job: Job, rows: str = "", seeds: str = "") -> None:
     seeds_of = {row.name: row_seeds(row, settings) for row in table}
     every_seed = dict.fromkeys(seed for each in seeds_of.values() for seed in each)
     chosen = read_slice(seeds, [*every_seed], "--seeds")
-    judge = settings.tune_by or None
+    judge = tuned_by(config)
     points = {row.name: grid_points(row.tune if judge else {}) for row in table}
     changed = {key for row in table for key in (*row.changes, *row.tune)}
     runs = Runs(job, folder, changed, processes=settings.processes, judge=judge)
@@ -95,7 +96,7 @@ def table_runs(config: Config) -> list[PlannedRuns]:
     found = []
     for row in chosen_rows(config):
         if row.is_trained:
-            points = grid_points(row.tune if config.table1.tune_by else {})
+            points = grid_points(row.tune if tuned_by(config) else {})
             seeds = len(row_seeds(row, config.table1))
             found += [
                 PlannedRuns({**row.changes, **point.changes}, 1 if at else seeds)
@@ -108,7 +109,7 @@ def _measure_table(
     rows: Sequence[Row], planned: Planned, kept: Planned, job: Job
 ) -> dict[str, Any]:
     """Measure every row over its runs, with its costs, and against the uncorrected row."""
-    config, judge = job.config, job.config.table1.tune_by
+    config, judge = job.config, tuned_by(job.config)
     best = {name: next(iter(points.items())) for name, points in kept.items()}
     samples = config.evaluate.bootstrap
     sides, patients = measure_runs({name: runs for name, (_, runs) in best.items()}, samples)

@@ -86,6 +86,7 @@ def _debiased(eta: float, **settings: Any) -> dict[str, Any]:
     return _objective("debiased", **settings) | {"eta.source": "constant", "eta.constant": eta}
 
 
+_OTHERS = "others"  # rows whose seeds are not named
 _GLOBAL = {"model.similarity.kind": "global"}
 
 PAPER_ROWS = (
@@ -170,20 +171,28 @@ def paper_values(row: Row, config: Config) -> dict[str, float]:
 
 def row_seeds(row: Row, settings: Table1Config) -> tuple[int, ...]:
     """Give the seeds of a row: its own, else those of all; of a given model the first."""
-    seeds = settings.row_seeds.get(row.name, settings.seeds)
+    given = settings.seeds if isinstance(settings.seeds, dict) else {_OTHERS: settings.seeds}
+    seeds = given.get(row.name) or given[_OTHERS]
     return seeds if row.is_trained else seeds[:1]
+
+
+def tuned_by(config: Config) -> str:
+    """Name the figure of validation by which rows are tuned; empty where the config has none."""
+    train = config.train
+    validates = train.validate_every_steps and train.validate_images
+    return train.best_metric or ("validation_report_auc" if validates else "")
 
 
 def chosen_rows(config: Config) -> tuple[Row, ...]:
     """Give the rows that a config asks for, in the table's order, other people's models last.
 
     Raises:
-        ConfigError: `table1.rows` or `table1.row_seeds` names one that there is not.
+        ConfigError: `table1.rows` or `table1.seeds` names one that there is not.
     """
     settings = config.table1
     models = {
-        item.name: Row(item.name, item.name, adapter=item.adapter.model_dump(mode="json"))
-        for item in settings.models
+        name: Row(name, name, adapter=adapter.model_dump(mode="json"))
+        for name, adapter in settings.models.items()
     }
     table = [models.pop(row.name, row) for row in (*PAPER_ROWS, *VARIANTS)]
     table += models.values()
@@ -191,8 +200,11 @@ def chosen_rows(config: Config) -> tuple[Row, ...]:
     unknown = sorted(set(settings.rows) - set(names))
     if unknown:
         raise ConfigError(f"table1.rows names {unknown}; choose among {names}")
-    if strange := sorted(set(settings.row_seeds) - set(names)):
-        raise ConfigError(f"table1.row_seeds names {strange}; choose among {names}")
+    if isinstance(settings.seeds, dict):
+        if strange := sorted(set(settings.seeds) - {*names, _OTHERS}):
+            raise ConfigError(f"table1.seeds names {strange}; choose among {[*names, _OTHERS]}")
+        if _OTHERS not in settings.seeds:
+            raise ConfigError(f"table1.seeds names rows alone; give those of all {_OTHERS} too")
     optional = {row.name for row in VARIANTS}
     asked = settings.rows or [name for name in names if name not in optional]
     return tuple(row for row in table if row.name in asked)

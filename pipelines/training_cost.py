@@ -80,7 +80,7 @@ def estimate_training_memory(config: Config, text: PreTrainedConfig) -> MemoryEs
     longest = min(config.model.text.max_tokens, text.max_position_embeddings)
     with no_init_weights():  # not on `meta`: some backbones look at numbers while being built
         encoder = DualEncoder(config.model, text)
-    if config.model.lora.rank:
+    if config.model.lora:
         add_adapters(encoder, config.model.lora, config.seed)
     plain = {"compile_backend": "none"}  # compilation changes no size that is counted here
     configure_performance(encoder, settings.model_copy(update=plain))
@@ -177,7 +177,7 @@ def measure_throughput(config: Config, text: PreTrainedConfig, seconds: float) -
     settings = config.train.model_copy(update=alone)
     accelerator = start_accelerator(settings)
     encoder = build_dual_encoder(config.model, text, config.seed)
-    if config.model.lora.rank:
+    if config.model.lora:
         add_adapters(encoder, config.model.lora, config.seed)
     loss = ObjectiveConfig(directions=config.objective.directions)
     objective = ContrastiveObjective(loss, 0)

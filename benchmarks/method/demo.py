@@ -78,7 +78,7 @@ def run_seed(work: Path, row: str, seed: int) -> dict[str, float]:
         if not link.exists():
             link.symlink_to(os.path.relpath(artifact.ARTIFACT.at(work), folder))
     studies = work / "studies"
-    places = (f"work={folder}", f"generate.root={studies}", f"source.root={studies}")
+    places = (f"work={folder}", f"source.root={studies}")
     words = ["--config", str(config), *options((*places, f"seed={seed}", *changes))]
     words.append("--replace")  # an earlier commit's, in a folder of this benchmark
     for job in ("train", "evaluate"):

@@ -41,8 +41,8 @@ AIMED = 1 / 3
 _QUICK_SHARE = {"train": 1 / 3}  # its restarts are long
 _POLL_S = 0.0002
 _SMALL = (
-    *("generate.patients=150", "generate.size_px=128", "images.size_px=144", "images.workers=2"),
-    *("images.shard_rows=8", "likelihood.unit_pieces=500", "language_model.steps=20"),
+    *("generate.patients=150", "generate.size_px=128", "images.size_px=144", "workers=2"),
+    *("likelihood.unit_pieces=500", "language_model.steps=20"),
     "language_model.vocabulary=2000",  # no sentence is longer than a unit, so each has one score
 )
 

@@ -194,7 +194,7 @@ def _run_everything(commands: Commands) -> dict[str, float]:
     forkserver.context(["pipelines.__main__", *(f"pipelines.{name}" for name in jobs)])
     run, out = commands.run, commands.out
     work = out / "work"
-    roots = (f"work={work}", f"generate.root={base / 'studies'}", f"source.root={base / 'studies'}")
+    roots = (f"work={work}", f"source.root={base / 'studies'}")
 
     def options(*settings: str, config_file: str = CONFIG) -> list[str]:
         words = (*roots, *TINY_DEMO, *settings) if config_file == CONFIG else settings
@@ -207,13 +207,13 @@ def _run_everything(commands: Commands) -> dict[str, float]:
     run(story[0], *options())
     planted = spoil(base / "studies")
     refused("build_manifest", "too_many_rejects", "source.max_reject_share=0")
-    refused("check_data", "check", "check.max_fault_share=0")
+    refused("check_data", "check", "source.max_reject_share=0")
     # a sweep would draw the spoilt studies again
     quick = ("pretrain.steps=2", "pretrain.batch=4")
     shared = options('answer.objects=["sr","pr","sc"]', f"jobs={json.dumps(story[1:])}", *quick)
     for name in (*story[1:-1], "pretrain_images", "answer_images", "export_dataset"):
         run(name, *shared)
-    refused("prepare_images", "too_many_images", "images.max_reject_share=0", "images.size_px=48")
+    refused("prepare_images", "too_many_images", "source.max_reject_share=0", "images.size_px=48")
     run(story[-1], *options("report.private=true"), log="logs/private_report.log")
     (work / "report.html").rename(work / "private.html")
     _run_tools(commands, work, shared)
@@ -242,7 +242,7 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     run("bound")
     run("sweep", *shared, "--grid", str(grid), "--processes", "1")
     table = ("table1.seeds=[0]", 'table1.rows=["dcl_05","dcl_10"]')
-    table += ("table1.processes=1", "table1.tune_by=")
+    table += ("table1.processes=1",)
     run("table1", *shared, *as_options(table))
     (other,) = (path.parent for path in (work / "sweeps").rglob("results"))
     run("compare", str(work), str(other), "--json", str(out / "compare.json"), "--samples", "20")

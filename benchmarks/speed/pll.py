@@ -36,7 +36,7 @@ from benchmarks.speed.timing import cpu_ms, interleaved
 from medclip_dcl.likelihood.engines import CPU_BUDGET, prepare_engine
 from medclip_dcl.likelihood.masked_corpus import train_tokenizer
 from medclip_dcl.likelihood.pll import Encoding, encode_sentences, score_encodings
-from medclip_dcl.text.sentences import SentencesConfig, split_section
+from medclip_dcl.text.sentences import split_section
 
 BARS = {
     "base_minicons_ratio": ">= 2.5",
@@ -97,11 +97,11 @@ def random_bert(size: Size, vocabulary: int = VOCABULARY) -> BertForMaskedLM:
 def corpus() -> tuple[str, ...]:
     """Split the Open-i reports of `TEST_DATA` into sentences, repeats included."""
     path = Path(os.environ["TEST_DATA"]) / "openi" / "reports.jsonl"
-    settings, found = SentencesConfig(), []
+    found: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         report = json.loads(line)
         for section in ("findings", "impression"):
-            found += [text for _, text in split_section(report[section] or "", settings).sentences]
+            found += [text for _, text in split_section(report[section] or "").sentences]
     return tuple(found)
 
 

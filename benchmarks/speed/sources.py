@@ -206,7 +206,7 @@ def _prepare(folder: Path, found: Made, turn: int) -> float:
     out = folder / f"prepared-{turn}"
     out.mkdir(parents=True)
     start = _cpu_s()
-    prepare_images(out, found[1] * _TIMES, found[2], ImagesConfig(size_px=144, workers=1))
+    prepare_images(out, found[1] * _TIMES, found[2], ImagesConfig(size_px=144), workers=1)
     return (_cpu_s() - start) / _TIMES
 
 

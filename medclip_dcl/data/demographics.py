@@ -6,23 +6,9 @@ from pathlib import Path
 
 from medclip_dcl.data.table_files import read_any, read_rows
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.settings import Section
 
-
-class DemographicsConfig(Section):
-    """Groups of images (`evaluate`): by view, and by sex and age where a table states them."""
-
-    table: str = ""
-    """CSV, Parquet or JSON lines with sex or age, such as MIMIC-IV's `patients.csv.gz`. A row is
-    about an image, a study or a patient, by its column `image_id`, `study_id` or `subject_id`,
-    the first that there is. Empty: groups by view alone."""
-    sex: str = ""
-    """Column with the sex, `F`, `M` or words that begin so (MIMIC-IV: `gender`); empty: none."""
-    age: str = ""
-    """Column with the age in years, or as DICOM writes it, `045Y` (MIMIC-IV: `anchor_age`);
-    empty: none."""
-
-
+# Trait -> names of its column: the first that the table has.
+_TRAITS = {"sex": ("sex", "gender"), "age": ("age", "anchor_age")}
 _KEYS = ("image_id", "study_id", "subject_id")
 # First year of each age band but the youngest: adults in twenties, as MIMIC-CXR spreads.
 _AGE_BANDS = (18, 40, 60, 80)
@@ -32,25 +18,26 @@ _A_YEAR = {"": 1, "Y": 1, "M": 12, "W": 52, "D": 365}
 _NAMES = {"F": "female", "M": "male"}
 
 
-def read_demographics(
-    path: Path, settings: DemographicsConfig, images: Sequence[Mapping[str, str]]
-) -> dict[str, list[str]]:
-    """Look up `sex` and `age` of every image, where the settings name their column.
+def read_demographics(path: Path, images: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Look up `sex` and `age` of every image, where the table has their column.
 
     A value is empty where the table does not say. Of several rows about one thing the first counts.
 
     Raises:
-        ConfigError: neither sex nor age has a column.
-        StudyError: the table cannot be read or lacks a column.
+        ConfigError: there is neither a column of sex nor one of age.
+        StudyError: the table cannot be read, or says of nothing what it describes.
     """
-    columns = {"sex": settings.sex, "age": settings.age}
-    named = {trait: column for trait, column in columns.items() if column}
+    names = read_any(path).column_names
+    named = {
+        trait: column
+        for trait, columns in _TRAITS.items()
+        if (column := next((name for name in columns if name in names), None)) is not None
+    }
     if not named:
         raise ConfigError(
-            "evaluate.demographics.table is set, and neither evaluate.demographics.sex "
-            "nor .age names a column"
+            "the table of evaluate.demographics has neither a column sex or gender nor one age or "
+            "anchor_age; rename the one that it has"
         )
-    names = read_any(path).column_names
     key = next((name for name in _KEYS if name in names), _KEYS[-1])
     rows = read_rows(path, [key, *named.values()])
     row_of: dict[str, int] = {}

@@ -27,14 +27,8 @@ class ImagesConfig(Section):
     """Memory that a decode worker may allocate, MiB."""
     reject_burned_in: bool = True
     """Whether an image is rejected whose BurnedInAnnotation is given and is not NO."""
-    shard_rows: Annotated[int, Field(gt=0)] = 512
-    """Images in one shard: the unit that is resumed."""
-    workers: Annotated[int, Field(ge=0), NO_EFFECT] = 0
-    """Decode processes; 0: one per core."""
     dask_scheduler: Annotated[str, NO_EFFECT, LOCAL] = ""
     """Address of a Dask scheduler, such as `tcp://head:8786`, whose workers decode; empty: here."""
-    max_reject_share: Annotated[float, Field(ge=0, le=1), NO_EFFECT] = 0.01
-    """Share of rejected images above which the job fails with exit code 3."""
 
     @property
     def max_pixels(self) -> int:

@@ -201,6 +201,8 @@ def _images(batch: pa.RecordBatch, size_px: int) -> npt.NDArray[np.uint8]:
 
 
 _BATCH = 4  # images in one task: few enough to share evenly, many enough to pay for the message
+_SHARD_ROWS = 512  # images in a shard, the unit that is resumed: a kill loses seconds
+_LEAST_SHARDS = 16  # of fewer images: a kill loses a share
 _AHEAD = 2  # shards under way, so that no worker waits while one is written
 
 
@@ -222,7 +224,12 @@ def list_images(listed: Artifact) -> list[ListedImage]:
 
 
 def prepare_images(
-    folder: Path, images: Sequence[ListedImage], root: Path, settings: ImagesConfig
+    folder: Path,
+    images: Sequence[ListedImage],
+    root: Path,
+    settings: ImagesConfig,
+    max_reject_share: float = 1.0,
+    workers: int = 0,
 ) -> dict[str, Any]:
     """Decode, stretch and write all images below `root`, and give the artifact's summary.
 
@@ -232,13 +239,14 @@ def prepare_images(
     Raises:
         StudyError: more images were refused than `max_reject_share` allows.
     """
-    starts = range(0, len(images), settings.shard_rows)
-    parts = [(n, images[start : start + settings.shard_rows]) for n, start in enumerate(starts)]
+    size = max(1, min(_SHARD_ROWS, -(-len(images) // _LEAST_SHARDS)))
+    starts = range(0, len(images), size)
+    parts = [(n, images[start : start + size]) for n, start in enumerate(starts)]
     todo = [part for part in parts if not (folder / _SHARD.format(part[0])).exists()]
     done = len(images) - sum(len(part) for _, part in todo)
     with Progress("prepare images", len(images), "image", done=done) as progress:
         if todo:
-            with _workers(root, settings) as (executor, read):
+            with _workers(root, settings, workers or available_cores()) as (executor, read):
                 for number, part, batches in _in_flight(executor, read, todo):
                     answers: list[_Answer] = []
                     for batch in batches:
@@ -248,10 +256,10 @@ def prepare_images(
     found = [_read_shard_rejects(folder, number) for number, _ in parts]
     rejects = [item for _, rows in found for item in rows]
     reasons = dict(Counter(reason for _, reason in rejects))
-    if images and len(rejects) / len(images) > settings.max_reject_share:
+    if images and len(rejects) / len(images) > max_reject_share:
         raise StudyError(
             f"{len(rejects)} of {len(images)} images were refused ({reasons}), more than "
-            f"images.max_reject_share {settings.max_reject_share}; correct them or raise the share"
+            f"source.max_reject_share {max_reject_share}; correct them or raise the share"
         )
     rows = [{"id": name, "stage": ARTIFACT.job, "reason": reason} for name, reason in rejects]
     write_table(folder, manifest.REJECTS, rows)
@@ -264,7 +272,9 @@ def prepare_images(
 
 
 @contextmanager
-def _workers(root: Path, settings: ImagesConfig) -> Iterator[tuple[Executor, _Reader]]:
+def _workers(
+    root: Path, settings: ImagesConfig, workers: int
+) -> Iterator[tuple[Executor, _Reader]]:
     """Give an executor, and what it is to do with images: here, or on a cluster."""
     if settings.dask_scheduler:
         with _cluster(settings.dask_scheduler) as client:
@@ -277,7 +287,6 @@ def _workers(root: Path, settings: ImagesConfig) -> Iterator[tuple[Executor, _Re
                     "repair the cluster and run the same command again"
                 ) from error
         return
-    workers = settings.workers or available_cores()
     with Decoder(settings, workers) as decoder, ThreadPoolExecutor(workers) as threads:
         try:
             yield threads, partial(_read, decoder=decoder, root=root, settings=settings)
@@ -321,7 +330,7 @@ def _read_on_cluster(
     images: Sequence[ListedImage], root: Path, settings: ImagesConfig
 ) -> list[_Answer]:
     # In a process of the cluster, whose pool is kept for the next task: a decoder cannot be sent.
-    decoder = shared_decoder(settings, settings.workers or available_cores())
+    decoder = shared_decoder(settings, available_cores())
     return _read(images, decoder, root, settings)
 
 

@@ -57,7 +57,9 @@ class SourceConfig(Section):
     columns: dict[Column, str | dict[str, str]] = Field(default_factory=dict)
     """Role -> name of a column of the mapped table (kind `table`); a role that is left out has no
     column, `a.b` is field `b` of column `a`, `{a}-{b}` joins two columns, `=word` is the same in
-    every row. Roles: `image_id`, `study_id`, `subject_id`,
+    every row. `subject_id: ""`: the table names no patients; every study is then one, splits are
+    those of the source alone, and card, check and report say that splits are not by patient.
+    Roles: `image_id`, `study_id`, `subject_id`,
     `path`, `image`, `findings`, `impression`, `report`, `view`, `split`, `width`, `height`,
     `boxes`, `phrase`, `category`; and `labels`: name of `source.findings` -> column of its codes,
     or the one column that lists what is there; columns of `source.labels` where that is set."""
@@ -65,26 +67,20 @@ class SourceConfig(Section):
     """Names of the labels of the source, in order; CheXpert's by default. Every prompt of an
     evaluation names one of them. Reports are read for CheXpert's findings whatever stands here, and
     `relation: labels` and `eta.source: labels` use those labels that both know."""
-    subject: Literal["", "none"] = ""
-    """`none`: the table names no patients. Every study is then one, splits are those of the source
-    alone, and card, check and report say that splits are not by patient."""
     prefix_strip: str = ""
     """What is cut off from the beginning of image paths in a table, such as `../deid_png/`."""
-    box_form: Literal["", "xywh", "xyxy"] = ""
+    box_form: Literal["", "xywh", "xyxy", "xywh_fraction", "xyxy_fraction"] = ""
     """Form of the boxes in column `columns.boxes`: left, top, width, height; or left, top, right,
-    bottom. Has to be given where there are any. `xyxy` goes for a box table in CSV too, whose
-    `box_columns` for `width` and `height` then name right and bottom."""
-    box_unit: Literal["px", "fraction"] = "px"
-    """Unit of these boxes: pixels of the original image, or fractions of its width and height."""
+    bottom; in pixels of the original image, or in fractions of its width and height. Has to be
+    given where there are any. `xyxy` goes for a box table in CSV too, whose `box_columns` for
+    `width` and `height` then name right and bottom."""
     labels: str = ""
     """Table of labels, CSV, Parquet or JSONL, relative to `root`, in place of those that the source
     has; its columns are those of `columns.labels`, else the names of `findings`. Empty: none."""
-    label_id: str = "study_id"
+    label_id: str | dict[Literal["study", "image"], str] = "study_id"
     """Column of the table of labels with ids of studies, ids of images, or paths of images; or such
-    a column within other letters, as `CXR{uid}`."""
-    labels_by: Literal["", "study", "image"] = ""
-    """What that column names: studies, or images; empty: whichever it is, where no id is that of a
-    study and of another study's image."""
+    a column within other letters, as `CXR{uid}`. `{study: COLUMN}` or `{image: COLUMN}` where an id
+    is that of a study and of another study's image."""
     label_names: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Name of `findings` -> its names in a column that lists what is there, in any case; findings
     left out are not labelled. Empty: the names of `findings`, and for CheXpert's ChestX-ray14's."""
@@ -101,16 +97,14 @@ class SourceConfig(Section):
     """Modalities of the images wanted (kinds `dicom` and `dicomweb`); other files are counted as
     `modality`."""
     archive: Annotated[str, NO_EFFECT] = ""
-    """URL of an archive's DICOMweb (kind `dicomweb`), such as `https://pacs.example/dicom-web`."""
+    """URL of an archive's DICOMweb (kind `dicomweb`), such as `https://pacs.example/dicom-web`.
+    SSL_CERT_FILE or SSL_CERT_DIR names the authorities of its certificate; else certifi's hold."""
     archive_dates: str = ""
     """Dates of the studies wanted (kind `dicomweb`): a day, or a range such as
     `20260101-20260131`; empty: all."""
     archive_key: Annotated[str, NO_EFFECT] = ""
     """File whose line is sent to the archive as `Authorization`, such as `Bearer KEY`; empty:
     none."""
-    archive_ca: Annotated[str, NO_EFFECT] = ""
-    """PEM file of the authorities that sign the archive's certificate; empty: the file or folder
-    that the variables SSL_CERT_FILE and SSL_CERT_DIR name, else certifi's authorities."""
     patient_key: Annotated[str, NO_EFFECT] = ""
     """File with a secret (kinds `dicom` and `dicomweb`) that keys the hash by which a PatientID is
     replaced. Empty: no key, and who knows how ids are formed can find them by trying."""
@@ -130,7 +124,13 @@ class SourceConfig(Section):
     test_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of patients put into `test` where the source assigns no split."""
     max_reject_share: Annotated[float, Field(ge=0, le=1), NO_EFFECT] = 0.01
-    """Share of rejected rows (lateral views apart) above which the job fails with exit code 3."""
+    """Share of rejected rows (lateral views apart), of refused images, or of those whose picture
+    another image has, above which a job fails with exit code 3."""
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether the mapped table names no patients."""
+        return self.columns.get("subject_id") == ""
 
     @field_validator("columns")
     @classmethod
@@ -140,6 +140,15 @@ class SourceConfig(Section):
         mapped = {role for role, name in value.items() if not isinstance(name, str)}
         if mapped - {"labels"}:
             raise ValueError(f"name one column each for {sorted(mapped - {'labels'})}")
+        return value
+
+    @field_validator("label_id")
+    @classmethod
+    def _check_label_id(
+        cls, value: str | dict[Literal["study", "image"], str]
+    ) -> str | dict[Literal["study", "image"], str]:
+        if isinstance(value, dict) and len(value) != 1:
+            raise ValueError("name one column, of ids of studies or of images")
         return value
 
     @field_validator("findings")

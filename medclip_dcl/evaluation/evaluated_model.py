@@ -90,8 +90,8 @@ class EvaluatedModel:
     similarity: SimilarityConfig
     gamma_squared: float
     """Scale of the score in softmaxes."""
-    geometry: Geometry | None = None
-    """The part of an image that it was made for; None: whatever `evaluate.geometry` says."""
+    geometry: Geometry = "whole"
+    """The part of an image that it was made for."""
     keeps_lengths: bool = False
     """Whether its region vectors keep their lengths, which weigh them in their mean."""
 

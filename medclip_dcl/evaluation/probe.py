@@ -30,6 +30,8 @@ from medclip_dcl.evaluation.operating_point import (
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference.prompts import Finding
 
+FRACTIONS = (0.01, 0.1, 1.0)
+"""Shares of the training labels that a probe is given: those that ConVIRT and GLoRIA report."""
 PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """L2 penalties per labelled image among which cross-validation chooses."""
 

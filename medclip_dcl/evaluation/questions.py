@@ -38,7 +38,7 @@ from medclip_dcl.evaluation.operating_point import (
     evaluate_decisions,
 )
 from medclip_dcl.evaluation.paraphrases import evaluate_paraphrases
-from medclip_dcl.evaluation.probe import evaluate_probe
+from medclip_dcl.evaluation.probe import FRACTIONS, evaluate_probe
 from medclip_dcl.evaluation.prompt_pairs import PairWarning, check_pairs
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.evaluation.retrieval import (
@@ -138,7 +138,7 @@ def _question_files(config: EvaluationConfig) -> Mapping[str, Path]:
         "prompts": settings.prompts,
         "gallery": settings.gallery,
         "paraphrases": settings.paraphrases,
-        "demographics.table": settings.demographics.table,
+        "demographics": settings.demographics,
     }
     files = {
         name: resolve_path(path, config.work)
@@ -154,11 +154,10 @@ def _question_files(config: EvaluationConfig) -> Mapping[str, Path]:
 def _refuse_missing_features(config: EvaluationConfig, model: EvaluatedModel) -> None:
     # Before hours of encoding.
     asked = config.evaluate
-    if asked.probe_images and asked.probe_features == "encoder" and not model.has_features:
+    if asked.probe_images and not model.has_features:
         raise ConfigError(
             f"{asked.adapter.model} builds a {type(model.encoders).__name__} without "
-            "embed_features, which evaluate.probe_features encoder needs; add it, or set "
-            "evaluate.probe_features=space"
+            "embed_features, which a probe needs; add it, or set evaluate.probe_images=0"
         )
 
 
@@ -187,7 +186,7 @@ class Evaluation:
         """
         self._given = tuple(findings)
         self._config, self._model = config, model
-        self._geometry = model.geometry or config.evaluate.geometry
+        self._geometry = model.geometry
         _refuse_missing_features(config, model)
         self._source, self._images, self._sentences = source, images, sentences
         self._files = _question_files(config)
@@ -217,7 +216,7 @@ class Evaluation:
                 margins = self._model.margins(encoded.regions, findings).double().cpu().numpy()
                 known, _ = truth_of(self._config, self._source, rows, findings)
             self._ask_probabilities(encoded, findings, margins, known)
-            self._ask_probe(rows, held_out, studies, findings, truth)
+            self._ask_probe(rows, held_out, findings, truth)
         self._ask_boxes(encoded)
         self._ask_reports(studies, named)
         own = {name: f"{name.replace('_', ' ')}, mean of findings" for name in METRICS}
@@ -225,7 +224,6 @@ class Evaluation:
             "model": self._model.digest,
             "split": self._config.evaluate.split,
             "geometry": self._geometry,
-            "probe_features": self._config.evaluate.probe_features,
             "images": len(rows),
             "patients": len(set(encoded.subject_ids)),
             "truth": origin,
@@ -239,7 +237,7 @@ class Evaluation:
         return encode(embed, rows, self._images, self._geometry)
 
     def _encode_features(self, rows: Rows) -> EncodedImages:
-        embed = self._model.embedding_of(self._config.evaluate.probe_features)
+        embed = self._model.embedding_of("encoder")
         return encode(embed, rows, self._images, self._geometry)
 
     def _by_study(self, encoded: EncodedImages, rows: Rows) -> tuple[EncodedImages, Rows]:
@@ -275,9 +273,8 @@ class Evaluation:
             self._model, encoded, findings, truth, bootstrap
         )
         traits = {"view": [row["view"] for row in rows]}
-        if "demographics.table" in self._files:
-            table = self._files["demographics.table"]
-            traits |= read_demographics(table, settings.demographics, rows)
+        if "demographics" in self._files:
+            traits |= read_demographics(self._files["demographics"], rows)
         outcomes["subgroups"] = evaluate_subgroups(
             margins, drawn, encoded.subject_ids, traits, bootstrap, offsets=offsets
         )
@@ -352,7 +349,6 @@ class Evaluation:
         self,
         asked: Rows,
         held_out: Rows,
-        encoded: EncodedImages,
         findings: Sequence[Finding],
         truth: Truth,
     ) -> None:
@@ -367,8 +363,7 @@ class Evaluation:
         if len(rows) > most:
             chosen = self._bootstrap.generator().choice(len(rows), most, replace=False)
             rows = [rows[index] for index in sorted(chosen.tolist())]
-        if settings.probe_features == "encoder":
-            encoded, _ = self._by_study(self._encode_features(asked), asked)
+        encoded, _ = self._by_study(self._encode_features(asked), asked)
         learned, rows = self._by_study(self._encode_features(rows), rows)
         known, _ = truth_of(self._config, self._source, rows, findings)
         validation, held_out = self._by_study(self._encode_features(held_out), held_out)
@@ -378,7 +373,7 @@ class Evaluation:
             evaluate_probe(
                 [(learned, known), (encoded, truth), (validation, chosen_by)],
                 findings,
-                settings.probe_fractions,
+                FRACTIONS,
                 self._bootstrap,
                 self._rule,
             )

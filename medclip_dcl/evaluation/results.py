@@ -6,7 +6,6 @@
     split           the split that was evaluated
     images, patients how many
     geometry        which part of an image the model sees: `whole`, `biovil`
-    probe_features  what linear probes read: of the image `encoder`, or of the shared `space`
     contaminated    evaluated patients that the model was trained on; null: not known
     repeated_images  evaluated images whose very picture the model was trained on; null too
     truth           where the labels come from: `exact`, `labels` or `none`
@@ -307,14 +306,14 @@ def results_table(tree: Mapping[str, Any]) -> str:
         rest = "" if chance is None else f"   chance {chance:.3f}"
         rest += "" if pool is None else f"   pool {pool}"
         lines.append(f"  {headline.title:40} {_shown(figure)}{rest}")
-    lines += _probe_lines(tree["questions"].get("probe"), tree["probe_features"])
+    lines += _probe_lines(tree["questions"].get("probe"))
     lines = [*dict.fromkeys(lines)]
     for question, title in DECISION_QUESTIONS.items():
         lines += _decision_lines(tree["questions"].get(question), title)
     return "\n".join(lines)
 
 
-def _probe_lines(outcome: Mapping[str, Any] | None, features: str) -> list[str]:
+def _probe_lines(outcome: Mapping[str, Any] | None) -> list[str]:
     if outcome is None or outcome["absent"]:
         return []
     titles = {
@@ -325,7 +324,7 @@ def _probe_lines(outcome: Mapping[str, Any] | None, features: str) -> list[str]:
     lines = []
     for fraction, figures in outcome["groups"].items():
         for name, title in titles.items():
-            words = f"probe of the {features}, {float(fraction):.0%} of labels, {title}"
+            words = f"probe of the encoder, {float(fraction):.0%} of labels, {title}"
             chance = outcome["chance"].get(f"{fraction}.{name}")
             rest = "" if chance is None else f"   chance {chance:.3f}"
             lines.append(f"  {words:40} {_shown(figures[name])}{rest}")

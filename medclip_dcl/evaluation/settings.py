@@ -4,7 +4,6 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from pydantic import Field, model_validator
 
-from medclip_dcl.data.demographics import DemographicsConfig
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.settings import NO_EFFECT, Section
 
@@ -17,7 +16,7 @@ class AdapterConfig(Section):
     model: str = ""
     """`module:callable` that builds it, whose code runs as it is: name what you trust;
     `transformers` for a folder of CLIP, SigLIP or BiomedCLIP; `biovil` for one of BioViL, which
-    sees its own `geometry`; empty: the config's own model."""
+    sees a central crop, its heatmaps smoothed; empty: the config's own model."""
     weights: str = ""
     """File or folder that is read, and that names the model in the results; with `transformers`
     also OWNER/NAME@REVISION of a hub."""
@@ -44,8 +43,11 @@ class EvaluateConfig(Section):
     paraphrases: str = ""
     """Prompt file whose prompts of a side are paraphrases: every pair is asked separately,
     and the spread is measured; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""
-    demographics: DemographicsConfig = DemographicsConfig()
-    """Groups of images whose figures are reported separately."""
+    demographics: str = ""
+    """CSV, Parquet or JSON lines with `sex` or `gender` (F, M or words that begin so) and `age` or
+    `anchor_age` (years, or `045Y` as in DICOM), such as MIMIC-IV's `patients.csv.gz`: groups whose
+    figures are reported separately. A row is about an image, a study or a patient, by its column
+    `image_id`, `study_id` or `subject_id`, the first that there is. Empty: groups by view alone."""
     images_per_finding: Annotated[int, Field(ge=0)] = 0
     """Most images of a finding, half of them with it, drawn at random; 0: all. The paper has about
     1000 a task; that half of them show the finding is ours."""
@@ -55,18 +57,9 @@ class EvaluateConfig(Section):
     a number, the highest level that reaches this sensitivity. F1, MCC, sensitivity, specificity,
     PPV and NPV are measured there."""
     probe_images: Annotated[int, Field(ge=0)] = 0
-    """Most training images for linear probes, drawn at random; 0: no probe."""
-    probe_fractions: Annotated[
-        tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)
-    ] = (0.01, 0.1, 1.0)
-    """Shares of the labels of the training split that the probes are given, class by class."""
-    probe_features: Literal["encoder", "space"] = "encoder"
-    """What the probes read: the image `encoder`'s features before the map into the shared space,
-    averaged over the image, as BioViL, GLoRIA and MedCLIP probe; or the mean region vector in that
-    `space`, which is narrower and gives lower figures."""
-    geometry: Literal["whole", "biovil"] = "whole"
-    """What the model sees: the `whole` image, as the service shows it (Wang et al. do not say what
-    theirs saw); `biovil`, a central crop, its heatmaps smoothed."""
+    """Most training images for linear probes, drawn at random; 0: no probe. A probe reads the image
+    encoder's features before the map into the shared space, averaged over the image, as BioViL,
+    GLoRIA and MedCLIP probe, and is given 1, 10 and 100 % of the labels, class by class."""
     gallery: str = ""
     """Gallery that boxes are matched with, one sentence a line; empty: the generator's, if any."""
     allow_contaminated: bool = False
@@ -85,37 +78,27 @@ class EvaluateConfig(Section):
         return self
 
 
-class OthersModelConfig(Section):
-    """A model that was not trained here, as a row of the table."""
-
-    name: str
-    """Short name of the row."""
-    adapter: AdapterConfig
-    """The model."""
-
-
 class Table1Config(Section):
-    """Every row of Table 1, trained and evaluated (`table1`)."""
+    """Every row of Table 1, trained and evaluated (`table1`).
 
-    seeds: Seeds = (0, 1, 2, 3, 4)
+    Rows with something to tune choose its value, with the first seed, and every run its published
+    step, by `train.best_metric`, else by `validation_report_auc`. No row is tuned where the config
+    sets `train.validate_every_steps` or `train.validate_images` to 0.
+    """
+
+    seeds: Seeds | dict[str, Seeds] = (0, 1, 2, 3, 4)
     """Runs of each row; a seed draws weights, batches and views. The corpus is one. Two seeds give
-    no interval, one no verdict."""
-    row_seeds: dict[str, Seeds] = Field(default_factory=dict)
-    """Row -> its seeds, in place of `seeds`: more where a small difference matters."""
+    no interval, one no verdict. Or row -> its seeds, more where a small difference matters, and
+    `others` -> those of all other rows."""
     rows: tuple[str, ...] = ()
     """Rows by their short names, the project's own and the shuffled control among them; an unknown
     one makes it list all. Empty: the paper's nine."""
-    tune_by: Literal["", "validation_report_auc", "validation_auc", "validation_recall_at_10"] = (
-        "validation_report_auc"
-    )
-    """Figure of validation by which rows with something to tune choose its value, with the first
-    seed, and every run its published step; the config must validate. Empty: no row is tuned."""
     processes: Annotated[int, Field(ge=0)] = 0
     """Runs at a time, one thread each, over the visible GPUs in turn; with 1 a run keeps the
     config's threads; 0: one for each GPU, 2 without one."""
-    models: tuple[OthersModelConfig, ...] = ()
-    """Models that are evaluated and not trained, each a `name` and an `adapter`; one with the name
-    `biovil` replaces the row that is trained in BioViL's stead."""
+    models: dict[str, AdapterConfig] = Field(default_factory=dict)
+    """Row -> a model that is evaluated and not trained; `biovil` replaces the row that is trained
+    in BioViL's stead."""
 
 
 @runtime_checkable

@@ -28,12 +28,11 @@ _ALL = 1 << 16  # past the last word piece of any input
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """Options of scoring: variant, precision, engine and budget."""
+    """Options of scoring: variant, precision, device and engine."""
 
     folder: Path  # of the language model
     variant: Variant
     dtype: str
-    token_budget: int  # word pieces in one forward pass; 0: what suits the device
     device: str = "cpu"
     engine: EngineName = "auto"
 
@@ -73,7 +72,7 @@ class Scorer:
         self._tokenizer = loaded.tokenizer
         self._limit = int(self._model.config.max_position_embeddings)
         self._engine = prepare_engine(self._model, options.engine, threads=1)
-        self._budget = options.token_budget or find_budget(self._model)
+        self._budget = find_budget(self._model)
 
     def score(self, task: Task) -> Scores:
         """Score a task, in order; sentences too long for the model are truncated."""
@@ -186,6 +185,6 @@ def _receive(connection: Connection, crew: Mapping[Connection, BaseProcess]) -> 
 def _died(process: BaseProcess) -> ScoreError:
     process.join()
     return ScoreError(
-        f"a scoring process ended with code {process.exitcode}; lower likelihood.workers or "
-        "likelihood.token_budget, and run again to go on"
+        f"a scoring process ended with code {process.exitcode}; lower workers, "
+        "and run again to go on"
     )

@@ -140,9 +140,10 @@ class CorpusScoring:
         settings: LikelihoodConfig,
         launch: Launch,
         say: Callable[..., None],
+        workers: int = 0,
     ) -> None:
         self._source, self._model, self._settings = source, model, settings
-        self._launch, self._say = launch, say
+        self._launch, self._say, self._asked_workers = launch, say, workers
         device = "cpu"
         if torch.cuda.is_available():
             device = f"cuda:{launch.local_rank % torch.cuda.device_count()}"
@@ -150,7 +151,6 @@ class CorpusScoring:
             model.path,
             settings.variant,
             settings.dtype,
-            settings.token_budget,
             device,
             settings.engine,
         )
@@ -230,7 +230,7 @@ class CorpusScoring:
         left = mine & np.isnan(_acknowledged(parts, plan))
         launch.wait()  # nobody adds a part before all have read those of earlier runs
         total, cost = int(plan.cost[mine].sum()), int(plan.cost[left].sum())
-        workers = self._settings.workers or self._workers(cost * plan.operations)
+        workers = self._asked_workers or self._workers(cost * plan.operations)
         tasks = _tasks(plan, left)
         with (
             _progress(total, total - cost, launch) as bar,

@@ -47,12 +47,8 @@ class LikelihoodConfig(Section):
     """How the model is run: `onnxruntime`, the fast way on a CPU; `openvino`, the fast way in
     bfloat16; `plain`, as transformers does; `auto`: the fast way where it can be had. They agree
     within 2e-4 nats in float32."""
-    token_budget: Annotated[int, Field(ge=0)] = 0
-    """Word pieces in one forward pass; 0: what suits the device, by its free memory on a GPU."""
     unit_pieces: Annotated[int, Field(ge=0)] = 0
     """Word pieces that pass through the model in one unit of work; 0: some seconds' worth."""
-    workers: Annotated[int, Field(ge=0)] = 0
-    """Scoring processes of each launched process; 0: one per core on a CPU, one on a GPU."""
 
 
 class EtaConfig(Section):

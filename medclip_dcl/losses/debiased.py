@@ -61,8 +61,8 @@ class DebiasedTerms(NamedTuple):
     """Part of the negative term that is expected to be false, in [0, 1); 0 where ell is not."""
     N: Float[Tensor, "..."]
     """Negatives: their count, or the sum of their weights; one for all where it is the same."""
-    eta: Float[Tensor, "..."]
-    """Chance that one of them is of the anchor's class; one for all where it is the same."""
+    false: Float[Tensor, "..."]
+    """Negatives of the anchor's class that are to be expected; one for all where it is the same."""
 
     def loss(self, floor: Floor, reduction: Reduction = "mean") -> Float[Tensor, "..."]:
         """Compute the loss, Eq. 7; arguments as in `debiased_contrastive_loss`."""
@@ -82,17 +82,17 @@ class DebiasedTerms(NamedTuple):
     @torch.no_grad()
     def gauges(self) -> dict[str, Float[Tensor, ""]]:
         """Measure what the correction does: the scalars of `debiasing_gauges`."""
-        A, ell, phi, share, N, eta = self
+        A, ell, phi, share, N, false = self
         lively = ~A.isneginf()
         off_floor = lively & ~(ell <= phi)
-        eta = eta.expand_as(A)
+        false = false.expand_as(A)
         # Chain rule: dL/d(negatives) = sigmoid(ell) / (1 - share); InfoNCE's is sigmoid(A).
         weight = ell.sigmoid() / ((1 - share) * A.sigmoid())
         return {
             "frac_floor": 1 - _mean(off_floor.to(A), lively),
             "mean_weight": _mean(weight, off_floor),
-            "mean_eta": _mean(eta, lively),
-            "expected_false_negatives": _mean(eta * N, lively),
+            "mean_eta": _mean(false / N, lively),
+            "expected_false_negatives": _mean(false, lively),
             "uncorrected_loss": _mean(softplus(A), lively),
         }
 
@@ -192,7 +192,7 @@ def debiased_terms(
     ell = torch.where(dead, -torch.inf, ell)
     scale = gamma.detach() if isinstance(gamma, Tensor) else gamma  # or it would grow by itself
     phi = N.log() - scale**2 - s_p
-    return DebiasedTerms(A, ell, phi, torch.where(dead, 0.0, gap.exp()), N, eta)
+    return DebiasedTerms(A, ell, phi, torch.where(dead, 0.0, gap.exp()), N, eta * N)
 
 
 def _checked_eta(

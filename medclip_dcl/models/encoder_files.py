@@ -71,13 +71,13 @@ def plain_tree(config: PreTrainedConfig) -> dict[str, Any]:
     return {name: tree[name] for name in tree if name in known} | {"model_type": config.model_type}
 
 
-def _normalisation(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _normalisation(folder: Path) -> tuple[tuple[float, float], ...]:
     """Read mean and spread of each channel, on the scale 0 to 1."""
     files = [folder / name for name in (*_PROCESSORS, OPEN_CLIP) if (folder / name).is_file()]
     if not files:
         raise CheckpointError(
-            f"{folder} has no {_PROCESSORS[0]}; set model.image.mean and model.image.std to what "
-            "the encoder was trained with"
+            f"{folder} has no {_PROCESSORS[0]}; set model.image.normalisation to what the "
+            "encoder was trained with"
         )
     tree = read_json(files[0])
     if files[0].name == OPEN_CLIP:
@@ -89,11 +89,11 @@ def _normalisation(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
         mean, std = [0.0], [1.0]
     if not mean or not std:
         raise CheckpointError(
-            f"{files[0]} names no image_mean and image_std; set model.image.mean and std"
+            f"{files[0]} names no image_mean and image_std; set model.image.normalisation"
         )
     # Levels of 0 to 255 are multiplied by the factor first.
     top = 255 * tree.get("rescale_factor", 1 / 255) if tree.get("do_rescale", True) else 255.0
-    return tuple(value / top for value in mean), tuple(value / top for value in std)
+    return tuple((level / top, spread / top) for level, spread in zip(mean, std, strict=True))
 
 
 def describe_image(settings: ImageEncoderConfig, folder: Path | None) -> ImageEncoderConfig:
@@ -117,8 +117,8 @@ def describe_sizes(
 ) -> ImageEncoderConfig:
     """Put sizes, and the normalisation of a folder unless one is set, into settings."""
     tree = plain_tree(sizes) if isinstance(sizes, PreTrainedConfig) else dict(sizes)
-    mean, std = (settings.mean, settings.std) if settings.mean else _normalisation(folder)
-    update = {"kind": "vit", "backbone": tree, "mean": mean, "std": std}
+    levels = settings.normalisation or _normalisation(folder)
+    update = {"kind": "vit", "backbone": tree, "normalisation": levels}
     return settings.model_copy(update=update)
 
 

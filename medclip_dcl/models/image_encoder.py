@@ -74,7 +74,7 @@ def preprocessing_facts(images: ImagesConfig, model: ModelConfig) -> dict[str, A
     Another version of this package that gives other facts for the same config would feed the
     model other numbers than it was trained on.
     """
-    own = {"channel_mean": list(model.image.mean), "channel_std": list(model.image.std)}
+    own = {"channels": [list(channel) for channel in model.image.normalisation]}
     return {
         "prepared_px": images.size_px,
         "input_px": model.image.input_px,
@@ -200,14 +200,12 @@ class ImageEncoder(nn.Module):
             )
             # Grey input -> grey level of 0 to 1 -> the encoder's channels, as one map.
             channels = getattr(config, "num_channels", 3)
-            mean, std = (
-                torch.tensor(values or (usual,) * channels).view(-1, 1, 1)
-                for values, usual in ((settings.mean, MEAN), (settings.std, SPREAD))
-            )
+            levels = settings.normalisation or ((MEAN, SPREAD),) * channels
+            mean, std = torch.tensor(levels).T.reshape(2, -1, 1, 1)
             if len(mean) not in {1, channels}:
                 raise ConfigError(
-                    f"model.image.mean has {len(mean)} channels, the encoder {channels}; give as "
-                    "many means and stds as channels"
+                    f"model.image.normalisation has {len(mean)} channels, the encoder {channels}; "
+                    "give a mean and a spread of each"
                 )
             self.register_buffer("_scale", (SPREAD / std).expand(channels, 1, 1), persistent=False)
             shift = ((MEAN - mean) / std).expand(channels, 1, 1)

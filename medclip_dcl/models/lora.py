@@ -9,24 +9,26 @@ Source: Hu et al. 2022, Section 4.1; the factor alpha / r of 2 is the usual choi
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.settings import LoraConfig
 
 _SCALE = 2
 _BASE, _DOWN, _UP = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
 
 
-def add_adapters(encoder: DualEncoder, settings: LoraConfig, seed: int) -> int:
+def add_adapters(
+    encoder: DualEncoder, ranks: Mapping[Literal["image", "text"], int], seed: int
+) -> int:
     """Put adapters into the linear layers of encoders that have their weights already.
 
     Args:
         encoder: the model, changed in place.
-        settings: rank and encoders.
+        ranks: `image` or `text`, or both -> rank.
         seed: that of A; the global generator is left alone.
 
     Returns:
@@ -38,7 +40,7 @@ def add_adapters(encoder: DualEncoder, settings: LoraConfig, seed: int) -> int:
     if find_spec("peft") is None:
         raise ConfigError("model.lora needs peft; run pip install '.[lora]' in the checkout")
     peft, count = import_module("peft"), 0
-    for name in ("image", "text") if settings.encoders == "both" else (settings.encoders,):
+    for name, rank in sorted(ranks.items()):
         backbone = getattr(encoder, name).backbone
         layers = [
             key
@@ -48,11 +50,11 @@ def add_adapters(encoder: DualEncoder, settings: LoraConfig, seed: int) -> int:
         ]
         if not layers:
             raise ConfigError(
-                f"the {name} encoder has no linear layer; set model.lora.encoders to the other one"
+                f"the {name} encoder has no linear layer; name the other one in model.lora"
             )
         config = peft.LoraConfig(
-            r=settings.rank,
-            lora_alpha=_SCALE * settings.rank,
+            r=rank,
+            lora_alpha=_SCALE * rank,
             target_modules=layers,
         )
         with torch.random.fork_rng(devices=[]):

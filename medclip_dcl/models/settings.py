@@ -31,11 +31,10 @@ class ImageEncoderConfig(Section):
     regions: Literal["patches", "pooled"] = "patches"
     """What a `vit` gives: a vector of every patch, or its own single vector of the whole image,
     which has no heatmap."""
-    mean: tuple[float, ...] = ()
-    """Grey level of 0 to 1 that becomes 0, one per channel of a `vit`; empty: that of the
-    preprocessor_config.json next to its weights, 0.5 where it starts from random ones."""
-    std: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    """Grey levels that become 1, one per channel of a `vit`; empty: as `mean`, and 0.25."""
+    normalisation: tuple[tuple[float, Annotated[float, Field(gt=0)]], ...] = ()
+    """Mean and spread of the grey levels of 0 to 1, a pair per channel of a `vit`; empty: those of
+    the preprocessor_config.json next to its weights, 0.5 and 0.25 where it starts from random
+    ones."""
     depths: tuple[Annotated[int, Field(le=256)], ...] = (2, 2, 2, 2)
     """Blocks per stage; (2, 2, 2, 2) is ResNet-18. Three stages double the grid."""
     widths: tuple[Annotated[int, Field(le=65536)], ...] = (64, 128, 256, 512)
@@ -69,10 +68,8 @@ class ImageEncoderConfig(Section):
             raise ValueError("kind backbone and a description under backbone go together")
         if self.kind == "vit" and not (self.backbone or self.pretrained):
             raise ValueError("kind vit needs pretrained, or a description under backbone")
-        if self.kind != "vit" and (self.mean or self.std or self.regions == "pooled"):
-            raise ValueError("mean, std and pooled regions are those of kind vit")
-        if len(self.mean) != len(self.std):
-            raise ValueError("mean and std must name the same channels")
+        if self.kind != "vit" and (self.normalisation or self.regions == "pooled"):
+            raise ValueError("normalisation and pooled regions are those of kind vit")
         if self.backbone and not isinstance(self.backbone.get("model_type"), str):
             raise ValueError("backbone must name its model_type")
         return self
@@ -109,23 +106,12 @@ class SimilarityConfig(Section):
     kind: Literal["lse", "nl", "lse_nl", "mean", "global"] = "lse_nl"
     """Aggregator: log-sum-exp, non-local, the mean of both, mean score, or the mean region's score.
     Wang et al. name the first two; their formulas and the mean are ours."""
-    tau_lse: Annotated[float, Field(gt=0)] = 0.1
-    """Temperature of log-mean-exp over regions."""
-    tau_nl: Annotated[float, Field(gt=0)] = 0.1
-    """Temperature of the attention of the best region to all regions."""
+    tau: Annotated[float, Field(gt=0)] = 0.1
+    """Temperature of log-mean-exp over regions, and of the attention of the best region to all."""
     dim: Annotated[int, Field(gt=0, le=65536)] = 128
     """Width of the shared space; paper: 128."""
     gamma_squared: Annotated[float, Field(ge=1, le=100)] = 14.0
     """Initial scale of the score; paper: gamma = sqrt(14), learned; it stays in [1, 100]."""
-
-
-class LoraConfig(Section):
-    """Low-rank adapters of every linear layer, trained in its place, merged on publishing."""
-
-    rank: Annotated[int, Field(ge=0)] = 0
-    """Rank of the adapters, which are scaled by 2; 0: none. Needs peft."""
-    encoders: Literal["both", "image", "text"] = "both"
-    """Encoders that have them."""
 
 
 class ModelConfig(Section):
@@ -141,8 +127,9 @@ class ModelConfig(Section):
     """Text encoder."""
     similarity: SimilarityConfig = SimilarityConfig()
     """Similarity."""
-    lora: LoraConfig = LoraConfig()
-    """Low-rank adapters."""
+    lora: dict[Literal["image", "text"], Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """Encoder -> rank of low-rank adapters, scaled by 2, which every linear layer gets: they are
+    trained in its place, and merged on publishing. Needs peft."""
 
     @model_validator(mode="after")
     def _one_start(self) -> "ModelConfig":

@@ -79,25 +79,25 @@ def _scores(x: Tensor, y: Tensor, settings: SimilarityConfig) -> Tensor:
     if settings.kind == "lse":
         h = y.expand(x.shape[0], -1, -1) @ x.transpose(1, 2)
         best, _ = h.detach().max(dim=-1)  # a constant that cancels: it needs no gradient
-        excess = ((h - best.unsqueeze(-1)) / settings.tau_lse).exp()
-        return (best + settings.tau_lse * excess.mean(dim=-1).log()).clamp(-1, 1)
+        excess = ((h - best.unsqueeze(-1)) / settings.tau).exp()
+        return (best + settings.tau * excess.mean(dim=-1).log()).clamp(-1, 1)
     local: Tensor
     v: Tensor
     if torch.is_grad_enabled():
         local, v = _LocalAndAttended.apply(  # type: ignore[no-untyped-call]
-            x, y, settings.tau_lse, settings.tau_nl
+            x, y, settings.tau
         )
     elif torch.compiler.is_exporting() or len(y) <= x.shape[1]:
         # the same without the call through autograd, which costs a query an eighth
-        local, v, *_ = _attend(x, y, settings.tau_lse, settings.tau_nl)
+        local, v, *_ = _attend(x, y, settings.tau)
     else:
-        local, v = _attend_from_regions(x, y, settings.tau_lse, settings.tau_nl)
+        local, v = _attend_from_regions(x, y, settings.tau)
     non_local = (functional.normalize(v, dim=-1) * y).sum(dim=-1)
     f = non_local if settings.kind == "nl" else (local + non_local) / 2
     return f.clamp(-1, 1)
 
 
-def _attend(x: Tensor, y: Tensor, tau_lse: float, tau_nl: float) -> tuple[Tensor, ...]:
+def _attend(x: Tensor, y: Tensor, tau: float) -> tuple[Tensor, ...]:
     """Give what LSE and NL need of each image and text, in as few passes over h as can be.
 
         f_L = tau * log mean_r exp(h_r / tau)      relative to the largest h: never above it
@@ -108,27 +108,25 @@ def _attend(x: Tensor, y: Tensor, tau_lse: float, tau_nl: float) -> tuple[Tensor
     h = y.expand(x.shape[0], -1, -1) @ x.transpose(1, 2)  # (images, texts, regions)
     best, k = h.max(dim=-1)
     # In place: h is the largest tensor here and is not read again. No exponent is above 0.
-    excess = h.sub_(best.unsqueeze(-1)).div_(tau_lse).exp_()
+    excess = h.sub_(best.unsqueeze(-1)).div_(tau).exp_()
     total = excess.sum(dim=-1)
     images = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
-    query = x[images, k] / tau_nl  # (images, texts, dim)
+    query = x[images, k] / tau  # (images, texts, dim)
     a = torch.softmax(query @ x.transpose(1, 2), dim=-1)  # (images, texts, regions)
-    local = best + tau_lse * (total / x.shape[1]).log()
+    local = best + tau * (total / x.shape[1]).log()
     return local, a @ x, excess, total, query, a, images, k
 
 
-def _attend_from_regions(
-    x: Tensor, y: Tensor, tau_lse: float, tau_nl: float
-) -> tuple[Tensor, Tensor]:
+def _attend_from_regions(x: Tensor, y: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """Give f_L and v as `_attend` does, for more texts than regions.
 
     v depends on the text through its best region k alone, so it is computed once a region.
     """
     h = x @ y.T  # (images, regions, texts): a maximum over rows is the faster one
     best, k = h.max(dim=1)
-    total = h.sub_(best.unsqueeze(1)).div_(tau_lse).exp_().sum(dim=1)
-    local = best + tau_lse * (total / x.shape[1]).log()
-    attended = torch.softmax(x @ x.transpose(1, 2) / tau_nl, dim=-1) @ x
+    total = h.sub_(best.unsqueeze(1)).div_(tau).exp_().sum(dim=1)
+    local = best + tau * (total / x.shape[1]).log()
+    attended = torch.softmax(x @ x.transpose(1, 2) / tau, dim=-1) @ x
     return local, attended[torch.arange(len(x), device=x.device).unsqueeze(1), k]
 
 
@@ -141,17 +139,15 @@ class _LocalAndAttended(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, y: Tensor, tau_lse: float, tau_nl: float
-    ) -> tuple[Tensor, Tensor]:
-        local, v, *kept = _attend(x, y, tau_lse, tau_nl)
+    def forward(ctx: Any, x: Tensor, y: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+        local, v, *kept = _attend(x, y, tau)
         ctx.save_for_backward(x, y, *kept)
-        ctx.tau_nl = tau_nl
+        ctx.tau = tau
         return local, v
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dlocal: Tensor, dv: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, dlocal: Tensor, dv: Tensor) -> tuple[Tensor, Tensor, None]:
         x, y, excess, total, query, a, images, k = ctx.saved_tensors
         # f_L = tau log mean_r exp(h_r / tau): its derivative by h_r is softmax_r(h / tau), and
         # excess / total is that softmax. The largest h, subtracted for safety, cancels out.
@@ -168,9 +164,9 @@ class _LocalAndAttended(torch.autograd.Function):
         dx.baddbmm_(dlogits.transpose(1, 2), query)
         # Fourth way, query = x_k / tau: dx_k += sum_r dlogits_r x_r / tau. Several texts may
         # have the same best region k, so their rows must add up. k itself has no gradient.
-        dx.index_put_((images, k), (dlogits @ x).div_(ctx.tau_nl), accumulate=True)
+        dx.index_put_((images, k), (dlogits @ x).div_(ctx.tau), accumulate=True)
         # y enters through h alone: which region is best has no gradient.
-        return dx, (dh @ x).sum(dim=0), None, None
+        return dx, (dh @ x).sum(dim=0), None
 
 
 def _at_least_float32(vectors: Tensor) -> Tensor:

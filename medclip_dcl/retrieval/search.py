@@ -46,7 +46,6 @@ from medclip_dcl.retrieval.embeddings import (
     pool,
     shard_name,
 )
-from medclip_dcl.retrieval.milvus import Milvus, collection_of
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.retrieval.sketch import SKETCH, Sketch, open_vectors
 from medclip_dcl.tables import read_table
@@ -346,6 +345,8 @@ def _finders(
 ) -> dict[str, Nearest]:
     if retrieval is None or not retrieval.uri:
         return {name: InMemoryIndex(shards) for name, shards in vectors.items()}
+    from medclip_dcl.retrieval.milvus import Milvus, collection_of  # most services have no cluster
+
     engine = Milvus(retrieval)
     return {
         name: engine.nearest(collection_of(artifact.fingerprint, name), len(shards))

@@ -13,7 +13,7 @@ Rules by which a sentence is dropped, in the order in which they are tried:
     punctuation   nothing but marks: a lone full stop
     enumerator    bare list numbers: "1." or "2) 3)"
     masked        no letter outside the de-identification tokens ___ and XXXX
-    short         fewer readable words than `sentences.min_words`
+    short         fewer than two words with a letter outside ___ and XXXX
 
 A kept sentence loses the number of a list item in front, so that equal statements are one
 sentence. For every section, `plain + separated - dropped = kept`.
@@ -29,11 +29,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from types import FrameType
-from typing import Annotated, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
 
 from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.errors import StudyError
@@ -47,10 +46,9 @@ class SentencesConfig(Section):
 
     sections: tuple[str, ...] = ("findings", "impression")
     """Sections used; `last_paragraph` stands in where a report has neither."""
-    min_words: Annotated[int, Field(ge=1)] = 2
-    """Fewest words with a letter outside `___` and `XXXX` that a sentence needs; 2 keeps
-    "No pneumothorax.", which is what this method is about."""
 
+
+_FEWEST_WORDS = 2  # keeps "No pneumothorax.", which is what this method is about
 
 LONGEST_SENTENCE = 1000
 """Characters; longer sentences are truncated and counted: a model reads far less."""
@@ -169,7 +167,7 @@ class Split:
     """1 where the section was cut at its stops, PySBD being late or changing words."""
 
 
-def split_section(text: str, settings: SentencesConfig) -> Split:
+def split_section(text: str) -> Split:
     """Split one section of a report into the sentences that are scored and trained on.
 
     Source: Sadvilkar and Neumann 2020 (PySBD); the rules are ours.
@@ -183,7 +181,7 @@ def split_section(text: str, settings: SentencesConfig) -> Split:
         plain = len(segment(section) if is_plain else _cut_at_stops(section))
     kept, dropped, cut = [], dict.fromkeys(RULES, 0), 0
     for index, sentence in enumerate(pieces):
-        rule = broken_rule(sentence, settings.min_words)
+        rule = broken_rule(sentence)
         if rule:
             dropped[rule] += 1
             continue
@@ -219,7 +217,7 @@ def split_reports(
     texts = sorted({report[name] for report, name in parts})
     with Progress("split sections", len(texts), "section") as progress:
         for number, text in enumerate(texts, 1):
-            splits[text] = split_section(text, settings)
+            splits[text] = split_section(text)
             if number % _REPORTED == 0 or number == len(texts):
                 progress.advance((number - 1) % _REPORTED + 1)
     rows: list[dict[str, Any]] = [
@@ -307,7 +305,7 @@ def _deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, previous)
 
 
-def broken_rule(sentence: str, min_words: int) -> str:
+def broken_rule(sentence: str) -> str:
     """Name the one of `RULES` by which a normalised sentence is dropped; "" where it is kept."""
     if not any(character.isalnum() or character == "_" for character in sentence):
         return "punctuation"
@@ -315,4 +313,4 @@ def broken_rule(sentence: str, min_words: int) -> str:
         return "enumerator"
     readable = MASK.sub(" ", sentence)
     words = sum(any(c.isalpha() for c in word) for word in readable.split())
-    return "masked" if words == 0 else "short" if words < min_words else ""
+    return "masked" if words == 0 else "short" if words < _FEWEST_WORDS else ""

@@ -17,16 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medclip_dcl.artifact import (
-    Artifact,
-    ArtifactType,
-    make_fingerprint,
-    open_artifact,
-    remove_retired,
-)
+from medclip_dcl.artifact import Artifact, ArtifactType, make_fingerprint, open_if_current
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ArtifactError, TrainingError
+from medclip_dcl.errors import TrainingError
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.settings import ModelConfig
@@ -74,19 +68,13 @@ def cache_features(
     settings = {
         "input_px": model.image.input_px,
         "regions": model.image.regions,
-        "mean": model.image.mean,
-        "std": model.image.std,
+        "normalisation": model.image.normalisation,
         "pooling": encoder.text.pooling,
     }
     fingerprint = make_fingerprint(ARTIFACT, settings, digests)
     path = ARTIFACT.at(work)
-    try:
-        existing = open_artifact(path, ARTIFACT)
-        if existing.fingerprint == fingerprint:
-            remove_retired(path)
-            return existing
-    except ArtifactError:
-        pass
+    if (existing := open_if_current(path, ARTIFACT, fingerprint)) is not None:
+        return existing
     encoder.to(device)
     counts: dict[str, Any] = {}
     with write_artifact(path, ARTIFACT, fingerprint) as writer, evaluating(encoder):

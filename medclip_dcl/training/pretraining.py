@@ -51,6 +51,7 @@ _TURN_RAD = math.radians(10)
 _JITTER = 0.4  # half-width of the factors of brightness and contrast
 _WARMUP_SHARE = 0.05
 _WEIGHT_DECAY = 1e-4
+_LEARNING_RATE = 2e-3  # of AdamW, its peak; the weights are a start, which training tunes
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,8 @@ def pretrain(
     seed: int,
     store: CheckpointStore,
     device: torch.device,
+    *,
+    save_every_steps: int,
     threads: int = 0,
 ) -> tuple[ViewLearner, dict[str, Any]]:
     """Learn from images, or go on where a killed run had saved.
@@ -151,7 +154,7 @@ def pretrain(
     learner = ViewLearner(encoder, seed_for(seed, RngStream.PRETRAINING)).to(device)
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = AdamW(
-        learner.parameters(), lr=settings.learning_rate, weight_decay=_WEIGHT_DECAY, fused=True
+        learner.parameters(), lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY, fused=True
     )
     store.steps = settings.steps
     step, losses = _resume(store, learner, optimizer)
@@ -163,7 +166,7 @@ def pretrain(
             views = draw_views(pixels, rng, encoder.input_px)
             loss = view_loss(learner(views), settings.eta)
             warmup = max(1, round(_WARMUP_SHARE * settings.steps))
-            rate = settings.learning_rate * learning_rate_share(step, warmup, settings.steps)
+            rate = _LEARNING_RATE * learning_rate_share(step, warmup, settings.steps)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.zero_grad()
@@ -172,7 +175,7 @@ def pretrain(
             step += 1
             losses = [*losses[-49:], loss.item()]
             progress.advance(1, loss=losses[-1])
-            if step % settings.save_every_steps == 0 and step < settings.steps:
+            if step % save_every_steps == 0 and step < settings.steps:
                 _save(store, step, learner, optimizer, losses)
     return learner.eval(), {
         "steps": step,

@@ -89,7 +89,7 @@ class TrainConfig(Section):
     torch_threads: Annotated[int, Field(ge=0), NO_EFFECT] = 0
     """Threads of torch in each process; 0: the cores, shared among this machine's processes."""
     save_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 1000
-    """Steps between checkpoints: what a kill can lose."""
+    """Steps between checkpoints, of `pretrain_images` too: what a kill can lose."""
     log_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 10
     """Steps between lines of the metrics log."""
     validate_every_steps: Annotated[int, Field(ge=0), NO_EFFECT] = 0
@@ -99,8 +99,8 @@ class TrainConfig(Section):
     """Most images of the validation split that are asked for findings and sentences at each
     validation; 0: none."""
     best_metric: BestMetric = ""
-    """Figure of validation that chooses the published step; empty: the last step. Runs of `table1`
-    are chosen by `table1.tune_by` in its place."""
+    """Figure of validation that chooses the published step; empty: the last step, but for `table1`,
+    whose runs are chosen by `validation_report_auc` then."""
     trackers: Annotated[tuple[Tracker, ...], NO_EFFECT] = ()
     """Where figures go besides the metrics log, by Accelerate's names; `tensorboard` writes to
     `trackers/` in the config's folder, most others send figures away."""
@@ -166,12 +166,8 @@ class PretrainConfig(Section):
     """Optimiser steps."""
     batch: Annotated[int, Field(gt=1)] = 128
     """Images of a step, each seen twice."""
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-3
-    """Peak AdamW learning rate."""
     eta: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Chance that another image is of the anchor's class; 0: the plain loss of SimCLR."""
-    save_every_steps: Annotated[int, Field(gt=0)] = 500
-    """Steps between checkpoints: what a kill can lose."""
     also: tuple[str, ...] = ()
     """Further run folders whose prepared training images are learned from, of the same size."""
 

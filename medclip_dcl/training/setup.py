@@ -171,9 +171,9 @@ def _build_encoder(
         say(warning=warning)
     for part, report in begun.fill(encoder).items():
         say(weights=part, layout=report.layout, **report.counts)
-    if config.model.lora.rank:
+    if config.model.lora:
         layers = add_adapters(encoder, config.model.lora, config.seed)
-        say(lora_rank=config.model.lora.rank, lora_layers=layers)
+        say(lora_ranks=config.model.lora, lora_layers=layers)
     if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
         # One process sees the statistics of the whole batch; so do many.
         encoder.image = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.image)  # type: ignore[no-untyped-call]
@@ -209,10 +209,10 @@ def _with_features(
 ) -> "_Data":
     if not data.config.train.cache_features:
         return data
-    if data.config.model.lora.rank:
+    if data.config.model.lora:
         raise ConfigError(
             "train.cache_features leaves both encoders as they are, and adapters would change "
-            "them; set model.lora.rank to 0"
+            "them; set model.lora to {}"
         )
     if data.accelerator.is_main_process:
         names = ["train", "validate"] if data.config.train.validate_every_steps else ["train"]

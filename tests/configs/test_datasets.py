@@ -60,7 +60,7 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 prepare(config, folder / "data", monkeypatch)
             found[config] = folder / "work"
             arguments = ["--config", str(ROOT / f"configs/{config}.yaml")]
-            settings = (f"work={folder / 'work'}", "images.size_px=32", "images.workers=1")
+            settings = (f"work={folder / 'work'}", "images.size_px=32", "workers=1")
             arguments += [word for setting in settings for word in ("--set", setting)]
             arguments += ["--set", "source.max_reject_share=1"]
             assert build_manifest.main(arguments) == 0
@@ -171,7 +171,7 @@ def test_a_model_is_asked_for_the_findings_of_a_set(
     work = works["evaluate/tbx11k"]
     monkeypatch.setenv("MODEL", str(publish(tmp_path / "model").path))
     monkeypatch.setenv("TBX11K", str(work.parent / "data"))
-    settings = (f"work={work}", "images.workers=1", "evaluate.bootstrap=0")
+    settings = (f"work={work}", "workers=1", "evaluate.bootstrap=0")
     words = [word for setting in settings for word in ("--set", setting)]
     assert evaluate.main(["--config", str(ROOT / "configs/evaluate/tbx11k.yaml"), *words]) == 0
     tree = results.read_figures(open_artifact(results.ARTIFACT.at(work), results.ARTIFACT))

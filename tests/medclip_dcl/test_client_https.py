@@ -95,8 +95,10 @@ def test_a_source_and_the_command_name_an_authority(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = SourceConfig(kind="dicomweb", archive=archive.url, archive_ca=str(certificates.ca))
-    assert read_dicomweb(tmp_path / "images", settings, Path).images == []
+    settings = SourceConfig(kind="dicomweb", archive=archive.url)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(certificates.ca))
+        assert read_dicomweb(tmp_path / "images", settings, Path).images == []
 
     image = tmp_path / "image.dcm"
     image.write_bytes(radiograph())

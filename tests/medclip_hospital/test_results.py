@@ -15,7 +15,7 @@ import pytest
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ConfigError, ImageError
-from medclip_hospital.identifiers import SCHEME
+from medclip_hospital.instance import SCHEME
 from medclip_hospital.results import encode_results
 from medclip_hospital.settings import ResultsConfig
 from testing.dicom import ramp

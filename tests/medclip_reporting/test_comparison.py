@@ -168,7 +168,6 @@ def run(tmp_path_factory):
     work = write_evaluated(tmp_path_factory.mktemp("cases") / "work")
     return evaluate_here(
         work,
-        "evaluate.probe_fractions=[0.5]",
         "evaluate.probe_images=100",
         "evaluate.bootstrap=1000",
     )

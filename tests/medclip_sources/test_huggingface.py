@@ -144,7 +144,7 @@ def test_splits_are_mapped_or_left_out(tmp_path: Path, forms: Path) -> None:
     assert source.raw.splits == {}
     with pytest.raises(ConfigError, match="nothing"):
         read(tmp_path, forms / "saved", splits={"train": "nothing"})
-    anonymous = {"columns": COLUMNS | {"subject_id": ""}, "subject": "none"}
+    anonymous = {"columns": COLUMNS | {"subject_id": ""}}
     source, _ = read(tmp_path, forms / "saved", **anonymous)
     assert not source.raw.by_patient
     assert len(source.raw.splits) == 6
@@ -382,7 +382,7 @@ def test_a_full_disk_is_said_and_no_hub_is_blamed(
 
 
 def test_terms_and_missing_patients_reach_manifest_and_card(tmp_path: Path, forms: Path) -> None:
-    anonymous = {"columns": COLUMNS | {"subject_id": ""}, "subject": "none"}
+    anonymous = {"columns": COLUMNS | {"subject_id": ""}}
     source, _ = read(tmp_path, forms / "parquet", **anonymous)
     settings = SourceConfig(kind="huggingface", columns={"image": "image"})
     (tmp_path / "manifest").mkdir()

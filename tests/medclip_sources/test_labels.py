@@ -118,11 +118,12 @@ def test_ids_of_studies_and_of_images_are_not_confused(tmp_path: Path) -> None:
     columns = {"image_id": "image", "study_id": "study", "subject_id": "who", "path": "file"}
     settings: dict[str, object] = {"kind": "table", "table": "t.csv", "labels": "labels.csv"}
     settings |= {"label_id": "id", "columns": columns | {"report": "text"}}
-    with pytest.raises(ConfigError, match=r"has 1 ids .* source\.labels_by: study or image"):
+    with pytest.raises(ConfigError, match=r"has 1 ids .* say which .* \{study: id\} or \{image"):
         manifest_labels(tmp_path, settings)
-    by_study = manifest_labels(tmp_path, settings | {"labels_by": "study"})
+    by_study = manifest_labels(tmp_path, settings | {"label_id": {"study": "id"}})
     assert by_study == {"1": {"Edema": 1}, "2": {"Edema": 0}}
-    assert manifest_labels(tmp_path, settings | {"labels_by": "image"}) == {"1": {"Edema": 1}}
+    by_image = manifest_labels(tmp_path, settings | {"label_id": {"image": "id"}})
+    assert by_image == {"1": {"Edema": 1}}
 
 
 def test_images_without_reports_keep_their_labels(tmp_path: Path) -> None:

@@ -166,20 +166,18 @@ def test_boxes_of_either_form_and_unit_are_the_same(tmp_path: Path) -> None:
     row = {"who": "a", "x": picture(0), "w": 40, "h": 20}
     want = [("row-000000", "left  base".replace("  ", " "), "Edema", 10, 5, 20, 10, 40)]
     want += [{"phrases_without_box": 0}, {"a"}]
-    for form, unit, numbers in (
-        ("xywh", "px", [10, 5, 20, 10]),
-        ("xyxy", "px", [10, 5, 30, 15]),
-        ("xywh", "fraction", [0.25, 0.25, 0.5, 0.5]),
-        ("xyxy", "fraction", [0.25, 0.25, 0.75, 0.75]),
+    for form, numbers in (
+        ("xywh", [10, 5, 20, 10]),
+        ("xyxy", [10, 5, 30, 15]),
+        ("xywh_fraction", [0.25, 0.25, 0.5, 0.5]),
+        ("xyxy_fraction", [0.25, 0.25, 0.75, 0.75]),
     ):
         # Objects of lists, as older `datasets` have them, and lists of objects.
         lists = {"b": [numbers], "p": ["left  base"], "c": ["Edema"]}
         objects = [{"b": numbers, "p": "left  base", "c": "Edema"}]
         for given_as in (lists, objects):
-            found = boxes_of(
-                tmp_path, [row | {"o": given_as}], box_form=form, box_unit=unit, **SIZE
-            )
-            assert found == want, (form, unit)
+            found = boxes_of(tmp_path, [row | {"o": given_as}], box_form=form, **SIZE)
+            assert found == want, form
 
 
 def test_boxes_by_sentence_and_sentences_without(tmp_path: Path) -> None:
@@ -189,8 +187,7 @@ def test_boxes_by_sentence_and_sentences_without(tmp_path: Path) -> None:
         tmp_path,
         [{"who": "a", "x": picture(0), "o": groups}],
         columns=columns,
-        box_form="xyxy",
-        box_unit="fraction",
+        box_form="xyxy_fraction",
     )
     assert [row[1] for row in found[:2]] == ["seen", "seen"]
     assert np.allclose(found[1][3:7], (0.5, 0.5, 0.1, 0.2))
@@ -207,7 +204,7 @@ def test_box_outside_its_image_is_refused(tmp_path: Path, numbers: list[float]) 
     with pytest.raises(StudyError, match="row 0"):
         boxes_of(tmp_path, content, columns=columns, box_form="xywh")
     with pytest.raises(StudyError, match="row 0"):
-        boxes_of(tmp_path, content, columns=columns, box_form="xywh", box_unit="fraction")
+        boxes_of(tmp_path, content, columns=columns, box_form="xywh_fraction")
 
 
 def test_boxes_of_lists_of_images(tmp_path: Path) -> None:
@@ -235,9 +232,7 @@ def test_boxes_of_lists_of_images(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"columns": {"image": "x", "path": "x"}}, "path and image"),
-        ({"columns": {"image": "x", "subject_id": ""}}, "subject_id"),
-        ({"columns": {"image": "x"}, "subject": "none"}, "not both"),
-        ({"columns": {"image": "x", "subject_id": ""}, "subject": "none"}, "split"),
+        ({"columns": {"image": "x", "subject_id": ""}}, "split"),
         ({"columns": {"image": "x", "boxes": "b", "phrase": "p"}}, "box_form"),
         ({"columns": {"image": "x", "boxes": "b"}, "box_form": "xyxy"}, "phrase or category"),
     ],
@@ -300,7 +295,7 @@ def test_hostile_bytes_are_the_gates_affair(tmp_path: Path) -> None:
     content = [{"who": name, "id": name, "x": {"bytes": files[name]}} for name in files]
     source = read(tmp_path, content, columns={"image": "x", "image_id": "id"})
     listed = [prepared.ListedImage(image.image_id, image.path) for image in source.raw.images]
-    images = ImagesConfig(size_px=32, workers=1, max_bytes=4000, max_reject_share=1.0)
+    images = ImagesConfig(size_px=32, max_bytes=4000)
     (tmp_path / "rows").mkdir()
     prepared.prepare_images(tmp_path / "rows", listed, tmp_path, images)
     for name, data in files.items():

@@ -15,7 +15,7 @@ from medclip_synthetic import tree
 from medclip_synthetic.faults import FAULTS, Planted, read_fault_list
 from medclip_synthetic.settings import GenerateConfig
 
-SETTINGS = GenerateConfig(patients=36, coverage_images=0, size_px=64, workers=1, faults=1)
+SETTINGS = GenerateConfig(patients=36, coverage_images=0, size_px=64, faults=1)
 RELEASE = "mimic-cxr-2.0.0-{}.csv.gz"
 
 
@@ -24,7 +24,7 @@ def write(path: Path, settings: GenerateConfig = SETTINGS) -> Artifact:
         tree.ARTIFACT, {"generate": tree.content_settings(settings)}, {"seed": "1"}
     )
     with write_artifact(path, tree.ARTIFACT, fingerprint) as writer:
-        return writer.commit(tree.write_tree(writer, 1, settings))
+        return writer.commit(tree.write_tree(writer, 1, settings, 1))
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -19,18 +19,17 @@ SETTINGS = GenerateConfig(
     patients=40,
     coverage_images=1,
     size_px=64,
-    workers=1,
-    second_image_share=0.3,
-    compressed_share=0.2,
 )
 
 
-def write(path: Path, settings: GenerateConfig = SETTINGS, seed: int = 1) -> Artifact:
+def write(
+    path: Path, settings: GenerateConfig = SETTINGS, seed: int = 1, workers: int = 1
+) -> Artifact:
     fingerprint = make_fingerprint(
         tree.ARTIFACT, {"generate": tree.content_settings(settings)}, {"seed": "1"}
     )
     with write_artifact(path, tree.ARTIFACT, fingerprint) as writer:
-        return writer.commit(tree.write_tree(writer, seed, settings))
+        return writer.commit(tree.write_tree(writer, seed, settings, workers))
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -145,5 +144,5 @@ def test_two_processes_write_the_same_tree(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tree, "UNIT_PATIENTS", 2)
     small = SETTINGS.model_copy(update={"patients": 4, "coverage_images": 0})
     alone = write(tmp_path / "alone", small)
-    shared = write(tmp_path / "shared", small.model_copy(update={"workers": 2}))
+    shared = write(tmp_path / "shared", small, workers=2)
     assert alone.digest == shared.digest

@@ -42,7 +42,7 @@ from testing.tiny_models import random_images
 from testing.tls import HAS_OPENSSL, make_certificates
 
 COUNT = 5
-LIMITS = ImagesConfig(max_reject_share=0.5, workers=1)
+LIMITS = ImagesConfig()
 
 
 def image(number: int) -> bytes:
@@ -70,7 +70,7 @@ def config_of(folder: Path, model: Path, source: dict[str, object], **answer: ob
     shutil.copytree(model, folder / "work" / "model")
     tree = {
         "work": str(folder / "work"),
-        "source": source,
+        "source": source | {"max_reject_share": 0.5},
         "images": LIMITS.model_dump(mode="json"),
         "answer": answer,
     }
@@ -155,7 +155,7 @@ def test_a_killed_run_goes_on_with_the_same_rows(
             return ask(sources)
 
         folder.mkdir(exist_ok=True)
-        with asking_model(predictor, LIMITS) as ask:
+        with asking_model(predictor, LIMITS, 1) as ask:
             images = list_asked_images(studies)
             answer_images(folder, images, work / "images", answer, AnswerConfig(), LIMITS, unit=2)
         return (folder / ANSWERS.file).read_bytes()
@@ -185,17 +185,20 @@ def test_a_busy_service_is_not_a_fault_of_the_image(work: Path) -> None:
 
 def test_too_many_refused_images_end_the_job(work: Path, tmp_path: Path) -> None:
     studies = open_artifact(manifest.ARTIFACT.at(work / "work"), manifest.ARTIFACT)
-    strict = LIMITS.model_copy(update={"max_reject_share": 0.1})
     with pytest.raises(StudyError, match=r"5 of 5 images were refused \({'corrupt': 5}\)"):
         answer_images(
             *(tmp_path, list_asked_images(studies), work / "images"),
-            *(lambda sources: ["corrupt"] * len(sources), AnswerConfig(), strict),
+            *(lambda sources: ["corrupt"] * len(sources), AnswerConfig(), LIMITS, 0.1),
         )
 
 
 @pytest.mark.skipif(not HAS_OPENSSL, reason="not installed: openssl")
 def test_archive_and_service_may_have_certificates_of_the_hospital_s_authority(
-    work: Path, answers: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    work: Path,
+    answers: Artifact,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     certificates = make_certificates(tmp_path / "tls")
     tree = json.loads((work / "config.yaml").read_text())
@@ -209,11 +212,12 @@ def test_archive_and_service_may_have_certificates_of_the_hospital_s_authority(
 
     with stub_archive(certificates.server_context()) as archive:
         assert "CERTIFICATE_VERIFY_FAILED" in run(archive=archive.url)
-        assert '"stored": 4' in run(archive=archive.url, ca=str(certificates.ca))
         address = archive.url.removesuffix("/dicom-web")
         assert "CERTIFICATE_VERIFY_FAILED" in run(service=address)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
+        assert '"stored": 4' in run(archive=archive.url)
         archive.odd = lambda request: request.answer(404, b"") or True
-        assert "is the url that of medclip-dcl?" in run(service=address, ca=str(certificates.ca))
+        assert "is the url that of medclip-dcl?" in run(service=address)
 
 
 # A real archive

@@ -22,14 +22,13 @@ from testing.dicom import dicom_bytes, ramp
 from testing.published import publish
 from testing.release import REPORT, Release, release
 
-IMAGES = {"workers": 1}
-GENERATE = {"patients": 38, "coverage_images": 0, "size_px": 64, "workers": 1, "faults": 1}
+GENERATE = {"patients": 38, "coverage_images": 0, "size_px": 64, "faults": 1}
 
 
 def write_config(work: Path, **sections: Any) -> Path:
     work.mkdir(exist_ok=True, parents=True)
     path = work.with_suffix(".yaml")
-    path.write_text(json.dumps({"work": str(work), "images": IMAGES} | sections))
+    path.write_text(json.dumps({"work": str(work), "workers": 1} | sections))
     return path
 
 
@@ -116,7 +115,7 @@ def test_one_picture_in_two_splits_is_a_leak(tmp_path: Path) -> None:
     given.image = {row[0]: dicom_bytes(ramp(50 + n, 50)) for n, row in enumerate(given.images)}
     given.image |= {given.images[0][0]: same, given.images[2][0]: same}
     given.splits = {given.images[2][0]: "test"}
-    assert check(tmp_path, given, check={"max_fault_share": 1}) == 3
+    assert check(tmp_path, given, source={"max_reject_share": 1}) == 3
     assert found(tmp_path / "work") >= {
         ("same_pixels", given.images[2][0]),
         ("pixels_across_splits", given.images[2][0]),
@@ -135,15 +134,15 @@ def test_patients_that_a_model_was_trained_on_are_found(tmp_path: Path) -> None:
 
 
 def test_a_sample_is_drawn_with_the_seed_and_said_to_be_one(tmp_path: Path) -> None:
-    sample = {"images": 3, "reports": 2, "max_fault_share": 1}
-    assert check(tmp_path, release(8), check=sample) == 0
+    drawn: dict[str, Any] = {"check": {"sample": 3}, "source": {"max_reject_share": 1}}
+    assert check(tmp_path, release(8), **drawn) == 0
     facts = tree(tmp_path)
     images = facts["images"]
-    assert (images["listed"], images["opened"], facts["text"]["reports"]) == (8, 3, 2)
+    assert (images["listed"], images["opened"], facts["text"]["reports"]) == (8, 3, 3)
     assert images["bits"] == {"12": 3}
     assert not facts["source"]["all_images"]
     first = opened(tmp_path / "work")
-    assert check(tmp_path, check=sample, seed=1) == 0
+    assert check(tmp_path, **drawn, seed=1) == 0
     assert first != opened(tmp_path / "work")
     assert "drawn at random" in (tmp_path / "work" / PAGE).read_text()
 
@@ -152,8 +151,8 @@ def test_a_killed_check_goes_on_and_ends_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspection, "UNIT", 2)
-    settings = {"max_fault_share": 1}
-    assert check(tmp_path, release(6), check=settings) == 0
+    settings: dict[str, Any] = {"source": {"max_reject_share": 1}}
+    assert check(tmp_path, release(6), **settings) == 0
     whole = made(tmp_path / "work").digest
     (tmp_path / "work/preflight").rename(tmp_path / "first")
     looked: list[str] = []
@@ -166,13 +165,13 @@ def test_a_killed_check_goes_on_and_ends_the_same(
         return look(image, *rest)
 
     monkeypatch.setattr(inspection, "inspect_image", stop_at_fourth)
-    assert check(tmp_path, check=settings) == 75
+    assert check(tmp_path, **settings) == 75
     before = len(looked)
-    assert check(tmp_path, check=settings) == 0
+    assert check(tmp_path, **settings) == 0
     assert len(looked) - before == 4  # two units of two are left of three
     assert made(tmp_path / "work").digest == whole
     before = len(looked)
-    assert check(tmp_path, check={"max_fault_share": 0.9}) == 0
+    assert check(tmp_path, source={"max_reject_share": 0.9}) == 0
     assert len(looked) == before  # the images are the same
 
 
@@ -197,8 +196,8 @@ def test_a_table_of_reports_alone_is_held_against_the_thresholds(tmp_path: Path)
     table.write_text("\n".join(map(json.dumps, lines)) + "\n")
     columns = {"subject_id": "uid", "report": "text"}
     source = {"kind": "table", "table": "reports.jsonl", "columns": columns, "boxes": ""}
-    assert check(tmp_path, source=source, check={"max_fault_share": 0.3}) == 3
-    assert check(tmp_path, source=source, check={"max_fault_share": 0.4}) == 0
+    assert check(tmp_path, source=source | {"max_reject_share": 0.3}) == 3
+    assert check(tmp_path, source=source | {"max_reject_share": 0.4}) == 0
     facts = tree(tmp_path)
     assert [step["studies"] for step in facts["steps"]] == [3, 2, 2]
     assert facts["labels"]["source"] == "reports"
@@ -231,7 +230,7 @@ def test_real_sources_are_checked(
 ) -> None:
     monkeypatch.setenv("TEST_DATA", str(test_data))
     config = Path(__file__).parents[2] / "configs/covid_cxr.yaml"
-    settings = ["--set", f"work={tmp_path}", "--set", "check.images=30"]
+    settings = ["--set", f"work={tmp_path}", "--set", "check.sample=30"]
     assert main(["--config", str(config), *settings]) == 0
     facts = read_preflight(made(tmp_path))
     assert facts["steps"][0]["images"] == 127

@@ -28,7 +28,7 @@ SMALL = [
     "--set", "generate.patients=4",
     "--set", "generate.coverage_images=0",
     "--set", "generate.size_px=64",
-    "--set", "generate.workers=1",
+    "--set", "workers=1",
 ]  # fmt: skip
 COMMAND = [sys.executable, "-m", "pipelines"]
 

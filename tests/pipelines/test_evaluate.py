@@ -199,12 +199,12 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"\x07")
     adapter = {"model": "testing.clip:build", "weights": str(weights)}
-    assert run(work, adapter=adapter, geometry="biovil", images_per_finding=4) == 0
+    assert run(work, adapter=adapter, images_per_finding=4) == 0
     tree = figures(work)
     assert (tree["contaminated"], tree["repeated_images"], tree["geometry"]) == (
         None,
         None,
-        "biovil",
+        "whole",
     )
     printed = capsys.readouterr().out
     assert "it is not known which patients" in printed
@@ -241,19 +241,14 @@ def test_an_adapter_that_cannot_be_built_is_a_configuration_error(work, capsys, 
 
 def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, capsys):
     work = write_evaluated(tmp_path / "work")
-    assert run(work, "--set", "evaluate.probe_fractions=[0.5, 1.0]", probe_images=1000) == 0
+    assert run(work, probe_images=1000) == 0
     probe = figures(work)["questions"]["probe"]
-    assert list(probe["groups"]) == ["0.5", "1"]
+    assert list(probe["groups"]) == ["0.01", "0.1", "1"]
     assert probe["pool"]["labelled"] > 20
     assert 0 <= probe["groups"]["1"]["mean_auc"]["value"] <= 1
-    assert "probe of the encoder, 50% of labels, AUC" in capsys.readouterr().out
-    assert figures(work)["probe_features"] == "encoder"
+    assert "probe of the encoder, 10% of labels, AUC" in capsys.readouterr().out
     decided = figures(work)["questions"]["probe_decisions"]["groups"]["pneumonia"]
     assert decided["threshold"]["n"] == len(split_images(work, "validate"))
-    space = ("--set", "evaluate.probe_features=space")
-    assert run(work, *space, "--set", "evaluate.probe_fractions=[1.0]", probe_images=1000) == 0
-    assert "probe of the space, 100% of labels, AUC" in capsys.readouterr().out
-    assert figures(work)["probe_features"] == "space"
 
 
 PARAPHRASES = """
@@ -272,8 +267,8 @@ def test_groups_and_paraphrases_are_told_apart(work):
     sexes = [f"{name},{'FM'[number % 4 == 0]}" for number, name in enumerate(subjects)]
     (work / "people.csv").write_text("\n".join(["subject_id,gender", *sexes]))
     (work / "paraphrases.yaml").write_text(PARAPHRASES)
-    demographics = {"table": str(work / "people.csv"), "sex": "gender"}
-    assert run(work, demographics=demographics, paraphrases=str(work / "paraphrases.yaml")) == 0
+    tables = {"demographics": "people.csv", "paraphrases": "paraphrases.yaml"}
+    assert run(work, **{name: str(work / file) for name, file in tables.items()}) == 0
     found = figures(work)["questions"]
     pool = found["subgroups"]["pool"]
     assert pool == {
@@ -352,7 +347,7 @@ def test_a_model_of_another_run_is_refused_patients_that_it_was_trained_on(
 
 
 def test_a_model_is_evaluated_on_another_generated_source_and_not_on_its_own(tmp_path, capsys):
-    settings = GenerateConfig(patients=6, coverage_images=0, size_px=64, test_share=0.5, workers=1)
+    settings = GenerateConfig(patients=6, coverage_images=0, size_px=64, test_share=0.5)
     ours = [draw_patient(NATURAL, number, 0, settings).subject_id for number in range(6)]
     model = publish(tmp_path / "model", ours).path
     codes = {}

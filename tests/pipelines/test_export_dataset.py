@@ -151,8 +151,7 @@ def test_an_exported_dataset_is_a_source_again(work: Path, tmp_path: Path) -> No
         "root": str(work / "dataset"),
         "table": {ours: f"data/{name}-00000.parquet" for ours, name in names.items()},
         "columns": columns | {"labels": {"Pneumonia": "Pneumonia"}},
-        "box_form": "xywh",
-        "box_unit": "fraction",
+        "box_form": "xywh_fraction",
     }
     config = write_config(
         tmp_path / "config.yaml", tmp_path / "work", source=source, images={"size_px": 40}

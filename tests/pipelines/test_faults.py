@@ -10,7 +10,6 @@ from medclip_dcl.data import selection
 from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Reject, Source, Study, Text
 from medclip_dcl.data.selection import Selection
 from medclip_reporting import preflight
-from medclip_reporting.preflight import CheckConfig
 from pipelines import faults
 from pipelines.faults import Found, Inspection
 
@@ -147,8 +146,6 @@ def test_every_code_has_a_kind_and_a_meaning() -> None:
 def test_each_threshold_decides(found: list[Found], most: float, clean: bool) -> None:
     found = [Found("truncated", "a"), *found]
     left = chosen([], {"s": "p"}, [Reject("x", "empty_report")])
-    verdict = faults.judge(
-        left, {"opened": 5, "refused": 1}, found, CheckConfig(max_fault_share=most)
-    )
+    verdict = faults.judge(left, {"opened": 5, "refused": 1}, found, most)
     assert verdict["unusable_share"] == pytest.approx(0.36)
     assert verdict["clean"] is clean

@@ -33,7 +33,7 @@ def config_file(tmp_path: Path) -> Path:
 
 def write_config(folder: Path, work: str) -> Path:
     path = folder / f"{work}.yaml"
-    path.write_text(f"work: {folder / work}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
+    path.write_text(f"work: {folder / work}\n", encoding="utf-8")
     write_reports(folder / work)
     assert split_sentences.main(["--config", str(path)]) == 0
     return path

@@ -9,7 +9,7 @@ SMALL = (
     "generate.patients=3",
     "generate.coverage_images=0",
     "generate.size_px=64",
-    "generate.workers=1",
+    "workers=1",
 )
 
 
@@ -31,7 +31,7 @@ def test_tree_is_made_once_and_reused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert made["state"] == "made"
     assert made["patients"] == 3
     assert (tmp_path / "work/studies/mimic-cxr-2.0.0-metadata.csv.gz").is_file()
-    assert run(tmp_path, "generate.workers=2") == 0  # which changes no content
+    assert run(tmp_path, "workers=2") == 0  # which changes no content
     assert last(capsys)["state"] == "reused"
 
 
@@ -39,5 +39,5 @@ def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
     real = tmp_path / "real"
     real.mkdir()
     (real / "note.txt").write_text("mine")
-    assert run(tmp_path, f"generate.root={real}") == 4
+    assert run(tmp_path, f"source.root={real}") == 4
     assert [item.name for item in real.iterdir()] == ["note.txt"]

@@ -25,7 +25,7 @@ def own_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Generated studies as somebody's export: a row per image, semicolons, texts in a column."""
     folder = tmp_path_factory.mktemp("own")
     drawn = [item for item in TINY_DEMO if item.startswith("generate.")]
-    words = [*options([*drawn, f"work={folder}", f"generate.root={folder}/export"])]
+    words = [*options([*drawn, f"work={folder}", f"source.root={folder}/export"])]
     assert main(["generate_studies", "--config", "demo", *words]) == 0
     metadata = read_any(next((folder / "export").glob("*metadata*"))).to_pylist()
     with (folder / "export/studies.csv").open("w", encoding="utf-8") as stream:

@@ -89,5 +89,5 @@ def test_reports_are_read_once_and_their_answers_counted(tmp_path: Path) -> None
 
 def test_what_one_section_asserts_no_other_takes_back() -> None:
     sections = ["There is pneumonia", "No pneumonia. Possible edema.", "No edema."]
-    said = describe_report(sections, SentencesConfig())["said"]
+    said = describe_report(sections)["said"]
     assert said == {"Pneumonia": "present", "Edema": "uncertain"}

@@ -23,14 +23,19 @@ from testing.dicom import dicom_bytes, ramp
 from testing.release import Release, release
 
 
-def config_file(tmp_path: Path, source: Release, name: str = "work", **images: Any) -> Path:
+def config_file(
+    tmp_path: Path, source: Release, name: str = "work", *, most: float = 0.01, **images: Any
+) -> Path:
     root = tmp_path / "source"
     if not root.exists():
         root.mkdir()
         source.write(root)
-    settings = {"size_px": 32, "shard_rows": 4, "workers": 2} | images
+    settings = {
+        "size_px": 32,
+    } | images
     path = tmp_path / f"{name}.yaml"
-    tree = {"work": str(tmp_path / name), "source": {"root": str(root)}, "images": settings}
+    given = {"root": str(root), "max_reject_share": most}
+    tree = {"work": str(tmp_path / name), "source": given, "images": settings, "workers": 2}
     path.write_text(json.dumps(tree))
     assert build_manifest.main(["--config", str(path)]) == 0
     return path
@@ -64,9 +69,9 @@ def test_refused_images_are_rows_with_a_reason(tmp_path: Path) -> None:
         ids[2]: dicom_bytes(np.full((9, 9), 5, dtype=np.uint16)),
         ids[5]: dicom_bytes(ramp())[:900],
     }
-    path = config_file(tmp_path, source, max_reject_share=0.1)
+    path = config_file(tmp_path, source, most=0.1)
     assert prepare_images.main(["--config", str(path)]) == 3
-    command = ["--config", str(path), "--set", "images.max_reject_share=0.2"]
+    command = ["--config", str(path), "--set", "source.max_reject_share=0.2"]
     assert prepare_images.main(command) == 0
     rejects = read_table(made(tmp_path / "work").path, manifest.REJECTS).to_pylist()
     assert [(row["id"], row["reason"]) for row in rejects] == [
@@ -82,9 +87,9 @@ def test_killed_run_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None
     slow = np.random.default_rng(0).integers(0, 4096, (600, 500)).astype(np.uint16)
     source.image = {row[0]: dicom_bytes(slow + number) for number, row in enumerate(source.images)}
     source.image[source.images[1][0]] = b"no image"
-    whole = config_file(tmp_path, source, "whole", max_reject_share=0.1)
+    whole = config_file(tmp_path, source, "whole", most=0.1)
     assert prepare_images.main(["--config", str(whole)]) == 0
-    cut = config_file(tmp_path, source, "cut", max_reject_share=0.1)
+    cut = config_file(tmp_path, source, "cut", most=0.1)
     arguments = ["--config", str(cut)]
     draft = tmp_path / "cut/.prepared.draft"
     job = forkserver.start("pipelines.prepare_images", arguments, tmp_path / "log")
@@ -111,7 +116,7 @@ def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> No
         source.images[3][0]: b"no image",
         source.images[7][0]: dicom_bytes(ramp())[:900],
     }
-    here = config_file(tmp_path, source, "here", max_reject_share=0.1)
+    here = config_file(tmp_path, source, "here", most=0.1)
     assert prepare_images.main(["--config", str(here)]) == 0
     forkserver.context()  # has imported what the workers of the cluster need
     with (
@@ -124,7 +129,7 @@ def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> No
             tmp_path,
             source,
             "there",
-            max_reject_share=0.1,
+            most=0.1,
             dask_scheduler=cluster.scheduler_address,
         )
         assert prepare_images.main(["--config", str(there)]) == 0

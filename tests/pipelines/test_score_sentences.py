@@ -36,7 +36,7 @@ def write_model(work: Path, scale: float = 4.0) -> None:
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    path.write_text(f"work: {tmp_path / 'work'}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
+    path.write_text(f"work: {tmp_path / 'work'}\n", encoding="utf-8")
     write_reports(tmp_path / "work")
     assert split_sentences.main(["--config", str(path)]) == 0
     write_model(tmp_path / "work")
@@ -54,7 +54,7 @@ def run_elsewhere(config_file: Path) -> Artifact:
     for name in ("sentences", "language_model"):
         shutil.copytree(config_file.parent / "work" / name, work / name)
     other = config_file.parent / "elsewhere.yaml"
-    other.write_text(f"work: {work}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
+    other.write_text(f"work: {work}\n", encoding="utf-8")
     assert score_sentences.main(["--config", str(other), *UNITS]) == 0
     return open_artifact(work / "likelihoods", scoring.ARTIFACT)
 
@@ -206,7 +206,7 @@ def test_acknowledged_scores_outlive_a_change_of_what_is_only_speed(config_file,
     cut_short(config_file)
     before = acknowledged(config_file)
     asked = stop_after(-1, monkeypatch)
-    other = ("--set", "likelihood.unit_pieces=77", "--set", "likelihood.token_budget=99")
+    other = ("--set", "likelihood.unit_pieces=77")
     table = read_table(run(config_file, *other).path, scoring.LIKELIHOODS).to_pylist()
     assert not {key for key, _ in asked} & before.keys()
     assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()

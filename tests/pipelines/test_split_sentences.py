@@ -15,7 +15,7 @@ from testing.corpus import write_reports
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    path.write_text(f"work: {tmp_path / 'work'}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
+    path.write_text(f"work: {tmp_path / 'work'}\n", encoding="utf-8")
     write_reports(tmp_path / "work")
     return path
 

@@ -29,10 +29,10 @@ def corpus(tmp_path_factory):
     return write_untrained(tmp_path_factory.mktemp("corpus") / "work")
 
 
-ROW_SEEDS = {"lse_nl": [0, 1, 2]}
+SEEDS = {"lse_nl": [0, 1, 2], "others": [0, 1]}
 
 
-def config_of(work, rows, seeds, processes=1, row_seeds=None, **sections):
+def config_of(work, rows, seeds, processes=1, **sections):
     config_file = write_config(
         work / "config.yaml",
         work,
@@ -43,9 +43,7 @@ def config_of(work, rows, seeds, processes=1, row_seeds=None, **sections):
             "table1": {
                 "rows": rows,
                 "seeds": seeds,
-                "row_seeds": row_seeds or {},
                 "processes": processes,
-                "tune_by": "",
             },
             **sections,
         },
@@ -64,7 +62,7 @@ def made(corpus, tmp_path_factory):
     """Two rows, of two seeds and of three, made in this process."""
     work = shutil.copytree(corpus, tmp_path_factory.mktemp("made") / "work")
     rows = ["dcl_05", "lse_nl"]
-    assert main(["--config", str(config_of(work, rows, [0, 1], row_seeds=ROW_SEEDS))]) == 0
+    assert main(["--config", str(config_of(work, rows, SEEDS))]) == 0
     return work
 
 
@@ -182,9 +180,9 @@ def test_the_paper_s_rows_are_nine_and_variants_come_when_asked_for(tmp_path):
 
 
 def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
-    adapter = {"adapter": {"model": "testing.clip:build"}}
-    models = [{"name": "biovil", **adapter}, {"name": "clip", **adapter}]
-    table = {"rows": ["biovil", "clip"], "seeds": [0, 1], "tune_by": "", "models": models}
+    adapter = {"model": "testing.clip:build"}
+    models = dict.fromkeys(("biovil", "clip"), adapter)
+    table = {"rows": ["biovil", "clip"], "seeds": [0, 1], "models": models}
     assert main(["--config", str(config_of(made, [], [], table1=table))]) == 0
     rows = figures(made)["rows"]
     assert list(rows) == ["biovil", "clip"]
@@ -198,7 +196,7 @@ def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
 
 def test_the_paper_s_values_stand_next_to_rows_that_are_trained_as_its_are(tmp_path):
     config_file = write_config(tmp_path / "config.yaml", tmp_path)
-    models = [{"name": "biovil", "adapter": {"model": "theirs:build"}}]
+    models = {"biovil": {"model": "theirs:build"}}
     given = f"table1.models={json.dumps(models)}"
     medr = {}
     for key, settings in {

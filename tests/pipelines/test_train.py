@@ -463,11 +463,11 @@ def test_a_vit_with_adapters_is_trained_published_and_asked(work: Path) -> None:
         "patch_size": 8,
     }
     image = {"kind": "vit", "backbone": vit, "input_px": 32}
-    model = {"image": image, "lora": {"rank": 2}, "similarity": {"dim": 16}}
+    model = {"image": image, "lora": {"image": 2, "text": 2}, "similarity": {"dim": 16}}
     assert train(work, train={"steps": 2}, model=model) == 0
     published = read_model_package(model_package.ARTIFACT.at(work))
     assert not [name for name in published.weights() if "lora" in name or "base_layer" in name]
-    assert published.card["preprocessing"]["channel_mean"] == []
+    assert published.card["preprocessing"]["channels"] == []
     predictor = load(published.path)
     square = np.arange(40 * 40, dtype=np.uint16).reshape(40, 40)
     (found,) = predictor.ground(GreyImage(square, 11, "png"), ["There is an effusion."])
@@ -493,4 +493,4 @@ def test_maps_train_on_features_that_are_computed_once(work: Path) -> None:
     assert moved == {name for name in weights if "projection" in name or name == "gamma"}
     assert len(losses) >= 6
     shutil.rmtree(work / "model")
-    assert train(work, train=cached, model={"lora": {"rank": 2}}) == 2
+    assert train(work, train=cached, model={"lora": {"image": 2, "text": 2}}) == 2

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.data.demographics import DemographicsConfig, age_band, read_demographics, sex_of
+from medclip_dcl.data.demographics import age_band, read_demographics, sex_of
 from medclip_dcl.errors import ConfigError, StudyError
 
 IMAGES = [
@@ -38,8 +38,7 @@ def test_a_sex_is_read_however_it_is_written() -> None:
 def test_every_image_gets_what_the_table_says_of_its_patient(tmp_path: Path) -> None:
     table = tmp_path / "patients.csv"
     table.write_text("subject_id,gender,anchor_age\np1,F,71\np2,M,\np1,M,20\n")
-    settings = DemographicsConfig(table=str(table), sex="gender", age="anchor_age")
-    assert read_demographics(table, settings, IMAGES) == {
+    assert read_demographics(table, IMAGES) == {
         "sex": ["female", "female", "male", ""],
         "age": ["60 to 79", "60 to 79", "", ""],
     }
@@ -48,14 +47,15 @@ def test_every_image_gets_what_the_table_says_of_its_patient(tmp_path: Path) -> 
 def test_a_table_may_be_about_images(tmp_path: Path) -> None:
     table = tmp_path / "images.csv"
     table.write_text("subject_id,image_id,sex\np1,i2,F\np1,i0,M\n")
-    settings = DemographicsConfig(table=str(table), sex="sex")
-    assert read_demographics(table, settings, IMAGES) == {"sex": ["male", "", "female", ""]}
+    assert read_demographics(table, IMAGES) == {"sex": ["male", "", "female", ""]}
 
 
 def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:
     table = tmp_path / "patients.csv"
-    table.write_text("subject_id,gender\np1,F\n")
-    with pytest.raises(ConfigError, match="neither"):
-        read_demographics(table, DemographicsConfig(table=str(table)), IMAGES)
-    with pytest.raises(StudyError, match="no column"):
-        read_demographics(table, DemographicsConfig(table=str(table), sex="sex"), IMAGES)
+    for columns, error, words in (
+        ("subject_id,birth", ConfigError, "neither"),
+        ("patient,gender", StudyError, "no column"),
+    ):
+        table.write_text(f"{columns}\np1,F\n")
+        with pytest.raises(error, match=words):
+            read_demographics(table, IMAGES)

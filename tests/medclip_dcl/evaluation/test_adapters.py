@@ -128,7 +128,7 @@ def test_it_is_evaluated_by_its_own_crop_with_every_question(
     monkeypatch.setattr(adapters, "BioVil", lambda path: BioVil(path, SMALL))
     work = write_evaluated(tmp_path / "work")
     adapter = json.dumps({"model": "biovil", "weights": str(release[0])})
-    settings = ("evaluate.probe_images=100", "evaluate.probe_fractions=[1.0]")
+    settings = ("evaluate.probe_images=100",)
     evaluate_here(work, f"evaluate.adapter={adapter}", *settings)
     tree = results.read_figures(open_artifact(results.ARTIFACT.at(work), results.ARTIFACT))
     assert tree["geometry"] == "biovil"

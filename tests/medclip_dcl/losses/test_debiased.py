@@ -271,7 +271,7 @@ def test_weighted_mates_count_by_their_weight() -> None:
     weights = torch.ones(4, 9, dtype=torch.float64)
     weights[:, 6], weights[:, 8], mates[:, 8] = 2, 0, True  # eight negatives, one known, one gone
     terms = debiased_terms(s, None, 0.4, 2.0, weights=weights, known_mates=mates)
-    assert terms.eta.tolist() == pytest.approx([(8 * 0.4 - 1) / 7] * 4)
+    assert terms.false.tolist() == pytest.approx([8 * 0.4 - 1] * 4)
     assert terms.N.tolist() == [7] * 4
 
 

@@ -21,8 +21,8 @@ def unit(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torc
 def by_hand(regions: torch.Tensor, sentence: torch.Tensor, config: SimilarityConfig) -> float:
     """One image, one sentence, straight from the definitions."""
     h = regions @ sentence
-    local = config.tau_lse * (torch.logsumexp(h / config.tau_lse, 0) - math.log(len(h)))
-    attention = torch.softmax(regions @ regions[h.argmax()] / config.tau_nl, 0)
+    local = config.tau * (torch.logsumexp(h / config.tau, 0) - math.log(len(h)))
+    attention = torch.softmax(regions @ regions[h.argmax()] / config.tau, 0)
     non_local = cosine_similarity(attention @ regions, sentence, dim=0)
     return {
         "lse": local,
@@ -36,7 +36,7 @@ def by_hand(regions: torch.Tensor, sentence: torch.Tensor, config: SimilarityCon
 @pytest.mark.parametrize("kind", KINDS)
 def test_score_is_its_definition_pair_by_pair(kind: str) -> None:
     x, y = unit(3, 7, 5), unit(4, 5, seed=1)
-    config = SimilarityConfig(kind=kind, tau_lse=0.2, tau_nl=0.3)
+    config = SimilarityConfig(kind=kind, tau=0.2)
     f = image_sentence_scores(x, y, config)
     assert f.shape == (4, 3)
     for text in range(4):
@@ -50,7 +50,7 @@ def test_score_is_its_definition_pair_by_pair(kind: str) -> None:
 @torch.no_grad()
 def test_many_texts_are_scored_as_few_are(kind: str) -> None:
     x, y = unit(3, 7, 5), unit(40, 5, seed=1)  # more texts than regions, and no gradient
-    config = SimilarityConfig(kind=kind, tau_lse=0.2, tau_nl=0.3)
+    config = SimilarityConfig(kind=kind, tau=0.2)
     together = image_sentence_scores(x, y, config)
     each = torch.cat([image_sentence_scores(x, one, config) for one in y.split(4)])
     assert together == pytest.approx(each, abs=1e-12)
@@ -60,7 +60,7 @@ def test_many_texts_are_scored_as_few_are(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient_is_that_of_the_definition(kind: str) -> None:
     x, y = unit(2, 4, 3).requires_grad_(), unit(3, 3, seed=1).requires_grad_()
-    config = SimilarityConfig(kind=kind, tau_lse=0.5, tau_nl=0.5)
+    config = SimilarityConfig(kind=kind, tau=0.5)
     assert torch.autograd.gradcheck(lambda x, y: image_sentence_scores(x, y, config), (x, y))
 
 
@@ -86,7 +86,7 @@ def test_score_stays_between_minus_one_and_one(
     x, y = unit(4, 6, 3, seed=seed, dtype=torch.float32), unit(5, 3, seed=seed + 1).float()
     if opposed:
         x[:, 1::2], y[0], y[1] = -x[:, ::2], x[0, 0], -x[0, 0]
-    f = image_sentence_scores(x, y, SimilarityConfig(kind=kind, tau_lse=tau, tau_nl=tau))
+    f = image_sentence_scores(x, y, SimilarityConfig(kind=kind, tau=tau))
     assert f.isfinite().all()
     assert f.abs().max() <= 1
 
@@ -101,8 +101,8 @@ def test_one_region_scores_its_own_cosine(kind: str) -> None:
 def test_lse_is_the_maximum_when_cold_and_the_mean_when_hot() -> None:
     x, y = unit(3, 12, 8), unit(4, 8, seed=1)
     h = torch.einsum("ird,td->tir", x, y)
-    cold = image_sentence_scores(x, y, SimilarityConfig(kind="lse", tau_lse=1e-7))
-    hot = image_sentence_scores(x, y, SimilarityConfig(kind="lse", tau_lse=1e6))
+    cold = image_sentence_scores(x, y, SimilarityConfig(kind="lse", tau=1e-7))
+    hot = image_sentence_scores(x, y, SimilarityConfig(kind="lse", tau=1e6))
     torch.testing.assert_close(cold, h.amax(-1), atol=1e-6, rtol=0)
     torch.testing.assert_close(hot, h.mean(-1), atol=1e-6, rtol=0)
 

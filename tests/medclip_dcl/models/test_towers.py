@@ -160,7 +160,7 @@ def test_patches_and_the_pooled_state_are_transformers_own(folders, bert, name) 
     states = model(theirs).last_hidden_state
     torch.testing.assert_close(encoder.image(ours), cells(states, 4), **TOLERANCE)
     assert (encoder.image.grid(PX), encoder.image.width) == (4, 16)
-    assert begun.settings.image.mean == pytest.approx(CHANNEL_MEAN)
+    assert [mean for mean, _ in begun.settings.image.normalisation] == pytest.approx(CHANNEL_MEAN)
     _, pooled = start(folder, bert, vit(regions="pooled"))
     torch.testing.assert_close(pooled.image(ours)[:, :, 0, 0], states[:, 0], **TOLERANCE)
 
@@ -387,15 +387,17 @@ def test_what_is_left_over_or_missing_is_refused(folders, bert, tmp_path) -> Non
 def test_folders_that_do_not_suffice_are_named(folders, bert, tmp_path) -> None:
     folder = shutil.copytree(folders["dinov2"][0], tmp_path / "bare")
     (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"preprocessor_config.json; set model.image.mean"):
+    with pytest.raises(
+        CheckpointError, match=r"preprocessor_config.json; set model.image.normalisation"
+    ):
         start(folder, bert, vit())
-    begun, _ = start(folder, bert, vit(mean=[0.5], std=[0.5]))
-    assert begun.settings.image.std == (0.5,)
+    begun, _ = start(folder, bert, vit(normalisation=[[0.5, 0.5]]))
+    assert begun.settings.image.normalisation == ((0.5, 0.5),)
     with pytest.raises(ConfigError, match=r"36 is not a multiple of the 8 .* set 32 or 40"):
         start(folders["dinov2"][0], bert, vit(36))
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"no model.safetensors"):
-        start(folder, bert, vit(mean=[0.5], std=[0.5]))
+        start(folder, bert, vit(normalisation=[[0.5, 0.5]]))
     with pytest.raises(CheckpointError, match="model_type dinov2; give clip or siglip"):
         start(None, folders["dinov2"][0], {"pretrained": "given"}, whole=True)
 

@@ -24,7 +24,8 @@ from medclip_dcl.training.pretraining import (
 from medclip_dcl.training.settings import PretrainConfig
 
 ENCODER = ImageEncoderConfig(depths=(1, 1), widths=(4, 8), input_px=24)
-SETTINGS = PretrainConfig(steps=6, batch=4, save_every_steps=2)
+SETTINGS = PretrainConfig(steps=6, batch=4)
+ON = {"device": torch.device("cpu"), "save_every_steps": 2}
 
 
 class Pictures:
@@ -88,9 +89,7 @@ def test_views_are_parts_of_their_image_and_are_never_mirrored() -> None:
 def run(folder: Path, settings: PretrainConfig) -> dict[str, torch.Tensor]:
     store = CheckpointStore(folder, {"one": 1})
     with store.locked():
-        learner, summary = pretrain(
-            settings, ENCODER, [pool(9), pool(3)], 5, store, torch.device("cpu")
-        )
+        learner, summary = pretrain(settings, ENCODER, [pool(9), pool(3)], 5, store, **ON)
     assert summary["images"] == 12
     return learner.image.backbone.state_dict()
 
@@ -110,7 +109,7 @@ def test_a_run_that_was_cut_ends_with_the_same_weights(tmp_path: Path) -> None:
 
     store.save = save_and_stop  # type: ignore[method-assign, assignment]
     with store.locked(), pytest.raises(Cut):
-        pretrain(SETTINGS, ENCODER, [pool(9), pool(3)], 5, store, torch.device("cpu"))
+        pretrain(SETTINGS, ENCODER, [pool(9), pool(3)], 5, store, **ON)
     resumed = run(tmp_path / "cut", SETTINGS)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
@@ -129,6 +128,6 @@ def test_weights_are_read_as_a_start(tmp_path: Path) -> None:
 def test_too_few_images_and_other_sizes_are_refused(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, {})
     with pytest.raises(ConfigError, match=r"pretrain.batch 4 exceeds the 3 images"):
-        pretrain(SETTINGS, ENCODER, [pool(3)], 0, store, torch.device("cpu"))
+        pretrain(SETTINGS, ENCODER, [pool(3)], 0, store, **ON)
     with pytest.raises(ConfigError, match=r"\[32, 40\] pixels"):
-        pretrain(SETTINGS, ENCODER, [pool(8), pool(8, 40)], 0, store, torch.device("cpu"))
+        pretrain(SETTINGS, ENCODER, [pool(8), pool(8, 40)], 0, store, **ON)

@@ -10,7 +10,6 @@ from accelerate import Accelerator
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.lora import add_adapters, merged
-from medclip_dcl.models.settings import LoraConfig
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import build_optimizer, freeze, peak_learning_rate
@@ -19,7 +18,7 @@ from medclip_dcl.training.step import TrainStep
 from medclip_dcl.training.trainer import Trainer
 from testing.tiny_models import pair_batch, random_tokens, tiny_dual_encoder
 
-TEXT = LoraConfig(rank=2, encoders="text")
+TEXT = {"text": 2}
 LOOP = TrainConfig(
     global_batch=6, steps=4, learning_rate=1e-2, text_learning_rate=3e-2, warmup_steps=0
 )
@@ -99,7 +98,7 @@ def test_adapters_start_at_the_encoders_own_answers_and_learn_at_its_rate() -> N
 def test_layers_that_are_not_there_are_named() -> None:
     encoder = tiny_dual_encoder()
     with pytest.raises(ConfigError, match="image encoder has no linear layer"):
-        add_adapters(encoder, TEXT.model_copy(update={"encoders": "both"}), seed=0)
+        add_adapters(encoder, {"image": 2, "text": 2}, seed=0)
 
 
 def test_gradient_checkpointing_reaches_the_adapters() -> None:
