@@ -52,7 +52,7 @@ def place_masks(
     zones: Int8[Tensor, " pairs"],
     grid: tuple[int, int],
     *,
-    usual_places: bool,
+    usual_places: bool = True,
 ) -> Bool[Tensor, "pairs rows columns"]:
     """Mark the regions of a frontal image, not mirrored, where a sentence says its finding is.
 

@@ -62,6 +62,8 @@ def test_usual_place_of_an_effusion_is_below_and_can_be_switched_off() -> None:
     expected = torch.zeros(4, 4, dtype=torch.bool)
     expected[2:, 2:] = True
     assert torch.equal(mask_of(effusion, usual_places=True), expected)
+    codes = encode_claims([effusion])
+    assert torch.equal(place_masks(codes, codes, encode_zones([effusion]), (4, 4))[0], expected)
     assert mask_of(effusion)[:2, 2:].all()
 
 
