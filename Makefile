@@ -30,7 +30,7 @@ demo: $(RUNTIME) ## the whole story on generated studies, then a report
 	$(BIN)/medclip run $(CONFIG) $(RUN)
 
 test: $(INSTALLED) ## all tests but those of `make check`, in two processes
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --ignore tests/house
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/house
 
 check: $(INSTALLED) ## format, lint, types, layers, budgets, conventions, the package
 	$(BIN)/ruff format --check .

@@ -22,32 +22,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-_FORKING = {"testing.forkserver", "testing.process_group", "testing.service"}
-_EXPORTING = "tests/medclip_exports/test_formats.py"
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give all tests that fork to one of the two processes of `make test`, and a file's to one.
-
-    What they fork from costs seven seconds of imports. So does an export of graphs, which some do.
-    """
-    if not hasattr(config, "workerinput"):
-        return
-    files = [item.nodeid.partition("::")[0] for item in items]
-    forking = {
-        file
-        for file, item in zip(files, items, strict=True)
-        if file == _EXPORTING
-        or (file.startswith("tests/api/") and "service" in item.fixturenames)
-        or any(
-            getattr(getattr(item.module, name, None), "__module__", name) in _FORKING
-            for name in ("running", "run_processes", "testing.forkserver")
-        )
-    }
-    for file, item in zip(files, items, strict=True):
-        item.add_marker(pytest.mark.xdist_group("forking" if file in forking else file))
-
-
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     import torch  # not for the process that only hands out tests

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.reliability.exactness import (
-    unreadable,
-)
+from benchmarks.reliability.exactness import unreadable
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 
 

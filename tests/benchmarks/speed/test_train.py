@@ -4,12 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.speed.train import (
-    BareStep,
-    TrainFixture,
-    make_fixture,
-    run_loop,
-)
+from benchmarks.speed.train import BareStep, TrainFixture, make_fixture, run_loop
 from medclip_dcl.training.logging import read_metrics
 from testing.corpus import write_corpus
 

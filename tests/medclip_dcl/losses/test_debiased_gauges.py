@@ -3,11 +3,7 @@ import math
 import pytest
 import torch
 
-from medclip_dcl.losses.debiased import (
-    debiased_contrastive_loss,
-    debiased_terms,
-    debiasing_gauges,
-)
+from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiased_terms, debiasing_gauges
 from medclip_dcl.losses.info_nce import info_nce_loss
 
 

@@ -50,8 +50,7 @@ def test_middle_column_of_an_odd_grid_is_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zone", "rows"),
-    [("upper", [1, 1, 0, 0]), ("middle", [0, 1, 1, 0]), ("lower", [0, 0, 1, 1])],
+    ("zone", "rows"), [("upper", [1, 1, 0, 0]), ("middle", [0, 1, 1, 0]), ("lower", [0, 0, 1, 1])]
 )
 def test_zone_words_are_rows(zone: str, rows: list[int]) -> None:
     assert mask_of(says("Lung Opacity"), zone=zone)[:, 0].int().tolist() == rows
