@@ -5,17 +5,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "evaluation", "gpu")
-SPEED += ("sources", "precision", "scale", "scale_training", "embed")
+SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "gpu")
+SPEED += ("precision", "scale", "scale_training", "embed")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
-RELIABILITY += ("gateway", "hospital", "input_range", "soak")
+RELIABILITY += ("gateway", "input_range", "soak")
 METHOD = (
     "bias",
     "demo",
     "heads",
     "labeler",
     "method",
-    "real_images",
     "real_likelihood",
     "real_studies",
 )

@@ -14,12 +14,7 @@ from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.training.objective import ObjectiveInputs, direction_loss, mean_output
 from medclip_dcl.training.settings import ObjectiveConfig
-from testing.tiny_models import (
-    random_images,
-    random_tokens,
-    tiny_model_config,
-    tiny_text_config,
-)
+from testing.tiny_models import random_images, random_tokens, tiny_model_config, tiny_text_config
 
 GLOBAL_BATCH = 8
 ETA = torch.linspace(0, 0.8, GLOBAL_BATCH, dtype=torch.float64)

@@ -110,10 +110,7 @@ def test_a_refused_image_of_several_is_refused_in_its_place(client: httpx.Client
     answer = client.post("/embed", files=files(data))
     assert (answer.status_code, "PHISENTINEL" in answer.text) == (200, False)
     tree = answer.json()
-    assert tree["images"][1] == {
-        "code": "unknown_format",
-        "message": REASONS["unknown_format"],
-    }
+    assert tree["images"][1] == {"code": "unknown_format", "message": REASONS["unknown_format"]}
     alone = client.post("/embed", files=files([data[0], data[2]])).json()["vectors"]
     assert tree["vectors"][1] is None
     assert np.asarray([tree["vectors"][0], tree["vectors"][2]]) == pytest.approx(

@@ -56,11 +56,7 @@ CIFAR, DIGITS = options("--data", "somewhere"), options()
 
 
 @pytest.mark.parametrize(
-    ("ratio", "low", "high"),
-    [
-        (0.1, 0.01818, 0.18182),
-        (0.5, 0.06667, 0.13333),
-    ],
+    ("ratio", "low", "high"), [(0.1, 0.01818, 0.18182), (0.5, 0.06667, 0.13333)]
 )
 def test_eta_is_the_papers(ratio: float, low: float, high: float) -> None:
     counts, rare = [round(1000 * ratio), 1000] * 5, [True, False] * 5

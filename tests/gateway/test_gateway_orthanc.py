@@ -18,14 +18,7 @@ from medclip_dcl.input_range import fit_input_range
 from medclip_synthetic.patients import NATURAL, draw_patient
 from medclip_synthetic.settings import GenerateConfig
 from testing import orthanc, unlike
-from testing.orthanc import (
-    Orthanc,
-    gateway_settings,
-    radiograph,
-    send,
-    tls_files,
-    wait_until,
-)
+from testing.orthanc import Orthanc, gateway_settings, radiograph, send, tls_files, wait_until
 from testing.published import publish
 from testing.service import running as running_service
 from testing.tls import HAS_OPENSSL
@@ -124,10 +117,7 @@ def test_an_association_that_is_cut_leaves_nothing_and_the_next_delivery_is_whol
     entity = AE(ae_title="MODALITY")
     entity.add_requested_context("1.2.840.10008.5.1.4.1.1.1", "1.2.840.10008.1.2.1")
     association = entity.associate(
-        "127.0.0.1",
-        gateway.port,
-        ae_title="MEDCLIP",
-        evt_handlers=[(evt.EVT_PDU_SENT, cut)],
+        "127.0.0.1", gateway.port, ae_title="MEDCLIP", evt_handlers=[(evt.EVT_PDU_SENT, cut)]
     )
     assert "Status" not in association.send_c_store(orthanc.dataset(image))
     assert len(seen) >= 4

@@ -16,14 +16,7 @@ from gateway.journal import Journal
 from gateway.monitoring import Monitor
 from gateway.spool import Spool
 from testing.dicomweb import endless, nested, stub_archive
-from testing.orthanc import (
-    dataset,
-    gateway_settings,
-    radiograph,
-    send,
-    stub_service,
-    wait_until,
-)
+from testing.orthanc import dataset, gateway_settings, radiograph, send, stub_service, wait_until
 from testing.tls import HAS_OPENSSL, make_certificates
 
 

@@ -8,10 +8,7 @@ from tests.house.tree import CODE, ROOT, SHIPPED, modules, name_of, syntax, trac
 FORBIDDEN = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 OF_EVERY_JOB = {"main", "build", "command"}
 LONGEST_MODULE = 450
-LONGER = {
-    "benchmarks/reliability/privacy.py",
-    "benchmarks/reliability/soak.py",
-}
+LONGER = {"benchmarks/reliability/privacy.py", "benchmarks/reliability/soak.py"}
 """Modules that hold more than one concept still; the next to be split."""
 LONGEST_FUNCTION = 60
 

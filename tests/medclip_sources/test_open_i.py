@@ -13,13 +13,7 @@ from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import StudyError
 from medclip_sources.open_i import image_name, read_open_i
-from testing.open_i import (
-    write_csv_form,
-    write_image,
-    write_projections,
-    write_xml_form,
-    xml,
-)
+from testing.open_i import write_csv_form, write_image, write_projections, write_xml_form, xml
 
 SETTINGS = SourceConfig(kind="open_i")
 

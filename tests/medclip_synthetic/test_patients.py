@@ -8,13 +8,7 @@ import pytest
 from pydicom.encaps import generate_frames
 
 from medclip_dcl.data.images import open_image
-from medclip_synthetic.patients import (
-    NATURAL,
-    Item,
-    Storage,
-    draw_patient,
-    quantize,
-)
+from medclip_synthetic.patients import NATURAL, Item, Storage, draw_patient, quantize
 from medclip_synthetic.settings import GenerateConfig
 from medclip_synthetic.tree import content_settings
 

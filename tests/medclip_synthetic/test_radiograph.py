@@ -2,10 +2,7 @@ import numpy as np
 import pytest
 
 from medclip_synthetic.anatomy import Pose, box_of, draw_body, make_canvas
-from medclip_synthetic.findings import (
-    FineFinding,
-    draw_findings,
-)
+from medclip_synthetic.findings import FineFinding, draw_findings
 from medclip_synthetic.radiograph import DrawnImage, draw_frontal
 
 

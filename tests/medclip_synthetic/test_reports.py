@@ -5,12 +5,7 @@ import numpy as np
 import pytest
 
 from medclip_dcl.text.labeler.lexicon import LABELS
-from medclip_synthetic.findings import (
-    FINE_FINDINGS,
-    TYPES,
-    FineFinding,
-    draw_findings,
-)
+from medclip_synthetic.findings import FINE_FINDINGS, TYPES, FineFinding, draw_findings
 from medclip_synthetic.reports import (
     ICU,
     Meaning,

@@ -254,11 +254,11 @@ def test_a_run_does_not_go_on_with_another_eta_or_other_settings(
 def test_a_forced_run_goes_on_with_checkpoints_of_its_own_code_alone(
     work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    loop = {"steps": 40, "save_every_steps": 2}
+    loop = {"steps": 12, "save_every_steps": 2}
     for changed in (False, True):
         for name in ("model", "checkpoints"):
             shutil.rmtree(work / name, ignore_errors=True)
-        assert stop_after(work, 5, train=loop) == 75
+        assert stop_after(work, 3, train=loop) == 75
         if changed:
             for path in (work / "checkpoints").glob("step-*"):
                 made_by_other_code(path, "medclip_dcl/losses/debiased.py")
@@ -279,7 +279,7 @@ def test_a_forced_run_goes_on_with_checkpoints_of_its_own_code_alone(
     assert train(work, train={"steps": 2}) == 4
     assert "a finished model" in capfd.readouterr().err
     assert main(["--config", str(work / "config.yaml"), "--replace"]) == 0
-    assert "settings.train.steps: 40 -> 2" in capfd.readouterr().out
+    assert "settings.train.steps: 12 -> 2" in capfd.readouterr().out
 
 
 def test_a_run_that_ended_before_it_could_publish_publishes_the_same(

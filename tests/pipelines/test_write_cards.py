@@ -100,12 +100,7 @@ def test_the_data_card_counts_split_by_split(evaluated: Path) -> None:
     counts = {name: (row["images"], row["patients"]) for name, row in found["splits"].items()}
     assert counts == {"train": (30, 24), "validate": (10, 8), "test": (10, 8)}
     assert found["splits"]["test"]["views"] == "PA 10"
-    assert found["labels"]["Pneumonia"] == {
-        "present": 6,
-        "absent": 18,
-        "uncertain": 0,
-        "blank": 0,
-    }
+    assert found["labels"]["Pneumonia"] == {"present": 6, "absent": 18, "uncertain": 0, "blank": 0}
     assert found["terms"] == "Drawn for a test."
 
 
@@ -125,5 +120,5 @@ def test_a_column_that_is_no_view_is_counted_and_not_named(tmp_path: Path) -> No
     source = commit_tables(work, manifest.ARTIFACT, listed, views="odd")
     counted = [row["views"] for row in count_splits(source).values()]
     assert {part.rpartition(" ")[0] for views in counted for part in views.split(", ")} == {
-        *("AP AXIAL", "PA", "not known", "other"),
+        *("AP AXIAL", "PA", "not known", "other")
     }

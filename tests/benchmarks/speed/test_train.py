@@ -4,13 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.speed.train import (
-    BareStep,
-    TrainFixture,
-    make_fixture,
-    memory,
-    run_loop,
-)
+from benchmarks.speed.train import BareStep, TrainFixture, make_fixture, run_loop
 from medclip_dcl.training.logging import read_metrics
 from testing.corpus import write_corpus
 
@@ -19,14 +13,6 @@ from testing.corpus import write_corpus
 def train_fixture(tmp_path_factory: pytest.TempPathFactory) -> TrainFixture:
     work = write_corpus(tmp_path_factory.mktemp("images") / "work", size_px=40, dropout=0.0)
     return make_fixture(work, batch=4, input_px=32)
-
-
-def test_the_loop_is_the_trainer_s_and_is_seen_at_every_step(
-    train_fixture: TrainFixture, tmp_path: Path
-) -> None:
-    seen = run_loop(train_fixture, tmp_path / "run", 3, look=lambda: "step")
-    assert seen == ["step"] * 3
-    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
 
 
 def test_the_bare_step_has_the_loss_of_the_loop_s_first_step(
@@ -42,11 +28,3 @@ def test_the_bare_step_has_the_loss_of_the_loop_s_first_step(
     before = bare.encoder.gamma.item()
     bare()
     assert bare.encoder.gamma.item() != before
-
-
-def test_memory_is_followed_after_the_first_ten_steps(
-    train_fixture: TrainFixture, tmp_path: Path
-) -> None:
-    found = memory(train_fixture, tmp_path / "run", 12)
-    assert found["memory_peak_mb"] > 100
-    assert abs(found["memory_mb_per_step"]) < 20

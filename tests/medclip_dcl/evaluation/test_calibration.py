@@ -59,6 +59,15 @@ def test_the_curve_that_drew_the_truth_is_found_again():
     assert temperature.intercept == 0
 
 
+def test_a_curve_follows_the_unit_of_the_logits_and_may_lack_any():
+    logits, truth = drawn(300, 0.4, -1.5)
+    curve, other = (fit_curve(unit * logits, truth, "platt") for unit in (1.0, 1e6))
+    assert other.slope * 1e6 == pytest.approx(curve.slope, rel=1e-6)
+    assert other.intercept == pytest.approx(curve.intercept, rel=1e-6)
+    alike = fit_curve(np.zeros(10), np.arange(10) < 3, "platt").probabilities(np.zeros(1))
+    assert alike == pytest.approx([(3 * 4 / 5 + 7 * 1 / 9) / 10], abs=1e-6)  # the mean target
+
+
 def test_classes_that_a_threshold_separates_keep_a_finite_slope():
     logits = np.array([-2.0, -1.0, 1.0, 2.0])
     curve = fit_curve(logits, logits > 0, "platt")

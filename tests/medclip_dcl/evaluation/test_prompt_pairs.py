@@ -78,11 +78,7 @@ def test_findings_are_checked_by_their_figures():
     def figures(correlation, auc):
         return {"prompt_correlation": Figure(correlation, 10, 10), "auc": Figure(auc, 10, 10)}
 
-    groups = {
-        "edema": figures(0.5, 0.9),
-        "cyst": figures(0.99, None),
-        "mass": figures(None, 0.4),
-    }
+    groups = {"edema": figures(0.5, 0.9), "cyst": figures(0.99, None), "mass": figures(None, 0.4)}
     assert [item.finding for item in check_pairs(groups)] == ["cyst", "mass"]
 
 

@@ -11,12 +11,7 @@ from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, QueryError
 from medclip_dcl.inference.predictor import build_predictor, load
 from medclip_dcl.inference.prompts import Finding
-from medclip_dcl.model_package import (
-    BANK_FILE,
-    OFFSETS_FILE,
-    read_bank,
-    read_model_package,
-)
+from medclip_dcl.model_package import BANK_FILE, OFFSETS_FILE, read_bank, read_model_package
 from testing.published import SENTENCES, publish
 from testing.tiny_models import random_images
 

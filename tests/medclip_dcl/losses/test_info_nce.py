@@ -6,7 +6,7 @@ from pytorch_metric_learning.losses import NTXentLoss
 from torch.nn.functional import cross_entropy, normalize
 
 from medclip_dcl.errors import ObjectiveError
-from medclip_dcl.losses.info_nce import info_nce_loss, sigmoid_loss
+from medclip_dcl.losses.info_nce import check_range, info_nce_loss, sigmoid_loss
 
 
 def test_uniform_weights_give_cross_entropy_and_its_gradient() -> None:
@@ -62,6 +62,14 @@ def test_huge_logits_stay_finite() -> None:
     rows.sum().backward()
     assert rows.tolist() == [200.0, 0.0]
     assert s.grad.isfinite().all()
+
+
+def test_a_compiled_loss_checks_its_values_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    check_range(torch.tensor([0.0, 0.9]), "eta", 1.0, "it is a share")
+    for wrong in (-0.1, 1.0, math.nan):
+        with pytest.raises(RuntimeError, match=r"eta is outside \[0, 1\); it is a share"):
+            check_range(torch.tensor([0.5, wrong]), "eta", 1.0, "it is a share")
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -50,8 +50,7 @@ def test_middle_column_of_an_odd_grid_is_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zone", "rows"),
-    [("upper", [1, 1, 0, 0]), ("middle", [0, 1, 1, 0]), ("lower", [0, 0, 1, 1])],
+    ("zone", "rows"), [("upper", [1, 1, 0, 0]), ("middle", [0, 1, 1, 0]), ("lower", [0, 0, 1, 1])]
 )
 def test_zone_words_are_rows(zone: str, rows: list[int]) -> None:
     assert mask_of(says("Lung Opacity"), zone=zone)[:, 0].int().tolist() == rows
@@ -62,6 +61,8 @@ def test_usual_place_of_an_effusion_is_below_and_can_be_switched_off() -> None:
     expected = torch.zeros(4, 4, dtype=torch.bool)
     expected[2:, 2:] = True
     assert torch.equal(mask_of(effusion, usual_places=True), expected)
+    codes = encode_claims([effusion])
+    assert torch.equal(place_masks(codes, codes, encode_zones([effusion]), (4, 4))[0], expected)
     assert mask_of(effusion)[:2, 2:].all()
 
 

@@ -12,12 +12,7 @@ from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
 from medclip_dcl.models.settings import ImageEncoderConfig
 from testing.tiny_models import random_images, tiny_dual_encoder, tiny_model_config
 
-CONVNEXT = {
-    "model_type": "convnext",
-    "num_stages": 2,
-    "depths": [1, 1],
-    "hidden_sizes": [8, 16],
-}
+CONVNEXT = {"model_type": "convnext", "num_stages": 2, "depths": [1, 1], "hidden_sizes": [8, 16]}
 SWIN = {
     "model_type": "swin",
     "image_size": 64,
@@ -56,9 +51,7 @@ def test_any_backbone_with_a_map_becomes_regions(tree: dict[str, Any], cells: in
     assert torch.equal(again.eval().encode_images(images), regions)  # one seed, one start
 
 
-def test_a_classifiers_checkpoint_fills_its_backbone_and_says_what_it_lacks(
-    tmp_path: Path,
-) -> None:
+def test_a_classifiers_checkpoint_fills_its_backbone_and_says_what_it_lacks(tmp_path: Path) -> None:
     config = ConvNextConfig(num_stages=2, depths=[1, 1], hidden_sizes=[8, 16], num_channels=3)
     source = ConvNextForImageClassification(config).eval()
     save_file(source.state_dict(), tmp_path / "model.safetensors")

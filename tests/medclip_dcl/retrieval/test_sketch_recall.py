@@ -9,13 +9,7 @@ from medclip_dcl.retrieval.embeddings import map_array, shard_name
 from medclip_dcl.retrieval.index import write_index
 from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.retrieval.sketch import SKETCH, Sketch, measure_recall
-from testing.embeddings import (
-    SIMILARITY,
-    HashedEncoder,
-    NumberedImages,
-    manifest_table,
-    selection,
-)
+from testing.embeddings import SIMILARITY, HashedEncoder, NumberedImages, manifest_table, selection
 
 IMAGES, TEXTS = 48, 27
 

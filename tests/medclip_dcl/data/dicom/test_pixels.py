@@ -7,17 +7,7 @@ import numpy as np
 import pytest
 
 from medclip_dcl.data.images import open_image
-from testing.dicom import (
-    J2K,
-    JPEG_LS,
-    RLE,
-    SV1,
-    dicom_bytes,
-    ramp,
-    raster_bytes,
-    refusal,
-    scaled,
-)
+from testing.dicom import J2K, JPEG_LS, RLE, SV1, dicom_bytes, ramp, raster_bytes, refusal, scaled
 
 BASELINE = "1.2.840.10008.1.2.4.50"
 

@@ -1,1 +1,0 @@
-"""What can be asked of real images: a label that needs no skill, and where the lungs lie."""
