@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from medclip_dcl.inference.predictor import load
 from testing.axe import AXE, serious_findings
 from testing.browser import Page, browsing, find_browser
 from testing.dicom import dicom_bytes, raster_bytes
+from testing.heads import add_heads
 from testing.published import publish, random_range, refuse
 from testing.service import Service, png, running
 from testing.tiny_models import random_images
@@ -194,6 +196,36 @@ def test_a_finding_whose_prompts_do_not_decide_is_grey_and_says_so(
         said = page.until("document.querySelector('#meaning b') && meaning.textContent")
         assert "No probability: its prompts do not decide." in said
         assert page.js(CONTRAST) >= 4.5
+
+
+def test_a_head_stands_below_the_findings_and_says_what_it_is(
+    page: Page, tmp_path: Path, image: Path
+) -> None:
+    model = publish(tmp_path / "model")
+    add_heads(model, load(model.path, "cpu").config.model.similarity.dim)
+    with running(tmp_path, index="") as service:
+        page.open(service.url)
+        page.choose_file("#file", image)
+        page.until("document.querySelectorAll('#findings li').length === 4")
+        rows = page.js("[...document.querySelectorAll('#findings li')].map((row) => row.innerText)")
+        assert [row.split("\n")[0] for row in rows[2:]] == ["tuberculosis (head)", "tube (head)"]
+        said = []
+        for row in (3, 4):
+            page.hover(*page.middle(f"#findings li:nth-child({row}) button"))
+            said.append(page.until("document.querySelector('#meaning b') && meaning.textContent"))
+            page.js(f"document.querySelector('#findings li:nth-child({row}) button').click()")
+        # Logistic functions of the margin 0.5 and of the threshold 0.
+        present, undecided = said
+        assert (
+            "tuberculosis 0.62: a linear head, fitted to labels; present (threshold 0.50)"
+            in present
+        )
+        assert "Calibrated probability 62 %." in present
+        assert "tube 0.62: a linear head, fitted to labels; not decided" in undecided
+        assert "No probability: upside down." in undecided
+        # It has neither a map nor words to change.
+        assert page.js("document.querySelector('#findings form') === null")
+        assert page.errors == []
 
 
 def test_an_image_out_of_range_has_a_banner_and_grey_bars(
