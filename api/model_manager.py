@@ -118,10 +118,7 @@ CurrentState = Annotated[ServingState, Depends(_current_state)]
 def choose_inference(
     settings: ServeSettings, changed: float | None, device: torch.device
 ) -> InferenceConfig:
-    """Give engine and precision for a model of whose decisions bfloat16 changes a share, if known.
-
-    By itself the service takes bfloat16 on a CPU alone, where it is the larger gain.
-    """
+    """Give engine and precision for a model, `changed`: share of its decisions in bfloat16."""
     precision = settings.precision
     if precision == "auto":
         keeps = changed is not None and changed <= _MOST_CHANGED
@@ -188,7 +185,8 @@ class ModelManager:
         while True:
             await asyncio.sleep(_IDLE_S)
             self.body_memory.give_back()
-            used_at = self.current.decode_slots.used_at
+            # What the next forward pass needs is not idle while one of a long request runs.
+            used_at = max(self.current.decode_slots.used_at, self.current.batcher.used_at)
             if given_at < used_at < time.monotonic() - _IDLE_S:
                 given_at = time.monotonic()
                 await self._in_thread(give_memory_back)
