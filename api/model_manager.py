@@ -272,7 +272,7 @@ class ModelManager:
         default = "cuda" if torch.cuda.is_available() else "cpu"
         device = torch.device(self._settings.device or default)
         fitted = published.calibration
-        changed = fitted and fitted.changed_in_bfloat16
+        changed = None if fitted is None else fitted.changed_in_bfloat16
         inference = choose_inference(self._settings, changed, device)
         predictor = build_predictor(published, device, inference)
         engine = predictor.engine

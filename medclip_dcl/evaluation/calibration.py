@@ -212,8 +212,8 @@ def share_changed(
     decided = [
         item.is_present
         for model, given in ((plain, regions), (other, others))
-        for part in given.split(_COMPARED)
-        for answers in model.classify_regions(part.to(model.device))
+        for start in range(0, len(given), _COMPARED)
+        for answers in model.classify_regions(given[start : start + _COMPARED].to(model.device))
         for item in answers
     ]
     half = len(decided) // 2
