@@ -7,6 +7,7 @@ question whose deadline has passed or whose client has left is taken out before 
 """
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -139,9 +140,14 @@ class _Question:
 
 
 class MicroBatcher:
-    """The queue to the model; `most`: images in one forward pass."""
+    """The queue to the model; `most`: images in one forward pass.
+
+    Attributes:
+        used_at: when the last batch ended, monotonic clock, seconds; infinite during one.
+    """
 
     def __init__(self, most: int, metrics: Metrics) -> None:
+        self.used_at = 0.0
         self._most = most
         self._metrics = metrics
         self._waiting: deque[_Question] = deque()
@@ -225,10 +231,13 @@ class MicroBatcher:
 
     def _work(self) -> None:
         while batch := self._next():
+            self.used_at = math.inf
             images = sum(question.image is not None for question in batch)
             if images:
                 self._metrics.batch_images.observe(images)
-            _deliver(batch, _answers(batch))
+            outcomes = _answers(batch)
+            self.used_at = time.monotonic()
+            _deliver(batch, outcomes)
 
     def _next(self) -> list[_Question]:
         with self._changed:

@@ -24,7 +24,9 @@ from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ArtifactStale, ArtifactUnreadable, MedclipError
 from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.model_package import SavedModel, read_model_package
+from medclip_dcl.models.engines import multiplies_bfloat16
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
+from medclip_dcl.models.settings import InferenceConfig
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 
 from .batching import MicroBatcher, WorkerSlots, start_threads
@@ -35,6 +37,7 @@ from .memory import give_memory_back
 from .settings import MEBIBYTE, ServeSettings
 
 _IDLE_S = 10.0
+_MOST_CHANGED = 0.01  # of a model's decisions, by bfloat16
 _SEARCHES = 4  # at once; an engine that is elsewhere is waited for
 _FINE = frozenset({"ready", "no_index"})
 
@@ -112,6 +115,18 @@ CurrentState = Annotated[ServingState, Depends(_current_state)]
 """What a route answers with: model, index and decoder."""
 
 
+def choose_inference(
+    settings: ServeSettings, changed: float | None, device: torch.device
+) -> InferenceConfig:
+    """Give engine and precision for a model, `changed`: share of its decisions in bfloat16."""
+    precision = settings.precision
+    if precision == "auto":
+        keeps = changed is not None and changed <= _MOST_CHANGED
+        is_faster = device.type == "cpu" and multiplies_bfloat16()
+        precision = "bfloat16" if keeps and is_faster else "float32"
+    return InferenceConfig(engine=settings.engine, precision=precision)
+
+
 def fetch_model(settings: ServeSettings) -> ServeSettings:
     """Give settings whose model is a folder: a hub's is fetched; ConfigError where it cannot be."""
     folder = fetch_weights(Path(settings.model), PACKAGE)
@@ -170,7 +185,8 @@ class ModelManager:
         while True:
             await asyncio.sleep(_IDLE_S)
             self.body_memory.give_back()
-            used_at = self.current.decode_slots.used_at
+            # What the next forward pass needs is not idle while one of a long request runs.
+            used_at = max(self.current.decode_slots.used_at, self.current.batcher.used_at)
             if given_at < used_at < time.monotonic() - _IDLE_S:
                 given_at = time.monotonic()
                 await self._in_thread(give_memory_back)
@@ -255,8 +271,12 @@ class ModelManager:
             torch.set_num_threads(self._settings.threads)
         default = "cuda" if torch.cuda.is_available() else "cpu"
         device = torch.device(self._settings.device or default)
-        predictor = build_predictor(published, device, self._settings.inference)
-        log("engine", engine=predictor.engine.name, precision=predictor.engine.precision)
+        fitted = published.calibration
+        changed = None if fitted is None else fitted.changed_in_bfloat16
+        inference = choose_inference(self._settings, changed, device)
+        predictor = build_predictor(published, device, inference)
+        engine = predictor.engine
+        log("engine", engine=engine.name, precision=engine.precision, changed_in_bfloat16=changed)
         return published, predictor
 
     def _explain(self, event: str, error: Exception) -> None:

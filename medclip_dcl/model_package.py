@@ -131,6 +131,9 @@ class ScoreCalibration(Section):
     """Digests of what it was made from, by name."""
     correlation_limit: float | None = None
     """Correlation of two prompts above which a finding was refused; None: none was."""
+    changed_in_bfloat16: float | None = None
+    """Share of the decisions on the split's images that bfloat16 changes; None: unknown, as where
+    the processor that it was fitted on does not multiply in it."""
     findings: tuple[FindingCalibration, ...]
     """One entry per finding of the model."""
 

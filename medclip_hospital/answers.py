@@ -21,14 +21,14 @@ from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
 from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.data.images import Decoder
-from medclip_dcl.data.limits import REASONS, ImagesConfig
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.row_images import image_source
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError, ServiceError, StudyError
 from medclip_dcl.files import sync_file
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.progress import Progress
-from medclip_dcl.schemas import ClassifyAnswer
+from medclip_dcl.schemas import ClassifyAnswer, RefusedImage
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 from medclip_hospital.dicomweb import DicomWeb
 from medclip_hospital.results import encode_results
@@ -85,8 +85,8 @@ UNIT = 256
 
 _BATCH = 32
 _CONNECTIONS = 4
+_PER_REQUEST, _MOST_BYTES = 4, 16 << 20  # images of a request, and their bytes: else each alone
 _NOT_DICOM = "unknown_format"
-_OF_THE_SERVICE = 500  # status from which on a code is not about the image: `deadline` is both
 
 Source = Path | memoryview
 Answer = ClassifyAnswer | str
@@ -160,37 +160,51 @@ def _classified(predictor: Predictor, images: Sequence[SquareImage]) -> list[Cla
 
 @contextmanager
 def asking_service(client: Client, images: ImagesConfig, model: str) -> Iterator[Ask]:
-    """Ask a service whose model has the digest `model`; DICOM goes without identity.
+    """Ask a service whose model has the digest `model`, about a few images in a request.
 
-    Asking raises ServiceError where the service cannot be reached, or has another model by then.
+    DICOM goes without identity. Asking raises ServiceError where the service cannot be reached, or
+    has another model by then.
     """
     with Decoder(images, _CONNECTIONS) as decoder, ThreadPoolExecutor(_CONNECTIONS) as threads:
 
-        def ask_one(source: Source | None) -> Answer:
-            if source is None:
-                return "missing"
-            try:
-                answer = client.classify(_without_identity(decoder, source), explain=True)
-            except ImageError as error:
-                return error.code
-            except ServiceError as error:
-                if error.code in REASONS and error.status < _OF_THE_SERVICE:
-                    return error.code
-                raise
-            if answer.model != model:
-                raise ServiceError("model_changed", "the service has another model now; run again")
-            return answer
+        def ask_some(sources: Sequence[Source | None]) -> list[Answer]:
+            given = [_without_identity(decoder, source) for source in sources]
+            images = [item for item in given if isinstance(item, bytes)]
+            is_small = sum(map(len, images)) <= _MOST_BYTES
+            requests = [images] if is_small and images else [[image] for image in images]
+            found = (
+                answer for part in requests for answer in client.classify_all(part, explain=True)
+            )
+            return [
+                item if isinstance(item, str) else _answer_of(next(found), model) for item in given
+            ]
 
-        yield lambda sources: list(threads.map(ask_one, sources))
+        def ask(sources: Sequence[Source | None]) -> list[Answer]:
+            starts = range(0, len(sources), _PER_REQUEST)
+            parts = threads.map(ask_some, [sources[i : i + _PER_REQUEST] for i in starts])
+            return [answer for part in parts for answer in part]
+
+        yield ask
 
 
-def _without_identity(decoder: Decoder, source: Source) -> Path | bytes:
+def _answer_of(answer: ClassifyAnswer | RefusedImage, model: str) -> Answer:
+    if isinstance(answer, RefusedImage):
+        return answer.code
+    if answer.model != model:
+        raise ServiceError("model_changed", "the service has another model now; run again")
+    return answer
+
+
+def _without_identity(decoder: Decoder, source: Source | None) -> bytes | str:
+    """Give what the service gets of an image, or the code of a refusal."""
+    if source is None:
+        return "missing"
     try:
         return decoder.separate(source).stripped
     except ImageError as error:
         if error.code != _NOT_DICOM:
-            raise
-    return source if isinstance(source, Path) else bytes(source)
+            return error.code
+    return source.read_bytes() if isinstance(source, Path) else bytes(source)
 
 
 def answer_images(

@@ -4,7 +4,8 @@ Reads the model, manifest and prepared images; writes `calibration.json` into th
 which is committed again: its digest changes with its answers, and so results and index are made
 again too. A finding with too few images keeps its score alone, with the reason. One whose prompt
 pair does not decide, or that is read upside down, is refused and warned of. A probability holds
-where a finding is as common as among those images.
+where a finding is as common as among those images. Where the processor multiplies in bfloat16,
+the calibration also has the share of decisions that bfloat16 changes: the service goes by it.
 """
 
 import sys
@@ -18,13 +19,14 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import calibration
-from medclip_dcl.evaluation.calibration import calibrate_findings
+from medclip_dcl.evaluation.calibration import calibrate_findings, share_changed
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
 from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT, REMEDY, pair_correlation
 from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminated, truth_of
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
+from medclip_dcl.models.engines import multiplies_bfloat16
 from medclip_dcl.settings import resolve_path
 
 from .job import Job, job_main
@@ -90,11 +92,18 @@ def _fit(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
         correlations = [
             pair_correlation(*pair) for pair in zip(scores[0::2], scores[1::2], strict=True)
         ]
+    changed = None
+    if multiplies_bfloat16():
+        other = load(folder, predictor.device, precision="bfloat16")
+        if other.engine.precision == "bfloat16":  # else the log says why not
+            own = encode(evaluated_model(other).embed_images, rows, images, "whole")
+            changed = share_changed(predictor, encoded.regions, other, own.regions)
     return ScoreCalibration(
         truth=origin,
         settings=job.config.probabilities,
         inputs=inputs,
         correlation_limit=CORRELATION_LIMIT,
+        changed_in_bfloat16=changed,
         findings=calibrate_findings(
             predictor.findings,
             logits,

@@ -46,10 +46,17 @@ def head_card(
     )
 
 
-def add_heads(model: Artifact, width: int) -> Artifact:
-    """Put a calibrated head and a refused one into a model; the margin of both is 0.5."""
+def add_heads(model: Artifact, width: int, neighbors: np.ndarray | None = None) -> Artifact:
+    """Put a calibrated head and a refused one into a model; the margin of both is 0.5.
+
+    Where `neighbors` are given, a third holds them, the first with the finding.
+    """
     arrays = {"weight": np.zeros(width), "bias": np.array([0.5])}
     cards = (head_card("tuberculosis", curve=Curve(slope=1.0)), head_card("tube", is_refused=True))
     heads = [Head(card, arrays) for card in cards]
+    if neighbors is not None:
+        labels = (np.arange(len(neighbors)) == 0).astype(np.float64)
+        card = head_card("effusion", "knn", 1)
+        heads.append(Head(card, {"vectors": neighbors, "labels": labels}))
     names = (model_package.HEADS_FILE, model_package.HEAD_ARRAYS_FILE)
     return rewrite_package(model, model.path, names, lambda folder: write_heads(folder, heads))

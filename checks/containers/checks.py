@@ -117,6 +117,7 @@ def run(engine: Engine, report: Report, *, full: bool) -> None:
     report.equal("names in the logs", [name for name in CANARIES if name in logs], [])
     report.equal("keys in the logs", logs.count(key), 0)
     if full:
+        _fast_engine(engine, report, headers | keyed, body)
         _watching(engine, report, headers | keyed, body)
         _hospital(engine, report)
         _overload(engine, report, key)
@@ -383,6 +384,20 @@ def _rebuild(engine: Engine, report: Report) -> None:
         seconds <= LONGEST_REBUILD_S and served.endswith("True"),
         f"{seconds:.0f} s",
     )
+
+
+def _fast_engine(engine: Engine, report: Report, headers: dict[str, str], body: bytes) -> None:
+    """The image that is built with OpenVINO answers by it, read-only and without privileges."""
+    engine.shell("ENGINE=openvino docker compose up --build --detach --wait cpu")
+    report.that("ready with ENGINE=openvino", _until_ready(120))
+    answer = ask("POST", "/classify", headers, body)
+    found = json.loads(answer.body).get("engine") if answer.status == 200 else answer.body[:60]
+    report.equal(
+        "engine of an answer with ENGINE=openvino", (answer.status, found), (200, "openvino")
+    )
+    size = int(engine.inspect("medclip-dcl:0.1.0-cpu", "{{.Size}}")) / 1e9
+    report.figures["image_with_openvino_gb"] = size
+    engine.shell("docker compose up --build --detach --wait cpu")
 
 
 def _watching(engine: Engine, report: Report, headers: dict[str, str], body: bytes) -> None:

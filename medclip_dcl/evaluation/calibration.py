@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int8
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
+from torch import Tensor
 
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
@@ -23,6 +24,7 @@ from medclip_dcl.evaluation.metrics import brier_score, calibration_error, roc_a
 from medclip_dcl.evaluation.prompt_pairs import CHANCE_AUC, check_pair
 from medclip_dcl.evaluation.results import EvalResult
 from medclip_dcl.files import write_text
+from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import UNCALIBRATED, calibrations_of
 from medclip_dcl.model_package import (
@@ -40,6 +42,7 @@ FindingTruth = Bool[np.ndarray, " images"]
 _SCORE = Curve(slope=1.0)  # the score itself: the softmax over the two prompts
 _TOLERANCE = 1e-8
 _ITERATIONS = 1000
+_COMPARED = 256  # images whose answers are made at a time
 
 
 def calibrate_finding(
@@ -197,6 +200,25 @@ def probability_figures(
         return found
 
     return estimate(measure, owners, bootstrap, "no image with a known truth")
+
+
+def share_changed(
+    plain: Predictor,
+    regions: Float[Tensor, "images rows columns dim"],
+    other: Predictor,
+    others: Float[Tensor, "images rows columns dim"],
+) -> float | None:
+    """Compare decisions on the same images by a model in two precisions; None: there are none."""
+    decided = [
+        item.is_present
+        for model, given in ((plain, regions), (other, others))
+        for start in range(0, len(given), _COMPARED)
+        for answers in model.classify_regions(given[start : start + _COMPARED].to(model.device))
+        for item in answers
+    ]
+    half = len(decided) // 2
+    changed = [here != there for here, there in zip(decided[:half], decided[half:], strict=True)]
+    return sum(changed) / half if half else None
 
 
 def add_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:

@@ -107,6 +107,16 @@ Engine = TorchEngine | OpenVinoEngine
 """Runs a model's encoders, in evaluation mode and without gradients."""
 
 
+@cache
+def multiplies_bfloat16() -> bool:
+    """Return whether this processor has products of bfloat16; False where Linux does not say so."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return False
+    return not words.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
+
+
 def choose_engine(
     model: DualEncoder, settings: InferenceConfig, input_px: int, package: Path, digest: str
 ) -> Engine:

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from medclip_dcl.inference.predictor import load
 from testing.axe import AXE, serious_findings
 from testing.browser import Page, browsing, find_browser
 from testing.dicom import dicom_bytes, raster_bytes
+from testing.heads import add_heads
 from testing.published import publish, random_range, refuse
 from testing.service import Service, png, running
 from testing.tiny_models import random_images
@@ -178,22 +180,34 @@ def test_a_finding_says_what_it_means_and_where(shown: Page) -> None:
     assert shown.until("!document.querySelector('#meaning b') && meaning.textContent") == hint
 
 
-def test_a_finding_whose_prompts_do_not_decide_is_grey_and_says_so(
+def test_what_does_not_decide_is_said_and_heads_stand_below_the_findings(
     page: Page, tmp_path: Path, image: Path
 ) -> None:
-    refuse(publish(tmp_path / "model"), "effusion", "its prompts do not decide")
+    model = refuse(publish(tmp_path / "model"), "effusion", "its prompts do not decide")
+    add_heads(model, load(model.path, "cpu").config.model.similarity.dim)
     with running(tmp_path, index="") as service:
         page.open(service.url)
         page.choose_file("#file", image)
         page.until("document.querySelector('#findings .refused') !== null")
         marked = "[...document.querySelectorAll('#findings li')].map((item) => item.innerText)"
-        effusion, pneumonia = page.js(marked)
+        effusion, pneumonia, *heads = page.js(marked)
         assert "do not rely on it" in effusion
         assert "do not rely on it" not in pneumonia
         page.hover(*page.middle("#findings button"))
         said = page.until("document.querySelector('#meaning b') && meaning.textContent")
         assert "No probability: its prompts do not decide." in said
         assert page.js(CONTRAST) >= 4.5
+        assert [text.split("\n")[0] for text in heads] == ["tuberculosis (head)", "tube (head)"]
+        # Logistic functions of the margin 0.5 and of the threshold 0.
+        for row, words in (
+            (3, "present (threshold 0.50). Calibrated probability 62 %."),
+            (4, "not decided (threshold 0.50). No probability: upside down."),
+        ):
+            page.hover(*page.middle(f"#findings li:nth-child({row}) button"))
+            said = page.js("meaning.textContent")
+            assert f" 0.62: a linear head, fitted to labels; {words}" in said
+            page.js(f"document.querySelector('#findings li:nth-child({row}) button').click()")
+        assert page.js("document.querySelector('#findings form') === null")  # nor is there a map
 
 
 def test_an_image_out_of_range_has_a_banner_and_grey_bars(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.version import Version
 
 import gateway.settings
 from api.auth import is_loopback
@@ -152,9 +153,11 @@ def test_the_image_has_the_versions_of_the_lock(name: str) -> None:
     locked = set(PINNED.findall((ROOT / "requirements.lock").read_text()))
     own = set(PINNED.findall((DOCKER / f"{name}.lock").read_text()))
     assert len(own & locked) > 50
-    others = {item for item, _ in own - locked}  # the project's lock leaves CUDA to torch
-    assert all(item.startswith(("nvidia-", "cuda-", "triton")) for item in others)
+    # The project's lock leaves CUDA to torch, and holds torch where it has no newer CPU build.
+    others = {item for item, _ in own - locked}
+    assert all(item.startswith(("nvidia-", "cuda-", "triton", "torch")) for item in others)
     assert bool(others) == (name == "gpu")
+    assert Version(dict(own)["torch"]) >= Version(dict(locked)["torch"])
 
 
 def test_the_fast_engine_comes_on_top_of_the_cpu_image_in_the_versions_of_the_lock(

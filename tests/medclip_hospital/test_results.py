@@ -15,6 +15,7 @@ import pytest
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ConfigError, ImageError
+from medclip_dcl.schemas import HeadAnswer
 from medclip_hospital.instance import SCHEME
 from medclip_hospital.results import encode_results
 from medclip_hospital.settings import ResultsConfig
@@ -239,6 +240,33 @@ def test_findings_of_an_image_out_of_range_are_never_without_the_warning(decoder
     assert not {item.sop_instance_uid for item in made} & {
         item.sop_instance_uid for item in refused
     }
+
+
+def test_heads_stand_in_report_and_capture_where_they_are_asked_for(decoder: Decoder) -> None:
+    shared = {"kind": "linear", "threshold": 0.41}
+    heads = [
+        HeadAnswer(name="tuberculosis", score=0.72, decision=True, probability=0.18,
+                   probability_note="", **shared),
+        HeadAnswer(name="tube", score=0.3, decision=None, probability=None,
+                   probability_note="upside down", **shared),
+    ]  # fmt: skip
+    answer = answer_of(96, 64).model_copy(update={"heads": heads})
+    plain = results_of(radiograph(), decoder)
+    assert results_of(radiograph(), decoder, answer) == plain  # only where it is asked for
+    asked = ResultsConfig(heads=True)
+    made = results_of(radiograph(), decoder, answer, settings=asked)
+    objects = {item.kind: read(item) for item in made}
+    (evaluations,) = named(stable(tree(objects["sr"])), "Qualitative Evaluations")
+    assert evaluations[-3:] == [
+        ["CODE", "Tuberculosis, head", "Present"],
+        ["TEXT", "Comment", "Tuberculosis, head: present, score 0.720, probability 18.0%"],
+        ["TEXT", "Comment", "Tube, head: not decided, score 0.300, no probability: upside down"],
+    ]
+    assert objects["sc"].Rows == 96 + (6 + 2) * 20 + 16  # a line for each head
+    assert not {item.sop_instance_uid for item in made} & {item.sop_instance_uid for item in plain}
+    beyond = BEYOND.model_copy(update={"heads": heads})
+    refused = results_of(radiograph(), decoder, beyond, settings=asked)
+    assert "Tuberculosis" not in str([tree(read(item)) for item in refused if item.kind == "sr"])
 
 
 def test_the_same_answer_is_the_same_bytes_later(

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +14,13 @@ import pytest
 from dicomweb_client.api import DICOMwebClient
 
 from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
 from medclip_dcl.data.images import open_image
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ServiceError, StudyError
 from medclip_dcl.inference.predictor import Predictor, load
+from medclip_dcl.schemas import RefusedImage
 from medclip_dcl.tables import read_table
 from medclip_hospital.answers import (
     ANSWERS,
@@ -33,7 +36,7 @@ from medclip_hospital.dicomweb import DicomWeb
 from medclip_hospital.settings import AnswerConfig
 from pipelines.answer_images import main
 from pipelines.build_manifest import main as build_manifest
-from testing.dicom import ramp
+from testing.dicom import ramp, raster_bytes
 from testing.dicomweb import stub_archive
 from testing.hospital import radiograph
 from testing.orthanc import Orthanc, missing, running
@@ -170,17 +173,34 @@ def test_a_killed_run_goes_on_with_the_same_rows(
 
 
 def test_a_busy_service_is_not_a_fault_of_the_image(work: Path) -> None:
-    class Busy:
-        def classify(self, *_: object, **_given: object) -> Answer:
+    class Busy(Client):
+        def _send(self, *_: object, **_given: object) -> Any:
             raise ServiceError("deadline", "the model was busy", self.status)
 
-    service = Busy()
-    with asking_service(service, LIMITS, "") as ask:
+    with Busy("http://127.0.0.1:1") as service, asking_service(service, LIMITS, "") as ask:
         service.status = 422
         assert ask([work / "images" / "0.dcm"]) == ["deadline"]
         service.status = 503
         with pytest.raises(ServiceError):
             ask([work / "images" / "0.dcm"])
+
+
+def test_a_service_is_asked_about_some_images_in_a_request(work: Path) -> None:
+    asked: list[list[bytes]] = []
+
+    class Refusing(Client):
+        def classify_all(self, images: Any, *_: object, **_given: object) -> Any:
+            asked.append(images)
+            return [RefusedImage(code=f"of {len(image)}", message="") for image in images]
+
+    small, large = raster_bytes(np.eye(8, dtype=np.uint8), "png"), bytes(9 << 20)
+    sources = [memoryview(small), None, memoryview(small), memoryview(small)]
+    sources += [memoryview(small + large), memoryview(small + large), memoryview(b"x")]
+    with Refusing("http://127.0.0.1:1") as service, asking_service(service, LIMITS, "") as ask:
+        said = ask(sources)
+    sizes = [f"of {len(item)}" if item is not None else "missing" for item in sources]
+    assert said == sizes
+    assert sorted(len(images) for images in asked) == [1, 1, 1, 3]
 
 
 def test_too_many_refused_images_end_the_job(work: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.calibration import share_changed
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.tables import read_table
@@ -86,6 +87,25 @@ def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reas
     assert [answer[0].note for answer in predictor.classify_regions(regions)] == (
         [effusion.reason] * 3
     )
+
+
+def test_decisions_that_bfloat16_changes_are_counted_where_it_is_fast(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.calibrate_scores.multiplies_bfloat16", lambda: False)
+    assert calibrated(work).changed_in_bfloat16 is None
+    monkeypatch.setattr("pipelines.calibrate_scores.multiplies_bfloat16", lambda: True)
+    found = calibrated(work, least=3).changed_in_bfloat16
+    assert found is not None
+    assert 20 * found == pytest.approx(round(20 * found))  # of ten images and two findings
+    predictor = load(work / "model", "cpu")
+    regions = predictor.embed_images(random_images(300, 40))
+    here, there = (
+        np.array([[item.is_present for item in row] for row in predictor.classify_regions(each)])
+        for each in (regions, -regions)
+    )
+    changed = share_changed(predictor, regions, predictor, -regions)
+    assert changed == np.mean(here != there) > 0
 
 
 def test_labels_of_test_images_have_no_part_in_it(work: Path) -> None:

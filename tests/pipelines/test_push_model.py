@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 
 from api.model_manager import fetch_model
@@ -18,6 +19,7 @@ from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale, CheckpointError, ConfigError
 from medclip_dcl.evaluation.questions import refuse_contaminated
+from medclip_dcl.inference.heads import read_heads
 from medclip_dcl.inference.predictor import load, published_folder
 from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.settings import WITHHELD
@@ -30,6 +32,7 @@ from testing import forkserver
 from testing.canaries import found_in, spoil_settings
 from testing.corpus import write_config
 from testing.evaluated import write_evaluated
+from testing.heads import add_heads
 from testing.hub import COMMIT, TOKEN, running_hub
 from testing.published import publish
 from testing.tiny_models import tiny_model_config
@@ -146,6 +149,26 @@ def test_what_was_pushed_is_loaded_by_name_and_from_what_a_hub_makes_of_it(
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         (clone / name).touch()
     assert load(clone, device="cpu").digest == copy.digest
+
+
+def test_heads_go_along_but_for_those_that_hold_images(config_file: Path, tmp_path: Path) -> None:
+    own = model_package.ARTIFACT.at(config_file.parent / "work")
+    model = open_artifact(Path(shutil.copytree(own, tmp_path / "model")), model_package.ARTIFACT)
+    width = load(model.path, device="cpu").config.model.similarity.dim
+    add_heads(model, width, neighbors=np.eye(2, width))
+    copy = public_copy(config_file, model.path, tmp_path / "copy")
+    assert set(copy.files) == SENT - {HEADER} | {"heads.json", "heads.safetensors"}
+    heads, kept = (
+        {head.card.name: head for head in read_heads(each)} for each in (model.path, copy.path)
+    )
+    assert (set(heads), set(kept)) == (
+        {"tuberculosis", "tube", "effusion"},
+        {"tuberculosis", "tube"},
+    )
+    features = np.ones((1, width))
+    assert kept["tuberculosis"].card == heads["tuberculosis"].card
+    assert kept["tuberculosis"].answer(features) == heads["tuberculosis"].answer(features)
+    assert {head.card.name for head in load(copy.path, device="cpu").heads} == set(kept)
 
 
 def test_a_public_repository_is_written_to_only_when_it_is_meant(config_file: Path) -> None:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.speed.serve.bare MODEL [ENGINE PRECISION]
 
-Each line on standard input is a question, answered by a JSON line with CPU milliseconds:
-`forward IMAGES TIMES` of an image in forward passes over ready tensors, `forward_in_thread` of the
-same in another thread than the main one, `decode FILE TIMES` of
-reading an image and making its square, without isolation.
+Each line on standard input is a question, answered by a JSON line with CPU milliseconds, median and
+mean: `forward IMAGES TIMES` of an image in forward passes over ready tensors, `forward_in_thread`
+of the same in another thread than the main one, `decode FILE TIMES` of reading an image and making
+its square, without isolation.
 """
 
 import json
@@ -66,7 +66,7 @@ def _decode(data: bytes, images: ImagesConfig) -> None:
 def _timed(
     work: Callable[[], object], images: int, times: int, *, elsewhere: bool
 ) -> dict[str, float]:
-    """Median CPU and wall milliseconds an image, here or in a thread, after one pass to warm up."""
+    """Median CPU and wall milliseconds an image, and the mean CPU, after one pass to warm up."""
     seconds: list[tuple[float, float]] = []
 
     def run() -> None:
@@ -84,7 +84,8 @@ def _timed(
     cpu_ms, wall_ms = (
         1e3 * statistics.median(column) / images for column in zip(*seconds[1:], strict=True)
     )
-    return {"cpu_ms": cpu_ms, "wall_ms": wall_ms}
+    cpu_mean_ms = 1e3 * statistics.fmean(cpu for cpu, _ in seconds[1:]) / images
+    return {"cpu_ms": cpu_ms, "wall_ms": wall_ms, "cpu_mean_ms": cpu_mean_ms}
 
 
 if __name__ == "__main__":
