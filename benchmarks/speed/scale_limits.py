@@ -7,6 +7,10 @@ An index of 234,073 images and 500,000 sentences, with thumbnails, whose vectors
 narrow, is opened and asked by a process that may open 256 files. `index_descriptors` are those that
 it has open afterwards, its three streams included.
 
+`resume`
+Two processes of a tiny model with dropout are stopped, one goes on and is stopped, and two go on.
+`resume_difference_ppm` is the largest relative difference of a loss to those of two alone.
+
 `--into` adds the figures to a kept output of `benchmarks.scale`, with their own date and commit.
 """
 
@@ -41,7 +45,11 @@ from medclip_dcl.retrieval.sketch import SKETCH
 from medclip_dcl.tables import write_table
 
 DESCRIPTORS = 256
-BARS = {"index_descriptors": f"<= {DESCRIPTORS}", "index_hits": "10"}
+BARS = {
+    "index_descriptors": f"<= {DESCRIPTORS}",
+    "index_hits": "10",
+    "resume_difference_ppm": "<= 1",
+}
 
 _IMAGES, _TEXTS = 234_073, 500_000
 _DIM, _GRID, _WIDTH, _LANDMARKS = 16, 2, 8, 32
@@ -164,7 +172,25 @@ def _write_vectors(
         write_array(draft / shard_name(what, number), vectors.astype(kind))
 
 
-PARTS: dict[str, Callable[[Path, bool], dict[str, float]]] = {"index": index_figures}
+# --- Resume
+
+
+def resume_figures(work: Path, quick: bool) -> dict[str, float]:
+    """Change the number of processes of a run twice, for each of some seeds."""
+    from benchmarks.reliability.exactness import CURVE_SEEDS, there_and_back
+
+    folder = work / "resume"
+    shutil.rmtree(folder, ignore_errors=True)
+    seeds = range(1 if quick else CURVE_SEEDS)
+    found = {"resume_difference_ppm": 1e6 * max(there_and_back(folder, seed) for seed in seeds)}
+    shutil.rmtree(folder)
+    return found
+
+
+PARTS: dict[str, Callable[[Path, bool], dict[str, float]]] = {
+    "index": index_figures,
+    "resume": resume_figures,
+}
 
 
 if __name__ == "__main__":
