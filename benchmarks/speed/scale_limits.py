@@ -11,11 +11,16 @@ it has open afterwards, its three streams included.
 Two processes of a tiny model with dropout are stopped, one goes on and is stopped, and two go on.
 `resume_difference_ppm` is the largest relative difference of a loss to those of two alone.
 
+`bucket` (needs `MOTO_SERVER`, see `testing/object_store.py`)
+A table and 600 PNG images are listed and prepared from a folder, and from a bucket whose every
+tenth request fails. `bucket_differs` counts the artifacts that are not the same, byte for byte.
+
 `--into` adds the figures to a kept output of `benchmarks.scale`, with their own date and commit.
 """
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -26,10 +31,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import yaml
+from PIL import Image
 
 from benchmarks.record import finish, judge, keep_figures
-from medclip_dcl.artifact import make_fingerprint
+from medclip_dcl.artifact import make_fingerprint, open_artifact
 from medclip_dcl.artifact_writer import write_artifact
+from medclip_dcl.data import manifest, prepared
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.retrieval.embeddings import (
     ARTIFACT,
@@ -49,12 +57,14 @@ BARS = {
     "index_descriptors": f"<= {DESCRIPTORS}",
     "index_hits": "10",
     "resume_difference_ppm": "<= 1",
+    "bucket_differs": "0",
 }
 
 _IMAGES, _TEXTS = 234_073, 500_000
 _DIM, _GRID, _WIDTH, _LANDMARKS = 16, 2, 8, 32
 _HITS = 10
 _MODEL = "made up"
+_FAILS_EVERY = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,9 +197,64 @@ def resume_figures(work: Path, quick: bool) -> dict[str, float]:
     return found
 
 
+# --- Bucket
+
+
+def bucket_figures(work: Path, quick: bool) -> dict[str, float]:
+    """List and prepare images of a folder, and of a bucket that fails now and then."""
+    from pipelines import build_manifest, prepare_images
+    from testing.object_store import failing_store
+
+    folder = work / "bucket"
+    shutil.rmtree(folder, ignore_errors=True)
+    studies = folder / "studies"
+    write_studies(studies, 60 if quick else 600)
+    spent, digests = [], []
+    with failing_store(studies, _FAILS_EVERY) as store:
+        os.environ |= store.environment
+        for name, root in (("local", str(studies)), ("remote", store.url)):
+            config = folder / f"{name}.yaml"
+            config.write_text(yaml.safe_dump(_bucket_config(folder / name, root)))
+            begun = time.perf_counter()
+            codes = [
+                job.main(["--config", str(config)]) for job in (build_manifest, prepare_images)
+            ]
+            assert codes == [0, 0], f"the stages ended with {codes}"
+            spent.append(time.perf_counter() - begun)
+            kinds = (manifest.ARTIFACT, prepared.ARTIFACT)
+            digests.append([open_artifact(kind.at(folder / name), kind).digest for kind in kinds])
+        asked = next(store.requests) - 1
+    shutil.rmtree(folder)
+    return {
+        "bucket_differs": sum(here != there for here, there in zip(*digests, strict=True)),
+        "bucket_requests": asked,
+        "bucket_failed_on_purpose": asked // _FAILS_EVERY,
+        "bucket_over_folder_wall": spent[1] / spent[0],
+    }
+
+
+def write_studies(folder: Path, images: int) -> None:
+    """Write random pictures and the table that lists them."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True)
+    lines = ["image,study,patient,report"]
+    for number in range(images):
+        pixels = rng.integers(256, size=(80, 64), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+        lines.append(f"{number}.png,s{number},p{number // 3},The heart is of normal size.")
+    (folder / "studies.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _bucket_config(work: Path, root: str) -> dict[str, object]:
+    columns = {"path": "image", "study_id": "study", "subject_id": "patient", "report": "report"}
+    source = {"kind": "table", "root": root, "table": "studies.csv", "columns": columns}
+    return {"work": str(work), "source": source, "images": {"size_px": 48, "shard_rows": 64}}
+
+
 PARTS: dict[str, Callable[[Path, bool], dict[str, float]]] = {
     "index": index_figures,
     "resume": resume_figures,
+    "bucket": bucket_figures,
 }
 
 

@@ -27,7 +27,7 @@ from medclip_dcl.data import manifest
 from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.data.images import Decoder, shared_decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.row_images import image_source
+from medclip_dcl.data.row_images import Bucket, image_source
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ImageError, LaunchError, StudyError
 from medclip_dcl.progress import Progress
@@ -222,7 +222,7 @@ def list_images(listed: Artifact) -> list[ListedImage]:
 
 
 def prepare_images(
-    folder: Path, images: Sequence[ListedImage], root: Path, settings: ImagesConfig
+    folder: Path, images: Sequence[ListedImage], root: Path | Bucket, settings: ImagesConfig
 ) -> dict[str, Any]:
     """Decode, stretch and write all images below `root`, and give the artifact's summary.
 
@@ -264,11 +264,12 @@ def prepare_images(
 
 
 @contextmanager
-def _workers(root: Path, settings: ImagesConfig) -> Iterator[tuple[Executor, _Reader]]:
+def _workers(root: Path | Bucket, settings: ImagesConfig) -> Iterator[tuple[Executor, _Reader]]:
     """Give an executor, and what it is to do with images: here, or on a cluster."""
     if settings.dask_scheduler:
         with _cluster(settings.dask_scheduler) as client:
-            apart = partial(_read_on_cluster, root=root.absolute(), settings=settings)
+            there = root.absolute() if isinstance(root, Path) else root
+            apart = partial(_read_on_cluster, root=there, settings=settings)
             try:
                 yield client.get_executor(pure=False), apart
             except (CancelledError, _dask().KilledWorker) as error:
@@ -318,7 +319,7 @@ def _in_flight(
 
 
 def _read_on_cluster(
-    images: Sequence[ListedImage], root: Path, settings: ImagesConfig
+    images: Sequence[ListedImage], root: Path | Bucket, settings: ImagesConfig
 ) -> list[_Answer]:
     # In a process of the cluster, whose pool is kept for the next task: a decoder cannot be sent.
     decoder = shared_decoder(settings, settings.workers or available_cores())
@@ -326,7 +327,7 @@ def _read_on_cluster(
 
 
 def _read(
-    images: Sequence[ListedImage], decoder: Decoder, root: Path, settings: ImagesConfig
+    images: Sequence[ListedImage], decoder: Decoder, root: Path | Bucket, settings: ImagesConfig
 ) -> list[_Answer]:
     answers: list[_Answer] = []
     for listed in images:
