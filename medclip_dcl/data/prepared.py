@@ -201,7 +201,7 @@ def _images(batch: pa.RecordBatch, size_px: int) -> npt.NDArray[np.uint8]:
 
 
 _BATCH = 4  # images in one task: few enough to share evenly, many enough to pay for the message
-_AHEAD = 2  # shards under way, so that no worker waits while one is written
+_AHEAD = 2  # shards under way at least, so that no worker waits while one is written
 
 
 class ListedImage(NamedTuple):
@@ -238,8 +238,9 @@ def prepare_images(
     done = len(images) - sum(len(part) for _, part in todo)
     with Progress("prepare images", len(images), "image", done=done) as progress:
         if todo:
-            with _workers(root, settings) as (executor, read):
-                for number, part, batches in _in_flight(executor, read, todo):
+            with _workers(root, settings) as (executor, read, cores):
+                ahead = partial(shards_ahead, cores, settings.shard_rows)
+                for number, part, batches in _in_flight(executor, read, todo, ahead):
                     answers: list[_Answer] = []
                     for batch in batches:
                         answers += batch
@@ -264,14 +265,16 @@ def prepare_images(
 
 
 @contextmanager
-def _workers(root: Path | Bucket, settings: ImagesConfig) -> Iterator[tuple[Executor, _Reader]]:
-    """Give an executor, and what it is to do with images: here, or on a cluster."""
+def _workers(
+    root: Path | Bucket, settings: ImagesConfig
+) -> Iterator[tuple[Executor, _Reader, Callable[[], int]]]:
+    """Give an executor, here or on a cluster, what it is to do with images, and its cores."""
     if settings.dask_scheduler:
         with _cluster(settings.dask_scheduler) as client:
             there = root.absolute() if isinstance(root, Path) else root
             apart = partial(_read_on_cluster, root=there, settings=settings)
             try:
-                yield client.get_executor(pure=False), apart
+                yield client.get_executor(pure=False), apart, lambda: sum(client.ncores().values())
             except (CancelledError, _dask().KilledWorker) as error:
                 raise LaunchError(
                     "the Dask cluster was lost, or its workers die; the shards so far are kept: "
@@ -281,7 +284,8 @@ def _workers(root: Path | Bucket, settings: ImagesConfig) -> Iterator[tuple[Exec
     workers = settings.workers or available_cores()
     with Decoder(settings, workers) as decoder, ThreadPoolExecutor(workers) as threads:
         try:
-            yield threads, partial(_read, decoder=decoder, root=root, settings=settings)
+            read = partial(_read, decoder=decoder, root=root, settings=settings)
+            yield threads, read, lambda: workers
         finally:
             threads.shutdown(cancel_futures=True)
 
@@ -305,15 +309,23 @@ def _cluster(address: str) -> Any:
         ) from error
 
 
+def shards_ahead(cores: Callable[[], int], shard_rows: int) -> int:
+    """Count the shards to have under way, so that each core has a task, and the next one waits."""
+    return max(_AHEAD, 1 + -(-2 * cores() * _BATCH // shard_rows))
+
+
 def _in_flight(
-    executor: Executor, read: _Reader, parts: Iterable[tuple[int, Sequence[ListedImage]]]
+    executor: Executor,
+    read: _Reader,
+    parts: Iterable[tuple[int, Sequence[ListedImage]]],
+    ahead: Callable[[], int],
 ) -> Iterator[tuple[int, Sequence[ListedImage], Iterator[list[_Answer]]]]:
     # Shards are started ahead of the one that is waited for.
     started: deque[tuple[int, Sequence[ListedImage], Iterator[list[_Answer]]]] = deque()
     for number, part in parts:
         batches = [part[at : at + _BATCH] for at in range(0, len(part), _BATCH)]
         started.append((number, part, executor.map(read, batches)))
-        if len(started) == _AHEAD:
+        while len(started) >= ahead():
             yield started.popleft()
     yield from started
 
