@@ -15,6 +15,10 @@ Two processes of a tiny model with dropout are stopped, one goes on and is stopp
 A table and 600 PNG images are listed and prepared from a folder, and from a bucket whose every
 tenth request fails. `bucket_differs` counts the artifacts that are not the same, byte for byte.
 
+`cluster`
+The same images are prepared by two Dask workers, one of which is killed once a shard is there.
+`cluster_differs` is 1 where the artifact is another than that of this machine alone.
+
 `--into` adds the figures to a kept output of `benchmarks.scale`, with their own date and commit.
 """
 
@@ -23,11 +27,14 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +42,7 @@ import yaml
 from PIL import Image
 
 from benchmarks.record import finish, judge, keep_figures
-from medclip_dcl.artifact import make_fingerprint, open_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.models.settings import SimilarityConfig
@@ -58,6 +65,8 @@ BARS = {
     "index_hits": "10",
     "resume_difference_ppm": "<= 1",
     "bucket_differs": "0",
+    "cluster_differs": "0",
+    "cluster_lost_images": "0",
 }
 
 _IMAGES, _TEXTS = 234_073, 500_000
@@ -202,7 +211,6 @@ def resume_figures(work: Path, quick: bool) -> dict[str, float]:
 
 def bucket_figures(work: Path, quick: bool) -> dict[str, float]:
     """List and prepare images of a folder, and of a bucket that fails now and then."""
-    from pipelines import build_manifest, prepare_images
     from testing.object_store import failing_store
 
     folder = work / "bucket"
@@ -213,16 +221,11 @@ def bucket_figures(work: Path, quick: bool) -> dict[str, float]:
     with failing_store(studies, _FAILS_EVERY) as store:
         os.environ |= store.environment
         for name, root in (("local", str(studies)), ("remote", store.url)):
-            config = folder / f"{name}.yaml"
-            config.write_text(yaml.safe_dump(_bucket_config(folder / name, root)))
             begun = time.perf_counter()
-            codes = [
-                job.main(["--config", str(config)]) for job in (build_manifest, prepare_images)
-            ]
-            assert codes == [0, 0], f"the stages ended with {codes}"
+            images = _prepared(folder, name, root)
             spent.append(time.perf_counter() - begun)
-            kinds = (manifest.ARTIFACT, prepared.ARTIFACT)
-            digests.append([open_artifact(kind.at(folder / name), kind).digest for kind in kinds])
+            listed = open_artifact(manifest.ARTIFACT.at(folder / name), manifest.ARTIFACT)
+            digests.append([listed.digest, images.digest])
         asked = next(store.requests) - 1
     shutil.rmtree(folder)
     return {
@@ -231,6 +234,52 @@ def bucket_figures(work: Path, quick: bool) -> dict[str, float]:
         "bucket_failed_on_purpose": asked // _FAILS_EVERY,
         "bucket_over_folder_wall": spent[1] / spent[0],
     }
+
+
+def cluster_figures(work: Path, quick: bool) -> dict[str, float]:
+    """Prepare images by two workers of a Dask cluster, of which one is killed on the way."""
+    from distributed import LocalCluster
+
+    folder = work / "cluster"
+    shutil.rmtree(folder, ignore_errors=True)
+    write_studies(folder / "studies", 120 if quick else 600)
+    root = str(folder / "studies")
+    here = _prepared(folder, "here", root)
+    draft = folder / "there" / ".prepared.draft"
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        pid = cluster.workers[0].pid
+
+        def kill_after_a_shard() -> None:
+            while not list(draft.glob("shard-*")):
+                time.sleep(0.01)
+            os.kill(pid, signal.SIGKILL)
+            killed.append(len(list(draft.glob("shard-*"))))
+
+        killed: list[int] = []
+        threading.Thread(target=kill_after_a_shard, daemon=True).start()
+        there = _prepared(folder, "there", root, dask_scheduler=cluster.scheduler_address)
+    lost = here.summary["images"] - there.summary["images"]
+    shards = len(there.files) - 1
+    shutil.rmtree(folder)
+    if not killed or killed[0] == shards:
+        raise RuntimeError("the worker was killed too late; run it again")
+    return {"cluster_differs": int(here.digest != there.digest), "cluster_lost_images": lost}
+
+
+def _prepared(folder: Path, name: str, root: str, **images: Any) -> Artifact:
+    from pipelines import build_manifest, prepare_images
+
+    columns = {"path": "image", "study_id": "study", "subject_id": "patient", "report": "report"}
+    tree = {
+        "work": str(folder / name),
+        "source": {"kind": "table", "root": root, "table": "studies.csv", "columns": columns},
+        "images": {"size_px": 48, "shard_rows": 64, **images},
+    }
+    config = folder / f"{name}.yaml"
+    config.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    codes = [job.main(["--config", str(config)]) for job in (build_manifest, prepare_images)]
+    assert codes == [0, 0], f"the stages ended with {codes}"
+    return open_artifact(prepared.ARTIFACT.at(folder / name), prepared.ARTIFACT)
 
 
 def write_studies(folder: Path, images: int) -> None:
@@ -245,16 +294,11 @@ def write_studies(folder: Path, images: int) -> None:
     (folder / "studies.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _bucket_config(work: Path, root: str) -> dict[str, object]:
-    columns = {"path": "image", "study_id": "study", "subject_id": "patient", "report": "report"}
-    source = {"kind": "table", "root": root, "table": "studies.csv", "columns": columns}
-    return {"work": str(work), "source": source, "images": {"size_px": 48, "shard_rows": 64}}
-
-
 PARTS: dict[str, Callable[[Path, bool], dict[str, float]]] = {
     "index": index_figures,
     "resume": resume_figures,
     "bucket": bucket_figures,
+    "cluster": cluster_figures,
 }
 
 

@@ -227,7 +227,7 @@ def split_reports(
     del texts
     tables, masked = [SENTENCES.schema.empty_table()], 0
     for start in range(0, len(parts), _SECTIONS_AT_ONCE):
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 **{key: report[key] for key in ("study_id", "subject_id", "split")},
                 "section": name,
