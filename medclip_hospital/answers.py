@@ -22,7 +22,7 @@ from medclip_dcl.data import manifest
 from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import REASONS, ImagesConfig
-from medclip_dcl.data.row_images import image_source
+from medclip_dcl.data.row_images import Bucket, image_source
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError, ServiceError, StudyError
 from medclip_dcl.files import sync_file
@@ -88,7 +88,7 @@ _CONNECTIONS = 4
 _NOT_DICOM = "unknown_format"
 _OF_THE_SERVICE = 500  # status from which on a code is not about the image: `deadline` is both
 
-Source = Path | memoryview
+Source = Path | bytes | memoryview
 Answer = ClassifyAnswer | str
 """What is answered, or the code of a refusal."""
 Ask = Callable[[Sequence[Source | None]], list[Answer]]
@@ -196,7 +196,7 @@ def _without_identity(decoder: Decoder, source: Source) -> Path | bytes:
 def answer_images(
     folder: Path,
     images: Sequence[AskedImage],
-    root: Path,
+    root: Path | Bucket,
     ask: Ask,
     settings: AnswerConfig,
     limits: ImagesConfig,
@@ -249,7 +249,7 @@ def answer_images(
     }
 
 
-def _source(root: Path, path: str) -> Source | None:
+def _source(root: Path | Bucket, path: str) -> Source | None:
     try:
         return image_source(root, path)
     except StudyError:
