@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "gpu")
-SPEED += ("precision", "scale", "scale_training", "embed")
+SPEED += ("precision", "scale", "scale_limits", "scale_training", "embed")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
 RELIABILITY += ("gateway", "input_range", "soak")
 METHOD = (

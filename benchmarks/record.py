@@ -105,6 +105,17 @@ def finish(
     return int(strict and not all(met for _, met in bars.values()))
 
 
+def keep_figures(file: Path, name: str, figures: Mapping[str, float], bars: Bars) -> None:
+    """Add figures to a kept output, and say when and on what code `name` measured them."""
+    tree = json.loads(file.read_text(encoding="utf-8"))
+    tree["figures"] |= {key: round(float(value), 6) for key, value in figures.items()}
+    tree["bars"] |= {key: {"bar": bar, "met": bool(met)} for key, (bar, met) in bars.items()}
+    measured = {"machine": machine(), "commit": commit(), "figures": sorted(figures)}
+    kept = tree.setdefault("kept", {})
+    kept[name] = [*kept.get(name, []), measured]
+    file.write_text(json.dumps(tree) + "\n", encoding="utf-8")
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -131,6 +131,10 @@ class HubError(MedclipError):
     """A model hub cannot be reached, or refuses."""
 
 
+class StoreError(MedclipError):
+    """An object store cannot be reached, or refuses."""
+
+
 class TrainingError(MedclipError):
     """Training cannot go on."""
 

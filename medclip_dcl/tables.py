@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from medclip_dcl.errors import ArtifactCorrupt
-from medclip_dcl.files import sync_file
+from medclip_dcl.files import denials_named, sync_file
 
 SPLITS = ("train", "validate", "test")
 """Values of every column `split`."""
@@ -77,12 +77,13 @@ def read_table(folder: Path, form: TableFormat, columns: Sequence[str] | None = 
     """
     path = folder / form.file
     try:
-        if path.suffix == ".arrow":
-            with pa.memory_map(str(path)) as source:
-                table = pa.ipc.open_file(source).read_all()
-            table.validate(full=True)
-        else:
-            table = pq.read_table(path, page_checksum_verification=True, memory_map=False)
+        with denials_named(path):
+            if path.suffix == ".arrow":
+                with pa.memory_map(str(path)) as source:
+                    table = pa.ipc.open_file(source).read_all()
+                table.validate(full=True)
+            else:
+                table = pq.read_table(path, page_checksum_verification=True, memory_map=False)
     except (OSError, pa.ArrowException) as error:
         raise ArtifactCorrupt(f"table {path} is missing or damaged; rerun its job") from error
     if table.schema.remove_metadata() != form.schema:

@@ -22,7 +22,7 @@ from medclip_dcl.data import manifest
 from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.row_images import image_source
+from medclip_dcl.data.row_images import Bucket, image_source
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError, ServiceError, StudyError
 from medclip_dcl.files import sync_file
@@ -88,7 +88,7 @@ _CONNECTIONS = 4
 _PER_REQUEST, _MOST_BYTES = 4, 16 << 20  # images of a request, and their bytes: else each alone
 _NOT_DICOM = "unknown_format"
 
-Source = Path | memoryview
+Source = Path | bytes | memoryview
 Answer = ClassifyAnswer | str
 """What is answered, or the code of a refusal."""
 Ask = Callable[[Sequence[Source | None]], list[Answer]]
@@ -210,7 +210,7 @@ def _without_identity(decoder: Decoder, source: Source | None) -> bytes | str:
 def answer_images(
     folder: Path,
     images: Sequence[AskedImage],
-    root: Path,
+    root: Path | Bucket,
     ask: Ask,
     settings: AnswerConfig,
     limits: ImagesConfig,
@@ -264,7 +264,7 @@ def answer_images(
     }
 
 
-def _source(root: Path, path: str) -> Source | None:
+def _source(root: Path | Bucket, path: str) -> Source | None:
     try:
         return image_source(root, path)
     except StudyError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.data.records import BoxTable, ImageRecord
+from medclip_dcl.data.row_images import Bucket
 from medclip_dcl.data.source_settings import CONSTANT, BoxColumn, SourceConfig, relative_to_root
 from medclip_dcl.data.table_files import read_any, take_rows
 from medclip_dcl.errors import ConfigError, StudyError
@@ -39,7 +40,7 @@ def read_boxes(
     path: Path,
     images: Iterable[ImageRecord],
     settings: SourceConfig | None = None,
-    root: Path | None = None,
+    root: Path | Bucket | None = None,
 ) -> BoxTable:
     """Read a box table, such as MS-CXR's CSV.
 

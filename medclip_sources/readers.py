@@ -3,18 +3,21 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from medclip_dcl.data.records import BoxTable, RawStudies, Source
+from medclip_dcl.data.row_images import Bucket
 from medclip_dcl.data.source_settings import Resolve, SourceConfig, find_file
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.plugins import SOURCES
 from medclip_sources import dicom_folder, huggingface, mimic_cxr, open_i, table
 from medclip_sources.boxes import read_boxes
 from medclip_sources.labels import join_labels
+from medclip_sources.object_store import open_root
 
-READERS: dict[str, Callable[[Path, SourceConfig, Resolve], RawStudies]] = {
+READERS: dict[str, Callable[[Any, SourceConfig, Resolve], RawStudies]] = {
     "mimic_cxr": mimic_cxr.read_mimic_cxr,
     "open_i": lambda root, _settings, _resolve: open_i.read_open_i(root),
     "table": table.read_mapped_table,
@@ -32,7 +35,7 @@ def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
         ConfigError: a setting that the kind of source needs is empty.
         StudyError: a table is missing or cannot be read.
     """
-    root = resolve(settings.root)
+    root = open_root(settings, resolve)
     raw = (READERS | dict(SOURCES))[settings.kind](root, settings, resolve)
     if settings.labels:
         raw.tables["labels"] = find_file("labels", settings.labels, root, resolve)
@@ -55,7 +58,7 @@ def _require_findings(labels: pa.Table, settings: SourceConfig) -> None:
         )
 
 
-def images_root(settings: SourceConfig, resolve: Resolve) -> Path:
-    """Give the folder that the image paths of a manifest are relative to."""
+def images_root(settings: SourceConfig, resolve: Resolve) -> Path | Bucket:
+    """Give the folder or bucket that the image paths of a manifest are relative to."""
     is_copied = settings.kind == "huggingface" and settings.materialise
-    return huggingface.ROWS.at(resolve("${WORK}")) if is_copied else resolve(settings.root)
+    return huggingface.ROWS.at(resolve("${WORK}")) if is_copied else open_root(settings, resolve)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from medclip_dcl.data.row_images import (
+    Bucket,
     is_list,
     open_arrow,
     row_name,
@@ -31,7 +32,7 @@ _BUFFER = {"buffer_size": 1 << 20, "pre_buffer": False}
 
 
 def read_columns(
-    path: Path, columns: Sequence[str], image: str, root: Path, settings: SourceConfig
+    path: Path, columns: Sequence[str], image: str, root: Path | Bucket, settings: SourceConfig
 ) -> pa.Table:
     """Read columns of a table's file, named as they are asked for.
 
@@ -50,7 +51,7 @@ def read_columns(
 
 
 def _read(
-    path: Path, columns: Sequence[str], image: str, root: Path, settings: SourceConfig
+    path: Path, columns: Sequence[str], image: str, root: Path | Bucket, settings: SourceConfig
 ) -> pa.Table:
     suffix, wanted = path.suffix.lower(), list(dict.fromkeys(columns))
     if suffix == ".parquet" and path.is_file():
@@ -175,7 +176,9 @@ def _leaves(file: pq.ParquetFile, head: str, *, raw: bool) -> list[str]:
     ]
 
 
-def _parquet_images(file: pq.ParquetFile, path: Path, image: str, root: Path) -> Iterator[pa.Array]:
+def _parquet_images(
+    file: pq.ParquetFile, path: Path, image: str, root: Path | Bucket
+) -> Iterator[pa.Array]:
     ((head, fields),) = _split(file.schema_arrow.names, [image], path)
     raw, texts = (_leaves(file, head, raw=kind) for kind in (True, False))
     index_of = {file.schema.column(index).path: index for index in range(len(file.schema))}
@@ -198,7 +201,13 @@ def _parquet_images(file: pq.ParquetFile, path: Path, image: str, root: Path) ->
 
 
 def _names(
-    array: pa.Array, path: Path, image: str, root: Path, row: int, *, all_there: bool = False
+    array: pa.Array,
+    path: Path,
+    image: str,
+    root: Path | Bucket,
+    row: int,
+    *,
+    all_there: bool = False,
 ) -> pa.Array:
     """Say where the images of some rows are; `row`: the first, `all_there`: none lacks bytes."""
     listed = is_list(array.type)
@@ -212,8 +221,8 @@ def _names(
     has_bytes, paths = _elements(flat, image, path)
     file = ""
     if all_there or any(has_bytes):
-        if not path.resolve().is_relative_to(root.resolve()):
-            raise StudyError(f"{path.name} holds images; put it under source.root")
+        if not isinstance(root, Path) or not path.resolve().is_relative_to(root.resolve()):
+            raise StudyError(f"{path.name} holds images; put it under source.root, a folder")
         file = path.resolve().relative_to(root.resolve()).as_posix()
     names = pa.array(
         [

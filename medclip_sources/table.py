@@ -17,7 +17,7 @@ from medclip_dcl.data.records import (
     TableRows,
     Text,
 )
-from medclip_dcl.data.row_images import file_of, is_list
+from medclip_dcl.data.row_images import Bucket, file_of, is_list
 from medclip_dcl.data.source_settings import (
     CONSTANT,
     FIELD,
@@ -52,7 +52,7 @@ class RowFile(NamedTuple):
     split: str = ""
 
 
-def read_mapped_table(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
+def read_mapped_table(root: Path | Bucket, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """Read the table `source.table` as `read_row_files`."""
     named = settings.table if isinstance(settings.table, dict) else {"": settings.table}
     files = [
@@ -62,7 +62,9 @@ def read_mapped_table(root: Path, settings: SourceConfig, resolve: Resolve) -> R
     return read_row_files(root, files, settings)
 
 
-def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig) -> RawStudies:
+def read_row_files(
+    root: Path | Bucket, files: Sequence[RowFile], settings: SourceConfig
+) -> RawStudies:
     """Read rows by the columns that the settings map; images alone without a column of text.
 
     Several files with one name are read as one, in order.
@@ -97,6 +99,7 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
             found.add(file, row, columns, where, lists)
         labels += [table.select(of_labels)] if of_labels else []
         if where and any(_in_rows(value) for value in where):  # too large to be hashed at each run
+            assert isinstance(root, Path), "images of rows are read from folders alone"
             stamped.append(file.path.resolve().relative_to(root.resolve()).as_posix())
         else:
             name = f"{file.name}/{file.path.name}"

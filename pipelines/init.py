@@ -23,6 +23,8 @@ from .cli import tool_main
 from .column_guesses import ROLES, TableGuess, guess_table
 
 if TYPE_CHECKING:
+    from medclip_dcl.data.row_images import Bucket
+
     from .config import Config
 
 _BATCH = 32
@@ -157,7 +159,7 @@ def _write_preview(page: Path, config: "Config") -> None:
     page.write_text(render({"name": config.source.table, "pairs": pairs}, "preview.html"))
 
 
-def _picture(root: Path, path: str) -> dict[str, str]:
+def _picture(root: "Path | Bucket", path: str) -> dict[str, str]:
     from medclip_dcl.data.grayscale import square
     from medclip_dcl.data.images import open_image
     from medclip_dcl.data.row_images import image_source

@@ -17,7 +17,7 @@ from medclip_dcl.data import manifest
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.records import ImageRecord, Text
-from medclip_dcl.data.row_images import image_source
+from medclip_dcl.data.row_images import Bucket, image_source
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError
 from medclip_dcl.progress import Progress
@@ -95,7 +95,7 @@ def count_labels(labels: pa.Table | None, studies: Collection[str], rows: Iterab
 def inspect_images(
     folder: Path,
     listed: Sequence[ImageRecord],
-    root: Path,
+    root: Path | Bucket,
     settings: ImagesConfig,
     wanted: int,
     seed: int,
@@ -120,7 +120,7 @@ def inspect_images(
             threads.shutdown(cancel_futures=True)
 
 
-def inspect_image(record: ImageRecord, root: Path, decoder: Decoder) -> Row:
+def inspect_image(record: ImageRecord, root: Path | Bucket, decoder: Decoder) -> Row:
     """Open an image through the gate: a row of `IMAGES`."""
     row = dict.fromkeys(IMAGES.schema.names) | {"image_id": record.image_id, "code": ""}
     try:

@@ -28,7 +28,7 @@ def build(job: Job) -> None:
 
     def write(writer: ArtifactWriter) -> Mapping[str, Any]:
         columns = ("study_id", "text", "text_key")
-        rows = read_table(source.path, sentences.SENTENCES, columns).to_pylist()
+        rows = read_table(source.path, sentences.SENTENCES, columns)
         return labels.write_claims(writer.directory, rows, given)
 
     inputs: dict[str, Artifact | str] = {"sentences": source}

@@ -23,8 +23,8 @@ def build(job: Job) -> None:
 
     def write(writer: ArtifactWriter) -> Mapping[str, Any]:
         reports = read_table(source.path, manifest.REPORTS).to_pylist()
-        rows, summary = sentences.split_reports(reports, settings)
-        write_table(writer.directory, sentences.SENTENCES, rows)
+        table, summary = sentences.split_reports(reports, settings)
+        write_table(writer.directory, sentences.SENTENCES, table)
         return summary
 
     inputs = {"manifest": source}

@@ -34,7 +34,7 @@ import torch
 import yaml
 from transformers import BertConfig, BertForMaskedLM
 
-from benchmarks.record import commit, finish, judge, machine
+from benchmarks.record import finish, judge, keep_figures
 from medclip_dcl.artifact import ArtifactType, make_fingerprint
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import manifest, prepared
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures |= _chunk_figures()
     judged = judge(figures, BARS)
     if arguments.into is not None:
-        _merge(arguments.into, figures, judged)
+        keep_figures(arguments.into, "scale_training", figures, judged)
     return finish("scale_training", figures, judged)
 
 
@@ -116,17 +116,6 @@ def _chunk_figures() -> dict[str, float]:
         "gradcache_step_512_over_64": many["step_bytes"] / few["step_bytes"],
         "gradcache_peak_512_gib": many["peak_bytes"] / 2**30,
     }
-
-
-def _merge(file: Path, figures: Mapping[str, float], bars: Mapping[str, tuple[str, bool]]) -> None:
-    """Add figures to a kept output, and say when and on what code they were measured."""
-    tree = json.loads(file.read_text(encoding="utf-8"))
-    tree["figures"] |= {name: round(value, 6) for name, value in figures.items()}
-    tree["bars"] |= {name: {"bar": bar, "met": met} for name, (bar, met) in bars.items()}
-    measured = {"machine": machine(), "commit": commit(), "figures": sorted(figures)}
-    kept = tree.setdefault("kept", {})
-    kept["scale_training"] = [*kept.get("scale_training", []), measured]
-    file.write_text(json.dumps(tree) + "\n", encoding="utf-8")
 
 
 # --- Processes

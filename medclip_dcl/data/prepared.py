@@ -27,7 +27,7 @@ from medclip_dcl.data import manifest
 from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.data.images import Decoder, shared_decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.row_images import image_source
+from medclip_dcl.data.row_images import Bucket, image_source
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ImageError, LaunchError, StudyError
 from medclip_dcl.progress import Progress
@@ -203,7 +203,7 @@ def _images(batch: pa.RecordBatch, size_px: int) -> npt.NDArray[np.uint8]:
 _BATCH = 4  # images in one task: few enough to share evenly, many enough to pay for the message
 _SHARD_ROWS = 512  # images in a shard, the unit that is resumed: a kill loses seconds
 _LEAST_SHARDS = 16  # of fewer images: a kill loses a share
-_AHEAD = 2  # shards under way, so that no worker waits while one is written
+_AHEAD = 2  # shards under way at least, so that no worker waits while one is written
 
 
 class ListedImage(NamedTuple):
@@ -226,7 +226,7 @@ def list_images(listed: Artifact) -> list[ListedImage]:
 def prepare_images(
     folder: Path,
     images: Sequence[ListedImage],
-    root: Path,
+    root: Path | Bucket,
     settings: ImagesConfig,
     max_reject_share: float = 1.0,
     workers: int = 0,
@@ -246,8 +246,9 @@ def prepare_images(
     done = len(images) - sum(len(part) for _, part in todo)
     with Progress("prepare images", len(images), "image", done=done) as progress:
         if todo:
-            with _workers(root, settings, workers or available_cores()) as (executor, read):
-                for number, part, batches in _in_flight(executor, read, todo):
+            with _workers(root, settings, workers or available_cores()) as (executor, read, cores):
+                ahead = partial(shards_ahead, cores, size)
+                for number, part, batches in _in_flight(executor, read, todo, ahead):
                     answers: list[_Answer] = []
                     for batch in batches:
                         answers += batch
@@ -273,14 +274,15 @@ def prepare_images(
 
 @contextmanager
 def _workers(
-    root: Path, settings: ImagesConfig, workers: int
-) -> Iterator[tuple[Executor, _Reader]]:
-    """Give an executor, and what it is to do with images: here, or on a cluster."""
+    root: Path | Bucket, settings: ImagesConfig, workers: int
+) -> Iterator[tuple[Executor, _Reader, Callable[[], int]]]:
+    """Give an executor, here or on a cluster, what it is to do with images, and its cores."""
     if settings.dask_scheduler:
         with _cluster(settings.dask_scheduler) as client:
-            apart = partial(_read_on_cluster, root=root.absolute(), settings=settings)
+            there = root.absolute() if isinstance(root, Path) else root
+            apart = partial(_read_on_cluster, root=there, settings=settings)
             try:
-                yield client.get_executor(pure=False), apart
+                yield client.get_executor(pure=False), apart, lambda: sum(client.ncores().values())
             except (CancelledError, _dask().KilledWorker) as error:
                 raise LaunchError(
                     "the Dask cluster was lost, or its workers die; the shards so far are kept: "
@@ -289,7 +291,8 @@ def _workers(
         return
     with Decoder(settings, workers) as decoder, ThreadPoolExecutor(workers) as threads:
         try:
-            yield threads, partial(_read, decoder=decoder, root=root, settings=settings)
+            read = partial(_read, decoder=decoder, root=root, settings=settings)
+            yield threads, read, lambda: workers
         finally:
             threads.shutdown(cancel_futures=True)
 
@@ -313,21 +316,29 @@ def _cluster(address: str) -> Any:
         ) from error
 
 
+def shards_ahead(cores: Callable[[], int], shard_rows: int) -> int:
+    """Count the shards to have under way, so that each core has a task, and the next one waits."""
+    return max(_AHEAD, 1 + -(-2 * cores() * _BATCH // shard_rows))
+
+
 def _in_flight(
-    executor: Executor, read: _Reader, parts: Iterable[tuple[int, Sequence[ListedImage]]]
+    executor: Executor,
+    read: _Reader,
+    parts: Iterable[tuple[int, Sequence[ListedImage]]],
+    ahead: Callable[[], int],
 ) -> Iterator[tuple[int, Sequence[ListedImage], Iterator[list[_Answer]]]]:
     # Shards are started ahead of the one that is waited for.
     started: deque[tuple[int, Sequence[ListedImage], Iterator[list[_Answer]]]] = deque()
     for number, part in parts:
         batches = [part[at : at + _BATCH] for at in range(0, len(part), _BATCH)]
         started.append((number, part, executor.map(read, batches)))
-        if len(started) == _AHEAD:
+        while len(started) >= ahead():
             yield started.popleft()
     yield from started
 
 
 def _read_on_cluster(
-    images: Sequence[ListedImage], root: Path, settings: ImagesConfig
+    images: Sequence[ListedImage], root: Path | Bucket, settings: ImagesConfig
 ) -> list[_Answer]:
     # In a process of the cluster, whose pool is kept for the next task: a decoder cannot be sent.
     decoder = shared_decoder(settings, available_cores())
@@ -335,7 +346,7 @@ def _read_on_cluster(
 
 
 def _read(
-    images: Sequence[ListedImage], decoder: Decoder, root: Path, settings: ImagesConfig
+    images: Sequence[ListedImage], decoder: Decoder, root: Path | Bucket, settings: ImagesConfig
 ) -> list[_Answer]:
     answers: list[_Answer] = []
     for listed in images:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from medclip_dcl.artifact import json_digest
-from medclip_dcl.data.row_images import stamp_files
+from medclip_dcl.data.row_images import Bucket, stamp_files
 from medclip_dcl.files import sha256_file
 
 LONGEST_REPORT = 1_000_000
@@ -88,7 +88,7 @@ class TableRows:
 class RawStudies:
     """All rows of a source: images, studies or both, ids as they stand, repeats included."""
 
-    root: Path  # that image paths are relative to
+    root: Path | Bucket  # that image paths are relative to
     images: list[ImageRecord] = field(default_factory=list)
     studies: list[Study] = field(default_factory=list)  # in the source's order
     has_images: bool = True  # without, studies stand alone
@@ -106,7 +106,7 @@ class RawStudies:
     card: dict[str, str] = field(default_factory=dict)  # name, commit, licence, terms of a dataset
 
     @property
-    def reports_root(self) -> Path:
+    def reports_root(self) -> Path | Bucket:
         """Folder that report paths are relative to."""
         return self.reports_folder or self.root
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,19 @@ import pyarrow.parquet as pq
 
 from medclip_dcl.errors import StudyError
 from medclip_dcl.files import path_under
+
+
+class Bucket(Protocol):
+    """Objects of a store in the place of a folder; paths are relative to its URL."""
+
+    url: str
+
+    def state(self, path: str) -> tuple[int, str] | None:
+        """Give an object's size and version; None: it is not there."""
+
+    def read(self, path: str) -> bytes:
+        """Read an object; StudyError where there is none, StoreError where the store fails."""
+
 
 _NAME = re.compile(
     r"(?P<file>.+\.(?:parquet|arrow))#(?P<column>.+?)\[(?P<row>\d+)\](?:\[(?P<k>\d+)\])?", re.DOTALL
@@ -38,11 +51,13 @@ def file_of(path: str) -> str:
     return match["file"] if match else path
 
 
-def stamp_files(root: Path, paths: Iterable[str]) -> str:
+def stamp_files(root: Path | Bucket, paths: Iterable[str]) -> str:
     """Name the state of files without reading them: a hash of names, sizes and times of change."""
     digest = hashlib.sha256()
 
     def state(file: str) -> str:
+        if not isinstance(root, Path):
+            return "\0".join(map(str, root.state(file) or ("missing",)))
         try:
             facts = (root / file).stat()
         except (OSError, ValueError):
@@ -57,12 +72,15 @@ def stamp_files(root: Path, paths: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def image_source(root: Path, path: str) -> Path | memoryview:
-    """Give what the image gate reads for a manifest's `path`: a file, or the bytes of a row.
+def image_source(root: Path | Bucket, path: str) -> Path | bytes | memoryview:
+    """Give what the image gate reads for a manifest's `path`: a file, an object, or bytes of a row.
 
     Raises:
         StudyError: the path leaves the root, or there is no such file, column, row or image.
+        StoreError: the object store does not answer, or refuses.
     """
+    if not isinstance(root, Path):
+        return root.read(path)
     match = _NAME.fullmatch(path)
     if match is None:
         return path_under(root, path)

@@ -15,7 +15,7 @@ from medclip_dcl.data.records import (
     Study,
     Text,
 )
-from medclip_dcl.data.row_images import file_of
+from medclip_dcl.data.row_images import Bucket, file_of
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.table_files import POINTER_BYTES, is_pointer
 from medclip_dcl.errors import StudyError
@@ -130,7 +130,7 @@ def _reasons_of(
     )
 
 
-def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
+def _fault(image: ImageRecord, root: Path | Bucket, settings: SourceConfig) -> str:
     """Give the code of the reason why an image cannot be used, or nothing."""
     frontal = {view.upper() for view in settings.frontal_views}
     if settings.images_per_study == "all" or image.view.upper() in frontal:
@@ -142,10 +142,16 @@ def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
     return file_fault(image, root)
 
 
-def file_fault(image: ImageRecord, root: Path) -> str:
+def file_fault(image: ImageRecord, root: Path | Bucket) -> str:
     """Give the code of the reason why an image's file cannot be used, or nothing."""
     if file_of(image.path) != image.path:
         return ""  # bytes that the source has seen in its row
+    if not isinstance(root, Path):
+        state = root.state(image.path)
+        if state is None:
+            return "missing_image"
+        is_short = state[0] <= POINTER_BYTES
+        return "pointer_file" if is_short and is_pointer(root.read(image.path)) else ""
     try:
         path = path_under(root, image.path)
     except StudyError:
@@ -154,10 +160,11 @@ def file_fault(image: ImageRecord, root: Path) -> str:
     return "pointer_file" if is_short and is_pointer(path.read_bytes()) else ""
 
 
-def _text(study: Study, root: Path, fallback: str) -> Text | str:
+def _text(study: Study, root: Path | Bucket, fallback: str) -> Text | str:
     """Give the sections, or the code of the reason why there are none."""
     report = study.report
     if isinstance(report, str):
+        assert isinstance(root, Path), "reports of their own are read from folders alone"
         try:
             path = path_under(root, report)
         except StudyError:

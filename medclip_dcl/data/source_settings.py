@@ -8,7 +8,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from medclip_dcl.data.row_images import Bucket
 from medclip_dcl.errors import StudyError
+from medclip_dcl.files import write_bytes
 from medclip_dcl.plugins import SOURCES
 from medclip_dcl.settings import NO_EFFECT, Section
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -33,7 +35,9 @@ class SourceConfig(Section):
     whose columns are mapped as a table's; or a source of a plugin."""
     # The manifest depends on the files, whose digests are its inputs, and not on where they lie.
     root: Annotated[str, NO_EFFECT] = "${WORK}/studies"
-    """Folder that every image path of the source is relative to."""
+    """Folder that every image path of the source is relative to; or, of kind `table`, a bucket:
+    `s3://BUCKET/PREFIX`, `gs://` or `az://`, with credentials from the environment or the role of
+    the machine (extra `bucket`)."""
     tables: Annotated[str, NO_EFFECT] = ""
     """Folder of the release's tables (kind `mimic_cxr`), plain or `.gz`; empty: `root`. The DICOM
     release has no views in its own: name the folder of MIMIC-CXR-JPG's."""
@@ -190,12 +194,21 @@ Resolve = Callable[[str], Path]
 """Path setting -> path, variables such as `${WORK}` filled in."""
 
 
-def find_file(setting: str, text: str, root: Path, resolve: Resolve) -> Path:
+def find_file(setting: str, text: str, root: Path | Bucket, resolve: Resolve) -> Path:
     """Find the file of a path setting, relative to the current folder or else to the root.
+
+    A file of a bucket is copied to `${WORK}/tables`.
 
     Raises:
         StudyError: there is no such file.
     """
+    if not isinstance(root, Path):
+        if (here := resolve(text)).is_file():
+            return here
+        copy = resolve("${WORK}") / "tables" / here.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(copy, root.read(text))
+        return copy
     places = list(dict.fromkeys((resolve(text), root / resolve(text))))
     found = next((path for path in places if path.is_file()), None)
     if found is None:
@@ -220,13 +233,16 @@ def _is_table(path: Path) -> bool:
     return path.suffix.lower() in ends
 
 
-def relative_to_root(root: Path, settings: SourceConfig) -> Callable[[str], str]:
+def relative_to_root(root: Path | Bucket, settings: SourceConfig) -> Callable[[str], str]:
     """Make the function that writes paths of a table as the manifest does: relative to the root.
 
     It cuts off `source.prefix_strip`, or the root, as it is set or with its links followed; a path
     that is elsewhere stays as it is, and is refused where it is opened.
     """
-    starts = {f"{path.as_posix().rstrip('/')}/" for path in (root.absolute(), root.resolve())}
+    if isinstance(root, Path):
+        starts = {f"{path.as_posix().rstrip('/')}/" for path in (root.absolute(), root.resolve())}
+    else:
+        starts = {f"{root.url}/"}
 
     def relative(path: str) -> str:
         path = path.removeprefix(settings.prefix_strip)

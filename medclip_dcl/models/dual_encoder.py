@@ -1,11 +1,13 @@
 """Both encoders, their maps into the shared space, and the scale gamma."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedConfig
 
 from medclip_dcl.models.image_encoder import ImageEncoder
@@ -31,6 +33,8 @@ class DualEncoder(nn.Module):
         self.text = TextEncoder(text_config, settings.similarity.dim, settings.text)
         self.gamma = nn.Parameter(torch.tensor(math.sqrt(settings.similarity.gamma_squared)))
         self.bias: nn.Parameter | None = None
+        self.dropout_seeds: Sequence[int] = ()
+        """Of equal parts of the pairs, which then draw dropout apart; empty: all draw together."""
 
     def forward(
         self,
@@ -44,7 +48,25 @@ class DualEncoder(nn.Module):
         """
         if attention_mask is None:
             return self._map_regions(images), _unit(self.text.projection(texts))
+        if self.training and self.dropout_seeds:
+            return self._encode_parts(images, texts, attention_mask)
         return self.encode_images(images), self.encode_sentences(texts, attention_mask)
+
+    def _encode_parts(
+        self, images: Tensor, texts: Tensor, attention_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        # Images are encoded together where no dropout is theirs: their batch norms see all.
+        seeds = self.dropout_seeds
+        apart = any(names_with_dropout(self.image))
+        regions = [] if apart else [self.encode_images(images)]
+        sentences = []
+        parts = (item.chunk(len(seeds)) for item in (images, texts, attention_mask))
+        for seed, pixels, *said in zip(seeds, *parts, strict=True):
+            torch.manual_seed(seed)
+            if apart:
+                regions.append(self.encode_images(pixels))
+            sentences.append(self.encode_sentences(*trim_padding(*said)))
+        return torch.cat(regions), torch.cat(sentences)
 
     def encode_images(
         self, pixels: Float[Tensor, "images 1 height width"]
@@ -105,6 +127,24 @@ def build_dual_encoder(
         model = DualEncoder(settings, text_config)
     model.initialise(torch.Generator().manual_seed(seed))
     return model
+
+
+def names_with_dropout(module: nn.Module) -> list[str]:
+    """Name the parts of a module that drop something in training: activations, or whole layers."""
+    return [
+        name
+        for name, part in module.named_modules()
+        if (isinstance(part, _DropoutNd) and part.p)
+        or any("drop" in key and isinstance(at, float) and at for key, at in vars(part).items())
+    ]
+
+
+def trim_padding(
+    input_ids: Int[Tensor, "texts tokens"], attention_mask: Int[Tensor, "texts tokens"]
+) -> tuple[Int[Tensor, "texts longest"], Int[Tensor, "texts longest"]]:
+    """Cut sentences to the longest of them."""
+    longest = int(attention_mask.sum(1).max())
+    return input_ids[:, :longest], attention_mask[:, :longest]
 
 
 def _unit(vectors: Tensor) -> Tensor:

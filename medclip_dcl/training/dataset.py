@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int, Int8, UInt8
 from torch import Tensor
 
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.models.dual_encoder import trim_padding
 from medclip_dcl.retrieval.embeddings import map_array
 from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.training.augment import centre_crops, cut, draw_crops, slack_px
@@ -75,10 +76,13 @@ class ImageTextBatch:
         local = {
             name: getattr(self, name) for name in _OF_PROCESS if getattr(self, name) is not None
         }
-        return [
-            replace(self, **{name: value[at : at + size] for name, value in local.items()})
-            for at in range(0, len(self.crops), size)
-        ]
+        parts = []
+        for at in range(0, len(self.crops), size):
+            own = {name: value[at : at + size] for name, value in local.items()}
+            # What is dropped then depends on the part alone, not on whose batch it is cut from.
+            ids, mask = trim_padding(own["input_ids"], own["attention_mask"])
+            parts.append(replace(self, **{**own, "input_ids": ids, "attention_mask": mask}))
+        return parts
 
 
 class SplitFeatures:

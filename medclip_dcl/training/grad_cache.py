@@ -12,7 +12,7 @@ are refused.
 Source: Gao et al. 2021 (GradCache), for vectors; regions, and scores in blocks, are ours.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
@@ -45,18 +45,18 @@ def backward_in_chunks(
     objective: ContrastiveObjective,
     batch: ImageTextBatch,
     chunk: int,
-    seed_chunk: Callable[[int], None],
+    seeds: Sequence[int],
 ) -> ObjectiveOutput:
     """Compute the loss of a batch and add its gradient to the weights', as a plain step does.
 
-    `network` is what is called, the encoder or its distributed wrapper; `seed_chunk` seeds dropout
-    for the chunk of a number, from 0.
+    `network` is what is called, the encoder or its distributed wrapper; `seeds` are those of
+    dropout, one for each chunk.
     """
     chunks = batch.in_chunks(chunk)
     encoded = []
     with torch.no_grad():
-        for number, part in enumerate(chunks):
-            seed_chunk(number)
+        for seed, part in zip(seeds, chunks, strict=True):
+            torch.manual_seed(seed)
             encoded.append(objective.encode(network, part))
     regions, sentences = (torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True))
     del encoded
@@ -70,7 +70,7 @@ def backward_in_chunks(
         is_last = number == len(chunks) - 1
         # Gradients are averaged over processes once, when the last chunk has added its own.
         with nullcontext() if is_last else accelerator.no_sync(network):
-            seed_chunk(number)
+            torch.manual_seed(seeds[number])
             outputs = list(objective.encode(network, part))
             slopes = [None if item is None else item[start:stop] for item in gradients]
             if is_last:

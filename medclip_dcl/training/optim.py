@@ -1,6 +1,7 @@
 """AdamW: its schedule, the groups of parameters, which of them are frozen, and its saved state."""
 
 import math
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from medclip_dcl.errors import CheckpointError
+from medclip_dcl.models.dual_encoder import names_with_dropout
 from medclip_dcl.training.settings import TrainConfig
 
 
@@ -123,6 +125,12 @@ def learning_norms(encoder: nn.Module, settings: TrainConfig) -> list[str]:
         for name, module in encoder.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm)
     ]
+
+
+def live_dropout(encoder: nn.Module, settings: TrainConfig) -> list[str]:
+    """Name the parts of a `DualEncoder` that drop something in some step of a run."""
+    held = frozen_groups(settings, (settings.steps or sys.maxsize) - 1)
+    return [name for name in names_with_dropout(encoder) if param_group_of(name) not in held]
 
 
 def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:

@@ -83,9 +83,10 @@ class TrainConfig(Section):
     and dropout is drawn chunk by chunk."""
     processes: Annotated[int, Field(ge=1), NO_EFFECT] = 1
     """Processes that the run expects; another world size is refused. A run that was stopped may
-    go on with another number: the batches stay the same, the rounding does not, and the model
-    records it as `resumed_with`. On CPUs this is refused where batch norms learn: each process's
-    see only its own pairs."""
+    go on with another number: batches and dropout stay the same, the rounding does not, and the
+    model records it as `resumed_with`. On CPUs this is refused where batch norms learn: each
+    process's see only its own pairs; with dropout, where a process would get a part of the pairs
+    that drew together: those of one process when the run began, or a `chunk`."""
     torch_threads: Annotated[int, Field(ge=0), NO_EFFECT] = 0
     """Threads of torch in each process; 0: the cores, shared among this machine's processes."""
     save_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 1000

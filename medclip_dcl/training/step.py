@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.dataset import ImageTextBatch
@@ -18,7 +19,10 @@ from medclip_dcl.training.optim import (
     build_optimizer,
     freeze,
     frozen_groups,
+    learning_norms,
     learning_rate_share,
+    live_dropout,
+    param_group_of,
     set_learning_rate,
     set_training_mode,
 )
@@ -43,6 +47,30 @@ class StepReport:
     """Whether any process has been asked to stop."""
 
 
+@dataclass(frozen=True)
+class DropoutOrder:
+    """Which pairs of a batch draw dropout together, whatever the number of processes is now."""
+
+    pairs: int
+    """Pairs of a process when the run began."""
+    chunk: int
+    """Those that it encoded at once."""
+
+    @property
+    def unit(self) -> int:
+        """Pairs that draw together."""
+        return min(self.pairs, self.chunk or self.pairs)
+
+    def fits(self, local: int) -> bool:
+        """Whether processes of so many pairs can draw the same."""
+        return local == self.pairs or local % self.unit == self.pairs % self.unit == 0
+
+    def position(self, pair: int) -> tuple[int, ...]:
+        """Name the draw of the pairs from this one of the batch: by process, and chunk in it."""
+        process, within = divmod(pair, self.pairs)
+        return (process, within // self.unit) if self.unit < self.pairs else (process,)
+
+
 class TrainStep:
     """Moves the weights of a model, one batch at a time; `seed` is that of dropout."""
 
@@ -65,6 +93,30 @@ class TrainStep:
         self._frozen: frozenset[ParamGroup] | None = None
         self._parameters = list(encoder.parameters())
         self._buffers = list(encoder.buffers())
+        self.replay_dropout(accelerator.num_processes)
+
+    def replay_dropout(self, processes: int) -> None:
+        """Draw dropout as a run of so many processes does.
+
+        Raises:
+            ArtifactStale: those that there are cannot.
+        """
+        settings, count = self._settings, self._accelerator.num_processes
+        order = DropoutOrder(settings.global_batch // processes, settings.chunk)
+        local = settings.global_batch // count
+        names = live_dropout(self._encoder, settings)
+        # Norms that learn see all images of a process: these cannot draw in parts then.
+        is_whole = bool(learning_norms(self._encoder, settings)) and any(
+            param_group_of(name) is ParamGroup.IMAGE for name in names
+        )
+        if names and not (order.fits(local) and (local <= order.unit or not is_whole)):
+            raise ArtifactStale(
+                f"the run began with {processes} processes, and {count} cannot go on with it: "
+                f"dropout ({names[0]} and {len(names) - 1} more) was drawn for {order.unit} pairs "
+                f"together, and a process has {local} now; set train.processes so that each has "
+                "a multiple of these, or remove the checkpoints to start again"
+            )
+        self._order, self._drops = order, bool(names)
 
     def __call__(self, batch: ImageTextBatch, stop: bool) -> StepReport:
         """Do one step; `stop`: this process has been asked to stop.
@@ -92,20 +144,20 @@ class TrainStep:
 
     def _backward(self, network: nn.Module, batch: ImageTextBatch) -> ObjectiveOutput:
         # Loss, and its gradient in the weights.
-        accelerator, chunk = self._accelerator, self._settings.chunk
-        if 0 < chunk < len(batch.crops):
-            place = batch.step, accelerator.process_index
+        accelerator, unit, local = self._accelerator, self._order.unit, len(batch.crops)
+        pairs = range(accelerator.process_index * local, accelerator.num_processes * local, unit)
+        # A resumed run drops what the uninterrupted one would have dropped.
+        places = [self._order.position(pair) for pair in pairs[: -(-local // unit)]]
+        seeds = [seed_for(self._seed, RngStream.DROPOUT, batch.step, *place) for place in places]
+        torch.manual_seed(seeds[0])
+        if self._settings.chunk and unit < local:
             return backward_in_chunks(
-                *(accelerator, network, self._encoder, self._objective, batch, chunk),
-                lambda number: self._seed_dropout(*place, number),
+                *(accelerator, network, self._encoder, self._objective, batch, unit), seeds
             )
+        self._encoder.dropout_seeds = seeds if self._drops and unit < local else ()
         output = self._objective.compute_loss(network, self._encoder, batch)
         accelerator.backward(output.loss)
         return output
-
-    def _seed_dropout(self, *position: int) -> None:
-        # A resumed run drops what the uninterrupted one would have dropped.
-        torch.manual_seed(seed_for(self._seed, RngStream.DROPOUT, *position))
 
     def _hold(self, frozen: frozenset[ParamGroup]) -> None:
         # Freeze and thaw; a distributed wrapper knows only what learned when it was made.
@@ -123,7 +175,6 @@ class TrainStep:
         self._wrapped, self._stepper = self._accelerator.prepare(self._encoder, self.optimizer)
 
     def _begin(self, step: int) -> None:
-        self._seed_dropout(step, self._accelerator.process_index)
         settings = self._settings
         share = learning_rate_share(step, settings.warmup_steps, settings.total_steps)
         set_learning_rate(self.optimizer, share)

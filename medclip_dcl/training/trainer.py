@@ -216,6 +216,7 @@ class Trainer:
     def _note_launch(self) -> None:
         state, count = self.state, self._accelerator.num_processes
         before = state.launches[-1][1] if state.launches else None
+        self._step.replay_dropout(state.launches[0][1] if state.launches else count)
         if before == count:
             return
         settings = self._settings

@@ -424,34 +424,42 @@ def test_two_processes_follow_the_loss_curve_of_one(tmp_path: Path) -> None:
     assert "resumed_with" not in card
 
 
-def test_a_run_of_one_process_goes_on_with_two_and_says_so(tmp_path: Path) -> None:
+def test_a_run_of_two_processes_goes_on_with_one_and_two_again_and_says_so(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    settings = {"freeze_batchnorm": True, "steps": 24, "learning_rate": 1e-3, "save_every_steps": 4}
-    write_corpus(whole, dropout=0.0, eta=0.2)
+    settings = {"freeze_batchnorm": True, "steps": 24, "learning_rate": 1e-3, "processes": 2}
+    write_corpus(whole, dropout=0.1, eta=0.2)
     shutil.copytree(whole, cut)
-    assert train(whole, train=settings) == 0
-    assert stop_after(cut, 3, train=settings) == 75
-    stopped = len(figures(cut))
-    arguments = [
-        "--config",
-        str(write_config(cut / "config.yaml", cut, train={**settings, "processes": 2})),
-    ]
-    crew = forkserver.start_ranks(2, "pipelines.train", arguments, tmp_path / "log")
+    assert two_processes(whole, settings) == [0, 0]
+    assert two_processes(cut, settings, stop=3) == [75, 75]
+    first = len(figures(cut))
+    assert stop_after(cut, first + 3, train={**settings, "processes": 1}) == 75
+    second = len(figures(cut))
+    assert two_processes(cut, settings) == [0, 0]
+    ours, theirs = figures(whole), figures(cut)
+    assert ours[:first] == theirs[:first]
+    assert first < second < len(ours) == len(theirs) == 24
+    for undisturbed, changed in zip(ours, theirs, strict=True):
+        assert changed["loss"] == pytest.approx(undisturbed["loss"], rel=1e-6)
+    model = open_artifact(model_package.ARTIFACT.at(cut), model_package.ARTIFACT)
+    changes = [{"from_step": first, "processes": 1}, {"from_step": second, "processes": 2}]
+    assert model.summary["resumed_with"] == changes
+    card = json.loads((cut / "model" / "model.json").read_text())["training"]
+    assert card["resumed_with"] == changes
+    # The finished model is valid whatever the number.
+    assert train(cut, train={**settings, "processes": 1}) == 0
+
+
+def two_processes(work: Path, settings: Mapping[str, Any], stop: int = 0) -> list[int | None]:
+    """Train by two processes, which are asked to stop after a few steps; give their codes."""
+    config = write_config(work / "config.yaml", work, train=settings)
+    log = work.with_name(f"{work.name}-log")
+    crew = forkserver.start_ranks(2, "pipelines.train", ["--config", str(config)], log)
+    if stop:
+        wait_until(lambda: steps_logged(work) >= stop or not crew[0].is_alive())
+        os.kill(crew[0].pid or 0, signal.SIGTERM)
     for process in crew:
         process.join(DEADLINE_S)
-    assert [process.exitcode for process in crew] == [0, 0], (tmp_path / "log-0").read_text()
-    ours, theirs = figures(whole), figures(cut)
-    assert ours[:stopped] == theirs[:stopped]
-    for alone, together in zip(ours, theirs, strict=True):
-        assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
-    model = open_artifact(model_package.ARTIFACT.at(cut), model_package.ARTIFACT)
-    change = [{"from_step": stopped, "processes": 2}]
-    assert model.summary["resumed_with"] == change
-    assert (
-        json.loads((cut / "model" / "model.json").read_text())["training"]["resumed_with"] == change
-    )
-    # The finished model is valid whatever the number.
-    assert train(cut, train=settings) == 0
+    return [process.exitcode for process in crew]
 
 
 def test_a_vit_with_adapters_is_trained_published_and_asked(work: Path) -> None:

@@ -20,13 +20,14 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from medclip_dcl.artifact import Artifact, ArtifactType
@@ -244,57 +245,113 @@ class GivenClaims:
     """By study; reports that are not there say nothing. None: what their sentences say, united."""
 
 
-def write_claims(
-    folder: Path, rows: Sequence[Mapping[str, str]], given: GivenClaims | None = None
-) -> dict[str, Any]:
+def write_claims(folder: Path, rows: pa.Table, given: GivenClaims | None = None) -> dict[str, Any]:
     """Write the claims of every distinct sentence and of every report, and give the summary.
 
     Rows have study_id, text and text_key, in order of study_id. Shares of the summary are of
     sentences as they occur, repeats included.
     """
     given = given or GivenClaims()
-    texts = {row["text_key"]: row["text"] for row in rows}  # most sentences repeat: read each once
-    said: dict[str, ReportLabels]
+    keys, sentences = _coded(rows, "text_key")  # most sentences repeat: read each once
+    readings: list[Reading] = []
+    said: list[ReportLabels]
     if given.sentences is None:
-        readings = {key: read_report(text) for key, text in texts.items()}
-        said = {key: report_labels_of([reading]) for key, reading in readings.items()}
+        first = np.unique(sentences, return_index=True)[1]
+        readings = list(_read_all(rows["text"].take(first)))
+        labels_of = {id(reading): report_labels_of([reading]) for reading in readings}
+        said = [labels_of[id(reading)] for reading in readings]
     else:
-        said = {key: given.sentences.get(key, SILENT) for key in texts}
-    reports = {}
-    for study, group in groupby(rows, key=itemgetter("study_id")):
-        keys = [row["text_key"] for row in group]
+        said = [given.sentences.get(key, SILENT) for key in keys]
+    written = _Written(SENTENCE_CLAIMS, "text_key")
+    for claim, key in zip(said, keys, strict=True):
+        written.add(key, claim)
+    of_sentences = written.write(folder)
+    studies, owners = _coded(rows, "study_id")
+    written = _Written(REPORT_CLAIMS, "study_id")
+    for study, codes in zip(studies, _runs(owners, sentences), strict=True):
         if given.reports is not None:
-            reports[study] = given.reports.get(study, SILENT)
+            written.add(study, given.reports.get(study, SILENT))
         elif given.sentences is not None:
-            reports[study] = unite(said[key] for key in keys)
+            written.add(study, unite(said[code] for code in codes))
         else:
-            reports[study] = report_labels_of(readings[key] for key in keys)
-    named = {name for claim in (*said.values(), *reports.values()) for name in claim.named}
-    findings = (*FINDINGS, *sorted(named - set(FINDINGS)))
-    for form, name, claims in (
-        (SENTENCE_CLAIMS, "text_key", said),
-        (REPORT_CLAIMS, "study_id", reports),
-    ):
-        rows_of = ({name: key, **claims[key].to_row()} for key in sorted(claims))
-        table = [{column: row[column] for column in form.schema.names} for row in rows_of]
-        write_table(folder, form, table)
-    kinds = ("asserted", "negated", "uncertain")
-    counts = {
-        kind: Counter(name for claim in reports.values() for name in getattr(claim, kind))
-        for kind in kinds
-    }
-    with_claims = sum(bool(said[row["text_key"]]) for row in rows)
+            written.add(study, report_labels_of(readings[code] for code in codes))
+    of_reports = written.write(folder)
+    findings = (*FINDINGS, *sorted((of_sentences | of_reports) - set(FINDINGS)))
+    speaks = np.array([bool(claim) for claim in said], dtype=bool)
     return {
         "sentences": len(rows),
         "distinct_sentences": len(said),
-        "reports": len(reports),
-        "share_with_claims": round(with_claims / max(1, len(rows)), 4),
-        "normal_reports": sum(claim.normal for claim in reports.values()),
+        "reports": len(studies),
+        "share_with_claims": round(int(speaks[sentences].sum()) / max(1, len(rows)), 4),
+        "normal_reports": written.normal,
         "findings": list(findings),
         "reports_per_finding": {
-            name: {kind: counts[kind][name] for kind in kinds} for name in findings
+            name: {kind: written.counts[kind][name] for kind in _KINDS} for name in findings
         },
     }
+
+
+_KINDS = ("asserted", "negated", "uncertain")
+_ROWS_AT_ONCE = 20_000  # as Python's objects: they take ten times what a table takes
+
+
+class _Written:
+    """A table of claims that is made a part at a time, and what it comes to."""
+
+    def __init__(self, form: TableFormat, name: str) -> None:
+        self._form, self._name = form, name
+        self._rows: list[dict[str, Any]] = []
+        self._parts = [form.schema.empty_table()]
+        self._named = set[str]()
+        self.counts: dict[str, Counter[str]] = {kind: Counter() for kind in _KINDS}
+        self.normal = 0
+
+    def add(self, name: str, claim: ReportLabels) -> None:
+        row = {self._name: name, **claim.to_row()}
+        self._rows.append({column: row[column] for column in self._form.schema.names})
+        self._named |= claim.named
+        self.normal += claim.normal
+        for kind in _KINDS:
+            self.counts[kind].update(iter(getattr(claim, kind)))
+        if len(self._rows) == _ROWS_AT_ONCE:
+            self._close_part()
+
+    def write(self, folder: Path) -> set[str]:
+        """Write it in order of its names, and give the findings that it names."""
+        self._close_part()
+        table = pa.concat_tables(self._parts).sort_by(self._name).combine_chunks()
+        write_table(folder, self._form, table)
+        return self._named
+
+    def _close_part(self) -> None:
+        self._parts.append(pa.Table.from_pylist(self._rows, schema=self._form.schema))
+        self._rows.clear()
+
+
+def _coded(rows: pa.Table, column: str) -> tuple[list[str], npt.NDArray[np.int32]]:
+    """Give the distinct values of a column in order of their first row, and each row's number."""
+    coded = rows[column].combine_chunks().dictionary_encode()
+    return coded.dictionary.to_pylist(), coded.indices.to_numpy()
+
+
+def _runs(owners: npt.NDArray[np.int32], values: npt.NDArray[np.int32]) -> Iterator[list[int]]:
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    for start, stop in pairwise([*starts.tolist(), len(owners)]):
+        yield values[start:stop].tolist()
+
+
+def _read_all(texts: pa.ChunkedArray) -> Iterator[Reading]:
+    """Read texts; those that say the same share one reading, as most sentences do."""
+    shared: dict[Any, Reading] = {}
+    for chunk in texts.chunks:
+        for start in range(0, len(chunk), _ROWS_AT_ONCE):
+            for text in chunk.slice(start, _ROWS_AT_ONCE).to_pylist():
+                reading = read_report(text)
+                content = frozenset(
+                    (m.concept, m.polarity, m.sides, frozenset(m.zones), frozenset(m.severities))
+                    for m in reading.mentions
+                )
+                yield shared.setdefault((reading.normal, content), reading)
 
 
 def claimed_findings(claims: Artifact) -> tuple[str, ...]:

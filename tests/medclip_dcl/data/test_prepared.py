@@ -7,7 +7,7 @@ import numpy as np
 from medclip_dcl.artifact import make_fingerprint
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import prepared
-from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.data.prepared import PreparedImages, shards_ahead
 
 
 def write(work: Path, pixels: np.ndarray) -> PreparedImages:
@@ -29,3 +29,9 @@ def test_repeats_are_found_over_shards_and_pixel_by_pixel(tmp_path: Path) -> Non
     images = write(tmp_path, pixels)
     assert images.find_repeats([4, 5], [0, 1, 2, 3]) == {4: 1}
     assert images.find_repeats([0, 1, 2], [3, 4, 5]) == {1: 4}
+
+
+def test_a_large_cluster_has_two_tasks_of_four_images_for_each_core() -> None:
+    for cores, rows, shards in ((2, 512, 2), (64, 512, 2), (256, 512, 5), (1000, 512, 17)):
+        assert shards_ahead(lambda cores=cores: cores, rows) == shards
+        assert (shards - 1) * rows >= 2 * cores * 4

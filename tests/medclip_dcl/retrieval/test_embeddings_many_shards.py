@@ -10,7 +10,14 @@ import pytest
 
 from medclip_dcl.errors import ArtifactCorrupt, TooManyOpenFiles
 from medclip_dcl.files import raise_open_file_limit
-from medclip_dcl.retrieval.embeddings import map_array, shard_name, write_array, write_pictures
+from medclip_dcl.retrieval.embeddings import (
+    TEXTS,
+    map_array,
+    shard_name,
+    write_array,
+    write_pictures,
+)
+from medclip_dcl.tables import read_table, write_table
 
 SHARDS, LIMIT = 1100, 256
 
@@ -41,6 +48,8 @@ def test_more_shards_than_a_process_may_open_files(tmp_path: Path) -> None:
 def test_a_full_table_of_files_is_not_called_damage(tmp_path: Path) -> None:
     path = tmp_path / "texts-00000.npy"
     write_array(path, np.ones((2, 3), dtype=np.float32))
+    write_table(tmp_path, TEXTS, [{"text_key": "k", "text": "t", "studies": 1}])
+    read_table(tmp_path, TEXTS)  # what it imports is loaded
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with path.open("rb") as stream:
         lowest = stream.fileno()
@@ -48,6 +57,8 @@ def test_a_full_table_of_files_is_not_called_damage(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
         with pytest.raises(TooManyOpenFiles, match=rf"may open {lowest} files .*ulimit -n"):
             map_array(path, np.float32)
+        with pytest.raises(TooManyOpenFiles, match=r"texts\.parquet"):
+            read_table(tmp_path, TEXTS)
         raise_open_file_limit()
         assert map_array(path, np.float32).sum() == 6
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)

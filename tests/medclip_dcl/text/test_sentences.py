@@ -176,8 +176,8 @@ def test_nothing_is_lost_or_changed_by_segmenting():
 def test_every_distinct_section_is_split_once():
     report = {"study_id": "s1", "subject_id": "p1", "split": "train", "impression": ""}
     same = {**report, "findings": "The lungs are clear.", "last_paragraph": ""}
-    rows, summary = split_reports([same, {**same, "study_id": "s2"}], SETTINGS)
-    assert [row["study_id"] for row in rows] == ["s1", "s2"]
+    table, summary = split_reports([same, {**same, "study_id": "s2"}], SETTINGS)
+    assert table["study_id"].to_pylist() == ["s1", "s2"]
     assert (summary["sections"], summary["distinct_sections"], summary["unique"]) == (2, 1, 1)
 
 

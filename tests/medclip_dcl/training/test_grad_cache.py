@@ -84,14 +84,16 @@ def gradients(encoder: DualEncoder) -> dict[str, torch.Tensor]:
     return found
 
 
-def seed_chunk(number: int) -> None:
-    torch.manual_seed(seed_for(0, RngStream.DROPOUT, number))
+def seeds_of(batch: ImageTextBatch, chunk: int) -> list[int]:
+    return [seed_for(0, RngStream.DROPOUT, at) for at in range(0, len(batch.crops), chunk)]
 
 
 def in_chunks(encoder: DualEncoder, settings: ObjectiveConfig, batch: ImageTextBatch) -> float:
     objective = ContrastiveObjective(settings, 0, 0.5, CHUNK)
     accelerator = Accelerator(cpu=True)
-    output = backward_in_chunks(accelerator, encoder, encoder, objective, batch, CHUNK, seed_chunk)
+    output = backward_in_chunks(
+        accelerator, encoder, encoder, objective, batch, CHUNK, seeds_of(batch, CHUNK)
+    )
     return output.loss.item()
 
 
@@ -119,8 +121,8 @@ def test_both_passes_of_a_chunk_drop_the_same(monkeypatch: pytest.MonkeyPatch) -
     objective, batch = ObjectiveConfig(), supervised_batch()
     encoder = make_encoder(dropout=0.5)
     parts = []
-    for number, part in enumerate(batch.in_chunks(CHUNK)):
-        seed_chunk(number)
+    for seed, part in zip(seeds_of(batch, CHUNK), batch.in_chunks(CHUNK), strict=True):
+        torch.manual_seed(seed)
         parts.append(ContrastiveObjective.encode(encoder, part))
     regions, sentences = (torch.cat(side) for side in zip(*parts, strict=True))
     ContrastiveObjective(objective, 0)(encoder, regions, sentences, batch).loss.backward()
@@ -173,7 +175,7 @@ def two_processes(rank: int, folder: Path) -> None:
     network = accelerator.prepare_model(encoder)
     for name in ("first", "second"):  # the wrapper is in order for a next step
         objective = ContrastiveObjective(ObjectiveConfig(), 0, chunk=2)
-        backward_in_chunks(accelerator, network, encoder, objective, batch, 2, seed_chunk)
+        backward_in_chunks(accelerator, network, encoder, objective, batch, 2, seeds_of(batch, 2))
         if rank == 0:
             save_file(gradients(encoder), folder / f"{name}.safetensors")
         encoder.zero_grad()
