@@ -54,7 +54,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "real_studies.json"
 ALL = tuple(range(FOLDS))
 ROUNDS = (("random", ALL, 0, "decisive"), ("random", ALL[:3], 0, "other"),
           ("random", ALL[3:], 0, "other"), ("random", ALL, 1, "decisive"),
-          ("warm", ALL, 0, "decisive"), ("random", ALL[:3], 0, "curve"))  # fmt: skip
+          ("warm", ALL, 0, "decisive"), ("random", ALL[:3], 0, "curve"),
+          ("random", ALL[:3], 0, "idea"))  # fmt: skip
 """Start, folds, seed and rows of each round."""
 _TEN = {row.name for row in DECISIVE}
 _FIRST = _TEN | {f"constant_{value}" for value in CONSTANTS} | {CEILING.name}
@@ -69,7 +70,7 @@ def planned(number: int, lines: Lines) -> Iterator[Run]:
     for fold in folds:
         for name, row in ROWS.items():
             run = Run(start, name, "", fold, seed)
-            if (row.part == "curve") or (part == "curve"):
+            if {row.part, part} & {"curve", "idea"}:
                 if row.part == part:
                     yield run
             elif not first_starts:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from jaxtyping import Bool, Float
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
@@ -33,6 +34,10 @@ from medclip_dcl.training.validation import evaluating
 from medclip_sources.open_i import image_name
 
 QUESTIONS = read_prompts(HERE / "prompts.yaml")
+SEVERAL: dict[str, list[list[str]]] = yaml.safe_load(
+    (HERE / "several_prompts.yaml").read_text(encoding="utf-8")
+)
+"""Name of each question -> its sentences, and those that deny it."""
 SIX = ("Atelectasis", "Cardiomegaly", "Effusion", "Emphysema", "Nodule", "normal")
 """The questions that enough images of a fold show."""
 LABEL_SHARES = (0.01, 0.1, 1.0)
@@ -61,11 +66,21 @@ def ask(setup: TrainSetup, inputs: TrainInputs, fold: Fold) -> tuple[Figures, di
             "findings": ask_findings(scores, levels.numpy() / float(encoder.gamma) ** 2, truth)
         }
         figures |= means(figures["findings"])
+        figures["several_prompts"] = ask_by_several(setup, regions, truth)
         figures["retrieval"] = ask_reports(setup, inputs, owners, regions)
         figures["probe"] = ask_probe(setup, fold, truth)
         figures["false_negatives"] = count_false_negatives(setup, fold)
     kept = {"uid": np.array(owners), "scores": scores.astype(np.float32)}
     return figures, kept
+
+
+def ask_by_several(setup: TrainSetup, regions: Tensor, truth: np.ndarray) -> Figures:
+    """Ask for every finding by the mean score of several sentences a side."""
+    sides = [SEVERAL[finding.name][side] for finding in QUESTIONS for side in (0, 1)]
+    scores = score_texts(setup, [text for side in sides for text in side], regions)
+    ends = np.cumsum([len(side) for side in sides])
+    meant = np.stack([part.mean(axis=0) for part in np.split(scores, ends[:-1])])
+    return means(ask_findings(meant, np.zeros(len(meant)), truth))
 
 
 def labels_of(fold: Fold, uids: Sequence[str]) -> Bool[np.ndarray, "findings images"]:

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
@@ -19,6 +19,8 @@ import pyarrow.parquet as pq
 import torch
 import yaml
 from sklearn.feature_extraction.text import TfidfVectorizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from benchmarks.method.real_studies.ceiling import train_with_labels
 from benchmarks.method.real_studies.questions import ask
@@ -51,6 +53,8 @@ LINKED: tuple[ArtifactType, ...] = (
 JUDGE = "validation_report_auc"
 """Figure of validation that chooses steps and values: it reads reports, and no expert's label."""
 TFIDF = "tfidf.parquet"
+DECAY = 0.99
+"""Of averaged weights, a step: about the last hundred count."""
 STARTS = ("random", "warm")
 
 
@@ -202,8 +206,10 @@ def _train_and_ask(bed: Bed, run: Run, folder: Path) -> dict[str, Any]:
         np.savez_compressed(folder / "scores.npz", **kept)
         return _line(run, _spent(begun, wall), figures)
     store = CheckpointStore(folder / "checkpoints", {"run": run.name})
-    with store.locked():
+    with store.locked(), averaged(setup.encoder) if row.averaged else nullcontext() as mean:
         result = train(setup, accelerator, store, folder / "checkpoints", print_line)
+    if mean is not None:
+        setup.encoder.load_state_dict(mean.module.state_dict())
     spent = _spent(begun, wall)
     figures, kept = ask(setup, inputs, fold)
     assert setup.metrics is not None
@@ -217,6 +223,18 @@ def _train_and_ask(bed: Bed, run: Run, folder: Path) -> dict[str, Any]:
         np.savez_compressed(folder / "scores_early.npz", **kept)
         line["early"] = rounded(early) | {"step": result.published_step}
     return line
+
+
+@contextmanager
+def averaged(encoder: torch.nn.Module) -> Iterator[AveragedModel]:
+    """Keep a running mean of a model's weights over the steps of any optimiser."""
+    average = get_ema_multi_avg_fn(DECAY)  # type: ignore[no-untyped-call]
+    mean = AveragedModel(encoder, multi_avg_fn=average, use_buffers=True)
+    hook = register_optimizer_step_post_hook(lambda *_: mean.update_parameters(encoder))
+    try:
+        yield mean
+    finally:
+        hook.remove()
 
 
 def _spent(begun: float, wall: float) -> dict[str, float]:

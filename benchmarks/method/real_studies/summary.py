@@ -8,7 +8,16 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.method.real_studies.questions import QUESTIONS, SIX
-from benchmarks.method.real_studies.rows import BASELINE, CONSTANT, CONSTANTS, DECISIVE, EARLY, ROWS
+from benchmarks.method.real_studies.rows import (
+    BASELINE,
+    CONSTANT,
+    CONSTANTS,
+    DECISIVE,
+    EARLY,
+    IDEA_OF,
+    IDEAS,
+    ROWS,
+)
 from benchmarks.method.real_studies.runs import JUDGE, Run
 from benchmarks.method.real_studies.studies import FOLDS
 
@@ -38,9 +47,12 @@ BARS = {
     "labels_macro_f1": ">= 0.90",
     "recipe_minutes": "<= 30",
     "recipe_auc_of_six": ">= 0.80",
+    "ideas_ahead": ">= 1",
 }
 """Fixed before the first run. `rival`: the better of early InfoNCE and the best constant;
-`control`: the best row's own with shuffled relations, which for other rows is that of cross."""
+`control`: the best row's own with shuffled relations, which for other rows is that of cross;
+`ideas_ahead`: ideas with a higher mean AUC than `relations_both` in each of three folds, fixed
+before the first of them ran."""
 _POWER = 0.8
 _TEST_OVER_TRAIN = 1 / (FOLDS - 1)
 
@@ -278,6 +290,9 @@ def decide(lines: Lines) -> dict[str, float]:
     ):
         if (test := paired(figures, one, other)) is not None:
             found[name] = test.value
+    ideas = [paired(figures, row.name, IDEA_OF) for row in IDEAS]
+    if all(idea is not None and idea.runs >= 3 for idea in ideas):
+        found["ideas_ahead"] = sum(idea.better == idea.runs for idea in ideas if idea is not None)
     inverted = [line["inverted"] for line in figures.get(RECOMMENDED, {}).values()]
     return found | ({"inverted_by_recommended": sum(inverted)} if inverted else {})
 

@@ -3,8 +3,10 @@
 Each changes the setup of a run before its first step. What wins here may move into the library.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,13 +27,14 @@ from medclip_dcl.losses.relations import (
     relation_matrix,
 )
 from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.labels import REPORT_CLAIMS, SENTENCE_CLAIMS, ReportLabels
 from medclip_dcl.text.sentences import distinct_sentences
 from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.dataset import ImageTextBatch, ImageTextDataset
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
-from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
+from medclip_dcl.training.sampler import BatchRows, ImageTextSampler, RaggedIndex
 from medclip_dcl.training.setup import TrainInputs, TrainSetup
 from medclip_dcl.training.supervision import read_report_labels, read_supervision
 
@@ -75,7 +78,10 @@ def eta_per_piece(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
 
 
 def _with_corpus(
-    setup: TrainSetup, corpus: Corpus, inputs: TrainInputs | None = None
+    setup: TrainSetup,
+    corpus: Corpus,
+    inputs: TrainInputs | None = None,
+    make_sampler: Callable[..., ImageTextSampler] = ImageTextSampler,
 ) -> TrainSetup:
     """Train on another corpus; with `inputs` its texts, and so what is read of them, are others."""
     config = setup.config
@@ -86,7 +92,7 @@ def _with_corpus(
             config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
         )
     batch = config.train.global_batch
-    sampler = ImageTextSampler(
+    sampler = make_sampler(
         corpus.images, corpus.sentences, batch, config.seed, config.train.shuffle_reports
     )
     dataset = ImageTextDataset(
@@ -158,6 +164,51 @@ def of_studies(corpus: Corpus, kept: Int[np.ndarray, " kept"]) -> Corpus:
         sentences=RaggedIndex(number[study[spoken]], len(kept)),
         text_of=text[spoken],
     )
+
+
+class BalancedSampler(ImageTextSampler):
+    """Draws each batch anew, a study by the weight of its rarest finding, and none twice."""
+
+    weights: Float[np.ndarray, " studies"]
+
+    def draw(self, step: int) -> BatchRows:
+        """Draw a step's batch; without replacement, so that no study meets itself."""
+        rng = generator_for(self._seed, RngStream.ORDER, step)
+        chosen = rng.choice(len(self.weights), self._global_batch, replace=False, p=self.weights)
+        images, sentences = rng.random((2, self._global_batch))
+        return BatchRows(
+            studies=chosen,
+            reports=chosen,
+            images=self._images.pick(chosen, images),
+            sentences=self._sentences.pick(chosen, sentences),
+        )
+
+
+def balanced_findings(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
+    """Draw a study the more often the rarer a finding of its report is."""
+    assert inputs.claims is not None, "this row reads claims"
+    said = read_report_labels(inputs.claims, REPORT_CLAIMS, "study_id", setup.corpus.study_ids)
+    weights = rarity([set(each.asserted) for each in said])
+
+    def make(*arguments: Any) -> BalancedSampler:
+        sampler = BalancedSampler(*arguments)
+        sampler.weights = weights
+        return sampler
+
+    return _with_corpus(setup, setup.corpus, make_sampler=make)
+
+
+def rarity(findings: Sequence[Collection[str]]) -> Float[np.ndarray, " studies"]:
+    """Weigh each study by 1/sqrt(n) of its rarest finding, of which n studies have it; sum 1.
+
+    Studies without a finding are of one kind among them.
+
+    Source: Mahajan et al. 2018, square-root sampling.
+    """
+    kinds = [list(found) or [""] for found in findings]
+    counts = Counter(kind for found in kinds for kind in found)
+    weights = np.array([max(counts[kind] ** -0.5 for kind in found) for found in kinds])
+    return weights / weights.sum()
 
 
 def without_negations(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:

@@ -13,7 +13,7 @@ from scipy import stats
 from benchmarks.method.real_studies.__main__ import ROUNDS, planned
 from benchmarks.method.real_studies.questions import QUESTIONS, ask_findings, fitting, means
 from benchmarks.method.real_studies.rows import BASELINE, CONSTANT, DECISIVE, EARLY, ROWS
-from benchmarks.method.real_studies.runs import JUDGE, Run
+from benchmarks.method.real_studies.runs import DECAY, JUDGE, Run, averaged
 from benchmarks.method.real_studies.studies import Patient, divide, read_whole
 from benchmarks.method.real_studies.summary import (
     compare,
@@ -24,9 +24,11 @@ from benchmarks.method.real_studies.summary import (
     paired,
 )
 from benchmarks.method.real_studies.variants import (
+    BalancedSampler,
     _in_one_form,
     of_studies,
     own_sentences_left_out,
+    rarity,
 )
 from medclip_dcl.losses.relations import encode_claims
 from medclip_dcl.text.labeler.labels import read_claims
@@ -198,10 +200,11 @@ def test_a_row_far_behind_stops_after_three_folds_and_a_decisive_one_never() -> 
 def test_rounds_do_every_row_and_what_decides_fold_by_fold() -> None:
     first = [*planned(0, {})]
     assert [run.fold for run in first] == sorted(run.fold for run in first)
-    done = {run.row for number in (0, 1, 2, 5) for run in planned(number, {})}
+    done = {run.row for number in (0, 1, 2, 5, 6) for run in planned(number, {})}
     assert done == {*ROWS}
     assert not {run.row for run in first} & {run.row for run in planned(1, {})}
     assert {ROWS[run.row].part for run in planned(5, {})} == {"curve"}
+    assert {ROWS[run.row].part for run in planned(6, {})} == {"idea"}
 
 
 def test_fewer_studies_keep_their_own_images_and_sentences() -> None:
@@ -277,3 +280,29 @@ def test_runs_have_names_of_their_own() -> None:
     assert run.name == "random/paper/2/1"
     assert run._replace(value="0.1").name == "random/paper/0.1/2/1"
     assert replace(ROWS["paper"]).points == {"": dict(ROWS["paper"].settings)}
+
+
+def test_a_rare_finding_is_drawn_more_often_and_no_study_twice() -> None:
+    weights = rarity([{"Nodule"}, {"Nodule", "Edema"}, {"Nodule"}, {"Nodule"}, set()])
+    assert weights / weights[0] == pytest.approx([1, 2, 1, 1, 2])
+    of_study = RaggedIndex(np.arange(5), 5)
+    sampler = BalancedSampler(of_study, of_study, 3, 0, False)
+    sampler.weights = weights
+    drawn = [sampler.draw(step).studies.tolist() for step in range(200)]
+    assert all(len({*batch}) == 3 for batch in drawn)
+    counts = Counter(study for batch in drawn for study in batch)
+    assert min(counts[1], counts[4]) > max(counts[0], counts[2], counts[3])
+    assert sampler.draw(7).studies.tolist() == drawn[7]
+
+
+def test_an_average_of_weights_follows_the_optimizer() -> None:
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    expected = None
+    with averaged(model) as mean:
+        for gradient in (1.0, 2.0, -4.0):
+            model.weight.grad = torch.full((1, 1), gradient)
+            optimizer.step()
+            now = model.weight.item()
+            expected = now if expected is None else DECAY * expected + (1 - DECAY) * now
+    assert mean.module.weight.item() == pytest.approx(expected)
