@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 from benchmarks.method.real_studies import variants
+from benchmarks.method.real_studies.balance import balanced_findings
 from benchmarks.method.real_studies.variants import Change
 
 Part = Literal["decisive", "control", "exploratory", "curve", "idea", "ceiling"]
@@ -294,7 +295,7 @@ IDEAS = (
         "relations, both anchors, findings balanced",
         "idea",
         _BOTH,
-        variants.balanced_findings,
+        balanced_findings,
     ),
     Row(
         "relations_both_long",

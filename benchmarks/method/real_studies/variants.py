@@ -3,10 +3,8 @@
 Each changes the setup of a run before its first step. What wins here may move into the library.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,14 +25,13 @@ from medclip_dcl.losses.relations import (
     relation_matrix,
 )
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.labels import REPORT_CLAIMS, SENTENCE_CLAIMS, ReportLabels
 from medclip_dcl.text.sentences import distinct_sentences
 from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.dataset import ImageTextBatch, ImageTextDataset
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
-from medclip_dcl.training.sampler import BatchRows, ImageTextSampler, RaggedIndex
+from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 from medclip_dcl.training.setup import TrainInputs, TrainSetup
 from medclip_dcl.training.supervision import read_report_labels, read_supervision
 
@@ -46,7 +43,7 @@ Change = Callable[[TrainSetup, TrainInputs], TrainSetup]
 
 def with_eta(setup: TrainSetup, eta: Float[np.ndarray, " texts"]) -> TrainSetup:
     """Give every distinct training text another eta."""
-    return _with_corpus(setup, replace(setup.corpus, eta=eta.astype(np.float32)))
+    return with_corpus(setup, replace(setup.corpus, eta=eta.astype(np.float32)))
 
 
 def shuffled_eta(setup: TrainSetup, _inputs: TrainInputs) -> TrainSetup:
@@ -77,7 +74,7 @@ def eta_per_piece(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
     return with_eta(setup, np.array([of_text[key] for key in setup.corpus.text_keys]))
 
 
-def _with_corpus(
+def with_corpus(
     setup: TrainSetup,
     corpus: Corpus,
     inputs: TrainInputs | None = None,
@@ -143,7 +140,7 @@ def _claims_of(inputs: TrainInputs, keys: Sequence[str]) -> list[ReportLabels]:
 def fewer_studies(setup: TrainSetup, inputs: TrainInputs, count: int) -> TrainSetup:
     """Train on so many studies; fewer are among more. Language model and validation stay whole."""
     order = np.random.default_rng(setup.config.seed).permutation(len(setup.corpus.study_ids))
-    return _with_corpus(setup, of_studies(setup.corpus, np.sort(order[:count])), inputs)
+    return with_corpus(setup, of_studies(setup.corpus, np.sort(order[:count])), inputs)
 
 
 def of_studies(corpus: Corpus, kept: Int[np.ndarray, " kept"]) -> Corpus:
@@ -166,51 +163,6 @@ def of_studies(corpus: Corpus, kept: Int[np.ndarray, " kept"]) -> Corpus:
     )
 
 
-class BalancedSampler(ImageTextSampler):
-    """Draws each batch anew, a study by the weight of its rarest finding, and none twice."""
-
-    weights: Float[np.ndarray, " studies"]
-
-    def draw(self, step: int) -> BatchRows:
-        """Draw a step's batch; without replacement, so that no study meets itself."""
-        rng = generator_for(self._seed, RngStream.ORDER, step)
-        chosen = rng.choice(len(self.weights), self._global_batch, replace=False, p=self.weights)
-        images, sentences = rng.random((2, self._global_batch))
-        return BatchRows(
-            studies=chosen,
-            reports=chosen,
-            images=self._images.pick(chosen, images),
-            sentences=self._sentences.pick(chosen, sentences),
-        )
-
-
-def balanced_findings(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
-    """Draw a study the more often the rarer a finding of its report is."""
-    assert inputs.claims is not None, "this row reads claims"
-    said = read_report_labels(inputs.claims, REPORT_CLAIMS, "study_id", setup.corpus.study_ids)
-    weights = rarity([set(each.asserted) for each in said])
-
-    def make(*arguments: Any) -> BalancedSampler:
-        sampler = BalancedSampler(*arguments)
-        sampler.weights = weights
-        return sampler
-
-    return _with_corpus(setup, setup.corpus, make_sampler=make)
-
-
-def rarity(findings: Sequence[Collection[str]]) -> Float[np.ndarray, " studies"]:
-    """Weigh each study by 1/sqrt(n) of its rarest finding, of which n studies have it; sum 1.
-
-    Studies without a finding are of one kind among them.
-
-    Source: Mahajan et al. 2018, square-root sampling.
-    """
-    kinds = [list(found) or [""] for found in findings]
-    counts = Counter(kind for found in kinds for kind in found)
-    weights = np.array([max(counts[kind] ** -0.5 for kind in found) for found in kinds])
-    return weights / weights.sum()
-
-
 def without_negations(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
     """Take out what denies, or calls normal, of every report that asserts a finding.
 
@@ -227,7 +179,7 @@ def without_negations(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
     chosen = text[kept]
     texts = [corpus.texts[row] for row in chosen]
     keys = [corpus.text_keys[row] for row in chosen]
-    return _with_corpus(setup, _restated(corpus, study[kept], texts, keys), inputs)
+    return with_corpus(setup, _restated(corpus, study[kept], texts, keys), inputs)
 
 
 def one_form(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
@@ -240,7 +192,7 @@ def one_form(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
     said = _claims_of(inputs, corpus.text_keys)
     forms = [_in_one_form(*pair) for pair in zip(said, corpus.texts, strict=True)]
     texts = [forms[row] for row in text]
-    return _with_corpus(setup, _restated(corpus, study, texts, texts), inputs)
+    return with_corpus(setup, _restated(corpus, study, texts, texts), inputs)
 
 
 def _in_one_form(said: ReportLabels, text: str) -> str:
@@ -263,7 +215,7 @@ def whole_report(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
         parts[owner].append(setup.corpus.texts[row])
     joined = [" ".join(part) for part in parts]
     corpus = _restated(setup.corpus, np.arange(len(joined)), joined, joined)
-    return _with_corpus(setup, corpus, inputs)
+    return with_corpus(setup, corpus, inputs)
 
 
 def impression_alone(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
@@ -275,7 +227,7 @@ def impression_alone(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
         said[study] or whole.texts[whole.text_of[row]] for row, study in enumerate(whole.study_ids)
     ]
     corpus = _restated(whole, np.arange(len(texts)), texts, texts)
-    return _with_corpus(setup, corpus, inputs)
+    return with_corpus(setup, corpus, inputs)
 
 
 # --- Another relation

@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 
 from benchmarks.method.real_studies.__main__ import ROUNDS, planned
+from benchmarks.method.real_studies.balance import BalancedSampler, rarity
 from benchmarks.method.real_studies.questions import QUESTIONS, ask_findings, fitting, means
 from benchmarks.method.real_studies.rows import BASELINE, CONSTANT, DECISIVE, EARLY, ROWS
 from benchmarks.method.real_studies.runs import DECAY, JUDGE, Run, averaged
@@ -24,11 +25,9 @@ from benchmarks.method.real_studies.summary import (
     paired,
 )
 from benchmarks.method.real_studies.variants import (
-    BalancedSampler,
     _in_one_form,
     of_studies,
     own_sentences_left_out,
-    rarity,
 )
 from medclip_dcl.losses.relations import encode_claims
 from medclip_dcl.text.labeler.labels import read_claims
