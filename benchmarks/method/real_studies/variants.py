@@ -1,7 +1,4 @@
-"""Rows that are no settings of ours: other corpora, other relations, other losses.
-
-Each changes the setup of a run before its first step. What wins here may move into the library.
-"""
+"""Rows that are no settings of ours: each changes the setup of a run before its first step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
