@@ -32,7 +32,7 @@ CONFIG = "configs/demo.yaml"
 _STUDIES = (
     *("generate.patients=8", "generate.coverage_images=0", "generate.size_px=64"),
     *("workers=1", "source.max_reject_share=1"),
-    *("images.size_px=64"),
+    "images.size_px=64",
     *("language_model.steps=3", "language_model.vocabulary=300"),
     *("language_model.hidden_size=32", "likelihood.unit_pieces=1500"),
 )
