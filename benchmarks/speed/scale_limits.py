@@ -273,7 +273,7 @@ def _prepared(folder: Path, name: str, root: str, **images: Any) -> Artifact:
     tree = {
         "work": str(folder / name),
         "source": {"kind": "table", "root": root, "table": "studies.csv", "columns": columns},
-        "images": {"size_px": 48, "shard_rows": 64, **images},
+        "images": {"size_px": 48, **images},
     }
     config = folder / f"{name}.yaml"
     config.write_text(yaml.safe_dump(tree), encoding="utf-8")
