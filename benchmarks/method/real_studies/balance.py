@@ -16,7 +16,7 @@ from medclip_dcl.training.supervision import read_report_labels
 
 
 class BalancedSampler(ImageTextSampler):
-    """Draws each batch anew, a study by the weight of its rarest finding, and none twice."""
+    """Draws every batch by itself, a study by the weight of its rarest finding, and none twice."""
 
     weights: Float[np.ndarray, " studies"]
 
