@@ -215,19 +215,17 @@ class Trainer:
 
     def _note_launch(self) -> None:
         state, count = self.state, self._accelerator.num_processes
-        before = state.launches[-1][1] if state.launches else None
-        self._step.replay_dropout(state.launches[0][1] if state.launches else count)
-        if before == count:
-            return
-        settings = self._settings
-        norms = learning_norms(self._encoder, settings)
-        if before and norms and self._accelerator.device.type == "cpu":
+        before = state.launches[-1][1] if state.launches else count
+        norms = learning_norms(self._encoder, self._settings)
+        if before != count and norms and self._accelerator.device.type == "cpu":
             raise ArtifactStale(
                 f"the run stopped at step {state.step} with {before} processes, and {count} cannot "
                 "go on with it: on CPUs the batch norms of each process see its own pairs alone; "
                 f"set train.processes to {before}, or remove the checkpoints to start again"
             )
-        state.launches.append((state.step, count))
+        self._step.replay_dropout(state.launches[0][1] if state.launches else count)
+        if before != count or not state.launches:
+            state.launches.append((state.step, count))
 
     def _load(self, snapshot: Snapshot) -> None:
         try:
