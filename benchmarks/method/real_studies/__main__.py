@@ -37,6 +37,8 @@ from benchmarks.method.real_studies.studies import (
 )
 from benchmarks.method.real_studies.summary import (
     BARS,
+    CONFIRMED,
+    CONFIRMED_CONTROL,
     Lines,
     best_constant,
     chosen_value,
@@ -58,6 +60,7 @@ ROUNDS = (("random", ALL, 0, "decisive"), ("random", ALL[:3], 0, "other"),
           ("random", ALL[:3], 0, "idea"))  # fmt: skip
 """Start, folds, seed and rows of each round."""
 _TEN = {row.name for row in DECISIVE}
+_AGAIN = {*_TEN, CONFIRMED, CONFIRMED_CONTROL}
 _FIRST = _TEN | {f"constant_{value}" for value in CONSTANTS} | {CEILING.name}
 _FIRST |= {row.name for row in HALVES}
 
@@ -70,12 +73,14 @@ def planned(number: int, lines: Lines) -> Iterator[Run]:
     for fold in folds:
         for name, row in ROWS.items():
             run = Run(start, name, "", fold, seed)
-            if {row.part, part} & {"curve", "idea"}:
+            if part in {"curve", "idea"}:
                 if row.part == part:
                     yield run
             elif not first_starts:
-                if name in _TEN or name == best_constant(lines, fold):
+                if name in _AGAIN or name == best_constant(lines, fold):
                     yield run
+            elif row.part in {"curve", "idea"}:
+                continue
             elif (name in _FIRST) == (part == "decisive") and (
                 fold < 3 or not is_stopped(figures, name)
             ):

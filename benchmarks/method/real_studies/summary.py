@@ -32,6 +32,9 @@ CONTROL_OF = {
 }
 RECOMMENDED = "cross_place"
 """Row that was recommended before the first run."""
+CONFIRMED, CONFIRMED_CONTROL = "relations_both", "relations_both_shuffled"
+"""Row that led after the first seed, where it was exploratory. It is asked again with the second,
+and those runs alone are judged: against the better rival, one comparison, named before they ran."""
 STOP = 0.03
 """Below the baseline by more than that after three folds, an exploratory row stops."""
 BARS = {
@@ -48,11 +51,15 @@ BARS = {
     "recipe_minutes": "<= 30",
     "recipe_auc_of_six": ">= 0.80",
     "ideas_ahead": ">= 1",
+    "confirmed_runs": ">= 5",
+    "confirmed_minus_rival": "> 0",
+    "confirmed_minus_rival_low": "> 0",
+    "confirmed_minus_control": "> 0",
 }
 """Fixed before the first run. `rival`: the better of early InfoNCE and the best constant;
 `control`: the best row's own with shuffled relations, which for other rows is that of cross;
 `ideas_ahead`: ideas with a higher mean AUC than `relations_both` in each of three folds, fixed
-before the first of them ran."""
+before the first of them ran; `confirmed`: see `CONFIRMED`, fixed before its second seed ran."""
 _POWER = 0.8
 _TEST_OVER_TRAIN = 1 / (FOLDS - 1)
 
@@ -262,6 +269,7 @@ def decide(lines: Lines) -> dict[str, float]:
         "decisive_runs": min(len(figures.get(name, {})) for name in trained),
         "other_folds": min(len({f for f, _ in figures.get(row.name, {})}) for row in others),
         "warm_runs": min(len(warm.get(name, {})) for name in trained),
+        **confirm(figures),
     }
     if not all(name in figures for name in (*HONEST, *RIVALS)):
         return found
@@ -295,6 +303,30 @@ def decide(lines: Lines) -> dict[str, float]:
         found["ideas_ahead"] = sum(idea.better == idea.runs for idea in ideas if idea is not None)
     inverted = [line["inverted"] for line in figures.get(RECOMMENDED, {}).values()]
     return found | ({"inverted_by_recommended": sum(inverted)} if inverted else {})
+
+
+def confirm(figures: Mapping[str, Mapping[tuple[int, int], Line]]) -> dict[str, float]:
+    """Judge the row that led by the runs of the second seed alone."""
+    second = {
+        name: {key: line for key, line in runs.items() if key[1] == 1}
+        for name, runs in figures.items()
+    }
+    tests = [
+        test
+        for rival in RIVALS
+        if (test := paired(second, CONFIRMED, rival)) is not None and test.runs >= 3
+    ]
+    if len(tests) < len(RIVALS):
+        return {}
+    test = min(tests, key=lambda each: each.value)
+    found = {
+        "confirmed_runs": test.runs,
+        "confirmed_minus_rival": test.value,
+        "confirmed_minus_rival_low": test.low,
+        "confirmed_minus_rival_p": test.p,
+    }
+    control = paired(second, CONFIRMED, CONFIRMED_CONTROL)
+    return found | ({} if control is None else {"confirmed_minus_control": control.value})
 
 
 def text_of(tree: Mapping[str, Any]) -> str:
