@@ -18,6 +18,7 @@ from benchmarks.method.real_studies.runs import DECAY, JUDGE, Run, averaged
 from benchmarks.method.real_studies.studies import Patient, divide, read_whole
 from benchmarks.method.real_studies.summary import (
     compare,
+    confirm,
     decide,
     figures_of,
     holm,
@@ -240,13 +241,36 @@ def test_second_seeds_and_warm_starts_are_of_decisive_rows_and_the_best_constant
         }
     for number in (3, 4):
         runs = [*planned(number, lines)]
-        assert {run.row for run in runs} == {row.name for row in DECISIVE} | {"constant_0.1"}
+        assert {run.row for run in runs} == {
+            *(row.name for row in DECISIVE),
+            *("constant_0.1", "relations_both", "relations_both_shuffled"),
+        }
         start, _, seed, _ = ROUNDS[number]
         assert {(run.start, run.seed) for run in runs} == {(start, seed)}
     assert (
         len({run.draw for n in (0, 1, 2, 3) for run in planned(n, lines) if run.row == "paper"})
         == 10
     )
+
+
+def test_the_row_that_led_is_confirmed_by_the_second_seed_alone() -> None:
+    lines = {}
+    for fold in range(5):
+        noise = 0.01 * (fold % 2)
+        for seed, lead in ((0, 0.3), (1, 0.1)):  # what the first seed gave is not asked
+            lines[Run("random", BASELINE, "", fold, seed)] = line(0.5, early=0.6)
+            lines[Run("random", "relations_both", "", fold, seed)] = line(0.6 + lead + noise)
+        lines[Run("random", "relations_both_shuffled", "", fold, 1)] = line(0.58)
+        for value in (0.02, 0.05, 0.1, 0.2):
+            lines[Run("random", f"constant_{value}", "", fold, 0)] = line(0.9, judge=value)
+        lines[Run("random", "constant_0.2", "", fold, 1)] = line(0.65)
+    found = confirm(figures_of(lines))
+    assert found["confirmed_runs"] == 5
+    assert found["confirmed_minus_rival"] == pytest.approx(0.054)  # the constant is the better
+    assert 0 < found["confirmed_minus_rival_low"] < 0.054
+    assert found["confirmed_minus_control"] == pytest.approx(0.124)
+    only_first = {run: value for run, value in lines.items() if run.seed == 0}
+    assert confirm(figures_of(only_first)) == {}
 
 
 def test_the_best_honest_row_is_held_against_the_better_rival_and_its_own_control() -> None:
