@@ -174,7 +174,10 @@ def try_hostile(service: Service, numbers: range) -> dict[str, float]:
     for (name, request), answer in zip(requests, answers, strict=True):
         for kind in _faults(request, answer, documented):
             odd[kind].append(f"{name} ({answer.status})")
-    statuses = Counter(answer.status for answer in answers)
+    statuses = Counter(
+        f"{answer.status} {_code(answer)}" if answer.status >= 500 else str(answer.status)
+        for answer in answers
+    )
     print(f"hostile: {len(asked)} named, {len(numbers)} spoilt; {dict(sorted(statuses.items()))}")
     for kind, names in odd.items():
         _show(kind, names)
