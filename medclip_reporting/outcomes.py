@@ -235,6 +235,7 @@ _GAUGES = {
     "negatives_removed": "negatives removed",
     "clipped": "steps clipped, so far",
 }
+_OF_ETA = {"frac_floor", "mean_eta"}
 _CHECKPOINTS = "checkpoints"
 
 
@@ -245,13 +246,18 @@ def describe_training(sources: Sources) -> View | None:
         return None
     model = read_model_package(found[0].path)
     lines = read_metrics(sources.work / _CHECKPOINTS)
-    gauges, constants = _series(lines, _GAUGES)
+    objective = read_training_config(model.path).objective
+    debiased = objective.kind == "debiased"
+    gauges, constants = _series(
+        lines, {key: _GAUGES[key] for key in _GAUGES if debiased or key not in _OF_ETA}
+    )
     losses, _ = _series(lines, _LOSSES)
     clipped = [line["clipped"] for line in lines if line.get("clipped") is not None]
     return {
         "digest": model.digest,
         "card": model.card,
-        "objective": read_training_config(model.path).objective.model_dump(),
+        "objective": objective.model_dump(),
+        "debiased": debiased,
         "seconds": found[0].origin["seconds"],
         "clipped": clipped[-1] if clipped else None,
         "constants": constants,
