@@ -87,9 +87,14 @@ def _case(index: RetrievalIndex, row: int) -> View:
     shown = []
     for hit in hits:
         picture = index.picture(hit.id)
+        regions = index.regions.gather(np.array([index.row_of[hit.id]]))[0]
+        image = {  # pictures of an index are square
+            "uri": None if picture is None else jpeg_uri(picture),
+            "heat": heat_uri(regions.astype(np.float32) @ vector.numpy()),
+        }
         shown.append(
             {
-                "uri": None if picture is None else jpeg_uri(picture),
+                "image": image | {"width": 1, "height": 1, "boxes": ()},
                 "score": hit.score,
                 "split": hit.split,
                 "says": list(hit.texts[:3]),
