@@ -208,18 +208,24 @@ def mean_finding_figures(
     bootstrap: BootstrapOptions,
     offsets: Offsets | None = None,
 ) -> dict[str, Figure]:
-    """Average the figures of several findings, as `metrics.mean_over_findings`."""
+    """Estimate what `measure_findings` gives."""
+    levels = offsets or [None] * len(truth)
 
     def measure(weights: Weights) -> dict[str, Samples]:
-        return mean_over_findings(
-            _measure(margin[known], state[known] == 1, weights[:, known], offset)
-            for margin, state, offset in zip(
-                margins, truth, offsets or [None] * len(truth), strict=True
-            )
-            for known in (state != UNKNOWN,)
-        )
+        return measure_findings(margins, truth, levels, weights)
 
     return estimate(measure, subjects, bootstrap, _NO_FINDING)
+
+
+def measure_findings(
+    margins: Matrix, truth: Truth, offsets: Offsets, weights: Weights
+) -> dict[str, Samples]:
+    """Average the figures of several findings, as `metrics.mean_over_findings`."""
+    return mean_over_findings(
+        _measure(margin[known], state[known] == 1, weights[:, known], offset)
+        for margin, state, offset in zip(margins, truth, offsets, strict=True)
+        for known in (state != UNKNOWN,)
+    )
 
 
 def _measure(
@@ -261,7 +267,13 @@ def evaluate_classes(
     found = _sole_best(means[classes].cpu().numpy().T)
     answers = np.array([classes[index] if index >= 0 else -1 for index in found])
     subjects = [images.subject_ids[image] for image in chosen]
-    figures, recalls = class_figures(answers, shown, classes, subjects, bootstrap)
+    every = estimate(
+        lambda weights: measure_classes(answers == shown, shown, classes, weights),
+        subjects,
+        bootstrap,
+        "no image of this class",
+    )
+    groups = {findings[index].name: {"recall": every.pop(f"{index}.recall")} for index in classes}
     rows = [
         {
             **images.ids_of(image),
@@ -270,40 +282,26 @@ def evaluate_classes(
         }
         for image, index, answer in zip(chosen, shown.tolist(), answers.tolist(), strict=True)
     ]
-    groups = {findings[index].name: {"recall": recalls[index]} for index in classes}
     chance = {"accuracy": 1 / len(classes), "mean_recall": 1 / len(classes)}
     pool = {"images": len(chosen), "classes": len(classes)}
-    return EvalResult("", pool, chance, figures, groups), rows
+    return EvalResult("", pool, chance, every, groups), rows
 
 
-def class_figures(
-    answers: Int[np.ndarray, " images"],
-    shown: Int[np.ndarray, " images"],
-    classes: Sequence[int],
-    subjects: Sequence[str],
-    bootstrap: BootstrapOptions,
-) -> tuple[dict[str, Figure], dict[int, Figure]]:
-    """Measure `accuracy` and `mean_recall`, the mean over classes, and the recall of each class."""
-    right = (answers == shown).astype(float)
-
-    def measure(weights: Weights) -> dict[str, Samples]:
-        recalls = class_recalls(right, shown, classes, weights)
-        found = {"accuracy": mean(right, weights), "mean_recall": mean_of([*recalls.values()])}
-        return found | {str(index): values for index, values in recalls.items()}
-
-    every = estimate(measure, subjects, bootstrap, "no image of this class")
-    by_class = {index: every.pop(str(index)) for index in classes}
-    return every, by_class
-
-
-def class_recalls(
-    right: Float[np.ndarray, " images"],
+def measure_classes(
+    is_right: Bool[np.ndarray, " images"],
     shown: np.ndarray,
     classes: Sequence[Any],
     weights: Weights,
-) -> dict[Any, Samples]:
-    """Give the share of each class's images that are recognised (`right` is 1, else 0)."""
-    return {name: mean(right[shown == name], weights[:, shown == name]) for name in classes}
+) -> dict[str, Samples]:
+    """Measure `accuracy`, `CLASS.recall` of each class, and `mean_recall` over classes."""
+    right = is_right.astype(float)
+    recalls = {
+        f"{name}.recall": mean(right[own], weights[:, own])
+        for name in classes
+        for own in (shown == name,)
+    }
+    every = {"accuracy": mean(right, weights), "mean_recall": mean_of([*recalls.values()])}
+    return every | recalls
 
 
 def _exclusive(

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch.nn import functional
 
 from medclip_dcl.errors import MetricError
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, estimate
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel, heatmap, scaled
 from medclip_dcl.evaluation.metrics import mean
 from medclip_dcl.evaluation.results import EvalResult, Rows
@@ -262,39 +262,21 @@ def _on_image(
     return scores, box_mask(unit.boxes * scale, rows, columns)
 
 
-def grounding_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarray, " rows"]]:
-    """Give each figure of grounding, row by row of `results.GROUNDINGS`; NaN: undefined."""
-
-    def column(name: str) -> np.ndarray:
-        return np.array([row[name] for row in rows], dtype=float)  # None becomes NaN
-
-    signed = column("cnr_signed")
-    return {
-        "cnr": np.abs(signed),
-        "cnr_signed": signed,
-        "miou": column("miou"),
-        "miou_biovil": column("miou_biovil"),
-        "pointing": column("pointed"),
-    }
+def measure_grounding(rows: Sequence[Mapping[str, Any]], weights: Weights) -> dict[str, Samples]:
+    """Average each figure over rows of `results.GROUNDINGS`, those without it left out."""
+    signed, miou, biovil, pointed = (
+        np.array([row[name] for row in rows], dtype=float)  # None becomes NaN
+        for name in ("cnr_signed", "miou", "miou_biovil", "pointed")
+    )
+    columns = {"cnr": np.abs(signed), "cnr_signed": signed, "miou": miou, "miou_biovil": biovil}
+    columns["pointing"] = pointed
+    return {name: mean(values, weights) for name, values in columns.items()}
 
 
-def mean_figures(
-    columns: Mapping[str, Sequence[float | None] | Float[np.ndarray, " units"]],
-    subjects: Sequence[str],
-    bootstrap: BootstrapOptions,
-) -> dict[str, Figure]:
-    """Average quantities that were measured one unit at a time, where they are not None or NaN."""
-    arrays = {name: np.array(values, dtype=float) for name, values in columns.items()}
-
+def _grounding_figures(rows: Rows, bootstrap: BootstrapOptions) -> dict[str, Figure]:
     return estimate(
-        lambda weights: {name: mean(values, weights) for name, values in arrays.items()},
-        subjects,
+        lambda weights: measure_grounding(rows, weights),
+        [row["subject_id"] for row in rows],
         bootstrap,
         "undefined for every unit",
     )
-
-
-def _grounding_figures(
-    rows: Sequence[Mapping[str, Any]], bootstrap: BootstrapOptions
-) -> dict[str, Figure]:
-    return mean_figures(grounding_columns(rows), [row["subject_id"] for row in rows], bootstrap)

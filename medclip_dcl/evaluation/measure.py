@@ -5,6 +5,7 @@ The rows of its tables are enough to measure a model again without the model.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +13,18 @@ from jaxtyping import Int
 
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.errors import ArtifactStale
-from medclip_dcl.evaluation import metrics, results
-from medclip_dcl.evaluation.bootstrap import Samples, unit_weights
-from medclip_dcl.evaluation.classification import class_recalls
-from medclip_dcl.evaluation.grounding import grounding_columns
-from medclip_dcl.evaluation.operating_point import decision_metrics, mean_decision_metrics
-from medclip_dcl.evaluation.retrieval import GALLERY_LENGTHS, table1_retrieval
+from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.bootstrap import Samples, Weights, unit_weights
+from medclip_dcl.evaluation.classification import (
+    UNKNOWN,
+    Matrix,
+    Truth,
+    measure_classes,
+    measure_findings,
+)
+from medclip_dcl.evaluation.grounding import measure_grounding
+from medclip_dcl.evaluation.operating_point import measure_decisions
+from medclip_dcl.evaluation.retrieval import GALLERY_LENGTHS, measure_ranks, rank_samples
 from medclip_dcl.tables import TableFormat, read_table
 
 
@@ -59,111 +66,109 @@ def check_same_samples(runs: Sequence[SampleResults]) -> None:
 def measure(cases: SampleResults, weights: Int[np.ndarray, "S patients"]) -> dict[str, Samples]:
     """Measure a run in every resample of its patients: `question.figure` -> values.
 
-    A figure whose question was not put is left out.
+    The figures are those that `evaluate` reports over all cases, made by the same functions. A
+    question that was not put is left out, and so is one whose findings have one class alone.
     """
     found: dict[str, Samples] = {}
-    for form, (_, figures) in _TABLES.items():
+    for form, (_, questions) in _TABLES.items():
         if cases.tables[form].num_rows:
             owners = cases.column(form, "subject_id").tolist()
-            found |= dict(figures(cases, unit_weights(weights, cases.patients, owners)))
+            own_weights = unit_weights(weights, cases.patients, owners)
+            for question, figures in questions(cases, own_weights):
+                every = {f"{question}.{name}": values for name, values in figures.items()}
+                found |= {name: every[name] for name in every if _is_compared(question, name)}
     return found
 
 
-_Named = Iterator[tuple[str, np.ndarray]]
+def _is_compared(question: str, name: str) -> bool:
+    # Not those of single classes and directions, and none that says again what another says.
+    return name not in _SAID_BY_ANOTHER and "." not in name.removeprefix(f"{question}.")
 
 
-def _zero_shot(cases: SampleResults, weights: np.ndarray) -> _Named:
-    findings = cases.column(results.SCORES, "finding")
-    truth, margin = (cases.column(results.SCORES, name) for name in ("truth", "margin"))
-    found = _findings(findings, margin, truth, weights, cases.column(results.SCORES, "offset"))
-    for name in [name for name in found if name != "mean_accuracy"]:
-        yield f"zero_shot.{name}", found[name]
-    yield from _decisions("decisions", cases, results.SCORES, np.ones(len(truth), bool), weights)
+_SAID_BY_ANOTHER = {
+    *("zero_shot.mean_accuracy", "classes.accuracy"),
+    *("grounding.miou_biovil", "gallery.median_rank"),
+}
+_Questions = Iterator[tuple[str, dict[str, Samples]]]
 
 
-def _probes(cases: SampleResults, weights: np.ndarray) -> _Named:
+class _Asked(NamedTuple):
+    # A row for each finding that has both classes, a column for each image.
+    margins: Matrix
+    truth: Truth
+    levels: list[float | None]
+    weights: Weights
+
+
+def _asked(
+    cases: SampleResults, form: TableFormat, level: str, weights: Weights, chosen: np.ndarray
+) -> _Asked:
+    # Of the chosen rows of a table; `level` names the column of each finding's level. The probes of
+    # one finding are told apart by their draw.
+    column = {
+        name: cases.column(form, name)[chosen]
+        for name in ("image_id", "finding", "margin", "truth", level)
+    }
+    draws = cases.column(form, "draw")[chosen] if form is results.PROBES else chosen[chosen]
+    findings = [*zip(column["finding"].tolist(), draws.tolist(), strict=True)]
+    image, first = _numbers(column["image_id"].tolist())
+    finding, first_of = _numbers(findings)
+    margins = np.zeros((len(first_of), len(first)))
+    truth = np.full(margins.shape, UNKNOWN, dtype=np.int8)
+    margins[finding, image] = column["margin"]
+    truth[finding, image] = np.nan_to_num(column["truth"], nan=UNKNOWN)
+    both = (truth == 1).any(axis=1) & (truth == 0).any(axis=1)
+    levels = [None if np.isnan(value) else float(value) for value in column[level][first_of][both]]
+    return _Asked(margins[both], truth[both], levels, weights[:, np.flatnonzero(chosen)[first]])
+
+
+def _numbers(names: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    # The number of each name, in the order in which names appear first, and where they do.
+    first: dict[Any, int] = {}
+    for index, name in enumerate(names):
+        first.setdefault(name, index)
+    number = {name: index for index, name in enumerate(first)}
+    return np.array([number[name] for name in names]), np.array([*first.values()])
+
+
+def _zero_shot(cases: SampleResults, weights: Weights) -> _Questions:
+    every = np.ones(weights.shape[1], dtype=bool)
+    offset, threshold = (
+        _asked(cases, results.SCORES, level, weights, every) for level in ("offset", "threshold")
+    )
+    yield "zero_shot", measure_findings(*offset)
+    yield "decisions", measure_decisions(*threshold)
+
+
+def _probes(cases: SampleResults, weights: Weights) -> _Questions:
     form = results.PROBES
-    truth, margin, fraction, draw = (
-        cases.column(form, name) for name in ("truth", "margin", "fraction", "draw")
-    )
-    names = cases.column(form, "finding")
-    groups = np.array([f"{finding} {step}" for finding, step in zip(names, draw, strict=True)])
+    fraction, draw = (cases.column(form, name) for name in ("fraction", "draw"))
     for share in np.unique(fraction):
-        mine = fraction == share
-        found = _findings(groups[mine], margin[mine], truth[mine], weights[:, mine])
-        if found:
-            yield f"probe.{share:g}.mean_auc", found["mean_auc"]
+        asked = _asked(cases, form, "threshold", weights, fraction == share)
+        found = measure_findings(*asked._replace(levels=[None] * len(asked.levels)))
+        yield f"probe.{share:g}", {"mean_auc": found["mean_auc"]} if found else {}
     first = (fraction == fraction.max()) & (draw == 0)
-    yield from _decisions("probe_decisions", cases, form, first, weights)
+    yield "probe_decisions", measure_decisions(*_asked(cases, form, "threshold", weights, first))
 
 
-def _decisions(
-    question: str, cases: SampleResults, form: TableFormat, chosen: np.ndarray, weights: np.ndarray
-) -> _Named:
-    names = cases.column(form, "finding")
-    truth, margin, threshold = (
-        cases.column(form, name) for name in ("truth", "margin", "threshold")
-    )
-    found = mean_decision_metrics(
-        decision_metrics(
-            margin[own],
-            truth[own] == 1,
-            None if np.isnan(threshold[own][0]) else float(threshold[own][0]),
-            weights[:, own],
-        )
-        for name in dict.fromkeys(names[chosen].tolist())
-        for own in (chosen & (names == name) & ~np.isnan(truth),)
-        if len(set(truth[own])) == 2
-    )
-    for name, values in found.items():
-        yield f"{question}.{name}", values
-
-
-def _findings(
-    groups: np.ndarray,
-    margin: np.ndarray,
-    truth: np.ndarray,
-    weights: np.ndarray,
-    offset: np.ndarray | None = None,
-) -> dict[str, Samples]:
-    # Averages over the groups that have both classes.
-    owns = [(groups == group) & ~np.isnan(truth) for group in dict.fromkeys(groups.tolist())]
-    levels = None if offset is None or np.isnan(offset).any() else offset
-    return metrics.mean_over_findings(
-        metrics.classification_metrics(
-            margin[own],
-            truth[own] == 1,
-            weights[:, own],
-            None if levels is None else float(levels[own][0]),
-        )
-        for own in owns
-        if len(set(truth[own])) == 2
-    )
-
-
-def _classes(cases: SampleResults, weights: np.ndarray) -> _Named:
+def _classes(cases: SampleResults, weights: Weights) -> _Questions:
     shown, answer = (cases.column(results.CLASSES, name) for name in ("finding", "answer"))
-    right = np.array(shown == answer, dtype=float)
-    recalls = class_recalls(right, shown, [*dict.fromkeys(shown.tolist())], weights)
-    yield "classes.mean_recall", metrics.mean_of([*recalls.values()])
+    yield "classes", measure_classes(shown == answer, shown, [*dict.fromkeys(shown)], weights)
 
 
-def _grounding(cases: SampleResults, weights: np.ndarray) -> _Named:
-    columns = grounding_columns(cases.tables[results.GROUNDINGS].to_pylist())
-    for name in ("cnr", "cnr_signed", "miou", "pointing"):
-        yield f"grounding.{name}", metrics.mean(columns[name], weights)
+def _grounding(cases: SampleResults, weights: Weights) -> _Questions:
+    rows = cases.tables[results.GROUNDINGS].drop_columns(["grid"]).to_pylist()
+    yield "grounding", measure_grounding(rows, weights)
 
 
-def _gallery(cases: SampleResults, weights: np.ndarray) -> _Named:
+def _gallery(cases: SampleResults, weights: Weights) -> _Questions:
     rank = cases.column(results.BOX_ANSWERS, "gallery_rank")
     known = ~np.isnan(rank)
     if known.any():
-        for length in GALLERY_LENGTHS:
-            hits = metrics.mean((rank[known] <= length).astype(float), weights[:, known])
-            yield f"gallery.recall_at_{length}", hits
+        yield "gallery", rank_samples(rank[known], GALLERY_LENGTHS, weights[:, known])
 
 
-def _ranks(cases: SampleResults, weights: np.ndarray) -> _Named:
+def _ranks(cases: SampleResults, weights: Weights) -> _Questions:
     columns = ("question", "direction", "rank", "own_rank", "expected_rank")
     question, direction, *ranks = (cases.column(results.RANKS, name) for name in columns)
     for name in dict.fromkeys(question.tolist()):
@@ -171,14 +176,17 @@ def _ranks(cases: SampleResults, weights: np.ndarray) -> _Named:
             way: (question == name) & (direction == way)
             for way in dict.fromkeys(direction[question == name].tolist())
         }
-        found = table1_retrieval(
-            {way: ([each[own] for each in ranks], weights[:, own]) for way, own in ways.items()}
+        units = next(iter(ways.values()))  # the queries of every way are those of the same units
+        yield (
+            name,
+            measure_ranks(
+                {way: [each[own] for each in ranks] for way, own in ways.items()},
+                weights[:, units],
+            ),
         )
-        for figure, values in found.items():
-            yield f"{name}.{figure}", values
 
 
-_TABLES: dict[TableFormat, tuple[list[str], Callable[[SampleResults, np.ndarray], _Named]]] = {
+_TABLES: dict[TableFormat, tuple[list[str], Callable[[SampleResults, np.ndarray], _Questions]]] = {
     results.SCORES: (["image_id", "finding", "truth"], _zero_shot),
     results.CLASSES: (["image_id", "finding"], _classes),
     results.GROUNDINGS: (["image_id", "phrase_key"], _grounding),

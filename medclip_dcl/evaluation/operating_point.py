@@ -4,7 +4,7 @@ A finding is decided to be present where its margin is at least the threshold. T
 fixed before an evaluated image is looked at: intervals are over the evaluated patients alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -109,12 +109,18 @@ def decision_metrics(
     return found
 
 
-def mean_decision_metrics(findings: Iterable[dict[str, Samples]]) -> dict[str, Samples]:
+def measure_decisions(
+    margins: Matrix, truth: Truth, thresholds: Sequence[float | None], weights: Weights
+) -> dict[str, Samples]:
     """Average `decision_metrics` over the findings that have both classes in the sample.
 
     Each figure is averaged over those of them that define it, such as those with a threshold.
     """
-    measured = list(findings)
+    measured = [
+        decision_metrics(margin[known], state[known] == 1, threshold, weights[:, known])
+        for margin, state, threshold in zip(margins, truth, thresholds, strict=True)
+        for known in (state != UNKNOWN,)
+    ]
     both = [(item["prevalence"] > 0) & (item["prevalence"] < 1) for item in measured]
     return {
         f"mean_{name}": mean_of(
@@ -149,12 +155,10 @@ def evaluate_decisions(
         )
         chance |= {f"{name}.auprc": groups[name]["prevalence"].value, f"{name}.mcc": 0.0}
 
+    levels = [threshold.value for threshold in thresholds]
+
     def measure(weights: Weights) -> dict[str, Samples]:
-        return mean_decision_metrics(
-            decision_metrics(margin[known], state[known] == 1, threshold.value, weights[:, known])
-            for margin, state, threshold in zip(margins, truth, thresholds, strict=True)
-            for known in (state != UNKNOWN,)
-        )
+        return measure_decisions(margins, truth, levels, weights)
 
     pool = {
         "images": len(subjects),

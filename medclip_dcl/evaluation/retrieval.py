@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Samples, Weights, estimate
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.grounding import BoxedSentence
 from medclip_dcl.evaluation.metrics import (
@@ -76,7 +76,18 @@ def _rank_directions(
         )
         for name, item in directions.items()
     }
-    figures, groups = retrieval_figures(ranks, _LENGTHS, subjects, bootstrap)
+    every = estimate(
+        lambda weights: measure_ranks(ranks, weights), subjects, bootstrap, "no queries"
+    )
+    figures = {name: figure for name, figure in every.items() if "." not in name}
+    groups = {
+        name: {
+            figure.removeprefix(f"{name}."): value
+            for figure, value in every.items()
+            if figure.startswith(f"{name}.")
+        }
+        for name in ranks
+    }
     pool: dict[str, int] = {}
     chance: dict[str, float | None] = {}
     for name, item in directions.items():
@@ -105,50 +116,27 @@ def _rank_directions(
     return EvalResult("", pool, chance, figures, groups), rows
 
 
-def retrieval_figures(
-    ranks: Mapping[str, Readings],
-    lengths: Sequence[int],
-    subjects: Sequence[str],
-    bootstrap: BootstrapOptions,
-) -> tuple[dict[str, Figure], dict[str, dict[str, Figure]]]:
-    """Measure retrieval in several directions whose queries belong to the same units.
+def measure_ranks(ranks: Mapping[str, Readings], weights: Weights) -> dict[str, Samples]:
+    """Measure every direction as `DIRECTION.figure`, and all together as the paper's Table 1 does.
 
-    Gives the figures over all directions, and by direction `recall_at_K` of each K in `lengths`,
-    and `median_rank`, each once by every reading.
-    """
-
-    def measure(weights: Weights) -> dict[str, Samples]:
-        found = table1_retrieval({name: (each, weights) for name, each in ranks.items()})
-        for name, each in ranks.items():
-            for prefix, column in zip(READINGS, each, strict=True):
-                one = rank_samples(column, lengths, weights)
-                found |= {f"{name}.{prefix}{figure}": values for figure, values in one.items()}
-        return found
-
-    every = estimate(measure, subjects, bootstrap, "no queries")
-    groups: dict[str, dict[str, Figure]] = {name: {} for name in ranks}
-    for name, figure in every.items():
-        group, point, short = name.partition(".")
-        if point:
-            groups[group][short] = figure
-    return {name: figure for name, figure in every.items() if "." not in name}, groups
-
-
-def table1_retrieval(directions: Mapping[str, tuple[Readings, Weights]]) -> dict[str, Samples]:
-    """Measure both directions together, as the paper's Table 1 does.
-
-    `recall` is the mean of R@10, R@50 and R@100 of each direction, `median_rank` the mean of their
-    medians. The paper's own protocol gives those with `own_`: "the correctly retrieved item is the
-    one that is paired with the query item". It says nothing of ties.
+    Query i of each direction belongs to unit i. `recall` is the mean of R@10, R@50 and R@100 of
+    each direction, `median_rank` the mean of their medians. The paper's own protocol gives those
+    with `own_`: "the correctly retrieved item is the one that is paired with the query item". It
+    says nothing of ties.
 
     Source: Wang et al. 2023, Table 1 and Table 5: (.10 + .31 + .48 + .10 + .33 + .50) / 6 = .30.
     """
     found: dict[str, Samples] = {}
     for column, prefix in enumerate(READINGS):
-        each = [(readings[column], weights) for readings, weights in directions.values()]
-        recalls = [recall_at(ranks, k, weights) for ranks, weights in each for k in _PAPER_K]
+        each = {
+            name: rank_samples(readings[column], _LENGTHS, weights)
+            for name, readings in ranks.items()
+        }
+        recalls = [one[f"recall_at_{k}"] for one in each.values() for k in _PAPER_K]
         found[f"{prefix}recall"] = mean_of(recalls)
-        found[f"{prefix}median_rank"] = mean_of([median(*pair) for pair in each])
+        found[f"{prefix}median_rank"] = mean_of([one["median_rank"] for one in each.values()])
+        for name, one in each.items():
+            found |= {f"{name}.{prefix}{figure}": values for figure, values in one.items()}
     return found
 
 

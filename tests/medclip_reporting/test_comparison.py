@@ -184,7 +184,8 @@ def test_the_cases_give_the_figures_that_were_reported(run):
         outcome = questions[question]
         figures = outcome["groups"][group[0]] if group else outcome["figures"]
         expected = figures[figure]["value"]
-        assert metrics.value_of(values) == pytest.approx(expected, abs=1e-6), name
+        # The data alone and in a thousand samples: a product of other sizes rounds otherwise.
+        assert metrics.value_of(values) == pytest.approx(expected, abs=1e-12), name
     asked = {"zero_shot", "grounding", "gallery", "boxes", "reports", "probe"}
     asked |= {"decisions", "probe_decisions"}
     assert {name.partition(".")[0] for name in found} == asked

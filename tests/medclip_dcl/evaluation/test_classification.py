@@ -6,7 +6,6 @@ from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.classification import (
     UNKNOWN,
     balance,
-    class_figures,
     evaluate_classes,
     evaluate_findings,
     evaluate_subgroups,
@@ -14,6 +13,7 @@ from medclip_dcl.evaluation.classification import (
     finding_figures,
     labelled_truth,
     mean_finding_figures,
+    measure_classes,
 )
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.metrics import roc_auc
@@ -130,12 +130,13 @@ def test_the_mean_is_over_findings_that_have_both_classes():
 
 def test_classes_by_hand():
     answers, shown = np.array([0, 1, -1, 2, 2]), np.array([0, 1, 1, 2, 0])
-    figures, recalls = class_figures(
-        answers, shown, [0, 1, 2], list("abcde"), BootstrapOptions(20, 0)
-    )
-    assert figures["accuracy"].value == 0.6
-    assert figures["mean_recall"].value == pytest.approx((0.5 + 0.5 + 1) / 3)
-    assert recalls[2].value == 1.0
+    weights = np.array(
+        [[1, 1, 1, 1, 1], [0, 0, 2, 1, 1]]
+    )  # the second: one of four right, the third class
+    found = measure_classes(answers == shown, shown, [0, 1, 2], weights)
+    assert found["accuracy"].tolist() == [0.6, 0.25]
+    assert found["mean_recall"] == pytest.approx([(0.5 + 0.5 + 1) / 3, (0 + 0 + 1) / 3])
+    assert found["2.recall"].tolist() == [1.0, 1.0]
 
 
 LABELLED = (

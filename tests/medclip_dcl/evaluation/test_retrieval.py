@@ -5,15 +5,16 @@ from torch.nn import functional
 
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.grounding import BoxedSentence
+from medclip_dcl.evaluation.metrics import value_of
 from medclip_dcl.evaluation.results import BOX_ANSWERS, RANKS
 from medclip_dcl.evaluation.retrieval import (
     evaluate_boxes,
     evaluate_gallery,
     evaluate_reports,
+    measure_ranks,
     rank_samples,
     report_scores,
     reports_of_images,
-    retrieval_figures,
 )
 from medclip_dcl.models.similarity import box_vectors
 from testing.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
@@ -108,15 +109,17 @@ def test_recall_of_both_directions_is_the_mean_of_six():
         "there": (ranks((0.10, 0.31, 0.48), 106), np.full(100, 7), np.full(100, 6.5)),
         "back": (ranks((0.10, 0.33, 0.50), 102), np.full(100, 9), np.full(100, 10.5)),
     }
-    subjects = [str(row) for row in range(100)]
-    figures, groups = retrieval_figures(pairs, (1, 10, 50, 100), subjects, BootstrapOptions(0, 0))
-    assert figures["recall"].value == pytest.approx(1.82 / 6)
-    assert figures["own_recall"].value == 1.0
-    assert figures["own_median_rank"].value == 8.0
-    assert figures["expected_recall"].value == 5 / 6  # 10.5 is not among the first ten
-    assert figures["median_rank"].value == (106 + 101) / 2  # the 50th of 100 is rank 100
-    assert groups["back"]["recall_at_50"].value == 0.33
-    assert groups["there"]["own_recall_at_1"].value == 0.0
+    found = {
+        name: value_of(values)
+        for name, values in measure_ranks(pairs, np.ones((1, 100), dtype=int)).items()
+    }
+    assert found["recall"] == pytest.approx(1.82 / 6)
+    assert found["own_recall"] == 1.0
+    assert found["own_median_rank"] == 8.0
+    assert found["expected_recall"] == 5 / 6  # 10.5 is not among the first ten
+    assert found["median_rank"] == (106 + 101) / 2  # the 50th of 100 is rank 100
+    assert found["back.recall_at_50"] == 0.33
+    assert found["there.own_recall_at_1"] == 0.0
 
 
 def test_each_box_finds_its_sentence_and_back():
