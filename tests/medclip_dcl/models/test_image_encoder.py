@@ -1,13 +1,25 @@
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import save_file
-from transformers import ResNetConfig, ResNetForImageClassification
+from torch import Tensor
+from transformers import (
+    ConvNextConfig,
+    ConvNextForImageClassification,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
 
-from medclip_dcl.errors import CheckpointError
-from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
-from medclip_dcl.models.settings import ImageEncoderConfig
+from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights, to_input
+from medclip_dcl.models.settings import RESNETS, ImageEncoderConfig
+from testing.resnet import torchvision_map, torchvision_weights
+from testing.tiny_models import random_images, tiny_dual_encoder, tiny_model_config
 
 TINY = ImageEncoderConfig(depths=(1, 1), widths=(8, 16), input_px=64)
 
@@ -75,3 +87,209 @@ def test_checkpoint_of_another_depth_is_refused(tmp_path: Path) -> None:
     deeper = ImageEncoder(ImageEncoderConfig(depths=(2, 1), widths=(8, 16)))
     with pytest.raises(CheckpointError, match="missing"):
         load_image_weights(deeper, tmp_path)
+
+
+CONVNEXT = {"model_type": "convnext", "num_stages": 2, "depths": [1, 1], "hidden_sizes": [8, 16]}
+SWIN = {
+    "model_type": "swin",
+    "image_size": 64,
+    "embed_dim": 8,
+    "depths": [1, 1],
+    "num_heads": [1, 2],
+    "window_size": 4,
+}
+DINO = {
+    "model_type": "dinov2",
+    "image_size": 64,
+    "patch_size": 16,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+
+
+def settings(tree: dict[str, Any], **more: Any) -> ImageEncoderConfig:
+    return ImageEncoderConfig.model_validate(
+        {"kind": "backbone", "backbone": tree, "input_px": 64, **more}
+    )
+
+
+@pytest.mark.parametrize(
+    ("tree", "cells"), [(CONVNEXT, 8), (SWIN, 8), (DINO, 4)], ids=["convnext", "swin", "dinov2"]
+)
+def test_any_backbone_with_a_map_becomes_regions(tree: dict[str, Any], cells: int) -> None:
+    image = settings(tree)
+    model = tiny_dual_encoder(tiny_model_config().model_copy(update={"image": image})).eval()
+    images = torch.from_numpy(random_images(2)).unsqueeze(1).float()
+    regions = model.encode_images(images)
+    assert regions.shape == (2, cells, cells, 16)
+    assert (model.image.grid(64), model.image.width) == (cells, 16)
+    again = tiny_dual_encoder(tiny_model_config().model_copy(update={"image": image}))
+    assert torch.equal(again.eval().encode_images(images), regions)  # one seed, one start
+
+
+def test_a_classifiers_checkpoint_fills_its_backbone_and_says_what_it_lacks(tmp_path: Path) -> None:
+    config = ConvNextConfig(num_stages=2, depths=[1, 1], hidden_sizes=[8, 16], num_channels=3)
+    source = ConvNextForImageClassification(config).eval()
+    save_file(source.state_dict(), tmp_path / "model.safetensors")
+    encoder = ImageEncoder(settings(CONVNEXT)).eval()
+    report = load_image_weights(encoder, tmp_path)
+    assert report.missing == (
+        "hidden_states_norms.stage2.bias",
+        "hidden_states_norms.stage2.weight",
+    )
+    assert all(key.startswith(("classifier.", "layernorm.")) for key in report.unexpected)
+    grey = torch.randn(1, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    stem, patches = source.convnext.embeddings, encoder.backbone.embeddings
+    torch.testing.assert_close(patches(grey), stem(grey.expand(-1, 3, -1, -1)))
+
+
+@pytest.mark.parametrize(
+    "tree", [{"model_type": "timm_backbone"}, {"model_type": "nobody"}, {**SWIN, "depths": "two"}]
+)
+def test_a_backbone_that_cannot_be_built_is_refused(tree: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"model\.image\.backbone"):
+        ImageEncoder(settings(tree))
+
+
+def test_a_size_that_the_backbone_does_not_take_is_refused() -> None:
+    with pytest.raises(ConfigError, match="takes no input of 8 pixels"):
+        ImageEncoder(settings({**CONVNEXT, "patch_size": 16}, input_px=8))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [{"kind": "backbone"}, {"backbone": CONVNEXT}, {"kind": "backbone", "backbone": {"a": 1}}],
+)
+def test_kind_and_description_go_together(tree: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ImageEncoderConfig.model_validate(tree)
+
+
+def test_black_grey_and_white_become_minus_two_zero_and_two() -> None:
+    levels = torch.tensor([[0, 51], [204, 255]], dtype=torch.uint8).unsqueeze(0)
+    expected = torch.tensor([[-2.0, -1.2], [1.2, 2.0]])
+    torch.testing.assert_close(to_input(levels, 2)[0, 0], expected)
+
+
+def test_shrinking_averages_instead_of_skipping() -> None:
+    image = np.zeros((1, 64, 64), dtype=np.uint8)
+    image[:, :, ::2] = 255  # stripes of one pixel: picking pixels gives black or white
+    inner = to_input(image, 16)[0, 0, 4:-4, 4:-4]
+    assert inner.abs().max() < 0.1
+
+
+def test_whole_image_is_used() -> None:
+    image = np.zeros((1, 64, 64), dtype=np.uint8)
+    image[:, :8, :8] = 255
+    pixels = to_input(image, 32)[0, 0]
+    assert pixels[0, 0] > 1.9
+    assert pixels[16:, 16:].max() < -1.9
+
+
+BASIC = ImageEncoderConfig(depths=(2, 1), widths=(8, 16), input_px=32)
+BOTTLENECK = ImageEncoderConfig(depths=(1, 2), widths=(16, 32), layer="bottleneck", input_px=32)
+
+
+def biovil(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """BioViL: the trunk two modules down, its own projector next to it."""
+    trunk = {f"encoder.encoder.{key}": value for key, value in state.items()}
+    head = {"projector.model.0.weight": torch.zeros(4, 16, 1, 1)}
+    return trunk | head | {"projector.model.1.running_mean": torch.zeros(4)}
+
+
+def biovil_t(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return biovil(state) | {
+        "encoder.backbone_to_vit.weight": torch.zeros(4, 16, 1, 1),
+        "encoder.vit_pooler.blocks.0.norm1.weight": torch.zeros(4),
+        "encoder.missing_previous_emb": torch.zeros(1, 4, 1, 1),
+    }
+
+
+@pytest.mark.parametrize("settings", [BASIC, BOTTLENECK], ids=["basic", "bottleneck"])
+@pytest.mark.parametrize(
+    ("layout", "name", "file"),
+    [
+        (lambda state: state, "torchvision", "weights.pth"),
+        (lambda state: state, "torchvision", "model.safetensors"),
+        (lambda state: {"state_dict": state}, "torchvision", "nested.pt"),
+        (biovil, "biovil", "biovil_image.pt"),
+        (biovil_t, "biovil", "biovil_t.pt"),
+    ],
+    ids=["torchvision", "safetensors", "nested", "BioViL", "BioViL-T"],
+)
+def test_a_grey_image_gives_the_map_that_three_equal_channels_gave(
+    tmp_path: Path,
+    settings: ImageEncoderConfig,
+    layout: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    name: str,
+    file: str,
+) -> None:
+    state = torchvision_weights(settings)
+    save = save_file if file.endswith("safetensors") else torch.save
+    save(layout(state), tmp_path / file)
+    encoder = ImageEncoder(settings).eval()
+    report = load_image_weights(encoder, tmp_path / file)
+    grey = torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(
+        encoder(grey),
+        torchvision_map(state, settings, grey.expand(-1, 3, -1, -1)),
+        atol=1e-4,
+        rtol=1e-4,
+    )
+    assert report.layout == name
+    assert report.counts["matched"] == len(encoder.backbone.state_dict())
+    assert report.missing == ()
+    assert {"fc.bias", "fc.weight"} <= set(report.unexpected)
+
+
+@pytest.mark.parametrize("kind", sorted(RESNETS))
+def test_the_named_resnets_take_torchvisions_weights(tmp_path: Path, kind: str) -> None:
+    settings = ImageEncoderConfig.model_validate({"kind": kind})
+    with torch.device("meta"):
+        encoder = ImageEncoder(settings)
+    own = {tuple(value.shape) for value in encoder.backbone.state_dict().values()}
+    count = sum(weight.numel() for weight in encoder.parameters())
+    millions = {"resnet18": 11.17, "resnet34": 21.28, "resnet50": 23.50, "resnet101": 42.49}
+    assert count == pytest.approx(millions[kind] * 1e6, rel=1e-3)
+    assert (encoder.width,) in own
+    assert encoder.grid(480) == 15
+
+
+def test_sizes_beside_a_name_must_be_its_own() -> None:
+    with pytest.raises(ValueError, match="not that of resnet50"):
+        ImageEncoderConfig.model_validate({"kind": "resnet50", "layer": "basic"})
+    again = ImageEncoderConfig.model_validate_json(
+        ImageEncoderConfig.model_validate({"kind": "resnet50"}).model_dump_json()
+    )
+    assert again.widths[-1] == 2048
+
+
+def test_an_older_checkpoint_without_counters_is_taken(tmp_path: Path) -> None:
+    state = torchvision_weights(BASIC)
+    kept = {key: value for key, value in state.items() if not key.endswith("tracked")}
+    save_file(kept, tmp_path / "model.safetensors")
+    report = load_image_weights(ImageEncoder(BASIC), tmp_path)
+    assert report.missing == ()
+
+
+@pytest.mark.parametrize(
+    ("harm", "complaint"),
+    [
+        (lambda state: state.pop("layer2.0.conv1.weight"), "1 missing"),
+        (lambda state: state.update({"layer3.0.conv1.weight": torch.zeros(1)}), "1 unknown"),
+        (lambda state: state.update({"conv1.weight": torch.zeros(9, 3, 7, 7)}), "shape"),
+    ],
+    ids=["missing", "unknown", "shape"],
+)
+def test_nothing_is_left_over_in_silence(
+    tmp_path: Path, harm: Callable[[dict[str, Tensor]], object], complaint: str
+) -> None:
+    state = torchvision_weights(BASIC)
+    harm(state)
+    torch.save(state, tmp_path / "weights.pth")
+    encoder = ImageEncoder(BASIC)
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    with pytest.raises(CheckpointError, match=complaint):
+        load_image_weights(encoder, tmp_path / "weights.pth")
+    assert all(torch.equal(before[name], value) for name, value in encoder.state_dict().items())

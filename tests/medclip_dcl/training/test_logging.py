@@ -1,7 +1,12 @@
 import json
 from pathlib import Path
 
-from medclip_dcl.training.logging import FILE, MetricsLog, read_metrics
+import pytest
+
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.training.logging import FILE, MetricsLog, _plain, read_metrics, tracker_options
+from medclip_dcl.training.settings import TrainConfig
+from pipelines.config import Config
 
 
 def test_lines_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
@@ -20,3 +25,23 @@ def test_a_line_cut_short_by_a_kill_ends_the_log(tmp_path: Path) -> None:
     with MetricsLog(tmp_path, 2) as log:
         log.write({"step": 2, "loss": 1.5})
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}]
+
+
+def test_without_trackers_accelerate_is_told_nothing(tmp_path) -> None:
+    assert tracker_options(TrainConfig(), tmp_path) == {}
+    asked = tracker_options(TrainConfig(trackers=("tensorboard",)), tmp_path)
+    assert asked == {"log_with": ["tensorboard"], "project_dir": str(tmp_path / "trackers")}
+
+
+def test_absent_packages_are_named(tmp_path) -> None:
+    settings = TrainConfig(trackers=("tensorboard", "clearml", "comet_ml"))
+    with pytest.raises(ConfigError, match=r"pip install clearml comet-ml$"):
+        tracker_options(settings, tmp_path)
+
+
+def test_trackers_learn_settings_and_no_path() -> None:
+    tree = {"model": {"image": {"pretrained": "someone/weights.pth", "input_px": 32}}}
+    config = Config.model_validate({"work": "someone", **tree})
+    reported = _plain(config.model_dump(mode="json", include={"seed", "model", "train"}))
+    assert reported["train.global_batch"] == 64
+    assert "someone" not in str(reported)

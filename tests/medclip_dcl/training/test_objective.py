@@ -4,14 +4,26 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
+from torch.nn import functional
 
 from medclip_dcl.errors import ObjectiveError
 from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
 from medclip_dcl.losses.info_nce import info_nce_loss, sigmoid_loss
 from medclip_dcl.losses.multi_positive import multi_positive_loss
-from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR
-from medclip_dcl.training.objective import ObjectiveInputs, direction_loss, mean_output
+from medclip_dcl.losses.place import encode_zones, place_loss
+from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR, encode_claims
+from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.text.labeler.labels import ReportLabels
+from medclip_dcl.training.augment import jitter
+from medclip_dcl.training.dataset import ImageTextBatch
+from medclip_dcl.training.objective import (
+    ContrastiveObjective,
+    ObjectiveInputs,
+    direction_loss,
+    mean_output,
+)
 from medclip_dcl.training.settings import ObjectiveConfig
+from testing.tiny_models import pair_batch, tiny_dual_encoder
 
 GAUGES = {
     "frac_floor",
@@ -214,3 +226,184 @@ def test_directions_are_joined_by_their_mean() -> None:
     joined = mean_output([first, second])
     torch.testing.assert_close(joined.loss, (first.loss + second.loss) / 2)
     torch.testing.assert_close(joined.gauges["mean_eta"], torch.tensor(0.05, dtype=torch.float64))
+
+
+def loss_of(
+    batch: ImageTextBatch, encoder: DualEncoder | None = None, **settings: object
+) -> tuple[float, dict[str, torch.Tensor]]:
+    model = (encoder or tiny_dual_encoder()).eval()
+    objective = ContrastiveObjective(ObjectiveConfig.model_validate(settings), 0)
+    pixels = jitter(batch.crops, batch.brightness, batch.contrast)
+    output = objective(model, *model(pixels, batch.input_ids, batch.attention_mask), batch)
+    return output.loss.item(), output.gauges
+
+
+def scores(batch: ImageTextBatch) -> torch.Tensor:
+    model = tiny_dual_encoder().eval()
+    pixels = jitter(batch.crops, batch.brightness, batch.contrast)
+    regions, sentences = model(pixels, batch.input_ids, batch.attention_mask)
+    return (model.gamma**2 * model.score(regions, sentences)).detach()
+
+
+def test_without_eta_the_loss_is_cross_entropy_over_images() -> None:
+    batch = pair_batch(6, eta=0.0)
+    diagonal = torch.arange(6)
+    loss, _ = loss_of(batch)
+    assert loss == pytest.approx(functional.cross_entropy(scores(batch), diagonal).item(), rel=1e-5)
+    loss, _ = loss_of(batch, directions="i2t")
+    other = functional.cross_entropy(scores(batch).T, diagonal).item()
+    assert loss == pytest.approx(other, rel=1e-5)
+
+
+def test_both_directions_are_their_mean() -> None:
+    batch = pair_batch(6)
+    parts = [loss_of(batch, directions=name)[0] for name in ("t2i", "i2t")]
+    joined, _ = loss_of(batch, directions="both", image_anchor="same")
+    assert joined == pytest.approx(sum(parts) / 2, rel=1e-6)
+    assert parts[0] != parts[1]
+
+
+def test_eta_belongs_to_the_sentence_of_the_anchor() -> None:
+    plain = pair_batch(6, eta=0.0)
+    eta = torch.zeros(6)
+    eta[2] = 0.2
+    s, diagonal = scores(plain), torch.arange(6)
+    row = functional.cross_entropy(s, diagonal, reduction="none")
+    # Off the floor L = log1p((exp(InfoNCE) - 1 - N eta) / (1 - eta)).
+    expected = row.clone()
+    expected[2] = torch.log1p((row[2].exp() - 1 - 5 * 0.2) / 0.8)
+    loss, _ = loss_of(dataclasses.replace(plain, eta=eta))
+    assert loss == pytest.approx(expected.mean().item(), rel=1e-5)
+
+
+def claims(*names: str) -> ReportLabels:
+    return ReportLabels(
+        {name: frozenset() for name in names}, frozenset(), frozenset(), normal=False
+    )
+
+
+def test_the_relation_of_an_image_anchor_is_that_of_the_sentences_to_its_report() -> None:
+    sentences = encode_claims([claims("Edema"), claims("Edema"), claims("Fracture"), claims()])
+    reports = encode_claims(
+        [claims("Edema"), claims("Edema", "Fracture"), claims("Fracture"), claims()]
+    )
+    batch = dataclasses.replace(pair_batch(4), sentence_codes=sentences, report_codes=reports)
+    # Sentences 0 and 1 are true of images 0 and 1, sentence 2 of images 1 and 2.
+    _, of_texts = loss_of(batch, relation="claims", directions="t2i")
+    _, of_images = loss_of(batch, relation="claims", directions="i2t")
+    assert of_texts["mates"].item() == pytest.approx((1 + 1 + 1 + 0) / 4)
+    assert of_images["mates"].item() == pytest.approx((1 + 2 + 0 + 0) / 4)
+    assert loss_of(batch, relation="claims")[0] != loss_of(batch)[0]
+
+
+def test_own_image_anchors_are_infonce_whatever_is_known_of_the_pairs() -> None:
+    plain = pair_batch(4)
+    images, _ = loss_of(plain, kind="infonce", directions="i2t")
+    sentences = encode_claims([claims("Edema"), claims("Edema"), claims("Fracture"), claims()])
+    relations = {"kind": "multipositive", "relation": "claims"}
+    for reports in (sentences, sentences.flip(0)):
+        batch = dataclasses.replace(plain, sentence_codes=sentences, report_codes=reports)
+        for settings in (relations, {"relation": "claims"}, {"negatives": "hard"}):
+            texts, gauges = loss_of(batch, directions="t2i", **settings)
+            both, of_both = loss_of(batch, directions="both", **settings)
+            assert both == pytest.approx((texts + images) / 2, rel=1e-6)
+            assert gauges == of_both
+
+
+def test_without_relations_cross_is_symmetric_infonce() -> None:
+    encoder = tiny_dual_encoder().eval()
+    nothing = encode_claims([claims()] * 5)
+    batch = dataclasses.replace(pair_batch(5), sentence_codes=nothing, report_codes=nothing)
+    slopes = []
+    for settings in (
+        {"kind": "multipositive", "relation": "claims"},
+        {"kind": "infonce", "image_anchor": "same"},
+    ):
+        encoder.zero_grad()
+        objective = ContrastiveObjective(
+            ObjectiveConfig.model_validate({**settings, "directions": "both"}), 0
+        )
+        objective.compute_loss(encoder, encoder, batch).loss.backward()
+        slopes.append([p.grad.clone() for p in encoder.parameters() if p.grad is not None])
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+
+
+def placed_batch() -> ImageTextBatch:
+    """Six pairs: the first three say left, the next two right, the last no side."""
+    said = [
+        ReportLabels({"Lung Opacity": frozenset(sides)}, frozenset(), frozenset(), normal=False)
+        for sides in ({"left"}, {"left"}, {"left"}, {"right"}, {"right"}, set())
+    ]
+    codes = encode_claims(said)
+    zones = encode_zones(said)
+    return dataclasses.replace(pair_batch(6), sentence_codes=codes, report_codes=codes, zones=zones)
+
+
+def test_the_place_loss_is_added_with_its_weight() -> None:
+    batch = placed_batch()
+    plain, _ = loss_of(batch)
+    found = {}
+    for weight in (0.5, 1.0):
+        loss, gauges = loss_of(batch, place_weight=weight, places="words")
+        found[weight] = (loss - plain) / weight
+        assert gauges["place_pairs"].item() == pytest.approx(5 / 6)
+    assert found[0.5] == pytest.approx(found[1.0], rel=1e-4)
+    model = tiny_dual_encoder().eval()
+    pixels = jitter(batch.crops, batch.brightness, batch.contrast)
+    regions, sentences = model(pixels, batch.input_ids, batch.attention_mask)
+    left = torch.zeros(4, 4, dtype=torch.bool)
+    left[:, 2:] = True
+    masks = torch.stack([left, left, left, ~left, ~left])
+    losses, _ = place_loss(regions[:5], sentences[:5], masks, model.gamma)
+    assert found[1.0] == pytest.approx(losses.mean().item(), rel=1e-4)
+
+
+def test_processes_share_the_place_loss_by_the_pairs_that_have_a_place() -> None:
+    batch, model = placed_batch(), tiny_dual_encoder().eval()
+    objective = ContrastiveObjective(ObjectiveConfig(place_weight=1.0), 0)
+    pixels = jitter(batch.crops, batch.brightness, batch.contrast)
+    regions, sentences = model(pixels, batch.input_ids, batch.attention_mask)
+    whole = objective._place(regions, sentences, model.gamma, batch).loss.item()
+    parts = [
+        objective._place(
+            regions[mine], sentences[mine], model.gamma, dataclasses.replace(batch, mine=mine)
+        ).loss.item()
+        for mine in (slice(0, 2), slice(2, 4), slice(4, 6))
+    ]
+    assert sum(parts) / 3 == pytest.approx(whole, rel=1e-5)
+
+
+def test_shuffled_places_are_those_of_other_pairs() -> None:
+    batch = placed_batch()
+    words, _ = loss_of(batch, place_weight=1.0, places="words")
+    shuffled, gauges = loss_of(batch, place_weight=1.0, places="shuffled")
+    assert gauges["place_pairs"].item() == pytest.approx(5 / 6)
+    assert shuffled != words
+
+
+def test_shared_labels_leave_the_negatives() -> None:
+    labels = torch.tensor([[1, 0], [1, 1], [0, 1], [0, 0]], dtype=torch.bool)
+    batch = dataclasses.replace(pair_batch(4, eta=0.0), labels=labels)
+    s = scores(batch)
+    kept = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1], [1, 0, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
+    expected = functional.cross_entropy(s.masked_fill(~kept, -torch.inf), torch.arange(4))
+    loss, _ = loss_of(batch, kind="infonce", negatives="remove_labels")
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_texts_are_compared_by_their_vectors_and_the_closest_leave_the_negatives() -> None:
+    # Texts 0 and 1 say the same (cosine 1), 2 is at 60 degrees to them (cosine .5), 3 opposite.
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5], [-1.0, 0.0]])
+    batch = dataclasses.replace(pair_batch(4, eta=0.0), text_vectors=vectors)
+    s = scores(batch)
+    kept = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
+    expected = functional.cross_entropy(s.masked_fill(~kept, -torch.inf), torch.arange(4))
+    settings = ObjectiveConfig(kind="infonce", negatives="remove_similar")
+    model = tiny_dual_encoder().eval()
+    pixels = jitter(batch.crops, batch.brightness, batch.contrast)
+    vectors_of_both = model(pixels, batch.input_ids, batch.attention_mask)
+    output = ContrastiveObjective(settings, 0, threshold=0.6)(model, *vectors_of_both, batch)
+    assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert output.gauges["negatives_removed"].item() == pytest.approx(2 / 12)
+    assert output.gauges["effective_negatives"].item() == pytest.approx((2 + 2 + 3 + 3) / 4)

@@ -8,6 +8,7 @@ from medclip_dcl.models.image_encoder import ImageEncoder, to_input
 from medclip_dcl.models.settings import ImageEncoderConfig
 from medclip_dcl.training.optim import (
     build_optimizer,
+    learning_rate_share,
     load_optimizer_tensors,
     optimizer_tensors,
     set_learning_rate,
@@ -105,3 +106,31 @@ def test_state_of_another_model_is_refused() -> None:
         load_optimizer_tensors(optimizer, model, {"exp_avg/nowhere": torch.zeros(3)})
     with pytest.raises(CheckpointError, match="exp_avg/gamma"):
         load_optimizer_tensors(optimizer, model, {"exp_avg/gamma": torch.zeros(3)})
+
+
+def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
+    shares = [learning_rate_share(step, 4, 104) for step in range(4)]
+    assert shares == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_cosine_starts_at_the_peak_and_is_half_in_the_middle() -> None:
+    assert learning_rate_share(4, 4, 104) == 1.0
+    assert learning_rate_share(54, 4, 104) == pytest.approx(0.5)
+    assert 0 < learning_rate_share(103, 4, 104) < 0.001
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        ({}, 100_000),
+        ({"steps": 7}, 7),
+        ({"epochs": 3}, 30),
+        ({"epochs": 0.25}, 2),
+        ({"epochs": 0.01}, 1),
+        ({"epochs": 3, "steps": None}, 30),
+    ],
+)
+def test_epochs_are_passes_of_full_batches(given: dict[str, float], steps: int) -> None:
+    settings = TrainConfig.model_validate(given).counted(steps_per_epoch=10)
+    assert (settings.total_steps, settings.epochs) == (steps, None)
+    assert TrainConfig.model_validate(settings.model_dump()) == settings

@@ -1,18 +1,28 @@
 import dataclasses
+import itertools
 import math
 
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
 from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.optim import optimizer_tensors, set_training_mode
+from medclip_dcl.training.optim import (
+    ParamGroup,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    param_group_of,
+    peak_learning_rate,
+    set_training_mode,
+)
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import DropoutOrder, TrainStep
-from testing.tiny_models import pair_batch, tiny_dual_encoder
+from testing.tiny_models import pair_batch, tiny_dual_encoder, tiny_model_config
 
 SETTINGS = TrainConfig(global_batch=6, steps=10, learning_rate=1e-2, warmup_steps=0)
 
@@ -117,3 +127,203 @@ def test_dropout_is_a_function_of_the_step() -> None:
         torch.manual_seed(noise)
         losses.append(step(pair_batch(6), stop=False).output.loss.item())
     assert losses[0] == losses[1]
+
+
+SLOW = TrainConfig(
+    global_batch=6,
+    steps=10,
+    learning_rate=1e-2,
+    warmup_steps=0,
+    image_frozen_steps=4,
+    text_frozen_steps=2,
+)
+
+
+def run(settings: TrainConfig, encoder: DualEncoder, steps: range, state=None) -> dict:
+    """Do some steps; give the optimiser's state."""
+    objective = ContrastiveObjective(ObjectiveConfig(), 0)
+    step = TrainStep(Accelerator(cpu=True), encoder, objective, settings, seed=0)
+    if state is not None:
+        load_optimizer_tensors(step.optimizer, encoder, state)
+    for number in steps:
+        assert step(pair_batch(6, step=number), stop=False).updated
+    return {
+        name: value.clone() for name, value in optimizer_tensors(step.optimizer, encoder).items()
+    }
+
+
+def weights(encoder: DualEncoder) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in encoder.state_dict().items()}
+
+
+def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[ParamGroup]:
+    return {param_group_of(name) for name in before if not torch.equal(before[name], after[name])}
+
+
+def test_every_weight_belongs_to_a_part() -> None:
+    dual = tiny_dual_encoder()
+    parts = {name: param_group_of(name) for name, _ in dual.named_parameters()}
+    assert parts["gamma"] is ParamGroup.SCALE
+    assert (
+        parts["region_projection.bias"] is parts["text.projection.weight"] is ParamGroup.PROJECTION
+    )
+    assert set(parts.values()) == set(ParamGroup)
+
+
+def test_frozen_parts_do_not_move_and_thawed_ones_do() -> None:
+    encoder = tiny_dual_encoder().train()
+    states = [weights(encoder)]
+    state = None
+    for steps in (range(2), range(2, 4), range(4, 5)):
+        state = run(SLOW, encoder, steps, state)
+        states.append(weights(encoder))
+    turns = [moved(*pair) for pair in itertools.pairwise(states)]
+    assert turns[0] == {
+        ParamGroup.PROJECTION,
+        ParamGroup.SCALE,
+    }  # norms' statistics did not move either
+    assert turns[1] == {ParamGroup.PROJECTION, ParamGroup.SCALE, ParamGroup.TEXT}
+    assert turns[2] == set(ParamGroup)
+
+
+def test_a_run_resumed_across_a_thaw_has_the_same_weights() -> None:
+    whole, parts = tiny_dual_encoder().train(), tiny_dual_encoder().train()
+    run(SLOW, whole, range(6))
+    state = None
+    for steps in (range(1), range(1, 3), range(3, 6)):
+        state = run(SLOW, parts, steps, state)
+    expected = whole.state_dict()
+    found = parts.state_dict()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def test_a_part_that_is_always_frozen_has_no_optimiser_state() -> None:
+    settings = SLOW.model_copy(update={"image_frozen_steps": 10, "text_frozen_steps": 0})
+    state = run(settings, tiny_dual_encoder().train(), range(3))
+    names = {label.partition("/")[2] for label in state}
+    assert {param_group_of(name) for name in names} == set(ParamGroup) - {ParamGroup.IMAGE}
+
+
+def test_each_part_has_its_own_learning_rate() -> None:
+    settings = TrainConfig(learning_rate=4e-4, image_learning_rate=1e-4)
+    rates = {
+        name: peak_learning_rate(name, settings)
+        for name in ("image.backbone.x", "text.backbone.x", "text.projection.bias", "gamma")
+    }
+    assert list(rates.values()) == [1e-4, 4e-4, 4e-4, 4e-4]
+    alone = TrainConfig(learning_rate=4e-4, text_learning_rate=2e-4)
+    assert peak_learning_rate("text.projection.bias", alone) == 2e-4
+    assert peak_learning_rate("region_projection.bias", alone) == 4e-4
+
+
+def test_a_learning_rate_of_zero_point_one_moves_its_part_further() -> None:
+    encoder = tiny_dual_encoder().train()
+    before = weights(encoder)
+    settings = TrainConfig(
+        global_batch=6,
+        steps=10,
+        learning_rate=1e-3,
+        image_learning_rate=1e-1,
+        warmup_steps=0,
+        weight_decay=0,
+    )
+    run(settings, encoder, range(1))
+    # The first step of Adam moves a weight by its learning rate, whatever the gradient.
+    for name, rate in (("region_projection.weight", 1e-1), ("gamma", 1e-3)):
+        far = (encoder.state_dict()[name] - before[name]).abs().max().item()
+        assert math.isclose(far, rate, rel_tol=1e-2), name
+
+
+def test_frozen_parts_and_frozen_batch_norms_are_in_eval_mode() -> None:
+    encoder = tiny_dual_encoder()
+    norms = [item for item in encoder.modules() if isinstance(item, torch.nn.BatchNorm2d)]
+    set_training_mode(encoder, freeze_batchnorm=True)
+    assert norms
+    assert not any(norm.training for norm in norms)
+    assert encoder.text.backbone.training
+    set_training_mode(encoder, freeze_batchnorm=False, frozen=frozenset({ParamGroup.TEXT}))
+    assert all(norm.training for norm in norms)
+    assert not encoder.text.backbone.embeddings.dropout.training
+    assert encoder.text.projection.training
+
+
+def test_norms_that_many_gpus_share_keep_their_keys_and_can_be_frozen() -> None:
+    encoder = tiny_dual_encoder()
+    keys = encoder.state_dict().keys()
+    encoder.image = torch.nn.SyncBatchNorm.convert_sync_batchnorm(encoder.image)
+    norms = [item for item in encoder.modules() if isinstance(item, torch.nn.SyncBatchNorm)]
+    assert norms
+    assert not [item for item in encoder.modules() if isinstance(item, torch.nn.BatchNorm2d)]
+    assert encoder.state_dict().keys() == keys
+    set_training_mode(encoder, freeze_batchnorm=True)
+    assert not any(norm.training for norm in norms)
+
+
+SMALLEST = tiny_model_config(kind="lse").model_copy(
+    update={"image": ImageEncoderConfig(depths=(1,), widths=(8,), input_px=64)}
+)
+
+
+def losses(
+    steps: int = 3, dropout: float = 0.1, model: ModelConfig | None = None, **settings: object
+) -> tuple[list[float], dict]:
+    """Train a tiny model; give its losses and its weights."""
+    tree = {"global_batch": 6, "steps": 10, "learning_rate": 1e-2, "warmup_steps": 0}
+    loop = TrainConfig.model_validate({**tree, **settings})
+    encoder = tiny_dual_encoder(model).train()
+    encoder.text.backbone.embeddings.dropout.p = dropout
+    accelerator = Accelerator(cpu=True, mixed_precision=loop.precision)
+    objective = ContrastiveObjective(ObjectiveConfig(), 0)
+    step = TrainStep(accelerator, encoder, objective, loop, seed=0)
+    found = []
+    for number in range(steps):
+        report = step(pair_batch(6, step=number), stop=False)
+        assert report.output.loss.dtype == torch.float32
+        found.append(report.output.loss.item())
+    return found, encoder.state_dict()
+
+
+@pytest.mark.parametrize("parts", ["text", "both"])
+def test_activations_computed_twice_change_no_bit(parts: str) -> None:
+    plain, kept = losses()
+    again, weights = losses(gradient_checkpointing=parts)
+    assert again == plain
+    assert [name for name in kept if not torch.equal(kept[name], weights[name])] == []
+
+
+def test_frozen_batch_norms_stay_frozen_under_checkpointing() -> None:
+    plain, kept = losses(freeze_batchnorm=True)
+    again, weights = losses(freeze_batchnorm=True, gradient_checkpointing="both")
+    assert again == plain
+    counters = [name for name in weights if name.endswith("num_batches_tracked")]
+    assert counters
+    assert all(weights[name] == kept[name] == 0 for name in counters)
+
+
+def test_checkpointing_keeps_fewer_activations() -> None:
+    def bytes_kept(**settings: object) -> int:
+        sizes = []
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: (sizes.append(tensor.nbytes), tensor)[1], lambda tensor: tensor
+        )
+        with hooks:
+            losses(steps=1, **settings)
+        return sum(sizes)
+
+    # The backward pass recomputes inside its own hooks: only what the forward kept is counted.
+    assert bytes_kept(gradient_checkpointing="both") < 0.7 * bytes_kept()
+
+
+def test_bf16_follows_float32_and_its_loss_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, _ = losses(dropout=0.0, learning_rate=1e-4)
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})  # one precision a process, else
+    half, _ = losses(dropout=0.0, learning_rate=1e-4, precision="bf16")
+    assert half != plain
+    assert half == pytest.approx(plain, rel=0.02)
+
+
+def test_a_compiled_model_has_the_same_losses_and_keys() -> None:
+    plain, kept = losses(dropout=0.0, steps=2, model=SMALLEST)
+    compiled, weights = losses(dropout=0.0, steps=2, model=SMALLEST, compile_backend="aot_eager")
+    assert compiled == pytest.approx(plain, rel=1e-4)
+    assert weights.keys() == kept.keys()
