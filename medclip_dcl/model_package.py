@@ -41,7 +41,6 @@ from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.files import write_bytes, write_text
-from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig
 from medclip_dcl.models.settings import ModelConfig, ProbabilitiesConfig
 from medclip_dcl.settings import Section
 
@@ -252,8 +251,6 @@ class PackagedConfig(Section):
 
     seed: int
     images: ImagesConfig
-    language_model: LanguageModelConfig
-    eta: EtaConfig
     model: ModelConfig
 
     @classmethod

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from medclip_dcl.data.heatmaps import upsample
+from medclip_dcl.inference.grounding import upsample
 
 # Stand-ins that the page's own colours replace once the chart is drawn.
 _COLOURS = {

@@ -11,8 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from medclip_dcl.data.grayscale import GreyImage, SquareImage
-from medclip_dcl.data.heatmaps import draw_heat
-from medclip_dcl.inference.grounding import Grounding
+from medclip_dcl.inference.grounding import Grounding, draw_heat
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.schemas import (
     GroundAnswer,

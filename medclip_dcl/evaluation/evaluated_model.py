@@ -37,9 +37,9 @@ from scipy import ndimage
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.data.heatmaps import axis_weights, upsample
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import CheckpointError, QueryError
+from medclip_dcl.inference.grounding import axis_weights, upsample
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import prompt_texts, side_scores

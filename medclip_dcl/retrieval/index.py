@@ -2,14 +2,18 @@
 
 import io
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import torch
 from PIL import Image
+from torch import Tensor
 
 from medclip_dcl.data.manifest import label_names
 from medclip_dcl.data.prepared import PreparedImages
@@ -21,14 +25,17 @@ from medclip_dcl.retrieval.embeddings import (
     OCCURRENCES,
     TEXTS,
     Floats,
+    Rows,
+    highest,
+    open_shards,
     pool,
     shard_name,
     write_array,
     write_pictures,
 )
 from medclip_dcl.retrieval.settings import IndexConfig
-from medclip_dcl.retrieval.sketch import LANDMARKS, measure_recall, write_sketches
-from medclip_dcl.tables import write_table
+from medclip_dcl.retrieval.sketch import SKETCH, Sketch, fit_sketch, score_at
+from medclip_dcl.tables import spread_rows, write_table
 from medclip_dcl.text.labeler.labels import split_sides
 from medclip_dcl.text.labeler.lexicon import LABELS
 
@@ -39,6 +46,14 @@ _BATCH = 32  # images, or sentences, in one forward pass: fits the smallest GPU 
 _THUMBNAIL_PX = 256  # longer side; what the viewer and the report show
 _JPEG_QUALITY = 85
 _Item = TypeVar("_Item")
+
+LANDMARKS = 1536
+"""Sentences, and boxes for a third, at which the score of every image is sketched."""
+
+_SAMPLED = 4096  # images that the basis of sketches is fitted on
+_WITH_BOXES = 1024
+_IMAGES_AT_ONCE = 16  # their widened regions and scores stay in a core's cache
+_HITS, _QUESTIONS = 10, 64  # of the measured recall
 
 
 @dataclass(frozen=True)
@@ -143,7 +158,7 @@ def write_index(
                 write_array(path, _embed_texts(texts, encoder, batch))
             progress.advance(len(rows))
     counts = len(chosen.images), len(chosen.texts)
-    write_sketches(directory, counts, settings, similarity, landmarks)
+    _write_sketches(directory, counts, settings, similarity, landmarks)
     recall = measure_recall(directory, counts, settings, similarity, landmarks)
     return {
         "images": len(chosen.images),
@@ -198,3 +213,108 @@ def _thumbnail(images: PreparedImages, index: int) -> bytes:
 def _batches(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def _write_sketches(
+    directory: Path,
+    counts: tuple[int, int],
+    settings: IndexConfig,
+    similarity: SimilarityConfig,
+    most: int,
+) -> None:
+    """Fit the sketch of a draft and write those of all images and sentences that have none."""
+    locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows
+    regions = open_shards(locate, "regions", counts[0], shard_rows, dim)
+    texts = open_shards(locate, "texts", counts[1], shard_rows, dim)
+    scored: Floats | None = None  # of all images, where the sketch was fitted on all
+    if not (directory / SKETCH).is_file():
+        said = texts.gather(_landmark_sentences(counts[1], most))
+        drawn_on = regions.gather(spread_rows(counts[0], _WITH_BOXES)).astype(np.float32)
+        landmarks = np.concatenate([said, _boxes(drawn_on, most // 3)])
+        sample = regions.gather(spread_rows(counts[0], _SAMPLED))
+        scores = _over_blocks(sample, lambda images: score_at(landmarks, images, similarity))
+        fit_sketch(landmarks, scores).write(directory)
+        scored = scores if len(scores) == counts[0] else None
+    sketch = Sketch.read(directory / SKETCH, dim)
+    sketch_images = partial(sketch.of_images, similarity=similarity)
+    with Progress("sketch images", counts[0], "image") as progress:
+        for number, shard in enumerate(regions.arrays):
+            path = directory / shard_name("image_sketches", number)
+            if not path.is_file() and scored is not None:
+                first = number * shard_rows
+                write_array(path, scored[first : first + len(shard)] @ sketch.basis)
+            elif not path.is_file():
+                write_array(path, _over_blocks(shard, sketch_images))
+            progress.advance(len(shard))
+    for number, shard in enumerate(texts.arrays if counts[1] else ()):
+        path = directory / shard_name("text_sketches", number)
+        if not path.is_file():
+            write_array(path, sketch.of_vectors(shard))
+
+
+def measure_recall(
+    directory: Path,
+    counts: tuple[int, int],
+    settings: IndexConfig,
+    similarity: SimilarityConfig,
+    landmarks: int = LANDMARKS,
+) -> float | None:
+    """Ask a draft for images, by sentences that its sketch was not fitted on: recall@10.
+
+    That is the mean share of the ten images with the best exact scores that are among
+    `index.candidates`; None where every sentence is a landmark. `counts`: images and sentences.
+    """
+    images, texts = counts
+    locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows
+    unused = np.setdiff1d(np.arange(texts), _landmark_sentences(texts, landmarks))
+    if not len(unused):
+        return None
+    asked = open_shards(locate, "texts", texts, shard_rows, dim).gather(
+        unused[spread_rows(len(unused), _QUESTIONS)]
+    )
+    sketch = Sketch.read(locate(SKETCH), dim)
+    sketches = open_shards(locate, "image_sketches", images, shard_rows, sketch.basis.shape[1])
+    near = sketches.whole() @ sketch.of_vectors(asked).T
+    parts = []
+    with Progress("measure recall", images, "image") as progress:
+        for shard in open_shards(locate, "regions", images, shard_rows, dim).arrays:
+            parts.append(_over_blocks(shard, lambda block: score_at(asked, block, similarity)))
+            progress.advance(len(shard))
+    exact = np.concatenate(parts)
+    shares = [
+        np.isin(
+            highest(exact[:, column], _HITS), highest(near[:, column], settings.candidates)
+        ).mean()
+        for column in range(len(asked))
+    ]
+    return float(np.mean(shares))
+
+
+def _over_blocks(images: npt.NDArray[np.float16], give: Callable[[Tensor], Floats]) -> Floats:
+    """Apply `give` to float32 blocks (images, regions, dim) and join what it gives."""
+    parts = []
+    for first in range(0, len(images), _IMAGES_AT_ONCE):
+        block = torch.from_numpy(np.array(images[first : first + _IMAGES_AT_ONCE]))
+        parts.append(give(block.float().flatten(1, 2)))
+    return np.concatenate(parts)
+
+
+def _landmark_sentences(texts: int, landmarks: int) -> Rows:
+    """Rows, ascending, of the sentences that a sketch is fitted on."""
+    return spread_rows(texts, landmarks - landmarks // 3)
+
+
+def _boxes(regions: Floats, count: int) -> Floats:
+    """Unit vectors of boxes drawn on images: what a box of an image asks with."""
+    rng = np.random.default_rng(0)
+    images, height, width, dim = regions.shape
+    found = np.empty((count, dim), dtype=np.float32)
+    for number in range(count):
+        tall, wide = rng.integers(1, height // 2 + 2), rng.integers(1, width // 2 + 2)
+        top = rng.integers(0, max(1, height - tall + 1))
+        left = rng.integers(0, max(1, width - wide + 1))
+        inside = regions[number % images, top : top + tall, left : left + wide]
+        found[number] = inside.mean(axis=(0, 1))
+    lengths = np.linalg.norm(found, axis=1, keepdims=True)
+    boxes: Floats = found[lengths[:, 0] > 0] / lengths[lengths > 0][:, None]
+    return boxes

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from medclip_dcl.errors import CheckpointError
+from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig
 from medclip_dcl.model_package import CONFIG, PackagedConfig
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 
@@ -10,6 +11,8 @@ from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 class TrainingConfig(PackagedConfig):
     """The sections that make a model: those that it is used by, and how it is trained."""
 
+    language_model: LanguageModelConfig
+    eta: EtaConfig
     objective: ObjectiveConfig
     train: TrainConfig
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from tests.api.test_middleware import Caller
 from torch import Tensor
 
 from api.batching import MicroBatcher
@@ -15,6 +14,7 @@ from api.logging import Metrics, state_of
 from medclip_dcl.inference.predictor import Predictor, load
 from testing.published import publish
 from testing.tiny_models import random_images
+from tests.api.test_middleware import Caller
 
 TOLERANCE = 1e-5
 

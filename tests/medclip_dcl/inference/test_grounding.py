@@ -3,8 +3,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from medclip_dcl.data.heatmaps import grid_affine, upsample
-from medclip_dcl.inference.grounding import Box, locate
+from medclip_dcl.inference.grounding import Box, grid_affine, locate, upsample
 
 
 def delta(row, column, rows=4, columns=4):
