@@ -293,8 +293,6 @@ def _hours_of_all(
             return Check(name, "note", f"{count} runs of epochs: give --studies for their hours")
         pairs += each.count * settings.total_steps * settings.global_batch
     hours, places = pairs / speed[0] / 3600, runs_at_a_time()
-    if name == "table1":
-        places = config.table1.processes or places
     return Check(
         name,
         "ok",

@@ -41,6 +41,7 @@ from .runs import Run, Runs
 
 FOLDER, FIGURES = "sweeps", "sweep.json"
 
+Processes = Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one a GPU, 2 without one.")]
 Slice = Annotated[str, typer.Option(help="Do these alone, such as 0,2.")]
 
 
@@ -161,9 +162,7 @@ def command(
     config: ConfigFile,
     grid: Annotated[Path, typer.Option(metavar="FILE", help="The grid, a YAML file.")],
     overrides: Overrides = None,
-    processes: Annotated[
-        int, typer.Option(min=0, help="Runs at a time; 0: one a GPU, 2 without one.")
-    ] = 0,
+    processes: Processes = 0,
     points: Slice = "",
     seeds: Slice = "",
 ) -> int:

@@ -34,7 +34,7 @@ from .config import Config
 from .grid import PlannedRuns, grid_points
 from .job import Job, run_job
 from .runs import Planned, Run, Runs
-from .sweep import Slice, describe_runs, measure_runs, read_slice
+from .sweep import Processes, Slice, describe_runs, measure_runs, read_slice
 from .table1_rows import (
     BASELINE,
     COLUMNS,
@@ -53,7 +53,7 @@ _WIDTH = 20
 _GAUGES = ("negatives_removed", "effective_negatives")
 
 
-def build(job: Job, rows: str = "", seeds: str = "") -> None:
+def build(job: Job, processes: int = 0, rows: str = "", seeds: str = "") -> None:
     """Run what is missing of a slice, and print the table once all of it is done."""
     config, folder = job.config, job.work / FOLDER
     settings, table = config.table1, chosen_rows(config)
@@ -64,7 +64,7 @@ def build(job: Job, rows: str = "", seeds: str = "") -> None:
     judge = tuned_by(config)
     points = {row.name: grid_points(row.tune if judge else {}) for row in table}
     changed = {key for row in table for key in (*row.changes, *row.tune)}
-    runs = Runs(job, folder, changed, processes=settings.processes, judge=judge)
+    runs = Runs(job, folder, changed, processes=processes, judge=judge)
     runs.prepare()
     planned: Planned = {
         row.name: {
@@ -233,10 +233,14 @@ def _cell(found: Mapping[str, Any] | None, paper: float | None) -> str:
 
 
 def command(
-    config: ConfigFile, overrides: Overrides = None, rows: Slice = "", seeds: Slice = ""
+    config: ConfigFile,
+    overrides: Overrides = None,
+    processes: Processes = 0,
+    rows: Slice = "",
+    seeds: Slice = "",
 ) -> int:
     """Run the table, or a slice of it; returns the exit code."""
-    return run_job("table1", lambda job: build(job, rows, seeds), config, overrides)
+    return run_job("table1", lambda job: build(job, processes, rows, seeds), config, overrides)
 
 
 main = tool_main("table1", command)

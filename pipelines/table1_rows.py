@@ -159,12 +159,14 @@ VARIANTS = (
 def paper_values(row: Row, config: Config) -> dict[str, float]:
     """Give what the paper reports of a row, by column; empty where ours is not trained as its.
 
-    The paper's rows have text anchors alone, the LSE+NL score and no other loss. BioViL's is not
-    trained at all.
+    The paper's rows have text anchors alone, the LSE+NL score and no other loss. BioViL's is that
+    of Microsoft's weights, which `evaluate.adapter` names as `biovil`.
     """
     objective, score = config.objective, config.model.similarity.kind
     as_the_paper = (objective.directions, objective.place_weight, score) == ("t2i", 0, "lse_nl")
-    if row.is_trained and (row.name == "biovil" or not as_the_paper):
+    if row.name == "biovil":
+        as_the_paper = row.title == "biovil"  # the model itself, not ours in its stead
+    if not as_the_paper:
         return {}
     return dict(zip(COLUMNS, _PAPER.get(row.name, ()), strict=False))
 
@@ -184,18 +186,16 @@ def tuned_by(config: Config) -> str:
 
 
 def chosen_rows(config: Config) -> tuple[Row, ...]:
-    """Give the rows that a config asks for, in the table's order, other people's models last.
+    """Give the rows that a config asks for, in the table's order.
 
     Raises:
         ConfigError: `table1.rows` or `table1.seeds` names one that there is not.
     """
     settings = config.table1
-    models = {
-        name: Row(name, name, adapter=adapter.model_dump(mode="json"))
-        for name, adapter in settings.models.items()
-    }
-    table = [models.pop(row.name, row) for row in (*PAPER_ROWS, *VARIANTS)]
-    table += models.values()
+    table = [*PAPER_ROWS, *VARIANTS]
+    if given := config.evaluate.adapter.model:
+        adapter = config.evaluate.adapter.model_dump(mode="json")
+        table[0] = Row(PAPER_ROWS[0].name, given, adapter=adapter)
     names = [row.name for row in table]
     unknown = sorted(set(settings.rows) - set(names))
     if unknown:

@@ -81,6 +81,8 @@ class EvaluateConfig(Section):
 class Table1Config(Section):
     """Every row of Table 1, trained and evaluated (`table1`).
 
+    The model of `evaluate.adapter`, if any, stands in place of the row that is trained in BioViL's
+    stead; it is evaluated and not trained.
     Rows with something to tune choose its value, with the first seed, and every run its published
     step, by `train.best_metric`, else by `validation_report_auc`. No row is tuned where the config
     sets `train.validate_every_steps` or `train.validate_images` to 0.
@@ -93,12 +95,6 @@ class Table1Config(Section):
     rows: tuple[str, ...] = ()
     """Rows by their short names, the project's own and the shuffled control among them; an unknown
     one makes it list all. Empty: the paper's nine."""
-    processes: Annotated[int, Field(ge=0)] = 0
-    """Runs at a time, one thread each, over the visible GPUs in turn; with 1 a run keeps the
-    config's threads; 0: one for each GPU, 2 without one."""
-    models: dict[str, AdapterConfig] = Field(default_factory=dict)
-    """Row -> a model that is evaluated and not trained; `biovil` replaces the row that is trained
-    in BioViL's stead."""
 
 
 @runtime_checkable

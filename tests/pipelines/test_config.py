@@ -167,7 +167,7 @@ def test_every_field_says_what_it_means() -> None:
 def test_an_address_with_a_password_is_refused_and_not_repeated(
     config_file: Path, address: str
 ) -> None:
-    for override in (f"source.archive={address}", f'pretrain.also=["{address}"]'):
+    for override in (f"source.archive={address}", f'index.splits=["{address}"]'):
         with pytest.raises(ConfigError, match="user or password") as caught:
             load_config(config_file, [override])
         assert override.partition("=")[0] in str(caught.value)

@@ -55,9 +55,13 @@ def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
 
 
 def test_a_table_and_a_grid_are_planned_run_by_run(
-    capsys: pytest.CaptureFixture[str], no_memory: None, tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    no_memory: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    more = ("--set", f"work={tmp_path}", "--set", "table1.processes=4")
+    monkeypatch.setattr(plan, "runs_at_a_time", lambda: 4)
+    more = ("--set", f"work={tmp_path}")
     more += ("--images-per-s", "1000", "--studies", "1000", "--table1")
     grid = tmp_path / "grid.yaml"
     grid.write_text("axes: {train.global_batch: [32, 64]}\nsettings: {train.steps: 1500}\n")

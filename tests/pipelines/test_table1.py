@@ -30,21 +30,19 @@ def corpus(tmp_path_factory):
 
 
 SEEDS = {"lse_nl": [0, 1, 2], "others": [0, 1]}
+EVALUATE = {"prompts": "${WORK}/prompts.yaml", "bootstrap": 30, "retrieval_pool": 4}
+ONE = ("--processes", "1")
 
 
-def config_of(work, rows, seeds, processes=1, **sections):
+def config_of(work, rows, seeds, **sections):
     config_file = write_config(
         work / "config.yaml",
         work,
         **{
             "eta": {"source": "frequency"},
-            "evaluate": {"prompts": "${WORK}/prompts.yaml", "bootstrap": 30, "retrieval_pool": 4},
+            "evaluate": EVALUATE,
             "source": {"root": "${WORK}"},
-            "table1": {
-                "rows": rows,
-                "seeds": seeds,
-                "processes": processes,
-            },
+            "table1": {"rows": rows, "seeds": seeds},
             **sections,
         },
     )
@@ -62,7 +60,7 @@ def made(corpus, tmp_path_factory):
     """Two rows, of two seeds and of three, made in this process."""
     work = shutil.copytree(corpus, tmp_path_factory.mktemp("made") / "work")
     rows = ["dcl_05", "lse_nl"]
-    assert main(["--config", str(config_of(work, rows, SEEDS))]) == 0
+    assert main(["--config", str(config_of(work, rows, SEEDS)), *ONE]) == 0
     return work
 
 
@@ -87,7 +85,7 @@ def test_the_table_has_the_paper_s_layout_and_values(made, capsys):
     assert set(against) == set(COMPARED)
     assert {"p", "detectable", "low", "high"} <= against["grounding.cnr_signed"].keys()
     assert rows["lse_nl"]["cost"]["model_mb"] > 0
-    assert main(["--config", str(made / "config.yaml")]) == 0
+    assert main(["--config", str(made / "config.yaml"), *ONE]) == 0
     printed = capsys.readouterr().out
     assert "DCL eta=.05" in printed
     assert "(1.46)" in printed
@@ -115,7 +113,7 @@ def test_a_finished_run_is_not_done_again_and_a_changed_one_is(made, capsys):
     own = made / FOLDER / "dcl_05" / "seed-1" / NOTE
     cost = json.loads(own.read_text())["cpu_s"]
     own.unlink()  # as if killed before its note
-    assert main(["--config", str(made / "config.yaml")]) == 0
+    assert main(["--config", str(made / "config.yaml"), *ONE]) == 0
     assert '"runs": 5, "done": 4' in capsys.readouterr().out
     after = [note.stat().st_mtime_ns for note in notes]
     assert [old == new for old, new in zip(before, after, strict=True)] == [
@@ -127,16 +125,15 @@ def test_a_finished_run_is_not_done_again_and_a_changed_one_is(made, capsys):
     ]
     assert json.loads(own.read_text())["cpu_s"] >= cost > 0  # that of the training stays in it
     changed = config_of(made, ["lse_nl"], [0], train={"steps": 6})
-    assert main(["--config", str(changed)]) == 0
+    assert main(["--config", str(changed), *ONE]) == 0
     assert '"runs": 1, "done": 0' in capsys.readouterr().out
 
 
 def test_a_killed_table_goes_on_where_it_was(corpus, tmp_path):
     work = shutil.copytree(corpus, tmp_path / "work")
     loop = {"steps": 24, "save_every_steps": 4}
-    config_file = config_of(work, ["dcl_05"], [0], processes=2, train=loop)
-    arguments = ["--config", str(config_file)]
-    table = forkserver.start("pipelines.table1", arguments, tmp_path / "log")
+    arguments = ["--config", str(config_of(work, ["dcl_05"], [0], train=loop)), "--processes"]
+    table = forkserver.start("pipelines.table1", [*arguments, "2"], tmp_path / "log")
     own = work / FOLDER / "dcl_05" / "seed-0"
     limit = time.monotonic() + DEADLINE_S
     while not any((own / "checkpoints").glob("step-*")):
@@ -146,10 +143,10 @@ def test_a_killed_table_goes_on_where_it_was(corpus, tmp_path):
     table.kill()  # its worker hears of it, saves and ends
     table.join()
     assert not (own / NOTE).exists()
-    assert main([*arguments, "--set", "table1.processes=1"]) == 0
+    assert main([*arguments, "1"]) == 0
     assert "go on" in (own / LOG).read_text()
     whole = shutil.copytree(corpus, tmp_path / "whole")
-    assert main(["--config", str(config_of(whole, ["dcl_05"], [0], train=loop))]) == 0
+    assert main(["--config", str(config_of(whole, ["dcl_05"], [0], train=loop)), *ONE]) == 0
     folders = [folder / FOLDER / "dcl_05" / "seed-0" for folder in (work, whole)]
     losses = [
         open_artifact(model_package.ARTIFACT.at(f), model_package.ARTIFACT).summary["loss"]
@@ -161,7 +158,7 @@ def test_a_killed_table_goes_on_where_it_was(corpus, tmp_path):
 def test_a_run_that_fails_is_named_and_its_exit_code_kept(corpus, tmp_path, capsys):
     work = shutil.copytree(corpus, tmp_path / "work")
     config_file = config_of(work, ["dcl_lm"], [0])  # the corpus has no likelihoods
-    assert main(["--config", str(config_file)]) == 4
+    assert main(["--config", str(config_file), *ONE]) == 4
     output = capsys.readouterr().err
     assert "dcl_lm/seed-0 ended with exit code 4" in output
     assert "likelihoods" in (work / FOLDER / "dcl_lm" / "seed-0" / LOG).read_text()
@@ -179,25 +176,22 @@ def test_the_paper_s_rows_are_nine_and_variants_come_when_asked_for(tmp_path):
         chosen_rows(load_config(tmp_path / "config.yaml", ['table1.rows=["beauty"]']))
 
 
-def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
-    adapter = {"model": "testing.clip:build"}
-    models = dict.fromkeys(("biovil", "clip"), adapter)
-    table = {"rows": ["biovil", "clip"], "seeds": [0, 1], "models": models}
-    assert main(["--config", str(config_of(made, [], [], table1=table))]) == 0
+def test_a_given_model_is_evaluated_in_biovil_s_place(made, capsys):
+    given = EVALUATE | {"adapter": {"model": "testing.clip:build"}}
+    config_file = config_of(made, ["biovil", "dcl_05"], [0, 1], evaluate=given)
+    assert main(["--config", str(config_file), *ONE]) == 0
     rows = figures(made)["rows"]
-    assert list(rows) == ["biovil", "clip"]
+    assert list(rows) == ["biovil", "dcl_05"]
     assert rows["biovil"]["seeds"] == [0]  # nothing is drawn: once
-    assert rows["biovil"]["paper"]["MedR"] == 148
-    assert rows["clip"]["paper"] == {}
-    assert "one run" in rows["clip"]["figures"]["grounding.cnr"]["reason"]
-    assert not (made / FOLDER / "clip" / "seed-0" / "model").exists()
-    assert "clip" in capsys.readouterr().out
+    assert rows["biovil"]["paper"] == {}  # of Microsoft's weights alone
+    assert "one run" in rows["biovil"]["figures"]["grounding.cnr"]["reason"]
+    assert not (made / FOLDER / "biovil" / "seed-0" / "model").exists()
+    assert "testing.clip:build" in capsys.readouterr().out
 
 
 def test_the_paper_s_values_stand_next_to_rows_that_are_trained_as_its_are(tmp_path):
     config_file = write_config(tmp_path / "config.yaml", tmp_path)
-    models = {"biovil": {"model": "theirs:build"}}
-    given = f"table1.models={json.dumps(models)}"
+    given = "evaluate.adapter.model=biovil"
     medr = {}
     for key, settings in {
         "paper": [],
@@ -223,10 +217,10 @@ def tuned(corpus, tmp_path_factory):
         work,
         [],
         [],
-        table1={"rows": ["lse_nl", "dcl_best"], "seeds": [4, 2], "processes": 1},
+        table1={"rows": ["lse_nl", "dcl_best"], "seeds": [4, 2]},
         train={"steps": 6, "validate_every_steps": 3, "validate_images": 8},
     )
-    arguments = ["--config", str(config_file)]
+    arguments = ["--config", str(config_file), *ONE]
     assert main([*arguments, "--rows", "lse_nl"]) == 0
     assert not (work / FOLDER / FIGURES).exists()
     assert main([*arguments, "--rows", "dcl_best", "--seeds", "4"]) == 0

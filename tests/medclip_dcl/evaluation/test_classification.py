@@ -58,7 +58,7 @@ def test_one_of_several_findings_is_named():
     assert outcome.figures["accuracy"].value == 0.75
     assert outcome.figures["mean_recall"].value == 0.75  # fluid 2 of 2, cyst 1 of 2
     assert outcome.groups["cyst"]["recall"].value == 0.5
-    assert outcome.chance["accuracy"] == 0.5
+    assert outcome.chance == {"accuracy": 0.5, "mean_recall": 0.5}
     assert [row["answer"] for row in rows] == ["fluid", "cyst", "fluid", None]
     assert set(rows[0]) == set(CLASSES.schema.names)
 

@@ -184,6 +184,8 @@ def test_pixels_without_a_score_are_left_out_of_cnr():
     padded = np.pad(HEATMAP, 1, constant_values=np.nan)
     mask = np.pad(INSIDE, 1, constant_values=True)
     assert signed_cnr(padded, mask) == pytest.approx(signed_cnr(HEATMAP, INSIDE))
+    unseen = np.full_like(HEATMAP, np.nan)
+    assert mean_iou(unseen, INSIDE, PAPER_THRESHOLDS) is None
 
 
 @pytest.mark.parametrize(

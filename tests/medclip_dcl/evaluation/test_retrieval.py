@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -140,6 +142,17 @@ def test_each_box_finds_its_sentence_and_back():
     assert outcome.figures["own_median_rank"].value == 2.0  # 2, 1, 2 in both directions
 
 
+def test_regions_in_a_box_count_alike_whatever_their_lengths():
+    images = shown({(0, 0): "fluid", (0, 1): "cyst"})
+    lengths = torch.linspace(1, 9, 16).view(1, 4, 4, 1)
+    longer = replace(images, regions=images.regions * lengths)
+    wide = [replace(boxed(0, "cyst", 0, 0), boxes=np.array([[0.0, 0.0, 40.0, 10.0]]))]
+    keeping = replace(oracle(), keeps_lengths=True)
+    *_, plain = evaluate_boxes(oracle(), images, wide, SAMPLING)
+    *_, kept = evaluate_boxes(keeping, longer, wide, SAMPLING)
+    assert torch.allclose(plain, kept, atol=1e-6)
+
+
 def test_the_boxes_of_one_sentence_on_one_image_are_its_own():
     two = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.vstack([BOXED[0].boxes] * 2))
     _, _, ranks, _ = evaluate_boxes(oracle(), BOXED_IMAGES, [two, BOXED[1]], SAMPLING)
@@ -175,3 +188,8 @@ def test_a_study_enters_the_report_pool_once_and_only_with_a_report():
         ["s", "silent", "t", "s"], sentences, 10, np.random.default_rng(0)
     )
     assert (chosen, reports) == ([0, 2], [["One.", "Two."], ["Three."]])
+    many = [{"study_id": str(number), "text": "One."} for number in range(9)]
+    names = [row["study_id"] for row in many]
+    for seed in range(9):
+        drawn, _ = reports_of_images(names, many, 5, np.random.default_rng(seed))
+        assert len(set(drawn)) == 5
