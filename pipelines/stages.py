@@ -65,7 +65,6 @@ TOOLS = {
     "doctor": Command(TRAINING, "whether this machine can run a config"),
     "schema": Command(START, "the JSON schema of a config, for editors"),
     "plan": Command(TRAINING, "what a config will take: memory, hours, disk"),
-    "bound": Command(TRAINING, "how far the debiased loss can be from that of known labels"),
     "verify": Command(DATA, "every byte of a run's artifacts against their headers"),
     "check_data": Command(DATA, "what a source holds, its faults and its leaks"),
     "sweep": Command(TRAINING, "a grid of settings over several seeds, with a figure per axis"),

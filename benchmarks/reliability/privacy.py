@@ -239,11 +239,9 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     grid.write_text("axes: {train.learning_rate: [0.001]}\nseeds: [0]\n")
     run("doctor", *shared)
     run("plan", *shared, "--seconds", "0")
-    run("bound")
     run("sweep", *shared, "--grid", str(grid), "--processes", "1")
     table = ("table1.seeds=[0]", 'table1.rows=["dcl_05","dcl_10"]')
-    table += ("table1.processes=1",)
-    run("table1", *shared, *as_options(table))
+    run("table1", *shared, *as_options(table), "--processes", "1")
     (other,) = (path.parent for path in (work / "sweeps").rglob("results"))
     run("compare", str(work), str(other), "--json", str(out / "compare.json"), "--samples", "20")
     for form in ("transformers", "onnx"):
