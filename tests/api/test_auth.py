@@ -227,63 +227,15 @@ def test_comments_and_blank_lines_are_no_keys(key_file: Path) -> None:
         read_auth(ServeSettings(model="m", key_file=str(key_file)))
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/static/viewer.js", "/static/viewer.css", "/health", "/v1/health"]
-)
-def test_page_and_health_are_open(client: TestClient, path: str) -> None:
-    assert client.get(path).status_code == 200
-
-
 def test_ready_is_open_and_says_that_it_is_not(client: TestClient) -> None:
     answer = client.get("/ready")
     assert (answer.status_code, answer.json()["code"]) == (503, "loading")
     assert answer.headers["retry-after"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/model",
-        "/v1/model",
-        "/metrics",
-        "/openapi.json",
-        "/images/x",
-        "/nowhere",
-        "/docs",
-        "/health/",
-        "/Health",
-        "/health%2f..%2fmodel",
-        "/static/../model",
-        "/static/secret",
-        "/%2e%2e/model",
-    ],
-)
-@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "DELETE"])
-def test_everything_else_asks_for_a_key(client: TestClient, method: str, path: str) -> None:
-    answer = client.request(method, path)
-    assert answer.status_code == 401
-    assert answer.headers["www-authenticate"] == "Bearer"
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"X-API-Key": ""},
-        {"X-API-Key": KEY[:-1]},
-        {"X-API-Key": KEY + "x"},
-        {"Authorization": KEY},
-        {"Authorization": f"Basic {KEY}"},
-        {"Authorization": f"Token {KEY}"},
-        {"Authorization": "Bearer"},
-        {"Authorization": f"Bearer {KEY}", "X-API-Key": KEY},
-    ],
-)
-def test_wrong_or_doubled_keys_are_refused(client: TestClient, headers: dict[str, str]) -> None:
-    assert client.get("/metrics", headers=headers).status_code == 401
-
-
 def test_a_key_in_the_query_is_none(client: TestClient) -> None:
-    assert client.get(f"/metrics?key={KEY}&X-API-Key={KEY}").status_code == 401
+    answer = client.get(f"/metrics?key={KEY}&X-API-Key={KEY}")
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
 
 
 def test_a_missing_key_file_is_named(tmp_path: Path) -> None:

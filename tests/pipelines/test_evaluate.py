@@ -337,15 +337,6 @@ def test_a_model_of_another_run_is_evaluated_on_a_source_that_a_config_names_alo
     assert auc == np.mean([margins[1] > margins[0], margins[1] > margins[2]])
 
 
-def test_a_model_of_another_run_is_refused_patients_that_it_was_trained_on(
-    tmp_path, work, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    config = another_source(tmp_path, ("a", "elsewhere", "c"), work / "model")
-    assert main(["--config", str(config)]) == 4
-    assert "trained on 1 of 3 evaluated patients" in capsys.readouterr().err
-
-
 def test_a_model_is_evaluated_on_another_generated_source_and_not_on_its_own(tmp_path, capsys):
     settings = GenerateConfig(patients=6, coverage_images=0, size_px=64, test_share=0.5)
     ours = [draw_patient(NATURAL, number, 0, settings).subject_id for number in range(6)]
