@@ -211,6 +211,8 @@ class ContrastiveObjective:
         batch: ImageTextBatch,
     ) -> ObjectiveOutput:
         """Compute the mean loss of this process's anchors from unit vectors of both sides."""
+        # Sentences travel to the images, and then one number a pair: regions are some hundred times
+        # as large. With gradients, as a process's anchors push the images of all others too.
         columns = self._score(encoder, regions, gather_with_grad(sentences))  # (batch, local)
         s = encoder.gamma**2 * gather_with_grad(columns.T).T  # (batch, batch)
         output = self.contrast(s, encoder, batch)
