@@ -1,4 +1,4 @@
-"""One answer -> the DICOM objects that show it, of which reports are made in `structured_report`."""
+"""One answer -> the DICOM objects that show it; `structured_report` makes the reports."""
 
 import datetime as dt
 from collections.abc import Sequence
