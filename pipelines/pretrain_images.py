@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from medclip_dcl.artifact import Artifact, make_fingerprint
+from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
 from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.training import pretraining
 from medclip_dcl.training.checkpoint import CheckpointStore
@@ -25,11 +26,21 @@ from .job import Job, job_main
 def build(job: Job) -> None:
     """Learn the weights unless they are there."""
     config = job.config
-    listed, images = (job.open(kind) for kind in (manifest.ARTIFACT, prepared.ARTIFACT))
-    inputs: dict[str, Artifact | str] = {item.kind: item for item in (listed, images)}
+    folders = [job.work, *(resolve_path(folder, config.work) for folder in config.pretrain.also)]
+    opened = [
+        tuple(
+            open_artifact(kind.at(folder), kind) for kind in (manifest.ARTIFACT, prepared.ARTIFACT)
+        )
+        for folder in folders
+    ]
+    inputs: dict[str, Artifact | str] = {
+        f"{item.kind}-{number}" if number else item.kind: item
+        for number, pair in enumerate(opened)
+        for item in pair
+    }
     settings = {
         "seed": config.seed,
-        "pretrain": config.pretrain,
+        "pretrain": config.pretrain.model_copy(update={"also": ()}),
         "image": config.model.image.model_copy(update={"pretrained": ""}),
     }
     fingerprint = make_fingerprint(pretraining.ARTIFACT, settings, inputs)
@@ -37,13 +48,13 @@ def build(job: Job) -> None:
 
     def write(writer: ArtifactWriter) -> dict[str, Any]:
         store = CheckpointStore(checkpoints, fingerprint)
+        pools = [_pool(*pair) for pair in opened]
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         with store.locked():
             if job.force:
                 store.remove_of_other_code()
             learner, summary = pretraining.pretrain(
-                config.pretrain, config.model.image, _pool(listed, images), config.seed, store,
-                device,
+                config.pretrain, config.model.image, pools, config.seed, store, device,
                 save_every_steps=config.train.save_every_steps, threads=config.train.torch_threads,
             )  # fmt: skip
         pretraining.write_weights(writer.directory, learner)

@@ -56,7 +56,7 @@ _LEARNING_RATE = 2e-3  # of AdamW, its peak; the weights are a start, which trai
 
 @dataclass(frozen=True)
 class ImagePool:
-    """Prepared images that are learned from."""
+    """Prepared images of one run that are learned from."""
 
     images: PreparedImages
     rows: Sequence[int]
@@ -127,7 +127,7 @@ def view_loss(vectors: Float[Tensor, "views dim"], eta: float) -> Float[Tensor, 
 def pretrain(
     settings: PretrainConfig,
     encoder: ImageEncoderConfig,
-    pool: ImagePool,
+    pools: Sequence[ImagePool],
     seed: int,
     store: CheckpointStore,
     device: torch.device,
@@ -140,10 +140,13 @@ def pretrain(
     Gives the learner in eval mode, and the loss of its last steps.
 
     Raises:
-        ConfigError: there are fewer images than a batch has.
+        ConfigError: there are fewer images than a batch has, or their sizes differ.
         CheckpointError: the newest checkpoint does not fit.
     """
-    total = len(pool.rows)
+    sizes = {pool.images.size_px for pool in pools}
+    total = sum(len(pool.rows) for pool in pools)
+    if len(sizes) > 1:
+        raise ConfigError(f"prepared images have {sorted(sizes)} pixels; give pretrain.also one")
     if total < settings.batch:
         raise ConfigError(f"pretrain.batch {settings.batch} exceeds the {total} images; lower it")
     if threads:
@@ -159,8 +162,7 @@ def pretrain(
         while step < settings.steps:
             rng = generator_for(seed, RngStream.PRETRAINING, step)
             drawn = rng.choice(total, settings.batch, replace=False)
-            shown = np.stack([pool.images.pixels(pool.rows[number]) for number in drawn.tolist()])
-            pixels = torch.from_numpy(shown).to(device)
+            pixels = torch.from_numpy(_pixels(pools, drawn)).to(device)
             views = draw_views(pixels, rng, encoder.input_px)
             loss = view_loss(learner(views), settings.eta)
             warmup = max(1, round(_WARMUP_SHARE * settings.steps))
@@ -187,6 +189,18 @@ def write_weights(folder: Path, learner: ViewLearner) -> None:
     state = learner.image.backbone.state_dict()
     plain = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
     write_bytes(folder / WEIGHTS, save(plain))
+
+
+def _pixels(pools: Sequence[ImagePool], drawn: np.ndarray) -> np.ndarray:
+    ends = np.cumsum([len(pool.rows) for pool in pools])
+    owners = np.searchsorted(ends, drawn, side="right")
+    starts = ends - [len(pool.rows) for pool in pools]
+    return np.stack(
+        [
+            pools[owner].images.pixels(int(pools[owner].rows[number - starts[owner]]))
+            for owner, number in zip(owners.tolist(), drawn.tolist(), strict=True)
+        ]
+    )
 
 
 def _save(

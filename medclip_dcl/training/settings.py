@@ -169,6 +169,8 @@ class PretrainConfig(Section):
     """Images of a step, each seen twice."""
     eta: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Chance that another image is of the anchor's class; 0: the plain loss of SimCLR."""
+    also: tuple[str, ...] = ()
+    """Further run folders whose prepared training images are learned from, of the same size."""
 
 
 class ObjectiveConfig(Section):

@@ -264,8 +264,8 @@ CURVES = tuple(
     if row.name in (BASELINE, "relations_both")
     for count in (300, 600, 1200)
 )
-"""What more studies would give: the baseline and the row that leads, on fewer of the fold's 1,655 or
-so."""
+"""What more studies would give: the baseline and the row that leads, on fewer of the fold's
+1,655 or so."""
 
 _BOTH = _objective("multipositive", relation="claims")
 

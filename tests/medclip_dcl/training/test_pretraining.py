@@ -89,7 +89,7 @@ def test_views_are_parts_of_their_image_and_are_never_mirrored() -> None:
 def run(folder: Path, settings: PretrainConfig) -> dict[str, torch.Tensor]:
     store = CheckpointStore(folder, {"one": 1})
     with store.locked():
-        learner, summary = pretrain(settings, ENCODER, pool(12), 5, store, **ON)
+        learner, summary = pretrain(settings, ENCODER, [pool(9), pool(3)], 5, store, **ON)
     assert summary["images"] == 12
     return learner.image.backbone.state_dict()
 
@@ -109,7 +109,7 @@ def test_a_run_that_was_cut_ends_with_the_same_weights(tmp_path: Path) -> None:
 
     store.save = save_and_stop  # type: ignore[method-assign, assignment]
     with store.locked(), pytest.raises(Cut):
-        pretrain(SETTINGS, ENCODER, pool(12), 5, store, **ON)
+        pretrain(SETTINGS, ENCODER, [pool(9), pool(3)], 5, store, **ON)
     resumed = run(tmp_path / "cut", SETTINGS)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
@@ -125,7 +125,9 @@ def test_weights_are_read_as_a_start(tmp_path: Path) -> None:
     assert all(torch.equal(value, own[name]) for name, value in encoder.state_dict().items())
 
 
-def test_too_few_images_are_refused(tmp_path: Path) -> None:
+def test_too_few_images_and_other_sizes_are_refused(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, {})
     with pytest.raises(ConfigError, match=r"pretrain.batch 4 exceeds the 3 images"):
-        pretrain(SETTINGS, ENCODER, pool(3), 0, store, **ON)
+        pretrain(SETTINGS, ENCODER, [pool(3)], 0, store, **ON)
+    with pytest.raises(ConfigError, match=r"\[32, 40\] pixels"):
+        pretrain(SETTINGS, ENCODER, [pool(8), pool(8, 40)], 0, store, **ON)
