@@ -12,6 +12,7 @@ interpolation is separable, so the average is rows @ map @ columns.T, with one w
 matrix for each axis.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,13 +20,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from medclip_dcl.models.settings import SimilarityConfig
 
-_BLOCK = {"cpu": 1 << 18}  # scores h of one block of images; 1 MiB stays in a core's cache
+_BLOCK = {"cpu": 1 << 17}  # scores h of one block of images; 1/2 MiB stays in a core's cache
 _BLOCK_ELSEWHERE = 1 << 24  # on a GPU few large blocks: every kernel call costs
 _LARGEST_KEPT = 1 << 26  # scores h that are kept for the backward pass; beyond, they are redone
+_LEAST_LENGTH = 1e-12  # of v, which regions that cancel out may leave without direction
 
 
 def region_scores(
@@ -60,113 +61,140 @@ def image_sentence_scores(
         if settings.kind == "global":
             return (y @ functional.normalize(x.mean(dim=1), dim=-1).T).clamp(-1, 1)
         if torch.compiler.is_exporting():  # a graph for any number of images has no blocks
-            return _scores(x, y, settings).T
+            return _pair_scores(x, y, settings)[0].clamp(-1, 1)
         # By blocks of images, so that scores h are used while they are still in a core's cache.
         pairs = max(1, len(y) * x.shape[1])  # scores h of one image
         images = max(1, _BLOCK.get(x.device.type, _BLOCK_ELSEWHERE) // pairs)
-        blocks = torch.split(x, images)
-        # h is the largest tensor of a step: where it is too large to keep, it is computed twice.
-        if len(x) * pairs <= _LARGEST_KEPT or not torch.is_grad_enabled():
-            scores = [_scores(block, y, settings) for block in blocks]
-        else:
-            scores = [
-                checkpoint(_scores, block, y, settings, use_reentrant=False) for block in blocks
-            ]
-        return torch.cat(scores).T
-
-
-def _scores(x: Tensor, y: Tensor, settings: SimilarityConfig) -> Tensor:
-    if settings.kind == "lse":
-        h = y.expand(x.shape[0], -1, -1) @ x.transpose(1, 2)
-        best, _ = h.detach().max(dim=-1)  # a constant that cancels: it needs no gradient
-        excess = ((h - best.unsqueeze(-1)) / settings.tau).exp()
-        return (best + settings.tau * excess.mean(dim=-1).log()).clamp(-1, 1)
-    local: Tensor
-    v: Tensor
-    if torch.is_grad_enabled():
-        local, v = _LocalAndAttended.apply(  # type: ignore[no-untyped-call]
-            x, y, settings.tau
+        if torch.is_grad_enabled():
+            f: Tensor = _PairScores.apply(x, y, settings, images)  # type: ignore[no-untyped-call]
+            return f.clamp(-1, 1)
+        from_regions = settings.kind != "lse" and len(y) > x.shape[1]
+        score = _scores_from_regions if from_regions else _pair_scores
+        return torch.cat([score(block, y, settings)[0] for block in x.split(images)], 1).clamp(
+            -1, 1
         )
-    elif torch.compiler.is_exporting() or len(y) <= x.shape[1]:
-        # the same without the call through autograd, which costs a query an eighth
-        local, v, *_ = _attend(x, y, settings.tau)
-    else:
-        local, v = _attend_from_regions(x, y, settings.tau)
-    non_local = (functional.normalize(v, dim=-1) * y).sum(dim=-1)
-    f = non_local if settings.kind == "nl" else (local + non_local) / 2
-    return f.clamp(-1, 1)
 
 
-def _attend(x: Tensor, y: Tensor, tau: float) -> tuple[Tensor, ...]:
-    """Give what LSE and NL need of each image and text, in as few passes over h as can be.
+_LOCAL_SHARE = {"lse": 1.0, "lse_nl": 0.5, "nl": 0.0}  # of f; the rest is non-local
 
-        f_L = tau * log mean_r exp(h_r / tau)      relative to the largest h: never above it
-        v   = sum_r a_r x_r                        a = softmax_r(<x_r, x_k> / tau)
 
-    After f_L and v comes what their gradients are made of.
+def _pair_scores(x: Tensor, y: Tensor, settings: SimilarityConfig) -> tuple[Tensor, ...]:
+    """Score (texts, images) in as few passes over the region scores h as can be.
+
+        f_L = tau * log mean_r exp(h_r / tau)
+        f_G = <v, y> / |v|                       v = sum_r a_r x_r, a = softmax_r(<x_r, x_k> / tau)
+
+    After the score comes what its gradient is made of.
     """
-    h = y.expand(x.shape[0], -1, -1) @ x.transpose(1, 2)  # (images, texts, regions)
+    (images, regions, dim), texts = x.shape, y.shape[0]  # len(y) would fix it in an exported graph
+    rows, tau = x.reshape(-1, dim), settings.tau
+    h = (y / tau @ rows.T).view(texts, images, regions)  # h / tau: one product, no pass of its own
     best, k = h.max(dim=-1)
-    # In place: h is the largest tensor here and is not read again. No exponent is above 0.
-    excess = h.sub_(best.unsqueeze(-1)).div_(tau).exp_()
-    total = excess.sum(dim=-1)
-    images = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
-    query = x[images, k] / tau  # (images, texts, dim)
+    p = torch.softmax(h, dim=-1)
+    # p_k = exp(h_k) / sum_r exp(h_r) holds the sum that is wanted: p is the gradient's in any case.
+    p_k = p.gather(2, k.unsqueeze(2)).squeeze(2)
+    local = tau * (best - (p_k * regions).log())
+    share = _LOCAL_SHARE[settings.kind]
+    if share == 1:
+        return local, p
+    row_k = (k + torch.arange(0, images * regions, regions, device=x.device)).T.flatten()
+    query = rows.index_select(0, row_k).view(images, texts, dim).div_(tau)
     a = torch.softmax(query @ x.transpose(1, 2), dim=-1)  # (images, texts, regions)
-    local = best + tau * (total / x.shape[1]).log()
-    return local, a @ x, excess, total, query, a, images, k
+    v = a @ x
+    f_G, length = _cosine(v, y)
+    f = torch.lerp(f_G.T, local, share)
+    return f, p, row_k, query, a, v, f_G, length
 
 
-def _attend_from_regions(x: Tensor, y: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Give f_L and v as `_attend` does, for more texts than regions.
+def _scores_from_regions(x: Tensor, y: Tensor, settings: SimilarityConfig) -> tuple[Tensor]:
+    """Score as `_pair_scores` does, for more texts than regions.
 
     v depends on the text through its best region k alone, so it is computed once a region.
     """
-    h = x @ y.T  # (images, regions, texts): a maximum over rows is the faster one
+    tau = settings.tau
+    h = x @ y.T / tau  # (images, regions, texts): a maximum over rows is the faster one
     best, k = h.max(dim=1)
-    total = h.sub_(best.unsqueeze(1)).div_(tau).exp_().sum(dim=1)
-    local = best + tau * (total / x.shape[1]).log()
+    total = h.sub_(best.unsqueeze(1)).exp_().sum(dim=1)
+    local = tau * (best + (total / x.shape[1]).log())
     attended = torch.softmax(x @ x.transpose(1, 2) / tau, dim=-1) @ x
-    return local, attended[torch.arange(len(x), device=x.device).unsqueeze(1), k]
+    f_G, _ = _cosine(attended[torch.arange(len(x), device=x.device).unsqueeze(1), k], y)
+    return (torch.lerp(f_G, local, _LOCAL_SHARE[settings.kind]).T,)
 
 
-class _LocalAndAttended(torch.autograd.Function):
-    """`_attend` with its gradient.
+def _cosine(v: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine (images, texts) of v with the unit vectors y, and the length of v."""
+    length = torch.linalg.vector_norm(v, dim=-1).clamp_min(_LEAST_LENGTH)
+    return torch.linalg.vecdot(v, y) / length, length
+
+
+class _PairScores(torch.autograd.Function):
+    """`_pair_scores` of all images, block by block, with its gradient.
 
     Written out because x enters four times: through h, as what v averages, as the keys and as
     the query of the attention. Its gradient is summed in place here, where autograd would make
-    four tensors of the size of all regions and add them.
+    four tensors of the size of all regions and add them, and join those of the blocks.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-        local, v, *kept = _attend(x, y, tau)
-        ctx.save_for_backward(x, y, *kept)
-        ctx.tau = tau
-        return local, v
+    def forward(ctx: Any, x: Tensor, y: Tensor, settings: SimilarityConfig, images: int) -> Tensor:
+        parts = [_pair_scores(block, y, settings) for block in x.split(images)]
+        # h is the largest tensor of a step: where it is too large to keep, it is computed twice.
+        kept = parts if len(y) * x.shape[:2].numel() <= _LARGEST_KEPT else []
+        ctx.save_for_backward(x, y, *(tensor for part in kept for tensor in part[1:]))
+        ctx.settings, ctx.images = settings, images
+        return torch.cat([part[0] for part in parts], dim=1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dlocal: Tensor, dv: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, y, excess, total, query, a, images, k = ctx.saved_tensors
-        # f_L = tau log mean_r exp(h_r / tau): its derivative by h_r is softmax_r(h / tau), and
-        # excess / total is that softmax. The largest h, subtracted for safety, cancels out.
-        dh = excess * (dlocal / total).unsqueeze(-1)
-        # First way of x, h_r = <x_r, y>: dx_r = sum over texts of dh_r y.
-        dx = dh.transpose(1, 2) @ y
-        # Second way, v = sum_r a_r x_r with a held: dx_r += a_r dv.
-        dx.baddbmm_(a.transpose(1, 2), dv)
-        # v with x_r held: da_r = <dv, x_r>. Through the softmax over regions,
-        # dlogits_r = a_r (da_r - sum_q a_q da_q); the two lines are its two terms.
-        dlogits = (dv @ x.transpose(1, 2)).mul_(a)
-        dlogits.addcmul_(a, dlogits.sum(dim=-1, keepdim=True), value=-1)
-        # Third way, logits_r = <query, x_r> as keys: dx_r += dlogits_r query.
-        dx.baddbmm_(dlogits.transpose(1, 2), query)
-        # Fourth way, query = x_k / tau: dx_k += sum_r dlogits_r x_r / tau. Several texts may
-        # have the same best region k, so their rows must add up. k itself has no gradient.
-        dx.index_put_((images, k), (dlogits @ x).div_(ctx.tau), accumulate=True)
-        # y enters through h alone: which region is best has no gradient.
-        return dx, (dh @ x).sum(dim=0), None
+    def backward(ctx: Any, df: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, y, *kept = ctx.saved_tensors
+        blocks = x.split(ctx.images)
+        dx, dy = x.new_empty(x.shape), torch.zeros_like(y)
+        each = len(kept) // len(blocks)
+        for number, block in enumerate(blocks):
+            columns = slice(number * ctx.images, number * ctx.images + len(block))
+            part = kept[number * each : (number + 1) * each]
+            part = part or _pair_scores(block, y, ctx.settings)[1:]
+            _add_gradients(block, y, ctx.settings, part, df[:, columns], dx[columns], dy)
+        return dx, dy, None, None
+
+
+def _add_gradients(
+    x: Tensor,
+    y: Tensor,
+    settings: SimilarityConfig,
+    part: Sequence[Tensor],
+    df: Tensor,
+    dx: Tensor,
+    dy: Tensor,
+) -> None:
+    """Write the gradient of a block of images into dx, and add that of the texts to dy."""
+    p, *attention = part
+    tau, share = settings.tau, _LOCAL_SHARE[settings.kind]
+    rows, drows = x.reshape(-1, x.shape[2]), dx.view(-1, x.shape[2])
+    # f_L = tau log mean_r exp(h_r / tau): its derivative by h_r is p_r = softmax_r(h / tau).
+    dh = (p * (share * df).unsqueeze(-1)).view(len(y), -1)
+    # First way of x, h_r = <x_r, y>: dx_r = sum over texts of dh_r y.
+    torch.mm(dh.T, y, out=drows)
+    dy.addmm_(dh, rows)
+    if not attention:
+        return
+    row_k, query, a, v, f_G, length = attention
+    # f_G = <v, y> / |v|: dv = (y - f_G v / |v|) / |v|, and y's is v / |v|.
+    dcosine = ((1 - share) * df.T / length).unsqueeze(-1)
+    dy.add_((v * dcosine).sum(dim=0))
+    dv = torch.addcmul(y * dcosine, v, dcosine * (f_G / length).unsqueeze(-1), value=-1)
+    # Second way, v = sum_r a_r x_r with a held: dx_r += a_r dv.
+    dx.baddbmm_(a.transpose(1, 2), dv)
+    # v with x_r held: da_r = <dv, x_r>. Through the softmax over regions,
+    # dlogits_r = a_r (da_r - sum_q a_q da_q); the two lines are its two terms.
+    dlogits = (dv @ x.transpose(1, 2)).mul_(a)
+    dlogits.addcmul_(a, dlogits.sum(dim=-1, keepdim=True), value=-1)
+    # Third way, logits_r = <query, x_r> as keys: dx_r += dlogits_r query.
+    dx.baddbmm_(dlogits.transpose(1, 2), query)
+    # Fourth way, query = x_k / tau: dx_k += sum_r dlogits_r x_r / tau. Several texts may
+    # have the same best region k, so their rows must add up. k itself has no gradient.
+    drows.index_add_(0, row_k, (dlogits @ x).flatten(0, 1), alpha=1 / tau)
 
 
 def _at_least_float32(vectors: Tensor) -> Tensor:

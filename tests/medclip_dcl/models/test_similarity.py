@@ -114,9 +114,9 @@ def test_blocks_of_images_change_neither_score_nor_gradient(
 ) -> None:
     config = SimilarityConfig(kind=kind)
     monkeypatch.setattr(similarity, "_LARGEST_KEPT", kept)
-    computed, scores = [], similarity._scores
+    computed, scores = [], similarity._pair_scores
     monkeypatch.setattr(
-        similarity, "_scores", lambda x, *rest: computed.append(len(x)) or scores(x, *rest)
+        similarity, "_pair_scores", lambda x, *rest: computed.append(len(x)) or scores(x, *rest)
     )
     results = []
     # All five images at once, two in a block, or one: a block is never less than an image.
