@@ -51,7 +51,15 @@ def info_nce_loss(
     """
     s, positive = checked(s, positive)
     s_positive = s.gather(1, positive.unsqueeze(1)).squeeze(1)
-    A = log_negatives(s, positive, weights=weights) - s_positive
+    u = negatives(s, positive, weights=weights)
+    if weights is None and s.shape[1] > 1:
+        log_sum = u.logsumexp(dim=1)  # no row can be empty: the common case, in one pass
+    else:
+        empty = (u == -torch.inf).all(dim=1)
+        # A dead row is summed over zeros instead: its own gradient would not be a number.
+        lively = u.masked_fill(empty.unsqueeze(1), 0).logsumexp(dim=1)
+        log_sum = torch.where(empty, -torch.inf, lively)
+    A = log_sum - s_positive
     return reduce(softplus(A), ~A.isneginf(), reduction)
 
 
@@ -111,39 +119,31 @@ def check_range(values: Float[Tensor, "..."], name: str, below: float, remedy: s
     """
     if not values.numel():
         return
-    rule = f"outside [0, {below:g}); {remedy}"
-    least, largest = values.detach().aminmax()  # both are not a number where one value is not
+    least, largest = values.aminmax()  # both are not a number where one value is not
     if values.is_cuda or torch.compiler.is_compiling():
-        torch._assert_async((least >= 0) & (largest < below), f"{name} is {rule}")
+        rule = f"{name} is outside [0, {below:g}); {remedy}"
+        torch._assert_async((least >= 0) & (largest < below), rule)
     elif values.is_cpu:
         low, high = least.item(), largest.item()
         if not (low >= 0 and high < below):
-            raise ObjectiveError(f"{name} is {high if low >= 0 else low:g}, {rule}")
+            value = high if low >= 0 else low
+            raise ObjectiveError(f"{name} is {value:g}, outside [0, {below:g}); {remedy}")
 
 
-def log_negatives(
+def negatives(
     s: Float[Tensor, "anchors candidates"],
     positive: Int[Tensor, " anchors"],
     *,
     weights: Float[Tensor, "anchors candidates"] | None = None,
     excluded: Bool[Tensor, "anchors candidates"] | None = None,
-) -> Float[Tensor, " anchors"]:
-    """Compute log sum_n w_n e^{s_n} over all candidates but the positive and the excluded ones.
-
-    An anchor with no negative left gets minus infinity, without gradient.
-    """
+) -> Float[Tensor, "anchors candidates"]:
+    """Give log w_n + s_n; minus infinity at the positive and the excluded candidates."""
     if weights is not None:
         check_range(weights, "a weight", math.inf, "it multiplies e^s, and 0 removes a candidate")
         s = s + weights.detach().to(s.dtype).log()  # 0 becomes minus infinity: really gone
     if excluded is not None:
         s = s.masked_fill(excluded, -torch.inf)
-    negatives = s.scatter(1, positive.unsqueeze(1), -torch.inf)
-    if weights is None and excluded is None and s.shape[1] > 1:
-        return negatives.logsumexp(dim=1)  # no row can be empty: the common case, in one pass
-    empty = (negatives == -torch.inf).all(dim=1)
-    # A dead row is summed over zeros instead: its own gradient would not be a number.
-    lively = negatives.masked_fill(empty.unsqueeze(1), 0).logsumexp(dim=1)
-    return torch.where(empty, -torch.inf, lively)
+    return s.scatter(1, positive.unsqueeze(1), -torch.inf)
 
 
 def negative_count(
@@ -171,11 +171,18 @@ def softplus(x: Float[Tensor, " anchors"]) -> Float[Tensor, " anchors"]:
 
 
 def reduce(
-    losses: Float[Tensor, " anchors"], counted: Bool[Tensor, " anchors"], reduction: Reduction
+    losses: Float[Tensor, " anchors"],
+    counted: Bool[Tensor, " anchors"] | None,
+    reduction: Reduction,
 ) -> Float[Tensor, "..."]:
-    """Reduce the losses of the anchors; those that are not counted are 0 and leave the mean."""
+    """Reduce the losses of the anchors; those that are not counted are 0 and leave the mean.
+
+    None counts all.
+    """
     if reduction == "mean":
-        return losses.sum() / counted.sum().clamp_min(1)
+        if counted is None and len(losses):
+            return losses.mean()
+        return losses.sum() / (1 if counted is None else counted.sum().clamp_min(1))
     if reduction == "sum":
         return losses.sum()
     if reduction == "none":

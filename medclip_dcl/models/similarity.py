@@ -70,9 +70,9 @@ def image_sentence_scores(
             return f.clamp(-1, 1)
         from_regions = settings.kind != "lse" and len(y) > x.shape[1]
         score = _scores_from_regions if from_regions else _pair_scores
-        return torch.cat([score(block, y, settings)[0] for block in x.split(images)], 1).clamp(
-            -1, 1
-        )
+        return torch.cat(
+            [score(block, y, settings)[0] for block in torch.split(x, images)], 1
+        ).clamp(-1, 1)
 
 
 _LOCAL_SHARE = {"lse": 1.0, "lse_nl": 0.5, "nl": 0.0}  # of f; the rest is non-local
@@ -137,7 +137,7 @@ class _PairScores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, settings: SimilarityConfig, images: int) -> Tensor:
-        parts = [_pair_scores(block, y, settings) for block in x.split(images)]
+        parts = [_pair_scores(block, y, settings) for block in torch.split(x, images)]
         # h is the largest tensor of a step: where it is too large to keep, it is computed twice.
         kept = parts if len(y) * x.shape[:2].numel() <= _LARGEST_KEPT else []
         ctx.save_for_backward(x, y, *(tensor for part in kept for tensor in part[1:]))
@@ -148,7 +148,7 @@ class _PairScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, df: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, y, *kept = ctx.saved_tensors
-        blocks = x.split(ctx.images)
+        blocks = torch.split(x, ctx.images)
         dx, dy = x.new_empty(x.shape), torch.zeros_like(y)
         each = len(kept) // len(blocks)
         for number, block in enumerate(blocks):
