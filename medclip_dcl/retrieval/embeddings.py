@@ -14,9 +14,10 @@ equal length (the last may be shorter):
 import io
 import math
 import os
+import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,6 +84,7 @@ Mask = npt.NDArray[np.bool_]
 
 _REGIONS = "regions"
 _GROUPS = 64
+_TIMED = (1 << 16, 256)  # vectors of which a product is timed: more than a cache holds
 _SPARE, _SPARE_ROWS = 2, 64  # what is compared once more: so many times the count, and so many
 
 
@@ -214,27 +216,43 @@ class Nearest(Protocol):
 
 
 class InMemoryIndex:
-    """All vectors in memory, at half precision: one matrix product, then a selection.
+    """All vectors in memory: one matrix product, then a selection.
 
-    A product takes as long as its vectors take to be read, so half the bytes are half the time.
-    The float32 vectors (rows, dim), of magnitudes below 65,504, stay mapped.
+    A product takes as long as its vectors take to be read, so at half precision they take half the
+    time, where the processor's library does not convert them first. The float32 vectors
+    (rows, dim), of magnitudes below 65,504, stay mapped.
     """
 
     def __init__(self, vectors: Shards) -> None:
         self.vectors = vectors
-        self._half = torch.cat([torch.from_numpy(np.array(part)).half() for part in vectors.arrays])
+        dtype = _fastest_dtype()
+        parts = [torch.from_numpy(np.array(part)).to(dtype) for part in vectors.arrays]
+        self._kept = torch.cat(parts)
 
     def rows(self, direction: Floats, allowed: Mask | None, count: int) -> Rows:
         """Find the rows as `Nearest.rows` says; of equal ones the lowest numbers."""
         # Half precision rounds by 5e-4 of a product: rows near the edge may change places there,
         # so twice as many and 64 more are kept, and compared again in float32.
-        products = torch.mv(self._half, torch.from_numpy(direction).half()).float().numpy()
+        asked = torch.from_numpy(direction).to(self._kept.dtype)
+        products = torch.mv(self._kept, asked).float().numpy()
         if allowed is None:
             near = highest(products, _SPARE * count + _SPARE_ROWS)
         else:
             indices = np.flatnonzero(allowed)
             near = indices[highest(products[indices], _SPARE * count + _SPARE_ROWS)]
         return near[highest(self.vectors.gather(near) @ direction, count)]
+
+
+@cache
+def _fastest_dtype() -> torch.dtype:
+    # Which a processor is faster in cannot be asked: oneDNN takes float16 over where it has
+    # AVX512-FP16, and converts the whole matrix for one vector.
+    seconds = {}
+    for dtype in (torch.float16, torch.float32):
+        matrix, vector = (torch.ones(shape, dtype=dtype) for shape in (_TIMED, _TIMED[1]))
+        product = partial(torch.mv, matrix, vector)
+        seconds[dtype] = min(timeit.repeat(product, number=1, repeat=4))
+    return min(seconds, key=seconds.__getitem__)
 
 
 def highest(scores: Floats, count: int) -> Rows:
