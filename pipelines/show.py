@@ -30,12 +30,8 @@ def summary_lines(work: Path) -> list[str]:
         (read_artifact_header(header.parent) for header in work.glob(f"*/{HEADER}")),
         key=lambda artifact: str(artifact.origin["committed_at"]),
     )
-    seconds = {artifact.kind: float(artifact.origin["seconds"]) for artifact in made}
-    whole = sum(seconds.values())
-    lines = [
-        f"{name:20}{spent:9.1f} s{spent / max(whole, 0.1):6.0%}" for name, spent in seconds.items()
-    ]
-    lines.append(f"{'together':20}{whole:9.1f} s")
+    lines = [f"{artifact.kind:20}{artifact.origin['seconds']:9.1f} s" for artifact in made]
+    lines.append(f"{'together':20}{sum(item.origin['seconds'] for item in made):9.1f} s")
     kinds = {artifact.kind: artifact for artifact in made}
     if results.ARTIFACT.name in kinds:
         lines += ["", results.results_table(results.read_figures(kinds[results.ARTIFACT.name]))]

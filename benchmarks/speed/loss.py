@@ -18,7 +18,6 @@ from torch.nn import functional
 from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.timing import cpu_ms, cpu_ratio, interleaved, show
 from medclip_dcl.losses.debiased import debiased_contrastive_loss
-from medclip_dcl.losses.info_nce import info_nce_loss
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.training.objective import ObjectiveInputs, direction_loss
@@ -85,8 +84,6 @@ def _loss_rivals(B: int) -> dict[str, Callable[[int], None]]:
     return {
         "masked InfoNCE": timed(lambda: masked_info_nce(s, diagonal)),
         "debiased": timed(lambda: debiased_contrastive_loss(s, labels, eta, gamma)),
-        "our InfoNCE": timed(lambda: info_nce_loss(s, labels)),
-        "cross_entropy": timed(lambda: functional.cross_entropy(s, labels)),
     }
 
 

@@ -183,9 +183,8 @@ def debiased_terms(
         C = C + _log_mean_positive(s, positive, v)
     u = negatives(s.detach(), positive, weights=weights, excluded=v)
     scale = gamma.detach() if isinstance(gamma, Tensor) else gamma  # or it would grow by itself
-    log_least = N.log() - scale * scale
     losses, A, ell, phi, share = _Losses.apply(  # type: ignore[no-untyped-call]
-        s, positive.unsqueeze(1), u, C, eta, log_least, floor, N.ndim > 0 or s.shape[1] == 1
+        s, positive.unsqueeze(1), u, C, eta, N.log() - scale * scale, floor
     )
     return DebiasedTerms(losses, A, ell, phi, share, N, false)
 
@@ -205,14 +204,13 @@ class _Losses(torch.autograd.Function):
         u: Tensor,
         C: Tensor,
         eta: Tensor,
-        log_least: Tensor,
+        least: Tensor,
         floor: Floor,
-        may_be_empty: bool,
     ) -> tuple[Tensor, ...]:
         s_p = s.gather(1, p).squeeze(1)
         q, largest = torch.softmax(u, dim=1), u.amax(dim=1)
         A = largest - q.amax(dim=1).log_() - s_p  # q of the largest is e^largest / sum_n e^{s_n}
-        if may_be_empty:
+        if least.ndim or s.shape[1] == 1:  # a row may have no negative
             empty = largest == -torch.inf
             q.masked_fill_(empty.unsqueeze(1), 0.0)
             A.masked_fill_(empty, -torch.inf)
@@ -220,7 +218,7 @@ class _Losses(torch.autograd.Function):
         gap = (C - A).masked_fill_(dead, -torch.inf)
         kept = -torch.expm1(gap)  # 1 - e^{C-A}, to the last digit
         ell = (kept / torch.rsub(eta, 1)).log_().add_(A).masked_fill_(dead, -torch.inf)
-        phi = log_least - s_p
+        phi = least - s_p
         on_floor = ell <= phi
         if floor == "floor":
             # phi has a gradient towards s_p alone: the positive is pulled a little, nothing pushed.
@@ -245,20 +243,19 @@ class _Losses(torch.autograd.Function):
         if torch.is_grad_enabled():  # what is saved is constant, and a penalty would do nothing
             raise ObjectiveError("the loss has no second derivative; take create_graph off")
         if dlosses is None:
-            return (None,) * 8
+            return (None,) * 7
         p, q, kept, on_floor, log_ratio = ctx.saved_tensors
         d = dlosses * log_ratio.sigmoid()
         dell = d.masked_fill(on_floor, 0.0)
         # ell by A: 1 / (1 - e^{C-A}); by C what is left to 1; A and phi by s_p: -1.
-        dA, dC = dell / kept, None
-        if ctx.needs_input_grad[3]:
-            dC = dell - dA
+        dA = dell / kept
+        dC = dell - dA if ctx.needs_input_grad[3] else None
         ds_p = dell - dA - d
         if ctx.floor == "fallback":
             dA = -ds_p
         # A by s_n is q_n: the softmax over negatives.
         ds = (q * dA.unsqueeze(1)).scatter_(1, p, ds_p.unsqueeze(1))
-        return ds, None, None, dC, None, None, None, None
+        return ds, None, None, dC, None, None, None
 
 
 def _checked_eta(

@@ -21,6 +21,8 @@ from ..errors import ObjectiveError
 
 Reduction = Literal["mean", "sum", "none"]
 
+_LEAST = torch.finfo(torch.float32).min
+
 
 def info_nce_loss(
     s: Float[Tensor, "anchors candidates"],
@@ -51,16 +53,10 @@ def info_nce_loss(
     """
     s, positive = checked(s, positive)
     s_positive = s.gather(1, positive.unsqueeze(1)).squeeze(1)
-    u = negatives(s, positive, weights=weights)
-    if weights is None and s.shape[1] > 1:
-        log_sum = u.logsumexp(dim=1)  # no row can be empty: the common case, in one pass
-    else:
-        empty = (u == -torch.inf).all(dim=1)
-        # A dead row is summed over zeros instead: its own gradient would not be a number.
-        lively = u.masked_fill(empty.unsqueeze(1), 0).logsumexp(dim=1)
-        log_sum = torch.where(empty, -torch.inf, lively)
-    A = log_sum - s_positive
-    return reduce(softplus(A), ~A.isneginf(), reduction)
+    # A row without negatives is summed over the least of all numbers: 0, as its gradient is.
+    u = negatives(s, positive, weights=weights).clamp_min(_LEAST)
+    A = u.logsumexp(dim=1) - s_positive
+    return reduce(softplus(A), A > _LEAST / 2, reduction)
 
 
 def sigmoid_loss(
@@ -119,15 +115,14 @@ def check_range(values: Float[Tensor, "..."], name: str, below: float, remedy: s
     """
     if not values.numel():
         return
+    rule = f"outside [0, {below:g}); {remedy}"
     least, largest = values.aminmax()  # both are not a number where one value is not
     if values.is_cuda or torch.compiler.is_compiling():
-        rule = f"{name} is outside [0, {below:g}); {remedy}"
-        torch._assert_async((least >= 0) & (largest < below), rule)
+        torch._assert_async((least >= 0) & (largest < below), f"{name} is {rule}")
     elif values.is_cpu:
         low, high = least.item(), largest.item()
         if not (low >= 0 and high < below):
-            value = high if low >= 0 else low
-            raise ObjectiveError(f"{name} is {value:g}, outside [0, {below:g}); {remedy}")
+            raise ObjectiveError(f"{name} is {high if low >= 0 else low:g}, {rule}")
 
 
 def negatives(
@@ -175,10 +170,7 @@ def reduce(
     counted: Bool[Tensor, " anchors"] | None,
     reduction: Reduction,
 ) -> Float[Tensor, "..."]:
-    """Reduce the losses of the anchors; those that are not counted are 0 and leave the mean.
-
-    None counts all.
-    """
+    """Reduce the losses of the anchors; what is not counted (None: all are) leaves the mean."""
     if reduction == "mean":
         if counted is None and len(losses):
             return losses.mean()

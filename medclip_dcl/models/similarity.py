@@ -12,7 +12,6 @@ interpolation is separable, so the average is rows @ map @ columns.T, with one w
 matrix for each axis.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -148,53 +147,41 @@ class _PairScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, df: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, y, *kept = ctx.saved_tensors
-        blocks = torch.split(x, ctx.images)
+        settings, share = ctx.settings, _LOCAL_SHARE[ctx.settings.kind]
         dx, dy = x.new_empty(x.shape), torch.zeros_like(y)
+        blocks = torch.split(x, ctx.images)
         each = len(kept) // len(blocks)
-        for number, block in enumerate(blocks):
-            columns = slice(number * ctx.images, number * ctx.images + len(block))
+        for number, (block, dblock) in enumerate(
+            zip(blocks, torch.split(dx, ctx.images), strict=True)
+        ):
             part = kept[number * each : (number + 1) * each]
-            part = part or _pair_scores(block, y, ctx.settings)[1:]
-            _add_gradients(block, y, ctx.settings, part, df[:, columns], dx[columns], dy)
+            p, *attention = part or _pair_scores(block, y, settings)[1:]
+            dfs = df[:, number * ctx.images :][:, : len(block)]
+            rows, drows = block.reshape(-1, x.shape[2]), dblock.view(-1, x.shape[2])
+            # f_L = tau log mean_r exp(h_r / tau): its derivative by h_r is p_r.
+            dh = (p * (share * dfs).unsqueeze(-1)).view(len(y), -1)
+            # First way of x, h_r = <x_r, y>: dx_r = sum over texts of dh_r y.
+            torch.mm(dh.T, y, out=drows)
+            dy.addmm_(dh, rows)
+            if not attention:
+                continue
+            row_k, query, a, v, f_G, length = attention
+            # f_G = <v, y> / |v|: dv = (y - f_G v / |v|) / |v|, and y's is v / |v|.
+            dcosine = ((1 - share) * dfs.T / length).unsqueeze(-1)
+            dy.add_((v * dcosine).sum(dim=0))
+            dv = torch.addcmul(y * dcosine, v, dcosine * (f_G / length).unsqueeze(-1), value=-1)
+            # Second way, v = sum_r a_r x_r with a held: dx_r += a_r dv.
+            dblock.baddbmm_(a.transpose(1, 2), dv)
+            # v with x_r held: da_r = <dv, x_r>. Through the softmax over regions,
+            # dlogits_r = a_r (da_r - sum_q a_q da_q); the two lines are its two terms.
+            dlogits = (dv @ block.transpose(1, 2)).mul_(a)
+            dlogits.addcmul_(a, dlogits.sum(dim=-1, keepdim=True), value=-1)
+            # Third way, logits_r = <query, x_r> as keys: dx_r += dlogits_r query.
+            dblock.baddbmm_(dlogits.transpose(1, 2), query)
+            # Fourth way, query = x_k / tau: dx_k += sum_r dlogits_r x_r / tau. Several texts may
+            # have the same best region k, so their rows must add up. k itself has no gradient.
+            drows.index_add_(0, row_k, (dlogits @ block).flatten(0, 1), alpha=1 / settings.tau)
         return dx, dy, None, None
-
-
-def _add_gradients(
-    x: Tensor,
-    y: Tensor,
-    settings: SimilarityConfig,
-    part: Sequence[Tensor],
-    df: Tensor,
-    dx: Tensor,
-    dy: Tensor,
-) -> None:
-    """Write the gradient of a block of images into dx, and add that of the texts to dy."""
-    p, *attention = part
-    tau, share = settings.tau, _LOCAL_SHARE[settings.kind]
-    rows, drows = x.reshape(-1, x.shape[2]), dx.view(-1, x.shape[2])
-    # f_L = tau log mean_r exp(h_r / tau): its derivative by h_r is p_r = softmax_r(h / tau).
-    dh = (p * (share * df).unsqueeze(-1)).view(len(y), -1)
-    # First way of x, h_r = <x_r, y>: dx_r = sum over texts of dh_r y.
-    torch.mm(dh.T, y, out=drows)
-    dy.addmm_(dh, rows)
-    if not attention:
-        return
-    row_k, query, a, v, f_G, length = attention
-    # f_G = <v, y> / |v|: dv = (y - f_G v / |v|) / |v|, and y's is v / |v|.
-    dcosine = ((1 - share) * df.T / length).unsqueeze(-1)
-    dy.add_((v * dcosine).sum(dim=0))
-    dv = torch.addcmul(y * dcosine, v, dcosine * (f_G / length).unsqueeze(-1), value=-1)
-    # Second way, v = sum_r a_r x_r with a held: dx_r += a_r dv.
-    dx.baddbmm_(a.transpose(1, 2), dv)
-    # v with x_r held: da_r = <dv, x_r>. Through the softmax over regions,
-    # dlogits_r = a_r (da_r - sum_q a_q da_q); the two lines are its two terms.
-    dlogits = (dv @ x.transpose(1, 2)).mul_(a)
-    dlogits.addcmul_(a, dlogits.sum(dim=-1, keepdim=True), value=-1)
-    # Third way, logits_r = <query, x_r> as keys: dx_r += dlogits_r query.
-    dx.baddbmm_(dlogits.transpose(1, 2), query)
-    # Fourth way, query = x_k / tau: dx_k += sum_r dlogits_r x_r / tau. Several texts may
-    # have the same best region k, so their rows must add up. k itself has no gradient.
-    drows.index_add_(0, row_k, (dlogits @ x).flatten(0, 1), alpha=1 / tau)
 
 
 def _at_least_float32(vectors: Tensor) -> Tensor:
