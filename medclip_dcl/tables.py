@@ -1,17 +1,24 @@
 """Tables with declared columns: Parquet with checked pages, or Arrow that is mapped into memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from medclip_dcl.errors import ArtifactCorrupt
 from medclip_dcl.files import denials_named, sync_file
+
+_GROUP_ROWS = 1 << 18
+"""Rows that are written, and read in parts, at a time."""
+_ROWS_AT_ONCE = 20_000  # as Python's objects: they take ten times what a table takes
 
 SPLITS = ("train", "validate", "test")
 """Values of every column `split`."""
@@ -45,28 +52,74 @@ class TableFormat:
 
 
 def write_table(
-    folder: Path, form: TableFormat, rows: Sequence[Mapping[str, Any]] | pa.Table
+    folder: Path, form: TableFormat, rows: Iterable[Mapping[str, Any]] | pa.Table
 ) -> Path:
     """Write rows, or a table that has the columns already, and give the file's path.
 
     Raises:
         ValueError: a row does not have exactly the columns of `form`.
     """
-    if isinstance(rows, pa.Table):
-        table = rows.select(form.schema.names).cast(form.schema)
-    else:
-        names = set(form.schema.names)
-        if any(set(row) != names for row in rows):
-            raise ValueError(f"a row of {form.file} does not have exactly the columns {names}")
-        table = pa.Table.from_pylist(list(rows), schema=form.schema)
     path = folder / form.file
+    tables = _tables(form, rows)
     if path.suffix == ".arrow":
         with pa.ipc.new_file(str(path), form.schema) as writer:
-            writer.write_table(table.combine_chunks())
+            writer.write_table(pa.concat_tables(tables).combine_chunks())
+        sync_file(path)
     else:
-        pq.write_table(table, path, compression="zstd", write_page_checksum=True)
-    sync_file(path)
+        with TableWriter(folder, form) as parts:
+            for table in tables:
+                parts.add(table)
     return path
+
+
+def _tables(form: TableFormat, rows: Iterable[Mapping[str, Any]] | pa.Table) -> Iterator[pa.Table]:
+    if isinstance(rows, pa.Table):
+        yield rows.select(form.schema.names).cast(form.schema)
+        return
+    names, left = set(form.schema.names), iter(rows)
+    yield form.schema.empty_table()
+    while some := list(islice(left, _ROWS_AT_ONCE)):
+        if any(set(row) != names for row in some):
+            raise ValueError(f"a row of {form.file} does not have exactly the columns {names}")
+        yield pa.Table.from_pylist(some, schema=form.schema)
+
+
+class TableWriter:
+    """Writes a table of Parquet in parts: however they are cut, equal rows give equal bytes."""
+
+    def __init__(self, folder: Path, form: TableFormat) -> None:
+        self._path, self._schema = folder / form.file, form.schema
+        self._waiting = form.schema.empty_table()
+        self.rows = 0
+
+    def __enter__(self) -> Self:
+        self._file = pq.ParquetWriter(
+            self._path, self._schema, compression="zstd", write_page_checksum=True
+        )
+        return self
+
+    def add(self, table: pa.Table) -> None:
+        """Add rows that have the columns already."""
+        self.rows += len(table)
+        self._waiting = pa.concat_tables([self._waiting, table.cast(self._schema)])
+        while len(self._waiting) >= _GROUP_ROWS:
+            self._write(self._waiting.slice(0, _GROUP_ROWS))
+            self._waiting = self._waiting.slice(_GROUP_ROWS)
+
+    def _write(self, table: pa.Table) -> None:
+        self._file.write_table(table.combine_chunks())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if kind is None and (len(self._waiting) or not self.rows):
+            self._write(self._waiting)
+        self._file.close()
+        if kind is None:
+            sync_file(self._path)
 
 
 def read_table(folder: Path, form: TableFormat, columns: Sequence[str] | None = None) -> pa.Table:
@@ -91,6 +144,39 @@ def read_table(folder: Path, form: TableFormat, columns: Sequence[str] | None = 
             f"table {path} has other columns than {form.file} must; rerun its job"
         )
     return table.select(list(columns)) if columns is not None else table
+
+
+def read_in_parts(
+    folder: Path, form: TableFormat, columns: Sequence[str], whole: str = ""
+) -> Iterator[pa.Table]:
+    """Read some columns of a table of Parquet in parts, which bounds the memory that it takes.
+
+    No part is cut where rows next to each other have one value of the column `whole`.
+
+    Raises:
+        ArtifactCorrupt: as of `read_table`.
+    """
+    path, rest = folder / form.file, form.schema.empty_table().select(list(columns))
+    try:
+        with denials_named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+            if file.schema_arrow.remove_metadata() != form.schema:
+                raise ArtifactCorrupt(
+                    f"table {path} has other columns than {form.file} must; rerun its job"
+                )
+            for batch in file.iter_batches(_GROUP_ROWS, columns=list(columns), use_threads=False):
+                part = pa.concat_tables(
+                    [rest, pa.Table.from_batches([batch]).select(rest.schema.names)]
+                )
+                end = len(part)
+                if whole:
+                    end = pc.index(part[whole], part[whole][-1]).as_py()
+                rest = part.slice(end).combine_chunks()
+                if end:
+                    yield part.slice(0, end).combine_chunks()
+    except (OSError, pa.ArrowException) as error:
+        raise ArtifactCorrupt(f"table {path} is missing or damaged; rerun its job") from error
+    if len(rest):
+        yield rest
 
 
 def spread_rows(count: int, most: int) -> npt.NDArray[np.int64]:

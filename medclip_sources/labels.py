@@ -23,6 +23,7 @@ from medclip_dcl.data.table_files import (
     fill_pattern,
     only_columns,
     read_any,
+    require_columns,
     strings,
     take_rows,
 )
@@ -49,7 +50,7 @@ _WEIGHT = {0: 0, -1: 1, 1: 2}
 
 def read_row_labels(
     table: pa.Table, file: str, settings: SourceConfig, counts: dict[str, int]
-) -> list[Labels]:
+) -> Iterable[Labels]:
     """Read the labels of every row by `source.columns.labels`; without it, by `source.findings`.
 
     Names in lists that stand for no finding are counted, as `unknown_labels`, each once.
@@ -69,12 +70,14 @@ def read_row_labels(
     table = table.flatten()  # `gold.Edema` is a field of `gold`
     if isinstance(named, str):
         return _listed(table, named, file, settings, counts)
-    values = take_rows(table, file, [*named.values()])
-    columns = read_codes(values, file)
-    return [
+    require_columns(file, [*named.values()], table.column_names)
+    wanted = dict.fromkeys(named.values())
+    # One column after the other: millions of strings take gigabytes.
+    columns = read_codes(((name, strings(table[name], file, name)) for name in wanted), file)
+    return (
         {finding: code for finding, code in zip(named, codes, strict=True) if code is not None}
         for codes in zip(*(columns[column] for column in named.values()), strict=True)
-    ]
+    )
 
 
 def label_table(
@@ -155,7 +158,9 @@ def _parts(pattern: str) -> list[str]:
     return FIELD.findall(pattern) or [pattern]
 
 
-def read_codes(columns: Mapping[str, Sequence[str]], file: str) -> dict[str, list[int | None]]:
+def read_codes(
+    columns: Iterable[tuple[str, Sequence[str]]], file: str
+) -> dict[str, list[int | None]]:
     """Read columns of labels as codes; None: not mentioned.
 
     Raises:
@@ -163,7 +168,7 @@ def read_codes(columns: Mapping[str, Sequence[str]], file: str) -> dict[str, lis
     """
     codes: dict[str, list[int | None]] = {}
     faults: list[str] = []
-    for column, values in columns.items():
+    for column, values in columns:
         word_of = {value: value.strip().lower() for value in set(values)}
         kind_of = {v: _kind(word) for v, word in word_of.items() if word not in LABEL_CODES}
         if kind_of:

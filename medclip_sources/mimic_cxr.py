@@ -113,6 +113,6 @@ def _labels(path: Path | None) -> pa.Table | None:
     if path is None:
         return None
     columns = read_rows(path, ["study_id", *LABELS])
-    codes = read_codes({name: columns[name] for name in LABELS}, path.name)
+    codes = read_codes(((name, columns[name]) for name in LABELS), path.name)
     labels = {name: pa.array(values, pa.int8()) for name, values in codes.items()}
     return pa.table({"study_id": pa.array(columns["study_id"], pa.string()), **labels})

@@ -11,7 +11,7 @@ from medclip_dcl.artifact import Artifact
 from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.files import sha256_file
 from medclip_dcl.settings import resolve_path
-from medclip_dcl.tables import read_table
+from medclip_dcl.tables import read_in_parts
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_sources.claims_table import read_claims_table
@@ -27,9 +27,10 @@ def build(job: Job) -> None:
     given = None if table is None else read_claims_table(table, config.source.fallback_encoding)
 
     def write(writer: ArtifactWriter) -> Mapping[str, Any]:
-        columns = ("study_id", "text", "text_key")
-        rows = read_table(source.path, sentences.SENTENCES, columns)
-        return labels.write_claims(writer.directory, rows, given)
+        distinct = sentences.distinct_sentences(source)
+        columns = ("study_id", "text_key")
+        rows = read_in_parts(source.path, sentences.SENTENCES, columns, whole="study_id")
+        return labels.write_claims(writer.directory, distinct, rows, given)
 
     inputs: dict[str, Artifact | str] = {"sentences": source}
     if table is not None:

@@ -1,6 +1,6 @@
 """MIMIC-CXR's size without MIMIC-CXR: 230,000 generated reports, and 50,000 small DICOM files.
 
-    python -m benchmarks.scale [--quick] [--work FOLDER]
+    python -m benchmarks.scale [--quick] [--work FOLDER] [--only KIND] [--into FILE]
 
 Every stage runs as its own process, one after the other on one core: minutes of CPU and wall
 time, peak memory of all its processes together, bytes on disk. Each size runs whole: 230,
@@ -10,6 +10,10 @@ model); a growth exponent compares the two others without it, 1 where twice the 
 the CPU time. Where it is most of the second, as with `--quick`, no exponent is judged. Finished
 stages are in FOLDER and are not repeated; a stage that was cut short starts again from nothing, so
 that its time is whole.
+
+`tables` are the stages of tables alone, at 23,000, 230,000 and 2,300,000 reports: those beyond the
+23,000th are earlier ones under other ids, most with a sentence of their own, and likelihoods are
+made up. `--into` adds the figures to a kept output, with their own date and commit.
 """
 
 import argparse
@@ -29,11 +33,16 @@ from typing import NamedTuple
 
 import numpy as np
 import psutil
+import pyarrow as pa
 import yaml
 
-from benchmarks.record import finish, judge
+from benchmarks.record import finish, judge, keep_figures
+from medclip_dcl.artifact import make_fingerprint, open_artifact
+from medclip_dcl.artifact_writer import write_artifact
+from medclip_dcl.likelihood import scoring
 from medclip_dcl.losses.relations import encode_claims, relation_matrix
-from medclip_dcl.tables import read_table
+from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -42,17 +51,29 @@ from medclip_synthetic.reports import study_labels
 from medclip_synthetic.settings import GenerateConfig
 
 REPORTS, IMAGES = (230, 23_000, 230_000), (50, 5_000, 50_000)
-QUICK_REPORTS, QUICK_IMAGES = (23, 230, 2_300), (5, 50, 500)
+TABLES = (23_000, 230_000, 2_300_000)
+QUICK_REPORTS, QUICK_IMAGES, QUICK_TABLES = (23, 230, 2_300), (5, 50, 500), (230, 2_300, 23_000)
 STAGES = {
     "reports": (
         *("draw", "build_manifest", "split_sentences", "read_claims"),
         *("fit_language_model", "score_sentences", "build_eta_cache", "relations"),
     ),
     "images": ("generate_studies", "build_manifest", "prepare_images"),
+    "tables": (
+        *("draw_again", "build_manifest", "split_sentences", "read_claims"),
+        *("draw_likelihoods", "build_eta_cache"),
+    ),
 }
-"""What runs at each size; `draw` and `relations` are this module's own."""
-BARS = {"growth_exponent": "<= 1.1"}
+"""What runs at each size."""
+BARS = {
+    "growth_exponent": "<= 1.1",
+    "tables_growth_exponent": "<= 1.1",
+    "tables_peak_gib": "<= 3",
+}
 
+_OWN = ("draw", "draw_again", "draw_likelihoods", "relations")  # of this module, not a job
+_MADE = {"draw", "draw_again", "draw_likelihoods", "generate_studies"}  # what others need
+_DRAWN = 23_000  # studies that `draw_again` draws
 _SEED = 19
 _RARE = 0.6  # share of reports with a sentence that hardly another says
 _BATCH, _BATCHES = 1024, 100
@@ -80,16 +101,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
     parser.add_argument("--quick", action="store_true", help="a hundredth of everything")
     parser.add_argument("--work", type=Path, default=Path("runs/scale"))
-    parser.add_argument("--stage", choices=("draw", "relations"), help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=tuple(STAGES), help="one kind alone")
+    parser.add_argument("--into", type=Path, help="a kept output that gets the figures as well")
+    parser.add_argument("--stage", choices=_OWN, help=argparse.SUPPRESS)
     parser.add_argument("--reports", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    if arguments.stage == "draw":
-        return _draw(arguments.work, arguments.reports)
-    if arguments.stage == "relations":
-        return _relations(arguments.work)
-    sizes = {"reports": REPORTS, "images": IMAGES}
+    if arguments.stage:
+        return _make(arguments.stage, arguments.work, arguments.reports)
+    sizes = {"reports": REPORTS, "images": IMAGES, "tables": TABLES}
     if arguments.quick:
-        sizes = {"reports": QUICK_REPORTS, "images": QUICK_IMAGES}
+        sizes = {"reports": QUICK_REPORTS, "images": QUICK_IMAGES, "tables": QUICK_TABLES}
+    if arguments.only:
+        sizes = {arguments.only: sizes[arguments.only]}
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     found: list[Measured] = []
@@ -109,9 +132,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                     flush=True,
                 )
     figures = growth_figures(found, sizes)
-    if "growth_exponent" not in figures:
+    if not any("growth" in name for name in figures):
         print("growth is not judged: at these sizes most of the time is the start of processes")
-    return finish("scale", figures, judge(figures, BARS))
+    judged = judge(figures, BARS)
+    if arguments.into is not None:
+        keep_figures(arguments.into, "scale", figures, judged)
+    return finish("scale", figures, judged)
 
 
 def _measured(folder: Path, kind: str, size: int, stage: str) -> Measured | int:
@@ -145,7 +171,7 @@ def _measured(folder: Path, kind: str, size: int, stage: str) -> Measured | int:
 
 
 def _command(folder: Path, kind: str, size: int, stage: str) -> list[str]:
-    if stage in {"draw", "relations"}:
+    if stage in _OWN:
         options = ["--stage", stage, "--reports", str(size), "--work", str(folder)]
         return [sys.executable, "-m", "benchmarks.scale", *options]
     config = folder / "config.yaml"
@@ -166,7 +192,8 @@ def _config(folder: Path, kind: str, size: int) -> dict[str, object]:
         "columns": {**columns, "split": "split", "labels": {name: name for name in LABELS}},
     }
     model = {"hidden_size": 64, "layers": 2, "steps": 50}
-    return {**tree, "source": source, "language_model": model}
+    fit = {"eta": {"fit": "claims"}} if kind == "tables" else {}
+    return {**tree, "source": source, "language_model": model, **fit}
 
 
 class _Peak:
@@ -199,7 +226,7 @@ def growth_figures(
     figures: dict[str, float] = {}
     for kind, (least, middle, most) in sizes.items():
         cpu = {(item.size, item.stage): item.cpu_s for item in found if item.kind == kind}
-        own = [stage for stage in STAGES[kind] if stage not in {"draw", "generate_studies"}]
+        own = [stage for stage in STAGES[kind] if stage not in _MADE]
         total = {size: sum(cpu[size, stage] for stage in own) for size in (least, middle, most)}
         largest = [
             item for item in found if (item.kind, item.size) == (kind, most) and item.stage in own
@@ -213,10 +240,16 @@ def growth_figures(
         for stage in own:
             name = f"{kind}_{stage}"
             figures[f"{name}_cpu_s"] = cpu[most, stage]
+            if kind == "tables":
+                figures[f"{name}_peak_gib"] = next(
+                    item.peak_gib for item in largest if item.stage == stage
+                )
             of_stage = {size: cpu[size, stage] for size in (least, middle, most)}
             if _outgrows_start(of_stage, least, middle):
                 figures[f"{name}_exponent"] = _exponent(of_stage, (least, middle, most))
     exponents = [figures.get(f"{kind}_growth_exponent") for kind in sizes]
+    if len(sizes) == 1:
+        return figures
     if None not in exponents:
         figures["growth_exponent"] = max(value for value in exponents if value is not None)
     figures["peak_gib"] = max(figures[f"{kind}_peak_gib"] for kind in sizes)
@@ -238,21 +271,34 @@ def _bytes(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _draw(folder: Path, reports: int) -> int:
-    """Write a table of reports and labels, a study at a time."""
+def _make(stage: str, folder: Path, reports: int) -> int:
+    if stage == "draw_likelihoods":
+        return _draw_likelihoods(folder)
+    if stage == "relations":
+        return _relations(folder)
+    return _draw(folder, reports, _DRAWN if stage == "draw_again" else reports)
+
+
+def _draw(folder: Path, reports: int, drawn: int) -> int:
+    """Write a table of reports and labels; of the studies `drawn`, where there are to be more."""
     ids = ["subject_id", "study_id", "split"]
     with (folder / "reports.csv").open("w", newline="", encoding="utf-8") as stream:
-        table = csv.DictWriter(stream, [*ids, "report", *LABELS])
-        table.writeheader()
+        table = csv.writer(stream)
+        table.writerow([*ids, "report", *LABELS])
         rng = np.random.default_rng(_SEED)
-        for subject, split, study in islice(_studies(), reports):
-            rare = f"  {_rare(rng)}" if rng.random() < _RARE else ""
-            found = study_labels(study.report)
-            table.writerow(
-                {"subject_id": subject, "study_id": study.study_id, "split": split}
-                | {"report": study.text.rstrip() + rare + "\n"}
-                | {name: found.get(name, "") for name in LABELS}
+        studies = [
+            (
+                *(subject, study.study_id, split, study.text.rstrip()),
+                *(study_labels(study.report).get(name, "") for name in LABELS),
             )
+            for subject, split, study in islice(_studies(), min(reports, drawn))
+        ]
+        for number in range(reports):
+            again, row = divmod(number, len(studies))
+            subject, study, split, text, *found = studies[row]
+            rare = f"  {_rare(rng)}" if rng.random() < _RARE else ""
+            other = f"-{again}" if again else ""
+            table.writerow([subject + other, study + other, split, f"{text}{rare}\n", *found])
     return 0
 
 
@@ -271,6 +317,26 @@ def _rare(rng: np.random.Generator) -> str:
     wide, high, rib = rng.integers(3, 60), rng.integers(3, 60), rng.integers(1, 13)
     place = f"{rng.choice(_SIDES)} {site}"
     return f"A {thing} of {wide} x {high} mm projects over the {place} at rib {rib}."
+
+
+def _draw_likelihoods(folder: Path) -> int:
+    """Make up a likelihood of every sentence."""
+    work, kind = folder / "work", scoring.ARTIFACT
+    source = open_artifact(sentences.ARTIFACT.at(work), sentences.ARTIFACT)
+    distinct = sentences.distinct_sentences(source)
+    rng = np.random.default_rng(_SEED)
+    columns = {
+        "pll_nats": pa.array(-rng.gamma(4, 4, len(distinct))),
+        "tokens": pa.array(np.full(len(distinct), 20)),
+    }
+    rows = distinct.select(["text_key", "count"])
+    for name, values in columns.items():
+        rows = rows.append_column(name, values)
+    fingerprint = make_fingerprint(kind, {}, {"sentences": source})
+    with write_artifact(kind.at(work), kind, fingerprint) as writer:
+        write_table(writer.directory, scoring.LIKELIHOODS, rows)
+        writer.commit({})
+    return 0
 
 
 def _relations(folder: Path) -> int:

@@ -197,16 +197,17 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
     every = [*chosen.rejects, *(Reject(name, "lateral") for name in sorted(left_out))]
     splits = [(image, split_of[image.subject_id]) for image in chosen.images]
     splits += [(image, PRETRAIN) for image in laterals]
-    images = [
+    images = (
         {name: value for name, value in image._asdict().items() if not name.endswith("_px")}
         | {"split": split}
         for image, split in sorted(splits)
-    ]
-    reports = [
-        {"study_id": study, "subject_id": subject, "split": split_of[subject]} | text._asdict()
-        for study, text in sorted(chosen.texts.items())
+    )
+    reports = (
+        {"study_id": study, "subject_id": subject, "split": split_of[subject]}
+        | chosen.texts[study]._asdict()
+        for study in sorted(chosen.texts)
         for subject in [chosen.subjects[study]]
-    ]
+    )
     rejects = [item._asdict() | {"stage": ARTIFACT.job} for item in every]
     kept = {image.image_id for image in chosen.images}
     shown = [row for row in source.boxes.rows if row["image_id"] in kept]
@@ -222,13 +223,15 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
     if source.raw.card:
         write_text(folder / DATASET, json.dumps(source.raw.card, indent=1, sort_keys=True) + "\n")
     return {
-        "images": len(images),
-        "reports": len(reports),
+        "images": len(splits),
+        "reports": len(chosen.texts),
         "patients": len(split_of),
         "labelled": labels.num_rows,
         "boxes": len(shown),
         "boxes_without_image": len(source.boxes.rows) - len(shown) + source.boxes.unknown,
-        "splits": dict(sorted(Counter(row["split"] for row in reports).items())),
+        "splits": dict(
+            sorted(Counter(split_of[chosen.subjects[study]] for study in chosen.texts).items())
+        ),
         "split_conflicts": sum(len(splits) > 1 for splits in source.raw.splits.values()),
         **source.raw.counts,
         **({} if source.raw.by_patient else {"splits_by_patient": False}),

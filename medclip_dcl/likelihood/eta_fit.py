@@ -26,6 +26,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from jaxtyping import Bool, Float, Int, Int8, UInt8
@@ -37,7 +38,7 @@ from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactStale, ConfigError, ScoreError
 from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
 from medclip_dcl.losses.relations import DIFFERENT, encode_claims, encode_labels, relation_matrix
-from medclip_dcl.tables import TableFormat, read_table
+from medclip_dcl.tables import TableFormat, read_in_parts
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.labels import ReportLabels
@@ -55,6 +56,7 @@ _BOUNDS = ((-30.0, float(np.log(LARGEST_A))), (0.0, 30.0))
 """Of log a, and of k times the spread of the likelihoods."""
 _SLOPES = (0.0, 0.25, 0.5, 1.0, 2.0)  # where the fit starts: the cap makes several optima
 _ROWS = 512  # meanings compared with all reports at a time
+_ROWS_AT_ONCE = 20_000  # as Python's objects: they take ten times what a table takes
 _BLOCK = 1 << 24  # cells of `fits` unpacked at a time
 
 
@@ -189,24 +191,35 @@ def measure_shares(
         ArtifactStale: the claims lack a sentence or a report.
         ConfigError: the manifest has no label table.
     """
-    keys = sentences.distinct_sentences(texts)["text_key"]
-    rows = read_table(texts.path, sentences.SENTENCES, ["study_id", "split", "text_key"])
-    training = rows.filter(pc.equal(rows["split"], "train"))
-    pairs = training.group_by(["text_key", "study_id"]).aggregate([])
-    study_ids, study = np.unique(pairs["study_id"].to_numpy(), return_inverse=True)
-    said = Occurrences(
-        pc.index_in(pairs["text_key"], keys.combine_chunks()).to_numpy().astype(np.int64),
-        study,
-        len(keys),
-    )
+    keys = sentences.distinct_sentences(texts)["text_key"].combine_chunks()
+    said, study_ids = _occurrences(texts, keys)
     known = np.ones(len(study_ids), dtype=bool)
     if by == "claims":
-        codes = _encoded(claimed, labels.REPORT_CLAIMS, "study_id", study_ids.tolist())
+        codes = _encoded(claimed, labels.REPORT_CLAIMS, "study_id", study_ids)
     else:
         findings = labels.claimed_findings(claimed)
-        codes, known = _labelled(listed, study_ids.tolist(), findings)
-    meanings = _encoded(claimed, labels.SENTENCE_CLAIMS, "text_key", keys.to_pylist())
+        codes, known = _labelled(listed, study_ids.to_pylist(), findings)
+    meanings = _encoded(claimed, labels.SENTENCE_CLAIMS, "text_key", keys)
     return count_fits(said, compare(meanings, codes, known))
+
+
+def _occurrences(texts: Artifact, keys: pa.Array) -> tuple["Occurrences", pa.Array]:
+    """Number the training studies and the sentences that they say."""
+    columns = ("study_id", "split", "text_key")
+    study_ids: list[pa.Array] = []
+    pairs = [np.zeros((2, 0), np.int32)]
+    studies = 0
+    for part in read_in_parts(texts.path, sentences.SENTENCES, columns, whole="study_id"):
+        training = part.filter(pc.equal(part["split"], "train"))
+        coded = training["study_id"].combine_chunks().dictionary_encode()
+        sentence = pc.index_in(training["text_key"], keys).to_numpy()
+        study = coded.indices.to_numpy() + studies
+        pairs.append(np.unique(np.stack([sentence, study]).astype(np.int32), axis=1))
+        study_ids.append(coded.dictionary)
+        studies += len(coded.dictionary)
+    sentence, study = np.concatenate(pairs, axis=1)
+    ids = pa.concat_arrays(study_ids) if study_ids else pa.array([], pa.string())
+    return Occurrences(sentence, study, len(keys)), ids
 
 
 @dataclass(frozen=True)
@@ -293,12 +306,21 @@ def _own(said: Occurrences, fits: Fits) -> Bool[np.ndarray, " pairs"]:
     return bits
 
 
-def _encoded(claimed: Artifact, form: TableFormat, key: str, ids: Sequence[str]) -> Codes:
-    rows = {row[key]: row for row in read_table(claimed.path, form).to_pylist()}
-    if not rows.keys() >= set(ids):
+def _encoded(claimed: Artifact, form: TableFormat, key: str, ids: pa.Array) -> Codes:
+    findings = labels.claimed_findings(claimed)
+    codes = torch.zeros(len(ids), len(findings) + 1, dtype=torch.int8)
+    missing = len(ids)
+    for part in read_in_parts(claimed.path, form, form.schema.names):
+        at = pc.index_in(part[key], ids).combine_chunks()
+        asked, rows = part.filter(at.is_valid()), at.drop_null().to_numpy()
+        missing -= len(rows)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            some = asked.slice(start, _ROWS_AT_ONCE).to_pylist()
+            claims = [ReportLabels.from_row(row) for row in some]
+            codes.numpy()[rows[start : start + len(some)]] = encode_claims(claims, findings)
+    if missing:
         raise ArtifactStale("claims and sentences differ; rerun read_claims")
-    claims = [ReportLabels.from_row(rows[name]) for name in ids]
-    return encode_claims(claims, labels.claimed_findings(claimed))
+    return codes
 
 
 def _labelled(

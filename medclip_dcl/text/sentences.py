@@ -20,12 +20,15 @@ sentence. For every section, `plain + separated - dropped = kept`.
 """
 
 import contextlib
+import functools
 import hashlib
 import re
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from types import FrameType
@@ -36,9 +39,8 @@ import pyarrow.compute as pc
 
 from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.errors import StudyError
-from medclip_dcl.progress import Progress
 from medclip_dcl.settings import Section
-from medclip_dcl.tables import Column, TableFormat, read_table
+from medclip_dcl.tables import Column, TableFormat, read_in_parts
 
 
 class SentencesConfig(Section):
@@ -95,29 +97,48 @@ def distinct_sentences(artifact: Artifact) -> pa.Table:
 
     Raises StudyError where no report has a usable sentence.
     """
-    table = read_table(artifact.path, SENTENCES, ["study_id", "split", "text", "text_key"])
-    if not table.num_rows:
+    columns = ["study_id", "split", "text", "text_key"]
+    found: list[pa.Table] = []
+    waiting = rows = 0
+    for part in read_in_parts(artifact.path, SENTENCES, columns, whole="study_id"):
+        found.append(_counted(part))
+        waiting += len(found[-1])
+        if waiting > 2 * rows:  # so that a row is united a few times, however many parts there are
+            found = [_united(found)]
+            waiting = rows = len(found[0])
+    if not found:
         raise StudyError("no report has a usable sentence; correct source.columns, or the reports")
-    texts = table.group_by("text_key").aggregate([("text", "min")])
-    training = table.filter(pc.equal(table["split"], "train"))
-    counts = training.group_by("text_key").aggregate(
-        [("study_id", "count"), ("study_id", "count_distinct")]
+    united = _united(found).sort_by("text_key")
+    counts = {name: united[name].cast(pa.int32()) for name in ("count", "reports")}
+    return pa.table({"text_key": united["text_key"], "text": united["text"], **counts})
+
+
+def _counted(part: pa.Table) -> pa.Table:
+    """Count the sentences of some whole studies, by row and by study."""
+    trains = pc.equal(part["split"], "train").cast(pa.int64())
+    by_study = (
+        part.append_column("count", trains)
+        .group_by(["text_key", "study_id"])
+        .aggregate([("text", "min"), ("count", "sum"), ("count", "max")])
     )
-    joined = texts.join(counts, "text_key").sort_by("text_key")
-    return pa.table(
-        {
-            "text_key": joined["text_key"],
-            "text": joined["text_min"],
-            "count": pc.fill_null(joined["study_id_count"], 0).cast(pa.int32()),
-            "reports": pc.fill_null(joined["study_id_count_distinct"], 0).cast(pa.int32()),
-        }
-    )
+    names = {"text_min": "text", "count_sum": "count", "count_max": "reports"}
+    kept = by_study.select(["text_key", *names])
+    return _united([kept.rename_columns(["text_key", *names.values()])])
+
+
+def _united(parts: Sequence[pa.Table]) -> pa.Table:
+    sums = [("text", "min"), ("count", "sum"), ("reports", "sum")]
+    table = pa.concat_tables(parts).group_by("text_key").aggregate(sums)
+    kept = table.select(["text_key", *(f"{name}_{how}" for name, how in sums)])
+    return kept.rename_columns(["text_key", *(name for name, _ in sums)])
 
 
 def training_reports(artifact: Artifact) -> int:
     """Count the reports of the training split that have a sentence."""
-    table = read_table(artifact.path, SENTENCES, ["study_id", "split"])
-    return len(table.filter(pc.equal(table["split"], "train"))["study_id"].unique())
+    parts = read_in_parts(artifact.path, SENTENCES, ["study_id", "split"], whole="study_id")
+    return sum(
+        len(part.filter(pc.equal(part["split"], "train"))["study_id"].unique()) for part in parts
+    )
 
 
 with warnings.catch_warnings():  # its regular expressions are plain strings with bad escapes
@@ -138,8 +159,7 @@ _ENUMERATOR = re.compile(r"(\(?(\d{1,3}|[A-Za-z])[.):]+ *)+")
 _NUMBER = re.compile(r"^(\(?(\d{1,2}|[a-h])[.):]+ +)+(?=\S)")
 _GLUED = re.compile(r"((?<=[a-z]{3})|(?<=XXX)|(?<=___)|(?<![\w.-])\d{1,2})\.(?=[A-Z][a-z])")
 """A stop, or a list number and its stop, that a word follows at once."""
-_REPORTED = 2000  # sections between reports of progress
-_SECTIONS_AT_ONCE = 5000  # whose rows are Python's objects: they take ten times what a table takes
+_KNOWN_SECTIONS = 1 << 16  # of which the splits are kept: most repeats are of a few
 _STOP = re.compile(r"(?<=[.?!]) +")
 _SEGMENTER = pysbd.Segmenter(language="en", clean=False)
 
@@ -206,50 +226,59 @@ def without_number(sentence: str) -> str:
 
 
 def split_reports(
-    reports: Sequence[Mapping[str, str]], settings: SentencesConfig
-) -> tuple[pa.Table, dict[str, Any]]:
-    """Split all reports: rows of the manifest's table in, sorted rows of `SENTENCES` out.
+    parts: Iterable[Sequence[Mapping[str, str]]],
+    settings: SentencesConfig,
+    write: Callable[[pa.Table], None],
+) -> dict[str, Any]:
+    """Split parts of the reports, in order of study_id, write `SENTENCES` in order, and sum up.
 
-    A distinct section is split once: reports repeat, and PySBD is slow. By the summary,
+    A section that repeats is split once as long as it is remembered: PySBD is slow. By the summary,
     plain_sentences + separated - all that was dropped = sentences.
     """
-    parts = [(report, name) for report in reports for name in used_sections(report, settings)]
-    parts.sort(key=lambda part: (part[0]["study_id"], part[1]))
-    splits: dict[str, Split] = {}
-    texts = sorted({report[name] for report, name in parts})
-    with Progress("split sections", len(texts), "section") as progress:
-        for number, text in enumerate(texts, 1):
-            splits[text] = split_section(text)
-            if number % _REPORTED == 0 or number == len(texts):
-                progress.advance((number - 1) % _REPORTED + 1)
-    del texts
-    tables, masked = [SENTENCES.schema.empty_table()], 0
-    for start in range(0, len(parts), _SECTIONS_AT_ONCE):
-        rows: list[dict[str, Any]] = [
-            {
-                **{key: report[key] for key in ("study_id", "subject_id", "split")},
-                "section": name,
-                "position": index,
-                "text": text,
-                "text_key": text_key(text),
-            }
-            for report, name in parts[start : start + _SECTIONS_AT_ONCE]
-            for index, text in splits[report[name]].sentences
-        ]
-        tables.append(pa.Table.from_pylist(rows, schema=SENTENCES.schema))
-        masked += sum(bool(MASK.search(row["text"])) for row in rows)
-    table = pa.concat_tables(tables).combine_chunks()
-    summary = {
-        "reports": len(reports),
-        "sections": len(parts),
-        "distinct_sections": len(splits),
-        "reports_with_sentences": pc.count_distinct(table["study_id"]).as_py(),
-        "sentences": len(table),
-        "unique": pc.count_distinct(table["text_key"]).as_py(),
-        "training_sentences": pc.sum(pc.equal(table["split"], "train")).as_py() or 0,
-        "masked_share": round(masked / len(table), 6) if len(table) else 0.0,
+    split = functools.lru_cache(_KNOWN_SECTIONS)(split_section)
+    counts: Counter[str] = Counter()
+    losses = Counter(_losses(()))
+    sections, keys = array("q"), array("q")  # a hash of each: millions of texts take gigabytes
+    for some in parts:
+        rows: list[dict[str, Any]] = []
+        splits: list[Split] = []
+        for report in some:
+            before = len(rows)
+            for name in sorted(used_sections(report, settings)):
+                sections.append(hash(report[name]))
+                splits.append(split(report[name]))
+                rows += (
+                    {
+                        **{key: report[key] for key in ("study_id", "subject_id", "split")},
+                        "section": name,
+                        "position": index,
+                        "text": text,
+                        "text_key": text_key(text),
+                    }
+                    for index, text in splits[-1].sentences
+                )
+            counts["reports_with_sentences"] += len(rows) > before
+        counts["reports"] += len(some)
+        counts["training_sentences"] += sum(row["split"] == "train" for row in rows)
+        counts["masked"] += sum(bool(MASK.search(row["text"])) for row in rows)
+        losses.update(_losses(splits))
+        keys.extend(hash(row["text_key"]) for row in rows)
+        write(pa.Table.from_pylist(rows, schema=SENTENCES.schema))
+    return {
+        "reports": counts["reports"],
+        "sections": len(sections),
+        "distinct_sections": _distinct(sections),
+        "reports_with_sentences": counts["reports_with_sentences"],
+        "sentences": len(keys),
+        "unique": _distinct(keys),
+        "training_sentences": counts["training_sentences"],
+        "masked_share": round(counts["masked"] / len(keys), 6) if keys else 0.0,
+        **losses,
     }
-    return table, summary | _losses([splits[report[name]] for report, name in parts])
+
+
+def _distinct(hashes: "array[int]") -> int:
+    return int(pc.count_distinct(pa.array(hashes, pa.int64())).as_py())
 
 
 def used_sections(report: Mapping[str, str], settings: SentencesConfig) -> list[str]:

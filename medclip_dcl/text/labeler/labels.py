@@ -19,19 +19,20 @@ A claim is a finding with a polarity and, where it is asserted, its sides.
 import hashlib
 import json
 import re
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from medclip_dcl.artifact import Artifact, ArtifactType
-from medclip_dcl.tables import Column, TableFormat, write_table
+from medclip_dcl.tables import Column, TableFormat, TableWriter
 from medclip_dcl.text.labeler import lexicon
 from medclip_dcl.text.labeler.laterality import read_laterality, read_modifiers
 from medclip_dcl.text.labeler.lexicon import (
@@ -245,48 +246,57 @@ class GivenClaims:
     """By study; reports that are not there say nothing. None: what their sentences say, united."""
 
 
-def write_claims(folder: Path, rows: pa.Table, given: GivenClaims | None = None) -> dict[str, Any]:
+def write_claims(
+    folder: Path, distinct: pa.Table, parts: Iterable[pa.Table], given: GivenClaims | None = None
+) -> dict[str, Any]:
     """Write the claims of every distinct sentence and of every report, and give the summary.
 
-    Rows have study_id, text and text_key, in order of study_id. Shares of the summary are of
-    sentences as they occur, repeats included.
+    `distinct` has text_key and text, in order of text_key; the parts have study_id and text_key,
+    in order of study_id, and cut no study. Shares of the summary are of sentences as they occur,
+    repeats included.
     """
     given = given or GivenClaims()
-    keys, sentences = _coded(rows, "text_key")  # most sentences repeat: read each once
-    readings: list[Reading] = []
+    keys = distinct["text_key"].combine_chunks()
+    readings: list[Reading] = []  # each once: most sentences say what another says
     said: list[ReportLabels]
     if given.sentences is None:
-        first = np.unique(sentences, return_index=True)[1]
-        readings = list(_read_all(rows["text"].take(first)))
-        labels_of = {id(reading): report_labels_of([reading]) for reading in readings}
-        said = [labels_of[id(reading)] for reading in readings]
+        readings, reading_of = _read_all(distinct["text"])
+        said = [report_labels_of([reading]) for reading in readings]
     else:
-        said = [given.sentences.get(key, SILENT) for key in keys]
-    written = _Written(SENTENCE_CLAIMS, "text_key")
-    for claim, key in zip(said, keys, strict=True):
-        written.add(key, claim)
-    of_sentences = written.write(folder)
-    studies, owners = _coded(rows, "study_id")
-    written = _Written(REPORT_CLAIMS, "study_id")
-    for study, codes in zip(studies, _runs(owners, sentences), strict=True):
-        if given.reports is not None:
-            written.add(study, given.reports.get(study, SILENT))
-        elif given.sentences is not None:
-            written.add(study, unite(said[code] for code in codes))
-        else:
-            written.add(study, report_labels_of(readings[code] for code in codes))
-    of_reports = written.write(folder)
-    findings = (*FINDINGS, *sorted((of_sentences | of_reports) - set(FINDINGS)))
+        said = [SILENT, *given.sentences.values()]
+        number = {key: code for code, key in enumerate(given.sentences, 1)}
+        reading_of = np.array([number.get(key, 0) for key in keys.to_pylist()], np.int32)
+    with _Written(folder, SENTENCE_CLAIMS, "text_key") as written:
+        for start in range(0, len(keys), _ROWS_AT_ONCE):
+            codes = reading_of[start : start + _ROWS_AT_ONCE].tolist()
+            some = keys[start : start + len(codes)].to_pylist()
+            written.add_claims(zip(some, (said[code] for code in codes), strict=True))
     speaks = np.array([bool(claim) for claim in said], dtype=bool)
+    rows = speaking = 0
+
+    def claims_of(study: str, codes: Sequence[int]) -> ReportLabels:
+        if given.reports is not None:
+            return given.reports.get(study, SILENT)
+        if given.sentences is not None:
+            return unite(said[code] for code in codes)
+        return report_labels_of(readings[code] for code in codes)
+
+    with _Written(folder, REPORT_CLAIMS, "study_id") as reports:
+        for part in parts:
+            codes = reading_of[pc.index_in(part["text_key"], keys).to_numpy()]
+            rows, speaking = rows + len(codes), speaking + int(speaks[codes].sum())
+            owners = _runs(part["study_id"], codes)
+            reports.add_claims((study, claims_of(study, own)) for study, own in owners)
+    findings = (*FINDINGS, *sorted((written.named | reports.named) - set(FINDINGS)))
     return {
-        "sentences": len(rows),
-        "distinct_sentences": len(said),
-        "reports": len(studies),
-        "share_with_claims": round(int(speaks[sentences].sum()) / max(1, len(rows)), 4),
-        "normal_reports": written.normal,
+        "sentences": rows,
+        "distinct_sentences": len(keys),
+        "reports": reports.rows,
+        "share_with_claims": round(speaking / max(1, rows), 4),
+        "normal_reports": reports.normal,
         "findings": list(findings),
         "reports_per_finding": {
-            name: {kind: written.counts[kind][name] for kind in _KINDS} for name in findings
+            name: {kind: reports.counts[kind][name] for kind in _KINDS} for name in findings
         },
     }
 
@@ -295,63 +305,56 @@ _KINDS = ("asserted", "negated", "uncertain")
 _ROWS_AT_ONCE = 20_000  # as Python's objects: they take ten times what a table takes
 
 
-class _Written:
-    """A table of claims that is made a part at a time, and what it comes to."""
+class _Written(TableWriter):
+    """A table of claims that is written in parts, and what it comes to."""
 
-    def __init__(self, form: TableFormat, name: str) -> None:
-        self._form, self._name = form, name
-        self._rows: list[dict[str, Any]] = []
-        self._parts = [form.schema.empty_table()]
-        self._named = set[str]()
+    def __init__(self, folder: Path, form: TableFormat, key: str) -> None:
+        super().__init__(folder, form)
+        self._form, self._key = form, key
+        self.named = set[str]()
         self.counts: dict[str, Counter[str]] = {kind: Counter() for kind in _KINDS}
         self.normal = 0
 
-    def add(self, name: str, claim: ReportLabels) -> None:
-        row = {self._name: name, **claim.to_row()}
-        self._rows.append({column: row[column] for column in self._form.schema.names})
-        self._named |= claim.named
-        self.normal += claim.normal
-        for kind in _KINDS:
-            self.counts[kind].update(iter(getattr(claim, kind)))
-        if len(self._rows) == _ROWS_AT_ONCE:
-            self._close_part()
-
-    def write(self, folder: Path) -> set[str]:
-        """Write it in order of its names, and give the findings that it names."""
-        self._close_part()
-        table = pa.concat_tables(self._parts).sort_by(self._name).combine_chunks()
-        write_table(folder, self._form, table)
-        return self._named
-
-    def _close_part(self) -> None:
-        self._parts.append(pa.Table.from_pylist(self._rows, schema=self._form.schema))
-        self._rows.clear()
+    def add_claims(self, some: Iterable[tuple[str, ReportLabels]]) -> None:
+        rows: list[dict[str, Any]] = []
+        for name, claim in some:
+            row = {self._key: name, **claim.to_row()}
+            rows.append({column: row[column] for column in self._form.schema.names})
+            self.named |= claim.named
+            self.normal += claim.normal
+            for kind in _KINDS:
+                self.counts[kind].update(iter(getattr(claim, kind)))
+        self.add(pa.Table.from_pylist(rows, schema=self._form.schema))
 
 
-def _coded(rows: pa.Table, column: str) -> tuple[list[str], npt.NDArray[np.int32]]:
-    """Give the distinct values of a column in order of their first row, and each row's number."""
-    coded = rows[column].combine_chunks().dictionary_encode()
-    return coded.dictionary.to_pylist(), coded.indices.to_numpy()
+def _runs(
+    owners: pa.ChunkedArray, values: npt.NDArray[np.int32]
+) -> Iterator[tuple[str, list[int]]]:
+    """Give each owner of rows that are next to each other with their values."""
+    coded = owners.combine_chunks().dictionary_encode()
+    starts = np.flatnonzero(np.diff(coded.indices.to_numpy(), prepend=-1))
+    ends = [*starts[1:].tolist(), len(values)]
+    for owner, start, end in zip(coded.dictionary.to_pylist(), starts.tolist(), ends, strict=True):
+        yield owner, values[start:end].tolist()
 
 
-def _runs(owners: npt.NDArray[np.int32], values: npt.NDArray[np.int32]) -> Iterator[list[int]]:
-    starts = np.flatnonzero(np.diff(owners, prepend=-1))
-    for start, stop in pairwise([*starts.tolist(), len(owners)]):
-        yield values[start:stop].tolist()
-
-
-def _read_all(texts: pa.ChunkedArray) -> Iterator[Reading]:
-    """Read texts; those that say the same share one reading, as most sentences do."""
-    shared: dict[Any, Reading] = {}
-    for chunk in texts.chunks:
-        for start in range(0, len(chunk), _ROWS_AT_ONCE):
-            for text in chunk.slice(start, _ROWS_AT_ONCE).to_pylist():
-                reading = read_report(text)
-                content = frozenset(
-                    (m.concept, m.polarity, m.sides, frozenset(m.zones), frozenset(m.severities))
-                    for m in reading.mentions
-                )
-                yield shared.setdefault((reading.normal, content), reading)
+def _read_all(texts: pa.ChunkedArray) -> tuple[list[Reading], npt.NDArray[np.int32]]:
+    """Read texts: the different readings, and the number of each text's."""
+    known: dict[Any, int] = {}
+    readings: list[Reading] = []
+    numbers = array("i")
+    for batch in pa.table({"text": texts}).to_batches(_ROWS_AT_ONCE):
+        for text in batch["text"].to_pylist():
+            reading = read_report(text)
+            content = frozenset(
+                (m.concept, m.polarity, m.sides, frozenset(m.zones), frozenset(m.severities))
+                for m in reading.mentions
+            )
+            number = known.setdefault((reading.normal, content), len(readings))
+            if number == len(readings):
+                readings.append(reading)
+            numbers.append(number)
+    return readings, np.frombuffer(numbers, np.int32) if numbers else np.zeros(0, np.int32)
 
 
 def claimed_findings(claims: Artifact) -> tuple[str, ...]:

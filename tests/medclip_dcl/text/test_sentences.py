@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import pyarrow as pa
 import pytest
 
 from medclip_dcl.text import sentences
@@ -176,8 +177,9 @@ def test_nothing_is_lost_or_changed_by_segmenting():
 def test_every_distinct_section_is_split_once():
     report = {"study_id": "s1", "subject_id": "p1", "split": "train", "impression": ""}
     same = {**report, "findings": "The lungs are clear.", "last_paragraph": ""}
-    table, summary = split_reports([same, {**same, "study_id": "s2"}], SETTINGS)
-    assert table["study_id"].to_pylist() == ["s1", "s2"]
+    tables: list[pa.Table] = []
+    summary = split_reports([[same], [{**same, "study_id": "s2"}]], SETTINGS, tables.append)
+    assert [table["study_id"].to_pylist() for table in tables] == [["s1"], ["s2"]]
     assert (summary["sections"], summary["distinct_sections"], summary["unique"]) == (2, 1, 1)
 
 
