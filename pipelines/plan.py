@@ -5,7 +5,7 @@ be known) or `fault` (more than this machine has). What earlier jobs have made i
 that, `--studies` and `--images` say how many there will be. Hours follow from a few steps with
 random images on this machine, or from `--images-per-s`, of all processes together; `--table1` and
 `--grid` add up those of every run that `table1` and `sweep` would train. Nothing is written. Exit
-code 0 without faults, 2 with one.
+code 0 without faults, 2 with one. `--kubernetes` prints manifests of the stages instead.
 """
 
 import math
@@ -20,6 +20,7 @@ from typing import Annotated, Literal
 import pyarrow.compute as pc
 import torch
 import typer
+import yaml
 from transformers import BertConfig, PreTrainedConfig
 
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
@@ -43,6 +44,7 @@ from .config import Config
 from .doctor import Check, nearest_folder, print_findings
 from .false_negatives import PAPER_BATCH, correction, false_negatives, same_correction
 from .grid import PlannedRuns, changed_config, grid_runs, read_grid
+from .jobset import make_jobset
 from .runs import runs_at_a_time
 from .table1 import table_runs
 from .training_cost import MemoryEstimate, estimate_training_memory, measure_throughput
@@ -117,9 +119,17 @@ def command(
     grid: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Hours of all runs of this sweep.")
     ] = None,
+    kubernetes: Annotated[
+        str, typer.Option(metavar="NODESxGPUS", help="Print a JobSet of the stages, and no plan.")
+    ] = "",
+    image: Annotated[str, typer.Option(help="Container image of the JobSet.")] = "medclip-dcl",
 ) -> int:
     """Print every finding, then the table of false negatives; 2 where there is a fault."""
     loaded = config_of(config, overrides)
+    if kubernetes:
+        jobset = make_jobset(loaded, config.name, overrides or (), kubernetes, image)
+        print(yaml.safe_dump(jobset, sort_keys=False), end="")
+        return 0
     grids: dict[str, Sequence[PlannedRuns]] = {}
     if table1:
         grids["table1"] = table_runs(loaded)
