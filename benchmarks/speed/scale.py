@@ -39,7 +39,6 @@ import yaml
 from benchmarks.record import finish, judge, keep_figures
 from medclip_dcl.artifact import make_fingerprint, open_artifact
 from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.likelihood import scoring
 from medclip_dcl.losses.relations import encode_claims, relation_matrix
 from medclip_dcl.tables import read_table, write_table
 from medclip_dcl.text import sentences
@@ -321,6 +320,8 @@ def _rare(rng: np.random.Generator) -> str:
 
 def _draw_likelihoods(folder: Path) -> int:
     """Make up a likelihood of every sentence."""
+    from medclip_dcl.likelihood import scoring  # transformers: this process would grow by them
+
     work, kind = folder / "work", scoring.ARTIFACT
     source = open_artifact(sentences.ARTIFACT.at(work), sentences.ARTIFACT)
     distinct = sentences.distinct_sentences(source)
