@@ -5,8 +5,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from medclip_dcl import tables
 from medclip_dcl.errors import ArtifactCorrupt
-from medclip_dcl.tables import Column, TableFormat, read_table, write_table
+from medclip_dcl.files import sha256_file
+from medclip_dcl.tables import (
+    Column,
+    TableFormat,
+    TableWriter,
+    read_in_parts,
+    read_table,
+    write_table,
+)
 
 FORM = TableFormat(
     "numbers.parquet",
@@ -46,3 +55,22 @@ def test_file_with_other_columns_is_refused(tmp_path: Path) -> None:
     write_table(tmp_path, TableFormat(FORM.file, FORM.columns[:1]), [{"id": "a"}])
     with pytest.raises(ArtifactCorrupt, match="other columns"):
         read_table(tmp_path, FORM)
+
+
+def test_parts_give_the_bytes_of_the_whole_and_cut_no_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = TableFormat("said.parquet", (Column("study", pa.string(), ""),))
+    whole = pa.table({"study": [f"s{row // 3}" for row in range(20)]})
+    monkeypatch.setattr(tables, "_GROUP_ROWS", 4)
+    digests = []
+    for size in (1, 7, 20):
+        with TableWriter(tmp_path, form) as writer:
+            for start in range(0, 20, size):
+                writer.add(whole.slice(start, size))
+        digests.append(sha256_file(tmp_path / form.file))
+    assert len(set(digests)) == 1
+    parts = list(read_in_parts(tmp_path, form, ["study"], whole="study"))
+    assert pa.concat_tables(parts).equals(whole)
+    ends = [(len(part), part["study"][-1].as_py()) for part in parts]
+    assert ends == [(3, "s0"), (3, "s1"), (3, "s2"), (6, "s4"), (3, "s5"), (2, "s6")]
