@@ -40,8 +40,8 @@ def test_a_store_gives_the_manifest_and_the_images_of_a_folder(tmp_path: Path) -
         summary = write_manifest(work, Source(raw, BoxTable([], set(), 0)), SETTINGS)
         assert summary["reasons"] == {"missing_image": 1, "pointer_file": 1}
         listed = [ListedImage(f"{number}", f"{number}.png") for number in range(4)]
-        images = ImagesConfig(size_px=32, max_reject_share=1, workers=1)
-        assert prepare_images(work, listed, root, images)["images"] == 2
+        images = ImagesConfig(size_px=32)
+        assert prepare_images(work, listed, root, images, workers=1)["images"] == 2
         made.append({file.name: file.read_bytes() for file in work.iterdir() if file.is_file()})
     assert len(made[0]) > 5
     assert made[0] == made[1]
