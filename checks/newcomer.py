@@ -10,6 +10,7 @@ where the first picture takes longer than its bar, or a table more commands.
 """
 
 import csv
+import gzip
 import json
 import os
 import shlex
@@ -95,10 +96,10 @@ def wheel(folder: Path) -> bool:
 def table(folder: Path) -> bool:
     """Walk from a table of one's own to a training run, with this checkout's command."""
     walk = Walk("table", folder)
-    medclip = f"{shlex.quote(str(Path(sys.executable).parent))}/medclip"
+    medclip = f"PYTHONPATH={shlex.quote(str(ROOT))} {shlex.quote(sys.executable)} -m pipelines"
     small = "--set generate.patients=150 --set generate.coverage_images=0"
     walk.do(
-        f"{medclip} generate_studies --config demo --set generate.root={folder}/export {small}",
+        f"{medclip} generate_studies --config demo --set source.root={folder}/export {small}",
         counts=False,
     )
     _write_table(folder / "export")
@@ -118,7 +119,7 @@ def _first_picture(walk: Walk, medclip: str) -> bool:
 
 
 def _write_table(export: Path) -> None:
-    with next(export.glob("*metadata*.csv")).open(encoding="utf-8") as stream:
+    with gzip.open(next(export.glob("*metadata*.csv.gz")), "rt", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     with (export / "studies.csv").open("w", encoding="utf-8") as stream:
         writer = csv.writer(stream, delimiter=";")

@@ -100,7 +100,7 @@ def draw_lines(lines: Sequence[Series], labels: Labels, *, diagonal: bool = Fals
             x, y = np.asarray(line.x, dtype=float)[kept], np.asarray(line.y, dtype=float)[kept]
             axes.plot(x, y, color=colour, label=_plain(line.name))
         if len(lines) > 1:
-            axes.legend(loc="lower right" if diagonal else "best")
+            _legend(figure, columns=2 if diagonal else 3)
         return _svg(figure, labels.alt)
 
 
@@ -126,7 +126,7 @@ def draw_intervals(lines: Sequence[Interval], ticks: Sequence[str], labels: Labe
         axes.set_xticks(np.arange(len(ticks)), labels=[_plain(tick) for tick in ticks])
         axes.grid(visible=False, axis="x")
         if len(lines) > 1:
-            figure.legend(loc="outside upper left", ncols=len(lines), borderpad=0)
+            _legend(figure)
         return _svg(figure, labels.alt)
 
 
@@ -169,7 +169,7 @@ def draw_points(
         if log_y and len(y):
             axes.set_yscale("log")
         if lines:
-            figure.legend(loc="outside upper left", ncols=len(lines), borderpad=0)
+            _legend(figure)
         return _svg(figure, labels.alt)
 
 
@@ -180,6 +180,11 @@ def _axes(labels: Labels, *, square: bool = False) -> tuple[Figure, Axes]:
     axes.set_ylabel(_plain(labels.y))
     axes.tick_params(length=0)
     return figure, axes
+
+
+def _legend(figure: Figure, columns: int = 4) -> None:
+    # Above the axes, where it covers no line.
+    figure.legend(loc="outside upper left", ncols=columns, borderpad=0)
 
 
 def _plain(text: str) -> str:
