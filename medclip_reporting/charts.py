@@ -54,6 +54,7 @@ _STYLE: dict[Any, Any] = {
 }
 _SIZE_IN = (5.4, 3.1)
 _MOST_POINTS = 800
+_LETTERS_AN_INCH, _MARK_LETTERS = 13, 7  # of a legend's name, and of the mark in front of it
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def draw_lines(lines: Sequence[Series], labels: Labels, *, diagonal: bool = Fals
             x, y = np.asarray(line.x, dtype=float)[kept], np.asarray(line.y, dtype=float)[kept]
             axes.plot(x, y, color=colour, label=_plain(line.name))
         if len(lines) > 1:
-            _legend(figure, columns=2 if diagonal else 3)
+            _legend(figure)
         return _svg(figure, labels.alt)
 
 
@@ -182,8 +183,11 @@ def _axes(labels: Labels, *, square: bool = False) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _legend(figure: Figure, columns: int = 4) -> None:
-    # Above the axes, where it covers no line.
+def _legend(figure: Figure) -> None:
+    # Above the axes, where it covers no line; as many names in a row as there is room for.
+    names = figure.axes[0].get_legend_handles_labels()[1]
+    room = int(_LETTERS_AN_INCH * figure.get_figwidth())
+    columns = max(1, min(len(names), room // (_MARK_LETTERS + max(map(len, names)))))
     figure.legend(loc="outside upper left", ncols=columns, borderpad=0)
 
 
