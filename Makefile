@@ -26,7 +26,7 @@ $(INSTALLED): $(RUNTIME)
 	$(COMPILE)
 	touch $@
 
-demo: $(RUNTIME) ## the whole story on generated studies, then a report
+demo: $(RUNTIME) ## every stage on generated studies, then a report
 	$(BIN)/medclip run $(CONFIG) $(RUN)
 
 test: $(INSTALLED) ## all tests but those of `make check`, in two processes

@@ -3,8 +3,8 @@
     python examples/sentences_to_eta.py sentences.txt --model FOLDER --output eta.csv
 
 FOLDER holds a masked language model of transformers with its tokenizer: CXR-BERT, or
-`runs/demo/language_model` after `medclip demo`. One sentence a line; doubles are scored once. The
-table has `sentence`, `pll_nats` and `eta`, the commonest first: look whether your stock phrases
+`runs/demo/language_model` after `medclip demo`. One sentence a line; duplicates are scored once.
+The table has `sentence`, `pll_nats` and `eta`, the commonest first: look whether your stock phrases
 stand there before you train with it. Nothing is downloaded.
 """
 

@@ -2,7 +2,7 @@
 
 An artifact is written as a draft next to its final folder and renamed once every byte is on
 disk and hashed, so a folder with the final name is whole. A draft outlives a kill: the next run
-with the same fingerprint goes on where it stopped.
+with the same fingerprint resumes where it stopped.
 
     fingerprint  what determines the content: type, version, settings, digests of inputs
     digest       what the content is: names, sizes and SHA-256 of all data files

@@ -42,7 +42,7 @@ Side = Mapping[str, Runs]
 """Figure -> its values in every run of a config, on every draw of patients."""
 
 _TWO_MODELS = "one run on a side: two models, not two configs"
-# Doubles counted as wrong, and the margins of AUC and probes at a threshold.
+# Duplicates counted as wrong, and the margins of AUC and probes at a threshold.
 _READ_AGAIN = (".own_", ".expected_", "decisions.")
 _UNSIGNED = "grounding.cnr"  # the signed one without its sign, half noise
 _LOWER_IS_BETTER = "median_rank"
@@ -100,7 +100,7 @@ def compare_sides(
     """Compare two configs from one call of `measure_sides`, figure by figure.
 
     `figures` are those that are compared, and corrected for their number; empty: all but those
-    that read the same cases again: ranks that count a query's doubles as wrong, CNR without its
+    that read the same cases again: ranks that count a query's duplicates as wrong, CNR without its
     sign, and decisions at a threshold. With one run on a side there is no p and no interval, unless
     that run `is_model`: a given model, of which no other seed would make another.
 

@@ -89,7 +89,7 @@ def _load(name: str) -> Any:
 def _demo(
     overrides: Overrides = None, replace: Replace = False, quiet: Quiet = False, log: Log = None
 ) -> int:
-    """Run the whole story on generated studies, in minutes, then its report."""
+    """Run every stage on generated studies, in minutes, and write the report."""
     from .run import run_config
 
     set_log(log)

@@ -2,7 +2,7 @@
 
 The model is that of `train`, or the one of a service that `answer.service` names. With
 `answer.objects` the answers are made into DICOM objects, too, which `answer.archive` gets. A killed
-run goes on after the last 256 images that were finished.
+run resumes after the last 256 images that were finished.
 """
 
 import sys

@@ -98,14 +98,19 @@ def _serving(model: Path, vectors: Path) -> Iterator[Client]:
         with Client(address) as client:
             yield client
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=_STOP_S)
-        except subprocess.TimeoutExpired:  # nobody else would end it
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        stop_service(process)
+
+
+def stop_service(process: subprocess.Popen[str], patience_s: float = _STOP_S) -> None:
+    """Ask a service to stop, and kill one that does not: nobody else would."""
+    process.terminate()
+    try:
+        process.wait(timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _choose(images: Artifact, index: Artifact, texts: Artifact) -> tuple[dict[str, Any], str]:

@@ -1,7 +1,7 @@
 """Count what a source holds, name its faults and leaks, before anything is prepared.
 
 Reads the source's tables, reports and images, and the published model where there is one;
-writes `preflight` and the page `preflight.html`. A killed run goes on with the next unit of
+writes `preflight` and the page `preflight.html`. A killed run resumes with the next unit of
 images or reports, and images that an earlier check of the same files opened are not opened again.
 """
 

@@ -1,7 +1,7 @@
 """Write the vectors of a folder's images, or of a table's images or sentences, as Parquet.
 
 The vectors have unit length in the space in which the model compares images and sentences. A row
-that is refused keeps its place, with the reason in `refused`. A killed run goes on after the last
+that is refused keeps its place, with the reason in `refused`. A killed run resumes after the last
 512 rows that were finished.
 
     medclip embed FOLDER --model RUN --out vectors.parquet

@@ -1,9 +1,9 @@
 """Evaluate a model on held-out images: findings, probes, grounding, retrieval.
 
 Reads the model, manifest, prepared images and sentences, and where the source is a
-generated one its exact truth; writes `results`. A question that the data cannot put is
-named with the reason, and a finding whose prompt pair does not decide is warned of.
-`evaluate.adapter` puts other people's model to the same questions.
+generated one its exact truth; writes `results`. What the data cannot measure is named
+with the reason, and a finding whose prompt pair does not decide is warned of.
+`evaluate.adapter` evaluates other people's models in the same way.
 `evaluate.model` names a model of another run: a config of `source` and it is enough.
 """
 

@@ -2,7 +2,7 @@
 
 Reads `manifest` and `prepared`, and `sentences` and `eta_cache` where they exist; writes
 `dataset` into the config's folder and sends nothing anywhere. Studies are written shard by
-shard, so a killed run goes on after the last whole shard.
+shard, so a killed run resumes after the last whole shard.
 """
 
 import sys

@@ -3,7 +3,7 @@
 Reads sentences, writes language_model with its card, and reports what share of the masked word
 pieces of held-out reports it restores. Trains a small BERT on the training split, or
 fine-tunes `language_model.pretrained`, or takes that as it is (`language_model.steps: 0`).
-A killed fit goes on from its last saved state.
+A killed fit resumes from its last saved state.
 """
 
 import sys

@@ -36,9 +36,9 @@ class Grid(Section):
         "grounding.cnr_signed",
         "boxes.own_recall",
     )
-    """Figures of results that are drawn and listed."""
+    """Results that are drawn and listed."""
     judge: Judge | None = None
-    """Figure of validation that is listed, and chooses each run's published step."""
+    """Validation metric that is listed, and chooses each run's published step."""
     keep: Annotated[int, Field(ge=0)] = 0
     """Points that get all seeds, the best by `judge` after the first; 0: all."""
 

@@ -268,7 +268,7 @@ def _train(guess: TableGuess) -> Iterator[str]:
     yield "  learning_rate: 1.0e-3           # of random weights; pretrained ones want 1e-5 to 5e-5"
     yield "  text_learning_rate: 3.0e-4"
     yield "  warmup_steps: 100"
-    yield "  save_every_steps: 100           # what a kill can lose; the same command goes on"
+    yield "  save_every_steps: 100           # what a kill can lose; the same command resumes"
     if validating < 2:
         return
     judged = guess.is_english and validating >= _LEAST_JUDGED

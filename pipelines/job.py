@@ -135,7 +135,7 @@ def run_job(
 
 
 def run_resumable(name: str, work: Callable[[], None]) -> int:
-    """Run work that goes on where it was killed; 0, or `STOPPED` where a signal ended it."""
+    """Run work that resumes where it was killed; 0, or `STOPPED` where a signal ended it."""
     raise_open_file_limit()
     previous = signal.signal(signal.SIGTERM, _stop)
     try:

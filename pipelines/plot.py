@@ -1,6 +1,6 @@
 """Draw the curves and figures of several runs on one page, or the curves as one picture.
 
-A run is drawn while it trains as well. Whether two configs differ is for `compare`.
+A run is drawn while it trains as well. Use `compare` to see whether two configs differ.
 """
 
 import io

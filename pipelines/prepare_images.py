@@ -1,7 +1,7 @@
 """Decode every image of the manifest and keep it as a square 8-bit picture.
 
 Reads the manifest and the images below `source.root`; writes `prepared`. Images are
-written shard by shard, so a killed run goes on after the last whole shard.
+written shard by shard, so a killed run resumes after the last whole shard.
 """
 
 import sys

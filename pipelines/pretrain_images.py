@@ -2,7 +2,7 @@
 
 Reads the prepared images of the training patients, the lateral ones too where
 `source.images_per_study` is `pretrain`; writes `image_weights`, which a config then names:
-`model.image.pretrained: ${WORK}/image_weights`. A killed run goes on from its last checkpoint.
+`model.image.pretrained: ${WORK}/image_weights`. A killed run resumes from its last checkpoint.
 """
 
 import sys

@@ -3,7 +3,7 @@
 Stages before the first that the runs change are done once, in the config's folder; the others in
 each run's folder, with links to what all share. A run is done once its note says so, written after
 its results were committed: the note names the settings and inputs that it was made from, so that a
-changed config is run again. A killed run goes on from its newest checkpoint.
+changed config is run again. A killed run resumes from its newest checkpoint.
 """
 
 import fcntl
@@ -96,7 +96,7 @@ class Run:
         return read_metrics(checkpoint.ARTIFACT.at(self.folder))
 
     def judged(self, judge: str) -> float:
-        """Give the best value of a figure of validation, that of the published step."""
+        """Give the best value of a validation metric, that of the published step."""
         values = [line[judge] for line in self.log() if line.get(judge) is not None]
         if not values:
             raise ArtifactMissing(
@@ -113,7 +113,7 @@ class Runs:
     """The runs of one command, below one folder.
 
     `changed` are the dotted settings in which runs differ, `processes` those side by side (0: as
-    `runs_at_a_time`). With a `judge`, a figure of validation, every run publishes the step that is
+    `runs_at_a_time`). With a `judge`, a validation metric, every run publishes the step that is
     best by it.
 
     Raises:

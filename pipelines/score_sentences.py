@@ -1,7 +1,7 @@
 """Score every distinct sentence by its pseudo-log-likelihood.
 
 Reads sentences and language_model, writes likelihoods. The expensive job: every finished
-unit of work is kept, so a killed run goes on where it stopped and ends with the same bits.
+unit of work is kept, so a killed run resumes where it stopped and ends with the same bits.
 `accelerate launch` and `torchrun` give each GPU a process, on one node or on several that share
 the folder `work`; without them the cores of a CPU share the work.
 """

@@ -1,4 +1,4 @@
-"""Show what a finished run came to: its figures, its report, and what to do next."""
+"""Show the results of a finished run: its figures, its report, and what to do next."""
 
 import io
 import shlex

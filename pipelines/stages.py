@@ -76,7 +76,7 @@ TOOLS = {
     "compare": Command(EVALUATION, "which of two configs is better, in which figure"),
     "embed": Command(SERVING, "vectors of a folder's images, or of a table's images or sentences"),
     "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it"),
-    "push_model": Command(SERVING, "a model on a model hub, without patients or texts"),
+    "push_model": Command(SERVING, "publish a model on a hub, without patients' data or texts"),
 }
 """Commands that answer a question; no config runs them by itself."""
 PROGRAMS = {

@@ -1,7 +1,7 @@
 """Train and evaluate a grid of settings over several seeds: a table, and a figure per axis.
 
-Any config may be swept. Each run has a folder, `sweeps/GRID/POINT/seed-S`, and goes on where it was
-(see `runs`). Runs go side by side, one on each visible GPU in turn, two without a GPU. With
+Any config may be swept. Each run has a folder, `sweeps/GRID/POINT/seed-S`, and resumes where it
+stopped (see `runs`). Runs go side by side, one on each visible GPU in turn, two without a GPU. With
 `--processes 1` a run keeps the config's threads; with more it has one.
 
 On a cluster, `--points` and `--seeds` do a slice: `sbatch --array 0-11`, and in the job

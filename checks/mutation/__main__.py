@@ -4,7 +4,7 @@
 
 `rooms.yaml` has the rooms, `equivalent.yaml` the mutants that change nothing. Mutants are written
 into a copy of the tree. Each runs in a process forked from one that has imported the libraries, but
-nothing of ours. A killed run goes on where it was: a mutant that was noticed is run again after its
+nothing of ours. A killed run resumes: a mutant that was noticed is run again after its
 module has changed, one that survived also after the tests have.
 """
 

@@ -42,7 +42,7 @@ SOURCE_REASONS: dict[str, str] = {
     "no_report": "the study has no report file, or its report is refused",
     "not_utf8": "the report is neither UTF-8 text nor one of source.fallback_encoding",
     "report_too_long": "the report has more than a million bytes",
-    "empty_report": "the report has neither findings nor impression nor a text to stand in",
+    "empty_report": "the report has no findings, no impression and no other text to use",
 }
 """Reason code of a manifest's reject -> what it means."""
 

@@ -50,7 +50,7 @@ def box_mask(
 def signed_cnr(
     heatmap: Float[np.ndarray, "height width"], mask: Bool[np.ndarray, "height width"]
 ) -> float | None:
-    """Contrast-to-noise ratio: how far the inside of the boxes stands out, in deviations.
+    """Contrast-to-noise ratio: how far the inside of the boxes stands out, in standard deviations.
 
     (mean inside - mean outside) / sqrt(variance inside + variance outside), with population
     variances; positive where the inside scores higher. What papers report as CNR is its

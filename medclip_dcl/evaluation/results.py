@@ -128,8 +128,8 @@ RANKS = TableFormat(
         Column("image_id", pa.string(), "image of the query"),
         Column("subject_id", pa.string(), "patient of the query"),
         Column("rank", pa.int32(), "of the best item that reads like the query's own"),
-        Column("own_rank", pa.int32(), "of the query's own, its doubles before it"),
-        Column("expected_rank", pa.float64(), "of the query's own, its doubles in random order"),
+        Column("own_rank", pa.int32(), "of the query's own, its duplicates before it"),
+        Column("expected_rank", pa.float64(), "of the query's own, its duplicates in random order"),
     ),
 )
 """Retrieval: one row per query and direction."""

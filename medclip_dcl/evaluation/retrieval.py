@@ -5,9 +5,9 @@ Each query is ranked three times.
     by words  items with the same text are one item, and any with the query's words answers it:
               no model could tell them apart
     own_      as papers count, Wang et al. 2023 among them: every unit is an item of its own, and
-              the query's own unit alone is a hit. Its doubles, which score the same, rank before
+              the query's own unit alone is a hit. Its duplicates, which score the same, rank before
               it; of ties the paper says nothing
-    expected_  the same with doubles in random order: 1 + units above + half of those that tie
+    expected_  the same with duplicates in random order: 1 + units above + half of those that tie
 """
 
 from collections import defaultdict

@@ -100,11 +100,11 @@ class TrainConfig(Section):
     """Most images of the validation split that are asked for findings and sentences at each
     validation; 0: none."""
     best_metric: BestMetric = ""
-    """Figure of validation that chooses the published step; empty: the last step, but for `table1`,
+    """Validation metric that chooses the published step; empty: the last step, but for `table1`,
     whose runs are chosen by `validation_report_auc` then."""
     trackers: Annotated[tuple[Tracker, ...], NO_EFFECT] = ()
-    """Where figures go besides the metrics log, by Accelerate's names; `tensorboard` writes to
-    `trackers/` in the config's folder, most others send figures away."""
+    """Trackers that get the metrics besides the log, by Accelerate's names; `tensorboard` writes
+    to `trackers/` in the config's folder, most others send metrics to another machine."""
     shuffle_reports: bool = False
     """Control: pair every image with the report of another study."""
 

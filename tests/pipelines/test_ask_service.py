@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,22 @@ def test_the_answers_are_those_of_the_model_about_a_boxed_test_image(config_file
     hits = answers["retrieve"]["hits"]
     assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
     assert {text for hit in hits for text in hit["texts"]} <= SENTENCES
+
+
+def test_a_service_is_not_asked_twice_about_the_same_model(config_file: Path) -> None:
+    answers = config_file.parent / ask_service.ANSWERS
+    before = answers.stat().st_mtime_ns
+    assert ask_service.main(["--config", str(config_file)]) == 0
+    assert answers.stat().st_mtime_ns == before
+
+
+def test_a_service_that_does_not_stop_is_killed() -> None:
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    ask_service.stop_service(process, patience_s=0.05)
+    assert process.returncode == -signal.SIGKILL
 
 
 def page(config_file: Path, *, private: bool) -> str:

@@ -1,4 +1,4 @@
-"""Fitting learns, repeats itself for one seed, and goes on where it stopped."""
+"""Fitting learns, repeats itself for one seed, and resumes where it stopped."""
 
 import pytest
 import torch
