@@ -176,10 +176,10 @@ def _request_fields(facts: dict[str, Any], schemas: dict[str, Any]) -> list[str]
 
 def troubleshooting_page() -> str:
     """Every code of a failed request, and every reason by which a study or an image is left out."""
-    requests = [(f"`{code}`", str(status), line) for code, (status, line) in ERRORS.items()]
-    requests += [
-        (f"`{code}`", str(IMAGE_STATUS.get(code, 422)), line) for code, line in REASONS.items()
-    ]
+    remedies = yaml.safe_load((ROOT / "docs/remedies.yaml").read_text("utf-8"))
+    lines = [(code, *found) for code, found in ERRORS.items()]
+    lines += [(code, IMAGE_STATUS.get(code, 422), line) for code, line in REASONS.items()]
+    requests = [(f"`{code}`", str(status), line, remedies[code]) for code, status, line in lines]
     left_out = [("`build_manifest`", f"`{code}`", text) for code, text in SOURCE_REASONS.items()]
     left_out += [("`prepare_images`", f"`{code}`", text) for code, text in REASONS.items()]
     left_out += [("`check_data`", f"`{code}`", text) for code, (_, text) in CODES.items()]
@@ -187,7 +187,7 @@ def troubleshooting_page() -> str:
         "# Troubleshooting by error code",
         "The service answers a request that fails with a code, a line and the id that its log "
         "knows it by.",
-        table(("code", "status", "what to do"), requests),
+        table(("code", "status", "meaning", "what to do"), requests),
         "## Rejects",
         "Rows of a job's `rejects.parquet`, and what `check_data` reports.",
         table(("job", "code", "meaning"), left_out),
