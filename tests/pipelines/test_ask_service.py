@@ -63,7 +63,9 @@ def test_a_service_is_not_asked_twice_about_the_same_model(config_file: Path) ->
 
 
 def test_a_service_that_does_not_stop_is_killed() -> None:
-    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    deaf = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(9)"
+    )
     process = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
