@@ -41,8 +41,8 @@ def describe_verdict(
         )
     if training is not None and (training["clipped"] or 0) >= _EVERY:
         warnings.append(
-            "Every step was clipped, so only the direction of the gradient counted. With AdamW that "
-            "rarely matters; if the loss jumps, lower the learning rates."
+            "Every step was clipped, so only the direction of the gradient counted. With AdamW "
+            "that rarely matters; if the loss jumps, lower the learning rates."
         )
     if data is not None and data["foreign"]:
         warnings.append(
