@@ -52,9 +52,7 @@ def test_the_answers_are_those_of_the_model_about_a_boxed_test_image(config_file
     hits = answers["retrieve"]["hits"]
     assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
     assert {text for hit in hits for text in hit["texts"]} <= SENTENCES
-    assert (
-        ask_service.main(["--config", str(config_file)]) == 0
-    )  # reuses it
+    assert ask_service.main(["--config", str(config_file)]) == 0  # reuses it
     assert json.loads((work / ask_service.ANSWERS).read_text()) == record
 
 
