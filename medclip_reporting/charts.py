@@ -54,7 +54,6 @@ _STYLE: dict[Any, Any] = {
 }
 _SIZE_IN = (5.4, 3.1)
 _MOST_POINTS = 800
-_LETTERS_AN_INCH, _MARK_LETTERS = 13, 7  # of a legend's name, and of the mark in front of it
 
 
 @dataclass(frozen=True)
@@ -185,9 +184,8 @@ def _axes(labels: Labels, *, square: bool = False) -> tuple[Figure, Axes]:
 
 def _legend(figure: Figure) -> None:
     # Above the axes, where it covers no line; as many names in a row as there is room for.
-    names = figure.axes[0].get_legend_handles_labels()[1]
-    room = int(_LETTERS_AN_INCH * figure.get_figwidth())
-    columns = max(1, min(len(names), room // (_MARK_LETTERS + max(map(len, names)))))
+    longest = max(map(len, figure.axes[0].get_legend_handles_labels()[1]))
+    columns = max(1, int(13 * figure.get_figwidth() / (7 + longest)))  # letters an inch, and a mark
     figure.legend(loc="outside upper left", ncols=columns, borderpad=0)
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from .job import Job, job_main
 ANSWERS = "service_answers.json"
 _SETTINGS = Path("configs/serve.yaml")
 _START_S = 90.0
-_STOP_S = 60.0  # longer than it drains
 
 
 def build(job: Job) -> None:
@@ -101,16 +100,13 @@ def _serving(model: Path, vectors: Path) -> Iterator[Client]:
         stop_service(process)
 
 
-def stop_service(process: subprocess.Popen[str], patience_s: float = _STOP_S) -> None:
-    """Ask a service to stop, and kill one that does not: nobody else would."""
-    process.terminate()
-    try:
-        process.wait(timeout=patience_s)
-    except subprocess.TimeoutExpired:
+def stop_service(process: subprocess.Popen[str], patience_s: float = 60.0) -> None:
+    """Ask a service to stop, and kill one that takes longer than it drains: nobody else would."""
+    with process:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=patience_s)
         process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def _choose(images: Artifact, index: Artifact, texts: Artifact) -> tuple[dict[str, Any], str]:

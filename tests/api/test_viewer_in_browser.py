@@ -346,13 +346,7 @@ def test_two_fingers_zoom_and_one_opens_the_window(page: Page, keyed: Service, i
     assert facts(page) == before
 
 
-def test_every_control_has_a_name_and_can_be_reached_by_tab(shown: Page) -> None:
-    nameless = shown.js(
-        """[...document.querySelectorAll('button, input, canvas')].filter((item) =>
-        !item.hidden && item.offsetHeight && !(item.textContent.trim() || item.ariaLabel
-        || item.labels?.length)).map((item) => item.outerHTML)"""
-    )
-    assert nameless == []
+def test_every_control_can_be_reached_by_tab(shown: Page) -> None:
     shown.js("document.body.focus()")
     reached = set()
     for _ in range(40):

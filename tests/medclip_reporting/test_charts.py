@@ -3,14 +3,8 @@
 import numpy as np
 import pytest
 
-from medclip_reporting.charts import (
-    Interval,
-    Labels,
-    Series,
-    draw_intervals,
-    draw_lines,
-    draw_points,
-)
+from medclip_reporting import charts
+from medclip_reporting.charts import Interval, Labels, Series
 
 LABELS = Labels(alt="a chart", x="$x_{$", y="$y")
 
@@ -21,9 +15,9 @@ def test_a_name_is_no_formula(name: str) -> None:
     intervals = [Interval(line.name, line.y, line.y, line.y) for line in lines]
     points = np.array([0.01, 1.0])
     for chart in (
-        draw_lines(lines, LABELS),
-        draw_intervals(intervals, [name, "b"], LABELS),
-        draw_points(points, points, LABELS, log_x=True, lines=lines),
+        charts.draw_lines(lines, LABELS),
+        charts.draw_intervals(intervals, [name, "b"], LABELS),
+        charts.draw_points(points, points, LABELS, log_x=True, lines=lines),
     ):
         assert f">{name}<" in chart
         assert ">$x_{$<" in chart
