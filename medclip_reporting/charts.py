@@ -49,6 +49,7 @@ _STYLE: dict[Any, Any] = {
     "ytick.color": _MUTED,
     "legend.frameon": False,
     "legend.fontsize": 9,
+    "errorbar.capsize": 3,
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
 }
@@ -114,14 +115,7 @@ def draw_intervals(lines: Sequence[Interval], ticks: Sequence[str], labels: Labe
             value, low, high = (np.asarray(part) for part in (line.value, line.low, line.high))
             reach = np.stack([value - low, high - value])
             axes.errorbar(
-                x,
-                value,
-                reach,
-                color=colour,
-                marker="o",
-                markersize=4,
-                capsize=3,
-                label=_plain(line.name),
+                x, value, reach, color=colour, marker="o", markersize=4, label=_plain(line.name)
             )
         axes.set_xticks(np.arange(len(ticks)), labels=[_plain(tick) for tick in ticks])
         axes.grid(visible=False, axis="x")
