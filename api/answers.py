@@ -1,6 +1,8 @@
 """How an answer leaves: with the headers of safety, in pieces, counted until its reader has it."""
 
 import asyncio
+import functools
+from http import HTTPStatus
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -97,3 +99,22 @@ def _missing_headers(message: Message, request_id: str) -> list[tuple[bytes, byt
     present = {name.lower() for name, _ in message["headers"]}
     ours = ((b"x-request-id", request_id.encode()), *_ENCODED)
     return [(name, value) for name, value in ours if name not in present]
+
+
+def refusal_bytes(code: str, request_id: str) -> bytes:
+    """Make the answer with a code of `ERRORS` as it goes over the wire."""
+    return request_id.encode().join(_around_id(code, len(request_id)))
+
+
+@functools.lru_cache(maxsize=256)
+def _around_id(code: str, length: int) -> list[bytes]:
+    """Make a refusal once for all ids of a length: what stands around the places of the id."""
+    place = "\x7f" * length  # in no id
+    answer = error_response(code, place)
+    start = {"headers": answer.raw_headers}
+    status = HTTPStatus(answer.status_code)
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
+    lines += [
+        b": ".join(header) for header in (*answer.raw_headers, *_missing_headers(start, place))
+    ]
+    return b"\r\n".join((*lines, b"", bytes(answer.body))).split(place.encode())

@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.formparsers import MultiPartParser
@@ -14,8 +15,9 @@ from medclip_dcl.plugins import ROUTES, load_plugins
 
 from .auth import read_auth
 from .errors import add_handlers
+from .http_protocol import REFUSE
 from .logging import Metrics
-from .middleware import ConcurrencyLimiter, RequestMiddleware, close_silent
+from .middleware import Admission, ConcurrencyLimiter, RequestMiddleware, close_silent
 from .model_manager import ModelManager, fetch_model
 from .openapi import install_openapi
 from .routes import classify, embed, ground, retrieve, service, viewer
@@ -69,14 +71,9 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     auth = read_auth(settings)
     if (keys := auth.keys) is not None:
         metrics.keys_current.set_function(lambda: float(keys.is_current))
-    app.add_middleware(
-        RequestMiddleware,
-        settings=settings,
-        auth=auth,
-        limiter=ConcurrencyLimiter(settings.queue, metrics),
-        memory=app.state.serving.body_memory,
-        metrics=metrics,
-    )
+    limiter = ConcurrencyLimiter(settings.queue, metrics)
+    app.state.admission = Admission(auth, limiter, app.state.serving.body_memory, metrics)
+    app.add_middleware(RequestMiddleware, settings=settings, admission=app.state.admission)
     app.include_router(viewer.pages)
     load_plugins(settings.plugins)
     for router in [*(module.router for module in _ROUTERS), *(make() for make in ROUTES.values())]:
@@ -87,7 +84,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
     serving: ModelManager = app.state.serving
     settings = serving.current.settings
     duties = [serving.load_and_watch(), serving.give_memory_back()]
@@ -95,7 +92,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         duties.append(close_silent(app.state.connections, settings.header_deadline_s))
     tasks = [asyncio.create_task(duty) for duty in duties]
     try:
-        yield
+        yield {REFUSE: app.state.admission.refuse}
     finally:
         for task in tasks:
             task.cancel()

@@ -20,6 +20,12 @@ ReadBody = Callable[[memoryview, Callable[[int], None]], Awaitable[bool]]
 """Reads the whole body into memory of its length; False: the client has left. The second argument
 is called with the bytes of each piece that has come, and raises to refuse the body."""
 
+REFUSE = "medclip.refuse"
+"""Key of the lifespan's state: `Refuse`."""
+
+Refuse = Callable[[dict[str, Any]], bytes | None]
+"""Gives the whole answer to a request that is refused by its head, of a scope; None for others."""
+
 LARGE = 256 * 1024
 """Bytes from which a body is large."""
 
@@ -128,6 +134,20 @@ class ServiceProtocol(HttpToolsProtocol):
         if lengths and lengths[0] >= LARGE and not self.pipeline:
             read = _LargeBody(self).read
             self.scope["extensions"] = {READ_BODY: read}  # type: ignore[dict-item]
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Start the application; a refused request is answered here, which costs a third."""
+        refuse: Refuse | None = self.app_state.get(REFUSE)
+        if refuse is None or not cycle.keep_alive:
+            super()._start_asgi_task(cycle, app)
+            return
+        refusal = refuse(cycle.scope)
+        if refusal is None:
+            super()._start_asgi_task(cycle, app)
+            return
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(refusal)
+        self.on_response_complete()
 
     def on_chunk_header(self) -> None:
         """Take the length of a chunk."""

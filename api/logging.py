@@ -24,6 +24,8 @@ LOGGER = logging.getLogger("medclip.service")
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64)
 _SCORES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
+# What a log line may call a method: a client can make up others.
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY"))
 _DIGITS = 8  # of a model's digest
 # What a request goes through: its body arrives, it waits, is decoded, waits, and so on.
 _STAGES = (
@@ -42,6 +44,8 @@ class RequestState:
     """First digits of the hash of its API key; empty without one."""
     code: str = ""
     """Code of the error that it was answered with; empty without one."""
+    has_place: bool = False
+    """Whether a place is kept for it until the application starts."""
     deadline: float = float("inf")
     """Time on the monotonic clock after which nobody waits, seconds."""
     timings: dict[str, float] = field(default_factory=dict)
@@ -158,6 +162,24 @@ class Metrics:
             registry=here,
         )
         self.keys_current.set(1)
+
+    def note_request(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count an answered request, and write its line."""
+        route, state = getattr(scope.get("route"), "path", "unmatched"), state_of(scope)
+        self.requests.labels(route, str(status)).inc()
+        self.seconds.labels(route).observe(seconds)
+        if state.code:
+            self.refusals.labels(state.code).inc()
+        facts: dict[str, Any] = {"key": state.key_id, "code": state.code, "timings": state.timings}
+        log(
+            "request",
+            request_id=state.request_id,
+            method=scope["method"] if scope["method"] in _METHODS else "other",
+            route=route,
+            status=status,
+            ms=round(1000 * seconds, 1),
+            **{name: fact for name, fact in facts.items() if fact},
+        )
 
     def note(self, timings: dict[str, float], stage: str, seconds: float) -> None:
         """Count what a stage of a request took, and add it to the request's timings."""

@@ -5,21 +5,20 @@ import re
 import time
 import uuid
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .answers import Answer
+from .answers import Answer, refusal_bytes
 from .auth import Auth
 from .bodies import STEP, Body, BodyMemory
-from .errors import ApiError, error_response
-from .logging import Metrics, RequestState, log, log_fault, state_of
+from .errors import ERRORS, ApiError, error_response
+from .logging import Metrics, RequestState, log_fault, state_of
 from .settings import ServeSettings
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# What a log line may call a method: a client can make up others.
-_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY"))
 
 
 class ConcurrencyLimiter:
@@ -51,32 +50,68 @@ class ConcurrencyLimiter:
         self._metrics.inside.dec()
 
 
+@dataclass(frozen=True)
+class Admission:
+    """What a request is refused for by its head alone; its body is left unread."""
+
+    auth: Auth
+    limiter: ConcurrencyLimiter
+    memory: BodyMemory
+    metrics: Metrics
+
+    def refuse(self, scope: Scope) -> bytes | None:
+        """Give the whole answer to a request that is refused; None where it may come in.
+
+        For servers that can answer before they start the application (`ServiceProtocol.refuse`).
+        """
+        state = self.begin(scope)
+        if not state.code:
+            # Many heads come in one turn of the loop: each keeps a place until its task starts.
+            state.has_place = scope["method"] == "POST" and self.limiter.take()
+            return None
+        self.metrics.note_request(scope, ERRORS[state.code][0], 0.0)
+        return refusal_bytes(state.code, state.request_id)
+
+    def begin(self, scope: Scope) -> RequestState:
+        """Give a request its state, with the code that it is refused with, if it is."""
+        states = scope.setdefault("state", {})
+        if "request" not in states:
+            states["request"] = RequestState(_request_id(scope))
+            states["request"].code = self._refusal(scope) or ""
+        return state_of(scope)
+
+    def _refusal(self, scope: Scope) -> str | None:
+        code = self.auth.refusal(scope)
+        if code is not None:
+            return code
+        named = dict(scope["headers"])
+        if named.get(b"content-encoding", b"identity").lower() != b"identity":
+            return "content_encoding"
+        declared = named.get(b"content-length", b"0")
+        if not declared.isdigit() or int(declared) > self.memory.most_bytes:
+            return "body_too_large"
+        return "overloaded" if scope["method"] == "POST" and self.limiter.is_full else None
+
+
 class RequestMiddleware:
     """ASGI middleware that admits a request, or answers it at once, and logs it in either case."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        settings: ServeSettings,
-        auth: Auth,
-        limiter: ConcurrencyLimiter,
-        memory: BodyMemory,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, app: ASGIApp, settings: ServeSettings, admission: Admission) -> None:
         self._app = app
         self._settings = settings
-        self._auth = auth
-        self._limiter = limiter
-        self._memory = memory
-        self._metrics = metrics
+        self._admission = admission
+        self._limiter, self._memory = admission.limiter, admission.memory
+        self._metrics = admission.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        state = RequestState(_request_id(scope))
-        scope.setdefault("state", {})["request"] = state
+        state = self._admission.begin(scope)
+        if state.has_place:  # it is taken again in this step where the whole body has come
+            state.has_place = False
+            self._limiter.leave()
         started, answer = time.monotonic(), Answer(scope, receive, send, self._memory)
         try:
             await self._admit(scope, receive, answer.send)
@@ -89,33 +124,18 @@ class RequestMiddleware:
         finally:
             if answer.is_cut:
                 state.code = "client_gone"
-            self._note(scope, answer.status, time.monotonic() - started)
+            self._metrics.note_request(scope, answer.status, time.monotonic() - started)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = state_of(scope)
-        code = self._refusal(scope)
-        if code is not None:
-            state.code = code
-            await error_response(code, state.request_id)(scope, receive, send)
+        if state.code:
+            await error_response(state.code, state.request_id)(scope, receive, send)
             return
         state.deadline = time.monotonic() + self._settings.deadline_s
         if scope["method"] != "POST" or not _is_routed(scope):  # the router says 404 or 405
             await self._app(scope, receive, send)
             return
         await self._with_body(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> str | None:
-        """Reason to refuse a request by its head alone; its body is left unread."""
-        code = self._auth.refusal(scope)
-        if code is not None:
-            return code
-        named = dict(scope["headers"])
-        if named.get(b"content-encoding", b"identity").lower() != b"identity":
-            return "content_encoding"
-        declared = named.get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > self._memory.most_bytes:
-            return "body_too_large"
-        return "overloaded" if scope["method"] == "POST" and self._limiter.is_full else None
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Gather a body, which holds no place while it arrives, and answer it in a place."""
@@ -158,24 +178,6 @@ class RequestMiddleware:
             await self._app(scope, whole, answered)
         finally:
             leave()
-
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "unmatched")
-        self._metrics.requests.labels(route, str(status)).inc()
-        self._metrics.seconds.labels(route).observe(seconds)
-        state = state_of(scope)
-        if state.code:
-            self._metrics.refusals.labels(state.code).inc()
-        facts: dict[str, Any] = {"key": state.key_id, "code": state.code, "timings": state.timings}
-        log(
-            "request",
-            request_id=state.request_id,
-            method=scope["method"] if scope["method"] in _METHODS else "other",
-            route=route,
-            status=status,
-            ms=round(1000 * seconds, 1),
-            **{name: fact for name, fact in facts.items() if fact},
-        )
 
 
 def _request_id(scope: Scope) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from api.http_protocol import READ_BODY, ServiceProtocol, connection_limits
+from api.http_protocol import READ_BODY, REFUSE, ServiceProtocol, connection_limits
 
 MEBIBYTE = 1 << 20
 held: list[int] = []
@@ -29,6 +29,13 @@ wholes: list[weakref.ref[Whole]] = []
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
     """Answer with the way that the body came, its length and its last byte."""
+    if scope["type"] == "lifespan":
+        await receive()
+        scope["state"][REFUSE] = refuse
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+        return
     held.clear()
     read = scope.get("extensions", {}).get(READ_BODY)
     if read is None:
@@ -60,6 +67,11 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": words.encode()})
 
 
+def refuse(scope: Any) -> bytes | None:
+    is_refused = (b"x-refused", b"") in scope["headers"]
+    return b"HTTP/1.1 503 Full\r\ncontent-length: 4\r\n\r\nfull" if is_refused else None
+
+
 def hold(size: int) -> None:
     held.append(size)
     if sum(held) > 8 * MEBIBYTE:
@@ -70,7 +82,7 @@ def hold(size: int) -> None:
 def port() -> Iterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, http=ServiceProtocol, loop="asyncio", ws="none", lifespan="off", log_config=None
+        app, http=ServiceProtocol, loop="asyncio", ws="none", lifespan="on", log_config=None
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -114,6 +126,14 @@ def test_a_large_body_comes_whole_and_requests_behind_it_are_answered(
         wire.sendall(bytes(min(MEBIBYTE, size - 1 - at)))
     wire.sendall(b"\x09")
     assert answer(wire) == f"whole {size} 9"
+
+
+def test_a_refused_request_is_answered_in_its_turn_and_its_body_passed_over(
+    wire: socket.socket,
+) -> None:
+    for size in (3, MEBIBYTE):
+        wire.sendall(head(3) + b"abc" + head(size, "X-Refused:") + bytes(size) + head(2) + b"ab")
+        assert [answer(wire) for _ in range(3)] == ["parsed 3", "full", "parsed 2"]
 
 
 def test_memory_of_a_body_is_let_go_with_its_answer(wire: socket.socket) -> None:

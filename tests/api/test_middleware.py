@@ -18,7 +18,7 @@ from api.batching import WorkerSlots
 from api.bodies import STEP, BodyMemory
 from api.errors import ERRORS, ApiError, add_handlers, error_response
 from api.logging import Metrics, RequestState, state_of
-from api.middleware import ConcurrencyLimiter, RequestMiddleware, close_silent
+from api.middleware import Admission, ConcurrencyLimiter, RequestMiddleware, close_silent
 from api.settings import ServeSettings
 from medclip_dcl.data.limits import REASONS
 from medclip_dcl.errors import ImageError
@@ -32,14 +32,9 @@ def app_with(
 ) -> FastAPI:
     metrics, served = metrics or Metrics(), ServeSettings(model="m", **settings)
     app = FastAPI()
-    app.add_middleware(
-        RequestMiddleware,
-        settings=served,
-        auth=OPEN,
-        memory=BodyMemory(ROOM, served.max_body_mb << 20),
-        limiter=limiter or ConcurrencyLimiter(1, metrics),
-        metrics=metrics,
-    )
+    memory = BodyMemory(ROOM, served.max_body_mb << 20)
+    admission = Admission(OPEN, limiter or ConcurrencyLimiter(1, metrics), memory, metrics)
+    app.add_middleware(RequestMiddleware, settings=served, admission=admission)
     add_handlers(app)
 
     @app.post("/count")
@@ -190,6 +185,22 @@ def test_without_a_place_nothing_is_read() -> None:
     assert ask(app_with(limiter), [b"abc"]) == (200, b"3")
 
 
+def test_a_refusal_of_the_connection_is_the_one_of_the_application() -> None:
+    limiter, metrics = ConcurrencyLimiter(2, Metrics()), Metrics()
+    admission = Admission(OPEN, limiter, BodyMemory(ROOM, ROOM), metrics)
+    scope = {"method": "POST", "headers": [(b"x-request-id", b"one")], "path": "/count"}
+    # Three heads in one turn of the loop, and two places.
+    first, second, third = (admission.refuse({**scope, "state": {}}) for _ in range(3))
+    assert (first, second) == (None, None)
+    assert metrics.registry.get_sample_value("medclip_refusals_total", {"code": "overloaded"}) == 1
+    head, _, body = (third or b"").partition(b"\r\n\r\n")
+    status, *lines = head.split(b"\r\n")
+    assert status == b"HTTP/1.1 503 Service Unavailable"
+    start, sent = exchange(app_with(limiter), [], "/count", headers=[("x-request-id", "one")])
+    assert [tuple(line.split(b": ", 1)) for line in lines] == start["headers"]
+    assert (start["status"], sent["body"]) == (503, body)
+
+
 def test_who_finds_no_place_left_when_the_body_has_arrived_gives_its_bytes_back() -> None:
     limiter = ConcurrencyLimiter(1, Metrics())
     app = app_with(limiter)
@@ -325,8 +336,8 @@ def test_what_is_no_request_goes_by() -> None:
     async def app(scope: Any, _receive: Any, _send: Any) -> None:
         passed.append(scope)
 
-    parts = ServeSettings(model="m"), OPEN, ConcurrencyLimiter(0, Metrics()), BodyMemory(0, 0)
-    middleware: Any = RequestMiddleware(app, *parts, Metrics())
+    admission = Admission(OPEN, ConcurrencyLimiter(0, Metrics()), BodyMemory(0, 0), Metrics())
+    middleware: Any = RequestMiddleware(app, ServeSettings(model="m"), admission)
     for kind in ("lifespan", "websocket", "a"):
         asyncio.run(middleware({"type": kind}, None, None))
     assert passed == [{"type": "lifespan"}, {"type": "websocket"}, {"type": "a"}]
