@@ -24,7 +24,6 @@ from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ArtifactStale, ArtifactUnreadable, MedclipError
 from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.model_package import SavedModel, read_model_package
-from medclip_dcl.models.engines import multiplies_bfloat16
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import InferenceConfig
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
@@ -37,7 +36,6 @@ from .memory import give_memory_back
 from .settings import MEBIBYTE, ServeSettings
 
 _IDLE_S = 10.0
-_MOST_CHANGED = 0.01  # of a model's decisions, by bfloat16
 _SEARCHES = 4  # at once; an engine that is elsewhere is waited for
 _FINE = frozenset({"ready", "no_index"})
 
@@ -113,18 +111,6 @@ async def _current_state(request: Request) -> ServingState:
 
 CurrentState = Annotated[ServingState, Depends(_current_state)]
 """What a route answers with: model, index and decoder."""
-
-
-def choose_inference(
-    settings: ServeSettings, changed: float | None, device: torch.device
-) -> InferenceConfig:
-    """Give engine and precision for a model, `changed`: share of its decisions in bfloat16."""
-    precision = settings.precision
-    if precision == "auto":
-        keeps = changed is not None and changed <= _MOST_CHANGED
-        is_faster = device.type == "cpu" and multiplies_bfloat16()
-        precision = "bfloat16" if keeps and is_faster else "float32"
-    return InferenceConfig(engine=settings.engine, precision=precision)
 
 
 def fetch_model(settings: ServeSettings) -> ServeSettings:
@@ -273,7 +259,9 @@ class ModelManager:
         device = torch.device(self._settings.device or default)
         fitted = published.calibration
         changed = None if fitted is None else fitted.changed_in_bfloat16
-        inference = choose_inference(self._settings, changed, device)
+        inference = InferenceConfig(
+            engine=self._settings.engine, precision=self._settings.precision
+        )
         predictor = build_predictor(published, device, inference)
         engine = predictor.engine
         log("engine", engine=engine.name, precision=engine.precision, changed_in_bfloat16=changed)

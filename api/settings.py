@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -55,10 +55,8 @@ class ServeSettings(Section):
     engine: EngineName = "auto"
     """Who runs the encoders, as `inference.engine` of a config; `auto`: the fastest on the device
     that is installed and answers like PyTorch."""
-    precision: Precision | Literal["auto"] = "auto"
-    """Of the encoders, as `inference.precision` of a config; `auto`: bfloat16 on a CPU that
-    multiplies in it, where that changes at most 1 % of the model's decisions, as
-    `calibrate_scores` found; else float32."""
+    precision: Precision = "auto"
+    """Of the encoders, as `inference.precision` of a config."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Threads of the forward pass on a CPU; 0: one per core."""
     host: str = "127.0.0.1"

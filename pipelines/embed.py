@@ -59,8 +59,8 @@ def command(
     ] = "auto",
     precision: Annotated[
         Precision,
-        typer.Option(metavar="TYPE", help="float32, bfloat16 or float16."),
-    ] = "float32",
+        typer.Option(metavar="TYPE", help="auto, float32, bfloat16 or float16."),
+    ] = "auto",
     dtype: Annotated[
         Dtype, typer.Option(metavar="TYPE", help="Of the vectors: float32 or float16.")
     ] = "float32",

@@ -54,7 +54,8 @@ def build(job: Job) -> None:
         adapter_digest(config) if adapted else open_artifact(folder, model_package.ARTIFACT)
     )
     inputs |= {name: sha256_file(file) for name, file in input_files(config).items()}
-    settings: dict[str, Any] = {"evaluate": config.evaluate, "inference": config.inference}
+    inference = config.inference.for_figures
+    settings: dict[str, Any] = {"evaluate": config.evaluate, "inference": inference}
     if config.source.images_per_study == "all":  # a study is scored, not an image
         settings["images_per_study"] = config.source.images_per_study
     if METRICS:
@@ -91,7 +92,7 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
         contamination |= refuse_contaminated(
             folder, source, rows, images, allowed=settings.allow_contaminated
         )
-        inference = job.config.inference
+        inference = job.config.inference.for_figures
         predictor = load(folder, engine=inference.engine, precision=inference.precision)
         model = evaluated_model(predictor)
         findings = () if settings.prompts else predictor.findings

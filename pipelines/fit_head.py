@@ -170,7 +170,7 @@ def _fit(
     held_out, allowed = rows["validate"] + rows["test"], config.evaluate.allow_contaminated
     refuse_contaminated(model.path, source, held_out, images, allowed=allowed)
     _refuse_shared(rows, images)
-    inference = config.inference
+    inference = config.inference.for_figures
     predictor = load(model.path, engine=inference.engine, precision=inference.precision)
     splits = read_splits(job, predictor, rules.heads.features, labels)
     for name, parts in splits.items():

@@ -46,7 +46,7 @@ from medclip_dcl.model_package import (
     read_offsets,
 )
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.engines import Engine, choose_engine
+from medclip_dcl.models.engines import Engine, choose_engine, settle_inference
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision
@@ -416,9 +416,11 @@ def build_predictor(
     model = model.to(device).eval().requires_grad_(requires_grad=False)
     # Faster on CPU and GPU; torch's stubs leave this keyword out.
     model.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    fitted = published.calibration
+    changed = None if fitted is None else fitted.changed_in_bfloat16
     engine = choose_engine(
         model,
-        inference or InferenceConfig(),
+        settle_inference(inference or InferenceConfig().for_figures, changed, device),
         published.config.model.image.input_px,
         published.path,
         published.digest,

@@ -46,6 +46,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 2e-2}
 
 _GRAPHS = ArtifactType("graphs", 1, "the engine openvino")
 _PACKAGES = ("openvino", "onnx", "onnxscript")
+_MOST_CHANGED = 0.01  # of a model's decisions, by bfloat16
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _OPENVINO_TYPES = {"float32": "f32", "bfloat16": "bf16"}
 
@@ -115,6 +116,18 @@ def multiplies_bfloat16() -> bool:
     except OSError:
         return False
     return not words.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def settle_inference(
+    settings: InferenceConfig, changed: float | None, device: torch.device
+) -> InferenceConfig:
+    """Say what precision `auto` is for a model, `changed`: share of its decisions in bfloat16."""
+    if settings.precision != "auto":
+        return settings
+    keeps = changed is not None and changed <= _MOST_CHANGED
+    is_faster = device.type == "cpu" and multiplies_bfloat16()
+    update = {"precision": "bfloat16"} if keeps and is_faster else {}
+    return settings.model_copy(update=update).for_figures
 
 
 def choose_engine(

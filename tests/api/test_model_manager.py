@@ -5,12 +5,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from api.app import create_app
 from api.errors import ApiError
 from api.logging import Metrics
-from api.model_manager import ModelManager, _gradient, choose_inference
+from api.model_manager import ModelManager, _gradient
 from api.settings import ServeSettings
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ConfigError
@@ -104,27 +103,6 @@ def test_a_package_lowers_the_limits_of_decoding_and_never_raises_them(tmp_path:
     held = serving.current.decoder._settings
     assert (held.max_bytes, held.deadline_s, held.memory_mb) == (64 * 2**20, 8, 100)
     serving.close()
-
-
-@pytest.mark.parametrize(
-    ("asked", "changed", "device", "multiplies", "taken"),
-    [
-        ("auto", 0.01, "cpu", True, "bfloat16"),
-        ("auto", 0.011, "cpu", True, "float32"),
-        ("auto", None, "cpu", True, "float32"),
-        ("auto", 0.0, "cpu", False, "float32"),
-        ("auto", 0.0, "cuda", True, "float32"),
-        ("float32", 0.0, "cpu", True, "float32"),
-        ("bfloat16", None, "cpu", False, "bfloat16"),
-    ],
-)
-def test_bfloat16_is_taken_where_it_is_faster_and_decisions_stay(
-    asked: str, changed: float | None, device: str, multiplies: bool, taken: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("api.model_manager.multiplies_bfloat16", lambda: multiplies)
-    settings = ServeSettings.model_validate({"model": "unused", "precision": asked})
-    assert choose_inference(settings, changed, torch.device(device)).precision == taken
 
 
 def test_a_missing_index_leaves_the_model_and_is_not_ready(tmp_path: Path) -> None:

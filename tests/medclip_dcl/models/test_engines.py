@@ -21,9 +21,15 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.model_package import ARTIFACT
 from medclip_dcl.models import engines
+from medclip_dcl.models.engines import settle_inference
 from medclip_dcl.models.image_encoder import ImageEncoder
 from medclip_dcl.models.onnx_graphs import model_parts
-from medclip_dcl.models.settings import EngineName, ImageEncoderConfig, Precision
+from medclip_dcl.models.settings import (
+    EngineName,
+    ImageEncoderConfig,
+    InferenceConfig,
+    Precision,
+)
 from testing.published import publish
 from testing.service import png, running
 from tests.house.tree import ROOT
@@ -242,6 +248,28 @@ def test_an_engine_that_turns_round_what_is_bright_is_refused(
 
     monkeypatch.setattr(engines, "run_openvino", wrong)
     assert load(package, "cpu", "openvino").engine.name == "torch"
+
+
+@pytest.mark.parametrize(
+    ("asked", "changed", "device", "multiplies", "taken"),
+    [
+        ("auto", 0.01, "cpu", True, "bfloat16"),
+        ("auto", 0.011, "cpu", True, "float32"),
+        ("auto", None, "cpu", True, "float32"),
+        ("auto", 0.0, "cpu", False, "float32"),
+        ("auto", 0.0, "cuda", True, "float32"),
+        ("float32", 0.0, "cpu", True, "float32"),
+        ("bfloat16", None, "cpu", False, "bfloat16"),
+    ],
+)
+def test_bfloat16_is_taken_where_it_is_faster_and_decisions_stay(
+    asked: str, changed: float | None, device: str, multiplies: bool, taken: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(engines, "multiplies_bfloat16", lambda: multiplies)
+    settings = InferenceConfig.model_validate({"precision": asked})
+    assert settle_inference(settings, changed, torch.device(device)).precision == taken
+    assert settings.for_figures.precision == ("float32" if asked == "auto" else asked)
 
 
 @pytest.mark.parametrize(
