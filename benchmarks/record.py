@@ -1,4 +1,10 @@
-"""What every benchmark says about its machine, and the JSON line with which it ends."""
+"""What every benchmark says about its machine, the JSON line with which it ends, and its keeping.
+
+    python -m benchmarks.NAME | python -m benchmarks.record
+
+keeps that line as `results/NAME.json`. What was measured last on each other kind of processor stays
+in it under `others`.
+"""
 
 import argparse
 import functools
@@ -105,6 +111,22 @@ def finish(
     return int(strict and not all(met for _, met in bars.values()))
 
 
+def keep(file: Path, line: Mapping[str, Any]) -> None:
+    """Keep a benchmark's last line, next to the last ones of other kinds of processor."""
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    others = kept.pop("others", {})
+    if kept:
+        others[processor_of(kept)] = kept
+    others.pop(processor_of(line), None)
+    tree = {**line, "others": others} if others else line
+    file.write_text(json.dumps(tree) + "\n", encoding="utf-8")
+
+
+def processor_of(line: Mapping[str, Any]) -> str:
+    """Name the kind of accelerator, or else of processor, that a kept line was measured on."""
+    return str(line["machine"]["accelerator"] or line["machine"]["processor"])
+
+
 def keep_figures(file: Path, name: str, figures: Mapping[str, float], bars: Bars) -> None:
     """Add figures to a kept output, and say when and on what code `name` measured them."""
     tree = json.loads(file.read_text(encoding="utf-8"))
@@ -114,6 +136,16 @@ def keep_figures(file: Path, name: str, figures: Mapping[str, float], bars: Bars
     kept = tree.setdefault("kept", {})
     kept[name] = [*kept.get(name, []), measured]
     file.write_text(json.dumps(tree) + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    """Pass a benchmark's output on, and keep its last line."""
+    last = ""
+    for last in sys.stdin:
+        print(last, end="", flush=True)
+    line = json.loads(last)
+    keep(ROOT / "benchmarks" / "results" / f"{line['benchmark']}.json", line)
+    return 0
 
 
 def _processor() -> str:
@@ -131,3 +163,7 @@ def _accelerator() -> str:
     if torch is None or not torch.cuda.is_available():
         return ""
     return str(torch.cuda.get_device_name())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,11 +1,11 @@
 """The first minutes on a new accelerator: what it can do, and how near training and scoring come.
 
-    python -m benchmarks.gpu [--quick] [--out FILE]
+    python -m benchmarks.gpu [--quick] [--out FILE] [--tiny]
 
 Every case runs in a process of its own, so that a precision, a compiler or a crash of one
-leaves the others alone: a case that cannot run is a line with its reason. Without an
-accelerator all cases run on the CPU at tiny sizes, which tries the commands and measures
-nothing worth keeping. `--quick` asks for at most eight minutes on an accelerator.
+leaves the others alone: a case that cannot run is a line with its reason. `--quick` asks for at
+most eight minutes. `--tiny` tries the commands at tiny sizes, on the CPU where there is no GPU, in
+as many minutes; its figures are not worth keeping. Else it ends with 1 where there is no GPU.
 
     device       peak of a matrix product in each precision, bandwidth of a copy
     train        pairs/s of the product's step at 480 px with BERT-base, over the bound that
@@ -60,21 +60,24 @@ class Case(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the cases, or one of them; 0 even where some could not run."""
+    """Run the cases, or one of them; 0 even where some could not run, 1 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
     parser.add_argument("--quick", action="store_true", help="fewer cases, at most eight minutes")
     parser.add_argument("--out", type=Path, help="JSON file of figures and reasons")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, which need no GPU")
     parser.add_argument("--case", choices=sorted(CASES), help=argparse.SUPPRESS)
     parser.add_argument("--options", type=json.loads, default={}, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.case:
         print(json.dumps(CASES[arguments.case](arguments.options)), flush=True)
         return 0
-    return _run_all(arguments.quick, arguments.out)
+    if not (arguments.tiny or torch.cuda.is_available()):
+        print("benchmarks.gpu: PyTorch sees no GPU; --tiny tries the commands", file=sys.stderr)
+        return 1
+    return _run_all(arguments.quick, arguments.out, on_gpu=not arguments.tiny)
 
 
-def _run_all(quick: bool, out: Path | None) -> int:
-    on_gpu = torch.cuda.is_available()
+def _run_all(quick: bool, out: Path | None, *, on_gpu: bool) -> int:
     peaks = _run(Case("device", "", {"size": 8192 if on_gpu else 256}))
     figures, reasons = dict(peaks[0]), dict(peaks[1])
     for case in _cases(on_gpu, quick):

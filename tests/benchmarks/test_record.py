@@ -1,10 +1,11 @@
 """A benchmark's last line can be read by a machine."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from benchmarks.record import finish, judge, machine
+from benchmarks.record import finish, judge, keep, machine
 
 
 def test_last_line_holds_name_machine_figures_and_bars(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,3 +24,14 @@ def test_a_bar_is_met_as_its_words_say(capsys: pytest.CaptureFixture[str]) -> No
     assert {name for name, (_, met) in found.items() if met} == {"ratio", "lost", "wins"}
     assert {name: bar for name, (bar, _) in found.items()} == bars
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*figures]
+
+
+def test_the_last_figures_of_each_kind_of_processor_are_kept(tmp_path: Path) -> None:
+    def line(processor: str, ratio: float) -> dict[str, object]:
+        facts = {"processor": processor, "accelerator": "", "date": f"2026-11-2{ratio:.0f}"}
+        return {"machine": facts, "figures": {"ratio": ratio}}
+
+    file = tmp_path / "loss.json"
+    for processor, ratio in (("one", 1), ("other", 2), ("one", 3), ("one", 4), ("other", 5)):
+        keep(file, line(processor, ratio))
+    assert json.loads(file.read_text()) == line("other", 5) | {"others": {"one": line("one", 4)}}

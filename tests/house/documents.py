@@ -138,6 +138,8 @@ def _run(file: str, command: str, tag: str | None) -> str:
     facts = kept["machine"]
     cores = f"{facts['cores']} core{'s' * (facts['cores'] > 1)} of {facts['processor']}"
     machine = f"{facts['accelerator'] or cores}, {facts.get('date', '')}"
+    for name, other in kept.get("others", {}).items():
+        machine += f"; {name}, {other['machine']['date']}"
     shown = f"`{kept.get('command', command)}`"
     shown += f" at `{tag}`" if tag else ""  # a study whose code has left the tree
     return f"[{file}](../../benchmarks/results/{file}): {shown}, {machine}"

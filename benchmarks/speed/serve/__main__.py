@@ -39,8 +39,9 @@ BARS = {
     "resnet18_bf16_over_bare": ">= 2.2",
     "resnet50_bf16_over_bare": ">= 2.5",
     "over_litserve_pytorch": ">= 1.25",
-    "over_litserve_same_engine": ">= 1",
+    "over_litserve_same_engine": ">= 1.05",
     "dicom_over_decode_and_forward": ">= 0.93",
+    "dicom_over_decode_and_forward_bf16": ">= 0.85",
     **{
         f"{model}_overload_{figure}": bar
         for model in ("paper", "demo")
@@ -109,6 +110,7 @@ def _everything(
 
 def _engines(paper: Path, rounds: int) -> dict[str, float]:
     figures = ratios.engine_over_rivals(paper, rounds, 32)
+    figures |= ratios.dicom_over_parts(paper, rounds, 16)
     figures |= _named("resnet18", ratios.engine_over_bare(paper, rounds, 32))
     deep = publish_paper_size(paper.with_name("deep"), "resnet50")
     return figures | _named("resnet50", ratios.engine_over_bare(deep, rounds, 16))

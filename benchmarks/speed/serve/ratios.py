@@ -96,14 +96,10 @@ def engine_over_rivals(folder: Path, rounds: int, images: int) -> dict[str, floa
         for _ in range(rounds):
             _round(times, folder, model, service, others, images)
     cpu = _cpu_ms(times)
-    apart = cpu["decode"] + cpu["bare"]
     return {
         "over_litserve_pytorch": cpu["pytorch"] / cpu["serve"],
         "over_litserve_same_engine": cpu["same_engine"] / cpu["serve"],
-        "dicom_over_decode_and_forward": apart / cpu["serve_dicom"],
-        "rivals_decode_and_forward_cpu_ms": apart,
         "rivals_ours_cpu_ms": cpu["serve"],
-        "rivals_dicom_cpu_ms": cpu["serve_dicom"],
         **{f"rivals_{name}_cpu_ms": cpu[name] for name in others},
     }
 
@@ -129,6 +125,41 @@ def engine_over_bare(folder: Path, rounds: int, images: int) -> dict[str, float]
     return {f"{name}_over_bare": cpu["bare"] / cpu[name] for name in services} | {
         f"engine_{name}_cpu_ms": value for name, value in cpu.items()
     }
+
+
+def dicom_over_parts(folder: Path, rounds: int, images: int) -> dict[str, float]:
+    """Measure full-size DICOM files behind the service with OpenVINO, over their parts, in turn.
+
+    The parts are decoding without isolation, and a forward pass in the same engine and precision.
+    """
+    times: Times = {}
+    path, engines = folder / "image.dcm", {"": FLOAT32, "_bf16": BFLOAT16}
+    path.write_bytes(full_size_dicom())
+    request = form_request("/classify", path.read_bytes())
+    with ExitStack() as stack:
+        models = {
+            name: stack.enter_context(bare(folder / "model", engine=engine))
+            for name, engine in engines.items()
+        }
+        services = {
+            name: stack.enter_context(_served(folder, engine)) for name, engine in engines.items()
+        }
+        servers = {name: service.process for name, service in services.items()}
+        for _ in range(rounds):
+            for name, service in services.items():
+                with alone("none", servers):
+                    _note(times, f"bare{name}", **best_forward(models[name]))
+                    _note(times, "decode", **models[name].ask("decode", path, 3))
+                with alone(name, servers):
+                    target = target_of(service, request)
+                    found = load(target, service.process, images, clients=8)
+                _note(times, f"dicom{name}", **vars(found))
+    cpu = _cpu_ms(times)
+    return {
+        f"dicom_over_decode_and_forward{name}": (cpu["decode"] + cpu[f"bare{name}"])
+        / cpu[f"dicom{name}"]
+        for name in engines
+    } | {f"parts_{name}_cpu_ms": value for name, value in cpu.items()}
 
 
 def layouts(model: Path) -> dict[str, float]:

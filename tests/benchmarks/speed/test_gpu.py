@@ -5,6 +5,17 @@ import pytest
 from benchmarks.speed import gpu
 
 
+def test_without_a_gpu_it_says_so_and_starts_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpu.main([]) == 1
+    assert capsys.readouterr() == (
+        "",
+        "benchmarks.gpu: PyTorch sees no GPU; --tiny tries the commands\n",
+    )
+
+
 def test_a_case_runs_in_a_process_of_its_own() -> None:
     figures, reasons = gpu._run(gpu.Case("device", "here", {"size": 64}))
     assert not reasons
