@@ -245,8 +245,10 @@ def find_large_files(
         if place < 0:
             break
         start = body.find(b"\r\n\r\n", place, place + _LONGEST_HEAD) + 4
+        if start < 4:  # behind the last part, or malformed
+            break
         end = body.find(b"\r\n" + delimiter, start, length)
-        if start < 4 or end < 0:
+        if end < 0:
             break
         if b"filename=" in body[place:start]:
             spans.append((start, end))
