@@ -37,10 +37,7 @@ def command(
     ],
     model: Annotated[
         Path,
-        typer.Option(
-            metavar="RUN_OR_MODEL",
-            help="A run, a model, or OWNER/NAME@COMMIT.",
-        ),
+        typer.Option(metavar="RUN_OR_MODEL", help="A run, a model, or OWNER/NAME@COMMIT."),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The Parquet file that is written.")],
     images: Annotated[
@@ -58,8 +55,7 @@ def command(
         EngineName, typer.Option(metavar="NAME", help="auto, torch or openvino.")
     ] = "auto",
     precision: Annotated[
-        Precision,
-        typer.Option(metavar="TYPE", help="auto, float32, bfloat16 or float16."),
+        Precision, typer.Option(metavar="TYPE", help="auto, float32, bfloat16 or float16.")
     ] = "auto",
     dtype: Annotated[
         Dtype, typer.Option(metavar="TYPE", help="Of the vectors: float32 or float16.")

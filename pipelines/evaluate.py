@@ -29,6 +29,7 @@ from medclip_dcl.evaluation.questions import (
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference.predictor import load, published_folder
 from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.models.engines import settle_inference
 from medclip_dcl.plugins import METRICS
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import write_table
@@ -54,7 +55,7 @@ def build(job: Job) -> None:
         adapter_digest(config) if adapted else open_artifact(folder, model_package.ARTIFACT)
     )
     inputs |= {name: sha256_file(file) for name, file in input_files(config).items()}
-    inference = config.inference.for_figures
+    inference = settle_inference(config.inference)
     settings: dict[str, Any] = {"evaluate": config.evaluate, "inference": inference}
     if config.source.images_per_study == "all":  # a study is scored, not an image
         settings["images_per_study"] = config.source.images_per_study
@@ -92,7 +93,7 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
         contamination |= refuse_contaminated(
             folder, source, rows, images, allowed=settings.allow_contaminated
         )
-        inference = job.config.inference.for_figures
+        inference = settle_inference(job.config.inference)
         predictor = load(folder, engine=inference.engine, precision=inference.precision)
         model = evaluated_model(predictor)
         findings = () if settings.prompts else predictor.findings

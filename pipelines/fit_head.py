@@ -37,6 +37,7 @@ from medclip_dcl.inference.heads import Head, read_heads, write_heads
 from medclip_dcl.inference.predictor import Predictor, load, published_folder
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.model_package import ARTIFACT, HEAD_ARRAYS_FILE, HEADS_FILE, WEIGHTS
+from medclip_dcl.models.engines import settle_inference
 from medclip_dcl.models.settings import HeadFeatures
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import SPLITS
@@ -170,7 +171,7 @@ def _fit(
     held_out, allowed = rows["validate"] + rows["test"], config.evaluate.allow_contaminated
     refuse_contaminated(model.path, source, held_out, images, allowed=allowed)
     _refuse_shared(rows, images)
-    inference = config.inference.for_figures
+    inference = settle_inference(config.inference)
     predictor = load(model.path, engine=inference.engine, precision=inference.precision)
     splits = read_splits(job, predictor, rules.heads.features, labels)
     for name, parts in splits.items():

@@ -1,6 +1,6 @@
 """The first minutes on a new accelerator: what it can do, and how near training and scoring come.
 
-    python -m benchmarks.gpu [--quick] [--out FILE] [--tiny]
+    python -m benchmarks.gpu [--quick] [--tiny]
 
 Every case runs in a process of its own, so that a precision, a compiler or a crash of one
 leaves the others alone: a case that cannot run is a line with its reason. `--quick` asks for at
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.record import finish, machine
+from benchmarks.record import finish
 
 Figures = dict[str, float]
 Options = Mapping[str, Any]
@@ -63,7 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the cases, or one of them; 0 even where some could not run, 1 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
     parser.add_argument("--quick", action="store_true", help="fewer cases, at most eight minutes")
-    parser.add_argument("--out", type=Path, help="JSON file of figures and reasons")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, which need no GPU")
     parser.add_argument("--case", choices=sorted(CASES), help=argparse.SUPPRESS)
     parser.add_argument("--options", type=json.loads, default={}, help=argparse.SUPPRESS)
@@ -74,20 +73,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (arguments.tiny or torch.cuda.is_available()):
         print("benchmarks.gpu: PyTorch sees no GPU; --tiny tries the commands", file=sys.stderr)
         return 1
-    return _run_all(arguments.quick, arguments.out, on_gpu=not arguments.tiny)
+    return _run_all(arguments.quick, on_gpu=not arguments.tiny)
 
 
-def _run_all(quick: bool, out: Path | None, *, on_gpu: bool) -> int:
+def _run_all(quick: bool, *, on_gpu: bool) -> int:
     peaks = _run(Case("device", "", {"size": 8192 if on_gpu else 256}))
     figures, reasons = dict(peaks[0]), dict(peaks[1])
     for case in _cases(on_gpu, quick):
         found, why = _run(case._replace(options=case.options | {"peaks": peaks[0]}))
         figures |= found
         reasons |= why
-    if out is not None:
-        kept = {"machine": machine(), "figures": figures, "not_run": reasons}
-        out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    return finish("gpu", figures, {})
+    return finish("gpu", figures, {}, kept={"not_run": reasons})
 
 
 def _cases(on_gpu: bool, quick: bool) -> Iterator[Case]:

@@ -420,7 +420,7 @@ def build_predictor(
     changed = None if fitted is None else fitted.changed_in_bfloat16
     engine = choose_engine(
         model,
-        settle_inference(inference or InferenceConfig().for_figures, changed, device),
+        settle_inference(inference or InferenceConfig(precision="float32"), changed, device.type),
         published.config.model.image.input_px,
         published.path,
         published.digest,

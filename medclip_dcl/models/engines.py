@@ -119,15 +119,14 @@ def multiplies_bfloat16() -> bool:
 
 
 def settle_inference(
-    settings: InferenceConfig, changed: float | None, device: torch.device
+    settings: InferenceConfig, changed: float | None = None, device: str = "cpu"
 ) -> InferenceConfig:
-    """Say what precision `auto` is for a model, `changed`: share of its decisions in bfloat16."""
+    """Say what `auto` is where bfloat16 changes that share of the decisions; None: float32."""
     if settings.precision != "auto":
         return settings
     keeps = changed is not None and changed <= _MOST_CHANGED
-    is_faster = device.type == "cpu" and multiplies_bfloat16()
-    update = {"precision": "bfloat16"} if keeps and is_faster else {}
-    return settings.model_copy(update=update).for_figures
+    reduced = keeps and device == "cpu" and multiplies_bfloat16()
+    return settings.model_copy(update={"precision": "bfloat16" if reduced else "float32"})
 
 
 def choose_engine(

@@ -153,12 +153,6 @@ class InferenceConfig(Section):
     where that changes at most 1 % of the model's decisions, as `calibrate_scores` found; else
     float32, as always in `evaluate` and `fit_head`. `float16` is for GPUs."""
 
-    @property
-    def for_figures(self) -> "InferenceConfig":
-        """The same for figures that are to come out equal everywhere: `auto` is float32."""
-        exact: Precision = "float32" if self.precision == "auto" else self.precision
-        return self.model_copy(update={"precision": exact})
-
 
 HeadKind = Literal["linear", "knn", "prototypes"]
 HeadFeatures = Literal["space", "encoder"]

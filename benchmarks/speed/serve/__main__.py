@@ -33,7 +33,6 @@ BARS = {
     "paper_over_bare": ">= 0.93",
     "paper_p99_over_p50": "<= 1.8",
     "paper_over_litserve": ">= 0.98",
-    "paper_dicom_over_decode_and_forward": ">= 0.85",
     "resnet18_float32_over_bare": ">= 1.25",
     "resnet50_float32_over_bare": ">= 1.35",
     "resnet18_bf16_over_bare": ">= 2.2",
@@ -103,7 +102,6 @@ def _everything(
     figures |= loads.bad_manners(demo, share)
     if not is_quick:
         figures |= _named("demo", ratios.measure(demo, rounds, 160))
-        figures |= _named("layout", ratios.layouts(paper / "model"))
         figures |= _engines(paper, rounds)
     return figures
 

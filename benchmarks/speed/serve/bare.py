@@ -3,15 +3,13 @@
     python -m benchmarks.speed.serve.bare MODEL [ENGINE PRECISION]
 
 Each line on standard input is a question, answered by a JSON line with CPU milliseconds, median and
-mean: `forward IMAGES TIMES` of an image in forward passes over ready tensors, `forward_in_thread`
-of the same in another thread than the main one, `decode FILE TIMES` of reading an image and making
-its square, without isolation.
+mean: `forward IMAGES TIMES` of an image in forward passes over ready tensors, `decode FILE TIMES`
+of reading an image and making its square, without isolation.
 """
 
 import json
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,8 +37,7 @@ def main() -> int:
         else:
             images = int(subject)
             work = forward(predictor, images)
-        elsewhere = what == "forward_in_thread"
-        print(json.dumps(_timed(work, images, int(times), elsewhere=elsewhere)), flush=True)
+        print(json.dumps(_timed(work, images, int(times))), flush=True)
     return 0
 
 
@@ -63,24 +60,13 @@ def _decode(data: bytes, images: ImagesConfig) -> None:
     stretch(image.shades.words, image.shades.table, images.size_px, images.equalize)
 
 
-def _timed(
-    work: Callable[[], object], images: int, times: int, *, elsewhere: bool
-) -> dict[str, float]:
+def _timed(work: Callable[[], object], images: int, times: int) -> dict[str, float]:
     """Median CPU and wall milliseconds an image, and the mean CPU, after one pass to warm up."""
     seconds: list[tuple[float, float]] = []
-
-    def run() -> None:
-        for _ in range(times + 1):
-            cpu, wall = time.thread_time(), time.perf_counter()
-            work()
-            seconds.append((time.thread_time() - cpu, time.perf_counter() - wall))
-
-    if elsewhere:
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-    else:
-        run()
+    for _ in range(times + 1):
+        cpu, wall = time.thread_time(), time.perf_counter()
+        work()
+        seconds.append((time.thread_time() - cpu, time.perf_counter() - wall))
     cpu_ms, wall_ms = (
         1e3 * statistics.median(column) / images for column in zip(*seconds[1:], strict=True)
     )

@@ -12,7 +12,7 @@ import numpy as np
 from testing.dicom import raster_bytes
 from testing.tiny_models import random_images
 
-_BOUNDARY = "benchmark"
+_BOUNDARY = "0123456789abcdef0123456789abcdef"  # as long as those of httpx
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Bare:
         self._answer()
 
     def ask(self, what: str, subject: object, times: int) -> dict[str, float]:
-        """Measure `forward`, `forward_in_thread` or `decode`: medians of `cpu_ms` and `wall_ms`.
+        """Measure `forward` or `decode`: medians of `cpu_ms` and `wall_ms`.
 
         `subject` is the images in a forward pass, or the file of an image.
         """
@@ -82,9 +82,7 @@ class Bare:
 
 
 @contextlib.contextmanager
-def bare(
-    model: Path, environment: Mapping[str, str] = KEPT, engine: Engine = PYTORCH
-) -> Iterator[Bare]:
+def bare(model: Path, engine: Engine = PYTORCH) -> Iterator[Bare]:
     """Start a bare model on the first core."""
     with one_core():
         process = subprocess.Popen(
@@ -93,7 +91,7 @@ def bare(
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **KEPT, "OMP_NUM_THREADS": "1"},
         )
     try:
         yield Bare(process)

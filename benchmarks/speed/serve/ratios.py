@@ -67,7 +67,7 @@ def measure(folder: Path, rounds: int, images: int) -> dict[str, float]:
         service = stack.enter_context(served(folder, batch=8))
         others = {"litserve": stack.enter_context(rival(folder / "model"))}
         for _ in range(rounds):
-            waits += _round(times, folder, model, service, others, images)
+            waits += _round(times, model, service, others, images)
     cpu, wall = _cpu_ms(times), {name: wall_ms(times, name) for name in times}
     p50, p99 = (float(np.quantile(waits, share)) for share in (0.5, 0.99))
     return {
@@ -75,7 +75,6 @@ def measure(folder: Path, rounds: int, images: int) -> dict[str, float]:
         "over_bare_wall": wall["bare"] / wall["serve"],
         "over_litserve": cpu["litserve"] / cpu["serve"],
         "over_litserve_wall": wall["litserve"] / wall["serve"],
-        "dicom_over_decode_and_forward": (cpu["decode"] + cpu["bare"]) / cpu["serve_dicom"],
         "p99_over_p50": p99 / p50,
         "p50_ms": 1e3 * p50,
         **{f"{name}_cpu_ms": value for name, value in cpu.items()},
@@ -94,7 +93,7 @@ def engine_over_rivals(folder: Path, rounds: int, images: int) -> dict[str, floa
             for name, engine in (("same_engine", FLOAT32), ("pytorch", PYTORCH))
         }
         for _ in range(rounds):
-            _round(times, folder, model, service, others, images)
+            _round(times, model, service, others, images)
     cpu = _cpu_ms(times)
     return {
         "over_litserve_pytorch": cpu["pytorch"] / cpu["serve"],
@@ -162,39 +161,21 @@ def dicom_over_parts(folder: Path, rounds: int, images: int) -> dict[str, float]
     } | {f"parts_{name}_cpu_ms": value for name, value in cpu.items()}
 
 
-def layouts(model: Path) -> dict[str, float]:
-    """Measure forward passes of eight by allocator and thread, in turn: median CPU ms an image."""
-    times: Times = {}
-    with bare(model) as kept, bare(model, {}) as default:
-        for _ in range(3):
-            for allocator, process in (("kept", kept), ("default", default)):
-                for what in ("forward", "forward_in_thread"):
-                    _note(times, f"{what}_{allocator}_memory_cpu_ms", **process.ask(what, 8, 2))
-    return _cpu_ms(times)
-
-
 def _round(
     times: Times,
-    folder: Path,
     model: Bare,
     service: Service,
     others: Mapping[str, tuple[Process, int]],
     images: int,
 ) -> Sequence[float]:
     """Let all take a turn; gives how long each answer of the service took."""
-    path, small = folder / "image.dcm", classify_request(512)
-    if not path.exists():
-        path.write_bytes(full_size_dicom())
+    small = classify_request(512)
     servers = {"serve": service.process, **{name: process for name, (process, _) in others.items()}}
     with alone("bare", servers):
         _note(times, "bare", **best_forward(model))
-        _note(times, "decode", **model.ask("decode", path, 3))
     with alone("serve", servers):
-        large = form_request("/classify", path.read_bytes())
         ours = load(target_of(service, small), service.process, images)
-        whole = load(target_of(service, large), service.process, images // 2, clients=8)
     _note(times, "serve", **vars(ours))
-    _note(times, "serve_dicom", **vars(whole))
     for name, (process, port) in others.items():
         theirs = Target("127.0.0.1", port, small.replace(b"/classify", b"/predict", 1))
         with alone(name, servers):

@@ -268,8 +268,8 @@ def test_bfloat16_is_taken_where_it_is_faster_and_decisions_stay(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(engines, "multiplies_bfloat16", lambda: multiplies)
     settings = InferenceConfig.model_validate({"precision": asked})
-    assert settle_inference(settings, changed, torch.device(device)).precision == taken
-    assert settings.for_figures.precision == ("float32" if asked == "auto" else asked)
+    assert settle_inference(settings, changed, device).precision == taken
+    assert settle_inference(settings).precision == ("float32" if asked == "auto" else asked)
 
 
 @pytest.mark.parametrize(
