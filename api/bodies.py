@@ -245,9 +245,8 @@ def find_large_files(
         if place < 0:
             break
         start = body.find(b"\r\n\r\n", place, place + _LONGEST_HEAD) + 4
-        if start < 4:  # behind the last part, or malformed
-            break
-        end = body.find(b"\r\n" + delimiter, start, length)
+        # Behind the last part there is no head: the whole body is not to be searched again.
+        end = body.find(b"\r\n" + delimiter, start, length) if start >= 4 else -1
         if end < 0:
             break
         if b"filename=" in body[place:start]:

@@ -138,10 +138,7 @@ class ServiceProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Start the application; a refused request is answered here, which costs a third."""
         refuse: Refuse | None = self.app_state.get(REFUSE)
-        if refuse is None or not cycle.keep_alive:
-            super()._start_asgi_task(cycle, app)
-            return
-        refusal = refuse(cycle.scope)
+        refusal = refuse(cycle.scope) if refuse and cycle.keep_alive else None
         if refusal is None:
             super()._start_asgi_task(cycle, app)
             return
