@@ -52,7 +52,7 @@ class ConcurrencyLimiter:
 
 @dataclass(frozen=True)
 class Admission:
-    """What a request is refused for by its head alone; its body is left unread."""
+    """Checks of a request by its head alone; the body of a refused one is left unread."""
 
     auth: Auth
     limiter: ConcurrencyLimiter
