@@ -155,11 +155,11 @@ def real_studies() -> Figure:
     rows: dict[str, Any] = json.loads(text)["tables"]["random"]["rows"]
     shown = [row for row in rows.values() if row["runs"] >= 5 or row["part"] == "ceiling"]
     shown.sort(key=lambda row: -row["mean_auc"])
-    colors = {"decisive": BLUE, "control": GREY, "ceiling": ORANGE}
+    colors = {"ceiling": ORANGE}
     figure = Figure(figsize=(7, 0.9 + 0.27 * len(shown)), layout="constrained")
     level, gain = figure.subplots(1, 2, sharey=True)
     for place, row in enumerate(shown):
-        color = colors.get(row["part"], BLUE)
+        color = GREY if row["title"].startswith("control") else colors.get(row["part"], BLUE)
         level.plot(row["mean_auc"], place, "o", color=color, markersize=5)
         if (against := row["against_baseline"]) is not None:
             reach = [[against["value"] - against["low"]], [against["high"] - against["value"]]]
