@@ -28,7 +28,7 @@ The corrected loss alone can fall while nothing is learned: anchors on the floor
 no gradient, and the lower the uncorrected loss, the larger the gradient of the rest.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -39,8 +39,8 @@ from .info_nce import (
     Reduction,
     check_range,
     checked,
+    log_negatives,
     negative_count,
-    negatives,
     reduce,
     softplus,
 )
@@ -49,10 +49,8 @@ Floor = Literal["floor", "zero", "fallback"]
 
 
 class DebiasedTerms(NamedTuple):
-    """Terms of Eq. 7 and 8, one of each per anchor; the losses alone have a gradient."""
+    """Terms of Eq. 7 and 8, one of each per anchor."""
 
-    losses: Float[Tensor, " anchors"]
-    """Loss, Eq. 7; 0 without negatives."""
     A: Float[Tensor, " anchors"]
     """Log of the uncorrected negative term over e^{s_p}; minus infinity: no negatives."""
     ell: Float[Tensor, " anchors"]
@@ -66,16 +64,25 @@ class DebiasedTerms(NamedTuple):
     false: Float[Tensor, "..."]
     """Negatives of the anchor's class that are to be expected; one for all where it is the same."""
 
-    def loss(self, reduction: Reduction = "mean") -> Float[Tensor, "..."]:
-        """Reduce the losses; arguments as in `debiased_contrastive_loss`."""
-        # Where N is one number, no anchor differs from the others in having negatives.
-        counted = ~self.A.isneginf() if self.N.ndim else None
-        return reduce(self.losses, counted, reduction)
+    def loss(self, floor: Floor, reduction: Reduction = "mean") -> Float[Tensor, "..."]:
+        """Compute the loss, Eq. 7; arguments as in `debiased_contrastive_loss`."""
+        if floor == "floor":
+            # phi has a gradient towards s_p alone: the positive is pulled a little, nothing pushed.
+            log_ratio = torch.where(self.ell <= self.phi, self.phi, self.ell)
+        elif floor == "zero":
+            # ell is minus infinity where Eq. 8 is not positive: loss and gradient are 0 there.
+            log_ratio = self.ell
+        elif floor == "fallback":
+            # Such an anchor goes on learning by InfoNCE instead of hardly at all.
+            log_ratio = torch.where(self.ell <= self.phi, self.A, self.ell)
+        else:
+            raise ObjectiveError(f"floor is {floor!r}; it must be floor, zero or fallback")
+        return reduce(softplus(log_ratio), ~self.A.isneginf(), reduction)
 
     @torch.no_grad()
     def gauges(self) -> dict[str, Float[Tensor, ""]]:
         """Measure what the correction does: the scalars of `debiasing_gauges`."""
-        _, A, ell, phi, share, N, false = self
+        A, ell, phi, share, N, false = self
         lively = ~A.isneginf()
         off_floor = lively & ~(ell <= phi)
         false = false.expand_as(A)
@@ -129,7 +136,7 @@ def debiased_contrastive_loss(
             loss an anchor.
 
     Returns:
-        The loss, at least 0; float32 at least. It has no second derivative.
+        The loss, at least 0; float32 at least.
 
     Raises:
         ObjectiveError: shapes do not fit, `eta` is outside [0, 1), a weight is negative or not
@@ -147,9 +154,8 @@ def debiased_contrastive_loss(
         weights=weights,
         known_positives=known_positives,
         known_mates=known_mates,
-        floor=floor,
     )
-    return terms.loss(reduction)
+    return terms.loss(floor, reduction)
 
 
 def debiased_terms(
@@ -161,14 +167,14 @@ def debiased_terms(
     weights: Float[Tensor, "anchors candidates"] | None = None,
     known_positives: Bool[Tensor, "anchors candidates"] | None = None,
     known_mates: Bool[Tensor, "anchors candidates"] | None = None,
-    floor: Floor = "floor",
 ) -> DebiasedTerms:
-    """Compute the terms of Eq. 7 and 8.
+    """Compute the terms of Eq. 7 and 8, with gradient towards `s`.
 
     Arguments and errors are those of `debiased_contrastive_loss`.
     """
     s, positive = checked(s, positive)
     eta = _checked_eta(eta, s)
+    s_p = s.gather(1, positive.unsqueeze(1)).squeeze(1)
     v = _union(known_positives, known_mates)
     N = negative_count(s, positive, weights=weights, excluded=v)
     if known_mates is not None:
@@ -176,93 +182,24 @@ def debiased_terms(
         # (N_before eta - K) / N with N_before = N + K, and eta itself, to the bit, where K is 0.
         left = eta - (1 - eta) * K / N.clamp_min(torch.finfo(N.dtype).tiny)
         eta = left.clamp_min(0)
-    false = eta * N
+    A = log_negatives(s, positive, weights=weights, excluded=v) - s_p
     # With eta = 0, C is minus infinity and ell becomes A: InfoNCE, without a case of its own.
-    C = false.log()
-    if v is not None:
-        C = C + _log_mean_positive(s, positive, v)
-    u = negatives(s.detach(), positive, weights=weights, excluded=v)
+    C = N.log() + eta.log() + _log_mean_positive(s, positive, v, s_p)
+
+    dead = C >= A  # Eq. 8 is not positive, or there is no negative
+    gap = torch.where(dead, -1.0, C - A)  # -1: any value, it keeps the gradient finite
+    ell = torch.where(dead, 0.0, A) + torch.log(-torch.expm1(gap)) - torch.log1p(-eta)
+    ell = torch.where(dead, -torch.inf, ell)
     scale = gamma.detach() if isinstance(gamma, Tensor) else gamma  # or it would grow by itself
-    losses, A, ell, phi, share = _Losses.apply(  # type: ignore[no-untyped-call]
-        s, positive.unsqueeze(1), u, C, eta, N.log() - scale * scale, floor
-    )
-    return DebiasedTerms(losses, A, ell, phi, share, N, false)
-
-
-class _Losses(torch.autograd.Function):
-    """Losses with their gradient, and A, ell, phi and share = e^{C-A} without.
-
-    Written out because a small batch costs what its operations cost to call: autograd calls
-    three times as many.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        s: Tensor,
-        p: Tensor,
-        u: Tensor,
-        C: Tensor,
-        eta: Tensor,
-        least: Tensor,
-        floor: Floor,
-    ) -> tuple[Tensor, ...]:
-        s_p = s.gather(1, p).squeeze(1)
-        q, largest = torch.softmax(u, dim=1), u.amax(dim=1)
-        A = largest - q.amax(dim=1).log_() - s_p  # q of the largest is e^largest / sum_n e^{s_n}
-        if least.ndim or s.shape[1] == 1:  # a row may have no negative
-            empty = largest == -torch.inf
-            q.masked_fill_(empty.unsqueeze(1), 0.0)
-            A.masked_fill_(empty, -torch.inf)
-        dead = C >= A  # Eq. 8 is not positive, or there is no negative
-        gap = (C - A).masked_fill_(dead, -torch.inf)
-        kept = -torch.expm1(gap)  # 1 - e^{C-A}, to the last digit
-        ell = (kept / torch.rsub(eta, 1)).log_().add_(A).masked_fill_(dead, -torch.inf)
-        phi = least - s_p
-        on_floor = ell <= phi
-        if floor == "floor":
-            # phi has a gradient towards s_p alone: the positive is pulled a little, nothing pushed.
-            log_ratio = torch.where(on_floor, phi, ell)
-        elif floor == "zero":
-            # ell is minus infinity where Eq. 8 is not positive: loss and gradient are 0 there.
-            log_ratio, on_floor = ell, dead
-        elif floor == "fallback":
-            # Such an anchor goes on learning by InfoNCE instead of hardly at all.
-            log_ratio = torch.where(on_floor, A, ell)
-        else:
-            raise ObjectiveError(f"floor is {floor!r}; it must be floor, zero or fallback")
-        constants = A, ell, phi, gap.exp_()
-        ctx.mark_non_differentiable(*constants)
-        ctx.save_for_backward(p, q, kept, on_floor, log_ratio)
-        ctx.set_materialize_grads(False)
-        ctx.floor = floor
-        return softplus(log_ratio), *constants
-
-    @staticmethod
-    def backward(ctx: Any, dlosses: Tensor | None, *_constants: None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # what is saved is constant, and a penalty would do nothing
-            raise ObjectiveError("the loss has no second derivative; take create_graph off")
-        if dlosses is None:
-            return (None,) * 7
-        p, q, kept, on_floor, log_ratio = ctx.saved_tensors
-        d = dlosses * log_ratio.sigmoid()
-        dell = d.masked_fill(on_floor, 0.0)
-        # ell by A: 1 / (1 - e^{C-A}); by C what is left to 1; A and phi by s_p: -1.
-        dA = dell / kept
-        dC = dell - dA if ctx.needs_input_grad[3] else None
-        ds_p = dell - dA - d
-        if ctx.floor == "fallback":
-            dA = -ds_p
-        # A by s_n is q_n: the softmax over negatives.
-        ds = (q * dA.unsqueeze(1)).scatter_(1, p, ds_p.unsqueeze(1))
-        return ds, None, None, dC, None, None, None
+    phi = N.log() - scale**2 - s_p
+    return DebiasedTerms(A, ell, phi, torch.where(dead, 0.0, gap.exp()), N, eta * N)
 
 
 def _checked_eta(
     eta: Float[Tensor, " anchors"] | float, s: Float[Tensor, "anchors candidates"]
 ) -> Float[Tensor, "..."]:
     known = torch.as_tensor(eta, dtype=s.dtype).detach()  # a constant of the data: no gradient
-    if known.ndim and known.shape != s.shape[:1]:
+    if known.shape not in {(), s.shape[:1]}:
         raise ObjectiveError(
             f"eta has shape {tuple(known.shape)} for {len(s)} anchors; give one an anchor, "
             "in the order of the rows of s"
@@ -284,13 +221,15 @@ def _union(
 def _log_mean_positive(
     s: Float[Tensor, "anchors candidates"],
     positive: Int[Tensor, " anchors"],
-    v: Bool[Tensor, "anchors candidates"],
-) -> Float[Tensor, " anchors"]:
-    """Log of (1/M) sum_m e^{s(x,v_m)} / e^{s_p}; it is 0 where M = 1 and v = x+."""
-    column = positive.unsqueeze(1)
-    v = v.scatter(1, column, True)
+    v: Bool[Tensor, "anchors candidates"] | None,
+    s_p: Float[Tensor, " anchors"],
+) -> Float[Tensor, " anchors"] | float:
+    """Log of (1/M) sum_m e^{s(x,v_m)} / e^{s_p}."""
+    if v is None:
+        return 0.0  # M = 1 and v = x+
+    v = v.scatter(1, positive.unsqueeze(1), True)
     log_sum = s.masked_fill(~v, -torch.inf).logsumexp(dim=1)
-    return log_sum - v.sum(dim=1).to(s.dtype).log() - s.gather(1, column).squeeze(1)
+    return log_sum - v.sum(dim=1).to(s.dtype).log() - s_p
 
 
 def debiasing_gauges(

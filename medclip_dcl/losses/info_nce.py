@@ -21,8 +21,6 @@ from ..errors import ObjectiveError
 
 Reduction = Literal["mean", "sum", "none"]
 
-_LEAST = torch.finfo(torch.float32).min
-
 
 def info_nce_loss(
     s: Float[Tensor, "anchors candidates"],
@@ -53,10 +51,8 @@ def info_nce_loss(
     """
     s, positive = checked(s, positive)
     s_positive = s.gather(1, positive.unsqueeze(1)).squeeze(1)
-    # A row without negatives is summed over the least of all numbers: 0, as its gradient is.
-    u = negatives(s, positive, weights=weights).clamp_min(_LEAST)
-    A = u.logsumexp(dim=1) - s_positive
-    return reduce(softplus(A), A > _LEAST / 2, reduction)
+    A = log_negatives(s, positive, weights=weights) - s_positive
+    return reduce(softplus(A), ~A.isneginf(), reduction)
 
 
 def sigmoid_loss(
@@ -116,7 +112,7 @@ def check_range(values: Float[Tensor, "..."], name: str, below: float, remedy: s
     if not values.numel():
         return
     rule = f"outside [0, {below:g}); {remedy}"
-    least, largest = values.aminmax()  # both are not a number where one value is not
+    least, largest = values.detach().aminmax()  # both are not a number where one value is not
     if values.is_cuda or torch.compiler.is_compiling():
         torch._assert_async((least >= 0) & (largest < below), f"{name} is {rule}")
     elif values.is_cpu:
@@ -125,20 +121,29 @@ def check_range(values: Float[Tensor, "..."], name: str, below: float, remedy: s
             raise ObjectiveError(f"{name} is {high if low >= 0 else low:g}, {rule}")
 
 
-def negatives(
+def log_negatives(
     s: Float[Tensor, "anchors candidates"],
     positive: Int[Tensor, " anchors"],
     *,
     weights: Float[Tensor, "anchors candidates"] | None = None,
     excluded: Bool[Tensor, "anchors candidates"] | None = None,
-) -> Float[Tensor, "anchors candidates"]:
-    """Give log w_n + s_n; minus infinity at the positive and the excluded candidates."""
+) -> Float[Tensor, " anchors"]:
+    """Compute log sum_n w_n e^{s_n} over all candidates but the positive and the excluded ones.
+
+    An anchor with no negative left gets minus infinity, without gradient.
+    """
     if weights is not None:
         check_range(weights, "a weight", math.inf, "it multiplies e^s, and 0 removes a candidate")
         s = s + weights.detach().to(s.dtype).log()  # 0 becomes minus infinity: really gone
     if excluded is not None:
         s = s.masked_fill(excluded, -torch.inf)
-    return s.scatter(1, positive.unsqueeze(1), -torch.inf)
+    negatives = s.scatter(1, positive.unsqueeze(1), -torch.inf)
+    if weights is None and excluded is None and s.shape[1] > 1:
+        return negatives.logsumexp(dim=1)  # no row can be empty: the common case, in one pass
+    empty = (negatives == -torch.inf).all(dim=1)
+    # A dead row is summed over zeros instead: its own gradient would not be a number.
+    lively = negatives.masked_fill(empty.unsqueeze(1), 0).logsumexp(dim=1)
+    return torch.where(empty, -torch.inf, lively)
 
 
 def negative_count(
@@ -166,15 +171,11 @@ def softplus(x: Float[Tensor, " anchors"]) -> Float[Tensor, " anchors"]:
 
 
 def reduce(
-    losses: Float[Tensor, " anchors"],
-    counted: Bool[Tensor, " anchors"] | None,
-    reduction: Reduction,
+    losses: Float[Tensor, " anchors"], counted: Bool[Tensor, " anchors"], reduction: Reduction
 ) -> Float[Tensor, "..."]:
-    """Reduce the losses of the anchors; what is not counted (None: all are) leaves the mean."""
+    """Reduce the losses of the anchors; those that are not counted are 0 and leave the mean."""
     if reduction == "mean":
-        if counted is None and len(losses):
-            return losses.mean()
-        return losses.sum() / (1 if counted is None else counted.sum().clamp_min(1))
+        return losses.sum() / counted.sum().clamp_min(1)
     if reduction == "sum":
         return losses.sum()
     if reduction == "none":

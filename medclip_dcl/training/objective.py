@@ -95,8 +95,6 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
         inputs.gamma,
         weights=_without(weights, unclear) if debiased else weights,
         known_mates=same if debiased else None,
-        # InfoNCE is the debiased loss with eta = 0; fallback has no floor to meet there
-        floor=settings.floor if debiased else "fallback",
     )
     if settings.kind == "multipositive":
         same = _needed(same, "relation")
@@ -105,8 +103,8 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
         loss = sigmoid_loss(inputs.s, inputs.positive, bias=_needed(inputs.bias, "bias"))
     elif settings.kind in LOSSES:
         loss = LOSSES[settings.kind](inputs)
-    else:
-        loss = terms.loss()
+    else:  # InfoNCE is the debiased loss with eta = 0; fallback has no floor to meet there
+        loss = terms.loss(settings.floor if debiased else "fallback")
     known = None if same is None or unclear is None else same | unclear
     counts = negatives.negative_gauges(inputs.s, inputs.positive, weights, known)
     return ObjectiveOutput(loss, terms.gauges() | counts)

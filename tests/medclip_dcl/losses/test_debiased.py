@@ -134,7 +134,7 @@ def test_zero_floor_ends_at_no_loss_and_fallback_at_infonce() -> None:
     fallback = debiased_contrastive_loss(s, None, 0.2, math.sqrt(14), floor="fallback")
     biased = info_nce_loss(s)
     assert fallback.item() == biased.item()
-    torch.testing.assert_close(gradient(fallback, s), gradient(biased, s), atol=1e-15, rtol=1e-14)
+    assert torch.equal(gradient(fallback, s), gradient(biased, s))
 
 
 def test_floor_gives_gamma_no_gradient_of_its_own() -> None:
@@ -439,10 +439,3 @@ def test_error_of_the_estimate_falls_with_n_and_grows_with_wrong_eta() -> None:
     assert wrong > 3 * errors[254][0]
     assert wrong <= wrong_bound
     assert all(found <= bound for found, bound in errors.values())
-
-
-def test_a_second_derivative_is_refused() -> None:
-    s = cosines(3, 4).requires_grad_()
-    loss = debiased_contrastive_loss(s, None, 0.1, 1.0)
-    with pytest.raises(ObjectiveError, match="second derivative"):
-        torch.autograd.grad(loss, s, create_graph=True)

@@ -88,7 +88,7 @@ def test_gauges_are_means_over_the_anchors_that_have_a_negative() -> None:
 
 
 def test_gauges_carry_no_gradient() -> None:
-    """Also where the losses do: the trainer takes both from one computation."""
+    """Also where the terms do: the trainer takes both from one computation."""
     terms = debiased_terms(rows(), None, 0.1, torch.tensor(2.0))
-    assert terms.losses.requires_grad
+    assert terms.A.requires_grad
     assert not any(value.requires_grad or value.ndim for value in terms.gauges().values())
