@@ -23,8 +23,9 @@ is called with the bytes of each piece that has come, and raises to refuse the b
 REFUSE = "medclip.refuse"
 """Key of the lifespan's state: `Refuse`."""
 
-Refuse = Callable[[dict[str, Any]], bytes | None]
-"""Gives the whole answer to a request that is refused by its head, of a scope; None for others."""
+Refuse = Callable[[dict[str, Any], int], bytes | None]
+"""Gives the whole answer to a request that is refused by its head, of a scope and of the bytes of
+its body that came with the head; None for others."""
 
 LARGE = 256 * 1024
 """Bytes from which a body is large."""
@@ -33,6 +34,7 @@ _LONGEST_HEAD = 16 * 1024  # bytes of the request line and all headers
 _LONGEST_BLANK = 2  # one empty line before a request is allowed (RFC 9112, 2.2); llhttp skips any
 _MOST_PIPELINED = 8
 _CHUNK_FRAME = 32  # bytes around each chunk that are free: its length and line ends need 12
+_HEAD_FRAME, _LINE_FRAME = 18, 4  # bytes around the path of a POST and around a header
 _PIECE = 2**20
 
 _MOST_CONNECTIONS = 1024
@@ -61,6 +63,7 @@ class ServiceProtocol(HttpToolsProtocol):
     _in_head = False
     _blank = 0  # bytes of empty lines before it
     _frame = 0  # bytes of a body in chunks that are not the body
+    _piece = 0  # bytes that came together last
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -103,6 +106,7 @@ class ServiceProtocol(HttpToolsProtocol):
         if is_too_long:
             self.send_400_response("The head of the request is too long, or empty.")
             return
+        self._piece = len(data)
         super().data_received(data)
 
     def on_message_begin(self) -> None:
@@ -138,7 +142,8 @@ class ServiceProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Start the application; a refused request is answered here, which costs a third."""
         refuse: Refuse | None = self.app_state.get(REFUSE)
-        refusal = refuse(cycle.scope) if refuse and cycle.keep_alive else None
+        body = self._piece - self._head - _HEAD_FRAME - _LINE_FRAME * len(self.headers)
+        refusal = refuse(cycle.scope, body) if refuse and cycle.keep_alive else None
         if refusal is None:
             super()._start_asgi_task(cycle, app)
             return

@@ -59,15 +59,19 @@ class Admission:
     memory: BodyMemory
     metrics: Metrics
 
-    def refuse(self, scope: Scope) -> bytes | None:
+    def refuse(self, scope: Scope, arrived: int) -> bytes | None:
         """Give the whole answer to a request that is refused; None where it may come in.
 
         For servers that can answer before they start the application (`ServiceProtocol.refuse`).
+        `arrived`: bytes of the body that came with the head, at most.
         """
         state = self.begin(scope)
         if not state.code:
-            # Many heads come in one turn of the loop: each keeps a place until its task starts.
-            state.has_place = scope["method"] == "POST" and self.limiter.take()
+            # Many requests come in one turn of the loop: each keeps a place until its task starts,
+            # and none that is still being sent.
+            length = int(dict(scope["headers"]).get(b"content-length", b"-1"))
+            is_whole = scope["method"] == "POST" and 0 <= length <= arrived
+            state.has_place = is_whole and self.limiter.take()
             return None
         self.metrics.note_request(scope, ERRORS[state.code][0], 0.0)
         return refusal_bytes(state.code, state.request_id)

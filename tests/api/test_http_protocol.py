@@ -27,6 +27,10 @@ class Whole(bytearray):
 wholes: list[weakref.ref[Whole]] = []
 
 
+bodies: list[int] = []
+"""Bytes of the body that came with each head."""
+
+
 async def app(scope: Any, receive: Any, send: Any) -> None:
     """Answer with the way that the body came, its length and its last byte."""
     if scope["type"] == "lifespan":
@@ -67,7 +71,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": words.encode()})
 
 
-def refuse(scope: Any) -> bytes | None:
+def refuse(scope: Any, body: int) -> bytes | None:
+    bodies.append(body)
     is_refused = (b"x-refused", b"") in scope["headers"]
     return b"HTTP/1.1 503 Full\r\ncontent-length: 4\r\n\r\nfull" if is_refused else None
 
@@ -300,6 +305,15 @@ def test_one_empty_line_before_a_request_is_skipped_and_two_are_refused(
     assert answer(wire) == "parsed 3"
     wire.sendall(b"\r\n\r\n")
     assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 400"
+
+
+def test_what_came_of_a_body_with_its_head_is_known(wire: socket.socket) -> None:
+    for sent, rest in ((b"abc", b""), (b"", b"abc"), (b"a", b"bc")):
+        wire.sendall(head(3, "X-Told: a") + sent)
+        time.sleep(0.05)
+        wire.sendall(rest)
+        assert answer(wire) == "parsed 3"
+    assert bodies[-3:] == [3, 0, 1]
 
 
 def test_spaces_behind_a_value_are_none_of_it(wire: socket.socket) -> None:

@@ -188,12 +188,15 @@ def test_without_a_place_nothing_is_read() -> None:
 def test_a_refusal_of_the_connection_is_the_one_of_the_application() -> None:
     limiter, metrics = ConcurrencyLimiter(2, Metrics()), Metrics()
     admission = Admission(OPEN, limiter, BodyMemory(ROOM, ROOM), metrics)
-    scope = {"method": "POST", "headers": [(b"x-request-id", b"one")], "path": "/count"}
-    # Three heads in one turn of the loop, and two places.
-    first, second, third = (admission.refuse({**scope, "state": {}}) for _ in range(3))
-    assert (first, second) == (None, None)
+    headers = [(b"x-request-id", b"one"), (b"content-length", b"9")]
+    scope = {"method": "POST", "headers": headers, "path": "/count"}
+    # Six requests in one turn of the loop, and two places: of three the body is still to come.
+    *others, last = (
+        admission.refuse({**scope, "state": {}}, arrived) for arrived in (8, 9, 0, 8, 9, 9)
+    )
+    assert others == [None] * 5
     assert metrics.registry.get_sample_value("medclip_refusals_total", {"code": "overloaded"}) == 1
-    head, _, body = (third or b"").partition(b"\r\n\r\n")
+    head, _, body = (last or b"").partition(b"\r\n\r\n")
     status, *lines = head.split(b"\r\n")
     assert status == b"HTTP/1.1 503 Service Unavailable"
     start, sent = exchange(app_with(limiter), [], "/count", headers=[("x-request-id", "one")])
