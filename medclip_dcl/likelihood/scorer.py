@@ -169,6 +169,7 @@ def _send(connection: Connection, task: Task, crew: Mapping[Connection, BaseProc
     try:
         connection.send(task)
     except ConnectionError as error:
+        _receive(connection, crew)  # raises what the worker said before it ended
         raise _died(crew[connection]) from error
 
 
