@@ -245,7 +245,7 @@ def find_large_files(
         if place < 0:
             break
         start = body.find(b"\r\n\r\n", place, place + _LONGEST_HEAD) + 4
-        # Behind the last part there is no head: the whole body is not to be searched again.
+        # Nothing follows the last part, so the whole body is not searched again.
         end = body.find(b"\r\n" + delimiter, start, length) if start >= 4 else -1
         if end < 0:
             break

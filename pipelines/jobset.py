@@ -1,7 +1,7 @@
 """A config's stages as a JobSet for Kubernetes: one job each, after the one before.
 
 Scoring and training run on every node, a process for each GPU, and meet by torchrun; the other
-stages have one pod. All pods see the volume `medclip-work`, where the config lies as well. A pod
+stages have one pod. All pods see the volume `medclip-work`, which holds the config as well. A pod
 that is lost or evicted is started again, and its stage goes on from what is finished.
 """
 

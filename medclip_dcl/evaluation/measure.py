@@ -104,7 +104,7 @@ def _asked(
     cases: SampleResults, form: TableFormat, level: str, weights: Weights, chosen: np.ndarray
 ) -> _Asked:
     # Of the chosen rows of a table; `level` names the column of each finding's level. The probes of
-    # one finding are told apart by their draw.
+    # one finding differ by their draw.
     column = {
         name: cases.column(form, name)[chosen]
         for name in ("image_id", "finding", "margin", "truth", level)

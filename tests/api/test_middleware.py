@@ -502,7 +502,7 @@ def test_waiting_and_work_are_timed_apart() -> None:
 
 
 class Wire:
-    """What a connection's socket was told."""
+    """What was written to a connection's socket."""
 
     def __init__(self) -> None:
         self.is_closed = False
