@@ -5,6 +5,7 @@ RUNTIME := .venv/runtime
 INSTALLED := .venv/installed
 PIP = $(BIN)/pip install --quiet --no-compile --constraint requirements.lock
 COMPILE = $(BIN)/python -m compileall -qq --workers 0 .venv/lib || true # pip itself takes one core
+export PYTHONDONTWRITEBYTECODE := # the demo compiles what it imports, and nothing else
 CONFIG ?= configs/demo.yaml
 MUTATION := build/mutation/lib
 AXE := axe-playwright-python==0.1.8
@@ -17,7 +18,6 @@ $(RUNTIME): requirements.lock pyproject.toml setup.py
 	$(PIP) setuptools
 	$(PIP) --no-build-isolation --editable '.[fast]'
 	$(BIN)/medclip schema >configs/schema.json
-	$(COMPILE)
 	touch $@
 
 $(INSTALLED): $(RUNTIME)
@@ -30,7 +30,7 @@ demo: $(RUNTIME) ## every stage on generated studies, then a report
 	$(BIN)/medclip run $(CONFIG) $(RUN)
 
 test: $(INSTALLED) ## all tests but those of `make check`, in two processes
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/house
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/house
 
 check: $(INSTALLED) ## format, lint, types, layers, budgets, conventions, the package
 	$(BIN)/ruff format --check .
