@@ -1,12 +1,21 @@
 """Ask a running service about an image: its findings, where a phrase is seen, what is similar."""
 
+import csv
+import io
 from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from medclip_dcl.client import answer_question
+from medclip_dcl.client import Client, answer_question
+from medclip_dcl.errors import ConfigError, MedclipError, ServiceError
+from medclip_dcl.progress import Progress
+from medclip_dcl.schemas import ClassifyAnswer, RefusedImage
+from medclip_exports.vectors import list_image_files
+
+from .job import run_resumable
 
 Image = Annotated[Path, typer.Argument(metavar="IMAGE", help="DICOM, JPEG or PNG.")]
 Url = Annotated[str, typer.Option("--url", help="Address of the service.")]
@@ -16,6 +25,10 @@ Authorities = Annotated[
     typer.Option("--ca", help="PEM file of the authorities that sign the service's certificate."),
 ]
 _URL = "http://127.0.0.1:8000"
+_KINDS = ("score", "probability", "decision")
+"""What the columns of a table hold of a finding or head."""
+_MOST_BYTES = 16 << 20
+"""Of the images that are sent at once: below what a service takes in a body."""
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, rich_markup_mode="markdown", help=__doc__
@@ -33,14 +46,31 @@ def _read_box(text: str) -> tuple[float, ...]:
 @app.command("classify")
 def ask_findings(
     image: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE...", help="DICOM, JPEG or PNG; up to 32.")
+        list[Path],
+        typer.Argument(metavar="IMAGE...", help="DICOM, JPEG or PNG; folders too with --csv."),
     ],
     explain: Annotated[bool, typer.Option("--explain", help="With heatmaps.")] = False,
+    table: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="A row an image, in place of JSON."),
+    ] = None,
     url: Url = _URL,
     key_file: KeyFile = None,
     ca: Authorities = None,
 ) -> None:
-    """Ask which findings images show, and what the model's heads say."""
+    """Ask which findings images show, and what the model's heads say.
+
+    Up to 32 images; with --csv any number, and a killed run goes on where it was.
+    """
+    if table is not None:
+        if explain:
+            raise typer.BadParameter("--explain draws heatmaps, which no row of --csv holds")
+        try:
+            with Client(url, key_file or "", ca=ca) as client:
+                raise typer.Exit(run_resumable("ask", lambda: write_findings(client, image, table)))
+        except MedclipError as error:
+            typer.echo(f"ask: {error}", err=True)
+            raise typer.Exit(error.exit_code) from error
     asked = Namespace(
         question="classify", image=image, explain=explain, url=url, key_file=key_file, ca=ca
     )
@@ -132,3 +162,80 @@ def ask_similar(
         exclude_patient=exclude_patient, url=url, key_file=key_file, ca=ca,
     )  # fmt: skip
     raise typer.Exit(answer_question(asked))
+
+
+def write_findings(client: Client, images: Sequence[Path], table: Path) -> None:
+    """Write a row for each image, and each file of a folder, that the table does not have yet.
+
+    Columns: `image`; score, probability and decision of each finding and head; `refused`: why an
+    image has none of them. ConfigError where the table has other columns.
+    """
+    names = [image.as_posix() for image in images if not image.is_dir()]
+    for folder in (image for image in images if image.is_dir()):
+        below = list_image_files(folder, table).values.to_pylist()
+        names += [(folder / name).as_posix() for name in below]
+    model = client.model()
+    labels = [each["name"] for each in model.card["prompts"]] + [each.name for each in model.heads]
+    columns = ["image", *(f"{label} {kind}" for label in labels for kind in _KINDS), "refused"]
+    written = _read_images(table, columns)
+    waiting = [name for name in dict.fromkeys(names) if name not in written]
+    at_once = int(model.limits["max_images"])
+    with (
+        table.open("a", encoding="utf-8", newline="") as stream,
+        Progress("images asked", len(names), "image", len(names) - len(waiting)) as progress,
+    ):
+        rows = csv.writer(stream, lineterminator="\n")
+        if not stream.tell():
+            rows.writerow(columns)
+        for batch in _batches(waiting, at_once):
+            for name, answer in zip(batch, _answers(client, batch), strict=True):
+                rows.writerow([name, *_cells(answer, len(columns) - 1)])
+            stream.flush()
+            progress.advance(len(batch))
+
+
+def _batches(names: Sequence[str], at_once: int) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for name in names:
+        more = Path(name).stat().st_size if Path(name).is_file() else 0
+        if batch and (len(batch) == at_once or size + more > _MOST_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+        size += more
+    if batch:
+        yield batch
+
+
+def _answers(client: Client, batch: Sequence[str]) -> list[ClassifyAnswer | RefusedImage]:
+    try:
+        return client.classify_all([Path(name) for name in batch])
+    except ServiceError as error:
+        if error.code != "body_too_large" or len(batch) > 1:
+            raise
+        return [RefusedImage(code=error.code, message=str(error))]
+
+
+def _read_images(table: Path, columns: Sequence[str]) -> set[str]:
+    """Give the images of a table's rows; the end of one that a kill cut off is taken away."""
+    if not table.exists():
+        return set()
+    whole = table.read_bytes()
+    whole = whole[: whole.rfind(b"\n") + 1]
+    head, *rows = csv.reader(io.StringIO(whole.decode("utf-8", "replace"))) if whole else [columns]
+    if head != list(columns):
+        raise ConfigError(f"--csv {table}: its columns are not this model's; name another file")
+    with table.open("r+b") as stream:
+        stream.truncate(len(whole))
+    return {row[0] for row in rows}
+
+
+def _cells(answer: ClassifyAnswer | RefusedImage, count: int) -> Iterator[Any]:
+    if isinstance(answer, RefusedImage):
+        yield from [""] * (count - 1)
+        yield answer.code
+        return
+    for each in (*answer.findings, *answer.heads):
+        yield from (getattr(each, kind) for kind in _KINDS)
+    yield ""
