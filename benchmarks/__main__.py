@@ -6,18 +6,10 @@ import sys
 from collections.abc import Sequence
 
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "gpu")
-SPEED += ("precision", "scale", "scale_limits", "scale_training", "embed")
+SPEED += ("scale", "scale_limits", "scale_training", "embed")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
-RELIABILITY += ("gateway", "input_range", "soak")
-METHOD = (
-    "bias",
-    "demo",
-    "heads",
-    "labeler",
-    "method",
-    "real_likelihood",
-    "real_studies",
-)
+RELIABILITY += ("gateway", "soak")
+METHOD = ("bias", "demo", "labeler", "method", "real_likelihood", "real_studies")
 
 LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo")
 LONG += ("service", "serve", "retrieve", "gateway", "soak")

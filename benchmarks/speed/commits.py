@@ -25,7 +25,7 @@ from scipy import stats
 
 from benchmarks.record import finish
 
-NAMES = ("loss", "train", "pll", "prepare", "retrieve", "evaluation")
+NAMES = ("loss", "train", "pll", "prepare", "retrieve")
 """Benchmarks whose quick tier takes minutes at most and measures speed alone."""
 SHOWN = 0.05
 _ROOT = Path(__file__).parents[2]
