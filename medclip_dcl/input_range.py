@@ -3,7 +3,7 @@
 An image is described by where its edges run and in which direction, by the strength of detail at
 four scales and by how its greys are spread. A chest's ribs, spine and diaphragm make the first much
 alike from one hospital to the next, whatever the exposure and the borders, which mean greys of
-blocks do not: as `benchmarks/results/input_range.json` says. The squared Mahalanobis distance of these
+blocks do not: as `results/input_range.json` says. The squared Mahalanobis distance of these
 features is compared with a quantile of images of other patients than the mean and the covariance
 come from, every training image in turn; so images of the same kind are called out of range at about
 the stated rate. Pixels alone are looked at: a model does not know its own training images from

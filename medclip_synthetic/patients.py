@@ -27,7 +27,7 @@ from pydicom.uid import (
 from medclip_synthetic.anatomy import ChestShape, Field, draw_body
 from medclip_synthetic.findings import FINE_FINDINGS, FineFinding, draw_findings
 from medclip_synthetic.radiograph import DrawnImage, draw_frontal, draw_lateral
-from medclip_synthetic.reports import Report, add_icu_prose, draw_report, lay_out
+from medclip_synthetic.reports import Report, draw_report, lay_out
 from medclip_synthetic.settings import GenerateConfig
 
 NATURAL, COVERAGE = "natural", "coverage"
@@ -37,7 +37,6 @@ _PATIENT_STEP, _STUDY_STEP = 6_700_417, 4_444_441  # coprime to the range: disti
 _SEED_STEP = 123_457  # numbers of patients between two seeds
 _MAX_STUDIES = 4
 _STREAMS = {NATURAL: 0, COVERAGE: 1}
-_PROSE = 1 << 16  # stream of a study's added sentences; its images have the small numbers
 _DETECTOR_MM = 430.0
 _SECOND_IMAGE_SHARE = 0.12  # of studies, lateral or frontal: enough to try how they are chosen
 _COMPRESSED_SHARE = 0.04  # of images, by each encoder below: a few of each in a tree of the demo
@@ -199,7 +198,7 @@ def draw_patient(origin: str, number: int, seed: int, settings: GenerateConfig) 
             findings = draw_findings(generator)
         study_id = str(50_000_000 + (own * _MAX_STUDIES + index) * _STUDY_STEP % _ID_RANGE)
         path = f"files/p{subject_id[:2]}/p{subject_id}/s{study_id}"
-        studies.append(_study(study_id, path, findings, (seed, slot, index), settings, generator))
+        studies.append(_study(study_id, path, findings, (seed, slot, index), generator))
     return Patient(subject_id, split, origin, body, tuple(studies))
 
 
@@ -214,7 +213,6 @@ def _study(
     path: str,
     findings: tuple[FineFinding, ...],
     seed: tuple[int, ...],
-    settings: GenerateConfig,
     generator: np.random.Generator,
 ) -> GeneratedStudy:
     shown = {finding: float(generator.random()) for finding in findings}
@@ -232,9 +230,6 @@ def _study(
         for index, name in enumerate(views)
     )
     report = draw_report(shown, generator)
-    if settings.icu_prose:  # by a stream of its own: without it nothing else changes
-        prose = np.random.default_rng((*seed, _PROSE))
-        report = add_icu_prose(report, shown, settings.icu_prose, prose)
     text = lay_out(report, view, generator)
     year, month, day = (int(generator.integers(*span)) for span in ((2110, 2200), (1, 13), (1, 29)))
     hour, minute, second = (int(generator.integers(top)) for top in (24, 60, 60))

@@ -260,23 +260,6 @@ def draw_report(findings: Mapping[FineFinding, float], generator: np.random.Gene
     return Report(tuple(body), tuple(summary), layout, numbered)
 
 
-def add_icu_prose(
-    report: Report,
-    findings: Collection[FineFinding],
-    chance: float,
-    generator: np.random.Generator,
-) -> Report:
-    """Add a true sentence of each kind of `ICU` with a chance, in any place of the findings."""
-    added = [
-        statement
-        for kind in ICU
-        if generator.random() < chance
-        and (statement := speak_as_icu(kind, findings, generator)) is not None
-    ]
-    body = (*report.findings, *added)
-    return replace(report, findings=tuple(body[i] for i in generator.permutation(len(body))))
-
-
 def lay_out(report: Report, view: str, generator: np.random.Generator) -> str:
     """Set a report as text: headers, hard wraps, one leading space a line.
 

@@ -20,8 +20,5 @@ class GenerateConfig(Section):
     """Share of the patients put into `validate`."""
     test_share: Annotated[float, Field(ge=0, lt=0.9)] = 0.12
     """Share of the patients put into `test`; the coverage patients come on top."""
-    icu_prose: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Chance that a report has a sentence of each way of speaking in intensive care: limits of
-    technique, "if any", "check for", history and so on; 0: none."""
     faults: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Faults of each kind that are planted and listed in `truth/faults.csv`; 0: a sound tree."""

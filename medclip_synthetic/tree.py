@@ -72,13 +72,6 @@ class Unit:
             yield draw_patient(self.origin, number, seed, settings)
 
 
-def content_settings(settings: GenerateConfig) -> dict[str, Any]:
-    """Give the settings that a tree's content depends on: not how fast it is written."""
-    # A tree without such prose has the fingerprint that it had before there was the setting.
-    unused = set() if settings.icu_prose else {"icu_prose"}
-    return settings.model_dump(mode="json", exclude=unused)
-
-
 def write_tree(
     writer: ArtifactWriter, seed: int, settings: GenerateConfig, workers: int
 ) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, remo
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.settings import resolve_path
-from medclip_synthetic.tree import ARTIFACT, content_settings, write_tree
+from medclip_synthetic.tree import ARTIFACT, write_tree
 
 from .job import Job, job_main
 
@@ -19,9 +19,7 @@ def build(job: Job) -> None:
     """
     settings, seed = job.config.generate, job.config.seed
     path = resolve_path(job.config.source.root, job.config.work)
-    fingerprint = make_fingerprint(
-        ARTIFACT, {"generate": content_settings(settings), "seed": seed}, {}
-    )
+    fingerprint = make_fingerprint(ARTIFACT, {"generate": settings, "seed": seed}, {})
     existing: Artifact | None = None
     try:
         existing = open_artifact(path, ARTIFACT)

@@ -10,8 +10,8 @@ labels count as nothing found; the mean is given without them as well.
 
 Ways of speaking that those reports lack, such as limits of technique, indications and
 things removed, are in a table of sentences by kind (tests/medclip_dcl/text/labeler). The
-generator of studies speaks so too (`generate.icu_prose`); its sentences come with their meaning,
-and no rule was written on them.
+vocabulary of `medclip_synthetic` speaks so too (`speak_as_icu`); its sentences come with their
+meaning, and no rule was written on them.
 """
 
 import argparse

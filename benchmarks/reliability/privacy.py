@@ -209,7 +209,7 @@ def _run_everything(commands: Commands) -> dict[str, float]:
     refused("build_manifest", "too_many_rejects", "source.max_reject_share=0")
     refused("check_data", "check", "source.max_reject_share=0")
     # a sweep would draw the spoilt studies again
-    quick = ("pretrain.steps=2", "pretrain.batch=4")
+    quick = ("pretrain.steps=2",)
     shared = options('answer.objects=["sr","pr","sc"]', f"jobs={json.dumps(story[1:])}", *quick)
     for name in (*story[1:-1], "pretrain_images", "answer_images", "export_dataset"):
         run(name, *shared)

@@ -204,7 +204,7 @@ def _on_studies() -> tuple[Writer, ...]:
         studies("split_sentences", old=('sentences.sections=["findings"]',)),
         studies("read_claims"),
         studies("fit_language_model", old=("language_model.steps=2",)),
-        studies("score_sentences", old=("likelihood.variant=within_word_l2r",)),
+        studies("score_sentences", old=("likelihood.dtype=bfloat16",)),
         studies("build_eta_cache", old=("eta.a=0.1",)),
         studies("answer_images", settings=('answer.objects=["sr", "pr", "sc"]',), stride=3),
         studies(
@@ -241,7 +241,7 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
         evaluated(
             "pretrain_images",
             old=("pretrain.eta=0.1",),
-            settings=("pretrain.steps=4", "pretrain.batch=4", "train.save_every_steps=2"),
+            settings=("pretrain.steps=4", "train.save_every_steps=2"),
         ),
         evaluated("calibrate_scores"),
         evaluated("fit_head"),

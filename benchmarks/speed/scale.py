@@ -302,7 +302,7 @@ def _draw(folder: Path, reports: int, drawn: int) -> int:
 
 
 def _studies() -> Iterator[tuple[str, str, GeneratedStudy]]:
-    settings, number = GenerateConfig(icu_prose=0.3), 0
+    settings, number = GenerateConfig(), 0
     while True:
         patient = draw_patient(NATURAL, number, _SEED, settings)
         for study in patient.studies:

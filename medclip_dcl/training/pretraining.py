@@ -44,6 +44,7 @@ ARTIFACT = ArtifactType("image_weights", 1, "pretrain_images")
 WEIGHTS = "model.safetensors"
 
 TEMPERATURE = 0.2
+_BATCH = 128  # images of a step, each seen twice; the learning rate suits it
 _DIM = 128  # of the space in which views are compared; thrown away afterwards
 _LEAST_AREA = 0.3  # share of an image that a view shows
 _RATIO = 4 / 3  # of a view's sides, either way
@@ -140,15 +141,13 @@ def pretrain(
     Gives the learner in eval mode, and the loss of its last steps.
 
     Raises:
-        ConfigError: there are fewer images than a batch has, or their sizes differ.
+        ConfigError: their sizes differ.
         CheckpointError: the newest checkpoint does not fit.
     """
     sizes = {pool.images.size_px for pool in pools}
     total = sum(len(pool.rows) for pool in pools)
     if len(sizes) > 1:
         raise ConfigError(f"prepared images have {sorted(sizes)} pixels; give pretrain.also one")
-    if total < settings.batch:
-        raise ConfigError(f"pretrain.batch {settings.batch} exceeds the {total} images; lower it")
     if threads:
         torch.set_num_threads(threads)
     learner = ViewLearner(encoder, seed_for(seed, RngStream.PRETRAINING)).to(device)
@@ -161,7 +160,7 @@ def pretrain(
     with Progress("pretrain images", settings.steps, "step", done=step) as progress:
         while step < settings.steps:
             rng = generator_for(seed, RngStream.PRETRAINING, step)
-            drawn = rng.choice(total, settings.batch, replace=False)
+            drawn = rng.choice(total, min(total, _BATCH), replace=False)
             pixels = torch.from_numpy(_pixels(pools, drawn)).to(device)
             views = draw_views(pixels, rng, encoder.input_px)
             loss = view_loss(learner(views), settings.eta)

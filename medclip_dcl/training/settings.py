@@ -165,8 +165,6 @@ class PretrainConfig(Section):
 
     steps: Annotated[int, Field(gt=0)] = 2000
     """Optimiser steps."""
-    batch: Annotated[int, Field(gt=1)] = 128
-    """Images of a step, each seen twice."""
     eta: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Chance that another image is of the anchor's class; 0: the plain loss of SimCLR."""
     also: tuple[str, ...] = ()

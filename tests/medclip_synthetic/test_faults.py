@@ -20,9 +20,7 @@ RELEASE = "mimic-cxr-2.0.0-{}.csv.gz"
 
 
 def write(path: Path, settings: GenerateConfig = SETTINGS) -> Artifact:
-    fingerprint = make_fingerprint(
-        tree.ARTIFACT, {"generate": tree.content_settings(settings)}, {"seed": "1"}
-    )
+    fingerprint = make_fingerprint(tree.ARTIFACT, {"generate": settings}, {"seed": "1"})
     with write_artifact(path, tree.ARTIFACT, fingerprint) as writer:
         return writer.commit(tree.write_tree(writer, 1, settings, 1))
 

@@ -10,7 +10,6 @@ from pydicom.encaps import generate_frames
 from medclip_dcl.data.images import open_image
 from medclip_synthetic.patients import NATURAL, Item, Storage, draw_patient, quantize
 from medclip_synthetic.settings import GenerateConfig
-from medclip_synthetic.tree import content_settings
 
 ITEM = next(draw_patient(NATURAL, 0, 0, GenerateConfig()).items())
 DECODERS = {
@@ -52,18 +51,6 @@ def test_patients_of_another_seed_have_other_ids() -> None:
     ]
     assert [len(found) for found in ids] == [300] * 3
     assert len(set.union(*ids)) == 900
-
-
-def test_prose_of_intensive_care_changes_reports_alone() -> None:
-    plain, prose = GenerateConfig(), GenerateConfig(icu_prose=0.5)
-    for number in range(20):
-        before = draw_patient(NATURAL, number, 3, plain)
-        after = draw_patient(NATURAL, number, 3, prose)
-        assert before.body == after.body
-        for one, other in zip(before.studies, after.studies, strict=True):
-            assert replace(other, report=one.report, text=one.text) == one
-    assert "icu_prose" not in content_settings(plain)
-    assert content_settings(prose)["icu_prose"] == 0.5
 
 
 def test_monochrome1_is_stored_inverted() -> None:

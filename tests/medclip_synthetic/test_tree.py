@@ -25,9 +25,7 @@ SETTINGS = GenerateConfig(
 def write(
     path: Path, settings: GenerateConfig = SETTINGS, seed: int = 1, workers: int = 1
 ) -> Artifact:
-    fingerprint = make_fingerprint(
-        tree.ARTIFACT, {"generate": tree.content_settings(settings)}, {"seed": "1"}
-    )
+    fingerprint = make_fingerprint(tree.ARTIFACT, {"generate": settings}, {"seed": "1"})
     with write_artifact(path, tree.ARTIFACT, fingerprint) as writer:
         return writer.commit(tree.write_tree(writer, seed, settings, workers))
 
