@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,10 @@ os.environ["PROGRESS_FORMAT"] = "json"  # what jobs report, as tests read it
 import jaxtyping
 import numpy as np
 import pytest
+
+_MEMORY = Path("/dev/shm")  # a file that is written over waits for a disk, there for none
+if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,7 @@
-"""Nothing answers without a key but what is meant to, however it is asked for."""
+"""Every route is known to need a key or none, and the matrix that tries them sees an open door.
+
+`benchmarks.reliability.service` asks for all of them in every way.
+"""
 
 import logging
 from pathlib import Path
@@ -11,7 +14,6 @@ from api.settings import ServeSettings
 from testing.surface import KEYED, OPEN, routes_of, try_everything
 
 KEY = "k" * 20 + "0123456789abcdef"
-EVERY = 7  # no factor of the methods and credentials: all meet in time
 
 
 @pytest.fixture
@@ -30,13 +32,6 @@ def test_every_route_is_classified(app: FastAPI) -> None:
     async def fresh() -> None: ...
 
     assert routes_of(app) - OPEN - KEYED == {"/fresh"}
-
-
-def test_no_route_method_credential_or_trick_passes_without_the_key(app: FastAPI) -> None:
-    found = try_everything(app, KEY, EVERY)
-    assert found.asked > 10_000
-    assert found.breaches == ()
-    assert found.refused == ()
 
 
 def test_a_door_that_stands_open_is_seen() -> None:

@@ -212,7 +212,7 @@ def test_the_tutorial_runs(
     first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(model, "runs/demo/model")
-    assert run(folder, "--model", "runs/demo", "--out", "vectors.parquet") == 0
+    assert run(folder, "--model", "runs/demo", "--out", "vectors.parquet", "--engine", "torch") == 0
     capsys.readouterr()
     names: dict[str, object] = {}
     exec(first, names)
