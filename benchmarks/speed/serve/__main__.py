@@ -1,6 +1,6 @@
 """The service on one core: throughput over the bare model and LitServe, and how it stands loads.
 
-    python -m benchmarks.serve [--quick | --long | --engines | --minutes M]
+    python -m benchmarks.serve [--quick | --long | --engines]
 
 Ratios are of CPU time of all processes of a server on one core, taken while all clients were
 asking, medians over rounds in which the bare model, the service and LitServe take turns; who is
@@ -10,8 +10,7 @@ ResNet-18 at 480 px, `demo` the demo's model, for which a request costs several 
 pass; both run in PyTorch. `resnet18` and `resnet50` are models of 480 px behind the service on
 OpenVINO, over the bare model in PyTorch float32; `--engines` measures these alone. `--long` adds
 the full counts of the loads, which the default and `--quick` run in tenths; `--quick` leaves out
-engines, and memory, which is compared between rests. `--minutes` asks `paper` alone four times its
-capacity for so long, while 40 clients send slowly and five a second leave.
+engines, and memory, which is compared between rests.
 """
 
 import argparse
@@ -51,13 +50,6 @@ BARS = {
             "memory_mb": "<= 32",
         }.items()
     },
-    "storm_overload_other": "<= 0",
-    "storm_overload_goodput": ">= 0.9",
-    "storm_overload_health_p99_ms": "<= 100",
-    "storm_overload_health_failures": "<= 0",
-    "storm_overload_memory_mb": "<= 32",
-    "storm_overload_open_files": "<= 0",
-    "storm_overload_still_open": "<= 0",
     "slow_p99_over_alone": "<= 2",
     "slow_refused_others": "<= 0",
     "slow_still_open": "<= 0",
@@ -75,16 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     choice.add_argument("--quick", action="store_true", help="fewer rounds")
     choice.add_argument("--long", action="store_true", help="the full counts of the loads")
     choice.add_argument("--engines", action="store_true", help="the engines alone")
-    choice.add_argument("--minutes", type=float, help="of overload among bad manners, alone")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         paper = publish_paper_size(Path(folder) / "paper")
         rounds = 2 if arguments.quick else 5
         if arguments.engines:
             figures = _engines(paper, rounds)
-        elif arguments.minutes:
-            storm = loads.overload(paper, 60 * arguments.minutes, rests=True, is_rude=True)
-            figures = _named("storm", storm)
         else:
             demo = Path(folder) / "demo"
             publish(ARTIFACT.at(demo), config=load_config(DEMO))

@@ -6,8 +6,8 @@ import re
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from benchmarks.speed.serve.clients import (
     classify_request,
     crowd,
     get_request,
-    meanwhile,
 )
 from benchmarks.speed.serve.processes import cpu_s, served, target_of
 from testing.service import ROOT, Service
@@ -29,25 +28,20 @@ OVERLOAD = 4.0
 ALLOWED = {200, 429, 503}
 _CLIENTS = 16
 _HEALTH_EVERY_S = 0.05
-_LEAVES_AT_ONCE_S, _LEAVES_EVERY_S = 0.002, 0.2
-_SLOW = 40
+_LEAVES_AT_ONCE_S = 0.002
 _RUDE = {"body_deadline_s": 15, "header_deadline_s": 5}
 _SETTLE_S = 1.0
 _REST_S = 22.0
 """After which a service that nobody asks has given memory back."""
 
 
-def overload(
-    folder: Path, seconds: float, *, rests: bool, is_rude: bool = False
-) -> dict[str, float]:
+def overload(folder: Path, seconds: float, *, rests: bool) -> dict[str, float]:
     """Ask four times what a service can answer, at a fixed rate; `folder` holds `model`.
 
-    `rests`: memory is compared between rests before and after; `is_rude`: others send slowly or
-    leave meanwhile.
+    `rests`: memory is compared between rests before and after.
     """
-    settings = _RUDE if is_rude else {}
-    with served(folder, **settings) as service:
-        return asyncio.run(_overload(service, seconds, rests=rests, is_rude=is_rude))
+    with served(folder) as service:
+        return asyncio.run(_overload(service, seconds, rests=rests))
 
 
 def bad_manners(folder: Path, share: float) -> dict[str, float]:
@@ -63,12 +57,9 @@ def bad_manners(folder: Path, share: float) -> dict[str, float]:
         }
 
 
-async def _overload(
-    service: Service, seconds: float, *, rests: bool, is_rude: bool
-) -> dict[str, float]:
+async def _overload(service: Service, seconds: float, *, rests: bool) -> dict[str, float]:
     target = target_of(service, classify_request())
     health = target_of(service, get_request("/health"))
-    company = _bad_company(target) if is_rude else nullcontext({})
     started = time.perf_counter()
     await crowd(target, _CLIENTS, 3 * _CLIENTS)  # every buffer has been used once
     rate = 3 * _CLIENTS / (time.perf_counter() - started)
@@ -81,8 +72,7 @@ async def _overload(
     before_mb, before_files = service.resident_mb(), _open_files(service)
     watching = asyncio.ensure_future(_watch(health))
     started, spent = time.perf_counter(), cpu_s(service.process)
-    async with company as others:
-        reported = await arrivals(target, OVERLOAD * capacity, seconds)
+    reported = await arrivals(target, OVERLOAD * capacity, seconds)
     took, spent = time.perf_counter() - started, cpu_s(service.process) - spent
     watching.cancel()
     health_answers = await watching
@@ -90,7 +80,6 @@ async def _overload(
     memory = {"overload_memory_mb": service.resident_mb() - before_mb} if rests else {}
     return {
         **memory,
-        **others,
         "overload_capacity_per_s": capacity,
         "overload_requests": sum(reported.statuses.values()),
         "overload_answered": reported.statuses.get(200, 0),
@@ -104,30 +93,6 @@ async def _overload(
         - health_answers.statuses.get(200, 0),
         "overload_open_files": _open_files(service) - before_files,
     }
-
-
-@asynccontextmanager
-async def _bad_company(target: Target) -> AsyncIterator[Mapping[str, float]]:
-    """Let 40 clients send slowly, each again once it is cut off, and five a second leave."""
-    counts = {"overload_cut_off": 0.0, "overload_still_open": 0.0}
-
-    async def send_slowly(number: int) -> None:
-        while True:
-            reader, writer = await _half_sent(target, number)
-            is_closed = await _until_closed(reader, 40)
-            counts["overload_cut_off" if is_closed else "overload_still_open"] += 1
-            writer.close()
-
-    leaving = await _start_leaving(target, 10**9, _LEAVES_EVERY_S)
-    assert leaving.stdin is not None
-    leaving.stdin.write(target.request)
-    leaving.stdin.close()
-    try:
-        async with meanwhile(*(send_slowly(number) for number in range(_SLOW))):
-            yield counts
-    finally:
-        leaving.kill()
-        await leaving.wait()
 
 
 async def _half_sent(
