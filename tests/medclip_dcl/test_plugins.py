@@ -147,6 +147,7 @@ def test_a_route_is_answered_with_keys_and_limits(tmp_path: Path) -> None:
     key.chmod(0o600)
     settings = ServeSettings(
         model=str(store(tmp_path) / "model"),
+        engine="torch",  # an export takes seconds
         key_file=str(key),
         plugins=(str(tmp_path / "findings.py"),),
     )
