@@ -83,7 +83,7 @@ def _table(job: Job) -> Path:
 
 
 def _refuse_other_scores(job: Job, inputs: Mapping[str, Artifact]) -> None:
-    """Refuse likelihoods of another model, tokenizer, dtype or splitter by name."""
+    """Refuse likelihoods of another model, tokenizer, variant, dtype or splitter by name."""
     try:
         model = job.open(masked_lm.ARTIFACT, verify=False)
     except ArtifactMissing:  # the likelihoods may have been made elsewhere

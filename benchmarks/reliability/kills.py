@@ -55,7 +55,7 @@ def killed_jobs(_hub: str = "") -> tuple[Writer, ...]:
         *(studies(name) for name in ("generate_studies", "build_manifest")),
         studies("prepare_images", old=("images.size_px=48",), leaf=True),
         *(studies(name) for name in ("split_sentences", "fit_language_model")),
-        studies("score_sentences", old=("likelihood.dtype=bfloat16",)),
+        studies("score_sentences", old=("likelihood.variant=within_word_l2r",)),
         evaluated("build_index", settings=("index.shard_rows=2",), old=("index.shard_rows=8",)),
         evaluated(
             "train",

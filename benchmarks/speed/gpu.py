@@ -217,13 +217,13 @@ def measure_likelihood(options: Options) -> Figures:
     own = (-1, *range(14), -1)
     encodings = [Encoding(tuple(row), own) for row in ids.tolist()]
     kept = encodings[:8]
-    exact = score_encodings(model, kept, 103, 2048)
+    exact = score_encodings(model, kept, 103, "original", 2048)
     model = model.to(_device(), dtype)
-    drift = (score_encodings(model, kept, 103, 2048) - exact).abs()
+    drift = (score_encodings(model, kept, 103, "original", 2048) - exact).abs()
     budget = find_budget(model)
-    score_encodings(model, encodings, 103, budget)
+    score_encodings(model, encodings, 103, "original", budget)
     began = time.perf_counter()
-    score_encodings(model, encodings, 103, budget)
+    score_encodings(model, encodings, 103, "original", budget)
     seconds = time.perf_counter() - began
     pieces = sum(item.tokens * len(item.ids) for item in encodings)  # a copy a scored piece
     matrices = sum(w.numel() for n, w in model.bert.encoder.named_parameters() if w.ndim == 2)

@@ -207,7 +207,7 @@ def compare(size: str, texts: Sequence[str], rounds: int, *, reduced: bool) -> d
     def ours(weights: BertForMaskedLM) -> Callable[[], Floats]:
         engine = prepare_engine(weights, "auto" if reduced else "onnxruntime", 1)
         return lambda: score_encodings(
-            weights, encodings, mask_id, CPU_BUDGET, None, engine
+            weights, encodings, mask_id, "original", CPU_BUDGET, None, engine
         ).numpy()
 
     start = time.process_time()

@@ -1,8 +1,11 @@
 """Exact pseudo-log-likelihood of sentences under a masked language model.
 
 Sentences become word pieces. Every word piece is masked in a copy of its own and predicted
-from all others; the log-probabilities are summed, not averaged (Salazar et al. 2020). The tokens
-that the tokenizer adds at both ends are neither masked nor scored.
+from all others; the log-probabilities are summed, not averaged. The tokens that the
+tokenizer adds at both ends are neither masked nor scored.
+
+    original           one piece is masked at a time (Salazar et al. 2020)
+    within_word_l2r    so are the later pieces of its word (Kauf and Ivanova 2023)
 
 Each distinct encoding is scored once. Copies of one length are batched without padding
 under a budget of word pieces, and a long sentence is spread over several batches. How the
@@ -13,9 +16,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -75,6 +79,8 @@ def encode_sentences(
     return encodings
 
 
+Variant = Literal["original", "within_word_l2r"]
+
 _WORTH_PREPARING = 2000  # word pieces through the model; fewer cost less than packing its weights
 
 
@@ -83,6 +89,7 @@ def pseudo_log_likelihood(
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[str],
     *,
+    variant: Variant = "original",
     token_budget: int = 0,
     engine: EngineName = "auto",
     progress: bool = False,
@@ -94,6 +101,7 @@ def pseudo_log_likelihood(
             while it scores, whatever mode it is in.
         tokenizer: its tokenizer, a fast one.
         sentences: the sentences, as they are; nothing is normalised here.
+        variant: what is masked besides the piece that is scored.
         token_budget: word pieces in one forward pass; 0: what suits the device, by its
             free memory on a GPU.
         engine: how the model is run, as in `prepare_engine`; `auto` takes the plain way
@@ -107,7 +115,7 @@ def pseudo_log_likelihood(
         ScoreError: a sentence is empty or too long for the model, a score is not a number,
             or the engine that is asked for cannot be had.
 
-    Source: Salazar et al. 2020, Section 2.
+    Source: Salazar et al. 2020, Section 2; Kauf and Ivanova 2023, Section 3.
     """
     encodings = encode_sentences(tokenizer, sentences)
     mask_id = _mask_id(tokenizer)
@@ -118,7 +126,7 @@ def pseudo_log_likelihood(
 
     def score(advance: Callable[[int], None] | None) -> Tensor:
         budget = token_budget or find_budget(model)
-        return score_encodings(model, encodings, mask_id, budget, advance, prepared)
+        return score_encodings(model, encodings, mask_id, variant, budget, advance, prepared)
 
     if not progress:
         return score(None).float()
@@ -130,6 +138,7 @@ def score_encodings(
     model: PreTrainedModel,
     encodings: Sequence[Encoding],
     mask_id: int,
+    variant: Variant,
     token_budget: int,
     advance: Callable[[int], None] | None = None,
     engine: Engine | None = None,
@@ -157,7 +166,7 @@ def score_encodings(
         for group in _by_length(distinct):
             ids = torch.tensor([item.ids for item in group], device=device)
             words = torch.tensor([item.words for item in group], device=device)
-            for start, copies in _batches(ids, words, mask_id, token_budget):
+            for start, copies in _batches(ids, words, mask_id, variant, token_budget):
                 # summed in float64, so that the sum adds no rounding of its own
                 log_probs = engine.log_probs(copies).double().cpu()
                 sums.index_add_(0, copies.sentence.cpu() + (first + start), log_probs)
@@ -173,6 +182,7 @@ def _batches(
     ids: Int[Tensor, "group length"],
     words: Int[Tensor, "group length"],
     mask_id: int,
+    variant: Variant,
     token_budget: int,
 ) -> Iterator[tuple[int, MaskedCopies]]:
     # Batches of about equal size, each with its first sentence: a long one spreads over several.
@@ -181,8 +191,18 @@ def _batches(
     batches = -(-len(sentence) // rows)
     for own, at in zip(sentence.tensor_split(batches), position.tensor_split(batches), strict=True):
         first, last = int(own[0]), int(own[-1])
-        hidden = torch.arange(ids.shape[1], device=ids.device)[None] == at[:, None]
+        hidden = _hidden(words[own], at, variant)
         yield first, MaskedCopies(ids[first : last + 1], own - first, at, hidden, mask_id)
+
+
+def _hidden(
+    words: Int[Tensor, "rows length"], position: Int[Tensor, " rows"], variant: Variant
+) -> Bool[Tensor, "rows length"]:
+    column = torch.arange(words.shape[1], device=words.device)[None]
+    if variant == "original":
+        return column == position[:, None]
+    own_word = words.gather(1, position[:, None])
+    return (words == own_word) & (column >= position[:, None])
 
 
 def _by_length(encodings: Sequence[Encoding]) -> Iterator[list[Encoding]]:

@@ -20,7 +20,7 @@ from medclip_dcl.likelihood.engines import EngineName, find_budget, prepare_engi
 from medclip_dcl.likelihood.masked_lm import (
     load_language_model,
 )
-from medclip_dcl.likelihood.pll import encode_sentences, score_encodings
+from medclip_dcl.likelihood.pll import Variant, encode_sentences, score_encodings
 from medclip_dcl.likelihood.work_units import part_of
 
 _ALL = 1 << 16  # past the last word piece of any input
@@ -28,9 +28,10 @@ _ALL = 1 << 16  # past the last word piece of any input
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """Options of scoring: precision, device and engine."""
+    """Options of scoring: variant, precision, device and engine."""
 
     folder: Path  # of the language model
+    variant: Variant
     dtype: str
     device: str = "cpu"
     engine: EngineName = "auto"
@@ -87,6 +88,7 @@ class Scorer:
                 self._model,
                 parts,
                 self._tokenizer.mask_token_id,
+                self._options.variant,
                 self._budget,
                 engine=self._engine,
             )

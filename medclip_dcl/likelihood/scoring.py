@@ -83,6 +83,7 @@ def score_header(
     Where the model is None, what depends on it is left out.
     """
     header = {
+        "variant": settings.variant,
         "dtype": settings.dtype,
         "splitter": str(source.fingerprint["settings"].get("splitter", "")),
         "normalisation": sentences.NORMALISATION,
@@ -148,6 +149,7 @@ class CorpusScoring:
             device = f"cuda:{launch.local_rank % torch.cuda.device_count()}"
         self._options = ScoringOptions(
             model.path,
+            settings.variant,
             settings.dtype,
             device,
             settings.engine,

@@ -38,6 +38,8 @@ class LanguageModelConfig(Section):
 class LikelihoodConfig(Section):
     """Pseudo-log-likelihoods (`score_sentences`)."""
 
+    variant: Literal["original", "within_word_l2r"] = "original"
+    """`original`: Salazar et al. 2020; `within_word_l2r`: Kauf and Ivanova 2023."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the model while scoring; bfloat16 drifts, and is the faster where a processor
     multiplies in it."""

@@ -91,6 +91,7 @@ def test_the_recipe_of_mimic_cxr_is_the_paper_s() -> None:
     said = config.objective
     assert (said.kind, said.directions, said.floor) == ("debiased", "t2i", "floor")
     assert (said.negatives, said.relation) == ("all", "none")  # M = 1, v the paired image
+    assert config.likelihood.variant == "original"
     assert config.sentences.sections == ("findings", "impression")
     assert config.evaluate.prompts == "configs/prompts/chex5.yaml"
     assert config.source.boxes  # patients of MS-CXR never train

@@ -30,7 +30,7 @@ def work(tmp_path: Path) -> Path:
     """A folder with what a run of the default settings would leave."""
     made = config(tmp_path, train={"precision": "bf16"})
     make(tmp_path, "manifest", source=made.source.result_settings())
-    make(tmp_path, "likelihoods", dtype=made.likelihood.dtype, engine="onnxruntime")
+    make(tmp_path, "likelihoods", variant=made.likelihood.variant, engine="onnxruntime")
     make(tmp_path, "eta_cache", eta=eta.used_settings(made.eta))
     settings = {"objective": made.objective, "train": made.train.result_settings()}
     make(tmp_path, "model", seed=0, model=made.model, **settings)
@@ -47,7 +47,7 @@ BOTH = "a finished model and finished results"
         ({"seed": 1}, BOTH, "seed: 0 -> 1"),
         ({"objective": {"kind": "infonce"}}, BOTH, 'objective.kind: "debiased" -> "infonce"'),
         ({"eta": {"a": 0.3}}, BOTH, "eta.a: 0.2 -> 0.3"),
-        ({"likelihood": {"dtype": "bfloat16"}}, BOTH, "likelihood.dtype: "),
+        ({"likelihood": {"variant": "within_word_l2r"}}, BOTH, "likelihood.variant: "),
         ({"evaluate": {"bootstrap": 7}}, "finished results", "evaluate.bootstrap: 1000 -> 7"),
     ],
 )

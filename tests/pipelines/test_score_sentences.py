@@ -118,10 +118,11 @@ def test_whole_scores_are_reused_where_another_engine_is_at_hand(config_file, ca
     assert "settings.engine: " in capsys.readouterr().out.splitlines()[-1]
 
 
-@pytest.mark.parametrize("change", ["dtype", "model"])
+@pytest.mark.parametrize("change", ["variant", "dtype", "model"])
 def test_what_changes_scores_makes_them_anew_and_is_named(config_file, capsys, change):
     digest = run(config_file).digest
     more = {
+        "variant": ("--set", "likelihood.variant=within_word_l2r"),
         "dtype": ("--set", "likelihood.dtype=bfloat16"),
         "model": (),
     }[change]
@@ -133,12 +134,13 @@ def test_what_changes_scores_makes_them_anew_and_is_named(config_file, capsys, c
     assert f"settings.{change}: " in said["replaced"]
 
 
-@pytest.mark.parametrize("change", ["dtype", "model", "splitter"])
+@pytest.mark.parametrize("change", ["variant", "dtype", "model", "splitter"])
 def test_the_eta_cache_refuses_other_scores_by_name(config_file, capsys, monkeypatch, change):
     run(config_file)
     more: list[str] = []
-    if change == "dtype":
-        more = ["--set", "likelihood.dtype=bfloat16"]
+    if change in {"variant", "dtype"}:
+        value = {"variant": "within_word_l2r", "dtype": "bfloat16"}[change]
+        more = ["--set", f"likelihood.{change}={value}"]
     elif change == "model":
         write_model(config_file.parent / "work", scale=3.0)
     else:
@@ -152,13 +154,16 @@ def test_the_eta_cache_refuses_other_scores_by_name(config_file, capsys, monkeyp
     assert build_eta_cache.main(["--config", str(config_file), *more]) == 0
 
 
-@pytest.mark.parametrize("change", ["dtype", "engine", "model", "normalisation", "splitter"])
+@pytest.mark.parametrize(
+    "change", ["variant", "dtype", "engine", "model", "normalisation", "splitter"]
+)
 def test_an_unfinished_draft_refuses_other_scores_by_name(config_file, capsys, monkeypatch, change):
     cut_short(config_file)
     before = acknowledged(config_file)
     more: list[str] = []
-    if change in {"dtype", "engine"}:
-        value = {"dtype": "bfloat16", "engine": "plain"}[change]
+    if change in {"variant", "dtype", "engine"}:
+        values = {"variant": "within_word_l2r", "dtype": "bfloat16", "engine": "plain"}
+        value = values[change]
         more = ["--set", f"likelihood.{change}={value}"]
     elif change == "model":
         write_model(config_file.parent / "work", scale=3.0)

@@ -400,6 +400,30 @@ def test_processes_that_share_the_weights_are_refused(
     assert f"distribute this run by {name}; every process needs whole weights" in line
 
 
+def test_two_processes_follow_the_loss_curve_of_one(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    settings = {"freeze_batchnorm": True, "steps": 10, "learning_rate": 1e-3}
+    objective = {"directions": "both", "relation": "claims"}
+    write_corpus(one, dropout=0.0, eta=0.2)
+    shutil.copytree(one, two)
+    assert train(one, train=settings, objective=objective) == 0
+    of_two = {"train": {**settings, "processes": 2}, "objective": objective}
+    arguments = ["--config", str(write_config(two / "config.yaml", two, **of_two))]
+    crew = forkserver.start_ranks(2, "pipelines.train", arguments, tmp_path / "log")
+    for process in crew:
+        process.join(DEADLINE_S)
+    assert [process.exitcode for process in crew] == [0, 0], (tmp_path / "log-0").read_text()
+    ours, theirs = figures(one), figures(two)
+    assert len(ours) == len(theirs) == 10
+    assert ours[0]["loss"] != ours[-1]["loss"]
+    for alone, together in zip(ours, theirs, strict=True):
+        for name in ("loss", "uncorrected_loss", "mean_eta", "mates", "gamma_squared"):
+            assert together[name] == pytest.approx(alone[name], rel=1e-5), name
+    card = json.loads((two / "model" / "model.json").read_text())["training"]
+    assert card["processes"] == 2
+    assert "resumed_with" not in card
+
+
 def test_a_run_of_two_processes_goes_on_with_one_and_two_again_and_says_so(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     settings = {"freeze_batchnorm": True, "steps": 24, "learning_rate": 1e-3, "processes": 2}

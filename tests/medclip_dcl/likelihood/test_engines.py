@@ -38,12 +38,15 @@ def test_engines_give_the_whole_models_log_probabilities(name, layers, rows):
     assert got.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
 
 
+@pytest.mark.parametrize("variant", ["original", "within_word_l2r"])
 @pytest.mark.parametrize("budget", [1, 30, 4096])
-def test_scores_of_the_engines_agree_whatever_the_budget(budget):
+def test_scores_of_the_engines_agree_whatever_the_budget(variant, budget):
     model, tokenizer = tiny_bert(), tiny_tokenizer()
     texts = [*SENTENCES, SENTENCES[0], "no effusion or " * 15]
     plain, fast = (
-        pseudo_log_likelihood(model, tokenizer, texts, engine=name, token_budget=budget)
+        pseudo_log_likelihood(
+            model, tokenizer, texts, variant=variant, engine=name, token_budget=budget
+        )
         for name in ("plain", "onnxruntime")
     )
     assert fast.tolist() == pytest.approx(plain.tolist(), abs=2e-4)
@@ -67,7 +70,9 @@ def test_bfloat16_is_near_float32_on_both_engines_and_asks_for_weights_in_it(mon
 def test_two_threads_give_the_scores_of_one():
     model, encodings = tiny_bert(), encode_sentences(tiny_tokenizer(), SENTENCES)
     one, two = (
-        score_encodings(model, encodings, MASK, 64, None, prepare_engine(model, "onnxruntime", n))
+        score_encodings(
+            model, encodings, MASK, "original", 64, None, prepare_engine(model, "onnxruntime", n)
+        )
         for n in (1, 2)
     )
     assert two.tolist() == pytest.approx(one.tolist(), abs=1e-5)
@@ -77,9 +82,9 @@ def test_auto_takes_the_fast_way_for_bert_and_holds_its_weights_as_they_were():
     model, encodings = tiny_bert(), encode_sentences(tiny_tokenizer(), SENTENCES)
     engine = prepare_engine(model)
     assert isinstance(engine, BertGraphEngine)
-    before = score_encodings(model, encodings, MASK, 64, None, engine)
+    before = score_encodings(model, encodings, MASK, "original", 64, None, engine)
     model.bert.encoder.layer[0].output.dense.weight.data.add_(1.0)
-    after = score_encodings(model, encodings, MASK, 64, None, engine)
+    after = score_encodings(model, encodings, MASK, "original", 64, None, engine)
     assert torch.equal(before, after)
 
 

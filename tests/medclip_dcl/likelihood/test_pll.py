@@ -21,8 +21,10 @@ from medclip_dcl.errors import ScoreError
 from medclip_dcl.likelihood.pll import encode_sentences, pseudo_log_likelihood
 from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
+VARIANTS = ("original", "within_word_l2r")
 
-def by_hand(model, tokenizer, sentence: str) -> float:
+
+def by_hand(model, tokenizer, sentence: str, variant: str) -> float:
     """Mask one piece at a time, one copy per forward pass, in float64."""
     exact = copy.deepcopy(model).double().eval()
     pieces = tokenizer.tokenize(sentence)
@@ -31,6 +33,11 @@ def by_hand(model, tokenizer, sentence: str) -> float:
     for index in range(len(ids)):
         masked = list(ids)
         masked[index] = tokenizer.mask_token_id
+        if variant == "within_word_l2r":
+            later = index + 1
+            while later < len(ids) and pieces[later].startswith("##"):
+                masked[later] = tokenizer.mask_token_id
+                later += 1
         row = [tokenizer.cls_token_id, *masked, tokenizer.sep_token_id]
         with torch.no_grad():
             logits = exact(input_ids=torch.tensor([row])).logits[0, index + 1]
@@ -38,13 +45,22 @@ def by_hand(model, tokenizer, sentence: str) -> float:
     return total
 
 
-def test_scores_equal_a_brute_force_loop_in_float64():
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_scores_equal_a_brute_force_loop_in_float64(variant):
     model, tokenizer = tiny_bert(), tiny_tokenizer()
-    scores = pseudo_log_likelihood(model, tokenizer, SENTENCES)
-    expected = [by_hand(model, tokenizer, sentence) for sentence in SENTENCES]
+    scores = pseudo_log_likelihood(model, tokenizer, SENTENCES, variant=variant)
+    expected = [by_hand(model, tokenizer, sentence, variant) for sentence in SENTENCES]
     assert scores.dtype == torch.float32
     assert min(expected) < -20
     assert scores.tolist() == pytest.approx(expected, abs=2e-4)
+
+
+def test_variants_differ_only_where_a_word_has_several_pieces():
+    model, tokenizer = tiny_bert(), tiny_tokenizer()
+    one = pseudo_log_likelihood(model, tokenizer, SENTENCES, variant="original")
+    other = pseudo_log_likelihood(model, tokenizer, SENTENCES, variant="within_word_l2r")
+    differs = [abs(float(a - b)) > 1e-3 for a, b in zip(one, other, strict=True)]
+    assert differs == ["cardiomegaly" in sentence for sentence in SENTENCES]
 
 
 @pytest.mark.parametrize("token_budget", [1, 7, 19, 4096])
@@ -127,14 +143,15 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_other_masked_language_models_are_scored_too(family):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_masked_language_models_are_scored_too(family, variant):
     tokenizer = tiny_tokenizer()
     torch.manual_seed(5)
     model = FAMILIES[family]()
     for parameter in model.parameters():
         parameter.data.add_(0.2 * torch.randn_like(parameter))
-    scores = pseudo_log_likelihood(model, tokenizer, SENTENCES)
-    expected = [by_hand(model, tokenizer, sentence) for sentence in SENTENCES]
+    scores = pseudo_log_likelihood(model, tokenizer, SENTENCES, variant=variant)
+    expected = [by_hand(model, tokenizer, sentence, variant) for sentence in SENTENCES]
     assert max(expected) < -10
     assert scores.tolist() == pytest.approx(expected, abs=2e-4)
 

@@ -21,7 +21,7 @@ TASKS = [
 @pytest.fixture
 def options(tmp_path: Path) -> ScoringOptions:
     save_language_model(tiny_bert(), tiny_tokenizer(), tmp_path)
-    return ScoringOptions(tmp_path, "float32")
+    return ScoringOptions(tmp_path, "original", "float32")
 
 
 def test_workers_give_the_bits_of_one_process_and_those_are_the_scores(options):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from medclip_dcl.likelihood.pll import encode_sentences, score_encodings
+from medclip_dcl.likelihood.pll import Variant, encode_sentences, score_encodings
 from medclip_dcl.likelihood.work_units import part_of, plan_units, span_codes, units_of
 from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
@@ -57,16 +57,17 @@ def test_what_is_left_of_units_is_given_unit_by_unit():
     assert list(units_of(plan, np.zeros(len(plan.text_index), bool))) == []
 
 
-def test_scores_of_spans_add_up_to_the_sentence():
+@pytest.mark.parametrize("variant", ["original", "within_word_l2r"])
+def test_scores_of_spans_add_up_to_the_sentence(variant: Variant):
     model, tokenizer = tiny_bert(), tiny_tokenizer()
     whole = encode_sentences(tokenizer, TEXTS, LIMIT)
-    expected = score_encodings(model, whole, tokenizer.mask_token_id, 4096).numpy()
+    expected = score_encodings(model, whole, tokenizer.mask_token_id, variant, 4096).numpy()
     plan = plan_of(50)
     assert len(plan.text_index) > plan.scored
     rows = zip(*(item.tolist() for item in (plan.text_index, plan.first, plan.last)), strict=True)
     parts = [part_of(whole[index], first, last) for index, first, last in rows]
     assert sum(part.tokens for part in parts) == plan.pieces[np.unique(plan.twin)].sum()
-    scores = score_encodings(model, parts, tokenizer.mask_token_id, 4096).numpy()
+    scores = score_encodings(model, parts, tokenizer.mask_token_id, variant, 4096).numpy()
     sums = np.bincount(plan.text_index, scores, len(TEXTS))[plan.twin]
     assert sums == pytest.approx(expected, abs=2e-4)
 
