@@ -30,7 +30,14 @@ from medclip_dcl.artifact import (
     retired_folder,
 )
 from medclip_dcl.errors import ArtifactStale
-from medclip_dcl.files import disk_faults_named, remove_staged, sha256_file, sync_file, write_text
+from medclip_dcl.files import (
+    disk_faults_named,
+    remove_staged,
+    sha256_file,
+    sync_file,
+    sync_files,
+    write_text,
+)
 from medclip_dcl.provenance import changed_modules, code_digests, package_versions
 
 _FINGERPRINT = "fingerprint.json"
@@ -56,9 +63,10 @@ class ArtifactWriter:
         `summary` holds counts that people look at, no texts.
         """
         entries, stamps = {}, {}
-        for name in _data_files(self.directory):
+        names = _data_files(self.directory)
+        sync_files([self.directory / name for name in names])
+        for name in names:
             file = self.directory / name
-            sync_file(file)
             stamps[name] = file_stamp(file)
             entries[name] = {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
         header = {

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.distributed import available_cores
-from medclip_dcl.files import write_bytes, write_text
+from medclip_dcl.files import sync_files, write_bytes, write_text
 from medclip_dcl.progress import Progress
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_synthetic.faults import FAULT_LIST, Planted, choose_faults, plant_faults
@@ -118,14 +118,21 @@ def plan_patients(settings: GenerateConfig) -> Iterator[Unit]:
 def write_unit(folder: Path, unit: Unit, seed: int, settings: GenerateConfig) -> Unit:
     """Draw and write the images and reports of one unit, then its note."""
     drawn: dict[str, Any] = {}
+    written: list[Path] = []
+
+    def write(path: str, content: bytes) -> None:
+        written.append(folder / path)
+        write_bytes(written[-1], content, flushed=False)
+
     for patient in unit.patients(seed, settings):
         for study in patient.studies:
             (folder / study.path).mkdir(parents=True, exist_ok=True)
-            write_text(folder / study.report_path, study.text)
+            write(study.report_path, study.text.encode())
         for item in patient.items():
             image = item.draw(settings.size_px)
-            write_bytes(folder / item.path, item.encode(image.pixels))
+            write(item.path, item.encode(image.pixels))
             drawn[item.image.dicom_id] = image.facts()
+    sync_files([*written, *{path.parent for path in written}])  # the note says that they are there
     write_text(folder / unit.note, json.dumps(drawn))
     return unit
 
@@ -147,7 +154,7 @@ def _draw_units(
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy the parent's BLAS threads
     executor: Executor = ProcessPoolExecutor(
-        workers, mp_context=context, initializer=threadpool_limits, initargs=(_THREADS,)
+        workers, mp_context=context, initializer=_limit_threads
     )
     try:
         futures = [executor.submit(write_unit, folder, unit, seed, settings) for unit in units]
@@ -156,6 +163,11 @@ def _draw_units(
             progress.advance(unit.stop - unit.start)
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _limit_threads() -> None:
+    # As a function of this module, whose import has loaded BLAS: before, there is nothing to limit.
+    threadpool_limits(_THREADS)
 
 
 def release_tables(
