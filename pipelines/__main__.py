@@ -22,6 +22,7 @@ from .cli import (
     Log,
     Overrides,
     Replace,
+    keep_memory,
     make_command,
     run_folder,
     set_log,
@@ -142,15 +143,13 @@ def _serve(
     port: Annotated[int | None, typer.Option(help="Port to bind; 0: a free one.")] = None,
 ) -> int:
     """Start the service and its viewer, on a run's model; the demo's without a run."""
-    service = sibling("api")
-    # Before a library starts its first thread, which would get a heap of its own.
-    importlib.import_module(f"{service}.memory").keep_memory()
+    keep_memory()  # before a library starts its first thread, which would get a heap of its own
     words = ["--config", str(config)]
     words += [] if run is None else ["--run", str(run_folder(run))]
     words += [] if model is None else ["--model", str(model)]
     words += [] if host is None else ["--host", host]
     words += [] if port is None else ["--port", str(port)]
-    code: int = importlib.import_module(f"{service}.launcher").main(words)
+    code: int = importlib.import_module(f"{sibling('api')}.launcher").main(words)
     return code
 
 

@@ -10,6 +10,7 @@ Exit codes
 """
 
 import functools
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -83,6 +84,11 @@ def run_folder(run: Path) -> Path:
 def sibling(package: str) -> str:
     """Name a package next to this one: `api` in the checkout, `medclip_dcl.api` in the wheel."""
     return ".".join([*(__package__ or "").split(".")[:-1], package])
+
+
+def keep_memory() -> None:
+    """Reuse memory as the service does: glibc would map the activations of each pass again."""
+    importlib.import_module(f"{sibling('api')}.memory").keep_memory()
 
 
 def make_command(function: Callable[..., int], name: str, text: str | None = None) -> TyperCommand:

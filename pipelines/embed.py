@@ -9,7 +9,6 @@ that is refused keeps its place, with the reason in `refused`. A killed run resu
     medclip embed TABLE --sentences text --model RUN --out vectors.parquet
 """
 
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -26,7 +25,7 @@ from medclip_dcl.models.settings import EngineName, Precision
 from medclip_exports.vectors import Dtype, EmbeddedRows, list_image_files, write_vectors
 from medclip_sources.rows import read_columns
 
-from .cli import run_folder, sibling, tool_main
+from .cli import keep_memory, run_folder, tool_main
 from .job import run_resumable
 
 
@@ -65,8 +64,7 @@ def command(
     ] = False,
 ) -> int:
     """Embed the rows and print counts."""
-    # As in the service: glibc would map the activations of every forward pass again.
-    importlib.import_module(f"{sibling('api')}.memory").keep_memory()
+    keep_memory()
 
     def work() -> None:
         rows = _rows_of(source, out, images, sentences, key, root)

@@ -1,8 +1,8 @@
 """Run a config: its stages in order, each in a process of its own; what is valid is reused.
 
 A stage is forked from a process that imports what stages need once: of a run that only reuses,
-imports would be nearly all the time. Training starts as `medclip train` does, from nothing, unless
-its model is valid.
+imports would be nearly all the time. Training of several processes is launched, unless its model
+is valid.
 """
 
 import gc
@@ -39,6 +39,9 @@ _FACTS = 3
 _REPORT = "write_report"
 _TRAIN = "train"
 _NOT_REUSED = 100  # no exit code of a stage
+# Turns, about .1 ms, that a thread of libgomp spins before it sleeps. By default they are 100 times
+# as many: where others use a core as well, a step may take 20 times as long.
+_SPINS = {"GOMP_SPINCOUNT": "10000"}
 
 
 def run_config(
@@ -70,6 +73,7 @@ def run_config(
     else:
         refuse_to_replace(loaded, _folder(loaded), stages)
     screen = _Screen(quiet=quiet)
+    os.environ.update(_SPINS | os.environ)  # before libgomp is loaded
     for stage in stages:  # each is forked from here, and would import it by itself
         _main_of(stage)
     gc.freeze()  # no collection of a stage walks through what was imported
@@ -84,7 +88,10 @@ def run_config(
             if code == _NOT_REUSED:
                 if _REPORT in stages:
                     early = _write_report_so_far(loaded, arguments, screen)
-                code = screen.follow(_launched, [*_launcher(stage, loaded), *words])
+                if launcher := _launcher(loaded):
+                    code = screen.follow(_launched, [*launcher, *words])
+                else:
+                    code = screen.follow(_forked, _main_of(stage), (words,))
         else:
             if early and stage == _REPORT:
                 early.join()  # one of two pages would overwrite the other
@@ -102,7 +109,7 @@ def run_train(
     config: Path, overrides: Overrides = None, *, force: bool = False, replace: bool = False
 ) -> int:
     """Train a model with as many processes as the config asks for."""
-    launcher = _launcher(_TRAIN, config_of(config, overrides))
+    launcher = _launcher(config_of(config, overrides)) or [sys.executable, *_MODULE]
     flags = [flag for flag, given in (("--force", force), ("--replace", replace)) if given]
     process = subprocess.Popen(
         [*launcher, *_arguments(config, overrides), *flags], env=_environment()
@@ -116,23 +123,26 @@ def _arguments(config: Path, overrides: Overrides) -> list[str]:
     return ["--config", str(config), *options]
 
 
-def _launcher(stage: str, config: "Config") -> list[str]:
-    # Begins the command line of training, which is started in one process or many.
-    module = ["-m", f"{__package__}.{stage}"]
+_MODULE = ("-m", f"{__package__}.{_TRAIN}")
+
+
+def _launcher(config: "Config") -> list[str]:
+    # Begins the command line of training in many processes; empty: this process can be the one.
     if "WORLD_SIZE" in os.environ:  # somebody has launched us already
-        return [sys.executable, *module]
+        return []
     if file := os.environ.get("ACCELERATE_CONFIG"):
         launch = ["-m", "accelerate.commands.launch", "--num_cpu_threads_per_process", "1"]
-        return [sys.executable, *launch, "--config_file", file, *module]
+        return [sys.executable, *launch, "--config_file", file, *_MODULE]
     if (processes := config.train.processes) > 1:
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        return [sys.executable, *launch, str(processes), *module]
-    return [sys.executable, *module]
+        return [sys.executable, *launch, str(processes), *_MODULE]
+    # Metal refuses to work in a process that was forked.
+    return [sys.executable, *_MODULE] if sys.platform == "darwin" else []
 
 
 def _environment() -> dict[str, str]:
     # the result depends on the threads; a launcher would set them as well
-    return {"OMP_NUM_THREADS": "1", **os.environ}
+    return {"OMP_NUM_THREADS": "1", **_SPINS, **os.environ}
 
 
 def _main_of(stage: str) -> Callable[[list[str]], int]:

@@ -83,6 +83,7 @@ class Sketch:
         return cls(*(np.ascontiguousarray(part) for part in (landmarks, basis, lift)))
 
 
+@torch.no_grad()
 def score_at(landmarks: Floats, regions: Tensor, similarity: SimilarityConfig) -> Floats:
     """Give the exact scores (images, landmarks) of unit regions (images, regions, dim)."""
     scores: Floats = image_sentence_scores(

@@ -2,11 +2,14 @@ import csv
 import gzip
 import io
 import json
+import multiprocessing
 import re
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pydicom
 import pytest
+from threadpoolctl import threadpool_info
 
 from medclip_dcl.artifact import Artifact, make_fingerprint
 from medclip_dcl.artifact_writer import write_artifact
@@ -136,6 +139,13 @@ def test_resumed_tree_equals_an_uninterrupted_one(
     assert calls == [*units[:3], *units[2:]]  # finished units are not drawn again
     header = json.loads((root / "artifact.json").read_text())
     assert resumed.digest == header["digest"]
+
+
+def test_processes_that_draw_have_one_thread_each() -> None:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=tree._limit_threads) as pool:
+        libraries = pool.submit(threadpool_info).result()
+    assert {library["num_threads"] for library in libraries} == {1}  # BLAS is loaded
 
 
 def test_two_processes_write_the_same_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
