@@ -1,12 +1,15 @@
-"""Training and answering on a device without one: no tensor is left on the CPU."""
+"""Training, scoring and answering on a device without one: no tensor is left on the CPU."""
 
 import pytest
 import torch
 
 from medclip_dcl.inference.predictor import load
+from medclip_dcl.likelihood.engines import prepare_engine
+from medclip_dcl.likelihood.masked_lm import MaskedCopies
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import TrainStep
+from testing.bert import copies, tiny_bert
 from testing.fake_device import FAKE, FakeAccelerator, fake_device
 from testing.published import publish
 from testing.tiny_models import pair_batch, random_images, tiny_dual_encoder
@@ -40,3 +43,12 @@ def test_what_the_service_asks_of_a_model(tmp_path):
         vectors = predictor.embed_sentences(["No effusion.", "Large effusion."])
         assert regions.device == vectors.device == FAKE
         assert predictor.margins(regions, predictor.findings).shape[1] == 2
+
+
+def test_log_probabilities_of_masked_pieces_by_the_trimmed_forward():
+    engine = prepare_engine(tiny_bert().to(FAKE))
+    tensors = {name: value for name, value in vars(copies()).items() if name != "mask_id"}
+    moved = {name: value.to(FAKE) for name, value in tensors.items()}
+    with fake_device(), torch.inference_mode():
+        log_probs = engine.log_probs(MaskedCopies(**moved, mask_id=copies().mask_id))
+        assert (log_probs.device, log_probs.shape) == (FAKE, (3,))
