@@ -10,6 +10,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +31,7 @@ from medclip_dcl.artifact import (
     retired_folder,
 )
 from medclip_dcl.errors import ArtifactStale
-from medclip_dcl.files import (
-    disk_faults_named,
-    remove_staged,
-    sha256_file,
-    sync_file,
-    sync_files,
-    write_text,
-)
+from medclip_dcl.files import disk_faults_named, remove_staged, sha256_file, sync_file, write_text
 from medclip_dcl.provenance import changed_modules, code_digests, package_versions
 
 _FINGERPRINT = "fingerprint.json"
@@ -64,7 +58,8 @@ class ArtifactWriter:
         """
         entries, stamps = {}, {}
         names = _data_files(self.directory)
-        sync_files([self.directory / name for name in names])
+        with ThreadPoolExecutor() as pool:  # several wait for the disk as long as one
+            list(pool.map(sync_file, [self.directory / name for name in names]))
         for name in names:
             file = self.directory / name
             stamps[name] = file_stamp(file)

@@ -10,8 +10,7 @@ import resource
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -91,11 +90,8 @@ def raise_open_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def write_bytes(path: Path, data: bytes, *, flushed: bool = True) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
     """Write a file so that a kill leaves the old content or the new, never a part.
-
-    Who writes many files leaves them to be `flushed` by one `sync_files`: until then a loss of
-    power, though no kill, may leave them empty.
 
     Raises:
         ArtifactUnwritable: the disk is full, or fails, or may not be written to.
@@ -108,16 +104,14 @@ def write_bytes(path: Path, data: bytes, *, flushed: bool = True) -> None:
                 with suppress(OSError):  # a file system without locks
                     fcntl.flock(stream, fcntl.LOCK_EX)
                 stream.write(data)
-                if flushed:  # before the rename, else a crash may leave an empty file
-                    stream.flush()
-                    os.fsync(stream.fileno())
+                stream.flush()
+                os.fsync(stream.fileno())  # before the rename, else a crash may leave an empty file
             staged.replace(path)
         except BaseException:
             with suppress(OSError):  # what the disk said first is what is passed on
                 staged.unlink()
             raise
-        if flushed:
-            sync_file(path.parent)
+        sync_file(path.parent)
 
 
 _STAGED_NAME = re.compile(rf"{re.escape(STAGED)}.+\.[0-9a-f]{{16}}", re.DOTALL)
@@ -163,15 +157,6 @@ def sync_file(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-_FLUSHED_AT_ONCE = 16  # a journal commits all that waits for it in one go
-
-
-def sync_files(paths: Sequence[Path]) -> None:
-    """Flush many closed files, each of which would wait for the disk, in a few waits."""
-    with ThreadPoolExecutor(_FLUSHED_AT_ONCE) as pool:
-        list(pool.map(sync_file, paths))
 
 
 def sha256_file(path: Path) -> str:

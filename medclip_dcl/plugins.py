@@ -70,7 +70,7 @@ class Registry(Mapping[str, _Item]):
         return name
 
     def __getitem__(self, name: str) -> _Item:
-        # Of an installed package: the metadata of all that are installed take 10 ms to look through.
+        # Of an installed package; the metadata of all of them take 10 ms to look through.
         if self._group and name not in self.own and name not in self._items:
             for point in entry_points(group=f"medclip_dcl.{self._group}", name=name):
                 self._items[name] = point.load()

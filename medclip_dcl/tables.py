@@ -136,9 +136,7 @@ def read_table(folder: Path, form: TableFormat, columns: Sequence[str] | None = 
                     table = pa.ipc.open_file(source).read_all()
                 table.validate(full=True)
             else:
-                # not pq.read_table, which imports pandas
-                with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                    table = file.read()
+                table = pq.ParquetFile(path, page_checksum_verification=True).read()  # no pandas
     except (OSError, pa.ArrowException) as error:
         raise ArtifactCorrupt(f"table {path} is missing or damaged; rerun its job") from error
     if table.schema.remove_metadata() != form.schema:

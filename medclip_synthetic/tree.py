@@ -8,7 +8,7 @@ import multiprocessing
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.distributed import available_cores
-from medclip_dcl.files import sync_files, write_bytes, write_text
+from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.progress import Progress
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_synthetic.faults import FAULT_LIST, Planted, choose_faults, plant_faults
@@ -118,21 +118,17 @@ def plan_patients(settings: GenerateConfig) -> Iterator[Unit]:
 def write_unit(folder: Path, unit: Unit, seed: int, settings: GenerateConfig) -> Unit:
     """Draw and write the images and reports of one unit, then its note."""
     drawn: dict[str, Any] = {}
-    written: list[Path] = []
-
-    def write(path: str, content: bytes) -> None:
-        written.append(folder / path)
-        write_bytes(written[-1], content, flushed=False)
-
+    contents: dict[Path, bytes] = {}
     for patient in unit.patients(seed, settings):
         for study in patient.studies:
             (folder / study.path).mkdir(parents=True, exist_ok=True)
-            write(study.report_path, study.text.encode())
+            contents[folder / study.report_path] = study.text.encode()
         for item in patient.items():
             image = item.draw(settings.size_px)
-            write(item.path, item.encode(image.pixels))
+            contents[folder / item.path] = item.encode(image.pixels)
             drawn[item.image.dicom_id] = image.facts()
-    sync_files([*written, *{path.parent for path in written}])  # the note says that they are there
+    with ThreadPoolExecutor() as pool:  # several wait for the disk as long as one
+        list(pool.map(write_bytes, contents, contents.values()))
     write_text(folder / unit.note, json.dumps(drawn))
     return unit
 
@@ -153,9 +149,7 @@ def _draw_units(
                 progress.advance(unit.stop - unit.start)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy the parent's BLAS threads
-    executor: Executor = ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_limit_threads
-    )
+    executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_limit_threads)
     try:
         futures = [executor.submit(write_unit, folder, unit, seed, settings) for unit in units]
         for future in as_completed(futures):

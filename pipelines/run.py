@@ -16,11 +16,12 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from medclip_dcl.errors import ConfigError, MedclipError, ending_with_fault
 from medclip_dcl.progress import EVERY_S, FORMAT, REST, duration, writes_json
@@ -39,8 +40,8 @@ _FACTS = 3
 _REPORT = "write_report"
 _TRAIN = "train"
 _NOT_REUSED = 100  # no exit code of a stage
-# Turns, about .1 ms, that a thread of libgomp spins before it sleeps. By default they are 100 times
-# as many: where others use a core as well, a step may take 20 times as long.
+# Turns, about .1 ms, that a waiting thread of libgomp spins before it sleeps. By default they are a
+# hundred times as many: where others use a core as well, a step may take 20 times as long.
 _SPINS = {"GOMP_SPINCOUNT": "10000"}
 
 
@@ -84,18 +85,17 @@ def run_config(
         if stage == _TRAIN:
             code = _NOT_REUSED
             if stage not in force:
-                code = screen.follow(_forked, _reuse, (loaded,))
+                code = screen.follow(_reuse, loaded)
             if code == _NOT_REUSED:
                 if _REPORT in stages:
                     early = _write_report_so_far(loaded, arguments, screen)
-                if launcher := _launcher(loaded):
-                    code = screen.follow(_launched, [*launcher, *words])
-                else:
-                    code = screen.follow(_forked, _main_of(stage), (words,))
+                launcher = _launcher(loaded)
+                train = partial(_launch, launcher) if launcher else _main_of(stage)
+                code = screen.follow(train, words)
         else:
             if early and stage == _REPORT:
                 early.join()  # one of two pages would overwrite the other
-            code = screen.follow(_forked, _main_of(stage), (words,))
+            code = screen.follow(_main_of(stage), words)
         if code:
             if not quiet:
                 print(f"{stage} ended with exit code {code}", file=sys.stderr)
@@ -111,9 +111,11 @@ def run_train(
     """Train a model with as many processes as the config asks for."""
     launcher = _launcher(config_of(config, overrides)) or [sys.executable, *_MODULE]
     flags = [flag for flag, given in (("--force", force), ("--replace", replace)) if given]
-    process = subprocess.Popen(
-        [*launcher, *_arguments(config, overrides), *flags], env=_environment()
-    )
+    return _launch(launcher, [*_arguments(config, overrides), *flags])
+
+
+def _launch(launcher: Sequence[str], words: Sequence[str]) -> int:
+    process = subprocess.Popen([*launcher, *words], env=_SPINS | os.environ)
     with _signals_passed(process.terminate):
         return process.wait()
 
@@ -140,11 +142,6 @@ def _launcher(config: "Config") -> list[str]:
     return [sys.executable, *_MODULE] if sys.platform == "darwin" else []
 
 
-def _environment() -> dict[str, str]:
-    # the result depends on the threads; a launcher would set them as well
-    return {"OMP_NUM_THREADS": "1", **_SPINS, **os.environ}
-
-
 def _main_of(stage: str) -> Callable[[list[str]], int]:
     main: Callable[[list[str]], int] = importlib.import_module(f".{stage}", __package__).main
     return main
@@ -157,39 +154,6 @@ def _reuse(config: "Config") -> int:
     with suppress(MedclipError):  # training says what is wrong
         return 0 if reuse(Job(_TRAIN, config, _folder(config))) else _NOT_REUSED
     return _NOT_REUSED
-
-
-class _Child:
-    """A stage at work: what it prints, where that is read, and how it ends."""
-
-    def __init__(
-        self, output: IO[str] | None, terminate: Callable[[], None], wait: Callable[[], int]
-    ) -> None:
-        self.output, self.terminate, self.wait = output, terminate, wait
-
-
-def _launched(screen: "_Screen", command: Sequence[str]) -> _Child:
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(
-        command,
-        env=_environment() | screen.variables,
-        text=True,
-        **(pipes if screen.reads else {}),
-    )
-    return _Child(process.stdout, process.terminate, process.wait)
-
-
-def _forked(screen: "_Screen", function: Callable[..., int], given: tuple[Any, ...]) -> _Child:
-    reader, writer = os.pipe() if screen.reads else (None, None)
-    process = _start(_call, (function, given, writer, screen.variables))
-    if writer is not None:
-        os.close(writer)
-
-    def wait() -> int:
-        process.join()
-        return process.exitcode or 0
-
-    return _Child(os.fdopen(reader) if reader is not None else None, process.terminate, wait)
 
 
 def _start(function: Callable[..., None], given: tuple[Any, ...]) -> BaseProcess:
@@ -214,6 +178,11 @@ def _call(
         sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
     with ending_with_fault():
         sys.exit(function(*given))
+
+
+def _exit_code(process: BaseProcess) -> int:
+    process.join()
+    return process.exitcode or 0
 
 
 def _write_report_so_far(
@@ -272,18 +241,25 @@ class _Screen:
         if not self.quiet:
             print(words if self.is_live or not writes_json() else json.dumps(facts), flush=True)
 
-    def follow(self, start: Callable[..., _Child], *given: Any) -> int:
-        """Start a stage, show what it reports, and give its exit code."""
-        child = start(self, *given)  # before the display, whose thread would be forked with it
-        with _signals_passed(child.terminate), child.output or nullcontext():
+    def follow(self, function: Callable[..., int], *given: Any) -> int:
+        """Fork a stage, show what it reports, and give its exit code."""
+        reader, writer = os.pipe() if self.reads else (None, None)
+        # Before the display, whose thread would be forked with it.
+        process = _start(_call, (function, given, writer, self.variables))
+        if writer is not None:
+            os.close(writer)
+        with (
+            _signals_passed(process.terminate),
+            nullcontext(()) if reader is None else os.fdopen(reader) as output,
+        ):
             if self.is_live:
-                return self._follow_live(child)
-            for line in child.output or ():
+                return self._follow_live(process, output)
+            for line in output:
                 if _parsed(line) is None:
                     sys.stderr.write(line)
-            return child.wait()
+            return _exit_code(process)
 
-    def _follow_live(self, child: _Child) -> int:
+    def _follow_live(self, process: BaseProcess, output: Iterable[str]) -> int:
         # A stage is one line: a bar with the time left while it works, then what it made.
         from rich import progress
 
@@ -295,8 +271,8 @@ class _Screen:
         )
         begun = time.monotonic()
         with progress.Progress(*columns, transient=True) as bar:
-            facts = _reported(child, bar)
-            code = child.wait()
+            facts = _reported(output, bar)
+            code = _exit_code(process)
         if code == _NOT_REUSED:
             return code
         reused = facts.get("state") == "reused"
@@ -314,11 +290,11 @@ class _Screen:
         return code
 
 
-def _reported(child: _Child, bar: "Progress") -> dict[str, Any]:
+def _reported(output: Iterable[str], bar: "Progress") -> dict[str, Any]:
     # What a stage reports until it ends: its last facts.
     task = bar.add_task("", total=None)
     facts: dict[str, Any] = {}
-    for line in child.output or ():
+    for line in output:
         report = _parsed(line)
         if report is None:
             bar.console.print(line.rstrip("\n"), markup=False, highlight=False)

@@ -218,9 +218,6 @@ class ImageEncoder(nn.Module):
             self.stride = math.ceil(settings.input_px / cells)
             return
         self.backbone = ResNetModel(_resnet_config(settings))
-        for module in self.backbone.modules():
-            if isinstance(module, nn.ReLU):  # no gradient needs what enters it
-                module.inplace = True
         self.width = settings.widths[-1]
         halvings = len(settings.depths) - 1
         self.stride = 4 * 2**halvings  # the stem quarters, each later stage halves
@@ -285,25 +282,13 @@ class ImageEncoder(nn.Module):
             return self._patches(pixels)
         if self._gives_map:
             return _last_map(self.backbone, pixels)
-        features = self._stem(pixels)
+        features: Tensor = self.backbone.embedder(pixels)
         for stage in self.backbone.encoder.stages:
             if self._checkpointed and torch.is_grad_enabled():
                 around = partial(_twice, stage)
                 features = checkpoint(stage, features, use_reentrant=False, context_fn=around)
             else:
                 features = stage(features)
-        return features
-
-    def _stem(self, pixels: Tensor) -> Tensor:
-        stem = self.backbone.embedder
-        if torch.is_grad_enabled():
-            # The largest of clipped values is the largest value, clipped: the same gradient, of a
-            # quarter of the values. Engines fuse the clipping with the convolution instead.
-            layer = stem.embedder
-            pooled = stem.pooler(layer.normalization(layer.convolution(pixels)))
-            features: Tensor = layer.activation(pooled)
-        else:
-            features = stem(pixels)
         return features
 
     def initialise(self, generator: torch.Generator) -> None:

@@ -38,7 +38,6 @@ from medclip_dcl.retrieval.embeddings import (
 SKETCH = "sketch.npy"
 """Landmarks, basis and lift, side by side: (landmarks, dim + 2 x width)."""
 
-
 _WIDTH = 256  # coordinates of a sketch, at most
 _REACH = 0.3  # of the kernel, in cosine: landmarks further apart say little about each other
 _RIDGE = 1e-2  # c; keeps near-equal landmarks from large weights of opposite signs

@@ -18,19 +18,13 @@ from medclip_synthetic.findings import FINE_FINDINGS
 from medclip_synthetic.reports import Meaning
 from medclip_synthetic.settings import GenerateConfig
 
-SETTINGS = GenerateConfig(
-    patients=40,
-    coverage_images=1,
-    size_px=64,
-)
+SETTINGS = GenerateConfig(patients=40, coverage_images=1, size_px=64)
 
 
-def write(
-    path: Path, settings: GenerateConfig = SETTINGS, seed: int = 1, workers: int = 1
-) -> Artifact:
+def write(path: Path, settings: GenerateConfig = SETTINGS, workers: int = 1) -> Artifact:
     fingerprint = make_fingerprint(tree.ARTIFACT, {"generate": settings}, {"seed": "1"})
     with write_artifact(path, tree.ARTIFACT, fingerprint) as writer:
-        return writer.commit(tree.write_tree(writer, seed, settings, workers))
+        return writer.commit(tree.write_tree(writer, 1, settings, workers))
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -142,8 +136,7 @@ def test_resumed_tree_equals_an_uninterrupted_one(
 
 
 def test_processes_that_draw_have_one_thread_each() -> None:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=tree._limit_threads) as pool:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), tree._limit_threads) as pool:
         libraries = pool.submit(threadpool_info).result()
     assert {library["num_threads"] for library in libraries} == {1}  # BLAS is loaded
 
