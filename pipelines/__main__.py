@@ -22,8 +22,8 @@ from .cli import (
     Log,
     Overrides,
     Replace,
-    keep_memory,
     make_command,
+    reuse_memory,
     run_folder,
     set_log,
     sibling,
@@ -143,7 +143,7 @@ def _serve(
     port: Annotated[int | None, typer.Option(help="Port to bind; 0: a free one.")] = None,
 ) -> int:
     """Start the service and its viewer, on a run's model; the demo's without a run."""
-    keep_memory()  # before a library starts its first thread, which would get a heap of its own
+    reuse_memory()  # before a library starts its first thread, which would get a heap of its own
     words = ["--config", str(config)]
     words += [] if run is None else ["--run", str(run_folder(run))]
     words += [] if model is None else ["--model", str(model)]

@@ -23,13 +23,13 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 
-from .cli import keep_memory
+from .cli import reuse_memory
 from .job import Job, job_main
 
 
 def build(job: Job) -> None:
     """Build the index."""
-    keep_memory()
+    reuse_memory()
     model, studies = job.open(model_package.ARTIFACT), job.open(manifest.ARTIFACT)
     prepared_artifact, texts = job.open(prepared.ARTIFACT), job.open(sentences.ARTIFACT)
     said = job.open(labels.ARTIFACT)

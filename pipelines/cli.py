@@ -86,8 +86,8 @@ def sibling(package: str) -> str:
     return ".".join([*(__package__ or "").split(".")[:-1], package])
 
 
-def keep_memory() -> None:
-    """Reuse memory as the service does: glibc would map the activations of each pass again."""
+def reuse_memory() -> None:
+    """Keep memory as the service does: glibc would map the activations of each pass again."""
     importlib.import_module(f"{sibling('api')}.memory").keep_memory()
 
 

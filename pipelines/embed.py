@@ -25,7 +25,7 @@ from medclip_dcl.models.settings import EngineName, Precision
 from medclip_exports.vectors import Dtype, EmbeddedRows, list_image_files, write_vectors
 from medclip_sources.rows import read_columns
 
-from .cli import keep_memory, run_folder, tool_main
+from .cli import reuse_memory, run_folder, tool_main
 from .job import run_resumable
 
 
@@ -64,7 +64,7 @@ def command(
     ] = False,
 ) -> int:
     """Embed the rows and print counts."""
-    keep_memory()
+    reuse_memory()
 
     def work() -> None:
         rows = _rows_of(source, out, images, sentences, key, root)

@@ -43,7 +43,7 @@ from medclip_dcl.training.setup import TrainInputs, set_up
 from medclip_dcl.training.supervision import needs_claims
 from medclip_dcl.training.trainer import TrainResult, train
 
-from .cli import keep_memory
+from .cli import reuse_memory
 from .config import Config
 from .job import Job, Stopped, job_main
 from .replacing import refuse_other_model
@@ -51,7 +51,7 @@ from .replacing import refuse_other_model
 
 def build(job: Job) -> None:
     """Train unless the published model has the same fingerprint, then publish."""
-    keep_memory()
+    reuse_memory()
     settings = settle_precision(job.config.train)
     job = replace(job, config=job.config.model_copy(update={"train": settings}))
     accelerator = start_accelerator(settings, job.work)
