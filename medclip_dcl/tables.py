@@ -60,15 +60,13 @@ def write_table(
         ValueError: a row does not have exactly the columns of `form`.
     """
     path = folder / form.file
-    tables = _tables(form, rows)
     if path.suffix == ".arrow":
         with pa.ipc.new_file(str(path), form.schema) as writer:
-            writer.write_table(pa.concat_tables(tables).combine_chunks())
+            writer.write_table(pa.concat_tables(_tables(form, rows)).combine_chunks())
         sync_file(path)
     else:
         with TableWriter(folder, form) as parts:
-            for table in tables:
-                parts.add(table)
+            parts.add_rows(rows)
     return path
 
 
@@ -88,7 +86,7 @@ class TableWriter:
     """Writes a table of Parquet in parts: however they are cut, equal rows give equal bytes."""
 
     def __init__(self, folder: Path, form: TableFormat) -> None:
-        self._path, self._schema = folder / form.file, form.schema
+        self._path, self._form, self._schema = folder / form.file, form, form.schema
         self._waiting = form.schema.empty_table()
         self.rows = 0
 
@@ -105,6 +103,11 @@ class TableWriter:
         while len(self._waiting) >= _GROUP_ROWS:
             self._write(self._waiting.slice(0, _GROUP_ROWS))
             self._waiting = self._waiting.slice(_GROUP_ROWS)
+
+    def add_rows(self, rows: Iterable[Mapping[str, Any]] | pa.Table) -> None:
+        """Add rows as `write_table` does."""
+        for table in _tables(self._form, rows):
+            self.add(table)
 
     def _write(self, table: pa.Table) -> None:
         self._file.write_table(table.combine_chunks())

@@ -12,7 +12,7 @@ from medclip_dcl.data.row_images import Bucket
 from medclip_dcl.data.source_settings import Resolve, SourceConfig, find_file
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.plugins import SOURCES
-from medclip_sources import dicom_folder, huggingface, mimic_cxr, open_i, table
+from medclip_sources import dicom_folder, huggingface, mimic_cxr, open_i, table, table_parts
 from medclip_sources.boxes import read_boxes
 from medclip_sources.labels import join_labels
 from medclip_sources.object_store import open_root
@@ -28,14 +28,18 @@ READERS: dict[str, Callable[[Any, SourceConfig, Resolve], RawStudies]] = {
 """`source.kind` -> its reader, of those that are built in; see `plugins.SOURCES`."""
 
 
-def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
-    """Read a source; no image is decoded.
+def read_source(settings: SourceConfig, resolve: Resolve, *, in_parts: bool = False) -> Source:
+    """Read a source; no image is decoded. With `in_parts`, studies are read by `Source.parts`.
 
     Raises:
         ConfigError: a setting that the kind of source needs is empty.
         StudyError: a table is missing or cannot be read.
     """
     root = open_root(settings, resolve)
+    if in_parts and table_parts.has_parts(settings):
+        return Source(
+            table_parts.read_table_in_parts(root, settings, resolve), BoxTable([], set(), 0)
+        )
     raw = (READERS | dict(SOURCES))[settings.kind](root, settings, resolve)
     if settings.labels:
         raw.tables["labels"] = find_file("labels", settings.labels, root, resolve)

@@ -23,9 +23,10 @@ from medclip_dcl.data.row_images import (
     within_lists,
 )
 from medclip_dcl.data.source_settings import SourceConfig
-from medclip_dcl.data.table_files import no_column, read_any, require_columns
+from medclip_dcl.data.table_files import no_column, read_any, read_parts, require_columns
 from medclip_dcl.errors import StudyError
 
+_ROWS = 20_000  # of columns without images that are in memory at a time
 _BATCH = 64  # rows whose bytes are in memory at a time
 _MAX_GROUP_BYTES = 1 << 30  # of images in a row group of Parquet, which is read as a whole
 _BUFFER = {"buffer_size": 1 << 20, "pre_buffer": False}
@@ -46,6 +47,29 @@ def read_columns(
     """
     try:
         return _read(path, columns, image, root, settings)
+    except (pa.ArrowException, OSError) as error:
+        raise StudyError(f"table {path} cannot be read ({type(error).__name__})") from error
+
+
+def read_column_parts(
+    path: Path, columns: Sequence[str], root: Path | Bucket, settings: SourceConfig
+) -> Iterator[pa.Table]:
+    """Read columns as `read_columns`, CSV and Parquet in parts, the first of them without rows."""
+    suffix, wanted = path.suffix.lower(), list(dict.fromkeys(columns))
+    try:
+        if suffix == ".parquet" and path.is_file():
+            with pq.ParquetFile(path, **_BUFFER) as file:
+                heads = [head for head, _ in _split(file.schema_arrow.names, wanted, path)]
+                light = [leaf for head in heads for leaf in _leaves(file, head, raw=False)]
+                yield take_columns(file.schema_arrow.empty_table(), file.schema_arrow, wanted, path)
+                for batch in file.iter_batches(_ROWS, columns=light, use_threads=False):
+                    part = pa.Table.from_batches([batch])
+                    yield take_columns(part, file.schema_arrow, wanted, path)
+        elif suffix == ".arrow":
+            yield read_columns(path, wanted, "", root, settings)
+        else:
+            for part in read_parts(path, settings.fallback_encoding):
+                yield take_columns(part, part.schema, wanted, path)
     except (pa.ArrowException, OSError) as error:
         raise StudyError(f"table {path} cannot be read ({type(error).__name__})") from error
 

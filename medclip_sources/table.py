@@ -55,12 +55,16 @@ class RowFile(NamedTuple):
 
 def read_mapped_table(root: Path | Bucket, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """Read the table `source.table` as `read_row_files`."""
+    return read_row_files(root, mapped_files(root, settings, resolve), settings)
+
+
+def mapped_files(root: Path | Bucket, settings: SourceConfig, resolve: Resolve) -> list[RowFile]:
+    """Find the files of `source.table`."""
     named = settings.table if isinstance(settings.table, dict) else {"": settings.table}
-    files = [
+    return [
         RowFile(find_file("table", name, root, resolve), split=split)
         for split, name in named.items()
     ]
-    return read_row_files(root, files, settings)
 
 
 def read_row_files(
@@ -75,12 +79,12 @@ def read_row_files(
         StudyError: a file cannot be read, lacks a column, or holds a split, a label, a box or a
             size of an image that is none.
     """
-    names, boxed, of_labels = _mapped(settings)
-    _require_columns(names, boxed, settings, has_splits=all(file.split for file in files))
+    names, boxed, of_labels = mapped_roles(settings)
+    require_roles(names, boxed, settings, has_splits=all(file.split for file in files))
     wanted, image = mapped_columns(settings)
     pattern = names.pop("path")
     del names["image"]
-    found = _Found(settings, relative_to_root(root, settings))
+    found = RowRecords(settings, relative_to_root(root, settings))
     labels: list[pa.Table] = []
     tables: dict[str, Path] = {}
     stamped: list[str] = []
@@ -91,13 +95,13 @@ def read_row_files(
         for start in range(0, table.num_rows, _ROWS_AT_ONCE):
             part = table.slice(start, _ROWS_AT_ONCE)
             columns = {
-                role: _values(part, name, file.path.name, listed=role in _OF_IMAGES)
+                role: role_values(part, name, file.path.name, listed=role in _OF_IMAGES)
                 for role, name in names.items()
                 if name
             }
-            where = _values(part, image, file.path.name, listed=True) if image else None
+            where = role_values(part, image, file.path.name, listed=True) if image else None
             if pattern:
-                where = [str(path).strip() for path in _values(part, pattern, file.path.name)]
+                where = [str(path).strip() for path in role_values(part, pattern, file.path.name)]
             lists = {role: part.column(name) for role, name in boxed.items() if name}
             for row in range(part.num_rows):
                 found.add(file, row, columns, where, lists)
@@ -140,7 +144,7 @@ def _parts(name: str) -> list[str]:
     return FIELD.findall(name) or [name]
 
 
-def _values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> list[_Cell]:
+def role_values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> list[_Cell]:
     """Give a value for each row: of a column, made from several, or the same in all."""
     if name.startswith(CONSTANT):
         return [name.removeprefix(CONSTANT)] * table.num_rows
@@ -151,14 +155,14 @@ def _values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> l
 
 def mapped_columns(settings: SourceConfig) -> tuple[list[str], str]:
     """Name the columns that the settings map, and that of images."""
-    names, boxed, of_labels = _mapped(settings)
+    names, boxed, of_labels = mapped_roles(settings)
     image = names.pop("image")
     found = [part for name in (*names.values(), *boxed.values()) for part in _parts(name)]
     return list(dict.fromkeys([*found, *of_labels])), image
 
 
-def _mapped(settings: SourceConfig) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    # Role -> column, of rows and of boxes; columns of labels.
+def mapped_roles(settings: SourceConfig) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Give role -> column, of rows and of boxes, and the columns of labels."""
     names: dict[str, str] = {role: str(settings.columns.get(role, "")) for role in _ROLES}
     boxed: dict[str, str] = {role: str(settings.columns.get(role, "")) for role in _BOXES}
     named = "" if settings.labels else settings.columns.get("labels", "")
@@ -176,9 +180,10 @@ def _cells(column: pa.ChunkedArray, file: str, name: str) -> list[_Cell]:
     return [[value or "" for value in values or ()] for values in lists]
 
 
-def _require_columns(
+def require_roles(
     names: Mapping[str, str], boxed: Mapping[str, str], settings: SourceConfig, *, has_splits: bool
 ) -> None:
+    """Refuse settings that name no column of a role which is needed; ConfigError."""
     needed = ("path", "image", "findings", "impression", "report")
     if not any(names[role] for role in needed):
         raise ConfigError(f"source.columns must name one of {', '.join(needed)}")
@@ -203,7 +208,7 @@ def _require_columns(
 
 
 @dataclass
-class _Found:
+class RowRecords:
     """Records made of the rows so far."""
 
     settings: SourceConfig
@@ -267,7 +272,7 @@ class _Found:
         if where is not None:
             self._add_images(images, made)
         self._add_study(study_id, subject, _text(text, study_id))
-        split = file.split or (text.get("split") and _split(text["split"], number))
+        split = file.split or (text.get("split") and split_name(text["split"], number))
         if split:
             self.splits.setdefault(subject, set()).add(split)
 
@@ -395,7 +400,8 @@ def _text(columns: Mapping[str, str], study_id: str) -> Text:
     return Text(*read_loose_sections(report, study_id))
 
 
-def _split(name: str, row: int) -> str:
+def split_name(name: str, row: int) -> str:
+    """Give our name of a row's split; StudyError where it has none."""
     split = SPELLINGS.get(name.strip().lower(), name.strip().lower())
     if split not in SPLITS:
         raise StudyError(

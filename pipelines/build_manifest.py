@@ -18,9 +18,11 @@ from .config import Config
 from .job import Job, job_main
 
 
-def source_of(config: Config) -> Source:
-    """Read the source that a config names; no image is decoded."""
-    return readers.read_source(config.source, lambda text: resolve_path(text, config.work))
+def source_of(config: Config, *, in_parts: bool = False) -> Source:
+    """Read the source that a config names, as `read_source`; no image is decoded."""
+    return readers.read_source(
+        config.source, lambda text: resolve_path(text, config.work), in_parts=in_parts
+    )
 
 
 def build(job: Job) -> None:
@@ -31,7 +33,7 @@ def build(job: Job) -> None:
             "objective.place_weight asks where findings are on a frontal image, and "
             "source.images_per_study is all; set the weight to 0, or leave out lateral images"
         )
-    source = source_of(job.config)
+    source = source_of(job.config, in_parts=True)
     listed = job.make(
         manifest.ARTIFACT,
         {"source": settings.result_settings()},

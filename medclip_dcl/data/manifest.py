@@ -6,7 +6,8 @@ One split per patient; patients with boxes never train.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from medclip_dcl.artifact import Artifact, ArtifactType
-from medclip_dcl.data.records import Reject, Source
+from medclip_dcl.data.records import ImageRecord, RawStudies, Reject, Source
 from medclip_dcl.data.selection import VIEW_REASONS, Selection, by_reason, file_fault, select
 from medclip_dcl.data.source_settings import LABEL_KEY, SourceConfig
 from medclip_dcl.errors import ArtifactCorrupt, StudyError
 from medclip_dcl.files import write_text
-from medclip_dcl.tables import Column, TableFormat, read_table, write_table
+from medclip_dcl.tables import Column, TableFormat, TableWriter, read_table, write_table
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 ARTIFACT = ArtifactType("manifest", 2, "build_manifest")
@@ -180,80 +181,122 @@ def split_patients(source: Source, chosen: Selection, settings: SourceConfig) ->
 
 
 def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict[str, Any]:
-    """Write every table of the manifest.
+    """Write every table of the manifest, a part of the source at a time.
 
     Raises:
         StudyError: more rows are unusable than `max_reject_share` allows, or all.
     """
-    chosen = select(source.raw, settings)
-    _require_few_rejects(chosen, settings.max_reject_share)
-    split_of = split_patients(source, chosen, settings)
-    laterals = [
-        image
-        for image in chosen.laterals
-        if split_of.get(image.subject_id) == "train" and not file_fault(image, source.raw.root)
-    ]
-    left_out = {image.image_id for image in chosen.laterals} - {item.image_id for item in laterals}
-    every = [*chosen.rejects, *(Reject(name, "lateral") for name in sorted(left_out))]
-    splits = [(image, split_of[image.subject_id]) for image in chosen.images]
-    splits += [(image, PRETRAIN) for image in laterals]
-    images = (
-        {name: value for name, value in image._asdict().items() if not name.endswith("_px")}
-        | {"split": split}
-        for image, split in sorted(splits)
-    )
-    reports = (
-        {"study_id": study, "subject_id": subject, "split": split_of[subject]}
-        | chosen.texts[study]._asdict()
-        for study in sorted(chosen.texts)
-        for subject in [chosen.subjects[study]]
-    )
-    rejects = [item._asdict() | {"stage": ARTIFACT.job} for item in every]
-    kept = {image.image_id for image in chosen.images}
-    shown = [row for row in source.boxes.rows if row["image_id"] in kept]
-    form = label_format(settings.findings)
-    labels = form.schema.empty_table()
-    if source.raw.labels is not None:
-        labels = labels_of(source.raw.labels, chosen.subjects)
-    write_table(folder, IMAGES, images)
-    write_table(folder, REPORTS, reports)
-    write_table(folder, form, labels)
-    write_table(folder, BOXES, shown)
-    write_table(folder, REJECTS, rejects)
-    if source.raw.card:
-        write_text(folder / DATASET, json.dumps(source.raw.card, indent=1, sort_keys=True) + "\n")
+    found = _Found()
+    with ExitStack() as stack:
+        images, reports, labels, boxes = (
+            stack.enter_context(TableWriter(folder, form))
+            for form in (IMAGES, REPORTS, label_format(settings.findings), BOXES)
+        )
+        for part in source.parts(folder / "parts"):
+            raw, chosen = part.raw, select(part.raw, settings)
+            split_of = split_patients(part, chosen, settings)
+            laterals = found.add(part.raw, chosen, split_of)
+            images.add_rows(_image_rows(chosen.images, laterals, split_of))
+            reports.add_rows(
+                {"study_id": study, "subject_id": subject, "split": split_of[subject]}
+                | chosen.texts[study]._asdict()
+                for study in sorted(chosen.texts)
+                for subject in [chosen.subjects[study]]
+            )
+            if raw.labels is not None:
+                labels.add_rows(labels_of(raw.labels, chosen.subjects))
+            kept = {image.image_id for image in chosen.images}
+            boxes.add_rows(row for row in part.boxes.rows if row["image_id"] in kept)
+        found.require_few_rejects(settings.max_reject_share)
+    rejects = found.rejects()
+    write_table(folder, REJECTS, (item._asdict() | {"stage": ARTIFACT.job} for item in rejects))
+    raw = source.raw
+    if raw.card:
+        write_text(folder / DATASET, json.dumps(raw.card, indent=1, sort_keys=True) + "\n")
     return {
-        "images": len(splits),
-        "reports": len(chosen.texts),
-        "patients": len(split_of),
-        "labelled": labels.num_rows,
-        "boxes": len(shown),
-        "boxes_without_image": len(source.boxes.rows) - len(shown) + source.boxes.unknown,
-        "splits": dict(
-            sorted(Counter(split_of[chosen.subjects[study]] for study in chosen.texts).items())
-        ),
-        "split_conflicts": sum(len(splits) > 1 for splits in source.raw.splits.values()),
-        **source.raw.counts,
-        **({} if source.raw.by_patient else {"splits_by_patient": False}),
+        "images": images.rows,
+        "reports": reports.rows,
+        "patients": pc.count_distinct(pa.chunked_array(found.patients, pa.string())).as_py(),
+        "labelled": labels.rows,
+        "boxes": boxes.rows,
+        "boxes_without_image": len(source.boxes.rows) - boxes.rows + source.boxes.unknown,
+        "splits": dict(sorted(found.splits.items())),
+        "split_conflicts": len(found.in_several),
+        **found.counts,
+        **({} if raw.by_patient else {"splits_by_patient": False}),
         "rejected": len(rejects),
-        "reasons": dict(sorted(Counter(item.reason for item in every).items())),
+        "reasons": dict(sorted(by_reason(rejects).items())),
     }
 
 
-def _require_few_rejects(chosen: Selection, allowed: float) -> None:
-    others = by_reason(item for item in chosen.rejects if item.reason in VIEW_REASONS)
-    aside = f"; {others.total()} others are not asked for {dict(others)}" if others else ""
-    if not chosen.candidates:
-        raise StudyError(
-            f"the source has no image or report that is asked for{aside}; correct its root, table "
-            "or archive, or what is asked for: source.modalities, source.frontal_views"
-        )
-    if chosen.lost / chosen.candidates > allowed or not (chosen.texts or chosen.images):
-        raise StudyError(
-            f"{chosen.lost} of {chosen.candidates} rows are unusable {dict(chosen.reasons)}, "
-            f"{len(chosen.images)} images and {len(chosen.texts)} reports are left{aside}; "
-            f"source.max_reject_share is {allowed}: correct the source or raise it"
-        )
+def _image_rows(
+    images: Iterable[ImageRecord], laterals: Iterable[ImageRecord], split_of: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    splits = [(image, split_of[image.subject_id]) for image in images]
+    splits += [(image, PRETRAIN) for image in laterals]
+    for image, split in sorted(splits):
+        shown = {name: value for name, value in image._asdict().items() if name[-3:] != "_px"}
+        yield shown | {"split": split}
+
+
+class _Found:
+    """What the parts of a source come to: counts, and what is left out."""
+
+    def __init__(self) -> None:
+        self.patients: list[pa.Array] = []
+        self.in_several = set[str]()  # patients whose images the source puts in several splits
+        self.splits, self.counts = Counter[str](), Counter[str]()
+        self._reasons, self._others = Counter[str](), Counter[str]()
+        self._candidates = self._lost = self._images = self._reports = self._parts = 0
+        self._rejects: list[tuple[bool, int, Reject]] = []
+
+    def add(
+        self, raw: RawStudies, chosen: Selection, split_of: Mapping[str, str]
+    ) -> list[ImageRecord]:
+        """Add a part, and give its lateral images of training patients."""
+        laterals = [
+            image
+            for image in chosen.laterals
+            if split_of.get(image.subject_id) == "train" and not file_fault(image, raw.root)
+        ]
+        left_out = {item.image_id for item in chosen.laterals} - {x.image_id for x in laterals}
+        every = [*chosen.rejects, *(Reject(name, "lateral") for name in sorted(left_out))]
+        for number, item in enumerate(every):
+            self._rejects.append((number >= len(raw.rejects), raw.rows.first.get(item.id, 0), item))
+        self.patients.append(pa.array(list(split_of), pa.string()))
+        self.in_several |= {name for name, splits in raw.splits.items() if len(splits) > 1}
+        self.splits.update(split_of[chosen.subjects[study]] for study in chosen.texts)
+        self.counts.update(raw.counts)
+        self._reasons += chosen.reasons
+        self._others += by_reason(item for item in chosen.rejects if item.reason in VIEW_REASONS)
+        self._candidates += chosen.candidates
+        self._lost += chosen.lost
+        self._images += len(chosen.images)
+        self._reports += len(chosen.texts)
+        self._parts += 1
+        return laterals
+
+    def rejects(self) -> list[Reject]:
+        """Give what is left out in the order of the source, which its parts are not in."""
+        if self._parts > 1:
+            self._rejects.sort(key=lambda item: item[:2])
+        return [item for _, _, item in self._rejects]
+
+    def require_few_rejects(self, allowed: float) -> None:
+        """Refuse a source with more unusable rows than are allowed, or without any other."""
+        others = self._others
+        aside = f"; {others.total()} others are not asked for {dict(others)}" if others else ""
+        if not self._candidates:
+            raise StudyError(
+                f"the source has no image or report that is asked for{aside}; correct its root, "
+                "table or archive, or what is asked for: source.modalities, source.frontal_views"
+            )
+        if self._lost / self._candidates > allowed or not (self._reports or self._images):
+            raise StudyError(
+                f"{self._lost} of {self._candidates} rows are unusable {dict(self._reasons)}, "
+                f"{self._images} images and {self._reports} reports are left{aside}; "
+                f"source.max_reject_share is {allowed}: correct the source or raise it"
+            )
 
 
 def labels_of(labels: pa.Table, studies: Collection[str]) -> pa.Table:

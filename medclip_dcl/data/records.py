@@ -1,6 +1,7 @@
 """Records that every source of studies is read into: images, reports, boxes, rejects."""
 
 import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,6 +105,8 @@ class RawStudies:
     counts: dict[str, int] = field(default_factory=dict)  # what else was counted, for the summary
     by_patient: bool = True  # whether the source names patients, so that no split shares one
     card: dict[str, str] = field(default_factory=dict)  # name, commit, licence, terms of a dataset
+    parts: Callable[[Path], Iterator["RawStudies"]] | None = None
+    """Reads the studies, which are then not here, in parts by id; takes a folder for its files."""
 
     @property
     def reports_root(self) -> Path | Bucket:
@@ -117,6 +120,16 @@ class Source:
 
     raw: RawStudies
     boxes: BoxTable
+
+    def parts(self, folder: Path) -> Iterator["Source"]:
+        """Give the source in parts by study id, ascending; whole where it was read whole.
+
+        `folder` is for files that the parts need, and is left empty.
+        """
+        if self.raw.parts is None:
+            yield self
+        else:
+            yield from (Source(part, self.boxes) for part in self.raw.parts(folder))
 
     @property
     def inputs(self) -> dict[str, str]:

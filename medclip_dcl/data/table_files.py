@@ -110,6 +110,11 @@ def read_any(path: Path, fallback: str = "") -> pa.Table:
     Raises:
         StudyError: it is missing or malformed, or CSV that `read_csv` refuses.
     """
+    return pa.concat_tables(read_parts(path, fallback))
+
+
+def read_parts(path: Path, fallback: str = "") -> Iterator[pa.Table]:
+    """Read a table as `read_any`, CSV in parts that take no more memory than a row allows."""
     if not path.is_file():
         raise StudyError(f"table {path} is missing; set source.root and source.table to your data")
     with path.open("rb") as stream:
@@ -120,11 +125,13 @@ def read_any(path: Path, fallback: str = "") -> pa.Table:
     kind = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
     try:
         if kind.lower() == ".parquet":
-            return pq.read_table(path)
+            yield pq.read_table(path)
+            return
         refuse_other_forms(path)
         if kind.lower() in {".jsonl", ".json"}:
-            return _read_json(path, is_lines=kind.lower() == ".jsonl")
-        return read_csv(path, fallback)
+            yield _read_json(path, is_lines=kind.lower() == ".jsonl")
+        else:
+            yield from read_csv(path, fallback)
     except (pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
         words = type(error).__name__
         remedy = "write it again"
@@ -192,10 +199,15 @@ def _objects(path: Path) -> list[Any] | None:
 
 def strings(column: Any, table: str, name: str) -> list[str]:
     """Give a column of a table as strings, empty where null; StudyError where it is nested."""
+    values: list[str] = string_column(column, table, name).to_pylist()
+    return values
+
+
+def string_column(column: Any, table: str, name: str) -> pa.ChunkedArray:
+    """Give a column as `strings`, in the form that Arrow keeps it in."""
     if pa.types.is_nested(column.type):
         raise StudyError(f"column {name!r} of {table} holds lists or objects; map a plain column")
-    values: list[str] = pc.fill_null(pc.cast(column, pa.string()), "").to_pylist()
-    return values
+    return pc.fill_null(pc.cast(column, pa.string()), "")
 
 
 SEPARATORS = (",", ";", "\t", "|")
@@ -234,8 +246,8 @@ def refuse_other_forms(path: Path) -> None:
         raise StudyError(f"table {path} {found}")
 
 
-def read_csv(path: Path, fallback: str = "") -> pa.Table:
-    """Read a CSV file, plain or `.gz`, with all values as strings.
+def read_csv(path: Path, fallback: str = "") -> Iterator[pa.Table]:
+    """Read a CSV file, plain or `.gz`, in parts, the first without rows; all values are strings.
 
     UTF-8 or, after a byte order mark, UTF-16; else in the encoding `fallback`, where one is given.
     What separates the fields is detected in the first rows: comma, semicolon, tab or bar.
@@ -245,20 +257,20 @@ def read_csv(path: Path, fallback: str = "") -> pa.Table:
     """
     with open_plain(path) as stream:
         is_utf16 = stream.read(2) in UTF16
-    failure: Exception | None = None
-    for encoding in ["utf-16"] if is_utf16 else ["utf8", *([fallback] if fallback else [])]:
-        separator = sniff_separator(path, encoding)
-        try:
-            return _parse_csv(path, encoding, separator)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            failure = error
-            if _is_text(path, encoding):
-                raise StudyError(_csv_fault(path, encoding, separator, error)) from error
-    if is_utf16:
-        raise StudyError(f"table {path} is damaged UTF-16; save it as UTF-8") from failure
-    remedy = "save it as UTF-8" if fallback else "save it so, or set source.fallback_encoding"
-    tried = f"neither UTF-8 nor {fallback}" if fallback else "not UTF-8"
-    raise StudyError(f"table {path} is {tried}; {remedy}") from failure
+    encoding = "utf-16" if is_utf16 else "utf8"
+    if fallback and not is_utf16 and not _is_text(path, encoding):
+        encoding = fallback
+    separator = sniff_separator(path, encoding)
+    try:
+        yield from _parse_csv(path, encoding, separator)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if _is_text(path, encoding):
+            raise StudyError(_csv_fault(path, encoding, separator, error)) from error
+        if is_utf16:
+            raise StudyError(f"table {path} is damaged UTF-16; save it as UTF-8") from error
+        remedy = "save it as UTF-8" if fallback else "save it so, or set source.fallback_encoding"
+        tried = f"neither UTF-8 nor {fallback}" if fallback else "not UTF-8"
+        raise StudyError(f"table {path} is {tried}; {remedy}") from error
 
 
 def sniff_separator(path: Path, encoding: str) -> str:
@@ -289,7 +301,7 @@ def _rows(text: IO[str], separator: str) -> Iterator[list[str]]:
         return
 
 
-def _parse_csv(path: Path, encoding: str, separator: str) -> pa.Table:
+def _parse_csv(path: Path, encoding: str, separator: str) -> Iterator[pa.Table]:
     read = arrow_csv.ReadOptions(block_size=BLOCK, encoding=encoding)
     parse = arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     with arrow_csv.open_csv(path, read, parse) as reader:
@@ -298,7 +310,10 @@ def _parse_csv(path: Path, encoding: str, separator: str) -> pa.Table:
     types = arrow_csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True
     )
-    return arrow_csv.read_csv(path, read, parse, types)
+    with arrow_csv.open_csv(path, read, parse, types) as reader:
+        yield reader.schema.empty_table()
+        for batch in reader:
+            yield pa.Table.from_batches([batch])
 
 
 def _is_text(path: Path, encoding: str) -> bool:

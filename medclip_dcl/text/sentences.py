@@ -8,6 +8,7 @@ PySBD splits, behind one function; it is unmaintained, and its known faults are 
     pathological text   endless lists take it quadratic time: it is given a deadline, after
                         which the section is cut at every stop that a space follows
     words changed       should it not return the words it was given, the same
+    slow                where no rule of it but the full stop can act, the text is cut at its stops
 
 Rules by which a sentence is dropped, in the order in which they are tried:
     punctuation   nothing but marks: a lone full stop
@@ -162,6 +163,21 @@ _GLUED = re.compile(r"((?<=[a-z]{3})|(?<=XXX)|(?<=___)|(?<![\w.-])\d{1,2})\.(?=[
 _KNOWN_SECTIONS = 1 << 16  # of which the splits are kept: most repeats are of a few
 _STOP = re.compile(r"(?<=[.?!]) +")
 _SEGMENTER = pysbd.Segmenter(language="en", clean=False)
+_PLAIN = re.compile(r"[\w ,:;/%'.-]+", re.ASCII)
+_ABBREVIATIONS = "|".join(
+    re.escape(word) for word in _SEGMENTER.language_module.Abbreviation.ABBREVIATIONS
+)
+_OTHER_RULES = re.compile(
+    r"  |\A | \Z|--"  # blanks and dashes
+    r"|(?<![A-Za-z])'|'(?![A-Za-z])"  # quotes; an apostrophe stands between letters
+    r"|\.(?! |\Z|(?<=\d\.)\d)"  # marks that are neither a full stop nor decimal
+    r"|(?<![\w%])\.|(?<![^ ][^ ])(?<!\d)\."  # ellipses, items a. and A.
+    r"|\A\d\d?\. |\d\. .*\d\. "  # items 1. and 2.
+    rf"|(?<![^ ])(?i:{_ABBREVIATIONS})\.",
+    re.ASCII,
+)
+"""Where a rule of PySBD other than the full stop may act on a text of `_PLAIN`."""
+_AFTER_STOP = re.compile(r"(?<=\.) ")
 
 
 class _Late(BaseException):
@@ -300,6 +316,8 @@ def _losses(splits: Sequence[Split]) -> dict[str, int]:
 
 def segment(text: str) -> list[str]:
     """Split a text of collapsed whitespace at the ends of its sentences and drop nothing."""
+    if _PLAIN.fullmatch(text) and not _OTHER_RULES.search(text):
+        return _AFTER_STOP.split(text)  # what PySBD gives, twenty times as fast
     stripped = (normalise_text(piece) for piece in _SEGMENTER.segment(text))
     return [piece for piece in stripped if piece]
 

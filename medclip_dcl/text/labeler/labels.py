@@ -310,7 +310,7 @@ class _Written(TableWriter):
 
     def __init__(self, folder: Path, form: TableFormat, key: str) -> None:
         super().__init__(folder, form)
-        self._form, self._key = form, key
+        self._key = key
         self.named = set[str]()
         self.counts: dict[str, Counter[str]] = {kind: Counter() for kind in _KINDS}
         self.normal = 0
