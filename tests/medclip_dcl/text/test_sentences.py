@@ -1,6 +1,7 @@
 """Golden splits, and every rule that drops a sentence."""
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from medclip_dcl.text.sentences import (
     RULES,
     SentencesConfig,
     broken_rule,
+    is_plain,
+    normalise_text,
+    pysbd,
     segment,
     split_reports,
     split_section,
@@ -172,6 +176,38 @@ def test_lengths_are_capped_and_counted(monkeypatch):
 def test_nothing_is_lost_or_changed_by_segmenting():
     text = "No effusion. Dr. ___ was told; 1.5 cm nodule... unchanged? Yes! (See above.) End"
     assert "".join(segment(text)).replace(" ", "") == text.replace(" ", "")
+
+
+WORDS = (
+    "No effusion. The lungs are clear 1.5 cm. 2 7. rib ap. CT. Co. Dr. ___. XXXX. a. I. T12. U.S. "
+    "' patient's -1. 3) -- and/or 50%. . of e.g. no. is. it's' 2.3.2010 10. 1. v. IMPRESSION: ; "
+    "left, -' x-ray. 0. 9. b. ii. 1.5. p.m. A 'quoted' mass. i.v. I No. (4 nos. ? Fig."
+).split()
+
+
+def by_pysbd(text):
+    pieces = pysbd.Segmenter(language="en", clean=False).segment(text)
+    return [piece for piece in map(normalise_text, pieces) if piece]
+
+
+def test_a_text_is_cut_at_its_stops_where_pysbd_does_so():
+    rng = random.Random(1)
+    texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(1500)]
+    plain = [text for text in texts if is_plain(text)]
+    assert len(plain) > 200
+    assert [segment(text) for text in plain] == [by_pysbd(text) for text in plain]
+
+
+@pytest.mark.real_data
+def test_most_sections_of_open_i_need_no_pysbd(test_data):
+    lines = (test_data / "openi" / "reports.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    sections = {
+        normalise_text(row[name] or "") for row in rows for name in ("findings", "impression")
+    }
+    plain = sorted(filter(is_plain, sections))
+    assert len(plain) / len(sections) > 0.8
+    assert [segment(text) for text in plain[::5]] == [by_pysbd(text) for text in plain[::5]]
 
 
 def test_every_distinct_section_is_split_once():
