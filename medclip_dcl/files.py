@@ -237,3 +237,17 @@ def config_names() -> list[str]:
             for file in (root / "configs").rglob("*.yaml")
         }
     )
+
+
+def cache_root() -> Path:
+    """Make the folder of this user's caches; OSError where others may write there."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        root = (Path(given) if given else Path.home() / ".cache") / "medclip-dcl"
+    except RuntimeError as error:
+        raise FileNotFoundError("no home is known") from error
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = root.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{root} may be written to by others")
+    return root

@@ -6,6 +6,8 @@ library finds credentials, region and endpoint by its own chain: the environment
 """
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, lru_cache
@@ -18,6 +20,7 @@ from medclip_dcl.errors import ConfigError, StoreError, StudyError
 
 _SCHEMES = ("s3://", "gs://", "az://")
 _RETRIES = {"max_retries": 10, "retry_timeout": timedelta(minutes=5)}  # then the job ends
+_PIECE = 8 << 20
 _MOST_BYTES = 1 << 30  # of an object: it is held in memory
 
 
@@ -26,9 +29,11 @@ class ObjectStore(Bucket):
     """The objects below a URL. It is sent to other processes without what it has listed."""
 
     url: str
+    setting: str = "source.root"
+    """Whose URL it is, for messages."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ObjectStore, (self.url,)
+        return ObjectStore, (self.url, self.setting)
 
     def state(self, path: str) -> tuple[int, str] | None:
         """Give an object's size and version; None: it is not there. All are listed once."""
@@ -41,15 +46,36 @@ class ObjectStore(Bucket):
             StudyError: there is no such object, or it is larger than 1 GiB.
             StoreError: the store does not answer, or refuses.
         """
+        with self._asked(path) as store:
+            found = _library().get(store, path)
+            if found.meta["size"] > _MOST_BYTES:
+                raise StudyError("an object that the table names is larger than 1 GiB")
+            return bytes(found.bytes())
+
+    def pieces(self, path: str) -> Iterator[bytes]:
+        """Read an object of any size piece by piece; as `read`."""
+        with self._asked(path) as store:
+            for piece in _library().get(store, path).stream(min_chunk_size=_PIECE):
+                yield bytes(piece)
+
+    def read_range(self, path: str, start: int, stop: int) -> bytes:
+        """Read some bytes of an object; as `read`."""
+        with self._asked(path) as store:
+            return bytes(_library().get_range(store, path, start=start, end=stop))
+
+    def write(self, path: str, file: Path) -> None:
+        """Write a file as an object; StoreError where the store does not answer, or refuses."""
+        with self._asked(path) as store:
+            _library().put(store, path, file)
+
+    @contextmanager
+    def _asked(self, path: str) -> Iterator[Any]:
         if not path or any(part in {"", ".", ".."} for part in path.split("/")):
             raise StudyError(
                 "a path in the table is empty, absolute or not plain; make it relative"
             )
         try:
-            found = _library().get(_opened(self.url), path)
-            if found.meta["size"] > _MOST_BYTES:
-                raise StudyError("an object that the table names is larger than 1 GiB")
-            return bytes(found.bytes())
+            yield _opened(self.url)
         except FileNotFoundError as error:
             raise StudyError("an object that the table names is missing") from error
         except _faults() as error:
@@ -69,7 +95,7 @@ class ObjectStore(Bucket):
 
     def _fault(self, error: Exception) -> StoreError:
         return StoreError(
-            "the object store of source.root does not answer, or refuses "
+            f"the object store of {self.setting} does not answer, or refuses "
             f"({type(error).__name__}); correct the URL, the variables of its credentials or the "
             "network, and run again"
         )
@@ -87,8 +113,15 @@ def open_root(settings: SourceConfig, resolve: Resolve) -> Path | Bucket:
             f"source.root is a bucket, and source.kind {settings.kind} needs a folder; list its "
             "images in a table (source.kind: table)"
         )
+    return open_bucket(settings.root, "source.root")
+
+
+def open_bucket(url: str, setting: str) -> ObjectStore:
+    """Give the objects below the URL of a setting; ConfigError where they cannot be read."""
+    if not url.startswith(_SCHEMES):
+        raise ConfigError(f"{setting} {url!r} is no bucket; give s3://, gs:// or az:// and a path")
     _library()
-    return ObjectStore(settings.root.rstrip("/"))
+    return ObjectStore(url.rstrip("/"), setting)
 
 
 def _library() -> Any:
@@ -96,8 +129,7 @@ def _library() -> Any:
         return importlib.import_module("obstore")
     except ImportError as error:
         raise ConfigError(
-            "source.root is a bucket, which needs obstore; run pip install '.[bucket]' in the "
-            "checkout"
+            "a bucket is named, which needs obstore; run pip install '.[bucket]' in the checkout"
         ) from error
 
 

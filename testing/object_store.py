@@ -49,18 +49,21 @@ def failing_store(folder: Path, every: int) -> Iterator[FailingStore]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if next(numbers) % every == 0:
                 self._answer(503, {}, b"")
                 return
             asked = http.client.HTTPConnection("127.0.0.1", port)
-            asked.request(self.command, self.path, headers=dict(self.headers))
+            asked.request(self.command, self.path, body or None, headers=dict(self.headers))
             found = asked.getresponse()
             self._answer(found.status, dict(found.getheaders()), found.read())
             asked.close()
 
+        do_PUT = do_GET  # noqa: N815
+
         def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
             self.send_response_only(status)
-            kept = {"etag", "last-modified", "content-type"}
+            kept = {"etag", "last-modified", "content-type", "content-range"}
             for name, value in headers.items():
                 if name.lower() in kept:
                     self.send_header(name, value)

@@ -28,6 +28,7 @@ from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.data.images import Decoder, shared_decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.row_images import Bucket, image_source
+from medclip_dcl.data.shard_cache import StoredArtifact
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ImageError, LaunchError, StudyError
 from medclip_dcl.progress import Progress
@@ -101,21 +102,24 @@ class PreparedImages:
     """
 
     def __init__(self, artifact: Artifact) -> None:
-        self._batches = [
-            _open_shard(artifact.path / name)
-            for name in sorted(artifact.files)
-            if name.endswith(".arrow")
-        ]
+        self._artifact = artifact
+        self._names = sorted(name for name in artifact.files if name.endswith(".arrow"))
+        self._images: list[npt.NDArray[np.uint8]] = []  # of each shard, where all are here
         self.size_px = int(artifact.summary["size_px"])
         """Height and width of an image, pixels."""
-        sizes = {int(batch.schema.metadata[b"size_px"]) for batch in self._batches}
+        self._facts: Sequence[pa.RecordBatch | pa.Table]
+        if isinstance(artifact, StoredArtifact):
+            self._facts = artifact.facts(self._names)
+        else:
+            self._facts = [_open_shard(artifact.path / name) for name in self._names]
+        sizes = {int(facts.schema.metadata[b"size_px"]) for facts in self._facts}
         if sizes - {self.size_px}:
             raise ArtifactCorrupt(f"shards of {artifact.path} differ in size; rerun {ARTIFACT.job}")
+        if not isinstance(artifact, StoredArtifact):
+            self._images = [_images(batch, self.size_px) for batch in self._facts]
         self._starts = [0]
-        self._images: list[npt.NDArray[np.uint8]] = []
-        for batch in self._batches:
-            self._starts.append(self._starts[-1] + batch.num_rows)
-            self._images.append(_images(batch, self.size_px))
+        for facts in self._facts:
+            self._starts.append(self._starts[-1] + facts.num_rows)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -123,7 +127,8 @@ class PreparedImages:
     @property
     def id_column(self) -> pa.Array:
         """Ids of the images, in the order of the rows; one copy of all shards'."""
-        return pa.concat_arrays([pa.array([], pa.string()), *(b.column(0) for b in self._batches)])
+        ids = (chunk for facts in self._facts for chunk in _chunks(facts, "image_id"))
+        return pa.concat_arrays([pa.array([], pa.string()), *ids])
 
     @cached_property
     def image_ids(self) -> list[str]:
@@ -139,18 +144,33 @@ class PreparedImages:
     @cached_property
     def _sizes(self) -> npt.NDArray[np.int32]:
         parts = [
-            np.stack([batch.column(at).to_numpy() for at in (2, 3)], axis=1)
-            for batch in self._batches
+            np.stack([facts[name].to_numpy() for name in ("height_px", "width_px")], axis=1)
+            for facts in self._facts
         ]
         return np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.int32)
+
+    def shard_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Give the shard that each of some rows is in, from 0."""
+        found: npt.NDArray[np.int64] = np.searchsorted(self._starts, rows, side="right") - 1
+        return found
 
     def pixels(self, row: int) -> npt.NDArray[np.uint8]:
         """Give one image without copying it: uint8 (size_px, size_px), read-only, 0 black."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} prepared images")
         shard = bisect_right(self._starts, row) - 1
-        image: npt.NDArray[np.uint8] = self._images[shard][row - self._starts[shard]]
+        if isinstance(self._artifact, StoredArtifact):
+            images = self._artifact.shard(self._names[shard], partial(self._fetched, shard))
+        else:
+            images = self._images[shard]
+        image: npt.NDArray[np.uint8] = images[row - self._starts[shard]]
         return image
+
+    def _fetched(self, shard: int, path: Path) -> npt.NDArray[np.uint8]:
+        batch = _open_shard(path)
+        if not batch.column(0).equals(pa.concat_arrays(_chunks(self._facts[shard], "image_id"))):
+            raise ArtifactCorrupt(f"ids of {path} have changed; delete its folder in the cache")
+        return _images(batch, self.size_px)
 
     def original_size(self, row: int) -> tuple[int, int]:
         """Give height and width of an image before it was stretched, pixels."""
@@ -189,6 +209,11 @@ def _open_shard(path: Path) -> pa.RecordBatch:
     if batch.schema.remove_metadata() != _SCHEMA:
         raise ArtifactCorrupt(f"shard {path} has other columns than it must; rerun {ARTIFACT.job}")
     return batch
+
+
+def _chunks(facts: pa.RecordBatch | pa.Table, name: str) -> list[pa.Array]:
+    column = facts[name]
+    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
 
 
 def _images(batch: pa.RecordBatch, size_px: int) -> npt.NDArray[np.uint8]:

@@ -8,7 +8,7 @@ they are: nothing here looks into them.
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +32,15 @@ class Bucket(Protocol):
 
     def read(self, path: str) -> bytes:
         """Read an object; StudyError where there is none, StoreError where the store fails."""
+
+    def pieces(self, path: str) -> Iterator[bytes]:
+        """Read an object of any size piece by piece; as `read`."""
+
+    def read_range(self, path: str, start: int, stop: int) -> bytes:
+        """Read some bytes of an object; as `read`."""
+
+    def write(self, path: str, file: Path) -> None:
+        """Write a file as an object; StoreError where the store fails."""
 
 
 _NAME = re.compile(

@@ -12,7 +12,6 @@ has answered like PyTorch; else the log says why, and PyTorch serves.
 import hashlib
 import logging
 import os
-import stat
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from torch import Tensor
 
 from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_if_current
 from medclip_dcl.errors import ArtifactError, ConfigError
+from medclip_dcl.files import cache_root
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.onnx_graphs import (
     ModelPart,
@@ -246,17 +246,8 @@ def _graphs(parts: dict[str, ModelPart], package: Path, digest: str) -> Iterator
 
 def _cache_folder(package: Path) -> Path:
     """Give the folder of a package's graphs in the cache; OSError where others may write there."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        root = (Path(given) if given else Path.home() / ".cache") / "medclip-dcl"
-    except RuntimeError as error:
-        raise FileNotFoundError("no home is known") from error
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = root.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"{root} may be written to by others")
     place = os.fsencode(package.resolve())
-    return root / f"graphs-{hashlib.sha256(place).hexdigest()[:32]}"
+    return cache_root() / f"graphs-{hashlib.sha256(place).hexdigest()[:32]}"
 
 
 def _export(parts: dict[str, ModelPart], folder: Path) -> None:

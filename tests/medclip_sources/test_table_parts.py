@@ -1,4 +1,4 @@
-"""Tables in parts: whatever they are divided into, the manifest is that of the whole, to the byte."""
+"""Tables in parts: however they are divided, the manifest is that of the whole."""
 
 import csv
 from pathlib import Path
