@@ -36,7 +36,7 @@ from medclip_dcl.errors import (
 )
 from medclip_dcl.files import disk_faults_named, write_bytes
 
-_MAPPED = 32  # shards that a process maps at a time
+_MAPPED = 4  # shards that a process maps at a time, for which the disk keeps those deleted
 _FEWEST = 2  # shards that a cache must hold: one in use while the next is fetched
 _TRIES = 3  # fetches of a shard whose bytes are not those of the header
 _AT_ONCE = 16  # requests for ids and sizes
