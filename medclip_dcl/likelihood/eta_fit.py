@@ -57,7 +57,7 @@ _BOUNDS = ((-30.0, float(np.log(LARGEST_A))), (0.0, 30.0))
 _SLOPES = (0.0, 0.25, 0.5, 1.0, 2.0)  # where the fit starts: the cap makes several optima
 _ROWS = 512  # meanings compared with all reports at a time
 _ROWS_AT_ONCE = 20_000  # as Python's objects: they take ten times what a table takes
-_BLOCK = 1 << 24  # cells of `fits` unpacked at a time
+_BLOCK = 1 << 22  # cells of `fits`, or pairs of sentence and study, at a time
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def compare(
     columns, of_study = torch.unique(studies, dim=0, return_inverse=True)
     fits = [
         np.packbits((relation_matrix(block, columns) != DIFFERENT).numpy(), axis=1)
-        for block in distinct.split(_ROWS)
+        for block in distinct.split(max(1, min(_ROWS, _BLOCK // max(1, len(columns)))))
     ]
     silent = (meanings == 0).all(dim=1)
     return Fits(
@@ -276,11 +276,13 @@ def count_fits(said: Occurrences, fits: Fits) -> Shares:
     weight = np.bincount(said.sentence, minlength=said.sentences).astype(np.float64)
     safe = np.maximum(weight, 1.0)
 
-    def own_mean(values: Bool[np.ndarray, " pairs"]) -> Floats:
-        return np.bincount(said.sentence, values, minlength=said.sentences) / safe
-
-    others = fitting - own_mean(_own(said, fits))
-    studies = known.sum() - own_mean(known[said.study])
+    own, own_known = np.zeros(said.sentences), np.zeros(said.sentences)
+    for start in range(0, len(said.sentence), _BLOCK):
+        sentence, study = (x[start : start + _BLOCK] for x in (said.sentence, said.study))
+        own += np.bincount(sentence, _own(sentence, study, fits), minlength=said.sentences)
+        own_known += np.bincount(sentence, known[study], minlength=said.sentences)
+    others = fitting - own / safe
+    studies = known.sum() - own_known / safe
     share = np.clip(others / np.maximum(studies, 1e-300), 0.0, 1.0)
     floor = LEAST_STUDIES / max(float(known.sum()) - 1, 1.0)
     return Shares(share, np.where(fits.of_sentence >= 0, weight, 0.0), floor)
@@ -295,9 +297,11 @@ def _row_sums(fits: Fits, column: Float[np.ndarray, " columns"]) -> Float[np.nda
     return np.concatenate(sums)
 
 
-def _own(said: Occurrences, fits: Fits) -> Bool[np.ndarray, " pairs"]:
+def _own(
+    sentence: Int[np.ndarray, " pairs"], study: Int[np.ndarray, " pairs"], fits: Fits
+) -> Bool[np.ndarray, " pairs"]:
     """Return whether a sentence fits the study that says it; no where either is unknown."""
-    meaning, column = fits.of_sentence[said.sentence], fits.of_study[said.study]
+    meaning, column = fits.of_sentence[sentence], fits.of_study[study]
     known = (meaning >= 0) & (column >= 0)
     bits = np.zeros(len(meaning), dtype=bool)
     at = column[known]
