@@ -34,7 +34,7 @@ from medclip_dcl.errors import (
     ConfigError,
     StudyError,
 )
-from medclip_dcl.files import disk_faults_named, write_bytes
+from medclip_dcl.files import write_bytes
 
 _MAPPED = 4  # shards that a process maps at a time, for which the disk keeps those deleted
 _FEWEST = 2  # shards that a cache must hold: one in use while the next is fetched
@@ -45,8 +45,11 @@ _ENDS = (
 )  # bytes at both ends of a shard, which hold its ids and sizes but for very large ones
 _TOUCH_S = 60.0  # a shard that is mapped counts as used this often at most
 _LOCKS = 64
-_ABANDONED_S = 3600.0
 _FACTS = "facts.arrow"
+
+
+class _OtherBytes(Exception):
+    """What was fetched is not what the header names."""
 
 
 @dataclass(frozen=True)
@@ -97,53 +100,45 @@ class StoredArtifact(Artifact):
         ]
 
     def _open(self, name: str, read: Callable[[Path], Any]) -> Any:
-        path, part = self.path / name, self.path / f".{name}.part"
-        with suppress(ArtifactCorrupt):  # of a file that was just deleted, too
-            if path.is_file():
-                return read(path)
-        lock = zlib.crc32(name.encode()) % _LOCKS
-        with _locked(self.path / f".{lock}.lock"), disk_faults_named(path):
-            with suppress(ArtifactCorrupt):
-                if path.is_file():  # another process was faster
+        path = self.path / name
+        for _ in range(_TRIES):
+            with suppress(ArtifactCorrupt):  # of a file that was just deleted, too
+                if path.is_file():
                     return read(path)
-            for _ in range(_TRIES):
-                digest = hashlib.sha256()
-                with part.open("wb") as stream:
-                    for piece in self._pieces(name):
-                        digest.update(piece)
-                        stream.write(piece)
-                if digest.hexdigest() == self.files[name]["sha256"]:
-                    found = read(part)  # before another process may delete it
-                    self._make_room(self.files[name]["bytes"])
-                    part.replace(path)
-                    return found
-            part.unlink()
+            with _locked(self.path / f".{zlib.crc32(name.encode()) % _LOCKS}.lock"):
+                if not path.is_file():  # else another process was faster
+                    with suppress(_OtherBytes):
+                        write_bytes(path, self._pieces(name))
+                        self._make_room()
+        if path.is_file():
+            return read(path)
         raise ArtifactCorrupt(
             f"{name} of {self.bucket.url} is not what its header names; copy the artifact again"
         )
 
     def _pieces(self, name: str) -> Iterator[bytes]:
+        digest = hashlib.sha256()
         try:
-            yield from self.bucket.pieces(name)
+            for piece in self.bucket.pieces(name):
+                digest.update(piece)
+                yield piece
         except StudyError as error:
             raise ArtifactCorrupt(
                 f"{self.bucket.url} lacks {name}; copy the artifact again"
             ) from error
+        if digest.hexdigest() != self.files[name]["sha256"]:
+            raise _OtherBytes
 
-    def _make_room(self, more: int) -> None:
+    def _make_room(self) -> None:
         with _locked(self.path.parent / ".room.lock"):
             shards = []
             for shard in self.path.parent.glob("*/shard-*.arrow"):
                 with suppress(FileNotFoundError):
                     found = shard.stat()
                     shards.append((found.st_mtime_ns, found.st_size, shard))
-            for part in self.path.parent.glob("*/.shard-*.part"):  # of a process that was killed
-                with suppress(FileNotFoundError):
-                    if part.stat().st_mtime < time.time() - _ABANDONED_S:
-                        part.unlink()
             held = sum(size for _, size, _ in shards)
             for _, size, shard in sorted(shards):
-                if held + more <= self.most_bytes:
+                if held <= self.most_bytes:
                     break
                 shard.unlink(missing_ok=True)
                 held -= size

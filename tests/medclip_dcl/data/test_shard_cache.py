@@ -88,7 +88,7 @@ def test_many_processes_share_a_cache_of_two_shards(tmp_path: Path, local: Prepa
         found = pool.starmap(read_all, [(tmp_path, seed) for seed in range(3)])
     assert set(found) == {b"".join(local.pixels(row).tobytes() for row in range(len(local)))}
     assert len(held(tmp_path)) <= 2
-    assert not list(tmp_path.glob("cache/*/.*.part"))
+    assert not list(tmp_path.glob("cache/*/.staged*"))
 
 
 def test_a_bucket_that_changed_is_refused(tmp_path: Path, local: PreparedImages) -> None:
