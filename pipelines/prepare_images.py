@@ -30,7 +30,7 @@ def build(job: Job) -> None:
     stamp = stamp_files(root, (image.path for image in images))
     most, workers = config.source.max_reject_share, config.workers
     settings = {"images": config.images.result_settings()}
-    inputs = {"manifest": source, "images": stamp}
+    inputs: dict[str, Artifact | str] = {"manifest": source, "images": stamp}
     if config.images.store and not job.force:
         with suppress(ArtifactMissing, ArtifactStale):
             stored = job.open(prepared.ARTIFACT)
