@@ -23,7 +23,7 @@ from medclip_dcl.data.row_images import (
     within_lists,
 )
 from medclip_dcl.data.source_settings import SourceConfig
-from medclip_dcl.data.table_files import no_column, read_any, read_parts, require_columns
+from medclip_dcl.data.table_files import no_column, read_any, read_table_parts, require_columns
 from medclip_dcl.errors import StudyError
 
 _ROWS = 20_000  # of columns without images that are in memory at a time
@@ -68,7 +68,7 @@ def read_column_parts(
         elif suffix == ".arrow":
             yield read_columns(path, wanted, "", root, settings)
         else:
-            for part in read_parts(path, settings.fallback_encoding):
+            for part in read_table_parts(path, settings.fallback_encoding):
                 yield take_columns(part, part.schema, wanted, path)
     except (pa.ArrowException, OSError) as error:
         raise StudyError(f"table {path} cannot be read ({type(error).__name__})") from error

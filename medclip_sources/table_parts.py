@@ -72,7 +72,7 @@ def read_table_in_parts(
 
 
 class _Rows(NamedTuple):
-    """What is known of all rows."""
+    """Facts of all rows."""
 
     part: npt.NDArray[np.int64]  # in order of study id
     splits: pa.Table  # `subject` and `split`, each pair once

@@ -256,8 +256,10 @@ def _store_differs(folder: Path, url: str) -> int:
 
     store = {"store": f"{url}/ready", "cache_gb": _CACHE_GB}
     weights = []
+    here = write_corpus(folder / "here", studies=200, shards=_SHARDS)
+    shutil.copytree(here, folder / "stored")
     for name, images in (("here", {}), ("stored", store)):
-        work = write_corpus(folder / name, studies=200, shards=_SHARDS)
+        work = folder / name
         if images:
             kind, bucket = prepared.ARTIFACT, open_bucket(store["store"], "images.store")
             upload(open_artifact(kind.at(work), kind), bucket)

@@ -240,7 +240,7 @@ def _image_rows(
 
 
 class _Found:
-    """What the parts of a source come to: counts, and what is left out."""
+    """Counts and rejects of the parts of a source."""
 
     def __init__(self) -> None:
         self.patients: list[pa.Array] = []

@@ -49,7 +49,7 @@ _FACTS = "facts.arrow"
 
 
 class _OtherBytes(Exception):
-    """What was fetched is not what the header names."""
+    """Bytes that were fetched and are not those that the header names."""
 
 
 @dataclass(frozen=True)

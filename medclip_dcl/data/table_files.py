@@ -110,10 +110,10 @@ def read_any(path: Path, fallback: str = "") -> pa.Table:
     Raises:
         StudyError: it is missing or malformed, or CSV that `read_csv` refuses.
     """
-    return pa.concat_tables(read_parts(path, fallback))
+    return pa.concat_tables(read_table_parts(path, fallback))
 
 
-def read_parts(path: Path, fallback: str = "") -> Iterator[pa.Table]:
+def read_table_parts(path: Path, fallback: str = "") -> Iterator[pa.Table]:
     """Read a table as `read_any`, CSV in parts that take no more memory than a row allows."""
     if not path.is_file():
         raise StudyError(f"table {path} is missing; set source.root and source.table to your data")

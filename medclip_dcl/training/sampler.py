@@ -79,7 +79,7 @@ class BatchRows:
 
 
 class Windows(NamedTuple):
-    """Where images are, for an order that reads few shards at a time."""
+    """Shards of the images, for an order that reads few of them at a time."""
 
     shard_of: Int64[np.ndarray, " images"]
     """Shard of each member of the images' `RaggedIndex`, from 0."""
