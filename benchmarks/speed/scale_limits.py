@@ -231,10 +231,11 @@ def bucket_figures(work: Path, quick: bool) -> dict[str, float]:
     write_studies(studies, 60 if quick else 600)
     spent, digests = [], []
     with failing_store(studies, _FAILS_EVERY) as store:
-        os.environ |= store.environment
-        for name, root in (("local", str(studies)), ("remote", store.url)):
+        os.environ |= store.environment | {"XDG_CACHE_HOME": str(folder / "cache")}
+        copied = {"store": f"{store.url}/copied"}
+        for name, root, to in (("local", str(studies), {}), ("remote", store.url, copied)):
             begun = time.perf_counter()
-            images = _prepared(folder, name, root)
+            images = _prepared(folder, name, root, **to)
             spent.append(time.perf_counter() - begun)
             listed = open_artifact(manifest.ARTIFACT.at(folder / name), manifest.ARTIFACT)
             digests.append([listed.digest, images.digest])
@@ -264,7 +265,6 @@ def _store_differs(folder: Path, url: str) -> int:
             kind, bucket = prepared.ARTIFACT, open_bucket(store["store"], "images.store")
             upload(open_artifact(kind.at(work), kind), bucket)
             shutil.rmtree(kind.at(work))
-        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
         config = write_config(folder / f"{name}.yaml", work, images=images)
         assert train.main(["--config", str(config)]) == 0, "training failed"
         weights.append((work / "model" / "model.safetensors").read_bytes())
