@@ -301,8 +301,10 @@ def test_the_page_fits_desks_and_tablets_and_can_be_read(
     assert "not a medical device" in page.js("document.body.innerText")
     assert page.js(CONTRAST) >= 4.5
     page.click("#theme")
+    other = "light" if dark else "dark"
+    assert page.until(f"document.documentElement.dataset.theme === '{other}'")
     page.open(keyed.url, width=size[0], height=size[1], touch=touch, dark=dark)  # remembered
-    assert page.js("document.documentElement.dataset.theme") == ("light" if dark else "dark")
+    assert page.js("document.documentElement.dataset.theme") == other
     page.click("#theme")
 
 
