@@ -39,13 +39,13 @@ PART_ROWS = 100_000
 _FILE = RowFile(Path())
 _ROW, _LABEL = "row", "label "  # of a part's files; no role is called so
 _SPLITS = pa.schema([("subject", pa.string()), ("split", pa.string())])
-_OF_IMAGES = {"path", "image", "image_id", "view", "width", "height"}
+_IMAGE_ROLES = {"path", "image", "image_id", "view", "width", "height"}
 
 
 def has_parts(settings: SourceConfig) -> bool:
     """Whether a source is a table of reports alone whose rows can be read in any order."""
     names, boxed, _ = mapped_roles(settings)
-    whole = {role for role, name in (names | boxed).items() if name} & {*_OF_IMAGES, *boxed}
+    whole = {role for role, name in (names | boxed).items() if name} & {*_IMAGE_ROLES, *boxed}
     by_list = isinstance(settings.columns.get("labels"), str)  # which names there are: of all rows
     return settings.kind == "table" and not (whole or by_list or settings.labels or settings.boxes)
 
