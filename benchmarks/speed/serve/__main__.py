@@ -2,8 +2,8 @@
 
     python -m benchmarks.serve [--quick | --long | --engines]
 
-Ratios are of CPU time of all processes of a server on one core, taken while all clients were
-asking, medians over rounds in which the bare model, the service and LitServe take turns; who is
+Ratios are of CPU time of all processes of a server on one core, over all that it answered in a
+round, medians over rounds in which the bare model, the service and LitServe take turns; who is
 not being measured is stopped. The bare model is the best of batches of one and of eight over
 ready tensors, in the main thread of a process with the same allocator settings. `paper` is
 ResNet-18 at 480 px, `demo` the demo's model, for which a request costs several times a forward

@@ -39,14 +39,14 @@ _PASSES = {1: 6, 8: 2}
 
 @dataclass(frozen=True)
 class Load:
-    """What clients measured between two marks, while all of them were asking."""
+    """What clients measured."""
 
     cpu_ms: float
-    """CPU milliseconds of all processes of the server, an image."""
+    """CPU milliseconds of all processes of the server, an image, from first to last."""
     wall_ms: float
-    """Wall milliseconds, an image."""
+    """Wall milliseconds, an image, while all clients were asking."""
     seconds: Sequence[float]
-    """How long each answer took."""
+    """How long each answer took meanwhile."""
 
 
 def _note(times: Times, name: str, cpu_ms: float, wall_ms: float, **_more: object) -> None:
@@ -184,23 +184,25 @@ def _round(
 
 
 def load(target: Target, server: Process, images: int, clients: int = CLIENTS) -> Load:
-    """Ask a server and take the times between two marks, while all clients were asking.
+    """Ask a server and take the times: wall between two marks, while all clients were asking.
 
-    `server` is its first process. RuntimeError where an answer was not 200.
+    CPU is of all answers: between marks, what is under way at each of them would count, and an
+    image of 101 ms came out at 101 to 118. `server` is its first process. RuntimeError where an
+    answer was not 200.
     """
-    marks: dict[int, tuple[float, float]] = {}
+    marks: dict[int, float] = {}
 
     def mark(answers: int) -> None:
         if answers in {clients, clients + images}:
-            marks[answers] = cpu_s(server), time.perf_counter()
+            marks[answers] = time.perf_counter()
 
+    begun = cpu_s(server)
     reported = asyncio.run(crowd(target, clients, images + 2 * clients, mark))
     if set(reported.statuses) != {200}:
         raise RuntimeError(f"answers by status: {reported.statuses}")
-    (cpu, wall), (cpu_end, wall_end) = (marks[count] for count in (clients, clients + images))
     return Load(
-        1e3 * (cpu_end - cpu) / images,
-        1e3 * (wall_end - wall) / images,
+        1e3 * (cpu_s(server) - begun) / len(reported.seconds),
+        1e3 * (marks[clients + images] - marks[clients]) / images,
         reported.seconds[clients : clients + images],
     )
 
