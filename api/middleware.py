@@ -11,9 +11,8 @@ from typing import Any, Protocol
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .answers import Answer, refusal_bytes
 from .auth import Auth
-from .bodies import STEP, Body, BodyMemory
+from .bodies import STEP, Answer, Body, BodyMemory, refusal_bytes
 from .errors import ERRORS, ApiError, error_response
 from .logging import Metrics, RequestState, log_fault, state_of
 from .settings import ServeSettings

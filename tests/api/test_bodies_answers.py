@@ -7,9 +7,8 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Message
 
-from api import answers, bodies
-from api.answers import Answer
-from api.bodies import STEP, BodyMemory
+from api import bodies
+from api.bodies import STEP, Answer, BodyMemory
 from api.logging import RequestState
 
 SIZE = 4 * STEP + 1
@@ -80,7 +79,7 @@ def test_an_answer_without_room_is_refused_before_it_begins() -> None:
 def test_a_reader_that_stops_is_cut_and_one_that_goes_on_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answers, "STEP_S", 0.2)
+    monkeypatch.setattr(bodies, "STEP_S", 0.2)
 
     async def test() -> None:
         stopped, slow = Reader(memory := BodyMemory(1 << 30, SIZE)), Reader(memory)
