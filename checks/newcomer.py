@@ -97,7 +97,7 @@ def table(folder: Path) -> bool:
     """Walk from a table of one's own to a training run, with this checkout's command."""
     walk = Walk("table", folder)
     medclip = f"PYTHONPATH={shlex.quote(str(ROOT))} {shlex.quote(sys.executable)} -m pipelines"
-    small = "--set generate.patients=150 --set generate.coverage_images=0"
+    small = "--set generate.patients=150"
     walk.do(
         f"{medclip} generate_studies --config demo --set source.root={folder}/export {small}",
         counts=False,

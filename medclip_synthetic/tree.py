@@ -49,6 +49,8 @@ _FINDING_COLUMNS = (
     *("x", "y", "w", "h"),
 )
 
+_COVERAGE = 6  # patients of each fine finding: enough for a median of its boxes
+
 _Row = dict[str, Any]
 _Drawn = Mapping[str, Mapping[str, Any]]  # dicom_id -> `DrawnImage.facts`
 
@@ -66,10 +68,10 @@ class Unit:
         """File that says the unit is done, relative to the draft."""
         return f"{_PARTS}/{self.origin}-{self.start:07d}-{self.stop:07d}.json"
 
-    def patients(self, seed: int, settings: GenerateConfig) -> Iterator[Patient]:
+    def patients(self, seed: int) -> Iterator[Patient]:
         """Draw its patients."""
         for number in range(self.start, self.stop):
-            yield draw_patient(self.origin, number, seed, settings)
+            yield draw_patient(self.origin, number, seed)
 
 
 def write_tree(
@@ -89,7 +91,7 @@ def write_tree(
     drawn: dict[str, Any] = {}
     for unit in units:
         drawn |= json.loads((folder / unit.note).read_text(encoding="utf-8"))
-    patients = [patient for unit in units for patient in unit.patients(seed, settings)]
+    patients = [patient for unit in units for patient in unit.patients(seed)]
     planted: list[Planted] = []
     if settings.faults:
         planted = choose_faults(patients, drawn, settings.faults, seed)
@@ -108,7 +110,7 @@ def plan_patients(settings: GenerateConfig) -> Iterator[Unit]:
     """Cut the patients into units of work: natural patients, then coverage patients."""
     counts = {
         NATURAL: settings.patients,
-        COVERAGE: settings.coverage_images * len(FINE_FINDINGS),
+        COVERAGE: min(_COVERAGE, settings.patients // 40) * len(FINE_FINDINGS),
     }
     for origin, count in counts.items():
         for start in range(0, count, UNIT_PATIENTS):
@@ -119,7 +121,7 @@ def write_unit(folder: Path, unit: Unit, seed: int, settings: GenerateConfig) ->
     """Draw and write the images and reports of one unit, then its note."""
     drawn: dict[str, Any] = {}
     contents: dict[Path, bytes] = {}
-    for patient in unit.patients(seed, settings):
+    for patient in unit.patients(seed):
         for study in patient.studies:
             (folder / study.path).mkdir(parents=True, exist_ok=True)
             contents[folder / study.report_path] = study.text.encode()

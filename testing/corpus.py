@@ -34,9 +34,7 @@ from testing.tiny_models import tiny_text_config
 ETA = 0.05
 TINY_DEMO = (
     "generate.patients=40",
-    "generate.coverage_images=1",
     "generate.size_px=64",
-    "generate.test_share=0.2",
     "workers=1",
     "source.max_reject_share=0.9",
     "images.size_px=64",

@@ -26,9 +26,8 @@ from medclip_dcl.tables import read_table
 from medclip_reporting import preflight
 from medclip_reporting.preflight import read_preflight
 from medclip_synthetic.faults import Planted, read_fault_list
-from medclip_synthetic.patients import NATURAL, draw_patient
 from medclip_synthetic.settings import GenerateConfig
-from medclip_synthetic.tree import BOX_TABLE
+from medclip_synthetic.tree import BOX_TABLE, plan_patients
 from testing.processes import spent_by
 
 PATIENTS = {"quick": 1_480, "full": 14_800}
@@ -51,7 +50,6 @@ def write_config(work: Path, tier: str) -> Path:
     """Write the config of the archive."""
     generate = {
         "patients": PATIENTS[tier],
-        "coverage_images": 0,
         "size_px": SIZE_PX,
         "faults": FAULTS[tier],
     }
@@ -101,18 +99,17 @@ def expected_findings(
 
 
 def studies_with_same_text(
-    planted: Sequence[Planted], images: Sequence[dict[str, str]], usable: set[str]
+    planted: Sequence[Planted], images: Sequence[dict[str, str]], usable: set[str], patients: int
 ) -> set[str]:
     """Find studies that repeat an earlier one's text, from the plan and not from the files.
 
     `usable` are those in the manifest; the first of each text is left out.
     """
-    patients = len({row["subject_id"] for row in images})
-    settings = GenerateConfig(patients=patients)
     texts = {
         study.study_id: " ".join(" ".join(study.report.sections.values()).split())
-        for number in range(patients)
-        for study in draw_patient(NATURAL, number, SEED, settings).studies
+        for unit in plan_patients(GenerateConfig(patients=patients))
+        for patient in unit.patients(SEED)
+        for study in patient.studies
     }
     study_of = {row["dicom_id"]: row["study_id"] for row in images}
     for item in planted:
@@ -124,7 +121,7 @@ def studies_with_same_text(
     return {study for group in groups.values() for study in group[1:]}
 
 
-def compare(work: Path) -> tuple[dict[str, float], list[str]]:
+def compare(work: Path, patients: int) -> tuple[dict[str, float], list[str]]:
     """Hold what both jobs named against the fault list and the truth.
 
     Gives figures, and the lines of a table: per code what was there and what was found.
@@ -141,7 +138,7 @@ def compare(work: Path) -> tuple[dict[str, float], list[str]]:
     table = read_table(artifact.path, preflight.FOUND).to_pylist()
     found = {(row["code"], row["id"]) for row in table}
     usable = {row["study_id"] for row in reports}
-    same_text = studies_with_same_text(planted, drawn_images, usable)
+    same_text = studies_with_same_text(planted, drawn_images, usable, patients)
     wanted = expected_findings(planted, drawn_images, same_text)
     wanted_rejects = expected_rejects(planted, drawn_images)
     lines = [f"{'code':24}{'there':>8}{'found':>8}{'missed':>8}{'invented':>10}"]
@@ -194,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{job} ended with exit code {spent.code}, not {code}", file=sys.stderr)
                 return 1
             times |= {f"{job}_wall_s": spent.wall_s, f"{job}_cpu_s": spent.cpu_s}
-        figures, lines = compare(work)
+        figures, lines = compare(work, PATIENTS[tier])
     print(*lines, sep="\n")
     figures |= times
     return finish("archive", figures, judge(figures, BARS))

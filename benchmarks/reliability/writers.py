@@ -30,7 +30,7 @@ Base = Literal["studies", "evaluated", "half_trained"]
 Before = tuple[str, tuple[Any, ...]]
 CONFIG = "configs/demo.yaml"
 _STUDIES = (
-    *("generate.patients=8", "generate.coverage_images=0", "generate.size_px=64"),
+    *("generate.patients=8", "generate.size_px=64"),
     *("workers=1", "source.max_reject_share=1"),
     "images.size_px=64",
     *("language_model.steps=3", "language_model.vocabulary=300"),

@@ -47,7 +47,6 @@ from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_synthetic.patients import NATURAL, GeneratedStudy, draw_patient
 from medclip_synthetic.reports import study_labels
-from medclip_synthetic.settings import GenerateConfig
 
 REPORTS, IMAGES = (230, 23_000, 230_000), (50, 5_000, 50_000)
 TABLES = (23_000, 230_000, 2_300_000)
@@ -181,7 +180,7 @@ def _command(folder: Path, kind: str, size: int, stage: str) -> list[str]:
 def _config(folder: Path, kind: str, size: int) -> dict[str, object]:
     tree: dict[str, object] = {"work": str(folder / "work")}
     if kind == "images":
-        patients = {"patients": int(size / _STUDY_SHARE), "coverage_images": 0, "size_px": 64}
+        patients = {"patients": int(size / _STUDY_SHARE), "size_px": 64}
         return {**tree, "generate": patients, "images": {"size_px": 64}}
     columns = {"subject_id": "subject_id", "study_id": "study_id", "report": "report"}
     source = {
@@ -302,9 +301,9 @@ def _draw(folder: Path, reports: int, drawn: int) -> int:
 
 
 def _studies() -> Iterator[tuple[str, str, GeneratedStudy]]:
-    settings, number = GenerateConfig(), 0
+    number = 0
     while True:
-        patient = draw_patient(NATURAL, number, _SEED, settings)
+        patient = draw_patient(NATURAL, number, _SEED)
         for study in patient.studies:
             yield patient.subject_id, patient.split, study
         number += 1

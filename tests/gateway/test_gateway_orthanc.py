@@ -16,7 +16,6 @@ from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import open_image
 from medclip_dcl.input_range import fit_input_range
 from medclip_synthetic.patients import NATURAL, draw_patient
-from medclip_synthetic.settings import GenerateConfig
 from testing import orthanc, unlike
 from testing.orthanc import Orthanc, gateway_settings, radiograph, send, tls_files, wait_until
 from testing.published import publish
@@ -176,7 +175,7 @@ def model_of_drawings(tmp_path_factory) -> Path:
 
 def drawing(number: int) -> np.ndarray:
     """A generated radiograph of a patient of its own, 64 x 64 pixels."""
-    item = next(draw_patient(NATURAL, number, 11, GenerateConfig()).items())
+    item = next(draw_patient(NATURAL, number, 11).items())
     grey = np.rint(255 * np.clip(item.draw(128).pixels, 0, 1)).astype(np.uint8)
     return np.asarray(Image.fromarray(grey).resize((64, 64)))
 

@@ -109,7 +109,7 @@ def test_the_loss_and_the_doctor_run_from_an_empty_folder(binaries: Path, tmp_pa
 
 def test_the_demo_begins_in_an_empty_folder(binaries: Path, tmp_path: Path) -> None:
     jobs = '["generate_studies","build_manifest","prepare_images","write_report"]'
-    sizes = [f"jobs={jobs}", "generate.patients=4", "generate.coverage_images=0"]
+    sizes = [f"jobs={jobs}", "generate.patients=4"]
     words = [word for size in (*sizes, "generate.size_px=64") for word in ("--set", size)]
     run([binaries / "medclip", "demo", *words], tmp_path)
     assert (tmp_path / "runs/demo/report.html").is_file()

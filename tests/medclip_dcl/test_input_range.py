@@ -15,7 +15,6 @@ from medclip_dcl.input_range import describe_pixels, fit_input_range, is_out_of_
 from medclip_dcl.model_package import INPUT_RANGE_FILE, read_input_range, write_input_range
 from medclip_dcl.schemas import OUT_OF_RANGE_NOTE, ClassifyAnswer
 from medclip_synthetic.patients import NATURAL, draw_patient
-from medclip_synthetic.settings import GenerateConfig
 from testing import unlike
 from testing.published import publish
 from testing.tiny_models import random_images
@@ -26,7 +25,7 @@ SIZE_PX = 96
 def generated(patients: range) -> tuple[list[npt.NDArray[np.uint8]], list[str]]:
     images, names = [], []
     for number in patients:
-        patient = draw_patient(NATURAL, number, 11, GenerateConfig())
+        patient = draw_patient(NATURAL, number, 11)
         pixels = next(patient.items()).draw(SIZE_PX).pixels
         grey = Image.fromarray(np.rint(pixels / pixels.max() * 255).astype(np.uint8))
         images.append(np.asarray(grey.resize((SIZE_PX, SIZE_PX))))

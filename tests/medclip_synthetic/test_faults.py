@@ -15,7 +15,7 @@ from medclip_synthetic import tree
 from medclip_synthetic.faults import FAULTS, Planted, read_fault_list
 from medclip_synthetic.settings import GenerateConfig
 
-SETTINGS = GenerateConfig(patients=36, coverage_images=0, size_px=64, faults=1)
+SETTINGS = GenerateConfig(patients=36, size_px=64, faults=1)
 RELEASE = "mimic-cxr-2.0.0-{}.csv.gz"
 
 

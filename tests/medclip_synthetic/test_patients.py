@@ -9,9 +9,8 @@ from pydicom.encaps import generate_frames
 
 from medclip_dcl.data.images import open_image
 from medclip_synthetic.patients import NATURAL, Item, Storage, draw_patient, quantize
-from medclip_synthetic.settings import GenerateConfig
 
-ITEM = next(draw_patient(NATURAL, 0, 0, GenerateConfig()).items())
+ITEM = next(draw_patient(NATURAL, 0, 0).items())
 DECODERS = {
     "jpeg2000": imagecodecs.jpeg2k_decode,
     "jpegls": imagecodecs.jpegls_decode,
@@ -44,9 +43,8 @@ def test_stored_values_survive_every_syntax(syntax: str, bits: int) -> None:
 
 
 def test_patients_of_another_seed_have_other_ids() -> None:
-    settings = GenerateConfig()
     ids = [
-        {draw_patient(NATURAL, number, seed, settings).subject_id for number in range(300)}
+        {draw_patient(NATURAL, number, seed).subject_id for number in range(300)}
         for seed in (0, 1, 2)
     ]
     assert [len(found) for found in ids] == [300] * 3

@@ -18,7 +18,7 @@ from medclip_synthetic.findings import FINE_FINDINGS
 from medclip_synthetic.reports import Meaning
 from medclip_synthetic.settings import GenerateConfig
 
-SETTINGS = GenerateConfig(patients=40, coverage_images=1, size_px=64)
+SETTINGS = GenerateConfig(patients=40, size_px=64)
 
 
 def write(path: Path, settings: GenerateConfig = SETTINGS, workers: int = 1) -> Artifact:
@@ -143,7 +143,7 @@ def test_processes_that_draw_have_one_thread_each() -> None:
 
 def test_two_processes_write_the_same_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "UNIT_PATIENTS", 2)
-    small = SETTINGS.model_copy(update={"patients": 4, "coverage_images": 0})
+    small = SETTINGS.model_copy(update={"patients": 4})
     alone = write(tmp_path / "alone", small)
     shared = write(tmp_path / "shared", small, workers=2)
     assert alone.digest == shared.digest

@@ -22,7 +22,7 @@ from testing.dicom import dicom_bytes, ramp
 from testing.published import publish
 from testing.release import REPORT, Release, release
 
-GENERATE = {"patients": 38, "coverage_images": 0, "size_px": 64, "faults": 1}
+GENERATE = {"patients": 38, "size_px": 64, "faults": 1}
 
 
 def write_config(work: Path, **sections: Any) -> Path:

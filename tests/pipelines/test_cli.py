@@ -26,7 +26,6 @@ JOBS = '["generate_studies","build_manifest"]'
 SMALL = [
     "--set", f"jobs={JOBS}",
     "--set", "generate.patients=4",
-    "--set", "generate.coverage_images=0",
     "--set", "generate.size_px=64",
     "--set", "workers=1",
 ]  # fmt: skip

@@ -7,7 +7,6 @@ from pipelines.generate_studies import main
 
 SMALL = (
     "generate.patients=3",
-    "generate.coverage_images=0",
     "generate.size_px=64",
     "workers=1",
 )

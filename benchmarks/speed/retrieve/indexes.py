@@ -27,7 +27,6 @@ from medclip_dcl.tables import SPLITS, read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import text_key
 from medclip_synthetic.patients import NATURAL, GeneratedStudy, Item, Patient, draw_patient
-from medclip_synthetic.settings import GenerateConfig
 
 SEED = 20_002
 """Of patients that no config has drawn: they ask."""
@@ -129,10 +128,9 @@ def asking_images(predictor: Predictor, images: int) -> npt.NDArray[np.uint8]:
 
 
 def _patients() -> Iterator[Patient]:
-    settings = GenerateConfig()
     number = 0
     while True:
-        yield draw_patient(NATURAL, number, SEED, settings)
+        yield draw_patient(NATURAL, number, SEED)
         number += 1
 
 
