@@ -303,6 +303,10 @@ def _losses(folder: Path, seed: int, launches: Sequence[int], dropout: float = 0
             at = Cut(number * CURVE_STEPS // len(launches), _TERM)
             end_of(start(work, count, at, train=settings, objective=objective))
         must_end(work, last, train=settings, objective=objective)
+        card = json.loads((model_package.ARTIFACT.at(work) / "model.json").read_text("utf-8"))
+        changes = [item["processes"] for item in card["training"].get("resumed_with", [])]
+        if changes != list(launches[1:]):
+            raise RuntimeError("the model does not say which processes went on with it")
     return [line["loss"] for line in read_metrics(work / "checkpoints")]
 
 

@@ -4,10 +4,13 @@ import json
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ARTIFACT
@@ -15,9 +18,17 @@ from medclip_dcl.tables import read_table
 from pipelines import ask_service, build_index, show, write_report
 from testing.corpus import KINDS, write_config
 from testing.evaluated import evaluate_here, write_evaluated
-from testing.service import png
+from testing.service import png, running
 
 SENTENCES = {sentence for _, *said in KINDS for sentence in said}
+
+
+@contextmanager
+def forked_service(model: Path, vectors: Path) -> Iterator[Client]:
+    """The same service without a start of its own, which the demo of `.ci/run` has."""
+    folders = {"model": str(model), "index": str(vectors)}
+    with running(model.parent, **folders) as service, Client(service.url) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +40,7 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     evaluate_here(work)
     config_file = write_config(work / "config.yaml", work, source={"root": str(work)})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEDCLIP_ENGINE", "torch")  # an export takes seconds
+        patch.setattr(ask_service, "_serving", forked_service)
         for stage in (build_index, ask_service):
             assert stage.main(["--config", str(config_file)]) == 0
     return config_file

@@ -175,18 +175,20 @@ def test_a_run_reports_json_then_reuses_and_can_be_quiet(
     assert main([*words, "--quiet", *nothing]) == 4
     assert capfd.readouterr().err.startswith("split_sentences: no ")
 
-    shown = on_terminal([*COMMAND, *words])
+    shown = on_terminal(words, tmp_path / "errors")
     assert [line.split()[:3] for line in shown if "✓" in line] == [
         ["✓", name, "reused"] for name in json.loads(JOBS)
     ]
     assert not any(line.startswith("report ") for line in shown)  # no stage of it writes one
 
 
-def on_terminal(command: list[str]) -> list[str]:
-    """Run a command with a terminal as its output; gives the lines without control codes."""
+def on_terminal(words: list[str], errors: Path) -> list[str]:
+    """Run `medclip` with a terminal as its output; gives the lines without control codes."""
     reader, writer = pty.openpty()
-    environment = {**os.environ, "TERM": "dumb", "COLUMNS": "120"}
-    process = subprocess.Popen(command, cwd=ROOT, stdout=writer, stderr=writer, env=environment)
+    environment = {"TERM": "dumb", "COLUMNS": "120", "PROGRESS_FORMAT": ""}
+    terminal = Path(os.ttyname(writer))
+    process = forkserver.start("pipelines.__main__", words, terminal, environment=environment)
+    process.join()
     os.close(writer)
     text = b""
     try:
@@ -196,7 +198,7 @@ def on_terminal(command: list[str]) -> list[str]:
         pass
     finally:
         os.close(reader)
-    assert process.wait() == 0
+    assert process.exitcode == 0
     return text.decode().replace("\r", "").splitlines()
 
 

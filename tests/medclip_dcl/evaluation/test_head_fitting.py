@@ -14,6 +14,7 @@ from medclip_dcl.evaluation.head_fitting import (
 from medclip_dcl.evaluation.metrics import confusion_metrics, roc_auc, value_of
 from medclip_dcl.evaluation.operating_point import ThresholdRule
 from medclip_dcl.evaluation.probe import Labelled
+from medclip_dcl.inference.heads import Head
 from medclip_dcl.models.settings import HeadsConfig, ProbabilitiesConfig
 
 RULES = HeadRules(
@@ -32,8 +33,12 @@ def labelled(count: int, seed: int, images_each: int = 1) -> Labelled:
 SPLITS = HeadSplits(labelled(90, 1), labelled(60, 2), labelled(60, 3))
 
 
-def test_figures_are_those_of_the_margins_on_test_images() -> None:
-    head = make_head("nodule", SPLITS, RULES, {"model": "digest"})
+@pytest.fixture(scope="module")
+def head() -> Head:
+    return make_head("nodule", SPLITS, RULES, {"model": "digest"})
+
+
+def test_figures_are_those_of_the_margins_on_test_images(head: Head) -> None:
     margins, positive = head.margins(SPLITS.test.features), SPLITS.test.labels == 1
     figures = head.card.figures
     assert figures["auc"].value == pytest.approx(value_of(roc_auc(margins, positive)))
@@ -50,9 +55,8 @@ def test_figures_are_those_of_the_margins_on_test_images() -> None:
     assert (head.card.images_with, head.card.images_without, head.card.patients) == (30, 60, 90)
 
 
-def test_test_labels_have_no_part_in_a_head() -> None:
+def test_test_labels_have_no_part_in_a_head(head: Head) -> None:
     turned = Labelled(SPLITS.test.features, 1 - SPLITS.test.labels, SPLITS.test.subject_ids)
-    head = make_head("nodule", SPLITS, RULES, {})
     other = make_head("nodule", HeadSplits(SPLITS.train, SPLITS.validate, turned), RULES, {})
     assert other.card.threshold == head.card.threshold
     assert other.card.calibration == head.card.calibration
