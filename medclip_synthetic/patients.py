@@ -37,7 +37,7 @@ _SEED_STEP = 123_457  # numbers of patients between two seeds
 _MAX_STUDIES = 4
 _STREAMS = {NATURAL: 0, COVERAGE: 1}
 _DETECTOR_MM = 430.0
-_TEST_SHARE, _VALIDATE_SHARE = 0.12, 0.05  # of the natural patients
+_TEST_SHARE = 0.12  # of the natural patients
 _SECOND_IMAGE_SHARE = 0.12  # of studies, lateral or frontal: enough to try how they are chosen
 _COMPRESSED_SHARE = 0.04  # of images, by each encoder below: a few of each in a tree of the demo
 
@@ -178,7 +178,7 @@ class Item:
         return dataset
 
 
-def draw_patient(origin: str, number: int, seed: int) -> Patient:
+def draw_patient(origin: str, number: int, seed: int, validate_share: float = 0.05) -> Patient:
     """Draw a patient, the same for the same arguments; no pixel is computed yet.
 
     `NATURAL` patients have findings as they fall and any split; a `COVERAGE` patient is in the test
@@ -186,7 +186,7 @@ def draw_patient(origin: str, number: int, seed: int) -> Patient:
     """
     generator = np.random.default_rng((seed, _STREAMS[origin], number))
     slot = 2 * number + _STREAMS[origin]
-    split = _split(float(generator.random())) if origin == NATURAL else "test"
+    split = _split(float(generator.random()), validate_share) if origin == NATURAL else "test"
     body = draw_body(generator)
     count = 1 + int(generator.binomial(_MAX_STUDIES - 1, 0.12)) if origin == NATURAL else 1
     own = slot + seed * _SEED_STEP  # other seeds draw other patients, who have other ids
@@ -202,10 +202,10 @@ def draw_patient(origin: str, number: int, seed: int) -> Patient:
     return Patient(subject_id, split, origin, body, tuple(studies))
 
 
-def _split(draw: float) -> str:
+def _split(draw: float, validate_share: float) -> str:
     if draw < _TEST_SHARE:
         return "test"
-    return "validate" if draw < _TEST_SHARE + _VALIDATE_SHARE else "train"
+    return "validate" if draw < _TEST_SHARE + validate_share else "train"
 
 
 def _study(

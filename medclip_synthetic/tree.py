@@ -68,10 +68,10 @@ class Unit:
         """File that says the unit is done, relative to the draft."""
         return f"{_PARTS}/{self.origin}-{self.start:07d}-{self.stop:07d}.json"
 
-    def patients(self, seed: int) -> Iterator[Patient]:
+    def patients(self, seed: int, validate_share: float) -> Iterator[Patient]:
         """Draw its patients."""
         for number in range(self.start, self.stop):
-            yield draw_patient(self.origin, number, seed)
+            yield draw_patient(self.origin, number, seed, validate_share)
 
 
 def write_tree(
@@ -91,7 +91,9 @@ def write_tree(
     drawn: dict[str, Any] = {}
     for unit in units:
         drawn |= json.loads((folder / unit.note).read_text(encoding="utf-8"))
-    patients = [patient for unit in units for patient in unit.patients(seed)]
+    patients = [
+        patient for unit in units for patient in unit.patients(seed, settings.validate_share)
+    ]
     planted: list[Planted] = []
     if settings.faults:
         planted = choose_faults(patients, drawn, settings.faults, seed)
@@ -121,7 +123,7 @@ def write_unit(folder: Path, unit: Unit, seed: int, settings: GenerateConfig) ->
     """Draw and write the images and reports of one unit, then its note."""
     drawn: dict[str, Any] = {}
     contents: dict[Path, bytes] = {}
-    for patient in unit.patients(seed):
+    for patient in unit.patients(seed, settings.validate_share):
         for study in patient.studies:
             (folder / study.path).mkdir(parents=True, exist_ok=True)
             contents[folder / study.report_path] = study.text.encode()

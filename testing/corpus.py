@@ -125,7 +125,6 @@ def write_config(path: Path, work: Path, **sections: Mapping[str, Any]) -> Path:
             "learning_rate": 1e-2,
             "warmup_steps": 2,
             "save_every_steps": 4,
-            "log_every_steps": 1,
             "torch_threads": 1,
         },
     }

@@ -105,10 +105,11 @@ def studies_with_same_text(
 
     `usable` are those in the manifest; the first of each text is left out.
     """
+    settings = GenerateConfig(patients=patients)
     texts = {
         study.study_id: " ".join(" ".join(study.report.sections.values()).split())
-        for unit in plan_patients(GenerateConfig(patients=patients))
-        for patient in unit.patients(SEED)
+        for unit in plan_patients(settings)
+        for patient in unit.patients(SEED, settings.validate_share)
         for study in patient.studies
     }
     study_of = {row["dicom_id"]: row["study_id"] for row in images}

@@ -129,7 +129,7 @@ def make_fixture(
         {
             "work": str(work),
             "model": {"image": {"input_px": input_px}},
-            "train": {"global_batch": batch, "torch_threads": 1, "log_every_steps": 1},
+            "train": {"global_batch": batch, "torch_threads": 1},
         }
     )
     corpus = read_tiny_corpus(work)

@@ -50,8 +50,6 @@ ARTIFACT = ArtifactType("language_model", 2, "fit_language_model")
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 CARD = "README.md"
-FILES = (CARD, CONFIG, WEIGHTS, TOKENIZER, "tokenizer_config.json")
-"""The folder's files: the card, and what transformers' own classes read offline."""
 
 
 def model_digest(artifact: Artifact) -> str:

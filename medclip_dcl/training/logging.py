@@ -157,6 +157,8 @@ class TrainState:
 
 
 _FLOOR_ALARM = 0.2
+_MOST_APART = 10  # steps between lines of the log
+_LEAST_LINES = 100  # of a run: a short one has a line each step
 _FLOOR_LINES = 5
 
 
@@ -189,8 +191,8 @@ class TrainLogger:
 
         `output` and `norm`, the length of the gradient, are of the last step.
         """
-        step = state.step
-        if step % self._settings.log_every_steps and step != self._settings.total_steps:
+        step, steps = state.step, self._settings.total_steps
+        if step % max(1, min(_MOST_APART, steps // _LEAST_LINES)) and step != steps:
             return {}
         figures = self._mean_of(output)
         self.latest = {

@@ -91,8 +91,6 @@ class TrainConfig(Section):
     """Threads of torch in each process; 0: the cores, shared among this machine's processes."""
     save_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 1000
     """Steps between checkpoints, of `pretrain_images` too: what a kill can lose."""
-    log_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 10
-    """Steps between lines of the metrics log."""
     validate_every_steps: Annotated[int, Field(ge=0), NO_EFFECT] = 0
     """Steps between validation losses; 0: none. A validation split of fewer studies than
     `global_batch` is one batch, whose loss has fewer negatives than that of training."""

@@ -71,7 +71,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_planted_fault_is_named_and_none_is_invented(archive: Path) -> None:
-    figures, lines = compare(archive)
+    figures, lines = compare(archive, GENERATE["patients"])
     assert figures["planted"] == figures["kinds_of_fault"] == 16
     names = ("manifest_missed", "manifest_invented", "check_missed", "check_invented")
     assert {

@@ -69,7 +69,7 @@ def test_other_settings_are_named_before_anything_is_touched(
     [
         {},
         {"train": {"precision": "auto"}},
-        {"train": {"precision": "bf16", "log_every_steps": 3}},
+        {"train": {"precision": "bf16", "save_every_steps": 3}},
         {"index": {"candidates": 50}},
         {"jobs": ["write_report"], "objective": {"kind": "infonce"}},
         {"jobs": ["train"], "evaluate": {"bootstrap": 7}},

@@ -156,7 +156,7 @@ def test_a_second_run_of_the_same_recipe_reuses_the_model(
     whole_run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = open_artifact(model_package.ARTIFACT.at(whole_run), model_package.ARTIFACT)
-    assert train(whole_run, train={**LONG, "log_every_steps": 7}) == 0
+    assert train(whole_run, train={**LONG, "save_every_steps": 7}) == 0
     assert '"state": "reused"' in capfd.readouterr().out
     assert (
         open_artifact(model_package.ARTIFACT.at(whole_run), model_package.ARTIFACT).origin

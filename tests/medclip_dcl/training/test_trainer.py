@@ -28,7 +28,6 @@ TREE = {
     "steps": 30,
     "learning_rate": 1e-3,
     "warmup_steps": 0,
-    "log_every_steps": 1,
     "save_every_steps": 10,
 }
 
