@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "gpu")
-SPEED += ("scale", "scale_limits", "scale_training", "embed")
+SPEED += ("scale", "scale_limits", "scale_training")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
 RELIABILITY += ("gateway", "soak")
 METHOD = ("bias", "demo", "labeler", "method", "real_likelihood", "real_studies")
