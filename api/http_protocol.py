@@ -35,7 +35,7 @@ _LONGEST_BLANK = 2  # one empty line before a request is allowed (RFC 9112, 2.2)
 _MOST_PIPELINED = 8
 _CHUNK_FRAME = 32  # bytes around each chunk that are free: its length and line ends need 12
 _HEAD_FRAME, _LINE_FRAME = 18, 4  # bytes around the path of a POST and around a header
-_PIECE = 2**23
+_PIECE = 2**23  # bytes of a read; of 1 MiB each, a DICOM file takes 18 turns of the event loop
 
 _MOST_CONNECTIONS = 1024
 _LONGEST_BACKLOG = 100
