@@ -150,11 +150,24 @@ def main() -> int:
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+    return processor_name(text) or platform.processor()
+
+
+def processor_name(cpuinfo: str) -> str:
+    """Name the first processor of /proc/cpuinfo; empty if it has no name.
+
+    A virtual machine may give several generations one name without a number. Family and model
+    tell these apart.
+    """
+    lines = cpuinfo.strip().split("\n\n")[0].splitlines()
+    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    name, family = facts.get("model name", ""), facts.get("cpu family")
+    if not name or family is None or any(each.isdigit() for each in name):
+        return name
+    return f"{name} (family {family}, model {facts.get('model', 'unknown')})"
 
 
 def _accelerator() -> str:
