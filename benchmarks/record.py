@@ -165,9 +165,8 @@ def processor_name(cpuinfo: str) -> str:
     lines = cpuinfo.strip().split("\n\n")[0].splitlines()
     facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
     name, family = facts.get("model name", ""), facts.get("cpu family")
-    if not name or family is None or any(each.isdigit() for each in name):
-        return name
-    return f"{name} (family {family}, model {facts.get('model', 'unknown')})"
+    plain = not name or family is None or any(each.isdigit() for each in name)
+    return name if plain else f"{name} (family {family}, model {facts.get('model', 'unknown')})"
 
 
 def _accelerator() -> str:

@@ -28,8 +28,10 @@ from benchmarks.method.real_studies.rows import CEILING, CONSTANTS, DECISIVE, HA
 from benchmarks.method.real_studies.runs import Bed, Run, do_all, make_model, write_tfidf
 from benchmarks.method.real_studies.studies import (
     FOLDS,
+    SIZE,
     labels_macro_f1,
     prepare,
+    prepare_size,
     read_folds,
     read_patients,
     read_whole,
@@ -170,6 +172,8 @@ def do_rounds(
             prepare(fold, folds[0].folder)
             write_tfidf(fold)
         ready |= needed
+        for size_px in {ROWS[run.row].settings.get(SIZE) for run in wanted} - {None}:
+            prepare_size(folds[0], size_px)
         for fold in folds if wanted and ROUNDS[number][0] == "warm" else ():
             warm_up(fold)
         for line in do_all(bed, wanted, processes):

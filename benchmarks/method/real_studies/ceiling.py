@@ -11,10 +11,9 @@ from torch.optim import AdamW
 from benchmarks.method.real_studies.questions import (
     QUESTIONS,
     Figures,
-    ask_findings,
     encode_maps,
+    judge_scores,
     labels_of,
-    means,
 )
 from benchmarks.method.real_studies.studies import Fold
 from medclip_dcl.models.image_encoder import to_input
@@ -58,8 +57,4 @@ def train_with_labels(
     owners = [uid for uid, _ in tested]
     prompts = np.zeros((2 * len(QUESTIONS), len(tested)))
     prompts[::2] = logits  # the positive sentence's score; the negative one's is 0
-    figures: Figures = {
-        "findings": ask_findings(prompts, np.zeros(len(prompts)), labels_of(fold, owners))
-    }
-    figures |= means(figures["findings"]) | {"retrieval": {}, "probe": {}, "false_negatives": {}}
-    return figures, {"uid": np.array(owners), "scores": prompts.astype(np.float32)}
+    return judge_scores(fold, owners, prompts)

@@ -74,6 +74,17 @@ def ask(setup: TrainSetup, inputs: TrainInputs, fold: Fold) -> tuple[Figures, di
     return figures, kept
 
 
+def judge_scores(
+    fold: Fold, owners: Sequence[str], scores: Float[np.ndarray, "prompts images"]
+) -> tuple[Figures, dict[str, Any]]:
+    """Give figures and what is kept of scores alone, of no one dual encoder: offsets are 0."""
+    figures: Figures = {
+        "findings": ask_findings(scores, np.zeros(len(scores)), labels_of(fold, owners))
+    }
+    figures |= means(figures["findings"]) | {"retrieval": {}, "probe": {}, "false_negatives": {}}
+    return figures, {"uid": np.array(owners), "scores": scores.astype(np.float32)}
+
+
 def ask_by_several(setup: TrainSetup, regions: Tensor, truth: np.ndarray) -> Figures:
     """Ask for every finding by the mean score of several sentences a side."""
     sides = [SEVERAL[finding.name][side] for finding in QUESTIONS for side in (0, 1)]

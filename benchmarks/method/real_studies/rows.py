@@ -26,6 +26,7 @@ class Row:
         tune: dotted setting -> values, among which each fold's validation patients choose.
         stopped: name of the row whose weights are those of the best validation step of this run.
         averaged: asked with the running mean of the weights, and not with the last ones.
+        members: asked with the mean score of so many models of `IDEA_OF`, of other seeds each.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Row:
     tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     stopped: str = ""
     averaged: bool = False
+    members: int = 1
 
     @property
     def points(self) -> dict[str, dict[str, Any]]:
@@ -303,9 +305,23 @@ IDEAS = (
         "idea",
         _BOTH | {"train.steps": 2250, "train.validate_every_steps": 2250},
     ),
+    Row("relations_both_four", "relations, both anchors, mean of four seeds", "idea", members=4),
+    Row(
+        "relations_both_224",
+        "relations, both anchors, 224 pixels",
+        "idea",
+        _BOTH | {"model.image.input_px": 224, "images.size_px": 252},
+    ),
+    Row(
+        "relations_both_wide",
+        "relations, both anchors, a tower twice as wide",
+        "idea",
+        _BOTH | {"model.image.widths": [32, 64, 128]},
+    ),
 )
 """What might come nearer to the ceiling. Added when one fold of `relations_both` was known, and not
-one of these; each is held against it, fold by fold, by the bar `ideas_ahead`."""
+one of these; the last three when the learning curves were. Each is held against it, fold by fold,
+by the bar `ideas_ahead`."""
 IDEA_OF = "relations_both"
 
 CEILING = Row("ceiling", "ceiling: the tower trained with experts' labels", "ceiling")

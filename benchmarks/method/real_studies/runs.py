@@ -23,9 +23,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from benchmarks.method.real_studies.ceiling import train_with_labels
-from benchmarks.method.real_studies.questions import ask
-from benchmarks.method.real_studies.rows import ROWS
-from benchmarks.method.real_studies.studies import Fold
+from benchmarks.method.real_studies.questions import ask, judge_scores
+from benchmarks.method.real_studies.rows import IDEA_OF, ROWS
+from benchmarks.method.real_studies.studies import SIZE, Fold, images_folder
 from benchmarks.record import commit, machine
 from medclip_dcl import model_package
 from medclip_dcl.artifact import ArtifactType
@@ -143,11 +143,13 @@ def do_run(bed: Bed, run: Run) -> None:
 
 def lay_out(bed: Bed, run: Run, folder: Path) -> Job:
     """Make a run's folder: links to what its fold shares, its config, its eta."""
-    fold = bed.folds[run.fold]
+    fold, size_px = bed.folds[run.fold], ROWS[run.row].settings.get(SIZE)
     for kind in LINKED:
+        other = size_px is not None and kind is prepared.ARTIFACT
+        source = images_folder(fold, size_px) if other else fold.folder
         link = kind.at(folder)
         if not link.exists():
-            link.symlink_to(os.path.relpath(kind.at(fold.folder), folder))
+            link.symlink_to(os.path.relpath(kind.at(source), folder))
     return _configured(fold, run, folder, bed.overrides)
 
 
@@ -193,8 +195,12 @@ def make_model(fold: Fold, row: str, value: str, overrides: Sequence[str] = ()) 
 
 def _train_and_ask(bed: Bed, run: Run, folder: Path) -> dict[str, Any]:
     fold, row = bed.folds[run.fold], ROWS[run.row]
-    job = lay_out(bed, run, folder)
     begun, wall = time.process_time(), time.monotonic()
+    if row.members > 1:
+        figures, kept = ask_together(bed, run, row.members)
+        np.savez_compressed(folder / "scores.npz", **kept)
+        return _line(run, _spent(begun, wall), figures)
+    job = lay_out(bed, run, folder)
     accelerator = start_accelerator(job.config.train)
     inputs, _ = open_inputs(job, verify=False)
     inputs = replace(inputs, claims=job.open(claims.ARTIFACT, verify=False))
@@ -223,6 +229,21 @@ def _train_and_ask(bed: Bed, run: Run, folder: Path) -> dict[str, Any]:
         np.savez_compressed(folder / "scores_early.npz", **kept)
         line["early"] = rounded(early) | {"step": result.published_step}
     return line
+
+
+def ask_together(bed: Bed, run: Run, members: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Ask with the mean score of several runs of `IDEA_OF`; those that are not done are done."""
+    parts = []
+    for seed in range(members):
+        member = Run(run.start, IDEA_OF, "", run.fold, seed)
+        if bed.found(member) is None:
+            do_run(bed, member)
+        with np.load(bed.folder(member) / "scores.npz") as kept:
+            parts.append((kept["uid"], kept["scores"].astype(np.float64)))
+    (owners, *others), scores = zip(*parts, strict=True)
+    if any((uids != owners).any() for uids in others):
+        raise SystemExit(f"members of {run.name} were asked about other images")
+    return judge_scores(bed.folds[run.fold], owners, np.mean(scores, axis=0))
 
 
 @contextmanager

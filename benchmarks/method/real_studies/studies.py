@@ -8,7 +8,7 @@ import importlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -34,6 +34,7 @@ HERE = Path(__file__).parent
 FOLDS = 5
 VALIDATE_SHARE = 0.1
 """Share of a fold's training patients that choose the step and the tuned values."""
+SIZE = "images.size_px"
 _SEED = 20261123  # of the folds; no run draws with it
 
 CHEXPERT = {
@@ -206,6 +207,18 @@ def prepare(fold: Fold, shared: Path, *overrides: str) -> None:
         if link.is_symlink():
             stages.remove(kind.job)
     _do(fold, stages, *overrides)
+
+
+def prepare_size(fold: Fold, size_px: int) -> None:
+    """Prepare the images at another size, beside the folds."""
+    beside = replace(fold, folder=images_folder(fold, size_px))
+    beside.write_table()
+    _do(beside, ["build_manifest", "prepare_images"], f"{SIZE}={size_px}")
+
+
+def images_folder(fold: Fold, size_px: int) -> Path:
+    """Folder whose prepared images have this size."""
+    return fold.folder.parent / f"images-{size_px}"
 
 
 def warm_up(fold: Fold, *overrides: str) -> None:

@@ -14,8 +14,8 @@ from benchmarks.method.real_studies.__main__ import ROUNDS, planned
 from benchmarks.method.real_studies.balance import BalancedSampler, rarity
 from benchmarks.method.real_studies.questions import QUESTIONS, ask_findings, fitting, means
 from benchmarks.method.real_studies.rows import BASELINE, CONSTANT, DECISIVE, EARLY, ROWS
-from benchmarks.method.real_studies.runs import DECAY, JUDGE, Run, averaged
-from benchmarks.method.real_studies.studies import Patient, divide, read_whole
+from benchmarks.method.real_studies.runs import DECAY, JUDGE, Bed, Run, ask_together, averaged
+from benchmarks.method.real_studies.studies import Fold, Patient, divide, read_whole
 from benchmarks.method.real_studies.summary import (
     compare,
     confirm,
@@ -329,3 +329,23 @@ def test_an_average_of_weights_follows_the_optimizer() -> None:
             now = model.weight.item()
             expected = now if expected is None else DECAY * expected + (1 - DECAY) * now
     assert mean.module.weight.item() == pytest.approx(expected)
+
+
+def test_four_models_are_asked_by_their_mean_score(tmp_path: Path) -> None:
+    names = [finding.name for finding in QUESTIONS]
+    patients = tuple(patient(n, **dict.fromkeys(names, n > 1)) for n in range(4))
+    bed = Bed((Fold(0, tmp_path, tmp_path, patients, (), ()),), tmp_path)
+    margins = np.array([[0, 4, 1, 5], [4, 0, 5, 1], [0, 0, 2, 0], [0, 0, 0, 2]]) / 8
+    for seed, margin in enumerate(margins):  # each has an AUC of .75 at most, their mean one of 1
+        member = bed.folder(Run("random", "relations_both", "", 0, seed))
+        member.mkdir(parents=True)
+        (member / "run.json").write_text("{}")
+        scores = np.tile(np.stack([margin, np.zeros(4)]), (len(names), 1)).astype(np.float32)
+        np.savez(member / "scores.npz", uid=np.array(["0", "1", "2", "3"]), scores=scores)
+    run = Run("random", "relations_both_four", "", 0, 0)
+    figures, kept = ask_together(bed, run, members=4)
+    assert figures["mean_auc"] == 1
+    assert kept["scores"][0] == pytest.approx([0.125, 0.125, 0.25, 0.25])
+    np.savez(member / "scores.npz", uid=np.array(["0", "1", "3", "2"]), scores=scores)
+    with pytest.raises(SystemExit, match="other images"):
+        ask_together(bed, run, members=4)
