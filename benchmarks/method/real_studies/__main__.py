@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.method.real_studies import runs as running
-from benchmarks.method.real_studies.rows import CEILING, CONSTANTS, DECISIVE, HALVES, ROWS
+from benchmarks.method.real_studies.rows import CEILING, CONSTANTS, DECISIVE, FROZEN, HALVES, ROWS
 from benchmarks.method.real_studies.runs import Bed, Run, do_all, make_model, write_tfidf
 from benchmarks.method.real_studies.studies import (
     FOLDS,
@@ -63,7 +63,7 @@ ROUNDS = (("random", ALL, 0, "decisive"), ("random", ALL[:3], 0, "other"),
 """Start, folds, seed and rows of each round."""
 _TEN = {row.name for row in DECISIVE}
 _AGAIN = {*_TEN, CONFIRMED, CONFIRMED_CONTROL}
-_FIRST = _TEN | {f"constant_{value}" for value in CONSTANTS} | {CEILING.name}
+_FIRST = _TEN | {f"constant_{value}" for value in CONSTANTS} | {CEILING.name, FROZEN.name}
 _FIRST |= {row.name for row in HALVES}
 
 
@@ -79,7 +79,8 @@ def planned(number: int, lines: Lines) -> Iterator[Run]:
                 if row.part == part:
                     yield run
             elif not first_starts:
-                if name in _AGAIN or name == best_constant(lines, fold):
+                ceiling = start == "warm" and row.part == "ceiling"
+                if ceiling or name in _AGAIN or name == best_constant(lines, fold):
                     yield run
             elif row.part in {"curve", "idea"}:
                 continue

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import nn
 from torch.optim import AdamW
 
@@ -14,11 +15,14 @@ from benchmarks.method.real_studies.questions import (
     encode_maps,
     judge_scores,
     labels_of,
+    pooled,
+    probe,
 )
 from benchmarks.method.real_studies.studies import Fold
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.training.optim import learning_rate_share
 from medclip_dcl.training.setup import TrainSetup
+from medclip_dcl.training.validation import evaluating
 
 
 def train_with_labels(
@@ -50,11 +54,26 @@ def train_with_labels(
         if step % 50 == 0:
             say(step=step, loss=round(loss.item(), 4))
     tower.eval()
-    tested = [(patient.uid, path) for patient in fold.tested for path in patient.images]
+    tested = [path for patient in fold.tested for path in patient.images]
     with torch.no_grad():
-        features = encode_maps(setup, [path for _, path in tested])
-        logits = head(features).double().numpy().T
-    owners = [uid for uid, _ in tested]
-    prompts = np.zeros((2 * len(QUESTIONS), len(tested)))
-    prompts[::2] = logits  # the positive sentence's score; the negative one's is 0
+        logits = head(encode_maps(setup, tested)).double().numpy().T
+    return judge(fold, logits)
+
+
+def probe_with_labels(setup: TrainSetup, fold: Fold) -> tuple[Figures, dict[str, Any]]:
+    """Fit a linear layer on the tower as it starts, and ask it: what its first weights hold."""
+    learned = [(patient.uid, path) for patient in fold.training for path in patient.images]
+    tested = [path for patient in fold.tested for path in patient.images]
+    with evaluating(setup.encoder):
+        features, judged = (pooled(setup, each) for each in ([path for _, path in learned], tested))
+    known = labels_of(fold, [uid for uid, _ in learned])
+    return judge(fold, np.stack([probe(features, each, judged) for each in known]))
+
+
+def judge(
+    fold: Fold, logits: Float[np.ndarray, "findings images"]
+) -> tuple[Figures, dict[str, Any]]:
+    """Judge a logit a finding: it is the positive sentence's score, the negative one's is 0."""
+    owners = [patient.uid for patient in fold.tested for _ in patient.images]
+    prompts = np.stack([logits, np.zeros_like(logits)], axis=1).reshape(2 * len(logits), -1)
     return judge_scores(fold, owners, prompts)

@@ -235,15 +235,18 @@ def ask_probe(setup: TrainSetup, fold: Fold, truth: np.ndarray) -> Figures:
                 if not truth[index].any() or not len(taken[1]):
                     continue
                 chosen = np.concatenate(taken)
-                model = make_pipeline(
-                    StandardScaler(),
-                    LogisticRegression(C=1 / (_PENALTY * len(chosen)), max_iter=500),
-                )
-                model.fit(features[chosen], known[index][chosen])
-                odds = model.decision_function(judged)
+                odds = probe(features[chosen], known[index][chosen], judged)
                 areas[finding.name].append(float(roc_auc(odds, truth[index])[0]))
         figures[f"{share:g}"] = float(np.mean([np.mean(each) for each in areas.values() if each]))
     return figures
+
+
+def probe(features: np.ndarray, known: np.ndarray, judged: np.ndarray) -> np.ndarray:
+    """Fit a linear classifier; give the log odds of the judged images."""
+    linear = LogisticRegression(C=1 / (_PENALTY * len(known)), max_iter=500)
+    model = make_pipeline(StandardScaler(), linear).fit(features, known)
+    odds: np.ndarray = model.decision_function(judged)
+    return odds
 
 
 def pooled(setup: TrainSetup, paths: Sequence[str]) -> Float[np.ndarray, "images channels"]:

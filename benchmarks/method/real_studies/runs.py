@@ -22,9 +22,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from benchmarks.method.real_studies.ceiling import train_with_labels
+from benchmarks.method.real_studies.ceiling import probe_with_labels, train_with_labels
 from benchmarks.method.real_studies.questions import ask, judge_scores
-from benchmarks.method.real_studies.rows import IDEA_OF, ROWS
+from benchmarks.method.real_studies.rows import FROZEN, IDEA_OF, ROWS
 from benchmarks.method.real_studies.studies import SIZE, Fold, images_folder
 from benchmarks.record import commit, machine
 from medclip_dcl import model_package
@@ -208,7 +208,10 @@ def _train_and_ask(bed: Bed, run: Run, folder: Path) -> dict[str, Any]:
     if row.change is not None:
         setup = row.change(setup, inputs)
     if row.part == "ceiling":
-        figures, kept = train_with_labels(setup, fold, print_line)
+        if run.row == FROZEN.name:
+            figures, kept = probe_with_labels(setup, fold)
+        else:
+            figures, kept = train_with_labels(setup, fold, print_line)
         np.savez_compressed(folder / "scores.npz", **kept)
         return _line(run, _spent(begun, wall), figures)
     store = CheckpointStore(folder / "checkpoints", {"run": run.name})

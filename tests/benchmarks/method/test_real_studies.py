@@ -233,7 +233,7 @@ def test_fewer_studies_keep_their_own_images_and_sentences() -> None:
     assert texts == ["nodule", "edema"]
 
 
-def test_second_seeds_and_warm_starts_are_of_decisive_rows_and_the_best_constant() -> None:
+def test_second_seeds_and_warm_starts_are_of_what_decides_and_the_warm_ceilings() -> None:
     lines = {}
     for value, judge in ((0.02, 0.5), (0.05, 0.6), (0.1, 0.9), (0.2, 0.7)):
         lines |= {
@@ -241,11 +241,12 @@ def test_second_seeds_and_warm_starts_are_of_decisive_rows_and_the_best_constant
         }
     for number in (3, 4):
         runs = [*planned(number, lines)]
+        start, _, seed, _ = ROUNDS[number]
         assert {run.row for run in runs} == {
             *(row.name for row in DECISIVE),
             *("constant_0.1", "relations_both", "relations_both_shuffled"),
+            *(("ceiling", "frozen") if start == "warm" else ()),
         }
-        start, _, seed, _ = ROUNDS[number]
         assert {(run.start, run.seed) for run in runs} == {(start, seed)}
     assert (
         len({run.draw for n in (0, 1, 2, 3) for run in planned(n, lines) if run.row == "paper"})
