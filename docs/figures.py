@@ -170,7 +170,7 @@ def real_studies() -> Figure:
     gain.axvline(0, color="black", linewidth=0.6)
     level.axvline(0.5, color="black", linewidth=0.6)
     level.set_title("zero-shot AUC", fontsize=9)
-    gain.set_title("minus that of InfoNCE, 95 %", fontsize=9)
+    gain.set_title("minus InfoNCE, 95 %", fontsize=9)
     level.set_yticks(range(len(shown)), [row["title"] for row in shown])
     level.set_ylim(len(shown) - 0.5, -0.5)
     return figure

@@ -325,7 +325,7 @@ by the bar `ideas_ahead`."""
 IDEA_OF = "relations_both"
 
 CEILING = Row("ceiling", "ceiling: the tower trained with experts' labels", "ceiling")
-FROZEN = Row("frozen", "ceiling: a linear layer on the first weights, experts' labels", "ceiling")
+FROZEN = Row("frozen", "ceiling: a linear layer on the first weights", "ceiling")
 """A zero-shot row is read against them."""
 
 ROWS = {row.name: row for row in (*DECISIVE, *HALVES, *RIVALS, *CURVES, *IDEAS, CEILING, FROZEN)}
