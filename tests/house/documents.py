@@ -9,7 +9,6 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 RESULT_PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 
 
-def real_studies_table(start: str = "random") -> str:
+def real_studies_table() -> str:
     """One row per objective: its figures on tested patients, and what it gains over InfoNCE."""
     head = ("", "runs", "AUC", "of six", "alone", "AUPRC", "accuracy, offset", "inverted",
             "minus InfoNCE", "would have been seen")  # fmt: skip
@@ -30,7 +29,7 @@ def real_studies_table(start: str = "random") -> str:
         "mean_auprc",
         "mean_accuracy_offset",
     )
-    for row in _real_rows(start):
+    for row in _real_rows():
         against, gain, seen = row["against_baseline"], "-", None
         if against is not None:
             seen = against["seen"]
@@ -102,8 +101,8 @@ def real_likelihood_table() -> str:
     return "\n".join(rows)
 
 
-def _real_rows(start: str = "random") -> list[dict[str, Any]]:
-    kept = json.loads((RESULTS / "real_studies.json").read_text("utf-8"))["tables"][start]
+def _real_rows() -> list[dict[str, Any]]:
+    kept = json.loads((RESULTS / "real_studies.json").read_text("utf-8"))["tables"]["random"]
     return sorted(kept["rows"].values(), key=lambda row: -row["mean_auc"])
 
 
@@ -113,7 +112,6 @@ def _share(value: float | None) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "real_studies": real_studies_table,
-    "real_warm": partial(real_studies_table, "warm"),
     "real_primary": real_primary_table,
     "real_findings": real_findings_table,
     "real_questions": real_questions_table,

@@ -24,7 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.method.real_studies import runs as running
-from benchmarks.method.real_studies.rows import CEILING, CONSTANTS, DECISIVE, FROZEN, HALVES, ROWS
+from benchmarks.method.real_studies.rows import (
+    CEILING,
+    CONSTANTS,
+    DECISIVE,
+    FROZEN,
+    HALVES,
+    MADE,
+    ROWS,
+)
 from benchmarks.method.real_studies.runs import Bed, Run, do_all, make_model, write_tfidf
 from benchmarks.method.real_studies.studies import (
     FOLDS,
@@ -106,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--table", action="store_true", help="print what there is")
-    parser.add_argument("--row", choices=ROWS, help="train this row on all studies, into --out")
+    parser.add_argument("--row", choices=MADE, help="train this row on all studies, into --out")
     parser.add_argument("--out", type=Path, help="folder of that run")
     options = parser.parse_args(argv)
     if (options.row is None) != (options.out is None):

@@ -57,7 +57,7 @@ def train_with_labels(
     tested = [path for patient in fold.tested for path in patient.images]
     with torch.no_grad():
         logits = head(encode_maps(setup, tested)).double().numpy().T
-    return judge(fold, logits)
+    return judge_logits(fold, logits)
 
 
 def probe_with_labels(setup: TrainSetup, fold: Fold) -> tuple[Figures, dict[str, Any]]:
@@ -67,10 +67,10 @@ def probe_with_labels(setup: TrainSetup, fold: Fold) -> tuple[Figures, dict[str,
     with evaluating(setup.encoder):
         features, judged = (pooled(setup, each) for each in ([path for _, path in learned], tested))
     known = labels_of(fold, [uid for uid, _ in learned])
-    return judge(fold, np.stack([probe(features, each, judged) for each in known]))
+    return judge_logits(fold, np.stack([probe(features, each, judged) for each in known]))
 
 
-def judge(
+def judge_logits(
     fold: Fold, logits: Float[np.ndarray, "findings images"]
 ) -> tuple[Figures, dict[str, Any]]:
     """Judge a logit a finding: it is the positive sentence's score, the negative one's is 0."""

@@ -329,3 +329,9 @@ FROZEN = Row("frozen", "ceiling: a linear layer on the first weights", "ceiling"
 """A zero-shot row is read against them."""
 
 ROWS = {row.name: row for row in (*DECISIVE, *HALVES, *RIVALS, *CURVES, *IDEAS, CEILING, FROZEN)}
+MADE = tuple(
+    name
+    for name, row in ROWS.items()
+    if row.members == 1 and row.part != "ceiling" and "images.size_px" not in row.settings
+)
+"""Rows of which one model can be made, from the images that the folds share."""

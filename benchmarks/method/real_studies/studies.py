@@ -210,10 +210,10 @@ def prepare(fold: Fold, shared: Path, *overrides: str) -> None:
 
 
 def prepare_size(fold: Fold, size_px: int) -> None:
-    """Prepare the images at another size, beside the folds."""
-    beside = replace(fold, folder=images_folder(fold, size_px))
-    beside.write_table()
-    _do(beside, ["build_manifest", "prepare_images"], f"{SIZE}={size_px}")
+    """Prepare the images at another size, in a folder of their own."""
+    other = replace(fold, folder=images_folder(fold, size_px))
+    other.write_table()
+    _do(other, ["build_manifest", "prepare_images"], f"{SIZE}={size_px}")
 
 
 def images_folder(fold: Fold, size_px: int) -> Path:

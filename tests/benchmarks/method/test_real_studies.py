@@ -13,7 +13,7 @@ from scipy import stats
 from benchmarks.method.real_studies.__main__ import ROUNDS, planned
 from benchmarks.method.real_studies.balance import BalancedSampler, rarity
 from benchmarks.method.real_studies.questions import QUESTIONS, ask_findings, fitting, means
-from benchmarks.method.real_studies.rows import BASELINE, CONSTANT, DECISIVE, EARLY, ROWS
+from benchmarks.method.real_studies.rows import BASELINE, CONSTANT, DECISIVE, EARLY, MADE, ROWS
 from benchmarks.method.real_studies.runs import DECAY, JUDGE, Bed, Run, ask_together, averaged
 from benchmarks.method.real_studies.studies import Fold, Patient, divide, read_whole
 from benchmarks.method.real_studies.summary import (
@@ -350,3 +350,8 @@ def test_four_models_are_asked_by_their_mean_score(tmp_path: Path) -> None:
     np.savez(member / "scores.npz", uid=np.array(["0", "1", "3", "2"]), scores=scores)
     with pytest.raises(SystemExit, match="other images"):
         ask_together(bed, run, members=4)
+
+
+def test_a_model_is_made_of_rows_that_are_one_model() -> None:
+    left_out = {"ceiling", "frozen", "relations_both_four", "relations_both_224"}
+    assert {*ROWS} - {*MADE} == left_out
