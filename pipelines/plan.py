@@ -46,6 +46,7 @@ from .false_negatives import PAPER_BATCH, correction, false_negatives, same_corr
 from .grid import PlannedRuns, changed_config, grid_runs, read_grid
 from .jobset import make_jobset
 from .runs import runs_at_a_time
+from .stages import OWN_WEIGHTS
 from .table1 import table_runs
 from .training_cost import MemoryEstimate, estimate_training_memory, measure_throughput
 
@@ -203,7 +204,7 @@ def _image_start(config: Config) -> Iterator[Check]:
     given = config.model.image.pretrained
     try:  # the weights are read when training starts, hours after the first job
         words = slow_start(config.model, config.train)
-        if given:
+        if given and given != OWN_WEIGHTS:  # those are made before
             weights_file(_folder(given, config))
     except MedclipError as error:
         words = str(error)

@@ -1,8 +1,9 @@
 """Learn the image encoder from images alone, before any report: SimCLR, plain or debiased.
 
 Reads the prepared images of the training patients, the lateral ones too where
-`source.images_per_study` is `pretrain`; writes `image_weights`, which a config then names:
-`model.image.pretrained: ${WORK}/image_weights`. A killed run resumes from its last checkpoint.
+`source.images_per_study` is `pretrain`; writes `image_weights`. A config that names these,
+`model.image.pretrained: ${WORK}/image_weights`, has this stage before training. A killed run
+resumes from its last checkpoint.
 """
 
 import sys

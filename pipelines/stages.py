@@ -53,14 +53,11 @@ STAGES = {
 }
 """The jobs in order, with what each does."""
 _ON_REQUEST = {
-    "generate_studies",
-    "pretrain_images",
-    "answer_images",
-    "export_dataset",
-    "fit_head",
-    "write_cards",
-    "ask_service",
-}
+    "generate_studies", "pretrain_images", "answer_images", "export_dataset", "fit_head",
+    "write_cards", "ask_service",
+}  # fmt: skip
+OWN_WEIGHTS = "${WORK}/image_weights"
+"""`model.image.pretrained` of a run that has `pretrain_images` as a stage."""
 TOOLS = {
     "doctor": Command(TRAINING, "whether this machine can run a config"),
     "schema": Command(START, "the JSON schema of a config, for editors"),
@@ -103,7 +100,8 @@ REPORT = "report.html"
 def stages_of(config: "Config") -> tuple[str, ...]:
     """Give the stages that a config runs, in order: those that `jobs` names, else all but a few.
 
-    A config that evaluates the model of another run has that evaluation alone.
+    A config that evaluates the model of another run has that evaluation alone. Images are
+    pretrained on where `model.image.pretrained` is `OWN_WEIGHTS`.
 
     Raises:
         ConfigError: a name in `jobs` is not a stage.
@@ -117,4 +115,5 @@ def stages_of(config: "Config") -> tuple[str, ...]:
         return tuple(name for name in STAGES if name in config.jobs)
     if config.evaluate.model:
         return ("evaluate", "write_report")
-    return tuple(name for name in STAGES if name not in _ON_REQUEST)
+    own = {"pretrain_images"} if config.model.image.pretrained == OWN_WEIGHTS else set()
+    return tuple(name for name in STAGES if name not in _ON_REQUEST - own)

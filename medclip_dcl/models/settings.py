@@ -44,7 +44,8 @@ class ImageEncoderConfig(Section):
     pretrained: Annotated[str, LOCAL] = ""
     """Directory or file (safetensors, or a torch file of tensors alone) of weights to start from,
     in the key layout of transformers, torchvision or BioViL, or OWNER/NAME@REVISION of a hub, the
-    revision 40 hexadecimal digits; empty: random."""
+    revision 40 hexadecimal digits; `${WORK}/image_weights`: learned from the training images
+    before, by `pretrain_images`; empty: random."""
     input_px: Annotated[int, Field(ge=8, le=8192)] = 480
     """Height and width of the input: the random crop of a prepared image; paper: 480."""
 

@@ -8,6 +8,7 @@ from api.settings import ServeSettings
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.settings import read_settings_of, resolve_path
 from pipelines.config import Config, check_config, load_config
+from pipelines.stages import stages_of
 
 
 @pytest.fixture
@@ -141,6 +142,15 @@ def test_work_and_environment_stand_in_paths(
     monkeypatch.setenv("ARCHIVE", "/data/archive")
     assert resolve_path("${WORK}/studies", config.work) == Path("runs/x/studies")
     assert resolve_path("${ARCHIVE}/files", config.work) == Path("/data/archive/files")
+
+
+def test_images_are_pretrained_on_where_training_starts_from_those_weights(
+    config_file: Path,
+) -> None:
+    own = load_config(config_file, ["model.image.pretrained=${WORK}/image_weights"])
+    plain, stages = stages_of(load_config(config_file)), stages_of(own)
+    assert set(stages) - set(plain) == {"pretrain_images"}
+    assert stages[stages.index("pretrain_images") + 1] == "train"
 
 
 def test_unset_variable_is_an_error(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

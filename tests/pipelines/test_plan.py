@@ -127,6 +127,13 @@ def test_a_small_validation_split_is_named_before_training(
     assert words in found["validation"].words
 
 
+def test_weights_that_the_run_learns_before_are_not_missed(tmp_path: Path) -> None:
+    changes = [f"work={tmp_path}", "model.image.pretrained=${WORK}/image_weights"]
+    config = load_config(Path(PAPER), changes)
+    found = [item.question for item in islice(plan.plan(config, None, None, None, 0), 2)]
+    assert found == ["steps", "text encoder"]
+
+
 def test_more_than_the_machine_has_is_a_fault(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
