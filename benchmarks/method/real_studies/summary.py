@@ -174,6 +174,16 @@ def paired(
     return compare(*([figures[row][key][name] for key in both] for row in (one, other)))
 
 
+def between_starts(lines: Lines) -> dict[str, Difference]:
+    """Compare each row's warm start with its random one, over the folds that have both."""
+    warm, random = figures_of(lines, "warm"), figures_of(lines)
+    pairs = {
+        name: paired({"warm": runs, "random": random.get(name, {})}, "warm", "random")
+        for name, runs in warm.items()
+    }
+    return {name: found for name, found in pairs.items() if found is not None}
+
+
 def is_stopped(figures: Mapping[str, Mapping[tuple[int, int], Line]], row: str) -> bool:
     """Whether an exploratory row is too far behind after three folds to go on."""
     if ROWS[row].part != "exploratory" or row.startswith("constant"):
@@ -190,6 +200,8 @@ def table(lines: Lines, start: str = "random") -> dict[str, Any]:
     figures = figures_of(lines, start)
     names = [name for name in (*ROWS, EARLY, CONSTANT) if name in figures]
     rows = {name: _row(figures, name) for name in names}
+    for name, found in between_starts(lines).items() if start == "warm" else ():
+        rows[name]["against_random"] = plain(found)
     tests = {
         f"{row} - {rival}": found
         for row in HONEST

@@ -17,6 +17,7 @@ from benchmarks.method.real_studies.rows import BASELINE, CONSTANT, DECISIVE, EA
 from benchmarks.method.real_studies.runs import DECAY, JUDGE, Bed, Run, ask_together, averaged
 from benchmarks.method.real_studies.studies import Fold, Patient, divide, read_whole
 from benchmarks.method.real_studies.summary import (
+    between_starts,
     compare,
     confirm,
     decide,
@@ -181,6 +182,17 @@ def test_early_row_and_best_constant_come_from_the_runs_of_others() -> None:
     gap = paired(found, EARLY, CONSTANT)
     assert gap is not None
     assert gap.value == pytest.approx(0.05)
+
+
+def test_a_warm_start_is_held_against_the_random_start_of_its_fold() -> None:
+    lines = {Run("warm", "paper", "", 3, 0): line(0.9)}  # its random start is not there
+    for fold, (warm, random) in enumerate(((0.7, 0.6), (0.8, 0.5), (0.6, 0.65))):
+        lines[Run("warm", "cross", "", fold, 0)] = line(warm)
+        lines[Run("random", "cross", "", fold, 0)] = line(random)
+        lines[Run("random", "cross", "", fold, 1)] = line(0.0)  # nor is a second warm seed
+    (name, found), *others = between_starts(lines).items()
+    assert (name, others, found.runs, found.better) == ("cross", [], 3, 2)
+    assert found.value == pytest.approx((0.1 + 0.3 - 0.05) / 3)
 
 
 def test_a_row_far_behind_stops_after_three_folds_and_a_decisive_one_never() -> None:
