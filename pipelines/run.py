@@ -230,7 +230,8 @@ class _Screen:
         """Name the stage that comes, and what comes after it."""
         self._stage = f"{number + 1}/{len(stages)} {stage}"
         after = sum(SHARES.get(item, 0.0) for item in stages[number + 1 :])
-        self.variables = {REST: f"{after / max(SHARES.get(stage, 0.0), 1.0):.3g}"}
+        share = SHARES.get(stage)  # a stage without one tells nothing of the others
+        self.variables = {REST: f"{after / share:.3g}" if share else "0"}
         if self.reads:
             self.variables[FORMAT] = "json"
         if self.is_live:

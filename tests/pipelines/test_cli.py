@@ -15,6 +15,7 @@ from typer.main import get_command
 
 import medclip_dcl
 from medclip_dcl.client_options import client_parser
+from medclip_dcl.progress import REST
 from pipelines import ask
 from pipelines import run as run_module
 from pipelines.__main__ import COMMANDS, main
@@ -221,6 +222,14 @@ def test_training_starts_as_many_processes_as_the_config_asks_for(
     assert "accelerate.commands.launch" in _launcher(eight)
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert _launcher(eight) == []
+
+
+def test_only_a_stage_whose_usual_length_is_known_foretells_the_whole_run() -> None:
+    screen = run_module._Screen(quiet=False)
+    screen.begin("train", 0, ("train", "calibrate_scores", "ask_service"))
+    assert float(screen.variables[REST]) == pytest.approx((9 + 12) / 110, abs=0.001)
+    screen.begin("answer_images", 0, ("answer_images", "ask_service"))
+    assert screen.variables[REST] == "0"
 
 
 def test_a_page_can_be_looked_at_while_the_model_trains(
