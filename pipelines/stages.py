@@ -100,8 +100,8 @@ REPORT = "report.html"
 def stages_of(config: "Config") -> tuple[str, ...]:
     """Give the stages that a config runs, in order: those that `jobs` names, else all but a few.
 
-    A config that evaluates the model of another run has that evaluation alone. Images are
-    pretrained on where `model.image.pretrained` is `OWN_WEIGHTS`.
+    A config that evaluates the model of another run has that evaluation alone. One whose
+    `model.image.pretrained` is `OWN_WEIGHTS` has `pretrain_images` too.
 
     Raises:
         ConfigError: a name in `jobs` is not a stage.
