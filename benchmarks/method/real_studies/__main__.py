@@ -5,8 +5,8 @@
 Rows, figures and bars were written down before the first run. Runs are done in complete rounds:
 first what decides (decisive rows, their controls, the constants, the ceiling) fold by fold, then
 the other rows on three folds and on five, then the decisive rows with a second seed, then from a
-warm start, then learning curves. `--rows NAME ...` does these rows alone.
-What is done is kept and not done again. `--table` prints what there is; either way
+warm start, then learning curves, ideas and other warm starts. `--rows NAME ...` does these rows
+alone. What is done is kept and not done again. `--table` prints what there is; either way
 results/real_studies.json is written.
 
     python -m benchmarks.real_studies --row cross_place --out FOLDER
@@ -37,6 +37,7 @@ from benchmarks.method.real_studies.runs import Bed, Run, do_all, make_model, wr
 from benchmarks.method.real_studies.studies import (
     FOLDS,
     SIZE,
+    VARIANTS,
     labels_macro_f1,
     prepare,
     prepare_size,
@@ -67,7 +68,8 @@ ALL = tuple(range(FOLDS))
 ROUNDS = (("random", ALL, 0, "decisive"), ("random", ALL[:3], 0, "other"),
           ("random", ALL[3:], 0, "other"), ("random", ALL, 1, "decisive"),
           ("warm", ALL, 0, "decisive"), ("random", ALL[:3], 0, "curve"),
-          ("random", ALL[:3], 0, "idea"))  # fmt: skip
+          ("random", ALL[:3], 0, "idea"),
+          *((start, ALL[:3], 0, "start") for start in VARIANTS))  # fmt: skip
 """Start, folds, seed and rows of each round."""
 _TEN = {row.name for row in DECISIVE}
 _AGAIN = {*_TEN, CONFIRMED, CONFIRMED_CONTROL}
@@ -85,6 +87,9 @@ def planned(number: int, lines: Lines) -> Iterator[Run]:
             run = Run(start, name, "", fold, seed)
             if part in {"curve", "idea"}:
                 if row.part == part:
+                    yield run
+            elif part == "start":
+                if name in {CONFIRMED, FROZEN.name}:
                     yield run
             elif not first_starts:
                 ceiling = start == "warm" and row.part == "ceiling"
@@ -183,8 +188,9 @@ def do_rounds(
         ready |= needed
         for size_px in {ROWS[run.row].settings.get(SIZE) for run in wanted} - {None}:
             prepare_size(folds[0], size_px)
-        for fold in folds if wanted and ROUNDS[number][0] == "warm" else ():
-            warm_up(fold)
+        start, numbers, _, _ = ROUNDS[number]
+        for each in numbers if wanted and start != "random" else ():
+            warm_up(folds[each], start)
         for line in do_all(bed, wanted, processes):
             with LOG.open("a", encoding="utf-8") as log:
                 log.write(json.dumps(line) + "\n")

@@ -25,7 +25,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from benchmarks.method.real_studies.ceiling import probe_with_labels, train_with_labels
 from benchmarks.method.real_studies.questions import ask, judge_scores
 from benchmarks.method.real_studies.rows import FROZEN, IDEA_OF, ROWS
-from benchmarks.method.real_studies.studies import SIZE, Fold, images_folder
+from benchmarks.method.real_studies.studies import (
+    SIZE,
+    VARIANTS,
+    Fold,
+    images_folder,
+    weights_folder,
+)
 from benchmarks.record import commit, machine
 from medclip_dcl import model_package
 from medclip_dcl.artifact import ArtifactType
@@ -55,7 +61,7 @@ JUDGE = "validation_report_auc"
 TFIDF = "tfidf.parquet"
 DECAY = 0.99
 """Of averaged weights, a step: about the last hundred count."""
-STARTS = ("random", "warm")
+STARTS = ("random", "warm", *VARIANTS)
 
 
 class Run(NamedTuple):
@@ -157,8 +163,9 @@ def _configured(fold: Fold, run: Run, folder: Path, overrides: Sequence[str]) ->
     row = ROWS[run.row]
     changes = {"work": str(folder), "seed": run.draw, **row.points[run.value]}
     changes |= {"train.best_metric": JUDGE} if row.stopped else {}
-    if run.start == "warm":
-        changes["model.image.pretrained"] = str(pretraining.ARTIFACT.at(fold.folder))
+    if run.start != "random":
+        weights = pretraining.ARTIFACT.at(weights_folder(fold, run.start))
+        changes["model.image.pretrained"] = str(weights)
     os.environ["TFIDF"] = str(fold.folder / TFIDF)
     given = (f"{key}={json.dumps(each)}" for key, each in changes.items())
     config = fold.config(*overrides, *given)

@@ -37,6 +37,13 @@ VALIDATE_SHARE = 0.1
 SIZE = "images.size_px"
 _SEED = 20261123  # of the folds; no run draws with it
 
+VARIANTS = {
+    "debiased": ("pretrain.eta=0.1",),
+    "laterals": ("source.images_per_study=pretrain", "source.columns.view=view"),
+}
+"""Warm starts other than `warm` -> the settings in which they differ from it. Its steps are theirs
+too: with lateral images, half as many times through the frontal ones."""
+
 CHEXPERT = {
     "Atelectasis": ("Atelectasis",),
     "Cardiomegaly": ("Cardiomegaly",),
@@ -64,6 +71,8 @@ class Patient:
     """Paths of the frontal images, relative to the source's root."""
     gold: Mapping[str, bool]
     """The experts' labels of the report."""
+    laterals: tuple[str, ...] = ()
+    """Paths of the other images; no run is asked about them."""
 
 
 def read_patients(root: Path) -> list[Patient]:
@@ -72,13 +81,16 @@ def read_patients(root: Path) -> list[Patient]:
     patients = []
     with (root / "reports.jsonl").open(encoding="utf-8") as lines:
         for row in map(json.loads, lines):
-            names = [image_name(item["filename"]) for item in row["images"]
-                     if item["projection"] == "Frontal"]  # fmt: skip
-            images = tuple(files[name] for name in names if name in files)
+            images, laterals = (
+                tuple(files[name] for item in row["images"]
+                      if (item["projection"] == "Frontal") == frontal
+                      and (name := image_name(item["filename"])) in files)
+                for frontal in (True, False)
+            )  # fmt: skip
             gold = {name: value == 1 for name, value in row["gold"].items()}
             texts = (row["findings"] or "", row["impression"] or "")
             if images:
-                patients.append(Patient(str(row["uid"]), *texts, images, gold))
+                patients.append(Patient(str(row["uid"]), *texts, images, gold, laterals))
     return sorted(patients, key=lambda patient: int(patient.uid))
 
 
@@ -153,8 +165,11 @@ class Fold:
         fixed = [f"{name}={path}" for name, path in given.items()]
         return load_config(HERE / "studies.yaml", [*fixed, *overrides])
 
-    def write_table(self) -> None:
-        """Write the fold's table, one row an image: ids, split, texts and labels."""
+    def write_table(self, *, laterals: bool = False) -> None:
+        """Write the fold's table, one row an image: ids, split, texts and labels.
+
+        `laterals`: of lateral images too, with a column of views.
+        """
         parts = {"test": self.tested, "train": self.training, "validate": self.validation}
         rows = [
             {
@@ -166,10 +181,12 @@ class Fold:
                 "impression": patient.impression,
                 **{name: int(any(patient.gold[own] for own in owns))
                    for name, owns in CHEXPERT.items()},
+                **({"view": "frontal" if path in patient.images else "lateral"}
+                   if laterals else {}),
             }
             for split, part in parts.items()
             for patient in part
-            for path in patient.images
+            for path in (*patient.images, *(patient.laterals if laterals else ()))
         ]  # fmt: skip
         self.folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows), self.folder / "studies.parquet")
@@ -221,9 +238,20 @@ def images_folder(fold: Fold, size_px: int) -> Path:
     return fold.folder.parent / f"images-{size_px}"
 
 
-def warm_up(fold: Fold, *overrides: str) -> None:
-    """Learn a fold's image tower from its training images alone."""
-    _do(fold, ["pretrain_images"], *overrides)
+def warm_up(fold: Fold, start: str, *overrides: str) -> None:
+    """Learn the image tower of a warm start from a fold's training images alone."""
+    if start not in VARIANTS:
+        _do(fold, ["pretrain_images"], *overrides)
+        return
+    other = replace(fold, folder=weights_folder(fold, start))
+    other.write_table(laterals=start == "laterals")
+    stages = ["build_manifest", "prepare_images", "pretrain_images"]
+    _do(other, stages, *VARIANTS[start], *overrides)
+
+
+def weights_folder(fold: Fold, start: str) -> Path:
+    """Folder of the image weights of a warm start."""
+    return fold.folder.parent / f"{start}-{fold.number}" if start in VARIANTS else fold.folder
 
 
 def _do(fold: Fold, stages: Sequence[str], *overrides: str) -> None:

@@ -19,7 +19,7 @@ from benchmarks.method.real_studies.rows import (
     ROWS,
 )
 from benchmarks.method.real_studies.runs import JUDGE, Run
-from benchmarks.method.real_studies.studies import FOLDS
+from benchmarks.method.real_studies.studies import FOLDS, VARIANTS
 
 PRIMARY = "mean_auc"
 RIVALS = (EARLY, CONSTANT)
@@ -51,6 +51,7 @@ BARS = {
     "recipe_minutes": "<= 30",
     "recipe_auc_of_six": ">= 0.80",
     "ideas_ahead": ">= 1",
+    "starts_ahead": ">= 1",
     "confirmed_runs": ">= 5",
     "confirmed_minus_rival": "> 0",
     "confirmed_minus_rival_low": "> 0",
@@ -59,7 +60,10 @@ BARS = {
 """Fixed before the first run. `rival`: the better of early InfoNCE and the best constant;
 `control`: the best row's own with shuffled relations, which for other rows is that of cross;
 `ideas_ahead`: ideas with a higher mean AUC than `relations_both` in each of three folds, fixed
-before the first of them ran; `confirmed`: see `CONFIRMED`, fixed before its second seed ran."""
+before the first of them ran; `starts_ahead`: the same of other warm starts, against `warm`;
+`confirmed`: see `CONFIRMED`, fixed before its second seed ran."""
+HELD_AGAINST = {"warm": "random"} | dict.fromkeys(VARIANTS, "warm")
+"""Start -> the start that it is compared with."""
 _POWER = 0.8
 _TEST_OVER_TRAIN = 1 / (FOLDS - 1)
 
@@ -174,12 +178,12 @@ def paired(
     return compare(*([figures[row][key][name] for key in both] for row in (one, other)))
 
 
-def between_starts(lines: Lines) -> dict[str, Difference]:
-    """Compare each row's warm start with its random one, over the folds that have both."""
-    warm, random = figures_of(lines, "warm"), figures_of(lines)
+def between_starts(lines: Lines, start: str) -> dict[str, Difference]:
+    """Compare each row with its run from the other start, over the folds that have both."""
+    own, other = figures_of(lines, start), figures_of(lines, HELD_AGAINST[start])
     pairs = {
-        name: paired({"warm": runs, "random": random.get(name, {})}, "warm", "random")
-        for name, runs in warm.items()
+        name: paired({"own": runs, "other": other.get(name, {})}, "own", "other")
+        for name, runs in own.items()
     }
     return {name: found for name, found in pairs.items() if found is not None}
 
@@ -200,8 +204,8 @@ def table(lines: Lines, start: str = "random") -> dict[str, Any]:
     figures = figures_of(lines, start)
     names = [name for name in (*ROWS, EARLY, CONSTANT) if name in figures]
     rows = {name: _row(figures, name) for name in names}
-    for name, found in between_starts(lines).items() if start == "warm" else ():
-        rows[name]["against_random"] = plain(found)
+    for name, found in between_starts(lines, start).items() if start in HELD_AGAINST else ():
+        rows[name][f"against_{HELD_AGAINST[start]}"] = plain(found)
     tests = {
         f"{row} - {rival}": found
         for row in HONEST
@@ -313,6 +317,9 @@ def decide(lines: Lines) -> dict[str, float]:
     ideas = [paired(figures, row.name, IDEA_OF) for row in IDEAS]
     if all(idea is not None and idea.runs >= 3 for idea in ideas):
         found["ideas_ahead"] = sum(idea.better == idea.runs for idea in ideas if idea is not None)
+    starts = [between_starts(lines, start).get(CONFIRMED) for start in VARIANTS]
+    if all(each is not None and each.runs >= 3 for each in starts):
+        found["starts_ahead"] = sum(each.better == each.runs for each in starts if each is not None)
     inverted = [line["inverted"] for line in figures.get(RECOMMENDED, {}).values()]
     return found | ({"inverted_by_recommended": sum(inverted)} if inverted else {})
 

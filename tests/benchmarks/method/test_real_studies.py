@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from scipy import stats
@@ -15,7 +16,15 @@ from benchmarks.method.real_studies.balance import BalancedSampler, rarity
 from benchmarks.method.real_studies.questions import QUESTIONS, ask_findings, fitting, means
 from benchmarks.method.real_studies.rows import BASELINE, CONSTANT, DECISIVE, EARLY, MADE, ROWS
 from benchmarks.method.real_studies.runs import DECAY, JUDGE, Bed, Run, ask_together, averaged
-from benchmarks.method.real_studies.studies import Fold, Patient, divide, read_whole
+from benchmarks.method.real_studies.studies import (
+    CHEXPERT,
+    VARIANTS,
+    Fold,
+    Patient,
+    divide,
+    read_whole,
+    weights_folder,
+)
 from benchmarks.method.real_studies.summary import (
     between_starts,
     compare,
@@ -62,6 +71,22 @@ def test_a_model_of_all_studies_tests_nobody() -> None:
     assert fold.tested == ()
     assert {each.uid for each in (*fold.training, *fold.validation)} == {*map(str, range(100))}
     assert len(fold.validation) == 10
+
+
+def test_laterals_are_in_the_table_only_where_a_start_learns_from_them(tmp_path: Path) -> None:
+    own = dict.fromkeys((label for labels in CHEXPERT.values() for label in labels), False)
+    one = Patient("1", "Clear.", "", ("images/1_a.jpg",), own, ("images/1_b.jpg",))
+    fold = Fold(0, tmp_path, tmp_path, (), (one,), ())
+    fold.write_table()
+    (row,) = pq.read_table(tmp_path / "studies.parquet").to_pylist()
+    assert "view" not in row
+    fold.write_table(laterals=True)
+    rows = pq.read_table(tmp_path / "studies.parquet").to_pylist()
+    assert [(each["path"], each["view"]) for each in rows] == [
+        ("images/1_a.jpg", "frontal"), ("images/1_b.jpg", "lateral"),
+    ]  # fmt: skip
+    weights = {weights_folder(fold, start) for start in ("warm", *VARIANTS)}
+    assert len(weights) == 1 + len(VARIANTS)
 
 
 def test_an_image_meets_the_sentences_of_others_alone() -> None:
@@ -190,9 +215,14 @@ def test_a_warm_start_is_held_against_the_random_start_of_its_fold() -> None:
         lines[Run("warm", "cross", "", fold, 0)] = line(warm)
         lines[Run("random", "cross", "", fold, 0)] = line(random)
         lines[Run("random", "cross", "", fold, 1)] = line(0.0)  # nor is a second warm seed
-    (name, found), *others = between_starts(lines).items()
+    (name, found), *others = between_starts(lines, "warm").items()
     assert (name, others, found.runs, found.better) == ("cross", [], 3, 2)
     assert found.value == pytest.approx((0.1 + 0.3 - 0.05) / 3)
+    for fold, other in enumerate((0.8, 0.7, 0.7)):  # ahead of the warm start in two of three folds
+        lines[Run("laterals", "cross", "", fold, 0)] = line(other)
+    found = between_starts(lines, "laterals")["cross"]
+    assert (found.runs, found.better) == (3, 2)
+    assert found.value == pytest.approx((0.1 - 0.1 + 0.1) / 3)
 
 
 def test_a_row_far_behind_stops_after_three_folds_and_a_decisive_one_never() -> None:
@@ -217,6 +247,9 @@ def test_rounds_do_every_row_and_what_decides_fold_by_fold() -> None:
     assert not {run.row for run in first} & {run.row for run in planned(1, {})}
     assert {ROWS[run.row].part for run in planned(5, {})} == {"curve"}
     assert {ROWS[run.row].part for run in planned(6, {})} == {"idea"}
+    assert {(run.start, run.row, run.seed) for n in (7, 8) for run in planned(n, {})} == {
+        (start, row, 0) for start in VARIANTS for row in ("relations_both", "frozen")
+    }
 
 
 def test_fewer_studies_keep_their_own_images_and_sentences() -> None:
