@@ -9,10 +9,10 @@ SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "gpu")
 SPEED += ("scale", "scale_limits", "scale_training")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
 RELIABILITY += ("gateway", "soak")
-METHOD = ("bias", "demo", "labeler", "method", "real_likelihood", "real_studies")
+METHOD = ("bias", "demo", "labeler", "method", "real_likelihood", "real_recipe", "real_studies")
 
 LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo")
-LONG += ("service", "serve", "retrieve", "gateway", "soak")
+LONG += ("service", "serve", "retrieve", "gateway", "soak", "real_recipe")
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
 _TIERED = {"kills", "faults", "fuzz", "gateway", "serve", "service"}
 

@@ -64,6 +64,7 @@ from medclip_dcl.files import write_text
 
 LOG = ROOT / "benchmarks" / "results" / "real_studies_runs.jsonl"
 RESULTS = ROOT / "benchmarks" / "results" / "real_studies.json"
+RECIPE = ROOT / "benchmarks" / "results" / "real_recipe.json"
 ALL = tuple(range(FOLDS))
 ROUNDS = (("random", ALL, 0, "decisive"), ("random", ALL[:3], 0, "other"),
           ("random", ALL[3:], 0, "other"), ("random", ALL, 1, "decisive"),
@@ -142,6 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures = decide(lines)
     if root is not None:
         figures["labels_macro_f1"] = labels_macro_f1(read_patients(Path(root) / "openi"))
+    if RECIPE.is_file():
+        figures |= json.loads(RECIPE.read_text(encoding="utf-8"))["figures"]
     bars = judge(figures, BARS)
     commits = sorted({line["commit"] for line in lines.values()})
     kept = {
