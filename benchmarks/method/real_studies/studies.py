@@ -81,12 +81,10 @@ def read_patients(root: Path) -> list[Patient]:
     patients = []
     with (root / "reports.jsonl").open(encoding="utf-8") as lines:
         for row in map(json.loads, lines):
-            images, laterals = (
-                tuple(files[name] for item in row["images"]
-                      if (item["projection"] == "Frontal") == frontal
-                      and (name := image_name(item["filename"])) in files)
-                for frontal in (True, False)
-            )  # fmt: skip
+            paths = [(files[name], item["projection"] == "Frontal") for item in row["images"]
+                     if (name := image_name(item["filename"])) in files]  # fmt: skip
+            images = tuple(path for path, is_frontal in paths if is_frontal)
+            laterals = tuple(path for path, is_frontal in paths if not is_frontal)
             gold = {name: value == 1 for name, value in row["gold"].items()}
             texts = (row["findings"] or "", row["impression"] or "")
             if images:

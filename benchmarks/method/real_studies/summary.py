@@ -179,7 +179,7 @@ def paired(
 
 
 def between_starts(lines: Lines, start: str) -> dict[str, Difference]:
-    """Compare each row with its run from the other start, over the folds that have both."""
+    """Compare each row with its own runs from the start in `HELD_AGAINST`, fold by fold."""
     own, other = figures_of(lines, start), figures_of(lines, HELD_AGAINST[start])
     pairs = {
         name: paired({"own": runs, "other": other.get(name, {})}, "own", "other")
