@@ -33,9 +33,6 @@ STAGES = {
     "fit_language_model": Command(DATA, "the corpus -> a masked language model"),
     "score_sentences": Command(DATA, "each distinct sentence -> its pseudo-log-likelihood"),
     "build_eta_cache": Command(DATA, "likelihood -> eta = min(a * p**k, eta_max)"),
-    "export_dataset": Command(
-        DATA, "prepared studies -> Parquet that `datasets` loads, on this machine"
-    ),
     "pretrain_images": Command(
         TRAINING, "images alone -> weights that the image encoder starts from"
     ),
@@ -53,7 +50,7 @@ STAGES = {
 }
 """The jobs in order, with what each does."""
 _ON_REQUEST = {
-    "generate_studies", "pretrain_images", "answer_images", "export_dataset", "fit_head",
+    "generate_studies", "pretrain_images", "answer_images", "fit_head",
     "write_cards", "ask_service",
 }  # fmt: skip
 OWN_WEIGHTS = "${WORK}/image_weights"
