@@ -53,11 +53,7 @@ class Job:
     """Whether a finished model may give way to one of other settings."""
 
     def open(self, kind: ArtifactType, *, verify: bool = True) -> Artifact:
-        """Open an artifact of an earlier job, as `open_artifact` does; images in `images.store`."""
-        if self.config.images.store and kind.name == "prepared":
-            from .prepare_images import open_store
-
-            return open_store(self.config, kind)
+        """Open an artifact of an earlier job, as `open_artifact` does."""
         return open_artifact(kind.at(self.work), kind, verify=verify)
 
     def make(

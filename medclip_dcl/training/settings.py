@@ -103,9 +103,6 @@ class TrainConfig(Section):
     trackers: Annotated[tuple[Tracker, ...], NO_EFFECT] = ()
     """Trackers that get the metrics besides the log, by Accelerate's names; `tensorboard` writes
     to `trackers/` in the config's folder, most others send metrics to another machine."""
-    window_shards: Annotated[int, Field(ge=0)] = 0
-    """Shards of prepared images that each of eight parts of a batch is drawn from at a time, so
-    that `images.store` is read in order; 0: images are drawn from all shards at any time."""
     shuffle_reports: bool = False
     """Control: pair every image with the report of another study."""
 

@@ -28,7 +28,7 @@ from medclip_dcl.training.dataset import ImageTextBatch, ImageTextDataset, Split
 from medclip_dcl.training.feature_cache import ARTIFACT as FEATURES
 from medclip_dcl.training.feature_cache import cache_features
 from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.sampler import ImageTextSampler, Windows
+from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.text_similarity import TextSpace, closest_threshold
 from medclip_dcl.training.validation import MOST_BATCHES, ValidationMetrics, validation_batch
@@ -257,16 +257,12 @@ class _Data:
         seed = config.seed if trains else seed_for(config.seed, RngStream.VALIDATION) % 2**31
         studies = len(corpus.study_ids)
         size = settings.global_batch if trains else validation_batch(studies, settings)
-        windows = None
-        if trains and settings.window_shards:
-            windows = Windows(self.prepared.shard_of(corpus.image_rows), settings.window_shards)
         sampler = ImageTextSampler(
             corpus.images,
             corpus.sentences,
             size,
             seed,
             settings.shuffle_reports and trains,
-            windows,
         )
         local = size // settings.processes
         start = self.accelerator.process_index * local
