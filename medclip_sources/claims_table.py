@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from medclip_dcl.data.source_settings import LABEL_CODES
-from medclip_dcl.data.table_files import read_any, take_rows
+from medclip_dcl.data.table_columns import take_rows
+from medclip_dcl.data.table_files import read_any
 from medclip_dcl.errors import StudyError
 from medclip_dcl.settings import Section
 from medclip_dcl.text.labeler.labels import SILENT, GivenClaims, ReportLabels, unite
