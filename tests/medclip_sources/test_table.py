@@ -101,6 +101,26 @@ def test_rows_of_one_study_are_joined_and_conflicts_counted(tmp_path: Path) -> N
     assert source.raw.counts["report_conflicts"] == 1
 
 
+def test_ids_that_differ_in_blanks_alone_are_one(tmp_path: Path) -> None:
+    content = [
+        {"who": "p1", "s": "s1", "i": "a ", "x": "0.png", "f": "one"},
+        {"who": " p1", "s": "s1\u00a0", "i": "\tb", "x": " 1.png ", "f": "one"},
+        {"who": '="p1"', "s": "\ufeffs1", "i": "c", "x": "2.png", "f": ""},
+        {"who": "p2", "s": " ", "i": "d", "x": "3.png", "f": "two"},
+    ]
+    columns = {"path": "x", "study_id": "s", "image_id": "i", "findings": "f"}
+    source = read(tmp_path, content, columns=columns)
+    ids = [(image.image_id, image.study_id, image.subject_id) for image in source.raw.images]
+    assert ids == [(name, "s1", "p1") for name in "abc"] + [("d", "d", "p2")]  # blank: the image's
+    assert [image.path for image in source.raw.images] == [f"{row}.png" for row in range(4)]
+
+
+def test_ids_in_scientific_notation_are_refused(tmp_path: Path) -> None:
+    for who in ("1.23457E+12", 1e22):
+        with pytest.raises(StudyError, match="export the column as text"):
+            read(tmp_path, [{"who": who, "r": "one"}], columns={"report": "r"})
+
+
 def boxes_of(folder: Path, content: list[dict[str, Any]], **changes: Any) -> list[tuple[Any, ...]]:
     columns = {"image": "x", "boxes": "o.b", "phrase": "o.p", "category": "o.c"}
     columns |= changes.pop("columns", {})

@@ -54,7 +54,9 @@ def test_all_formats_say_the_same(tmp_path: Path) -> None:
         (b"id,text\n1,a\nTotal\n", "line 3 .* has 1 fields.* below the table"),
         (b"List of 2026\nid,text\n1,a\n", "line 1 .* has 1 fields, and every row below 2,? "),
         (b"# by X, 2026\nid,text,a\n1,a,b\n", "line 1 .* has 2 fields, and every row below 3 "),
+        # https://github.com/pandas-dev/pandas/issues/14124 and 9295: pandas shifts the columns
         (b"id,text\n1,a,\n2,b,\n", "line 1 .* every row below 3, the last of them blank"),
+        (b"id,text\n1,a,\n2,b\n", "line 2 .* has 3 fields, and the header in line 1 2"),
         (b"sep=;\nid;text\n1;a;b\n2;c\n", "line 3 .* has 3 fields, and the header in line 2"),
         (b"id,text,text\n1,2,3\n", "twice"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n", "pointer"),
@@ -75,6 +77,8 @@ def test_tables_that_cannot_be_used_are_refused(tmp_path: Path, data: bytes, mes
         (b'"id,text\n1,a\n2,b\n', "begin in line 1 .* do not end"),
         (b'id;text\n1;"a ""b"" c\n', "begin in line 2 .* do not end"),
         (b'id,text\n1,"x\ny"\n2,"b""\n', "begin in line 4 .* do not end"),
+        # https://github.com/JoshClose/CsvHelper/issues/308
+        (b'id,text,a\n1,b,c\n2,"d\n"",e\n3,f,g\n', "begin in line 3 .* do not end"),
         (b'sep=;\nid;text\n1;"a\n', "begin in line 3 .* do not end"),
         ('id,text\n1,"é\n2,b\n'.encode("utf-16"), "begin in line 2 .* do not end"),
         (b'id,text\n1,"a\n2,b\n3,"c\n', "begin in line 2 .* end within line 4"),
@@ -166,7 +170,10 @@ def test_every_usual_spelling_of_csv_is_read(tmp_path: Path, data: bytes) -> Non
     ],
 )
 def test_json_is_read_as_other_programs_write_it(tmp_path: Path, text: str, encoding: str) -> None:
-    """Byte order marks, NaN, and numbers next to texts, in either file."""
+    """Byte order marks, NaN, and numbers next to texts, in either file.
+
+    Source: https://github.com/huggingface/datasets/issues/8241, of the marks.
+    """
     for name in ("t.json", "t.jsonl"):
         (tmp_path / name).write_bytes(text.encode(encoding))
         assert read_rows(tmp_path / name, ["id", "n"]) == {"id": ["007", "8"], "n": ["1", ""]}
