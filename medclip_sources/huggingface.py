@@ -194,35 +194,15 @@ def _batches(
     # Streamed from this folder: else `datasets` would write a copy of its own.
     name = settings.config or None
     dataset = _datasets().load_dataset(str(root), name=name, split=split, streaming=True)
+    schema = None
     if dataset.features is not None:
-        dataset = dataset.cast(without_decoding(dataset.features))
-    schema = None if dataset.features is None else dataset.features.arrow_schema
+        dataset = dataset.decode(enable=False)  # only the image gate opens an image
+        schema = dataset.features.arrow_schema
     # The last row of a tar file has its columns in another order, which Arrow refuses.
     by_row = any(root.rglob("*.tar"))
     for batch in dataset.skip(skip).with_format(None if by_row else "arrow").iter(_BATCH):
         table = pa.table(batch, schema=schema) if by_row else batch
         yield table, schema or table.schema
-
-
-def without_decoding(features: Any) -> Any:
-    """Switch decoding off in a tree of features; StudyError where one would decode all the same."""
-    library = _datasets()
-    if isinstance(features, dict):
-        plain = {name: without_decoding(feature) for name, feature in features.items()}
-        return library.Features(plain) if isinstance(features, library.Features) else plain
-    if isinstance(features, list | tuple):
-        return [without_decoding(feature) for feature in features]
-    if hasattr(features, "feature"):  # a list of something
-        inner = without_decoding(features.feature)
-        return type(features)(inner, length=getattr(features, "length", -1))
-    if getattr(features, "decode", False):
-        features = type(features)(decode=False)
-    if getattr(features, "decode", False) or (
-        hasattr(features, "decode_example") and not hasattr(features, "decode")
-    ):
-        kind = type(features).__name__
-        raise StudyError(f"a column of {kind} decodes what it reads; leave it out")
-    return features
 
 
 def _write_images(value: Any, folder: Path, place: Path, root: Path) -> Any:
@@ -265,15 +245,15 @@ def _file_bytes(path: str, root: Path) -> bytes | None:
 
 
 def _download(root: Path, settings: SourceConfig) -> None:
-    """Bring a hub's dataset into the root, unless it is there whole; a part of one is resumed."""
+    """Bring a hub's dataset into the root, unless it is there whole; a part of one is resumed.
+
+    The token is `HF_TOKEN` of the environment alone, not one that was stored.
+    """
     name, _, commit = settings.name.partition("@")
     if not _COMMIT.fullmatch(commit):
-        means = ""
-        if commit:
-            means = f"; {commit!r} means {_ask_hub(name, commit, None)} now"
         raise ConfigError(
-            f"source.name must be {name}@COMMIT, of 40 hexadecimal digits, since a branch moves"
-            f"{means}"
+            f"source.name must be {name}@COMMIT, of 40 hexadecimal digits, since a branch moves; "
+            "the hub lists commits under the dataset's files, as history"
         )
     wanted = json.dumps({"name": name, "commit": commit})
     note = root / _DOWNLOADED
@@ -285,40 +265,24 @@ def _download(root: Path, settings: SourceConfig) -> None:
             "source.root holds something else than this dataset; name a folder of its own, which "
             "need not exist"
         )
-    with disk_faults_named(root):
-        _ask_hub(name, commit, root)
-    write_text(note, wanted)
-
-
-def _ask_hub(name: str, revision: str, local_dir: Path | None) -> str:
-    """Download a dataset, or without a folder name the commit of a branch.
-
-    The token is `HF_TOKEN` of the environment alone, not one that was stored.
-    """
     _datasets()
     hub, errors = import_module("huggingface_hub"), import_module("huggingface_hub.errors")
-    access = {"token": os.environ.get("HF_TOKEN") or False}
-    endpoint = os.environ.get("HF_ENDPOINT") or None
     try:
-        if local_dir is None:
-            api = hub.HfApi(endpoint=endpoint, **access)
-            return str(api.dataset_info(name, revision=revision).sha)
-        return str(
-            hub.snapshot_download(
-                name,
-                repo_type="dataset",
-                revision=revision,
-                endpoint=endpoint,
-                local_dir=local_dir,
-                **access,
-            )
+        hub.snapshot_download(
+            name,
+            repo_type="dataset",
+            revision=commit,
+            endpoint=os.environ.get("HF_ENDPOINT") or None,
+            token=os.environ.get("HF_TOKEN") or False,
+            local_dir=root,
         )
     except errors.HFValidationError as error:
         raise ConfigError("source.name must be OWNER/NAME@COMMIT") from error
     except Exception as error:  # the client's HTTP library has errors of its own
         cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno in DISK_FAULTS:
-            raise cause from None
+            with disk_faults_named(root):
+                raise cause from None
         status = getattr(getattr(cause, "response", None), "status_code", 0)
         if isinstance(cause, errors.GatedRepoError) or status in {401, 403}:
             raise HubError(
@@ -331,6 +295,7 @@ def _ask_hub(name: str, revision: str, local_dir: Path | None) -> str:
             f"the hub cannot be reached ({type(cause).__name__}), and {name} is not whole "
             "in source.root; run again with a network, or without HF_HUB_OFFLINE"
         ) from error
+    write_text(note, wanted)
 
 
 def _front_matter(root: Path) -> dict[str, Any]:
