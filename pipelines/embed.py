@@ -89,7 +89,9 @@ def _rows_of(
     table = pa.concat_tables(read_columns(source, asked))
     values = table.column(images or sentences)
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        raise ConfigError(f"column {images or sentences!r} holds {values.type}; one text a row")
+        raise ConfigError(
+            f"column {images or sentences!r} holds {values.type}; name one of texts or paths"
+        )
     keys = table.select([key]) if key else pa.table({"row": pa.array(range(len(table)))})
     return EmbeddedRows(keys, values, folder)
 
