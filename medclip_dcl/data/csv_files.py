@@ -54,6 +54,12 @@ def read_csv(path: Path, fallback: str = "") -> Iterator[pa.Table]:
     try:
         parts = _parse_csv(path, dialect)
         header = next(parts)
+        title, *others = header.column_names
+        if title and others and not any(others):  # a title that a spreadsheet padded
+            raise StudyError(
+                f"line {dialect.skipped + 1} of table {path} names one column of "
+                f"{header.num_columns}; delete lines above the header, or name every column in it"
+            )
         _check_quotes(path, dialect, header.num_columns)
         yield header
         yield from parts
@@ -223,8 +229,9 @@ def _csv_fault(path: Path, dialect: _Dialect) -> str:
             if len(row) == len(header):
                 continue
             line, at = start + dialect.skipped, first + dialect.skipped
-            below = {len(row), *(len(row) for _, row in islice(rows, _SAMPLE_ROWS))}
-            if start == first + 1 and len(below) == 1 and len(header) < len(row):
+            below = [len(row), *(len(row) for _, row in islice(rows, _SAMPLE_ROWS))]
+            is_above = start == first + 1 and len(below) > 1 and len(set(below)) == 1
+            if is_above and len(header) < len(row):
                 last = "" if row[-1].strip() else ", the last of them blank,"
                 return (
                     f"line {at} of table {path} has {len(header)} fields, and every row below "
@@ -233,8 +240,8 @@ def _csv_fault(path: Path, dialect: _Dialect) -> str:
                 )
             return (
                 f"line {line} of table {path} has {len(row)} fields, and the header in line {at} "
-                f"{len(header)}, separated by {dialect.separator!r}; quote texts that hold it, and "
-                "delete lines above the header and below the table"
+                f"{len(header)}, separated by {dialect.separator!r}; quote texts that hold it, "
+                "write quotes in them twice, and delete lines above the header and below the table"
             )
     return f"table {path} cannot be read as CSV; write it again"
 

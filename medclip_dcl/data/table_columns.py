@@ -80,7 +80,7 @@ def no_column(
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[\s_.-]+", "", name).casefold()
+    return re.sub(r"[\s_.#-]+", "", name).casefold()
 
 
 def only_columns(file: str, there: Sequence[str], wanted: Sequence[str] = ()) -> str:

@@ -54,6 +54,9 @@ def test_all_formats_say_the_same(tmp_path: Path) -> None:
         (b"id,text\n1,a\nTotal\n", "line 3 .* has 1 fields.* below the table"),
         (b"List of 2026\nid,text\n1,a\n", "line 1 .* has 1 fields, and every row below 2,? "),
         (b"# by X, 2026\nid,text,a\n1,a,b\n", "line 1 .* has 2 fields, and every row below 3 "),
+        (b"Export;;\n;;\nid;text;a\n1;a;b\n", "line 1 .* names one column of 3; delete lines"),
+        (b"#id,text\n1,a\n", r"no column \['id'\]; it has \['#id'\]"),
+        (b'id,text\n1,"a \\"b\\", c"\n', "line 2 .* has 3 fields.* write quotes in them twice"),
         # https://github.com/pandas-dev/pandas/issues/14124 and 9295: pandas shifts the columns
         (b"id,text\n1,a,\n2,b,\n", "line 1 .* every row below 3, the last of them blank"),
         (b"id,text\n1,a,\n2,b\n", "line 2 .* has 3 fields, and the header in line 1 2"),
