@@ -51,7 +51,7 @@ def read_claims_table(path: Path, fallback_encoding: str = "") -> GivenClaims:
     columns["side"] = [""] * table.num_rows
     if "side" in table.column_names:
         columns |= take_rows(table, path.name, ["side"])
-    found: dict[str, dict[str, ReportLabels]] = {name: {} for name in subjects}
+    labels_of: dict[str, dict[str, ReportLabels]] = {name: {} for name in subjects}
     for row in range(table.num_rows):
         values = {name: column[row].strip() for name, column in columns.items()}
         named = [name for name in subjects if values[name]]
@@ -61,10 +61,10 @@ def read_claims_table(path: Path, fallback_encoding: str = "") -> GivenClaims:
             )
         name = named[0]
         key = text_key(without_number(values[name])) if name == "text" else clean_id(values[name])
-        said = _labels(_claim(values, row, path.name))
-        known = found[name].get(key)
-        found[name][key] = said if known is None else unite((known, said))
-    return GivenClaims(found.get("text"), found.get("study_id"))
+        labels = _labels(_claim(values, row, path.name))
+        before = labels_of[name].get(key)
+        labels_of[name][key] = labels if before is None else unite((before, labels))
+    return GivenClaims(labels_of.get("text"), labels_of.get("study_id"))
 
 
 def _claim(values: dict[str, str], row: int, file: str) -> _Claim:

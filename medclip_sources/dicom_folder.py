@@ -106,10 +106,10 @@ def read_dicomweb(root: Path, settings: SourceConfig, resolve: Resolve) -> RawSt
             for reject in threads.map(mirror, listed):
                 rejects += [reject] if reject else []
                 progress.advance(1)
-    found = read_dicom_folder(root, settings, resolve)
+    listed_files = read_dicom_folder(root, settings, resolve)
     wanted = {image.instance for image in listed}  # the folder may hold what another query fetched
-    images = [image for image in found.images if image.image_id in wanted]
-    return replace(found, images=images, rejects=[*found.rejects, *rejects])
+    images = [image for image in listed_files.images if image.image_id in wanted]
+    return replace(listed_files, images=images, rejects=[*listed_files.rejects, *rejects])
 
 
 def hash_patient(patient: bytes, key: bytes) -> str:

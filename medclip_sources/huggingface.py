@@ -74,18 +74,18 @@ def read_huggingface(root: Path, settings: SourceConfig, resolve: Resolve) -> Ra
     return replace(raw, counts=counts, card=_read_card(root, settings))
 
 
-def _our_splits(found: Mapping[str, Any], settings: SourceConfig) -> dict[str, str]:
+def _our_splits(splits: Mapping[str, Any], settings: SourceConfig) -> dict[str, str]:
     """Map each split that is used to ours; to nothing where its patients are split by hash."""
     if settings.splits:
-        if missing := sorted(set(settings.splits.values()) - set(found)):
-            raise ConfigError(f"source.splits names {missing}; the dataset has {sorted(found)}")
+        if missing := sorted(set(settings.splits.values()) - set(splits)):
+            raise ConfigError(f"source.splits names {missing}; the dataset has {sorted(splits)}")
         return {theirs: "" if o == "any" else o for o, theirs in settings.splits.items()}
-    if len(found) == 1 and not settings.is_anonymous:
-        return dict.fromkeys(found, "")
-    named = {split: SPELLINGS.get(split, split) for split in found}
+    if len(splits) == 1 and not settings.is_anonymous:
+        return dict.fromkeys(splits, "")
+    named = {split: SPELLINGS.get(split, split) for split in splits}
     ours = {split: o for split, o in named.items() if o in {"train", "validate", "test"}}
     if not ours:
-        raise ConfigError(f"the dataset's splits are {sorted(found)}; map them in source.splits")
+        raise ConfigError(f"the dataset's splits are {sorted(splits)}; map them in source.splits")
     return ours
 
 
@@ -95,8 +95,8 @@ def _is_saved(root: Path) -> bool:
 
 def _saved(root: Path) -> dict[str, Any]:
     # What `save_to_disk` wrote: split -> a dataset that maps its files.
-    found = _datasets().load_from_disk(str(root))
-    return dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
+    saved = _datasets().load_from_disk(str(root))
+    return dict(saved) if isinstance(saved, dict) else {str(saved.split or "train"): saved}
 
 
 def _list_files(root: Path, settings: SourceConfig) -> dict[str, list[str]]:
@@ -307,8 +307,8 @@ def _front_matter(root: Path) -> dict[str, Any]:
         card = import_module("huggingface_hub").DatasetCard(path.read_text(encoding="utf-8"))
     except Exception:  # noqa: BLE001 (whatever YAML raises)
         return {}
-    found: dict[str, Any] = card.data.to_dict()
-    return found
+    metadata: dict[str, Any] = card.data.to_dict()
+    return metadata
 
 
 def _read_card(root: Path, settings: SourceConfig) -> dict[str, str]:

@@ -70,22 +70,22 @@ def read_mimic_cxr(root: Path, settings: SourceConfig, resolve: Resolve) -> RawS
 
 def _find_tables(root: Path) -> dict[str, Path]:
     """Find the tables, plain or gzipped; the record list stands in for missing metadata."""
-    found = {}
+    tables = {}
     for name in (*_TABLES, _RECORD_LIST):
         shape = name if name == _RECORD_LIST else f"*-{name}"
         paths = sorted(path for end in ("csv", "csv.gz") for path in root.glob(f"{shape}.{end}"))
         if len(paths) > 1:
             raise StudyError(f"{root} holds {len(paths)} tables named {name}; keep one")
         if paths:
-            found["records" if name == _RECORD_LIST else name] = paths[0]
-    if "metadata" in found:
-        found.pop("records", None)
-    elif "records" not in found:
+            tables["records" if name == _RECORD_LIST else name] = paths[0]
+    if "metadata" in tables:
+        tables.pop("records", None)
+    elif "records" not in tables:
         raise StudyError(
             f"{root} holds no table *-metadata.csv and no {_RECORD_LIST}.csv, nor their .csv.gz; "
             "set source.root or source.tables"
         )
-    return found
+    return tables
 
 
 def _suffix(stem: Path) -> str:

@@ -85,10 +85,10 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
     del names["image"]
     has_images = bool(image or pattern)
     wanted += [image] if image else []
-    found = _RowRecords(settings, relative_to_root(root, settings))
+    records = _RowRecords(settings, relative_to_root(root, settings))
     labels: list[pa.Table] = []
     for file in files:
-        found.rows.files.append((found.total, file.path.name))
+        records.rows.files.append((records.total, file.path.name))
         for part in read_columns(file.path, wanted, settings.fallback_encoding):
             columns = {
                 role: _role_values(part, name, file.path.name, listed=role in _OF_IMAGES)
@@ -100,28 +100,28 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
                 where = _role_values(part, image or pattern, file.path.name, listed=bool(image))
             lists = {role: part.column(name) for role, name in boxed.items() if name}
             for row in range(part.num_rows):
-                found.add(file, row, columns, where, lists)
+                records.add(file, row, columns, where, lists)
             labels += [part.select(of_labels)] if of_labels else []
     has_reports = bool(names["findings"] or names["impression"] or names["report"])
     found_labels = None
     if labels:
         joined = pa.concat_tables(labels, promote_options="permissive")
-        read = read_row_labels(joined, files[0].path.name, settings, found.counts)
-        found_labels = label_table(found.study_of_row, read, settings.findings)
+        read = read_row_labels(joined, files[0].path.name, settings, records.counts)
+        found_labels = label_table(records.study_of_row, read, settings.findings)
     several = len(files) > 1
     return RawStudies(
         root,
-        found.images,
-        list(found.studies.values()) if has_reports else [],
+        records.images,
+        list(records.studies.values()) if has_reports else [],
         has_images=has_images,
         has_reports=has_reports,
-        splits=found.splits,
+        splits=records.splits,
         labels=found_labels,
-        rejects=found.rejects,
+        rejects=records.rejects,
         tables={f"{x.name}/{x.path.name}" if several else "table": x.path for x in files},
-        rows=found.rows,
-        boxes=found.boxes if boxed["boxes"] else None,
-        counts=dict(found.counts),
+        rows=records.rows,
+        boxes=records.boxes if boxed["boxes"] else None,
+        counts=dict(records.counts),
         by_patient=not settings.is_anonymous,
     )
 
@@ -134,7 +134,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _role_values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> list[_Cell]:
-    """Give a value for each row: of a column, made from several, or the same in all."""
+    """Make a value for each row: of a column, made from several, or the same in all."""
     if name.startswith(CONSTANT):
         return [name.removeprefix(CONSTANT)] * table.num_rows
     if FIELD.search(name) or not listed:
@@ -151,7 +151,7 @@ def mapped_columns(settings: SourceConfig) -> tuple[list[str], str]:
 
 
 def _mapped_roles(settings: SourceConfig) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """Give role -> column, of rows and of boxes, and the columns of labels."""
+    """Map role -> column, of rows and of boxes, and the columns of labels."""
     names: dict[str, str] = {role: str(settings.columns.get(role, "")) for role in _ROLES}
     boxed: dict[str, str] = {role: str(settings.columns.get(role, "")) for role in _BOXES}
     named = "" if settings.labels else settings.columns.get("labels", "")
@@ -320,10 +320,10 @@ class _RowRecords:
         return ImageRecord(name, study_id, subject, of("view"), self.relative(path.strip()), *size)
 
     def _add_study(self, study_id: str, subject: str, text: Text) -> None:
-        known = self.studies.get(study_id)
-        if known is None or not any(known.report):
+        before = self.studies.get(study_id)
+        if before is None or not any(before.report):
             self.studies[study_id] = Study(study_id, subject, text)
-        elif any(text) and text != known.report:
+        elif any(text) and text != before.report:
             self.counts["report_conflicts"] += 1
 
     def _add_boxes(
@@ -336,7 +336,7 @@ class _RowRecords:
         several: bool,
     ) -> bool:
         # Whether the lists are as long as they must be.
-        found: list[dict[str, Any]] = []
+        boxes: list[dict[str, Any]] = []
         values: dict[str, Any] = {role: column[row].as_py() for role, column in lists.items()}
         per_image = [values] * len(images)
         if several:
@@ -358,10 +358,10 @@ class _RowRecords:
                 )
             except ValueError:
                 return False
-            found += rows
+            boxes += rows
             self.counts["phrases_without_box"] += without
-        self.boxes.rows.extend(found)
-        self.boxes.subjects.update(row["subject_id"] for row in found)
+        self.boxes.rows.extend(boxes)
+        self.boxes.subjects.update(row["subject_id"] for row in boxes)
         return True
 
 
@@ -370,7 +370,7 @@ def _cleaned(cell: _Cell) -> _Cell:
 
 
 def _pixels(value: str, row: int) -> int:
-    """Give a side of an image; 0 where the table leaves it blank."""
+    """Read a side of an image; 0 where the table leaves it blank."""
     try:
         side = float(value or 0)
     except ValueError:
@@ -392,7 +392,7 @@ def _text(columns: Mapping[str, str], study_id: str) -> Text:
 
 
 def _split_name(name: str, row: int) -> str:
-    """Give our name of a row's split; StudyError where it has none."""
+    """Return our name of a row's split; StudyError where it has none."""
     split = SPELLINGS.get(name.strip().lower(), name.strip().lower())
     if split not in SPLITS:
         raise StudyError(

@@ -172,7 +172,7 @@ def plant_faults(
     All images and reports stand in the draft's `folder`. What `drawn` holds of an image that is
     drawn again, its size and boxes, is replaced.
     """
-    found = {patient.subject_id: patient for patient in patients}
+    shown = {patient.subject_id: patient for patient in patients}
     items = {item.image.dicom_id: item for patient in patients for item in patient.items()}
     for entry in planted:
         item = items[entry.image_id]
@@ -186,8 +186,8 @@ def plant_faults(
             _write(folder / item.study.report_path, item.study.text.encode())
             drawn[item.image.dicom_id] = image.facts()
             study = replace(item.study, images=(item.image,))
-            found[item.patient.subject_id] = replace(item.patient, studies=(study,))
-    return list(found.values())
+            shown[item.patient.subject_id] = replace(item.patient, studies=(study,))
+    return list(shown.values())
 
 
 def read_fault_list(root: Path) -> list[Planted]:

@@ -50,13 +50,13 @@ def read_demographics(path: Path, images: Sequence[Mapping[str, str]]) -> dict[s
             f"the table of evaluate.demographics names none of the images by {key}{alike}; write "
             "ids in both tables alike"
         )
-    found = {}
+    of_trait = {}
     for trait, column in named.items():
         reported = [
             rows[column][row_of[image[key]]] if image[key] in row_of else "" for image in images
         ]
-        found[trait] = [sex_of(text) if trait == "sex" else age_band(text) for text in reported]
-    return found
+        of_trait[trait] = [sex_of(text) if trait == "sex" else age_band(text) for text in reported]
+    return of_trait
 
 
 def sex_of(text: str) -> str:

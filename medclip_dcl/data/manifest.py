@@ -125,7 +125,7 @@ def assign_splits(
     validate_share: float,
     test_share: float,
 ) -> dict[str, str]:
-    """Give every patient one split, by hash, so that nobody moves when others come or go.
+    """Put every patient into one split, by hash, so that nobody moves when others come or go.
 
     `given`: patient -> splits that the source names for its images, of which the one furthest from
     training counts (test, then validate, then train); the shares are of the other patients.
@@ -174,7 +174,7 @@ def label_names(labels: pa.Table) -> tuple[str, ...]:
 
 
 def split_patients(source: Source, chosen: Selection, settings: SourceConfig) -> dict[str, str]:
-    """Give every patient of a selection one split: `assign_splits` with the source's own."""
+    """Put every patient of a selection into one split: `assign_splits` with the source's own."""
     return assign_splits(
         sorted({*chosen.subjects.values(), *(image.subject_id for image in chosen.images)}),
         source.raw.splits,
@@ -200,8 +200,8 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
     ]
     left_out = {image.image_id for image in chosen.laterals} - {x.image_id for x in laterals}
     rejects = [*chosen.rejects, *(Reject(name, "lateral") for name in sorted(left_out))]
-    kept = {image.image_id for image in chosen.images}
-    boxes = [row for row in source.boxes.rows if row["image_id"] in kept]
+    listed = {image.image_id for image in chosen.images}
+    boxes = [row for row in source.boxes.rows if row["image_id"] in listed]
     form = label_format(settings.findings)
     labels = form.schema.empty_table()
     if raw.labels is not None:

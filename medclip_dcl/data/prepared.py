@@ -87,7 +87,7 @@ def write_shard(
 
 
 def _read_shard_rejects(folder: Path, number: int) -> tuple[int, list[list[str]]]:
-    """Give the number of images kept, and id and reason code of those refused."""
+    """Read the number of images kept, and id and reason code of those refused."""
     batch = _open_shard(folder / _SHARD.format(number))
     rejects: list[list[str]] = json.loads(batch.schema.metadata[b"rejects"])
     return batch.num_rows, rejects
@@ -140,7 +140,7 @@ class PreparedImages:
         return np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.int32)
 
     def pixels(self, row: int) -> npt.NDArray[np.uint8]:
-        """Give one image without copying it: uint8 (size_px, size_px), read-only, 0 black."""
+        """Return one image without copying it: uint8 (size_px, size_px), read-only, 0 black."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} prepared images")
         shard = bisect_right(self._starts, row) - 1
@@ -148,25 +148,25 @@ class PreparedImages:
         return image
 
     def original_size(self, row: int) -> tuple[int, int]:
-        """Give height and width of an image before it was stretched, pixels."""
+        """Return height and width of an image before it was stretched, pixels."""
         height, width = self._sizes[row]
         return int(height), int(width)
 
     def find_repeats(self, rows: Iterable[int], among: Iterable[int]) -> dict[int, int]:
-        """Give, for each row whose picture another image has, the first such row among the others.
+        """Find, for each row whose picture another image has, the first such row among the others.
 
         Of most images a few lines in the middle are read and no more.
         """
         by_band: dict[int, list[int]] = defaultdict(list)
         for row in rows:
             by_band[self._band(row)].append(row)
-        found: dict[int, int] = {}
+        repeats: dict[int, int] = {}
         for other in among:
             for row in by_band.get(self._band(other), ()):
-                known = row in found or row == other
-                if not known and np.array_equal(self.pixels(row), self.pixels(other)):
-                    found[row] = other
-        return found
+                is_done = row in repeats or row == other
+                if not is_done and np.array_equal(self.pixels(row), self.pixels(other)):
+                    repeats[row] = other
+        return repeats
 
     def _band(self, row: int) -> int:
         middle = self.size_px // 2
@@ -249,8 +249,8 @@ def prepare_images(
                         answers += batch
                         progress.advance(len(batch))
                     _write(folder, number, part, answers, settings.size_px)
-    found = [_read_shard_rejects(folder, number) for number, _ in parts]
-    rejects = [item for _, rows in found for item in rows]
+    answers_of = [_read_shard_rejects(folder, number) for number, _ in parts]
+    rejects = [item for _, rows in answers_of for item in rows]
     reasons = dict(Counter(reason for _, reason in rejects))
     if images and len(rejects) / len(images) > max_reject_share:
         raise StudyError(
@@ -260,7 +260,7 @@ def prepare_images(
     rows = [{"id": name, "stage": ARTIFACT.job, "reason": reason} for name, reason in rejects]
     write_table(folder, manifest.REJECTS, rows)
     return {
-        "images": sum(kept for kept, _ in found),
+        "images": sum(count for count, _ in answers_of),
         "rejected": len(rejects),
         "reasons": dict(sorted(reasons.items())),
         "size_px": settings.size_px,
@@ -271,7 +271,7 @@ def prepare_images(
 def _workers(
     root: Path, settings: ImagesConfig, workers: int
 ) -> Iterator[tuple[Executor, _Reader, Callable[[], int]]]:
-    """Give an executor, here or on a cluster, what it is to do with images, and its cores."""
+    """Open an executor, here or on a cluster, what it is to do with images, and its cores."""
     if settings.dask_scheduler:
         with _cluster(settings.dask_scheduler) as client:
             apart = partial(_read_on_cluster, root=root.absolute(), settings=settings)
@@ -366,11 +366,11 @@ def _write(
     size_px: int,
 ) -> None:
     both = list(zip(images, answers, strict=True))
-    kept = [(listed.image_id, image) for listed, image in both if isinstance(image, SquareImage)]
+    squares = [(listed.image_id, image) for listed, image in both if isinstance(image, SquareImage)]
     rejects = [(listed.image_id, code) for listed, code in both if isinstance(code, str)]
-    pixels = np.empty((len(kept), size_px, size_px), dtype=np.uint8)
-    sizes = np.empty((len(kept), 2), dtype=np.int32)
-    for row, (_, image) in enumerate(kept):
+    pixels = np.empty((len(squares), size_px, size_px), dtype=np.uint8)
+    sizes = np.empty((len(squares), 2), dtype=np.int32)
+    for row, (_, image) in enumerate(squares):
         pixels[row] = image.pixels
         sizes[row] = image.height_px, image.width_px
-    write_shard(folder, number, [name for name, _ in kept], pixels, sizes, rejects)
+    write_shard(folder, number, [name for name, _ in squares], pixels, sizes, rejects)

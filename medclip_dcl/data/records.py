@@ -76,7 +76,7 @@ class TableRows:
             self.last[name] = row
 
     def find(self, name: str, *, repeated: bool = False) -> tuple[str, int | None]:
-        """Give the file and the row in it, from 0, of an id; of one that is repeated the last."""
+        """Return the file and the row in it, from 0, of an id; of one that is repeated the last."""
         row = self.last.get(name) if repeated else self.first.get(name)
         if row is None:
             return "", None

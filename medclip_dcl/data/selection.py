@@ -149,7 +149,7 @@ def by_reason(rejects: Iterable[Reject]) -> Counter[str]:
 def _reasons_of(
     images: Iterable[ImageRecord], subjects: Mapping[str, str], faults: Iterable[Reject]
 ) -> Counter[str]:
-    """Say why images have no study: the fault of its report, where it has one."""
+    """Count why images have no study: the fault of its report, where it has one."""
     fault_of = {item.id: item.reason for item in faults}
     return Counter(
         "patient_conflict"
@@ -160,7 +160,7 @@ def _reasons_of(
 
 
 def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
-    """Give the code of the reason why an image cannot be used, or nothing."""
+    """Return the code of the reason why an image cannot be used, or nothing."""
     frontal = {view.upper() for view in settings.frontal_views}
     if settings.images_per_study == "all" or image.view.upper() in frontal:
         pass
@@ -182,7 +182,7 @@ def file_fault(image: ImageRecord, root: Path) -> str:
 
 
 def _text(study: Study, root: Path, fallback: str) -> Text | str:
-    """Give the sections, or the code of the reason why there are none."""
+    """Return the sections, or the code of the reason why there are none."""
     report = study.report
     if isinstance(report, str):
         try:

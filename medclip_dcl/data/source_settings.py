@@ -192,14 +192,14 @@ def find_file(setting: str, text: str, root: Path, resolve: Resolve) -> Path:
         StudyError: there is no such file.
     """
     places = list(dict.fromkeys((resolve(text), root / resolve(text))))
-    found = next((path for path in places if path.is_file()), None)
-    if found is None:
+    file = next((path for path in places if path.is_file()), None)
+    if file is None:
         no_root = "" if root.is_dir() else f", and source.root is not a folder: {root}"
         raise StudyError(
             f"source.{setting} names no file; looked for {' and '.join(map(str, places))}{no_root}"
             f"{_others_like(places)}; correct source.{setting} or source.root"
         )
-    return found
+    return file
 
 
 def _others_like(places: Sequence[Path]) -> str:

@@ -160,11 +160,11 @@ def read_columns(path: Path, columns: Sequence[str], fallback: str = "") -> Iter
 
 
 def _split(names: Sequence[str], wanted: Sequence[str], path: Path) -> list[tuple[str, list[str]]]:
-    found = {name: _split_column(names, name) for name in wanted}
-    if missing := [name for name, parts in found.items() if parts is None]:
+    split = {name: _split_column(names, name) for name in wanted}
+    if missing := [name for name, parts in split.items() if parts is None]:
         raise no_column(path.name, missing, list(names), wanted)
-    require_columns(path.name, [parts[0] for parts in found.values() if parts], names)
-    return [parts for parts in found.values() if parts]
+    require_columns(path.name, [parts[0] for parts in split.values() if parts], names)
+    return [parts for parts in split.values() if parts]
 
 
 def _split_column(names: Sequence[str], column: str) -> tuple[str, list[str]] | None:
@@ -301,7 +301,7 @@ _WRITINGS: dict[str, Callable[[str], str]] = {
 
 
 def would_join(names: Iterable[str], others: Iterable[str]) -> str:
-    """Say how many names would be among others if they were written alike; empty: none would."""
+    """Count the names that would be among others if all were written alike; empty: none."""
     wanted, there = set(names), set(others)
 
     def joined(change: Callable[[str], str]) -> int:

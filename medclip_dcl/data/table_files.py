@@ -89,7 +89,7 @@ def read_table_parts(path: Path, fallback: str = "") -> Iterator[pa.Table]:
 
 
 def error_words(error: BaseException) -> str:
-    """Say what is wrong with a file, without the library's own words, which may quote a row."""
+    """Name what is wrong with a file, without the library's own words, which may quote a row."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
@@ -114,13 +114,13 @@ def refuse_other_forms(path: Path) -> None:
     with open_plain(path) as stream:
         head = stream.read(_HEAD_BYTES)
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    found = next((words for magic, words in _FORMS.items() if start.startswith(magic)), "")
+    fault = next((words for magic, words in _FORMS.items() if start.startswith(magic)), "")
     if not start:
-        found = "is empty; name another"
-    elif not found and b"\0" in head and not head.startswith(UTF16):
-        found = "holds bytes that are not text; give CSV, Parquet or JSON, and text as UTF-8"
-    if found:
-        raise StudyError(f"table {path} {found}")
+        fault = "is empty; name another"
+    elif not fault and b"\0" in head and not head.startswith(UTF16):
+        fault = "holds bytes that are not text; give CSV, Parquet or JSON, and text as UTF-8"
+    if fault:
+        raise StudyError(f"table {path} {fault}")
 
 
 _DEEPEST = 200  # objects and lists within each other; Arrow's parser crashes on 100,000
@@ -169,9 +169,9 @@ def _json_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(items)) < len(items):
+    if len(unique := dict(items)) < len(items):
         raise ValueError("an object has one name twice")
-    return found
+    return unique
 
 
 def _parsed(text: str, line: int, path: Path) -> Any:
