@@ -22,6 +22,7 @@ $(RUNTIME): requirements.lock pyproject.toml setup.py
 
 $(INSTALLED): $(RUNTIME)
 	$(PIP) --requirement requirements.lock
+	$(PIP) --no-build-isolation --no-deps --editable ./hospital
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/axe $(AXE) # one file of it: no browser driver
 	$(COMPILE)
 	touch $@

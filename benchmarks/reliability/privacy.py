@@ -38,14 +38,15 @@ import pyarrow.parquet as pq
 from PIL import Image, PngImagePlugin
 
 from benchmarks.record import finish, judge
-from gateway.destinations import SendError
-from gateway.launcher import started
-from gateway.monitoring import silence_libraries
-from gateway.settings import GatewaySettings
+from hospital.tests.support.orthanc import missing, radiograph, running, send, wait_until
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_exports.cards import CARDS
 from medclip_exports.redacted_copy import export_model
+from medclip_hospital.gateway.destinations import SendError
+from medclip_hospital.gateway.launcher import started
+from medclip_hospital.gateway.monitoring import silence_libraries
+from medclip_hospital.gateway.settings import GatewaySettings
 from pipelines.__main__ import COMMANDS
 from pipelines.config import Config, load_config
 from testing import forkserver
@@ -64,10 +65,10 @@ from testing.canaries import (
 )
 from testing.corpus import TINY_DEMO
 from testing.hub import TOKEN, running_hub
-from testing.orthanc import missing, radiograph, running, send, stub_service, wait_until
 from testing.processes import free_port
 from testing.processes import options as as_options
 from testing.published import publish
+from testing.stub_service import stub_service
 from testing.tiny_models import tiny_model_config
 
 CONFIG = "configs/demo.yaml"
