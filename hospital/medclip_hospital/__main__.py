@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             from .gateway.launcher import main as run
     except ModuleNotFoundError as error:
-        way = "--no-deps ." if error.name == "medclip_dcl" else "./hospital"
+        of_library = (error.name or "").split(".")[0] == "medclip_dcl"
+        way = "--no-deps ." if of_library else "./hospital"
         print(
             f"{command}: {error.name} is not installed; run pip install {way} in the checkout",
             file=sys.stderr,
