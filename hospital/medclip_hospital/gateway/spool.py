@@ -67,15 +67,19 @@ class IncomingImage:
         if not self.failure:
             if self.size > self._max_bytes:
                 self.failure = "too_large"
-            elif not self._spool.has_room(self.size):
-                self.failure = "spool_full"
             else:
-                self._hash.update(data)
-                try:
-                    self._stream.write(data)
-                except OSError:
-                    self.failure = "disk"
+                self.failure = self._written(data)
         return len(data)
+
+    def _written(self, data: bytes) -> str:
+        try:
+            if not self._spool.has_room(self.size):
+                return "spool_full"
+            self._hash.update(data)
+            self._stream.write(data)
+        except OSError:
+            return "disk"
+        return ""
 
     @property
     def digest(self) -> str:

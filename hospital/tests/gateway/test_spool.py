@@ -1,10 +1,12 @@
 """What is kept is durable under its digest; what is not leaves nothing."""
 
 import hashlib
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,6 +97,36 @@ def test_a_full_spool_takes_nothing(spool: Spool) -> None:
         spool.keep(part)
         part.close()
     assert written(spool, DATA).failure == "spool_full"
+
+
+GIBIBYTE = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "free_bytes", "failure"),
+    [
+        (100 * GIBIBYTE, GIBIBYTE, ""),
+        (100 * GIBIBYTE, 257 << 20, ""),
+        (100 * GIBIBYTE, 256 << 20, "spool_full"),
+        (100 * GIBIBYTE, 0, "spool_full"),
+        (100 << 20, 6 << 20, ""),  # of a small disk a twentieth
+        (100 << 20, 5 << 20, "spool_full"),
+        (0, -1, "disk"),  # it fails
+    ],
+)
+def test_what_was_acknowledged_has_a_reserve_on_the_disk(
+    spool: Spool, monkeypatch, size_bytes: int, free_bytes: int, failure: str
+) -> None:
+    def disk(_: Path) -> SimpleNamespace:
+        if free_bytes < 0:
+            raise OSError(5, "Input/output error")
+        block = 4096
+        return SimpleNamespace(
+            f_frsize=block, f_blocks=size_bytes // block, f_bavail=free_bytes // block
+        )
+
+    monkeypatch.setattr(os, "statvfs", disk)
+    assert written(spool, DATA).failure == failure
 
 
 def test_a_disk_that_takes_nothing_is_a_failure_and_no_exception(spool: Spool) -> None:
