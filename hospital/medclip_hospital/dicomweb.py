@@ -221,9 +221,8 @@ class DicomWeb:
             if brings_nothing:  # where it knows no offset, all that it has in one short page
                 return
             seen.update(rows)
-            more = _MORE.search(reply.headers.get("Warning", ""))  # PS3.18, 8.3.4.4
-            has_more = more is not None and int(more[1][:9]) > 0
             offset += len(rows)
+            has_more = _announced(reply.headers, offset) > offset
 
     def _get_listing(self, path: str, **question: Any) -> Reply:
         try:
@@ -270,6 +269,15 @@ class _Bound:
                 "listing",
                 f"the archive lists {what}; ask for less, by {_NARROWER}",
             )
+
+
+def _announced(headers: httpx.Headers, offset: int) -> int:
+    """Give the number of rows that an archive says it has, behind so many; 0: it does not say.
+
+    Source: DICOM PS3.18, 8.3.4.4; `X-Total-Count` is a custom of some archives.
+    """
+    total, more = headers.get("X-Total-Count", ""), _MORE.search(headers.get("Warning", ""))
+    return max(int(total[:9]) if total.isdecimal() else 0, offset + int(more[1][:9]) if more else 0)
 
 
 def _first_part(body: bytes, content_type: str) -> bytes:

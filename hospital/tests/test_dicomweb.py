@@ -47,7 +47,7 @@ def row(**tags: str) -> dict[str, Any]:
 def listing(page: Callable[[int, int], list[str]], remaining: int = 0) -> Answer:
     """An archive whose series are `page(offset, limit)`; each has one instance, `SERIES.9`.
 
-    With every page it announces that `remaining` rows follow.
+    With every page it announces that `remaining` rows follow, or, below 0, so many in all.
     """
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -56,7 +56,8 @@ def listing(page: Callable[[int, int], list[str]], remaining: int = 0) -> Answer
         if path == "/series":
             rows = [row(study="1", series=name) for name in page(offset, limit)]
             line = f"299 archive: There are {remaining} additional results that can be requested"
-            headers = {"Warning": line} if remaining and rows else {}
+            headers = {"Warning": line} if remaining > 0 and rows else {}
+            headers |= {"X-Total-Count": str(-remaining)} if remaining < 0 else {}
             return httpx.Response(200, json=rows, headers=headers)
         return httpx.Response(200, json=[] if offset else [row(instance=f"{path.split('/')[4]}.9")])
 
@@ -99,6 +100,7 @@ def test_every_page_is_read(page: Callable[[int, int], list[str]], listed: list[
         (lambda offset, limit: names(400)[offset % 400 :][:limit], 0, "behind 400 rows"),  # a ring
         (lambda _, __: names(12), 38, "behind 12 rows"),  # a cap of its own, announced
         (pages(names(100)), 300, "behind 100 rows"),  # fewer than announced
+        (pages(names(100)), -101, "behind 100 rows"),
         (lambda offset, _: [f"2.{offset}"], 0, "more than 1000 rows"),  # new ones for ever
         (lambda offset, _: [f"2.{offset + n}" for n in range(2000)], 0, "more than 1000 rows"),
     ],

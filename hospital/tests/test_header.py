@@ -203,6 +203,8 @@ NUMBERS: list[dict[str, Any]] = [
     {"RescaleIntercept": "x"},
     {"ModalityLUTSequence": []},
     {"ModalityLUTSequence": [pydicom.Dataset()]},
+    {"ModalityLUTSequence": [table(LITTLE, bits=12)]},
+    {"ModalityLUTSequence": [table(LITTLE, entries=4000)], "RescaleSlope": "x"},
     {"VOILUTSequence": []},
     *({"syntax": uid} for uid, order in SYNTAXES.values() if order == LITTLE),
 ]
