@@ -253,7 +253,7 @@ class DicomWeb:
 
 
 class _Bound:
-    """What all pages of a listing may take together; threads share it."""
+    """Limits that all pages of a listing share; threads share them, too."""
 
     def __init__(self, most_rows: int, end: float) -> None:
         self._most_rows, self._left, self._end = most_rows, most_rows, end

@@ -45,12 +45,6 @@ from medclip_dcl.data.dicom.reader import (
 from medclip_dcl.data.limits import PREAMBLE, ImagesConfig
 from medclip_dcl.errors import ImageError
 
-IDENTITY_REASONS: dict[str, str] = {
-    "no_identity": "a UID of the image is missing or not a UID",
-    "character_set": "the patient's name is written in an unknown character set",
-}
-"""Reason code -> what it means, of images for which no DICOM object can be made."""
-
 VERBATIM = ("PatientID", "PatientName", "AccessionNumber", "StudyInstanceUID")
 """Tags that an archive finds an image under: their bytes are copied as they are."""
 
@@ -84,8 +78,8 @@ def take_apart(data: bytes, settings: ImagesConfig) -> tuple[bytes, str, bytes]:
         element; and a DICOM file of the pixels and what they mean, in the image's own encoding.
 
     Raises:
-        ImageError: with a code of `IDENTITY_REASONS`, or as `read_dicom` does, though the pixels
-            themselves are not decoded.
+        ImageError: `no_identity`, a UID is missing or none; `character_set`, identity is written in
+            an unknown one; or as `read_dicom` does, though the pixels are not decoded.
     """
     wanted = [Tag(name) for name in (*_COPIED, *_SEQUENCES, *PUBLIC_TAGS, *PIXEL_TAGS)]
     tags, syntax, body, at = read_elements(data, settings, wanted)

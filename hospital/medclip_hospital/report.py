@@ -2,75 +2,40 @@
 
 import argparse
 import datetime as dt
+import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from medclip_dcl.client import Client
 from medclip_dcl.data.images import shared_decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.files import write_bytes
-from medclip_dcl.schemas import OUT_OF_RANGE, OUT_OF_RANGE_NOTE, Schema
+from medclip_dcl.schemas import OUT_OF_RANGE, OUT_OF_RANGE_NOTE
 
 from .dicomweb import DicomWeb
 from .instance import OutOfRange, ResultsConfig
 from .results import encode_results
 
-_DEFAULTS = ResultsConfig()
-
-
-class WrittenObject(Schema):
-    """An object that was written."""
-
-    file: str
-    """Path of the file."""
-    sop_class: str
-    """Its class."""
-    stored: bool
-    """Whether an archive has it, too."""
-
-
-class ReportAnswer(Schema):
-    """Answer on one image: its flags and findings, and the objects that were written."""
-
-    model: str
-    """Digest of the model."""
-    flags: list[str]
-    """What is special about the image, as in an answer of `/classify`."""
-    present: list[str]
-    """Findings that are present; none of an image that was not analysed."""
-    objects: list[WrittenObject]
-    """Objects that were written."""
-
 
 def write_report(
-    client: Client,
-    image: Path,
-    out: Path,
-    archive_url: str = "",
-    key_file: Path | None = None,
-    ca: Path | None = None,
-    settings: ResultsConfig = _DEFAULTS,
-) -> ReportAnswer:
+    client: Client, archive: DicomWeb | None, image: Path, out: Path, settings: ResultsConfig
+) -> dict[str, Any]:
     """Ask a service about an image, and write the answer as DICOM objects into a folder.
 
-    The header stays here: the service gets the pixels and what they mean.
+    The header stays here: the service gets the pixels and what they mean. An archive stores the
+    objects, too.
 
-    Args:
-        client: of the service.
-        image: DICOM file.
-        out: folder, made where it is missing; files begin with the image's name.
-        archive_url: DICOMweb of an archive that stores the objects; empty: none.
-        key_file: file whose line the archive gets as `Authorization`.
-        ca: PEM file of the authorities that sign the archive's certificate; None: `https.trusted`.
-        settings: which objects, and what becomes of an image that is out of range.
+    Returns:
+        Digest of the `model`, `flags` of the image, names of the findings that are `present`, and
+        the `objects`: `file`, `sop_class` and whether it is `stored`.
 
     Raises:
         ImageError: the image is refused, here or by the service.
         ServiceError: the service or the archive cannot be reached, or refuses.
-        ConfigError: highdicom is not installed.
     """
     decoder = shared_decoder(ImagesConfig())
     separated = decoder.separate(image)
@@ -78,22 +43,21 @@ def write_report(
     now = dt.datetime.now().astimezone()
     objects = encode_results(separated.header, answer, decoder.open(image), now, settings)
     out.mkdir(parents=True, exist_ok=True)
-    paths = [out / f"{image.stem}.{item.kind}.dcm" for item in objects]
-    for path, item in zip(paths, objects, strict=True):
+    files = {out / f"{image.stem}.{item.kind}.dcm": item for item in objects}
+    for path, item in files.items():
         write_bytes(path, item.data)
-    if archive_url:
-        with DicomWeb(archive_url, key_file, ca=ca) as archive:
-            archive.store({item.sop_instance_uid: item.data for item in objects})
-    present = [finding.name for finding in answer.findings if finding.decision]
-    return ReportAnswer(
-        model=answer.model,
-        flags=answer.image.flags,
-        present=[] if settings.refuses(answer) else present,
-        objects=[
-            WrittenObject(file=str(path), sop_class=item.sop_class_uid, stored=bool(archive_url))
-            for path, item in zip(paths, objects, strict=True)
+    if archive:
+        archive.store({item.sop_instance_uid: item.data for item in objects})
+    present = [] if settings.refuses(answer) else answer.findings
+    return {
+        "model": answer.model,
+        "flags": answer.image.flags,
+        "present": [finding.name for finding in present if finding.decision],
+        "objects": [
+            {"file": str(path), "sop_class": item.sop_class_uid, "stored": archive is not None}
+            for path, item in files.items()
         ],
-    )
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,14 +81,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     settings = ResultsConfig(out_of_range=given.out_of_range)
     try:
-        with Client(given.url, given.key_file or "", ca=given.ca) as client:
-            answer = write_report(
-                client, given.image, given.out, given.stow, given.stow_key_file, given.ca, settings
-            )
+        with ExitStack() as stack:
+            client = stack.enter_context(Client(given.url, given.key_file or "", ca=given.ca))
+            archive = None
+            if given.stow:
+                archive = stack.enter_context(
+                    DicomWeb(given.stow, given.stow_key_file, ca=given.ca)
+                )
+            answer = write_report(client, archive, given.image, given.out, settings)
     except MedclipError as error:
         print(f"report: {error}", file=sys.stderr)
         return error.exit_code
-    print(answer.model_dump_json(indent=1))
-    if OUT_OF_RANGE in answer.flags:
+    print(json.dumps(answer, indent=1))
+    if OUT_OF_RANGE in answer["flags"]:
         print(f"report: warning: {OUT_OF_RANGE}: {OUT_OF_RANGE_NOTE}", file=sys.stderr)
     return 0

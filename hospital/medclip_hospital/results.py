@@ -12,7 +12,7 @@ from pydicom.uid import GrayscaleSoftcopyPresentationStateStorage, SecondaryCapt
 
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import ImageHeader
-from medclip_dcl.errors import ConfigError, ImageError
+from medclip_dcl.errors import ImageError
 from medclip_dcl.inference.grounding import draw_heat
 from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, HeadAnswer
 
@@ -62,7 +62,6 @@ def encode_results(
 
     Raises:
         ImageError: answer, picture and header are of images of different size.
-        ConfigError: highdicom is not installed.
     """
     answered = Answered(header, answer, answered_at, settings)
     size = int(answered.image.Rows), int(answered.image.Columns)
@@ -71,22 +70,14 @@ def encode_results(
     made = []
     for kind in settings.objects:
         if kind == "sr":
-            made.append(answered.encode(_report(answered), kind))
+            from .structured_report import structured_report  # a second of highdicom
+
+            made.append(answered.encode(structured_report(answered), kind))
         elif kind == "sc":
             made.append(answered.encode(_secondary_capture(answered, picture), kind))
         elif answered.boxes() and not answered.is_refused:
             made.append(answered.encode(_presentation_state(answered), kind))
     return tuple(made)
-
-
-def _report(answered: Answered) -> Dataset:
-    try:
-        from .structured_report import structured_report
-    except ImportError as error:
-        raise ConfigError(
-            "a structured report needs highdicom; run pip install ./hospital in the checkout"
-        ) from error
-    return structured_report(answered)
 
 
 def _presentation_state(answered: Answered) -> Dataset:

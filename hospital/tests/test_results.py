@@ -3,7 +3,6 @@
 import datetime as dt
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from hospital.tests.support.answers import (
 )
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import ConfigError, ImageError
+from medclip_dcl.errors import ImageError
 from medclip_dcl.schemas import HeadAnswer
 from medclip_hospital.instance import SCHEME, ResultsConfig
 from medclip_hospital.results import encode_results
@@ -356,15 +355,6 @@ def test_an_answer_of_another_image_is_refused(decoder: Decoder) -> None:
             decoder.separate(data).header, answer_of(64, 96), decoder.open(data), ANSWERED_AT
         )
     assert refused.value.code == "size_mismatch"
-
-
-def test_without_highdicom_the_extra_is_named(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "medclip_hospital.structured_report", None)
-    with pytest.raises(ConfigError, match=r"pip install \./hospital"):
-        results_of(radiograph(), decoder, settings=REPORT_ALONE)
-    assert len(results_of(radiograph(), decoder, settings=WITHOUT_REPORT)) == 2
 
 
 FACES: dict[str, dict[str, Any]] = {

@@ -1,12 +1,4 @@
-"""The gateway's commands: run it, see what it does, take up or forget images.
-
-    medclip-hospital gateway --config FILE                  run until a signal stops it
-    medclip-hospital gateway status --config FILE           images by state, and those in trouble
-    medclip-hospital gateway retry [DIGEST] --config FILE   take up what is stuck
-    medclip-hospital gateway forget DIGEST --config FILE    remove an image; sent again, it is new
-
-DIGEST is the beginning of an image's SHA-256, as `status` and the log show it.
-"""
+"""The gateway's commands: run it, see what it does, take up or forget images."""
 
 import argparse
 import json
@@ -42,11 +34,7 @@ _DIGEST = re.compile(r"[0-9a-f]{4,64}")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; exit code 0, 2 where the configuration is at fault, 4 where the spool is."""
-    parser = argparse.ArgumentParser(
-        prog="medclip-hospital gateway",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="medclip-hospital gateway", description=__doc__)
     parser.add_argument("command", nargs="?", default="run", choices=sorted(_COMMANDS))
     parser.add_argument("digest", nargs="?", default="", help="first digits of an image's SHA-256")
     parser.add_argument("--config", type=Path, required=True, help="settings, a YAML file")

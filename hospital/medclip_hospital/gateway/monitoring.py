@@ -97,18 +97,11 @@ class Monitor:
         for code, count in self._journal.refusals().items():
             refusals.add_metric([code], count)
         yield refusals
+        age_s, looks = self._journal.oldest_waiting_s(), self.catch_up_failed_in_a_row
         for name, text, value in (
-            (
-                "oldest_waiting_seconds",
-                "Age of the oldest waiting",
-                self._journal.oldest_waiting_s(),
-            ),
+            ("oldest_waiting_seconds", "Age of the oldest waiting", age_s),
             ("sends_failed_in_a_row", "Deliveries failed in a row", self.failed_in_a_row),
-            (
-                "catch_up_failed_in_a_row",
-                "Looks of catch_up failed in a row",
-                self.catch_up_failed_in_a_row,
-            ),
+            ("catch_up_failed_in_a_row", "Looks of catch_up failed in a row", looks),
             ("spool_bytes", "Bytes of images in the spool", self._spool.bytes),
             ("disk_fault", "1 while the disk takes nothing", int(self.disk_fault)),
         ):
@@ -149,8 +142,5 @@ class Monitor:
 
     def _health(self) -> tuple[int, str, bytes]:
         status = self.status()
-        return (
-            200 if status == "ok" else 503,
-            "application/json",
-            json.dumps({"status": status}).encode(),
-        )
+        code = 200 if status == "ok" else 503
+        return code, "application/json", json.dumps({"status": status}).encode()
