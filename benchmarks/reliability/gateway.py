@@ -48,7 +48,7 @@ from medclip_hospital.gateway.journal import WAITING, Journal
 from medclip_hospital.instance import ResultsConfig
 from medclip_hospital.results import encode_results
 from testing import forkserver
-from testing.stub_service import StubService
+from testing.stub_service import StubService, stub_answer, stub_service
 
 PATIENCE_S = 600.0
 ROWS, COLUMNS = 700, 900
@@ -178,7 +178,7 @@ def expected_uids(
 ) -> set[str]:
     """UIDs of the objects that the images have, without a gateway."""
     settings = ResultsConfig.model_validate({"objects": objects})
-    answer = ClassifyAnswer.model_validate(orthanc.stub_answer(service.rows, service.columns))
+    answer = ClassifyAnswer.model_validate(stub_answer(service.rows, service.columns))
     found = set()
     with Decoder(ImagesConfig(), 1) as decoder:
         for image in images:
@@ -405,7 +405,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         has_compiler = stack.enter_context(failing_disk(base))
         forkserver.context(PRELOADED)
         pacs = stack.enter_context(orthanc.running(base / "pacs"))
-        service = stack.enter_context(orthanc.stub_service())
+        service = stack.enter_context(stub_service())
         service.rows, service.columns = ROWS, COLUMNS
         figures = kills(Bench(base / "kills", pacs, service), tier, rng)
         print(figures, flush=True)
