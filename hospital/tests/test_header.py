@@ -181,6 +181,47 @@ def test_what_is_sent_on_has_the_greys_of_the_file_whatever_its_tables(
         ]
 
 
+def written_out(group: int, number: int, kind: bytes, value: bytes) -> bytes:
+    """An element in little endian; in implicit VR without a kind."""
+    tag = group.to_bytes(2, "little") + number.to_bytes(2, "little")
+    if kind in {b"SQ", b"OW", b"OB", b"UN"}:
+        kind += b"\0\0"
+    size = 2 if len(kind) == 2 else 4
+    return tag + kind + len(value).to_bytes(size, "little") + value
+
+
+DESCRIPTOR = np.array([4096, 0, 16], "<u2").tobytes()
+WORDS = (np.arange(4096) ** 2 % 65536).astype("<u2").tobytes()
+FORMS: dict[str, tuple[bytes, bytes, bytes, bytes, bytes]] = {
+    "sequence of unknown kind": (b"UN", b"", DESCRIPTOR, b"", WORDS),
+    "data of unknown kind": (b"SQ", b"US", DESCRIPTOR, b"UN", WORDS),
+    "descriptor of unknown kind": (b"SQ", b"UN", DESCRIPTOR, b"OW", WORDS),
+    "signed descriptor": (b"SQ", b"SS", DESCRIPTOR, b"OW", WORDS),
+    "65,536 entries": (b"SQ", b"US", b"\0\0" + DESCRIPTOR[2:], b"OW", WORDS * 16),
+    "too short": (b"SQ", b"US", DESCRIPTOR, b"OW", WORDS[:100]),
+    "too long": (b"SQ", b"US", DESCRIPTOR, b"OW", WORDS + b"\0\0"),
+    "bytes": (b"SQ", b"US", DESCRIPTOR, b"OB", WORDS),
+    "half a descriptor": (b"SQ", b"US", DESCRIPTOR[:4], b"OW", WORDS),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("number", [0x3000, 0x3010], ids=["modality", "VOI"])
+def test_a_table_in_an_odd_form_is_sent_on_as_it_is(
+    number: int, form: str, decoder: Decoder, windowed: Decoder
+) -> None:
+    kind, of_descriptor, descriptor, of_data, values = FORMS[form]
+    parts = written_out(0x28, 0x3002, of_descriptor, descriptor)
+    parts += written_out(0x28, 0x3006, of_data, values)
+    item = written_out(0xFFFE, 0xE000, b"", parts)
+    data = radiograph()
+    at = data.index(b"\xe0\x7f\x10\x00")
+    data = data[:at] + written_out(0x28, number, kind, item) + data[at:]
+    for reader in (decoder, windowed):
+        stripped = outcome(lambda reader=reader: reader.separate(data).stripped, reader)
+        assert stripped == outcome(lambda: data, reader)
+
+
 NUMBERS: list[dict[str, Any]] = [
     {},
     {"photometric": "MONOCHROME1", "PixelSpacing": ["0", "0"]},
