@@ -253,7 +253,7 @@ class Client:
                 raise ServiceError(
                     "no_answer", f"{error}; is the url that of medclip-dcl?"
                 ) from error
-            except (httpx.HTTPError, TimeoutError) as error:
+            except httpx.HTTPError as error:
                 raise unreachable(error, self._url) from error
             wait = _wait_s(reply)
             if wait is None or time.monotonic() + wait > end:

@@ -66,7 +66,7 @@ class DicomWeb:
         waits_s: Sequence[float] = (1, 4),
         listing_s: float = 3 * 3600,
         most_listed: int = 1_000_000,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         """Set the connection up; nothing is sent yet.
 
@@ -248,7 +248,7 @@ class DicomWeb:
     def _ask(self, method: str, path: str, most_bytes: int, **request: Any) -> Reply:
         try:
             return self._http.ask(method, path, most_bytes, **request)
-        except (httpx.HTTPError, TimeoutError) as error:
+        except httpx.HTTPError as error:
             raise unreachable(error, "the archive") from error
 
 

@@ -4,7 +4,7 @@ import gzip
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -80,5 +80,33 @@ def test_closing_ends_what_is_still_asked() -> None:
         asked = threads.submit(client.model)
         assert is_asked.wait(20)
         client.close()
-        assert isinstance(asked.exception(5), CancelledError)
+        assert isinstance(asked.exception(5), ServiceError)
+        OVER.set()
+
+
+def test_a_refusal_that_comes_before_the_whole_body_is_read() -> None:
+    class Service(Handler):
+        def do_POST(self) -> None:  # noqa: N802 (http.server's name)
+            self.close_connection = True
+            self.answer(413, {"code": "too_many_bytes", "message": "smaller"})
+
+    with served(Service) as url, Client(url) as client:
+        for _ in range(20):
+            with pytest.raises(ServiceError) as refused:
+                client.classify(bytes(3_000_000))
+            assert (refused.value.code, refused.value.status) == ("too_many_bytes", 413)
+
+
+def test_a_server_that_reads_too_slowly_ends_at_the_deadline() -> None:
+    class Service(Handler):
+        def do_POST(self) -> None:  # noqa: N802 (http.server's name)
+            while not OVER.wait(0.05):
+                self.rfile.read(1)
+
+    OVER.clear()
+    with served(Service) as url, Client(url, timeout_s=0.5) as client:
+        start = time.monotonic()
+        with pytest.raises(ServiceError, match="time ran out"):
+            client.classify(bytes(30_000_000))
+        assert time.monotonic() - start < 5
         OVER.set()
