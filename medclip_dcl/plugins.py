@@ -88,7 +88,7 @@ LOSSES: "Registry[Callable[[ObjectiveInputs], Tensor]]" = Registry(
 )
 """`objective.kind` -> scalar loss of one direction, the mean over its anchors."""
 SOURCES: "Registry[Callable[[Path, SourceConfig, Resolve], RawStudies]]" = Registry(
-    "source", "sources", ("mimic_cxr", "open_i", "table", "dicom", "dicomweb", "huggingface")
+    "source", "sources", ("mimic_cxr", "open_i", "table", "dicom", "huggingface")
 )
 """`source.kind` -> reader of a root by its settings; the last turns path settings into paths."""
 IMAGE_ENCODERS: "Registry[Callable[[ImageEncoderConfig], nn.Module]]" = Registry(

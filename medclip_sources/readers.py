@@ -20,7 +20,6 @@ READERS: dict[str, Callable[[Any, SourceConfig, Resolve], RawStudies]] = {
     "open_i": lambda root, _settings, _resolve: open_i.read_open_i(root),
     "table": table.read_mapped_table,
     "dicom": dicom_folder.read_dicom_folder,
-    "dicomweb": dicom_folder.read_dicomweb,
     "huggingface": huggingface.read_huggingface,
 }
 """`source.kind` -> its reader, of those that are built in; see `plugins.SOURCES`."""

@@ -23,7 +23,6 @@ from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.settings import LOCAL, NO_EFFECT, Section, check_settings, parse_value, read_yaml
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
-from medclip_hospital.settings import AnswerConfig
 from medclip_reporting.preflight import CheckConfig
 from medclip_reporting.settings import CardConfig, ReportConfig
 from medclip_sources.claims_table import ClaimsConfig
@@ -86,8 +85,6 @@ class Config(Section):
     """Retrieval index."""
     retrieval: RetrievalConfig = RetrievalConfig()
     """Engine of the candidates."""
-    answer: AnswerConfig = AnswerConfig()
-    """Answers on every image."""
     card: CardConfig = CardConfig()
     """Model card and data card."""
     report: ReportConfig = ReportConfig()

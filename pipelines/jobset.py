@@ -22,7 +22,7 @@ SPREAD = ("score_sentences", "train")
 """Stages that run on all nodes."""
 
 _ONE_GPU = {"fit_language_model", "pretrain_images", "calibrate_scores", "fit_head"}
-_ONE_GPU |= {"evaluate", "build_index", "answer_images"}
+_ONE_GPU |= {"evaluate", "build_index"}
 _PORT = 29500
 _RESTARTS = 50  # of the pods of a job, before it counts as failed
 _GRACE_S = 120  # from SIGTERM: training finishes its step and saves

@@ -19,7 +19,7 @@ from medclip_dcl.tables import Column, TableFormat
 from .config import Config
 
 PACKAGES = (
-    *("medclip_dcl", "medclip_exports", "medclip_hospital"),
+    *("medclip_dcl", "medclip_exports"),
     *("medclip_reporting", "medclip_sources", "medclip_synthetic"),
 )
 """Packages whose modules own artifacts."""

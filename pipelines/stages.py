@@ -11,9 +11,13 @@ from medclip_dcl.errors import ConfigError
 if TYPE_CHECKING:  # a table of contents does not wait for it
     from .config import Config
 
-HEADINGS = START, DATA, TRAINING, EVALUATION, SERVING, HOSPITAL = (
-    "Begin here", "Data", "Training", "Evaluation", "Serving", "Hospital"
-)  # fmt: skip
+HEADINGS = START, DATA, TRAINING, EVALUATION, SERVING = (
+    "Begin here",
+    "Data",
+    "Training",
+    "Evaluation",
+    "Serving",
+)
 """Headings of `medclip --help`, in order."""
 
 
@@ -42,15 +46,12 @@ STAGES = {
     "evaluate": Command(EVALUATION, "zero-shot findings, grounding, retrieval"),
     "write_cards": Command(SERVING, "the cards without which no model is published"),
     "build_index": Command(SERVING, "vectors of all images and sentences, bound to the model"),
-    "answer_images": Command(
-        SERVING, "the model's answers on every image: a table, and DICOM objects if asked"
-    ),
     "ask_service": Command(SERVING, "the service, started for real, answers three requests"),
     "write_report": Command(EVALUATION, "one page to look at"),
 }
 """The jobs in order, with what each does."""
 _ON_REQUEST = {
-    "generate_studies", "pretrain_images", "answer_images", "fit_head",
+    "generate_studies", "pretrain_images", "fit_head",
     "write_cards", "ask_service",
 }  # fmt: skip
 OWN_WEIGHTS = "${WORK}/image_weights"
@@ -80,10 +81,8 @@ PROGRAMS = {
     "show": Command(START, "the figures of a run, and its report"),
     "serve": Command(START, "the service and its viewer, on a run's model; else the demo's"),
     "ask": Command(SERVING, "ask a running service: classify, ground, embed, retrieve"),
-    "report": Command(HOSPITAL, "a DICOM image's answer as DICOM objects, for a hospital's viewer"),
-    "gateway": Command(HOSPITAL, "images from a PACS in, DICOM answers out"),
 }
-"""Commands over whole runs, services and gateways."""
+"""Commands over whole runs and services."""
 SHARES = {
     "generate_studies": 27.0, "prepare_images": 7.0, "fit_language_model": 35.0,
     "score_sentences": 12.0, "train": 110.0, "calibrate_scores": 9.0, "evaluate": 20.0,

@@ -203,10 +203,6 @@ def _on_studies() -> tuple[Writer, ...]:
         studies("fit_language_model", old=("language_model.steps=2",)),
         studies("score_sentences", old=("likelihood.variant=within_word_l2r",)),
         studies("build_eta_cache", old=("eta.a=0.1",)),
-        studies("answer_images", settings=('answer.objects=["sr", "pr", "sc"]',), stride=3),
-        studies(
-            "answer_images by graphs", settings=("inference.engine=openvino",), old=("seed=0",)
-        ),
     )
 
 

@@ -6,6 +6,7 @@ alarm that ends it should its parent be gone while a decoder hangs. DICOM is rea
 `dicom.reader`, JPEG and PNG here, through Pillow held to these two formats.
 """
 
+import importlib
 import io
 import os
 import resource
@@ -154,8 +155,8 @@ def _answer(
 ) -> tuple[dict[str, Any], Any]:
     try:
         data = _contents(handle, request.get("start", 0), request.get("bytes", 0))
-        if request.get("separate"):
-            return _separated(data, settings)
+        if "function" in request:
+            return _separated(request["function"], data, settings)
         image = read_image(data, settings)
         if "size_px" not in request:
             return _facts(image), image.shades.pixels
@@ -167,17 +168,15 @@ def _answer(
         return {"code": "memory", "message": "decoding exceeds images.memory_mb"}, None
 
 
-def _separated(data: bytes, settings: ImagesConfig) -> tuple[dict[str, Any], Any]:
-    from medclip_dcl.data.dicom.header import separate  # few who decode ask for it
-
+def _separated(name: str, data: bytes, settings: ImagesConfig) -> tuple[dict[str, Any], Any]:
+    module, _, function = name.partition(":")
+    take_apart = getattr(importlib.import_module(module), function)
     with _faults_coded():
         if not is_dicom(data):
             raise ImageError("unknown_format", "the file is not DICOM; give a DICOM image")
-        found = separate(data, settings)
-    header = found.header
-    facts = {"header": len(header.data_set), "stripped": len(found.stripped)}
-    joined = np.frombuffer(header.data_set + found.stripped, np.uint8)
-    return facts | {"pixel_digest": header.pixel_digest}, joined
+        header, pixel_digest, stripped = take_apart(data, settings)
+    facts = {"header": len(header), "stripped": len(stripped), "pixel_digest": pixel_digest}
+    return facts, np.frombuffer(header + stripped, np.uint8)
 
 
 def _facts(image: DecodedImage) -> dict[str, Any]:

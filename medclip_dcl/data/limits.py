@@ -74,12 +74,6 @@ REASONS: dict[str, str] = {
 }
 """Reason code -> what it means."""
 
-IDENTITY_REASONS: dict[str, str] = {
-    "no_identity": "a UID of the image is missing or not a UID",
-    "character_set": "the patient's name is written in an unknown character set",
-}
-"""Reason code -> what it means, of images for which no DICOM object can be made."""
-
 PREAMBLE = 132
 """Bytes that tell the format: of DICOM the preamble, of JPEG and PNG a few of them."""
 

@@ -18,7 +18,7 @@ from pipelines.stages import stages_of
 from testing.open_i import write_image, write_projections, write_xml_form
 
 ROOT = Path(__file__).parents[2]
-OTHER = {"gateway.yaml", "serve.yaml"}
+OTHER = {"serve.yaml"}
 CONFIGS = sorted(
     path
     for path in [

@@ -8,7 +8,7 @@ import pytest
 from api.settings import ServeSettings
 from docs import figures
 from docs.pages import PAGES
-from gateway.settings import GatewaySettings
+from medclip_hospital.gateway.settings import GatewaySettings
 from pipelines.config import Config
 from pipelines.reference import artifact_references, setting_references
 from tests.house.documents import RESULT_PAGES, ROOT, RUN
@@ -19,7 +19,7 @@ FOLDERS = (
     "medclip_dcl",
     "pipelines",
     "api",
-    "gateway",
+    "hospital",
     "configs",
     "tests",
     "docker",

@@ -62,10 +62,15 @@ def environment_with(wheel: Path, folder: Path, packages: Sequence[str]) -> Path
     (site,) = (folder / "lib").glob("python3*/site-packages")
     lines = "\n".join(packages)
     (site / "borrowed.pth").write_text(f"{lines}\n")
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python")]
+    install(wheel, folder / "bin")
+    return folder / "bin"
+
+
+def install(wheel: Path, binaries: Path) -> None:
+    """Put a wheel alone into an environment."""
+    pip = [sys.executable, "-m", "pip", "--python", str(binaries / "python")]
     options = ["install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
     subprocess.run([*pip, *options, str(wheel)], check=True, capture_output=True)
-    return folder / "bin"
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +131,9 @@ OF_TORCH = (
 def borrow(names: Sequence[str], binaries: Path) -> None:
     """Link packages of this environment into another."""
     (site,) = (binaries.parent / "lib").glob("python3*/site-packages")
-    here = Path(sysconfig.get_paths()["purelib"])
+    here = Path(pytest.__file__).parents[1]
     for name in names:
-        for source in (here / name, *here.glob(f"{name}-*.dist-info")):
+        for source in (here / name, here / f"{name}.libs", *here.glob(f"{name}-*.dist-info")):
             if source.exists():
                 (site / source.name).symlink_to(source)
 

@@ -130,17 +130,6 @@ def test_serve_and_ask_hand_their_words_on(
     assert "unreachable" in capsys.readouterr().err
 
 
-def test_a_gateway_without_its_packages_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] in {"gateway", "pynetdicom"}]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pynetdicom", None)
-    assert main(["gateway", "status", "--config", "configs/gateway.yaml"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "pynetdicom is not installed; run pip install '.[gateway]'" in line
-
-
 def test_completion_offers_stages() -> None:
     asked = {
         **os.environ,
@@ -228,7 +217,7 @@ def test_only_a_stage_whose_usual_length_is_known_foretells_the_whole_run() -> N
     screen = run_module._Screen(quiet=False)
     screen.begin("train", 0, ("train", "calibrate_scores", "ask_service"))
     assert float(screen.variables[REST]) == pytest.approx((9 + 12) / 110, abs=0.001)
-    screen.begin("answer_images", 0, ("answer_images", "ask_service"))
+    screen.begin("fit_head", 0, ("fit_head", "ask_service"))
     assert screen.variables[REST] == "0"
 
 

@@ -50,7 +50,7 @@ def test_a_section_has_its_settings_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--format", "nothing"], "show: no artifact 'nothing'; there are answers, cards, "),
+        (["--format", "nothing"], "show: no artifact 'nothing'; there are cards, "),
         (["--settings", "trian"], "show: no setting or section 'trian'; there are all, work, "),
         ([], "show: name a RUN, --format ARTIFACT or --settings NAME"),
     ],

@@ -11,7 +11,7 @@ from pipelines.schema import config_schema, main
 from pipelines.stages import STAGES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-OTHER = {"serve.yaml", "gateway.yaml"}  # settings of a service, not of a run
+OTHER = {"serve.yaml"}  # settings of a service, not of a run
 SHIPPED = sorted(
     path
     for folder in (CONFIGS, CONFIGS / "train", CONFIGS / "evaluate")

@@ -25,7 +25,7 @@ from medclip_dcl.data.dicom.metadata import (
     DEFLATED,
     SYNTAXES,
     UNDEFINED,
-    find_value,
+    find_values,
     read_file_meta,
 )
 from medclip_dcl.data.dicom.pixels import Size, decode_pixels
@@ -67,7 +67,8 @@ PIXEL_TAGS = (
 
 _WANTED = [Tag(keyword) for keyword in (*PUBLIC_TAGS, *PIXEL_TAGS)]
 _PIXEL_DATA = Tag("PixelData")
-_BURNED_IN = (0x0028, 0x0301)
+_ANNOTATION = Tag("BurnedInAnnotation")
+_BURNED_IN = (_ANNOTATION.group, _ANNOTATION.element)
 _CODE_STRING = re.compile(r"[A-Z0-9 _]{1,16}")
 # Images have some hundred elements, those within sequences included. pydicom reads one to three
 # times for each, which costs it some microseconds.
@@ -136,7 +137,11 @@ def read_elements(
     stream = _CountedReads(body)
     stream.seek(start)
 
+    annotations: list[bytes] = []
+
     def stop(tag: BaseTag, _vr: str | None, length: int) -> bool:
+        if tag == _ANNOTATION:
+            annotations.append(body[stream.tell() : stream.tell() + min(length, _LONGEST_VALUE)])
         if tag in wanted and length != UNDEFINED:
             is_sequence = dictionary_VR(tag) == "SQ"
             if length > (_LONGEST_SEQUENCE if is_sequence else _LONGEST_VALUE):
@@ -151,6 +156,8 @@ def read_elements(
         if stream.left < 0:
             raise ImageError("too_many_elements", "sequences hold too many elements") from error
         raise
+    if any(_says_text(annotation) for annotation in annotations[:-1]):  # pydicom keeps the last
+        tags.BurnedInAnnotation = "YES"
     return tags, syntax, body, stream.tell()
 
 
@@ -159,17 +166,24 @@ def require_no_text(annotation: bytes, settings: ImagesConfig) -> bool:
 
     Where `settings.reject_burned_in` is off, say whether it is such an image.
     """
-    is_burned_in = annotation.strip(b"\0 ").upper() not in {b"", b"NO"}
+    is_burned_in = _says_text(annotation)
     if is_burned_in and settings.reject_burned_in:
         raise ImageError("burned_in", "BurnedInAnnotation is not NO; de-identify the pixels first")
     return is_burned_in
 
 
+def _says_text(annotation: bytes) -> bool:
+    return annotation.strip(b"\0 ").upper() not in {b"", b"NO"}
+
+
 def annotation_behind(body: bytes, end: int, syntax: str) -> bytes:
-    """Give a BurnedInAnnotation that stands behind the pixels, where `read_elements` has ended."""
+    """Give a BurnedInAnnotation that stands behind the pixels, where `read_elements` has ended.
+
+    Of several one that is neither NO nor blank. ImageError where too many elements follow.
+    """
     form = SYNTAXES[syntax]
-    found = find_value(body, end, _BURNED_IN, implicit=form.implicit, order=form.order)
-    return found or b""
+    values = find_values(body, end, _BURNED_IN, implicit=form.implicit, order=form.order)
+    return next(filter(_says_text, values), b"")
 
 
 def require_grey(tags: Dataset) -> bool:
@@ -182,6 +196,13 @@ def require_grey(tags: Dataset) -> bool:
     if whole_number(tags, "NumberOfFrames", 1) not in {0, 1}:
         raise ImageError("not_single_frame", "the file has several frames; send one image")
     return kind == "MONOCHROME1"
+
+
+def require_slope(tags: Dataset) -> None:
+    """Refuse a rescale that leaves no difference between intensities, or none that is finite."""
+    slope = _real(tags, "RescaleSlope")
+    if slope is not None and (not math.isfinite(slope) or slope == 0):
+        raise ImageError("bad_intensities", "RescaleSlope is zero or not finite; correct the tag")
 
 
 def image_size(tags: Dataset, settings: ImagesConfig) -> Size:
@@ -209,9 +230,7 @@ def _layout(tags: Dataset) -> Layout:
 def _meaning(tags: Dataset, layout: Layout, *, voi: bool) -> Meaning:
     # Words become intensities by the modality table or rescale, then by the VOI table or window if
     # asked for. Padding is recognised by the stored value: after a rescale it looks like tissue.
-    slope = _real(tags, "RescaleSlope")
-    if slope is not None and (not math.isfinite(slope) or slope == 0):
-        raise ImageError("bad_intensities", "RescaleSlope is zero or not finite; correct the tag")
+    require_slope(tags)
     for keyword in ("RescaleSlope", "RescaleIntercept"):  # pydicom would raise on a blank one
         if keyword in tags and _get(tags, keyword) in {None, ""}:
             delattr(tags, keyword)

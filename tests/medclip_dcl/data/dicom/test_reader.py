@@ -9,7 +9,6 @@ import pytest
 from pydicom.dataset import Dataset
 
 from medclip_dcl.data.dicom import metadata, reader
-from medclip_dcl.data.dicom.header import separate
 from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import open_image
@@ -141,29 +140,34 @@ def test_burned_in_text_is_refused_unless_allowed() -> None:
 )
 @pytest.mark.parametrize("place", ["among the tags", "behind the pixels", "behind compressed ones"])
 def test_whatever_an_annotation_says_but_no_is_burned_in(value: bytes, place: str) -> None:
-    def annotated(value: bytes) -> bytes:
-        element = b"\x28\x00\x01\x03CS" + len(value).to_bytes(2, "little") + value
-        compressed = {"syntax": JPEG_LS, "frame": imagecodecs.jpegls_encode(ramp())}
-        ids = {"StudyInstanceUID": "1.2", "SeriesInstanceUID": "1.3"}
-        file = dicom_bytes(ramp(), **ids, **(compressed if "compressed" in place else {}))
-        if "behind" in place:
-            padding = b"\xfc\xff\xfc\xffOB\0\0\4\0\0\0\0\0\0\0"
-            return file + padding + element
-        at = file.index(b"\xe0\x7f\x10\x00")
-        return file[:at] + element + file[at:]
+    compressed = {"syntax": JPEG_LS, "frame": imagecodecs.jpegls_encode(ramp())}
+    file = dicom_bytes(ramp(), **(compressed if "compressed" in place else {}))
+    padding = element(b"OB", (0xFFFC, 0xFFFC), bytes(4))
 
-    strict, lenient = ImagesConfig(), ImagesConfig(reject_burned_in=False)
-    for ask in (read_dicom, separate):
-        with pytest.raises(ImageError) as refused:
-            ask(annotated(value), strict)
-        assert refused.value.code == "burned_in"
-        for fine in (b"NO", b"no", b"", b"NO\0\0"):
-            ask(annotated(fine), strict)
-    # where it is allowed here, whoever gets the image without identity is told
-    stripped = separate(annotated(value), lenient).stripped
-    read_dicom(stripped, lenient)
-    with pytest.raises(ImageError, match="burned_in"):
-        read_dicom(stripped, strict)
+    def annotated(*values: bytes) -> bytes:
+        elements = b"".join(element(b"CS", (0x0028, 0x0301), value) for value in values)
+        at = file.index(b"\xe0\x7f\x10\x00")
+        return file + padding + elements if "behind" in place else file[:at] + elements + file[at:]
+
+    for says_text in ((value,), (value, b"NO"), (b"NO", value), (b"", value, b"no")):
+        assert refusal(annotated(*says_text)) == "burned_in"
+    for fine in (b"NO", b"no", b"", b"NO\0\0"):
+        read_dicom(annotated(fine, b"NO"), ImagesConfig())
+
+
+def test_an_annotation_behind_more_elements_than_any_image_has_is_not_passed_over() -> None:
+    many = b"".join(element(b"LO", (0x7FE1, number), b"x ") for number in range(4001))
+    hidden = element(b"CS", (0x0028, 0x0301), b"YES ")
+    assert refusal(dicom_bytes(ramp()) + many + hidden) == "too_many_elements"
+    assert refusal(dicom_bytes(ramp()) + many[: 10 * 3998] + hidden) == "burned_in"
+
+
+def element(kind: bytes, tag: tuple[int, int], value: bytes) -> bytes:
+    """An element in explicit VR, little endian."""
+    length = len(value).to_bytes(2, "little")
+    if kind == b"OB":
+        length = b"\0\0" + len(value).to_bytes(4, "little")
+    return b"".join(part.to_bytes(2, "little") for part in tag) + kind + length + value
 
 
 @pytest.mark.parametrize(
