@@ -9,7 +9,7 @@ from pydantic import Field
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.evaluation.settings import EvaluateConfig, Table1Config
+from medclip_dcl.evaluation.settings import EvaluateConfig
 from medclip_dcl.files import find_config
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
 from medclip_dcl.models.settings import (
@@ -80,8 +80,6 @@ class Config(Section):
     """Engine and precision of a finished model."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """Evaluation."""
-    table1: Table1Config = Table1Config()
-    """Table 1."""
     index: IndexConfig = IndexConfig()
     """Retrieval index."""
     retrieval: RetrievalConfig = RetrievalConfig()

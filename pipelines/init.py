@@ -36,7 +36,7 @@ _SMALL = 100  # studies; fewer keep a larger share to validate
 
 @dataclass(frozen=True)
 class _Trial:
-    """What a run finds in the table."""
+    """Outcome of reading the table as a run does."""
 
     lines: Sequence[str]
     reject_share: float
