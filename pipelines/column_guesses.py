@@ -49,7 +49,7 @@ _TRIED = 40  # paths of these that are looked for
 _LEAST_WORDS = 4.0  # of a text in a column without a usual name, on average
 _MOST_FOLDERS = 20  # next to the table in which images are looked for
 _MOST = 0.8
-_SHOWN, _SHOWN_LETTERS = 8, 24  # different values of a column that is left out
+_SHOWN, _SHOWN_LETTERS = 12, 32  # different values of a column that is left out
 
 
 class _Images(NamedTuple):

@@ -34,6 +34,39 @@ _MOST_JUDGED = 500
 _SMALL = 100  # studies; fewer keep a larger share to validate
 
 
+_FOR_GPU = """\
+images:
+  size_px: 256
+language_model:
+  batch: 64
+model:
+  image:
+    input_px: 224                 # a ResNet-18"""
+_FOR_CPU = """\
+images:                           # sizes for a machine without a GPU
+  size_px: 176
+language_model:                   # a small BERT, fitted to these reports
+  steps: 800
+  batch: 64
+model:
+  image:                          # a thin ResNet-18
+    widths: [32, 64, 128, 256]
+    input_px: 160"""
+_RELATIONS = """\
+eta:
+  fit: claims                     # for objectives that use eta
+objective:                        # relations; see docs/how_it_works.md
+  kind: multipositive
+  relation: claims
+  directions: both
+  image_anchor: same"""
+_WITHOUT_CLAIMS = """\
+objective:                        # findings are read from English reports alone
+  kind: infonce
+  directions: both
+  image_anchor: same"""
+
+
 @dataclass(frozen=True)
 class _Trial:
     """Outcome of reading the table as a run does."""
@@ -187,13 +220,37 @@ def _can_judge(reports: Sequence[Mapping[str, Any]], prompts: str) -> bool:
 
 def config_text(guess: TableGuess, trial: _Trial) -> str:
     """Write a config for a guessed table as commented YAML."""
-    head = f"# Written by `medclip init` for {guess.table.name}; every setting: configs/README.md."
-    lines = [head, *_source(guess)]
+    import torch
+
+    source = "\n".join(_source(guess))
     if trial.reject_share > 0.01:
         share = math.ceil(100 * trial.reject_share) / 100
-        lines.append(f"  max_reject_share: {share}          # of rows that cannot be used")
-    lines += [*_sizes(), *_objective(guess), *_train(guess, trial)]
-    return "\n".join(lines) + "\n"
+        source += f"\n  max_reject_share: {share}          # of rows that cannot be used"
+    training, batch = trial.splits.get("train", 0), _BATCH
+    while batch > 2 and 4 * batch > training:
+        batch //= 2
+    is_long = _EPOCHS * (training // batch) >= _LEAST_STEPS
+    validation = ""
+    if trial.splits.get("validate", 0) >= 2:
+        validation = "\n  validate_every_steps: 200\n  best_metric: validation_uncorrected_loss"
+        if guess.is_english and trial.can_judge:
+            validation = f"""
+  validate_every_steps: 200
+  validate_images: {_MOST_JUDGED}
+  best_metric: validation_report_auc"""
+    return f"""\
+# Written by `medclip init` for {guess.table.name}; every setting: configs/README.md.
+{source}
+{_FOR_GPU if torch.cuda.is_available() else _FOR_CPU}
+{_RELATIONS if guess.is_english else _WITHOUT_CLAIMS}
+train:
+  global_batch: {batch}
+  {f"epochs: {_EPOCHS}" if is_long else f"steps: {_LEAST_STEPS}"}
+  learning_rate: 1.0e-3           # of random weights; pretrained ones want 1e-5 to 5e-5
+  text_learning_rate: 3.0e-4
+  warmup_steps: 100
+  save_every_steps: 100           # what a kill can lose; the same command resumes{validation}
+"""
 
 
 def _quoted(value: object) -> str:
@@ -224,66 +281,6 @@ def _source(guess: TableGuess) -> Iterator[str]:
         share = 0.1 if guess.rows >= _SMALL else 0.2
         yield f"  validate_share: {share}             # of the patients"
         yield "  test_share: 0.1"
-
-
-def _sizes() -> Sequence[str]:
-    import torch
-
-    if torch.cuda.is_available():
-        return ("images:", "  size_px: 256", "language_model:", "  batch: 64",
-                "model:", "  image:", "    input_px: 224  # a ResNet-18")  # fmt: skip
-    return (
-        "images:                           # sizes for a machine without a GPU",
-        "  size_px: 176",
-        "language_model:                   # a small BERT, fitted to these reports",
-        "  steps: 800",
-        "  batch: 64",
-        "model:",
-        "  image:                          # a thin ResNet-18",
-        "    widths: [32, 64, 128, 256]",
-        "    input_px: 160",
-    )
-
-
-def _objective(guess: TableGuess) -> Sequence[str]:
-    if not guess.is_english:
-        return (
-            "objective:                        # findings are read from English reports alone",
-            "  kind: infonce",
-            "  directions: both",
-            "  image_anchor: same",
-        )
-    return (
-        "eta:",
-        "  fit: claims                     # for objectives that use eta",
-        "objective:                        # relations; see docs/how_it_works.md",
-        "  kind: multipositive",
-        "  relation: claims",
-        "  directions: both",
-        "  image_anchor: same",
-    )
-
-
-def _train(guess: TableGuess, trial: _Trial) -> Iterator[str]:
-    training, validating = trial.splits.get("train", 0), trial.splits.get("validate", 0)
-    batch = _BATCH
-    while batch > 2 and 4 * batch > training:
-        batch //= 2
-    is_long = _EPOCHS * (training // batch) >= _LEAST_STEPS
-    yield "train:"
-    yield f"  global_batch: {batch}"
-    yield f"  epochs: {_EPOCHS}" if is_long else f"  steps: {_LEAST_STEPS}"
-    yield "  learning_rate: 1.0e-3           # of random weights; pretrained ones want 1e-5 to 5e-5"
-    yield "  text_learning_rate: 3.0e-4"
-    yield "  warmup_steps: 100"
-    yield "  save_every_steps: 100           # what a kill can lose; the same command resumes"
-    if validating < 2:
-        return
-    judged = guess.is_english and trial.can_judge
-    yield "  validate_every_steps: 200"
-    if judged:
-        yield f"  validate_images: {_MOST_JUDGED}"
-    yield f"  best_metric: {'validation_report_auc' if judged else 'validation_uncorrected_loss'}"
 
 
 main = tool_main("init", command)

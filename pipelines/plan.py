@@ -8,14 +8,15 @@ is the speed of all processes together, where it is known. `--grid` adds up the 
 that `sweep` would train. Nothing is written. Exit code 0 without faults, 2 with one.
 """
 
+import copy
 import os
 import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -30,7 +31,7 @@ from medclip_dcl.errors import ArtifactError, MedclipError
 from medclip_dcl.likelihood import eta as eta_cache
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
-from medclip_dcl.likelihood.settings import HEADS, EtaConfig
+from medclip_dcl.likelihood.settings import HEADS
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.encoder_files import describe_image
 from medclip_dcl.models.image_encoder import CHANNELS
@@ -82,6 +83,8 @@ class StepCost(NamedTuple):
     """Bytes of the parameters that learn: gradients and AdamW's two moments take as much each."""
     activations: int
     """Bytes that the forward pass keeps for the backward pass, of all pairs encoded at once."""
+    regions: int
+    """Of an image."""
     images_per_s: float | None
     """None: not timed."""
 
@@ -146,8 +149,8 @@ def plan(
     yield Check(
         "memory",
         "ok" if _SLACK * cost.memory <= room else "fault",
-        f"{_gb(cost.memory)} in each process, of that activations {_gb(cost.activations)}, and a fifth "
-        f"more; this machine has {_gb(room)}; {cost.parameters / 1e6:.1f} million parameters",
+        f"{_gb(cost.memory)} in each process, of that activations {_gb(cost.activations)}, and a "
+        f"fifth more; this machine has {_gb(room)}; {cost.parameters / 1e6:.1f} million parameters",
     )
     speed, how = images_per_s, "as given"
     if cost.images_per_s is not None:
@@ -155,10 +158,10 @@ def plan(
         how = f"measured here, times {config.train.processes} processes"
     yield _hours("hours", [(_counted(config, studies), 1)], speed, how)
     if grid is not None:
-        runs = [
-            (_counted(_changed(config, changes), studies), count)
-            for changes, count in grid_runs(read_grid(grid))
-        ]
+        runs, tree = [], config.model_dump(mode="json")
+        for changes, count in grid_runs(read_grid(grid)):
+            changed = check_config(changed_tree(copy.deepcopy(tree), changes), "of the grid")
+            runs.append((_counted(changed, studies), count))
         yield _hours("sweep", runs, speed, f"{how}; {runs_at_a_time()} runs at a time by default")
     yield _disk(config, images, cost)
     yield from _method(config)
@@ -192,10 +195,6 @@ def _made(config: Config, kind: ArtifactType) -> Artifact | None:
         return open_artifact(kind.at(resolve_path(config.work, config.work)), kind, verify=False)
     except ArtifactError:
         return None
-
-
-def _changed(config: Config, changes: Mapping[str, Any]) -> Config:
-    return check_config(changed_tree(config.model_dump(mode="json"), changes), "of the grid")
 
 
 def _steps(config: Config, studies: int | None) -> Check:
@@ -281,7 +280,8 @@ def measure_step(config: Config, text: PreTrainedConfig, seconds: float) -> Step
     longest = min(config.model.text.max_tokens, text.max_position_embeddings)
     px, precision = config.model.image.input_px, settle_precision(settings).precision
     with torch.autocast("cpu", _DTYPES[precision], enabled=precision != "no"):
-        two, four = (_kept_bytes(encoder, count, px, longest) for count in (2, 4))
+        two, regions = _kept_bytes(encoder, 2, px, longest)
+        four, _ = _kept_bytes(encoder, 4, px, longest)
     squared = max(0.0, (four - 2 * two) / 8)
     scored = config.train.chunk or config.train.global_batch
     activations = min(share, scored) * (two / 2 - 2 * squared + squared * scored)
@@ -302,12 +302,14 @@ def measure_step(config: Config, text: PreTrainedConfig, seconds: float) -> Step
         weights=_bytes_of([*encoder.parameters(), *encoder.buffers()]),
         trained=_bytes_of(item for item in encoder.parameters() if item.requires_grad),
         activations=round(activations),
+        regions=regions,
         images_per_s=pairs / statistics.median(times[1:] or times) if times else None,
     )
 
 
-def _kept_bytes(encoder: DualEncoder, pairs: int, px: int, longest: int) -> int:
-    # Bytes that autograd keeps of a forward pass at the longest sentences, without the weights.
+def _kept_bytes(encoder: DualEncoder, pairs: int, px: int, longest: int) -> tuple[int, int]:
+    # Bytes that autograd keeps of a forward pass at the longest sentences, without the weights, and
+    # the regions of an image.
     kept: dict[int, UntypedStorage] = {}  # held, so that no two of them share an address
 
     def keep(tensor: Tensor) -> Tensor:
@@ -322,7 +324,8 @@ def _kept_bytes(encoder: DualEncoder, pairs: int, px: int, longest: int) -> int:
         scores = encoder.score(regions, sentences)
     del scores
     weights = {item.untyped_storage().data_ptr() for item in encoder.parameters()}
-    return sum(item.nbytes() for address, item in kept.items() if address not in weights)
+    needed = sum(item.nbytes() for address, item in kept.items() if address not in weights)
+    return needed, regions.shape[1] * regions.shape[2]
 
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:
@@ -371,8 +374,7 @@ def _disk(config: Config, images: int | None, cost: StepCost) -> Check:
     checkpoint = cost.weights + 2 * cost.trained
     needs = {"checkpoints": (KEEP_CHECKPOINTS + 1) * checkpoint, "model": cost.weights}
     if images is not None:
-        side = config.model.image.input_px // 16
-        vectors = config.model.similarity.dim * (2 * side * side + 4)
+        vectors = config.model.similarity.dim * (2 * cost.regions + 4)
         needs["prepared"] = images * config.images.size_px**2
         needs["index"] = images * (vectors + _THUMBNAIL * config.index.pictures)
     needs = {name: size for name, size in needs.items() if not (work / name).is_dir()}
@@ -412,7 +414,12 @@ def false_negatives(config: Config) -> str:
     cache = _made(config, eta_cache.ARTIFACT)
     head = "false negatives to expect among the negatives of an anchor (N eta)"
     if cache is None:
-        etas = _eta_by_likelihood(config.eta)
+        plls = torch.tensor([0.0, -1.0, -2.0, -4.0, -8.0, -16.0], dtype=torch.float64)
+        own_etas = cap_eta(eta_from_pll(plls, config.eta.a, config.eta.k), config.eta.eta_max)
+        names = (f"likelihood {pll:g}" for pll in plls.tolist())
+        etas = dict(zip(names, own_etas.tolist(), strict=True))
+        if config.eta.source == "constant":
+            etas = {"constant": config.eta.constant}
         head += ", with the a and k that eta.fit will replace" * (config.eta.fit != "none")
     else:
         table = read_table(cache.path, eta_cache.ETA, ["eta", "count"])
@@ -426,17 +433,6 @@ def false_negatives(config: Config) -> str:
         cells = "".join(f"{(size - 1) * value:>14.3g}" for size in batches)
         lines.append(f"{name:18}{value:>8.3g}{cells}")
     return "\n".join(lines)
-
-
-def _eta_by_likelihood(settings: EtaConfig) -> dict[str, float]:
-    if settings.source == "constant":
-        return {"constant": settings.constant}
-    plls = torch.tensor([0.0, -1.0, -2.0, -4.0, -8.0, -16.0], dtype=torch.float64)
-    etas = cap_eta(eta_from_pll(plls, settings.a, settings.k), settings.eta_max)
-    return {
-        f"likelihood {pll:g}": value
-        for pll, value in zip(plls.tolist(), etas.tolist(), strict=True)
-    }
 
 
 def _gb(size: float) -> str:

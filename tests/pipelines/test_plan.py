@@ -27,7 +27,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the step, most of a plan's time, where nothing is asked about it."""
-    monkeypatch.setattr(plan, "measure_step", lambda *_: plan.StepCost(1, 1, 1, 1, None))
+    monkeypatch.setattr(plan, "measure_step", lambda *_: plan.StepCost(1, 1, 1, 1, 1, None))
 
 
 def answers(
@@ -116,7 +116,7 @@ def test_weights_that_the_run_learns_before_are_not_missed(tmp_path: Path) -> No
 def test_more_than_the_machine_has_is_a_fault(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cost = plan.StepCost(1, 10**14, 1, 1, None)
+    cost = plan.StepCost(1, 10**14, 1, 1, 1, None)
     monkeypatch.setattr(plan, "measure_step", lambda *_: cost)
     more = ["--images", "10000000000", "--studies", "9", "--set", f"work={tmp_path}"]
     code, found, _ = answers(capsys, PAPER, *more)
@@ -210,6 +210,7 @@ def test_bytes_are_those_of_a_real_model_and_of_the_graph_of_a_real_pass() -> No
     buffers = sum(item.numel() * item.element_size() for item in encoder.buffers())
     assert (found.parameters, found.trained) == (numbers, 4 * numbers)
     assert found.weights == 4 * numbers + buffers
+    assert found.regions == 4 * 4
     pixels, ids = torch.zeros(8, 1, 32, 32), torch.ones(8, 16, dtype=torch.int64)
     regions, sentences = encoder(pixels, ids, torch.ones_like(ids))
     scores = encoder.score(regions, sentences)
