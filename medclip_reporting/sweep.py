@@ -114,7 +114,8 @@ def sweep_text(tree: Mapping[str, Any]) -> str:
             lines.append(
                 f"{point['title']}: {tuned['value']} is best by {tree['judge']} ({scores})"
             )
-    lines += ["", f"against {tree['baseline']}, p corrected for the figures of a point:"]
+    if len(points) > 1:
+        lines += ["", f"against {tree['baseline']}, p corrected for the figures of a point:"]
     titles = {name: title for title, name in tree["figures"].items()}
     for point in points:
         verdicts = [
