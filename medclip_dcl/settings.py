@@ -269,4 +269,4 @@ def _as_json(given: Any) -> str:
     # What --set took as plain text because the words of a list or a map had no quotes.
     if not isinstance(given, str) or given[:1] not in {"[", "{"}:
         return ""
-    return """; quote it as JSON, such as --set 'table1.rows=["lse_nl", "dcl_lm"]'"""
+    return """; quote it as JSON, such as --set 'jobs=["train", "evaluate"]'"""

@@ -57,7 +57,7 @@ def refuse_missing_labels(config: Config, listed: Artifact) -> None:
     if wanting and not manifest.read_labels(listed).num_rows:
         raise ConfigError(
             f"{' and '.join(wanting)}: no study of the source has labels; name them in "
-            "source.columns.labels or source.labels, or choose another value, or other table1.rows"
+            "source.columns.labels or source.labels, or choose another value"
         )
 
 

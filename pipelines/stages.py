@@ -57,17 +57,10 @@ _ON_REQUEST = {
 OWN_WEIGHTS = "${WORK}/image_weights"
 """`model.image.pretrained` of a run that has `pretrain_images` as a stage."""
 TOOLS = {
-    "doctor": Command(TRAINING, "whether this machine can run a config"),
     "schema": Command(START, "the JSON schema of a config, for editors"),
-    "plan": Command(TRAINING, "what a config will take: memory, hours, disk"),
-    "verify": Command(DATA, "every byte of a run's artifacts against their headers"),
+    "plan": Command(TRAINING, "what a config will take: device, memory, hours, disk"),
     "check_data": Command(DATA, "what a source holds, its faults and its leaks"),
-    "sweep": Command(TRAINING, "a grid of settings over several seeds, with a figure per axis"),
-    "table1": Command(
-        TRAINING, "every row of the paper's Table 1 over several seeds, rivals tuned"
-    ),
-    "watch": Command(TRAINING, "a run's curves in the terminal, while it trains"),
-    "plot": Command(EVALUATION, "curves and figures of several runs on one page"),
+    "sweep": Command(TRAINING, "a grid of settings over several seeds, such as Table 1"),
     "compare": Command(EVALUATION, "which of two configs is better, in which figure"),
     "embed": Command(SERVING, "vectors of a folder's images, or of a table's images or sentences"),
     "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it"),

@@ -240,11 +240,8 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     run, out = commands.run, commands.out
     grid = commands.base / "little.yaml"
     grid.write_text("axes: {train.learning_rate: [0.001]}\nseeds: [0]\n")
-    run("doctor", *shared)
     run("plan", *shared, "--seconds", "0")
     run("sweep", *shared, "--grid", str(grid), "--processes", "1")
-    table = ("table1.seeds=[0]", 'table1.rows=["dcl_05","dcl_10"]')
-    run("table1", *shared, *as_options(table), "--processes", "1")
     (other,) = (path.parent for path in (work / "sweeps").rglob("results"))
     run("compare", str(work), str(other), "--json", str(out / "compare.json"), "--samples", "20")
     for form in ("transformers", "onnx"):
@@ -264,10 +261,8 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     run("run", *shared[1:2], *shared[2:], "--set", 'jobs=["write_report"]')
     run("demo", *shared[2:], "--set", 'jobs=["write_report"]')
     run("show", str(work), "--no-open")
-    run("verify", str(work))
+    run("show", str(work), "--verify")
     run("schema")
-    run("watch", str(work), "--once")
-    run("plot", str(work), str(other), "--out", str(out / "runs.html"))
     _run_on_own_files(commands, work)
 
 

@@ -28,9 +28,9 @@ class SourceConfig(Section):
     """`mimic_cxr`: MIMIC-CXR or MIMIC-CXR-JPG with its tables; `open_i`: Open-i's XML and PNG,
     or its CSV form; `table`: any CSV, Parquet or JSONL table; `dicom`: a folder of DICOM files
     without tables or reports; `dicomweb`, of `hospital/`: an archive, whose images are
-    fetched into `root`;    `huggingface`: a dataset of a hub, or a folder of `save_to_disk`, Parquet, images or webdataset,
-    whose columns are mapped as a table's and whose images are written out once, into artifact
-    `rows`; or a source of a plugin."""
+    fetched into `root`; `huggingface`: a dataset of a hub, or a folder of `save_to_disk`, Parquet,
+    images or webdataset, whose columns are mapped as a table's and whose images are written out
+    once, into artifact `rows`; or a source of a plugin."""
     # The manifest depends on the files, whose digests are its inputs, and not on where they lie.
     root: Annotated[str, NO_EFFECT] = "${WORK}/studies"
     """Folder that every image path of the source is relative to."""

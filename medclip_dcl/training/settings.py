@@ -31,6 +31,11 @@ BestMetric = Literal[
 """Figures that may choose the published step."""
 
 
+def lower_is_better(metric: str) -> bool:
+    """Whether the best value of a validation metric is the lowest, as of a loss."""
+    return metric.endswith("loss")
+
+
 class TrainConfig(Section):
     """The Accelerate loop (`train`)."""
 
@@ -98,8 +103,8 @@ class TrainConfig(Section):
     """Most images of the validation split that are asked for findings and sentences at each
     validation; 0: none."""
     best_metric: BestMetric = ""
-    """Validation metric that chooses the published step; empty: the last step, but for `table1`,
-    whose runs are chosen by `validation_report_auc` then."""
+    """Validation metric that chooses the published step; empty: the last step, or what the
+    `judge` of a sweep's grid names."""
     trackers: Annotated[tuple[Tracker, ...], NO_EFFECT] = ()
     """Trackers that get the metrics besides the log, by Accelerate's names; `tensorboard` writes
     to `trackers/` in the config's folder, most others send metrics to another machine."""

@@ -35,7 +35,7 @@ from medclip_dcl.training.optim import (
     load_optimizer_tensors,
     optimizer_tensors,
 )
-from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.settings import TrainConfig, lower_is_better
 from medclip_dcl.training.setup import TrainSetup
 from medclip_dcl.training.step import CLIP_NORM, StepReport, TrainStep
 from medclip_dcl.training.stop_request import StopRequest
@@ -287,6 +287,6 @@ class Trainer:
         value = figures.get(name)
         if value is None or not math.isfinite(value):
             return
-        sign = -1 if name.endswith("loss") else 1
+        sign = -1 if lower_is_better(name) else 1
         if state.best_value is None or sign * value > sign * state.best_value:
             state.best_step, state.best_value = state.step, value

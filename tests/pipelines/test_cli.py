@@ -93,8 +93,8 @@ def test_a_question_needs_a_sentence_or_an_image(capsys: pytest.CaptureFixture[s
 def test_an_unknown_command_is_refused_with_the_nearest_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["dctor"]) == 2
-    assert "doctor" in capsys.readouterr().err
+    assert main(["compre"]) == 2
+    assert "compare" in capsys.readouterr().err
 
 
 def test_what_is_missing_has_the_exit_code_of_the_stage(

@@ -22,7 +22,7 @@ from medclip_dcl.artifact_writer import write_artifact
 from pipelines.stages import STAGES, TOOLS
 
 KIND = ArtifactType("numbers", 1, "count")
-SILENT = {"doctor", "plan", "plot", "schema", "verify", "watch"}
+SILENT = {"plan", "schema"}
 """Commands that write no file, one page by one rename, or notes that are made again."""
 
 

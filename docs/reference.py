@@ -4,27 +4,22 @@ import importlib
 import importlib.abc
 import inspect
 import pkgutil
-import textwrap
 import types
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from medclip_dcl.artifact import ArtifactType
-from medclip_dcl.errors import ConfigError
 from medclip_dcl.plugins import Registry
 from medclip_dcl.settings import Section
 from medclip_dcl.tables import Column, TableFormat
-
-from .config import Config
+from pipelines.config import Config
 
 PACKAGES = (
     *("medclip_dcl", "medclip_exports"),
     *("medclip_reporting", "medclip_sources", "medclip_synthetic"),
 )
 """Packages whose modules own artifacts."""
-
-_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -75,46 +70,6 @@ def artifact_references() -> list[ArtifactReference]:
     return sorted(references, key=lambda reference: reference.kind.name)
 
 
-def settings_text(name: str) -> str:
-    """Describe a setting, or the settings of a section, for a terminal.
-
-    Raises:
-        ConfigError: there is neither a setting nor a section of this name.
-    """
-    chosen = [
-        setting
-        for setting in setting_references()
-        if name in {"all", setting.name} or setting.name.startswith(f"{name}.")
-    ]
-    if not chosen:
-        sections = dict.fromkeys(setting.name.split(".")[0] for setting in setting_references())
-        raise ConfigError(f"no setting or section {name!r}; there are all, {', '.join(sections)}")
-    return "\n".join(
-        _paragraph(f"{one.name} = {one.default}", f"{one.meaning}{_one_of(one)}") for one in chosen
-    )
-
-
-def artifact_text(name: str) -> str:
-    """Describe an artifact and the columns of its tables for a terminal.
-
-    Raises:
-        ConfigError: there is no artifact of this name.
-    """
-    references = artifact_references()
-    chosen = [reference for reference in references if reference.kind.name == name]
-    if not chosen:
-        names = ", ".join(dict.fromkeys(reference.kind.name for reference in references))
-        raise ConfigError(f"no artifact {name!r}; there are {names}")
-    parts = []
-    for reference in chosen:
-        kind = reference.kind
-        parts += [f"{kind.name}, format {kind.version}, made by {kind.job}", reference.meaning]
-        for table in reference.tables:
-            columns = (_paragraph(f"{one.name}  {one.type}", one.meaning) for one in table.columns)
-            parts.append("\n".join([table.file, *columns]))
-    return "\n\n".join(parts)
-
-
 def _references_of(module: types.ModuleType, source: str) -> Iterator[ArtifactReference]:
     for name, item in vars(module).items():
         if isinstance(item, ArtifactType) and f"\n{name} = " in source:  # and not imported there
@@ -156,18 +111,7 @@ def _registered(metadata: Sequence[object]) -> Iterator[str]:
             yield from registry.own
 
 
-def _one_of(setting: SettingReference) -> str:
-    return f" One of {', '.join(setting.choices)}." if setting.choices else ""
-
-
 def _written(value: object) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(str(item) for item in value) + "]"
     return str(value) if value != "" else '""'
-
-
-def _paragraph(head: str, meaning: str) -> str:
-    text = textwrap.fill(
-        meaning, _WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
-    )
-    return f"{head}\n{text}"
