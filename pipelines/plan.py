@@ -281,8 +281,7 @@ def _hours(settings: TrainConfig, speed: tuple[float, str] | None) -> Check:
         return Check("hours", "note", "not measured; give --images-per-s or --seconds")
     rate, words = speed
     hours = settings.steps * settings.global_batch / rate / 3600
-    apart = "the features, which are made once, " if settings.cache_features else ""
-    apart += "validation and saving apart"
+    apart = "validation and saving apart"
     return Check("hours", "ok", f"{hours:.3g} at {rate:.3g} images/s ({words}), {apart}")
 
 
@@ -323,15 +322,13 @@ def _disk(config: Config, images: int | None, need: MemoryEstimate) -> Check:
         needs["prepared"] = images * config.images.size_px**2
         vectors = config.model.similarity.dim * (2 * need.regions + 4)
         needs["index"] = images * (vectors + _THUMBNAIL * config.index.pictures)
-        if need.features:
-            needs["features"] = images * need.features
     if (said := _made(config, sentences.ARTIFACT)) is None:
         unknown.append("sentences to eta_cache")
     else:
         keys = read_table(said.path, sentences.SENTENCES, ["text_key"])["text_key"]
         needs["sentences to eta_cache"] = _SENTENCE * pc.count_distinct(keys).as_py()
     for name in list(needs):
-        if name in {"prepared", "index", "model", "features"} and (work / name).is_dir():
+        if name in {"prepared", "index", "model"} and (work / name).is_dir():
             del needs[name]  # it is there
     total = sum(needs.values())
     listed = ", ".join(f"{name} {_gb(size)}" for name, size in needs.items())

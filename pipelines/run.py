@@ -29,7 +29,7 @@ from medclip_dcl.progress import EVERY_S, FORMAT, REST, duration, writes_json
 from .cli import Overrides, config_of
 from .replacing import refuse_to_replace
 from .sharing import share_data
-from .stages import REPORT, SHARES, stages_of
+from .stages import REPORT, STAGES, stages_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -229,8 +229,8 @@ class _Screen:
     def begin(self, stage: str, number: int, stages: Sequence[str]) -> None:
         """Name the stage that comes, and what comes after it."""
         self._stage = f"{number + 1}/{len(stages)} {stage}"
-        after = sum(SHARES.get(item, 0.0) for item in stages[number + 1 :])
-        share = SHARES.get(stage)  # a stage without one tells nothing of the others
+        after = sum(STAGES[item].seconds for item in stages[number + 1 :])
+        share = STAGES[stage].seconds  # a stage without one tells nothing of the others
         self.variables = {REST: f"{after / share:.3g}" if share else "0"}
         if self.reads:
             self.variables[FORMAT] = "json"

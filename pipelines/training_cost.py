@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import import_module
 
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -14,10 +13,9 @@ from transformers import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.models.image_encoder import CHANNELS, ImageEncoder
+from medclip_dcl.models.image_encoder import CHANNELS
 from medclip_dcl.models.lora import add_adapters
 from medclip_dcl.training.dataset import ImageTextBatch
-from medclip_dcl.training.feature_cache import PER_PASS
 from medclip_dcl.training.launch import settle_precision, start_accelerator
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import freeze, frozen_groups
@@ -45,16 +43,13 @@ class MemoryEstimate:
     """AdamW's two numbers a parameter."""
     activations: int
     """What the forward pass keeps for the backward pass, at the longest sentences, of a chunk where
-    the batch is encoded in chunks; with cached features the most that the encoders hold while they
-    make them, where that is more."""
+    the batch is encoded in chunks."""
     batches: int
-    """Images, or their features, in use, read ahead and being read."""
+    """Images in use, read ahead and being read."""
     parameters: int
     """Their number."""
     regions: int
     """Regions of one image."""
-    features: int
-    """Bytes of one image's features and one sentence's on disk; 0: none are cached."""
 
     @property
     def total(self) -> int:
@@ -93,8 +88,9 @@ def estimate_training_memory(config: Config, text: PreTrainedConfig) -> MemoryEs
             setattr(module, name, mode.from_tensor(buffer))
     with mode:
         encoder.train()
-        inputs, held = _inputs(encoder, config, min(at_once, _MOST_PAIRS), longest)
-        features = settings.cache_features * sum(item[0].numel() for item in inputs)
+        pairs = min(at_once, _MOST_PAIRS)
+        ids = torch.ones(pairs, longest, dtype=torch.int64)
+        inputs = (torch.empty(pairs, CHANNELS, px, px), ids, torch.ones_like(ids))
         freeze(encoder, frozen_groups(settings, (settings.steps or sys.maxsize) - 1))
         trained = [item for item in encoder.parameters() if item.requires_grad]
         activations, regions = _activations(encoder, config, at_once, inputs)
@@ -105,29 +101,10 @@ def estimate_training_memory(config: Config, text: PreTrainedConfig) -> MemoryEs
             weights=_bytes_of([*encoder.parameters(), *encoder.buffers()]),
             gradients=_bytes_of(trained),
             moments=2 * _bytes_of(trained),
-            activations=max(activations, held),
-            batches=3 * local * (4 * features or px * px),
+            activations=activations,
+            batches=3 * local * px * px,
             regions=regions,
-            features=2 * features,
         )
-
-
-def _inputs(
-    encoder: DualEncoder, config: Config, pairs: int, longest: int
-) -> tuple[tuple[Tensor, ...], int]:
-    # What a step sees: pixels and word pieces, or features; and what making these holds at most.
-    px = config.model.image.input_px
-    if not config.train.cache_features:
-        ids = torch.ones(pairs, longest, dtype=torch.int64)
-        return (torch.empty(pairs, CHANNELS, px, px), ids, torch.ones_like(ids)), 0
-    ids = torch.ones(PER_PASS, longest, dtype=torch.int64)
-    tracker = import_module("torch.distributed._tools.mem_tracker").MemTracker()
-    tracker.track_external(encoder)
-    with tracker, torch.no_grad():
-        made = encoder.image(torch.empty(PER_PASS, CHANNELS, px, px)), encoder.text.pooled(ids, ids)
-    (peak,) = tracker.get_tracker_snapshot("peak").values()
-    held = peak["Total"] - _bytes_of([*encoder.parameters(), *encoder.buffers()])
-    return tuple(item.new_empty(pairs, *item.shape[1:]) for item in made), held
 
 
 def _activations(
@@ -192,7 +169,7 @@ def measure_throughput(config: Config, text: PreTrainedConfig, seconds: float) -
 
     pairs = share if torch.accelerator.is_available() else min(_FIRST_PAIRS, share)
     while True:
-        batch = _random_batch(config, text, pairs, encoder.image)
+        batch = _random_batch(config, text, pairs)
         timed(batch)  # the first step of a size warms caches and allocators
         times = [timed(batch)]
         if pairs == share or times[0] > seconds / _SLOW_SHARE:
@@ -203,18 +180,10 @@ def measure_throughput(config: Config, text: PreTrainedConfig, seconds: float) -
     return pairs / statistics.median(times), pairs
 
 
-def _random_batch(
-    config: Config, text: PreTrainedConfig, pairs: int, image: ImageEncoder
-) -> ImageTextBatch:
+def _random_batch(config: Config, text: PreTrainedConfig, pairs: int) -> ImageTextBatch:
     generator = torch.Generator().manual_seed(0)
     px, width = config.model.image.input_px, min(_PIECES, text.max_position_embeddings)
-    ones, features = torch.ones(pairs), {}
-    if config.train.cache_features:
-        side = image.grid(px)
-        features = {
-            "image_features": torch.randn(pairs, image.width, side, side, generator=generator),
-            "text_features": torch.randn(pairs, text.hidden_size, generator=generator),
-        }
+    ones = torch.ones(pairs)
     ids = torch.randint(text.vocab_size, (pairs, width), generator=generator)
     return ImageTextBatch(
         step=0,
@@ -226,8 +195,4 @@ def _random_batch(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         eta=0.05 * ones,
-        sentence_codes=None,
-        report_codes=None,
-        labels=None,
-        **features,
     )

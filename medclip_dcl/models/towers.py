@@ -186,8 +186,6 @@ class Start:
         reports["maps"] = fill(maps, biases | dict(pair.maps), heads=())
         with torch.no_grad():
             encoder.gamma.fill_(math.sqrt(self.settings.similarity.gamma_squared))
-            if encoder.bias is not None and pair.bias is not None:
-                encoder.bias.fill_(pair.bias)
         return reports
 
 

@@ -81,9 +81,8 @@ def backward_in_chunks(
 
 
 def _add_scale(encoder: DualEncoder, outputs: list[Tensor], slopes: list[Tensor | None]) -> None:
-    # Gamma and the bias have their gradients from the loss, and no encoder calls them: without
-    # a part in this backward pass the distributed wrapper would wait for theirs.
-    for parameter in (encoder.gamma, encoder.bias):
-        if parameter is not None and parameter.requires_grad:
-            outputs.append(parameter * 1)
-            slopes.append(torch.zeros_like(parameter))
+    # Gamma has its gradient from the loss, and no encoder calls it: without a part in this backward
+    # pass the distributed wrapper would wait for it.
+    if encoder.gamma.requires_grad:
+        outputs.append(encoder.gamma * 1)
+        slopes.append(torch.zeros_like(encoder.gamma))

@@ -199,7 +199,6 @@ class TrainLogger:
             "step": step,
             **{name: value if math.isfinite(value) else None for name, value in figures.items()},
             "gamma_squared": self._encoder.gamma.item() ** 2,
-            **({} if self._encoder.bias is None else {"bias": self._encoder.bias.item()}),
             "lr": self._optimizer.param_groups[0]["lr"],
             "gradient_norm": norm if math.isfinite(norm) else None,
             "clipped": state.clipped / step,

@@ -8,6 +8,7 @@ Axes
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -152,7 +153,7 @@ def _mean_auc(
     margin: Float[np.ndarray, "findings images"], truth: Int8[np.ndarray, "findings images"]
 ) -> float | None:
     areas = [
-        roc_auc(row[(known := state != UNKNOWN)], state[known] == 1)
+        roc_auc(row[state != UNKNOWN], state[state != UNKNOWN] == 1)
         for row, state in zip(margin, truth, strict=True)
     ]
     return value_of(mean_of(areas))
@@ -224,3 +225,22 @@ def validation_loss(
             losses.append(torch.stack([output.loss, output.gauges["uncorrected_loss"]]).float())
     mean = accelerator.reduce(torch.stack(losses).mean(dim=0), reduction="mean").tolist()
     return {"validation_loss": mean[0], "validation_uncorrected_loss": mean[1]}
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What a run is measured by while it trains: batches, and in the main process metrics."""
+
+    batches: Sequence[ImageTextBatch]
+    metrics: ValidationMetrics | None = None
+
+    def __call__(
+        self, accelerator: Accelerator, encoder: DualEncoder, objective: ContrastiveObjective
+    ) -> dict[str, float | None]:
+        """Measure a model as it is; the main process alone knows every figure."""
+        figures: dict[str, float | None] = {}
+        figures |= validation_loss(accelerator, encoder, objective, self.batches)
+        if self.metrics is not None:
+            with evaluating(encoder), accelerator.autocast():
+                figures |= self.metrics(encoder, accelerator.device)
+        return figures

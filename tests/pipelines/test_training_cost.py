@@ -98,20 +98,6 @@ def test_half_precision_and_checkpointing_need_less() -> None:
     )
 
 
-def test_cached_features_leave_the_maps_to_train() -> None:
-    plain, cached = (
-        estimate_training_memory(make_config(global_batch=64, cache_features=on), TEXT)
-        for on in (False, True)
-    )
-    maps = 16 * 16 + 16 + TEXT.hidden_size * 16 + 16 + 1  # of regions, of sentences, and gamma
-    assert (cached.weights, cached.gradients, cached.moments) == (plain.weights, 4 * maps, 8 * maps)
-    assert cached.features == 2 * (16 * 4 * 4 + TEXT.hidden_size)
-    assert cached.batches == 3 * 64 * 2 * cached.features
-    # In one pass of 32 images the stem's map is there before and after its norm.
-    assert 2 * 32 * 8 * 16 * 16 * 4 <= cached.activations < plain.activations
-    assert plain.features == 0
-
-
 def test_an_encoder_that_never_learns_needs_no_gradients() -> None:
     config = make_config(steps=10, image_frozen_steps=10)
     encoder = DualEncoder(config.model, TEXT)

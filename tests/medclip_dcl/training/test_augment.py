@@ -4,7 +4,7 @@ import torch
 
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.image_encoder import to_input
-from medclip_dcl.training.augment import cut, draw_crops, jitter, slack_px
+from medclip_dcl.training.dataset import cut, draw_crops, jitter, slack_px
 
 
 def images(count: int = 4, size: int = 12) -> np.ndarray:

@@ -55,10 +55,9 @@ def test_image_sentence_and_evidence_of_a_place_belong_together(work: Path) -> N
         quarters = batch.crops[:, 0].float().unflatten(1, (2, 16)).unflatten(3, (2, 16))
         brightest = quarters.mean(dim=(2, 4)).flatten(1).argmax(dim=1)
         assert brightest.tolist() == kinds
-        assert batch.sentence_codes is not None
-        assert batch.labels is not None
-        assert torch.equal(batch.sentence_codes, batch.report_codes)
-        assert batch.labels.any(dim=1).tolist() == [kind < 3 for kind in kinds]
+        columns = batch.columns
+        assert torch.equal(columns["sentence_codes"], columns["report_codes"])
+        assert columns["labels"].any(dim=1).tolist() == [kind < 3 for kind in kinds]
 
 
 def test_processes_see_slices_of_one_and_the_same_batch(work: Path) -> None:
