@@ -44,7 +44,7 @@ class Stopped(BaseException):
 
 
 class Inputs(NamedTuple):
-    """What a job reads, by name, and the digests that name it in a fingerprint."""
+    """Inputs of a job by name, and the digests that name them in a fingerprint."""
 
     values: dict[str, Any]
     digests: dict[str, Artifact | str]

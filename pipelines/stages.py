@@ -34,7 +34,7 @@ class Command(NamedTuple):
 
 
 class Input(NamedTuple):
-    """What a stage reads: its name in the fingerprint, how it is opened, and when it is read."""
+    """Input of a stage: its name in the fingerprint, how it is opened, and when it is read."""
 
     name: str
     open: Callable[["Config", "OpenArtifact"], tuple[Any, "Artifact | str"]]
@@ -43,7 +43,7 @@ class Input(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A job of a run: its line in the help, the artifact that it makes, and what it reads."""
+    """Job of a run: its line in the help, the artifact that it makes, and what it reads."""
 
     heading: str
     line: str

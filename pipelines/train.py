@@ -28,7 +28,7 @@ from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.launch import settle_precision, start_accelerator
 from medclip_dcl.training.setup import TrainInputs, TrainSetup, set_up
-from medclip_dcl.training.trainer import TrainResult
+from medclip_dcl.training.trainer import TrainResult, run
 
 from .cli import reuse_memory
 from .job import Job, Stopped, job_main
@@ -66,7 +66,17 @@ def _build(job: Job, accelerator: Accelerator) -> None:
                 job.note_changed_code(unfinished)
             accelerator.wait_for_everyone()
             setup = set_up(TrainingConfig.of(config), inputs, accelerator, job.work, say)
-            made = setup, setup.train(accelerator, store)
+            result = run(
+                setup.data,
+                setup.encoder,
+                setup.objective,
+                setup.hooks,
+                settings=config.train,
+                seed=config.seed,
+                accelerator=accelerator,
+                store=store,
+            )
+            made = setup, result
         if not made[1].finished:
             raise Stopped
 

@@ -60,12 +60,11 @@ from medclip_dcl.retrieval.embeddings import (
     OCCURRENCES,
     TEXTS,
     shard_name,
-    write_array,
     write_pictures,
 )
 from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.retrieval.sketch import SKETCH
-from medclip_dcl.tables import write_table
+from medclip_dcl.tables import write_array, write_table
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex, Windows
 from medclip_sources.object_store import open_bucket
 

@@ -9,20 +9,22 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from medclip_dcl.artifact import Artifact, ArtifactType
-from medclip_dcl.data.records import ImageRecord, RawStudies, Reject, Source
-from medclip_dcl.data.selection import VIEW_REASONS, Selection, by_reason, file_fault, select
 from medclip_dcl.data.source_settings import LABEL_KEY, SourceConfig
 from medclip_dcl.errors import ArtifactCorrupt, StudyError
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import Column, TableFormat, TableWriter, read_table, write_table
 from medclip_dcl.text.labeler.lexicon import LABELS
+
+if TYPE_CHECKING:  # who reads a manifest chooses no studies
+    from medclip_dcl.data.records import ImageRecord, RawStudies, Reject, Source
+    from medclip_dcl.data.selection import Selection
 
 ARTIFACT = ArtifactType("manifest", 2, "build_manifest")
 
@@ -169,7 +171,7 @@ def label_names(labels: pa.Table) -> tuple[str, ...]:
     return tuple(name for name in labels.column_names if name != LABEL_KEY)
 
 
-def split_patients(source: Source, chosen: Selection, settings: SourceConfig) -> dict[str, str]:
+def split_patients(source: "Source", chosen: "Selection", settings: SourceConfig) -> dict[str, str]:
     """Give every patient of a selection one split: `assign_splits` with the source's own."""
     return assign_splits(
         sorted({*chosen.subjects.values(), *(image.subject_id for image in chosen.images)}),
@@ -180,12 +182,14 @@ def split_patients(source: Source, chosen: Selection, settings: SourceConfig) ->
     )
 
 
-def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict[str, Any]:
+def write_manifest(folder: Path, source: "Source", settings: SourceConfig) -> dict[str, Any]:
     """Write every table of the manifest, a part of the source at a time.
 
     Raises:
         StudyError: more rows are unusable than `max_reject_share` allows, or all.
     """
+    from medclip_dcl.data.selection import by_reason, select
+
     found = _Found()
     with ExitStack() as stack:
         images, reports, labels, boxes = (
@@ -230,7 +234,7 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
 
 
 def _image_rows(
-    images: Iterable[ImageRecord], laterals: Iterable[ImageRecord], split_of: Mapping[str, str]
+    images: "Iterable[ImageRecord]", laterals: "Iterable[ImageRecord]", split_of: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     splits = [(image, split_of[image.subject_id]) for image in images]
     splits += [(image, PRETRAIN) for image in laterals]
@@ -251,9 +255,12 @@ class _Found:
         self._rejects: list[tuple[bool, int, Reject]] = []
 
     def add(
-        self, raw: RawStudies, chosen: Selection, split_of: Mapping[str, str]
-    ) -> list[ImageRecord]:
+        self, raw: "RawStudies", chosen: "Selection", split_of: Mapping[str, str]
+    ) -> "list[ImageRecord]":
         """Add a part, and give its lateral images of training patients."""
+        from medclip_dcl.data.records import Reject
+        from medclip_dcl.data.selection import VIEW_REASONS, by_reason, file_fault
+
         laterals = [
             image
             for image in chosen.laterals
@@ -276,7 +283,7 @@ class _Found:
         self._parts += 1
         return laterals
 
-    def rejects(self) -> list[Reject]:
+    def rejects(self) -> "list[Reject]":
         """Give what is left out in the order of the source, which its parts are not in."""
         if self._parts > 1:
             self._rejects.sort(key=lambda item: item[:2])

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,6 @@ import pyarrow as pa
 from medclip_dcl import files
 from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.data import manifest
-from medclip_dcl.data.grayscale import SquareImage
-from medclip_dcl.data.images import Decoder, shared_decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.row_images import Bucket, image_source
 from medclip_dcl.data.shard_cache import StoredArtifact
@@ -33,6 +31,10 @@ from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ImageError, LaunchError, StudyError
 from medclip_dcl.progress import Progress
 from medclip_dcl.tables import Column, read_table, write_table
+
+if TYPE_CHECKING:  # who reads prepared images decodes none
+    from medclip_dcl.data.grayscale import SquareImage
+    from medclip_dcl.data.images import Decoder
 
 ARTIFACT = ArtifactType("prepared", 2, "prepare_images")
 
@@ -238,7 +240,7 @@ class ListedImage(NamedTuple):
     path: str
 
 
-_Answer = SquareImage | str  # the square, or the code of the reason why there is none
+_Answer: TypeAlias = "SquareImage | str"  # the square, or the code of the reason why there is none
 _Reader = Callable[[Sequence[ListedImage]], list[_Answer]]
 
 
@@ -314,6 +316,8 @@ def _workers(
                     "repair the cluster and run the same command again"
                 ) from error
         return
+    from medclip_dcl.data.images import Decoder
+
     with Decoder(settings, workers) as decoder, ThreadPoolExecutor(workers) as threads:
         try:
             read = partial(_read, decoder=decoder, root=root, settings=settings)
@@ -366,12 +370,14 @@ def _read_on_cluster(
     images: Sequence[ListedImage], root: Path | Bucket, settings: ImagesConfig
 ) -> list[_Answer]:
     # In a process of the cluster, whose pool is kept for the next task: a decoder cannot be sent.
+    from medclip_dcl.data.images import shared_decoder
+
     decoder = shared_decoder(settings, available_cores())
     return _read(images, decoder, root, settings)
 
 
 def _read(
-    images: Sequence[ListedImage], decoder: Decoder, root: Path | Bucket, settings: ImagesConfig
+    images: Sequence[ListedImage], decoder: "Decoder", root: Path | Bucket, settings: ImagesConfig
 ) -> list[_Answer]:
     answers: list[_Answer] = []
     for listed in images:
@@ -397,7 +403,7 @@ def _write(
     size_px: int,
 ) -> None:
     both = list(zip(images, answers, strict=True))
-    kept = [(listed.image_id, image) for listed, image in both if isinstance(image, SquareImage)]
+    kept = [(listed.image_id, image) for listed, image in both if not isinstance(image, str)]
     rejects = [(listed.image_id, code) for listed, code in both if isinstance(code, str)]
     pixels = np.empty((len(kept), size_px, size_px), dtype=np.uint8)
     sizes = np.empty((len(kept), 2), dtype=np.int32)

@@ -32,8 +32,14 @@ from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.provenance import changed_code
-from medclip_dcl.retrieval.embeddings import map_array, write_array
-from medclip_dcl.tables import Column, TableFormat, read_table, write_table
+from medclip_dcl.tables import (
+    Column,
+    TableFormat,
+    map_array,
+    read_table,
+    write_array,
+    write_table,
+)
 from medclip_dcl.training.corpus import Corpus, Strings, TokenTable, read_corpus
 from medclip_dcl.training.sampler import RaggedIndex
 from medclip_dcl.training.settings import ObjectiveConfig

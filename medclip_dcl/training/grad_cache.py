@@ -28,9 +28,9 @@ from medclip_dcl.training.settings import TrainConfig
 
 
 def refuse_learning_norms(encoder: nn.Module, settings: TrainConfig) -> None:
-    """Raise ConfigError where chunks are asked for and batch norms would learn from each."""
+    """Raise ConfigError where batch norms would learn from each chunk of a batch."""
     names = learning_norms(encoder, settings)
-    if settings.chunk and names:
+    if names:
         raise ConfigError(
             f"train.chunk is {settings.chunk}, and the batch norms of the model ({names[0]} and "
             f"{len(names) - 1} more) would see a chunk in place of the batch; set "

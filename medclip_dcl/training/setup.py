@@ -19,7 +19,6 @@ from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.towers import Start, read_start
 from medclip_dcl.rng import RngStream, seed_for
-from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.corpus import TokenTable
 from medclip_dcl.training.corpus_cache import ARTIFACT as CORPUS
@@ -29,7 +28,7 @@ from medclip_dcl.training.logging import open_trackers
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import TrainConfig
-from medclip_dcl.training.trainer import Hooks, TrainingData, TrainResult, run
+from medclip_dcl.training.trainer import Hooks, TrainingData
 
 if TYPE_CHECKING:  # what options alone need is imported where they are given
     from medclip_dcl.data.ground_truth import Truth
@@ -76,19 +75,6 @@ class TrainSetup:
     hooks: Hooks
     prepared: PreparedImages
     validation: "Validation | None"
-
-    def train(self, accelerator: Accelerator, store: CheckpointStore) -> TrainResult:
-        """Train, as `run` does."""
-        return run(
-            self.data,
-            self.encoder,
-            self.objective,
-            self.hooks,
-            settings=self.config.train,
-            seed=self.config.seed,
-            accelerator=accelerator,
-            store=store,
-        )
 
 
 def set_up(

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.dataset import ImageTextBatch
-from medclip_dcl.training.grad_cache import backward_in_chunks, refuse_learning_norms
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.optim import (
     ParamGroup,
@@ -54,7 +53,10 @@ class TrainStep:
         settings: TrainConfig,
         seed: int,
     ) -> None:
-        refuse_learning_norms(encoder, settings)
+        if settings.chunk:
+            from medclip_dcl.training.grad_cache import refuse_learning_norms
+
+            refuse_learning_norms(encoder, settings)
         configure_performance(encoder, settings)
         self._accelerator, self._settings, self._seed = accelerator, settings, seed
         self._encoder = encoder.to(accelerator.device)
@@ -97,6 +99,8 @@ class TrainStep:
         # stopped would have dropped.
         chunk, position = self._settings.chunk, (batch.step, self._accelerator.process_index)
         if 0 < chunk < len(batch.crops):
+            from medclip_dcl.training.grad_cache import backward_in_chunks
+
             parts = range(-(-len(batch.crops) // chunk))
             seeds = [seed_for(self._seed, RngStream.DROPOUT, *position, part) for part in parts]
             return backward_in_chunks(

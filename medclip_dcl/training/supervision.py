@@ -118,8 +118,8 @@ def needs_claims(settings: ObjectiveConfig) -> bool:
     return settings.relation != "none" or settings.place_weight > 0
 
 
-class Column(NamedTuple):
-    """One row of small integers for every distinct text, or every study, of a corpus."""
+class SupervisionColumn(NamedTuple):
+    """Column of small integers: a row for every distinct text, or every study, of a corpus."""
 
     name: str
     of: Literal["texts", "studies"]
@@ -130,15 +130,15 @@ class Column(NamedTuple):
 
 COLUMNS = (
     # Claims of each distinct text: a row of bits a finding, then normal.
-    Column("sentence_codes", "texts", np.int8, needs_claims, _sentence_codes),
+    SupervisionColumn("sentence_codes", "texts", np.int8, needs_claims, _sentence_codes),
     # Claims, labels or truth of each study, likewise.
-    Column("report_codes", "studies", np.int8, needs_claims,
-           lambda read: _RELATIONS[read.settings.relation](read)),
+    SupervisionColumn("report_codes", "studies", np.int8, needs_claims,
+                      lambda read: _RELATIONS[read.settings.relation](read)),
     # Third of the lung that each distinct text names.
-    Column("zones", "texts", np.int8, lambda settings: settings.place_weight > 0, _zones),
+    SupervisionColumn("zones", "texts", np.int8, lambda settings: settings.place_weight > 0, _zones),
     # Which of the paper's five findings are labelled present.
-    Column("labels", "studies", np.bool_,
-           lambda settings: settings.negatives == "remove_labels", _labels),
+    SupervisionColumn("labels", "studies", np.bool_,
+                      lambda settings: settings.negatives == "remove_labels", _labels),
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def _nothing(_step: int) -> None:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What happens in a run besides its steps."""
+    """Callbacks of a run: what happens besides its steps."""
 
     say: Callable[..., None]
     """Prints facts."""

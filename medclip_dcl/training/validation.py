@@ -229,7 +229,7 @@ def validation_loss(
 
 @dataclass(frozen=True)
 class Validation:
-    """What a run is measured by while it trains: batches, and in the main process metrics."""
+    """Measure of a run while it trains: by batches, and in the main process by metrics."""
 
     batches: Sequence[ImageTextBatch]
     metrics: ValidationMetrics | None = None

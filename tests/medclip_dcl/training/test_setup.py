@@ -15,6 +15,7 @@ from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.setup import TrainInputs, TrainSetup, set_up, slow_start
+from medclip_dcl.training.trainer import run
 from pipelines.config import load_config
 from testing.corpus import ETA, write_config, write_corpus
 
@@ -79,7 +80,16 @@ def test_another_number_of_processes_goes_on_and_says_what_differs(
     store = CheckpointStore(tmp_path / "checkpoints", {"of": "this run"})
     with store.locked():
         store.save(Snapshot(2, setup.encoder.state_dict(), {}, {"launches": [[0, 2]]}))
-        result = setup.train(Accelerator(cpu=True), store)
+        result = run(
+            setup.data,
+            setup.encoder,
+            setup.objective,
+            setup.hooks,
+            settings=setup.config.train,
+            seed=0,
+            accelerator=Accelerator(cpu=True),
+            store=store,
+        )
     assert result.finished
     assert result.state.resumed_with == [{"from_step": 2, "processes": 1}]
     (warning,) = [fact["warning"] for fact in facts if "another number" in fact.get("warning", "")]
