@@ -166,10 +166,7 @@ def _truth(config: "Config", _open: "OpenArtifact") -> tuple[Any, str]:
 
 
 _TRAIN = (
-    artifact("manifest"),
-    artifact("prepared"),
-    artifact("sentences"),
-    artifact("eta_cache"),
+    *map(artifact, ("manifest", "prepared", "sentences", "eta_cache")),
     Input("text_weights", _text_weights, _always),
     Input("prompts", _prompts, _always),
     artifact("claims", _reads_claims),
@@ -212,103 +209,59 @@ _ETA = (
 )
 
 
+# fmt: off
 STAGES = {
     "generate_studies": Stage(
-        DATA,
-        "draw studies with known truth, in MIMIC-CXR's own shape",
-        makes="studies",
-        seconds=27,
-        on_request=True,
-    ),
-    "build_manifest": Stage(DATA, "raw studies -> one row per usable image", makes="manifest"),
+        DATA, "draw studies with known truth, in MIMIC-CXR's own shape", "studies",
+        seconds=27, on_request=True),
+    "build_manifest": Stage(DATA, "raw studies -> one row per usable image", "manifest"),
     "prepare_images": Stage(
-        DATA,
-        "DICOM or JPEG -> square 8-bit images",
-        makes="prepared",
-        inputs=(artifact("manifest"),),
-        seconds=7,
-    ),
-    "split_sentences": Stage(
-        DATA, "reports -> sentences", makes="sentences", inputs=(artifact("manifest"),)
-    ),
+        DATA, "DICOM or JPEG -> square 8-bit images", "prepared", (artifact("manifest"),),
+        seconds=7),
+    "split_sentences": Stage(DATA, "reports -> sentences", "sentences", (artifact("manifest"),)),
     "read_claims": Stage(
-        DATA,
-        "sentences -> findings asserted, negated or hedged",
-        makes="claims",
-        inputs=(
-            artifact("sentences"),
-            file(
-                "claims_table",
-                lambda config: config.claims.table,
-                lambda config: bool(config.claims.table),
-            ),
-        ),
-    ),
+        DATA, "sentences -> findings asserted, negated or hedged", "claims",
+        (artifact("sentences"),
+         file("claims_table", lambda config: config.claims.table,
+              lambda config: bool(config.claims.table)))),
     "fit_language_model": Stage(
-        DATA,
-        "the corpus -> a masked language model",
-        makes="language_model",
-        inputs=(artifact("sentences", lambda config: config.language_model.steps > 0),),
-        seconds=35,
-    ),
+        DATA, "the corpus -> a masked language model", "language_model",
+        (artifact("sentences", lambda config: config.language_model.steps > 0),), seconds=35),
     "score_sentences": Stage(
-        DATA,
-        "each distinct sentence -> its pseudo-log-likelihood",
-        makes="likelihoods",
-        inputs=(artifact("sentences"), artifact("language_model")),
-        seconds=12,
-    ),
+        DATA, "each distinct sentence -> its pseudo-log-likelihood", "likelihoods",
+        (artifact("sentences"), artifact("language_model")), seconds=12),
     "build_eta_cache": Stage(
-        DATA, "likelihood -> eta = min(a * p**k, eta_max)", makes="eta_cache", inputs=_ETA
-    ),
+        DATA, "likelihood -> eta = min(a * p**k, eta_max)", "eta_cache", _ETA),
     "export_dataset": Stage(
-        DATA, "prepared studies -> Parquet that `datasets` loads, on this machine", on_request=True
-    ),
+        DATA, "prepared studies -> Parquet that `datasets` loads, on this machine",
+        on_request=True),
     "pretrain_images": Stage(
-        TRAINING,
-        "images alone -> weights that the image encoder starts from",
-        makes="image_weights",
-        on_request=True,
-    ),
+        TRAINING, "images alone -> weights that the image encoder starts from", "image_weights",
+        on_request=True),
     "train": Stage(
-        TRAINING,
-        "images, sentences, eta -> a model; one process or many",
-        makes="model",
-        inputs=_TRAIN,
-        seconds=110,
-    ),
+        TRAINING, "images, sentences, eta -> a model; one process or many", "model", _TRAIN,
+        seconds=110),
     "calibrate_scores": Stage(
-        TRAINING, "scores -> probabilities, by the validation images", seconds=9
-    ),
+        TRAINING, "scores -> probabilities, by the validation images", seconds=9),
     "fit_head": Stage(
-        TRAINING,
-        "labels of your own -> classifiers that the model answers by",
-        on_request=True,
-    ),
+        TRAINING, "labels of your own -> classifiers that the model answers by", on_request=True),
     "evaluate": Stage(
-        EVALUATION, "zero-shot findings, grounding, retrieval", makes="results", seconds=20
-    ),
-    "write_cards": Stage(SERVING, "the cards without which no model is published", on_request=True),
+        EVALUATION, "zero-shot findings, grounding, retrieval", "results", seconds=20),
+    "write_cards": Stage(
+        SERVING, "the cards without which no model is published", on_request=True),
     "build_index": Stage(
-        SERVING,
-        "vectors of all images and sentences, bound to the model",
-        makes="index",
-        inputs=tuple(map(artifact, ("model", "manifest", "prepared", "sentences", "claims"))),
-        seconds=20,
-    ),
+        SERVING, "vectors of all images and sentences, bound to the model", "index",
+        tuple(map(artifact, ("model", "manifest", "prepared", "sentences", "claims"))),
+        seconds=20),
     "answer_images": Stage(
-        SERVING,
-        "the model's answers on every image: a table, and DICOM objects if asked",
-        on_request=True,
-    ),
+        SERVING, "the model's answers on every image: a table, and DICOM objects if asked",
+        on_request=True),
     "ask_service": Stage(
-        SERVING,
-        "the service, started for real, answers three requests",
-        seconds=12,
-        on_request=True,
-    ),
+        SERVING, "the service, started for real, answers three requests",
+        seconds=12, on_request=True),
     "write_report": Stage(EVALUATION, "one page to look at", seconds=9),
 }
+# fmt: on
 """The jobs in order: what each does, makes and reads."""
 DATA_ARTIFACTS = tuple(
     stage.makes for stage in STAGES.values() if stage.makes and stage.heading == DATA

@@ -4,7 +4,6 @@ Studies, distinct texts, images and sentences are numbered from 0, so that a bat
 flat arrays. These are made of the artifacts once, by `read_corpus`; `corpus_cache` keeps them.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -202,11 +201,6 @@ class TokenTable:
     def lengths(self) -> Int64[np.ndarray, " texts"]:
         """Number of pieces of each text."""
         return np.diff(self.starts)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all word pieces."""
-        return hashlib.sha256(self.starts.tobytes() + self.pieces.tobytes()).hexdigest()
 
     def padded(
         self, texts: Int[np.ndarray, " local"]

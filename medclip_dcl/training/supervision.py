@@ -135,7 +135,8 @@ COLUMNS = (
     SupervisionColumn("report_codes", "studies", np.int8, needs_claims,
                       lambda read: _RELATIONS[read.settings.relation](read)),
     # Third of the lung that each distinct text names.
-    SupervisionColumn("zones", "texts", np.int8, lambda settings: settings.place_weight > 0, _zones),
+    SupervisionColumn("zones", "texts", np.int8,
+                      lambda settings: settings.place_weight > 0, _zones),
     # Which of the paper's five findings are labelled present.
     SupervisionColumn("labels", "studies", np.bool_,
                       lambda settings: settings.negatives == "remove_labels", _labels),

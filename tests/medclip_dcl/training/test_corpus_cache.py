@@ -62,7 +62,9 @@ def test_what_is_mapped_is_what_was_read(work: Path, split: str) -> None:
             uniform = np.tile(np.linspace(0, 0.99, 5), len(read.study_ids))
             one, other = one.pick(studies, uniform), other.pick(studies, uniform)
         assert same(one, other), field.name
-    assert mapped.tokens.digest == TokenTable(tokenizer, read.texts, 32).digest
+    cut = TokenTable(tokenizer, read.texts, 32)
+    assert same(mapped.tokens.pieces, cut.pieces)
+    assert same(mapped.tokens.starts, cut.starts)
     listed, claims = (
         open_artifact(kind.at(work), kind) for kind in (manifest.ARTIFACT, labels.ARTIFACT)
     )
