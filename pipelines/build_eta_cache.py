@@ -63,12 +63,14 @@ def _warn_where_far(job: Job, texts: Artifact, cache: Artifact) -> None:
         return
     values = read_table(cache.path, eta.ETA, ["eta"])["eta"].to_numpy()
     assumed, measured = mean_eta(values, shares, job.config.eta.eta_max)
+    _, uncapped = mean_eta(values, shares, 1.0)
     negatives = job.config.train.global_batch - 1
     if max(assumed, measured) > _FAR * min(assumed, measured):
         job.say(
             warning=f"a and k are the paper's, for CXR-BERT, and the language model was fitted "
             f"here: eta expects {negatives * assumed:.2g} false negatives of {negatives}, the "
-            f"claims of the training reports show {negatives * measured:.2g}; set eta.fit=claims"
+            f"claims of the training reports show {negatives * uncapped:.2g}, "
+            f"{negatives * measured:.2g} with each share cut at eta.eta_max; set eta.fit=claims"
         )
 
 

@@ -401,9 +401,9 @@ def test_processes_that_share_the_weights_are_refused(
     assert f"distribute this run by {name}; every process needs whole weights" in line
 
 
-def test_two_processes_follow_the_loss_curve_of_one(tmp_path: Path) -> None:
+def test_two_processes_follow_the_loss_curve_of_one_in_chunks(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    settings = {"freeze_batchnorm": True, "steps": 10, "learning_rate": 1e-3}
+    settings = {"freeze_batchnorm": True, "steps": 10, "learning_rate": 1e-3, "chunk": 2}
     objective = {"directions": "both", "relation": "claims"}
     write_corpus(one, dropout=0.0, eta=0.2)
     shutil.copytree(one, two)

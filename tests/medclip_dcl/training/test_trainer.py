@@ -126,26 +126,6 @@ def test_the_named_metric_chooses_the_published_step(
     assert all(torch.equal(saved[name], value) for name, value in weights.items())
 
 
-def test_a_run_in_bfloat16_that_was_cut_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def cut(step: int) -> ImageTextBatch:
-        if step == 7:
-            raise KeyboardInterrupt
-        return good_batch(step)
-
-    monkeypatch.setattr(AcceleratorState, "_shared_state", {})  # one precision a process, else
-    settings = {"precision": "bf16", "steps": 9, "save_every_steps": 3}
-    _, expected = run(tmp_path / "whole", **settings).published()
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "cut", cut, **settings)
-    _, weights = run(tmp_path / "cut", **settings).published()
-    assert all(torch.equal(weights[name], value) for name, value in expected.items())
-    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
-    _, plain = run(tmp_path / "plain", steps=9).published()
-    assert any(not torch.equal(plain[name], value) for name, value in expected.items())
-
-
 @pytest.mark.parametrize(
     ("known", "found"),
     [({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16"), ({"avx2": True}, "no")],
@@ -161,30 +141,37 @@ def test_auto_is_bfloat16_where_the_processor_multiplies_in_it(
     assert settle_precision(plain) is plain
 
 
-def test_a_run_that_was_cut_publishes_the_same_best_step(tmp_path: Path) -> None:
+BEST = {
+    "validation": [pair_batch(6, step=100)],
+    "validate_every_steps": 3,
+    "best_metric": "validation_loss",
+    "learning_rate": 3e-2,
+}
+HALF = {"precision": "bf16", "steps": 9, "save_every_steps": 3}
+
+
+@pytest.mark.parametrize(("settings", "killed_at"), [(BEST, 19), (HALF, 7)])
+def test_a_run_that_was_cut_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict, killed_at: int
+) -> None:
     def cut(step: int) -> ImageTextBatch:
-        if step == 19:
+        if step == killed_at:
             raise KeyboardInterrupt
         return good_batch(step)
 
-    settings = {
-        "validation": [pair_batch(6, step=100)],
-        "validate_every_steps": 3,
-        "best_metric": "validation_loss",
-        "learning_rate": 3e-2,
-    }
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})  # one precision a process, else
     step, expected = run(tmp_path / "whole", **settings).published()
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "cut", cut, **settings)
-    resumed = run(tmp_path / "cut", **settings)
-    found, weights = resumed.published()
-    assert found == step
+    published, weights = run(tmp_path / "cut", **settings).published()
+    assert published == step
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
     logs = [
         [{name: line[name] for name in line if name not in TIMINGS} for line in read_metrics(at)]
         for at in (tmp_path / "cut", tmp_path / "whole")
     ]
     assert logs[0] == logs[1]
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
 
 
 def test_the_log_has_the_norm_of_each_gradient_and_the_share_that_was_clipped(
