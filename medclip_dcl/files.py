@@ -90,10 +90,8 @@ def raise_open_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def write_bytes(path: Path, data: bytes | Iterator[bytes]) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
     """Write a file so that a kill leaves the old content or the new, never a part.
-
-    `data` may be given in pieces; where they end with an error, nothing is written.
 
     Raises:
         ArtifactUnwritable: the disk is full, or fails, or may not be written to.
@@ -105,8 +103,7 @@ def write_bytes(path: Path, data: bytes | Iterator[bytes]) -> None:
             with staged.open("xb") as stream:  # unlike mkstemp's, its mode is what the umask leaves
                 with suppress(OSError):  # a file system without locks
                     fcntl.flock(stream, fcntl.LOCK_EX)
-                for piece in data if isinstance(data, Iterator) else (data,):
-                    stream.write(piece)
+                stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())  # before the rename, else a crash may leave an empty file
             staged.replace(path)

@@ -22,10 +22,9 @@ from medclip_dcl.data import manifest
 from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.row_images import Bucket, image_source
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError, ServiceError, StudyError
-from medclip_dcl.files import sync_file
+from medclip_dcl.files import path_under, sync_file
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.progress import Progress
 from medclip_dcl.schemas import ClassifyAnswer, RefusedImage
@@ -210,7 +209,7 @@ def _without_identity(decoder: Decoder, source: Source | None) -> bytes | str:
 def answer_images(
     folder: Path,
     images: Sequence[AskedImage],
-    root: Path | Bucket,
+    root: Path,
     ask: Ask,
     settings: AnswerConfig,
     limits: ImagesConfig,
@@ -264,9 +263,9 @@ def answer_images(
     }
 
 
-def _source(root: Path | Bucket, path: str) -> Source | None:
+def _source(root: Path, path: str) -> Source | None:
     try:
-        return image_source(root, path)
+        return path_under(root, path)
     except StudyError:
         return None
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.data.records import BoxTable, ImageRecord
-from medclip_dcl.data.row_images import Bucket
 from medclip_dcl.data.source_settings import CONSTANT, BoxColumn, SourceConfig, relative_to_root
-from medclip_dcl.data.table_files import read_any, take_rows
+from medclip_dcl.data.table_columns import clean_id, take_rows, would_join
+from medclip_dcl.data.table_files import read_any
 from medclip_dcl.errors import ConfigError, StudyError
 
 # The image's id may also be the path of its file as `source.columns.path` gives it, and the phrase
@@ -40,7 +40,7 @@ def read_boxes(
     path: Path,
     images: Iterable[ImageRecord],
     settings: SourceConfig | None = None,
-    root: Path | Bucket | None = None,
+    root: Path | None = None,
 ) -> BoxTable:
     """Read a box table, such as MS-CXR's CSV.
 
@@ -65,7 +65,7 @@ def read_boxes(
     subjects: set[str] = set()
     unknown = 0
     for index, (where, values) in enumerate(table):
-        name, category, phrase = values[:3]
+        name, category, phrase = clean_id(values[0]), *values[1:3]
         image = known.get(name) or known.get(relative(name))
         numbers = _numbers((*values[3:7], *_sides(values[7:], image, index)), index)
         # the patient counts also where the image is not at hand: it must not train
@@ -79,6 +79,13 @@ def read_boxes(
         row = {"image_id": image.image_id, "subject_id": subject, "category": category}
         row |= {"phrase": " ".join(phrase.split())}
         rows.append(row | dict(zip(_NUMBERS, numbers, strict=True)))
+    if table and unknown == len(table):
+        alike = would_join((clean_id(values[0]) for _, values in table), known)
+        if alike:
+            raise StudyError(
+                f"none of the {unknown} boxes of {path.name} names an image of the source{alike}; "
+                "write ids in both tables alike"
+            )
     return BoxTable(rows, subjects, unknown)
 
 

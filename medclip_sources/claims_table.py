@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from medclip_dcl.data.source_settings import LABEL_CODES
-from medclip_dcl.data.table_files import read_any, take_rows
+from medclip_dcl.data.table_columns import clean_id, take_rows
+from medclip_dcl.data.table_files import read_any
 from medclip_dcl.errors import StudyError
 from medclip_dcl.text.labeler.labels import SILENT, GivenClaims, ReportLabels, unite
 from medclip_dcl.text.sentences import text_key, without_number
@@ -49,7 +50,7 @@ def read_claims_table(path: Path, fallback_encoding: str = "") -> GivenClaims:
                 f"row {row} of {path.name} names {len(named)} of text and study_id; name one"
             )
         name = named[0]
-        key = text_key(without_number(values[name])) if name == "text" else values[name]
+        key = text_key(without_number(values[name])) if name == "text" else clean_id(values[name])
         said = _labels(_claim(values, row, path.name))
         known = found[name].get(key)
         found[name][key] = said if known is None else unite((known, said))

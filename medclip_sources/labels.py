@@ -13,20 +13,22 @@ import pyarrow.compute as pc
 
 from medclip_dcl.data.records import RawStudies
 from medclip_dcl.data.source_settings import (
-    FIELD,
     LABEL_CODES,
     LABEL_KEY,
     SourceConfig,
     relative_to_root,
 )
-from medclip_dcl.data.table_files import (
+from medclip_dcl.data.table_columns import (
+    FIELD,
+    clean_id,
     fill_pattern,
     only_columns,
-    read_any,
     require_columns,
     strings,
     take_rows,
+    would_join,
 )
+from medclip_dcl.data.table_files import read_any
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.text.labeler.lexicon import LABELS
 
@@ -112,19 +114,22 @@ def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table
     """
     table = read_any(path, settings.fallback_encoding)
     named, column = _label_id(settings)
-    ids = [name.strip() for name in fill_pattern(table, path.name, column)]
+    ids = [clean_id(name) for name in fill_pattern(table, path.name, column)]
     rows = read_row_labels(table, path.name, settings, raw.counts)
     study_of = _studies_by_name(raw, ids, named, column)
     relative = relative_to_root(raw.root, settings)
     studies_named = (study_of.get(name) or study_of.get(relative(name)) for name in ids)
     joined = [(name, row) for name, row in zip(studies_named, rows, strict=True) if name]
+    if alone := len(ids) - len(joined):
+        raw.counts["labels_without_study"] = alone
     studies, labelled = zip(*joined, strict=True) if joined else ((), ())
     labels = label_table(studies, labelled, settings.findings)
     if not labels.num_rows:
+        alike = "" if joined else would_join(ids, study_of)
         raise StudyError(
             f"{path.name} labels no study: {len(ids)} rows, of which {len(joined)} have a study, "
-            f"image or path of the source in column {column!r}; set source.label_id "
-            "and source.columns.labels"
+            f"image or path of the source in column {column!r}{alike}; set source.label_id "
+            "and source.columns.labels, or write ids in both tables alike"
         )
     return labels
 

@@ -19,7 +19,8 @@ from medclip_dcl.data.records import (
     Study,
     Text,
 )
-from medclip_dcl.data.table_files import no_column, read_any, read_rows, take_rows
+from medclip_dcl.data.table_columns import no_column, read_rows, take_rows
+from medclip_dcl.data.table_files import read_any
 from medclip_dcl.errors import StudyError
 from medclip_dcl.files import path_under
 from medclip_dcl.text.labeler.lexicon import LABELS

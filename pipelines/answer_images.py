@@ -14,7 +14,7 @@ from medclip_dcl.artifact import Artifact
 from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
-from medclip_dcl.data.row_images import file_of, stamp_files
+from medclip_dcl.data.records import stamp_files
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import read_keys
 from medclip_dcl.inference.predictor import load
@@ -35,7 +35,7 @@ def build(job: Job) -> None:
     studies = job.open(manifest.ARTIFACT)
     root = readers.images_root(config.source, lambda text: resolve_path(text, config.work))
     images = answers.list_asked_images(studies)
-    stamp = stamp_files(root, (file_of(image.path) for image in images))
+    stamp = stamp_files(root, (image.path for image in images))
     inputs: dict[str, Artifact | str] = {"manifest": studies, "images": stamp}
     made: dict[str, Any] = {"answer": settings.result_settings()}
 

@@ -11,9 +11,10 @@ from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from medclip_dcl.data.row_images import is_list
+from medclip_dcl.data.csv_files import UTF16, open_plain, sniff_separator
 from medclip_dcl.data.source_settings import LABEL_CODES, Column
-from medclip_dcl.data.table_files import UTF16, open_plain, read_any, sniff_separator, strings
+from medclip_dcl.data.table_columns import is_list, strings
+from medclip_dcl.data.table_files import read_any
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.labeler.lexicon import LABELS

@@ -23,8 +23,6 @@ from .cli import tool_main
 from .column_guesses import ROLES, TableGuess, guess_table
 
 if TYPE_CHECKING:
-    from medclip_dcl.data.row_images import Bucket
-
     from .config import Config
 
 _BATCH = 32
@@ -159,14 +157,14 @@ def _write_preview(page: Path, config: "Config") -> None:
     page.write_text(render({"name": config.source.table, "pairs": pairs}, "preview.html"))
 
 
-def _picture(root: "Path | Bucket", path: str) -> dict[str, str]:
+def _picture(root: Path, path: str) -> dict[str, str]:
     from medclip_dcl.data.grayscale import square
     from medclip_dcl.data.images import open_image
-    from medclip_dcl.data.row_images import image_source
+    from medclip_dcl.files import path_under
     from medclip_reporting.charts import image_uri
 
     try:
-        source = image_source(root, path)
+        source = path_under(root, path)
         image = open_image(source if isinstance(source, Path) else bytes(source))
     except (ImageError, StudyError) as error:
         return {"image": "", "fault": getattr(error, "code", "no file")}

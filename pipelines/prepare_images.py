@@ -7,7 +7,7 @@ written shard by shard, so a killed run resumes after the last whole shard.
 import sys
 
 from medclip_dcl.data import prepared
-from medclip_dcl.data.row_images import stamp_files
+from medclip_dcl.data.records import stamp_files
 from medclip_dcl.settings import resolve_path
 from medclip_sources import readers
 

@@ -232,9 +232,6 @@ STAGES = {
         (artifact("sentences"), artifact("language_model")), seconds=12),
     "build_eta_cache": Stage(
         DATA, "likelihood -> eta = min(a * p**k, eta_max)", "eta_cache", _ETA),
-    "export_dataset": Stage(
-        DATA, "prepared studies -> Parquet that `datasets` loads, on this machine",
-        on_request=True),
     "pretrain_images": Stage(
         TRAINING, "images alone -> weights that the image encoder starts from", "image_weights",
         on_request=True),

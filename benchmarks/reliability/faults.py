@@ -142,10 +142,9 @@ class Bench:
                 if last < 0:
                     continue
                 work = write_base(base, self.folder / base)
+                fill_hub(hub, work / "dataset")
                 for writer in found[: last + 1]:
                     yield from self._scene(writer, work)
-                    if writer.name == "export_dataset":
-                        fill_hub(hub, work / "dataset")
 
     def _scene(self, writer: Writer, work: Path) -> Iterator[Scene]:
         if writer.name not in self._chosen:

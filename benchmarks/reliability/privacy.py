@@ -190,7 +190,7 @@ def _run_everything(commands: Commands) -> dict[str, float]:
     """Run every command of the CLI but the gateway's; count plants and rejects."""
     base = commands.base
     story = load_config(Path(CONFIG)).jobs
-    jobs = ("check_data", "pretrain_images", "answer_images", "export_dataset", *story)
+    jobs = ("check_data", "pretrain_images", "answer_images", *story)
     forkserver.context(["pipelines.__main__", *(f"pipelines.{name}" for name in jobs)])
     run, out = commands.run, commands.out
     work = out / "work"
@@ -211,7 +211,7 @@ def _run_everything(commands: Commands) -> dict[str, float]:
     # a sweep would draw the spoilt studies again
     quick = ("pretrain.steps=2",)
     shared = options('answer.objects=["sr","pr","sc"]', f"jobs={json.dumps(story[1:])}", *quick)
-    for name in (*story[1:-1], "pretrain_images", "answer_images", "export_dataset"):
+    for name in (*story[1:-1], "pretrain_images", "answer_images"):
         run(name, *shared)
     refused("prepare_images", "too_many_images", "source.max_reject_share=0", "images.size_px=48")
     run(story[-1], *options("report.private=true"), log="logs/private_report.log")
@@ -225,7 +225,7 @@ def _run_everything(commands: Commands) -> dict[str, float]:
         own = f"work={out / kind}"
         refused("build_manifest", kind, own, config_file=str(config_file))
     for name, settings in sound_sources(base).items():
-        for stage in ("build_manifest", "prepare_images", "split_sentences", "export_dataset"):
+        for stage in ("build_manifest", "prepare_images", "split_sentences"):
             if (name, stage) != ("folder", "split_sentences"):
                 own = options(f"work={out / name}", *settings)
                 run(stage, *own, log=f"logs/{name}_{stage}.log")
@@ -473,7 +473,6 @@ def sound_sources(base: Path) -> dict[str, tuple[str, ...]]:
         "folder": ("source.kind=dicom",),
         "table": (*table, "source.columns={" + columns + '"path": "file"}'),
         "hub_rows": hub,
-        "hub_copied": (*hub, "source.materialise=true"),
     }
 
 

@@ -11,6 +11,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 from medclip_dcl.artifact import HEADER, ArtifactType, open_artifact, read_artifact_header
@@ -51,12 +53,7 @@ _GRID = {
     "seeds": [0],
     "figures": ["grounding.cnr"],
 }
-_COLUMNS = {
-    **{name: name for name in ("subject_id", "study_id", "findings", "impression")},
-    "image": "images",
-    "image_id": "image_ids",
-    "view": "views",
-}
+_COLUMNS = {name: name for name in ("subject_id", "study_id", "findings", "image", "image_id")}
 _HUB = ("source.kind=huggingface", f"source.columns={json.dumps(_COLUMNS)}")
 
 
@@ -140,10 +137,10 @@ def call(functions: Sequence[Before]) -> None:
 
 
 def copy_row_by_row() -> None:
-    """Let every row of a dataset be a file, so that there are many."""
+    """Let every row of a dataset be a part, so that there are many."""
     from medclip_sources import huggingface
 
-    huggingface._SHARD_BYTES = huggingface._BATCH = 1
+    huggingface._PART_ROWS = huggingface._BATCH = 1
 
 
 def reach_hub(url: str) -> None:
@@ -221,10 +218,9 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
     evaluated = functools.partial(Writer, base="evaluated")
     once = functools.partial(evaluated, once=True)
     return (
-        evaluated("export_dataset"),
         evaluated(
             "build_manifest of rows",
-            settings=(*_HUB, "source.root={work}/dataset", "source.materialise=true"),
+            settings=(*_HUB, "source.root={work}/dataset"),
             words=_APART,
             before=((f"{_HERE}:copy_row_by_row", ()),),
             stride=7,
@@ -280,7 +276,7 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
 
 
 def fill_hub(hub: DatasetHub, dataset: Path) -> None:
-    """Give a hub the files of an exported dataset."""
+    """Give a hub the files of a dataset."""
     hub.files = {
         path.relative_to(dataset).as_posix(): path.read_bytes()
         for path in sorted(dataset.rglob("*"))
@@ -295,8 +291,13 @@ def write_base(base: Base, work: Path) -> Path:
         publish(work / "model")
         return work
     write_evaluated(work)
-    for row in read_table(work / "manifest", manifest.IMAGES).to_pylist():
+    rows = read_table(work / "manifest", manifest.IMAGES).to_pylist()
+    for row in rows:
         (work / row["path"]).write_bytes(png())
+        row |= {"image": png(), "findings": "The heart is large."}
+    (work / "dataset").mkdir()
+    columns = {name: [row[name] for row in rows[:12]] for name in _COLUMNS}
+    pq.write_table(pa.table(columns), work / "dataset/train.parquet")
     (work / "prompts.yaml").write_text(PROMPTS)
     (work / "grid.yaml").write_text(yaml.safe_dump(_GRID))
     write_config(work / "config.yaml", work, **_EVALUATED)

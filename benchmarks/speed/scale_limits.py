@@ -1,4 +1,4 @@
-"""MIMIC-CXR's size against the limits of a machine: descriptors, processes, a store that fails.
+"""MIMIC-CXR's size against the limits of a machine: descriptors and processes.
 
     python -m benchmarks.scale_limits [--quick] [--work FOLDER] [--only PART] [--into FILE]
 
@@ -11,18 +11,8 @@ it has open afterwards, its three streams included.
 Two processes of a tiny model with dropout are stopped, one goes on and is stopped, and two go on.
 `resume_difference_ppm` is the largest relative difference of a loss to those of two alone.
 
-`bucket` (needs `MOTO_SERVER`, see `testing/object_store.py`)
-A table and 600 PNG images are listed and prepared from a folder, and from a bucket whose every
-tenth request fails. `bucket_differs` counts the artifacts that are not the same, byte for byte.
-Then a tiny model is trained on shards in `images.store` by way of a cache of two of sixteen, and on
-the same shards in a folder: `store_model_differs` is 1 where the weights are others.
-
-`order`
-How often an epoch of MIMIC-CXR's size fetches a shard, of 674, where the cache of a machine with
-all processes holds 64 of them: with images drawn from all shards, and in windows of two.
-
 `cluster`
-The same images are prepared by two Dask workers, one of which is killed once a shard is there.
+600 PNG images are prepared by two Dask workers, one of which is killed once a shard is there.
 `cluster_differs` is 1 where the artifact is another than that of this machine alone.
 
 `--into` adds the figures to a kept output of `benchmarks.scale`, with their own date and commit.
@@ -38,7 +28,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,8 +40,7 @@ from PIL import Image
 from benchmarks.record import finish, judge, keep_figures
 from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
 from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.shard_cache import upload
+from medclip_dcl.data import prepared
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.retrieval.embeddings import (
     ARTIFACT,
@@ -65,16 +53,12 @@ from medclip_dcl.retrieval.embeddings import (
 from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.retrieval.sketch import SKETCH
 from medclip_dcl.tables import write_array, write_table
-from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex, Windows
-from medclip_sources.object_store import open_bucket
 
 DESCRIPTORS = 256
 BARS = {
     "index_descriptors": f"<= {DESCRIPTORS}",
     "index_hits": "10",
     "resume_difference_ppm": "<= 1",
-    "bucket_differs": "0",
-    "store_model_differs": "0",
     "cluster_differs": "0",
     "cluster_lost_images": "0",
 }
@@ -83,8 +67,6 @@ _IMAGES, _TEXTS = 234_073, 500_000
 _DIM, _GRID, _WIDTH, _LANDMARKS = 16, 2, 8, 32
 _HITS = 10
 _MODEL = "made up"
-_FAILS_EVERY = 10
-_SHARDS, _CACHE_GB = 16, 7e-5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -217,86 +199,6 @@ def resume_figures(work: Path, quick: bool) -> dict[str, float]:
     return found
 
 
-# --- Bucket
-
-
-def bucket_figures(work: Path, quick: bool) -> dict[str, float]:
-    """List and prepare images of a folder, and of a bucket that fails now and then."""
-    from testing.object_store import failing_store
-
-    folder = work / "bucket"
-    shutil.rmtree(folder, ignore_errors=True)
-    studies = folder / "studies"
-    write_studies(studies, 60 if quick else 600)
-    spent, digests = [], []
-    with failing_store(studies, _FAILS_EVERY) as store:
-        os.environ |= store.environment | {"XDG_CACHE_HOME": str(folder / "cache")}
-        copied = {"store": f"{store.url}/copied"}
-        for name, root, to in (("local", str(studies), {}), ("remote", store.url, copied)):
-            begun = time.perf_counter()
-            images = _prepared(folder, name, root, **to)
-            spent.append(time.perf_counter() - begun)
-            listed = open_artifact(manifest.ARTIFACT.at(folder / name), manifest.ARTIFACT)
-            digests.append([listed.digest, images.digest])
-        differs = _store_differs(folder, store.url)
-        asked = next(store.requests) - 1
-    shutil.rmtree(folder)
-    return {
-        "store_model_differs": differs,
-        "bucket_differs": sum(here != there for here, there in zip(*digests, strict=True)),
-        "bucket_requests": asked,
-        "bucket_failed_on_purpose": asked // _FAILS_EVERY,
-        "bucket_over_folder_wall": spent[1] / spent[0],
-    }
-
-
-def _store_differs(folder: Path, url: str) -> int:
-    from pipelines import train
-    from testing.corpus import write_config, write_corpus
-
-    store = {"store": f"{url}/ready", "cache_gb": _CACHE_GB}
-    weights = []
-    here = write_corpus(folder / "here", studies=200, shards=_SHARDS)
-    shutil.copytree(here, folder / "stored")
-    for name, images in (("here", {}), ("stored", store)):
-        work = folder / name
-        if images:
-            kind, bucket = prepared.ARTIFACT, open_bucket(store["store"], "images.store")
-            upload(open_artifact(kind.at(work), kind), bucket)
-            shutil.rmtree(kind.at(work))
-        config = write_config(folder / f"{name}.yaml", work, images=images)
-        assert train.main(["--config", str(config)]) == 0, "training failed"
-        weights.append((work / "model" / "model.safetensors").read_bytes())
-    held = list((folder / "cache").rglob("shard-*.arrow"))
-    assert 0 < len(held) < _SHARDS, f"the cache holds {len(held)} of {_SHARDS} shards"
-    return int(weights[0] != weights[1])
-
-
-def order_figures(work: Path, quick: bool) -> dict[str, float]:
-    """Count what an epoch fetches, by the sampler that training draws from."""
-    del work
-    studies, shards, cached = (2_300, 68, 16) if quick else (230_000, 674, 64)
-    rng = np.random.default_rng(0)
-    owners = np.sort(np.append(np.arange(studies), rng.integers(studies, size=studies // 2)))
-    images, one = RaggedIndex(owners, studies), RaggedIndex(np.arange(studies), studies)
-    # By id: the images of a study lie anywhere.
-    shard_of = rng.permutation(len(owners)) * shards // len(owners)
-    found = {}
-    for name, windows in (("all", None), ("windows", Windows(shard_of, 2))):
-        sampler = ImageTextSampler(images, one, 64, 0, False, windows)
-        held: OrderedDict[int, None] = OrderedDict()
-        fetched = 0
-        for step in range(sampler.steps_per_epoch):
-            for shard in shard_of[sampler.draw(step).images].tolist():
-                fetched += shard not in held
-                held[shard] = None
-                held.move_to_end(shard)
-                if len(held) > cached:
-                    held.popitem(last=False)
-        found[f"shards_fetched_{name}"] = float(fetched)
-    return found
-
-
 def cluster_figures(work: Path, quick: bool) -> dict[str, float]:
     """Prepare images by two workers of a Dask cluster, of which one is killed on the way."""
     from distributed import LocalCluster
@@ -358,8 +260,6 @@ def write_studies(folder: Path, images: int) -> None:
 PARTS: dict[str, Callable[[Path, bool], dict[str, float]]] = {
     "index": index_figures,
     "resume": resume_figures,
-    "bucket": bucket_figures,
-    "order": order_figures,
     "cluster": cluster_figures,
 }
 

@@ -29,11 +29,6 @@ class ImagesConfig(Section):
     """Whether an image is rejected whose BurnedInAnnotation is given and is not NO."""
     dask_scheduler: Annotated[str, NO_EFFECT, LOCAL] = ""
     """Address of a Dask scheduler, such as `tcp://head:8786`, whose workers decode; empty: here."""
-    store: Annotated[str, NO_EFFECT, LOCAL] = ""
-    """Bucket, such as `s3://BUCKET/PREFIX`, to which prepared images are copied, and from which all
-    stages read them; empty: they are read in `work`."""
-    cache_gb: Annotated[float, NO_EFFECT, Field(gt=0)] = 100
-    """Most that shards of `store` take on this machine, GB, in `XDG_CACHE_HOME` (`~/.cache`)."""
 
     @property
     def max_pixels(self) -> int:

@@ -1,10 +1,14 @@
 """Faults planted in a generated tree, each in a fault list: what a check must find, and no more.
 
+    write_spoilt_tree(path, GenerateConfig(patients=38, size_px=64), each=1, seed=0)
+
 Every fault falls on a patient of its own, so that none hides another. What each spoils
 is written again from the plan of the study, so a killed run plants the same again.
 """
 
 import csv
+import gzip
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.artifact import Artifact, make_fingerprint
+from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.files import write_bytes
+from medclip_synthetic import tree
 from medclip_synthetic.patients import NATURAL, Item, Patient
 from medclip_synthetic.radiograph import DrawnImage
+from medclip_synthetic.settings import GenerateConfig
 
 FAULT_LIST = "truth/faults.csv"
 """The fault list, relative to the tree's root."""
@@ -77,13 +84,64 @@ class Planted(NamedTuple):
         return str(getattr(self, FAULTS[self.fault].on))
 
 
+_METADATA, _SPLIT = "mimic-cxr-2.0.0-metadata.csv.gz", "mimic-cxr-2.0.0-split.csv.gz"
+# Patients of the test split have boxes: put in train they would be a second fault.
+_OTHER_SPLIT = {"train": "test", "validate": "train", "test": "validate"}
+
+
+def write_spoilt_tree(path: Path, settings: GenerateConfig, each: int, seed: int) -> Artifact:
+    """Write a generated tree with `each` faults of every kind, and their list."""
+
+    def spoil(
+        folder: Path, patients: Sequence[Patient], drawn: dict[str, Any]
+    ) -> tuple[Sequence[Patient], dict[str, bytes]]:
+        planted = choose_faults(patients, drawn, each, seed)
+        shown = plant_faults(folder, patients, drawn, planted, settings.size_px)
+        tables = tree.release_tables(shown, drawn) | tree.truth_tables(shown, drawn)
+        tables |= _spoilt_tables(tables, shown, drawn, planted)
+        rows = [item._asdict() | {"code": item.code} for item in planted]
+        return shown, tables | {FAULT_LIST: tree.csv_bytes(rows)}
+
+    made = {"generate": settings, "seed": seed, "faults": each}
+    fingerprint = make_fingerprint(tree.ARTIFACT, made, {})
+    with write_artifact(path, tree.ARTIFACT, fingerprint) as writer:
+        return writer.commit(tree.write_tree(writer, seed, settings, 0, spoil))
+
+
+def _spoilt_tables(
+    tables: Mapping[str, bytes],
+    patients: Sequence[Patient],
+    drawn: tree.Drawn,
+    planted: Sequence[Planted],
+) -> dict[str, bytes]:
+    fault_of = {entry.image_id: entry.fault for entry in planted}
+
+    def rows(name: str) -> list[dict[str, str]]:
+        text = gzip.decompress(tables[name]).decode()
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+
+    listed, split = rows(_METADATA), rows(_SPLIT)
+    listed += [row for row in listed if fault_of.get(row["dicom_id"]) == "repeated_row"]
+    for row in split:
+        if fault_of.get(row["dicom_id"]) == "wrong_split":
+            row["split"] = _OTHER_SPLIT[row["split"]]
+    images = [item for patient in patients for item in patient.items()]
+    boxed = [item for item in images if fault_of.get(item.image.dicom_id) == "trained_box"]
+    more = tree.csv_bytes(list(tree.box_rows(boxed, drawn)) or [{}]).partition(b"\n")[2]
+    return {
+        _METADATA: gzip.compress(tree.csv_bytes(listed), mtime=0),
+        _SPLIT: gzip.compress(tree.csv_bytes(split), mtime=0),
+        tree.BOX_TABLE: tables[tree.BOX_TABLE] + more,
+    }
+
+
 def choose_faults(
     patients: Sequence[Patient], drawn: Mapping[str, Any], each: int, seed: int
 ) -> list[Planted]:
     """Choose where `each` faults of every kind are planted, no two on one patient.
 
     Raises:
-        ConfigError: the tree has too few patients that fit.
+        ValueError: the tree has too few patients that fit.
     """
     generator = np.random.default_rng((seed, _STREAM))
     order = [patients[int(entry)] for entry in generator.permutation(len(patients))]
@@ -146,10 +204,7 @@ def _take(free: dict[str, Patient], fits: Callable[[Patient], bool]) -> Patient:
     for subject, patient in free.items():
         if fits(patient):
             return free.pop(subject)
-    raise ConfigError(
-        "generate.faults asks for more faults than there are patients to plant them on; "
-        "raise generate.patients or lower it"
-    )
+    raise ValueError("there are fewer patients than faults; draw more")
 
 
 def _is_plain(patient: Patient) -> bool:

@@ -9,20 +9,17 @@ from pathlib import Path
 import pydicom
 import pytest
 
-from medclip_dcl.artifact import Artifact, make_fingerprint, read_artifact_header
-from medclip_dcl.artifact_writer import write_artifact
+from medclip_dcl.artifact import Artifact, read_artifact_header
 from medclip_synthetic import tree
-from medclip_synthetic.faults import FAULTS, Planted, read_fault_list
 from medclip_synthetic.settings import GenerateConfig
+from testing.faults import FAULTS, Planted, read_fault_list, write_spoilt_tree
 
-SETTINGS = GenerateConfig(patients=36, size_px=64, faults=1)
+SETTINGS = GenerateConfig(patients=36, size_px=64)
 RELEASE = "mimic-cxr-2.0.0-{}.csv.gz"
 
 
-def write(path: Path, settings: GenerateConfig = SETTINGS) -> Artifact:
-    fingerprint = make_fingerprint(tree.ARTIFACT, {"generate": settings}, {"seed": "1"})
-    with write_artifact(path, tree.ARTIFACT, fingerprint) as writer:
-        return writer.commit(tree.write_tree(writer, 1, settings, 1))
+def write(path: Path) -> Artifact:
+    return write_spoilt_tree(path, SETTINGS, 1, 1)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
