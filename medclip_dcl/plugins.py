@@ -57,7 +57,7 @@ class Registry(Mapping[str, _Item]):
         return keep
 
     def check(self, name: str) -> str:
-        """Give the name back; ValueError, for a setting's validator, where nothing has it."""
+        """Return the name back; ValueError, for a setting's validator, where nothing has it."""
         if name not in self.own and self.get(name) is None:
             known = [*self.own, *self._items]
             near = get_close_matches(name, known, n=1) or known

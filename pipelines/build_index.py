@@ -30,7 +30,7 @@ def build(job: Job) -> None:
     """Build the index."""
     reuse_memory()
     inputs = job.open_inputs()
-    model, studies, prepared_artifact, texts, said = (
+    model, studies, prepared_artifact, texts, claims = (
         inputs.values[name] for name in ("model", "manifest", "prepared", "sentences", "claims")
     )
     settings, inference = job.config.index, job.config.inference
@@ -41,7 +41,7 @@ def build(job: Job) -> None:
         chosen = select_content(
             read_table(studies.path, manifest.IMAGES),
             read_table(texts.path, sentences.SENTENCES),
-            findings_of(read_table(said.path, labels.REPORT_CLAIMS), _labels(studies)),
+            findings_of(read_table(claims.path, labels.REPORT_CLAIMS), _labels(studies)),
             images,
             settings.splits,
         )

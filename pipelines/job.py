@@ -108,7 +108,7 @@ class Job:
         return artifact
 
     def reuse(self, kind: ArtifactType, fingerprint: Mapping[str, Any]) -> Artifact | None:
-        """Give the artifact on disk, and say so, where it is whole and has the fingerprint."""
+        """Return the artifact on disk, and say so, where it is whole and has the fingerprint."""
         current = open_if_current(kind.at(self.work), kind, fingerprint)
         if current is not None:
             self.say(artifact=kind.name, state="reused", **_scalars(current.summary))

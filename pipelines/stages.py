@@ -300,7 +300,7 @@ REPORT = "report.html"
 
 
 def stages_of(config: "Config") -> tuple[str, ...]:
-    """Give the stages that a config runs, in order: those that `jobs` names, else all but a few.
+    """Return the stages that a config runs, in order: those that `jobs` names, else all but a few.
 
     A config that evaluates the model of another run has that evaluation alone. One whose
     `model.image.pretrained` is `OWN_WEIGHTS` has `pretrain_images` too.

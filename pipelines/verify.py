@@ -24,7 +24,7 @@ def command(
 ) -> int:
     """Print a line for each artifact; ArtifactCorrupt at the end where one is damaged."""
     folder = run_folder(folder)
-    nested = (found.parent for depth in ("*", "*/*") for found in folder.glob(f"{depth}/{HEADER}"))
+    nested = [file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{HEADER}")]
     paths = [folder] if (folder / HEADER).is_file() else sorted(nested)
     if not paths:
         raise ArtifactMissing(f"{folder} holds no artifact; name a run's folder, or an artifact's")

@@ -105,7 +105,7 @@ def _fitting_share(
 
 
 def label_shares(keys: Sequence[str], claimed: Artifact, listed: Artifact) -> Floats:
-    """Give the share of labelled training studies that each key's sentence fits.
+    """Return the share of labelled training studies that each key's sentence fits.
 
     Raises:
         ArtifactStale: the claims lack a sentence.

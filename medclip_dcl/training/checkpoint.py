@@ -129,7 +129,7 @@ class CheckpointStore:
         return dict(_read(artifact).weights) if artifact.fingerprint == self._fingerprint else None
 
     def newest(self) -> Artifact | None:
-        """Give the checkpoint that `find` would look at first, its files unread."""
+        """Return the checkpoint that `find` would look at first, its files unread."""
         for path in reversed(self._paths()):
             with suppress(ArtifactError):
                 return read_artifact_header(path)

@@ -51,7 +51,7 @@ class CropParams:
 
 
 def slack_px(size_px: int, input_px: int) -> int:
-    """Give the pixels by which a crop of side `input_px` can move in an image of side `size_px`."""
+    """Return by how many pixels a crop of side `input_px` can move in an image of `size_px`."""
     if input_px > size_px:
         raise ConfigError(
             f"model.image.input_px {input_px} exceeds images.size_px {size_px}: the input is a "

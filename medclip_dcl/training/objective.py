@@ -238,7 +238,7 @@ class ContrastiveObjective:
         self.settings, self._seed, self._threshold = settings, seed, threshold
         self._chunk = chunk
         self._directions = DIRECTIONS[settings.directions, settings.image_anchor]
-        self._terms = [make(settings) for name, make in TERMS.items() if getattr(settings, name)]
+        self.terms = [make(settings) for name, make in TERMS.items() if getattr(settings, name)]
 
     def compute_loss(
         self, network: nn.Module, encoder: DualEncoder, batch: ImageTextBatch
@@ -276,7 +276,7 @@ class ContrastiveObjective:
         columns = self._score(encoder, regions, gather_with_grad(sentences))  # (batch, local)
         s = encoder.gamma**2 * gather_with_grad(columns.T).T  # (batch, batch)
         output = self.contrast(s, encoder, batch)
-        for term in self._terms:
+        for term in self.terms:
             added = term(regions, sentences, encoder.gamma, batch)
             output = ObjectiveOutput(output.loss + added.loss, output.gauges | added.gauges)
         return output

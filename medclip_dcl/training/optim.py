@@ -13,7 +13,7 @@ from medclip_dcl.training.settings import TrainConfig
 
 
 def learning_rate_share(step: int, warmup_steps: int, steps: int) -> float:
-    """Give the share of the peak learning rate that a step, from 0, uses: in (0, 1].
+    """Return the share of the peak learning rate that a step, from 0, uses: in (0, 1].
 
     Linear warm-up, whose last step uses the peak, then cosine decay to 0. A pure function, so a
     resumed run has no schedule to restore.
@@ -54,7 +54,7 @@ def param_group_of(name: str) -> ParamGroup:
 
 
 def peak_learning_rate(name: str, settings: TrainConfig) -> float:
-    """Give a parameter's peak: that of the group it belongs to, else the common one."""
+    """Return a parameter's peak: that of the group it belongs to, else the common one."""
     own = {
         ParamGroup.IMAGE: settings.image_learning_rate,
         ParamGroup.TEXT: settings.text_learning_rate,
@@ -89,11 +89,11 @@ def freeze(encoder: nn.Module, frozen: frozenset[ParamGroup]) -> None:
 
     Of an encoder with adapters they reach these.
     """
-    kept = adapted(encoder)
+    adapted_names = adapted(encoder)
     for name, parameter in encoder.named_parameters():
         group = param_group_of(name)
         if group is not ParamGroup.SCALE:
-            parameter.requires_grad_(group not in frozen and name not in kept)
+            parameter.requires_grad_(group not in frozen and name not in adapted_names)
 
 
 def set_training_mode(
@@ -132,9 +132,9 @@ def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
     """
     # Few groups: the fused update is one kernel for each.
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
-    kept = adapted(encoder)
+    adapted_names = adapted(encoder)
     for name, parameter in encoder.named_parameters():
-        if name in kept:
+        if name in adapted_names:
             continue
         if parameter.requires_grad or param_group_of(name) is not ParamGroup.SCALE:
             peak = peak_learning_rate(name, settings)
@@ -159,7 +159,7 @@ def set_learning_rate(optimizer: Optimizer, share: float) -> None:
 
 
 def optimizer_tensors(optimizer: Optimizer, encoder: nn.Module) -> dict[str, Tensor]:
-    """Give the optimiser's state, `<state>/<parameter>` -> tensor; empty before the first step."""
+    """Return the state, `<state>/<parameter>` -> tensor; empty before the first step."""
     return {
         f"{key}/{name}": value
         for name, parameter in encoder.named_parameters()

@@ -108,14 +108,14 @@ class TrainConfig(Section):
         return self.steps
 
     def counted(self, steps_per_epoch: int) -> Self:
-        """Give the same settings with steps in place of epochs; at least one."""
+        """Return the same settings with steps in place of epochs; at least one."""
         if self.epochs is None:
             return self
         steps = max(1, round(self.epochs * steps_per_epoch))
         return self.model_copy(update={"steps": steps, "epochs": None})
 
     def result_settings(self, *also: str) -> dict[str, Any]:
-        """Give the settings that decide the model; validation's where it chooses the step."""
+        """Return the settings that decide the model; validation's where it chooses the step."""
         validation = ("validate_every_steps", "validate_images") if self.best_metric else ()
         return super().result_settings(*validation, *also)
 

@@ -195,7 +195,7 @@ class Trainer:
         return state.step == settings.total_steps
 
     def published(self) -> tuple[int, dict[str, Tensor]]:
-        """Give steps done and weights to publish: the best by the metric, else the last.
+        """Return steps done and weights to publish: the best by the metric, else the last.
 
         Raises:
             CheckpointError: the best checkpoint is gone or damaged.

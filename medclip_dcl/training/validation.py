@@ -46,7 +46,7 @@ _TEXTS_PER_PASS = 64
 
 
 def validation_batch(studies: int, settings: TrainConfig) -> int:
-    """Give the pairs of a validation batch: those of training, or what a smaller split has.
+    """Return the pairs of a validation batch: those of training, or what a smaller split has.
 
     Raises:
         ConfigError: the split has too few usable studies for one batch.
@@ -110,7 +110,7 @@ class ValidationMetrics:
             )
 
     def images(self, start: int, stop: int) -> UInt8[np.ndarray, "images size size"]:
-        """Give some of the prepared images."""
+        """Return some of the prepared images."""
         return np.stack([self._prepared.pixels(row) for row in self._rows[start:stop]])
 
     def __call__(self, encoder: DualEncoder, device: torch.device) -> dict[str, float | None]:
@@ -127,12 +127,12 @@ class ValidationMetrics:
             for start, stop in _passes(self.truth.shape[1], _IMAGES_PER_PASS)
         ]
         prompts = self._score(encoder, regions, self.prompts, len(prompt_texts(self._findings)))
-        said = self._score(encoder, regions, self._texts, len(self.correct))
+        scores = self._score(encoder, regions, self._texts, len(self.correct))
         margin = margins(torch.from_numpy(prompts), self._findings).numpy()
         return {
             "validation_auc": _mean_auc(margin, self.truth),
             "validation_report_auc": _mean_auc(margin, self.reported),
-            "validation_recall_at_10": value_of(recall_at(best_ranks(said, self.correct), _K)),
+            "validation_recall_at_10": value_of(recall_at(best_ranks(scores, self.correct), _K)),
         }
 
     @staticmethod
@@ -166,12 +166,12 @@ def _reported(
     reported = np.full((len(findings), len(study_ids)), UNKNOWN, dtype=np.int8)
     if claims is None:
         return reported
-    said = read_report_labels(claims, REPORT_CLAIMS, "study_id", study_ids)
+    reports = read_report_labels(claims, REPORT_CLAIMS, "study_id", study_ids)
     for row, finding in enumerate(findings):
         if finding.label in FINDINGS:
             reported[row] = [
                 UNKNOWN if finding.label in report.uncertain else finding.label in report.asserted
-                for report in said
+                for report in reports
             ]
     return reported
 
@@ -179,13 +179,13 @@ def _reported(
 def _said(
     corpus: Corpus, studies: Int[np.ndarray, " images"], texts: Int[np.ndarray, " texts"]
 ) -> Bool[np.ndarray, "texts images"]:
-    said = np.zeros((len(texts), len(studies)), dtype=bool)
+    contains = np.zeros((len(texts), len(studies)), dtype=bool)
     sizes = corpus.sentences.sizes[studies]
     for index in range(int(sizes.max())):  # the first sentence of every report, then the second
         has = sizes > index
         sentence = corpus.sentences.pick(studies[has], (index + 0.5) / sizes[has])
-        said[:, has] |= texts[:, None] == corpus.text_of[sentence][None]
-    return said
+        contains[:, has] |= texts[:, None] == corpus.text_of[sentence][None]
+    return contains
 
 
 def _passes(count: int, size: int) -> list[tuple[int, int]]:
