@@ -58,8 +58,8 @@ def _errno_of(error: BaseException | None) -> int:
         return error.errno or 0
     # tokenizers and safetensors raise errors of their own: "Input/output error (os error 5)", and
     # perhaps the path behind it
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else 0
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else 0
 
 
 @contextmanager
@@ -247,7 +247,7 @@ def cache_root() -> Path:
     except RuntimeError as error:
         raise FileNotFoundError("no home is known") from error
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = root.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = root.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{root} may be written to by others")
     return root

@@ -13,22 +13,12 @@ from medclip_dcl.data.source_settings import LABEL_CODES
 from medclip_dcl.data.table_columns import clean_id, take_rows
 from medclip_dcl.data.table_files import read_any
 from medclip_dcl.errors import StudyError
-from medclip_dcl.settings import Section
 from medclip_dcl.text.labeler.labels import SILENT, GivenClaims, ReportLabels, unite
 from medclip_dcl.text.sentences import text_key, without_number
 
 _SUBJECTS = ("text", "study_id")
 _SIDES = {"": (), "left": ("left",), "right": ("right",), "both": ("left", "right")}
 _NORMAL = "no finding"
-
-
-class ClaimsConfig(Section):
-    """Claims of sentences and reports about findings (`read_claims`)."""
-
-    table: str = ""
-    """CSV, Parquet or JSONL with columns `text` (a sentence) or `study_id` (a report), or both,
-    `finding`, `state` and `side`, in place of our labeler's reading; empty: ours. Reports follow
-    from their sentences where the table has none."""
 
 
 class _Claim(NamedTuple):

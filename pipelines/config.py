@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.source_settings import SourceConfig
+from medclip_dcl.data.source_settings import ClaimsConfig, SourceConfig
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.settings import EvaluateConfig
 from medclip_dcl.files import find_config
@@ -25,7 +25,6 @@ from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
 from medclip_reporting.preflight import CheckConfig
 from medclip_reporting.settings import CardConfig, ReportConfig
-from medclip_sources.claims_table import ClaimsConfig
 from medclip_synthetic.settings import GenerateConfig
 
 

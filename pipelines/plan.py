@@ -270,7 +270,7 @@ def measure_step(config: Config, text: PreTrainedConfig, seconds: float) -> Step
     is_fast = torch.accelerator.is_available()
     pairs = share if is_fast else min(share, _TIMED_PAIRS)
     alone = {"global_batch": pairs, "processes": 1, "compile_backend": "none", "chunk": 0}
-    alone |= {"steps": _MOST_STEPS, "epochs": None, "cache_features": False}
+    alone |= {"steps": _MOST_STEPS, "epochs": None}
     settings = config.train.model_copy(update=alone)
     encoder = build_dual_encoder(config.model, text, config.seed)
     if config.model.lora:
@@ -344,9 +344,6 @@ def _random_batch(pairs: int, px: int, width: int, vocabulary: int) -> ImageText
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         eta=0.05 * ones,
-        sentence_codes=None,
-        report_codes=None,
-        labels=None,
     )
 
 

@@ -6,7 +6,7 @@ written shard by shard, so a killed run resumes after the last whole shard.
 
 import sys
 
-from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data import prepared
 from medclip_dcl.data.records import stamp_files
 from medclip_dcl.settings import resolve_path
 from medclip_sources import readers
@@ -16,14 +16,13 @@ from .job import Job, job_main
 
 def build(job: Job) -> None:
     """Prepare the images."""
-    config = job.config
-    source = job.open(manifest.ARTIFACT)
+    config, inputs = job.config, job.open_inputs()
     root = readers.images_root(config.source, lambda text: resolve_path(text, config.work))
-    images = prepared.list_images(source)
+    images = prepared.list_images(inputs.values["manifest"])
     job.make(
         prepared.ARTIFACT,
         {"images": config.images.result_settings()},
-        {"manifest": source, "images": stamp_files(root, (image.path for image in images))},
+        {**inputs.digests, "images": stamp_files(root, (image.path for image in images))},
         lambda writer: prepared.prepare_images(
             writer.directory,
             images,

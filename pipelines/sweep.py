@@ -66,13 +66,12 @@ from .grid import (
 )
 from .job import STOPPED, Job, Stopped, run_job
 from .run import run_config
-from .sharing import DATA
-from .stages import STAGES, stages_of
+from .stages import DATA_ARTIFACTS, STAGES, stages_of
 
 FOLDER, FIGURES, PICTURE = "sweeps", "sweep.json", "sweep.png"
 NOTE, CONFIG_FILE, LOG = "run.json", "config.yaml", "log.txt"
 _STAGES = ("build_eta_cache", "train", "evaluate")  # those of a run; all before are shared
-_SHARED = [name for name in DATA if name != "eta_cache"]
+_SHARED = [name for name in DATA_ARTIFACTS if name != "eta_cache"]
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _ON_CPU = 2  # runs side by side without a GPU
 

@@ -48,12 +48,11 @@ from medclip_dcl.retrieval.embeddings import (
     OCCURRENCES,
     TEXTS,
     shard_name,
-    write_array,
     write_pictures,
 )
 from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.retrieval.sketch import SKETCH
-from medclip_dcl.tables import write_table
+from medclip_dcl.tables import write_array, write_table
 
 DESCRIPTORS = 256
 BARS = {

@@ -8,26 +8,22 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from medclip_dcl.artifact import Artifact, ArtifactType
-from medclip_dcl.data.records import ImageRecord, Reject, Source
-from medclip_dcl.data.selection import (
-    Selection,
-    by_reason,
-    file_fault,
-    require_few_rejects,
-    select,
-)
 from medclip_dcl.data.source_settings import LABEL_KEY, SourceConfig
 from medclip_dcl.errors import ArtifactCorrupt
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.text.labeler.lexicon import LABELS
+
+if TYPE_CHECKING:  # who reads a manifest chooses no studies
+    from medclip_dcl.data.records import ImageRecord, Source
+    from medclip_dcl.data.selection import Selection
 
 ARTIFACT = ArtifactType("manifest", 2, "build_manifest")
 
@@ -173,7 +169,7 @@ def label_names(labels: pa.Table) -> tuple[str, ...]:
     return tuple(name for name in labels.column_names if name != LABEL_KEY)
 
 
-def split_patients(source: Source, chosen: Selection, settings: SourceConfig) -> dict[str, str]:
+def split_patients(source: "Source", chosen: "Selection", settings: SourceConfig) -> dict[str, str]:
     """Put every patient of a selection into one split: `assign_splits` with the source's own."""
     return assign_splits(
         sorted({*chosen.subjects.values(), *(image.subject_id for image in chosen.images)}),
@@ -184,12 +180,15 @@ def split_patients(source: Source, chosen: Selection, settings: SourceConfig) ->
     )
 
 
-def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict[str, Any]:
+def write_manifest(folder: Path, source: "Source", settings: SourceConfig) -> dict[str, Any]:
     """Write every table of the manifest.
 
     Raises:
         StudyError: more rows are unusable than `max_reject_share` allows, or all.
     """
+    from medclip_dcl.data.records import Reject
+    from medclip_dcl.data.selection import by_reason, file_fault, require_few_rejects, select
+
     raw, chosen = source.raw, select(source.raw, settings)
     require_few_rejects(chosen, settings.max_reject_share)
     split_of = split_patients(source, chosen, settings)
@@ -231,7 +230,7 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
 
 
 def _image_rows(
-    images: Iterable[ImageRecord], laterals: Iterable[ImageRecord], split_of: Mapping[str, str]
+    images: "Iterable[ImageRecord]", laterals: "Iterable[ImageRecord]", split_of: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     splits = [(image, split_of[image.subject_id]) for image in images]
     splits += [(image, PRETRAIN) for image in laterals]
@@ -240,7 +239,7 @@ def _image_rows(
         yield shown | {"split": split}
 
 
-def _report_rows(chosen: Selection, split_of: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _report_rows(chosen: "Selection", split_of: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     for study in sorted(chosen.texts):
         subject = chosen.subjects[study]
         row = {"study_id": study, "subject_id": subject, "split": split_of[subject]}

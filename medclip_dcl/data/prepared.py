@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,15 @@ import pyarrow as pa
 from medclip_dcl import files
 from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.data import manifest
-from medclip_dcl.data.grayscale import SquareImage
-from medclip_dcl.data.images import Decoder, shared_decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ImageError, LaunchError, StudyError
 from medclip_dcl.progress import Progress
 from medclip_dcl.tables import Column, read_table, write_table
+
+if TYPE_CHECKING:  # who reads prepared images decodes none
+    from medclip_dcl.data.grayscale import SquareImage
+    from medclip_dcl.data.images import Decoder
 
 ARTIFACT = ArtifactType("prepared", 2, "prepare_images")
 
@@ -208,7 +210,7 @@ class ListedImage(NamedTuple):
     path: str
 
 
-_Answer = SquareImage | str  # the square, or the code of the reason why there is none
+_Answer: TypeAlias = "SquareImage | str"  # the square, or the code of the reason why there is none
 _Reader = Callable[[Sequence[ListedImage]], list[_Answer]]
 
 
@@ -283,6 +285,8 @@ def _workers(
                     "repair the cluster and run the same command again"
                 ) from error
         return
+    from medclip_dcl.data.images import Decoder
+
     with Decoder(settings, workers) as decoder, ThreadPoolExecutor(workers) as threads:
         try:
             read = partial(_read, decoder=decoder, root=root, settings=settings)
@@ -335,12 +339,14 @@ def _read_on_cluster(
     images: Sequence[ListedImage], root: Path, settings: ImagesConfig
 ) -> list[_Answer]:
     # In a process of the cluster, whose pool is kept for the next task: a decoder cannot be sent.
+    from medclip_dcl.data.images import shared_decoder
+
     decoder = shared_decoder(settings, available_cores())
     return _read(images, decoder, root, settings)
 
 
 def _read(
-    images: Sequence[ListedImage], decoder: Decoder, root: Path, settings: ImagesConfig
+    images: Sequence[ListedImage], decoder: "Decoder", root: Path, settings: ImagesConfig
 ) -> list[_Answer]:
     answers: list[_Answer] = []
     for listed in images:
@@ -366,7 +372,7 @@ def _write(
     size_px: int,
 ) -> None:
     both = list(zip(images, answers, strict=True))
-    squares = [(listed.image_id, image) for listed, image in both if isinstance(image, SquareImage)]
+    squares = [(listed.image_id, image) for listed, image in both if not isinstance(image, str)]
     rejects = [(listed.image_id, code) for listed, code in both if isinstance(code, str)]
     pixels = np.empty((len(squares), size_px, size_px), dtype=np.uint8)
     sizes = np.empty((len(squares), 2), dtype=np.int32)

@@ -229,3 +229,12 @@ def relative_to_root(root: Path, settings: SourceConfig) -> Callable[[str], str]
         return path[len(start) :].lstrip("/") if start else path
 
     return relative
+
+
+class ClaimsConfig(Section):
+    """Claims of sentences and reports about findings (`read_claims`)."""
+
+    table: str = ""
+    """CSV, Parquet or JSONL with columns `text` (a sentence) or `study_id` (a report), or both,
+    `finding`, `state` and `side`, in place of our labeler's reading; empty: ours. Reports follow
+    from their sentences where the table has none."""

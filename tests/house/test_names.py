@@ -7,9 +7,6 @@ from tests.house.tree import CODE, HOSPITAL, ROOT, SHIPPED, modules, name_of, sy
 
 FORBIDDEN = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 OF_EVERY_JOB = {"main", "build", "command"}
-LONGEST_MODULE = 450
-LONGER = {"benchmarks/reliability/privacy.py", "benchmarks/reliability/soak.py"}
-"""Modules that hold more than one concept still; the next to be split."""
 LONGEST_FUNCTION = 60
 
 
@@ -17,15 +14,6 @@ def test_no_module_bears_a_name_that_says_nothing() -> None:
     found = modules()
     assert len(found) > 50
     assert [name_of(path) for path in found if path.stem in FORBIDDEN] == []
-
-
-def test_no_module_holds_more_than_one_concept_needs() -> None:
-    long = {
-        name_of(path): lines
-        for path in modules()
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST_MODULE
-    }
-    assert set(long) == LONGER
 
 
 def test_no_public_name_stands_for_two_things() -> None:

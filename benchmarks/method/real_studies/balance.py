@@ -36,7 +36,7 @@ class BalancedSampler(ImageTextSampler):
 def balanced_findings(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
     """Draw a study the more often the rarer a finding of its report is."""
     assert inputs.claims is not None, "this row reads claims"
-    said = read_report_labels(inputs.claims, REPORT_CLAIMS, "study_id", setup.corpus.study_ids)
+    said = read_report_labels(inputs.claims, REPORT_CLAIMS, "study_id", setup.data.corpus.study_ids)
     weights = rarity([set(each.asserted) for each in said])
 
     def make(*arguments: Any) -> BalancedSampler:
@@ -44,7 +44,7 @@ def balanced_findings(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
         sampler.weights = weights
         return sampler
 
-    return with_corpus(setup, setup.corpus, make_sampler=make)
+    return with_corpus(setup, setup.data.corpus, make_sampler=make)
 
 
 def rarity(findings: Sequence[Collection[str]]) -> Float[np.ndarray, " studies"]:

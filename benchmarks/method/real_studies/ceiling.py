@@ -40,7 +40,7 @@ def train_with_labels(
     steps = train.steps
     tower.train()
     for step in range(steps):
-        batch = setup.dataset.batch(step)
+        batch = setup.data.dataset.batch(step)
         shown = torch.from_numpy(labels_of(fold, batch.study_ids).T).float()
         pixels = to_input(batch.crops[:, 0], batch.crops.shape[-1])
         loss = nn.functional.binary_cross_entropy_with_logits(

@@ -292,7 +292,7 @@ def count_false_negatives(setup: TrainSetup, fold: Fold) -> Figures:
     `share`: of the other images of a batch that a sentence is true of; `pushed`: share of these
     whose score the loss lowers; `weight`: their part of all that is pushed.
     """
-    corpus, encoder, dataset = setup.corpus, setup.encoder, setup.dataset
+    corpus, encoder, dataset = setup.data.corpus, setup.encoder, setup.data.dataset
     counts = np.zeros(5)
     for step in range(_BATCHES):
         batch = dataset.batch(step)
@@ -324,9 +324,9 @@ def count_false_negatives(setup: TrainSetup, fold: Fold) -> Figures:
 
 def anchors_of(setup: TrainSetup, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Give the distinct text and slot of every anchor of a step, and the slots' studies."""
-    own = getattr(setup.dataset, "anchors", None)
+    own = getattr(setup.data.dataset, "anchors", None)
     if own is not None:
         found: tuple[np.ndarray, np.ndarray, np.ndarray] = own(step)
         return found
-    rows = setup.sampler.draw(step)
-    return setup.corpus.text_of[rows.sentences], np.arange(len(rows.studies)), rows.studies
+    rows = setup.data.sampler.draw(step)
+    return setup.data.corpus.text_of[rows.sentences], np.arange(len(rows.studies)), rows.studies

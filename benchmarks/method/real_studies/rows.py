@@ -147,7 +147,7 @@ the control leaves alone. Exploratory, and done with what decides."""
 
 RIVALS = (
     Row("infonce_texts", "InfoNCE, text anchors", settings=_objective(**_TEXTS)),
-    Row("sigmoid", "SigLIP", settings=_objective("sigmoid", **_TEXTS)),
+    Row("sigmoid", "SigLIP", settings=_objective(**_TEXTS), change=variants.sigmoid_pairs),
     *_CONSTANT_ROWS,
     Row(
         "paper_fitted",

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import yaml
+from accelerate import Accelerator
 from sklearn.feature_extraction.text import TfidfVectorizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -45,11 +46,11 @@ from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.publishing import package_model
-from medclip_dcl.training.setup import set_up
-from medclip_dcl.training.trainer import train
+from medclip_dcl.training.setup import TrainInputs, TrainSetup, set_up
+from medclip_dcl.training.trainer import TrainResult
+from medclip_dcl.training.trainer import run as train
 from medclip_dcl.training.validation import evaluating
 from pipelines.job import Job
-from pipelines.train import open_inputs
 
 LINKED: tuple[ArtifactType, ...] = (
     manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT, claims.ARTIFACT,
@@ -182,22 +183,36 @@ def make_model(fold: Fold, row: str, value: str, overrides: Sequence[str] = ()) 
     work, run = fold.folder, Run("random", row, value, fold.number, 0)
     job = _configured(fold, run, work, overrides)
     accelerator = start_accelerator(job.config.train)
-    inputs, digests = open_inputs(job, verify=False)
+    opened = job.open_inputs(verify=False)
+    inputs = TrainInputs(**opened.values)
     inputs = replace(inputs, claims=job.open(claims.ARTIFACT, verify=False))
     setup = set_up(TrainingConfig.of(job.config), inputs, accelerator, work, print_line)
     change = ROWS[row].change
     setup = setup if change is None else change(setup, inputs)
     store = CheckpointStore(work / "checkpoints", {"run": run.name})
     with store.locked():
-        result = train(setup, accelerator, store, work / "checkpoints", print_line)
+        result = _trained(setup, accelerator, store)
     settings = {"row": row, "config": job.config.model_dump(mode="json")}
     made = job.make(
         model_package.ARTIFACT,
         settings,
-        digests,
-        lambda writer: package_model(writer.directory, job.config, inputs, result),
+        opened.digests,
+        lambda writer: package_model(writer.directory, job.config, inputs, setup, result),
     )
     return made.path
+
+
+def _trained(setup: TrainSetup, accelerator: Accelerator, store: CheckpointStore) -> TrainResult:
+    return train(
+        setup.data,
+        setup.encoder,
+        setup.objective,
+        setup.hooks,
+        settings=setup.config.train,
+        seed=setup.config.seed,
+        accelerator=accelerator,
+        store=store,
+    )
 
 
 def _train_and_ask(bed: Bed, run: Run, folder: Path) -> dict[str, Any]:
@@ -209,7 +224,7 @@ def _train_and_ask(bed: Bed, run: Run, folder: Path) -> dict[str, Any]:
         return _line(run, _spent(begun, wall), figures)
     job = lay_out(bed, run, folder)
     accelerator = start_accelerator(job.config.train)
-    inputs, _ = open_inputs(job, verify=False)
+    inputs = TrainInputs(**job.open_inputs(verify=False).values)
     inputs = replace(inputs, claims=job.open(claims.ARTIFACT, verify=False))
     setup = set_up(TrainingConfig.of(job.config), inputs, accelerator, folder, print_line)
     if row.change is not None:
@@ -223,14 +238,15 @@ def _train_and_ask(bed: Bed, run: Run, folder: Path) -> dict[str, Any]:
         return _line(run, _spent(begun, wall), figures)
     store = CheckpointStore(folder / "checkpoints", {"run": run.name})
     with store.locked(), averaged(setup.encoder) if row.averaged else nullcontext() as mean:
-        result = train(setup, accelerator, store, folder / "checkpoints", print_line)
+        result = _trained(setup, accelerator, store)
     if mean is not None:
         setup.encoder.load_state_dict(mean.module.state_dict())
     spent = _spent(begun, wall)
     figures, kept = ask(setup, inputs, fold)
-    assert setup.metrics is not None
+    assert setup.validation is not None
+    assert setup.validation.metrics is not None
     with evaluating(setup.encoder):
-        figures["validation"] = setup.metrics(setup.encoder, accelerator.device)
+        figures["validation"] = setup.validation.metrics(setup.encoder, accelerator.device)
     np.savez_compressed(folder / "scores.npz", **kept)
     line = _line(run, spent, figures)
     if row.stopped:

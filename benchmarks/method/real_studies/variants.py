@@ -1,5 +1,6 @@
 """Rows that are no settings of ours: each changes the setup of a run before its first step."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,10 +28,17 @@ from medclip_dcl.text.labeler.labels import REPORT_CLAIMS, SENTENCE_CLAIMS, Repo
 from medclip_dcl.text.sentences import distinct_sentences
 from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.dataset import ImageTextBatch, ImageTextDataset
-from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
+from medclip_dcl.training.objective import (
+    ContrastiveObjective,
+    ObjectiveOutput,
+    Term,
+    place_term,
+)
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
+from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.setup import TrainInputs, TrainSetup
 from medclip_dcl.training.supervision import read_report_labels, read_supervision
+from medclip_dcl.training.trainer import TrainingData
 
 Change = Callable[[TrainSetup, TrainInputs], TrainSetup]
 
@@ -40,18 +48,18 @@ Change = Callable[[TrainSetup, TrainInputs], TrainSetup]
 
 def with_eta(setup: TrainSetup, eta: Float[np.ndarray, " texts"]) -> TrainSetup:
     """Give every distinct training text another eta."""
-    return with_corpus(setup, replace(setup.corpus, eta=eta.astype(np.float32)))
+    return with_corpus(setup, replace(setup.data.corpus, eta=eta.astype(np.float32)))
 
 
 def shuffled_eta(setup: TrainSetup, _inputs: TrainInputs) -> TrainSetup:
     """Control: deal the etas out to other texts."""
     rng = np.random.default_rng(setup.config.seed)
-    return with_eta(setup, rng.permutation(setup.corpus.eta))
+    return with_eta(setup, rng.permutation(setup.data.corpus.eta))
 
 
 def reversed_eta(setup: TrainSetup, _inputs: TrainInputs) -> TrainSetup:
     """Control: give the most corrected text the least eta, and so on."""
-    eta = setup.corpus.eta
+    eta = setup.data.corpus.eta
     turned = np.empty_like(eta)
     turned[np.argsort(eta, kind="stable")] = np.sort(eta)[::-1]
     return with_eta(setup, turned)
@@ -68,7 +76,7 @@ def eta_per_piece(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
     shares = measure_shares(inputs.sentences, inputs.claims, "labels", inputs.manifest)
     eta = fit_line(per_piece, shares, cap).eta(per_piece, cap)
     of_text = dict(zip(keys, eta.tolist(), strict=True))
-    return with_eta(setup, np.array([of_text[key] for key in setup.corpus.text_keys]))
+    return with_eta(setup, np.array([of_text[key] for key in setup.data.corpus.text_keys]))
 
 
 def with_corpus(
@@ -79,7 +87,7 @@ def with_corpus(
 ) -> TrainSetup:
     """Train on another corpus; with `inputs` its texts, and so what is read of them, are others."""
     config = setup.config
-    tokens, supervision = setup.dataset.tokens, setup.dataset.supervision
+    tokens, supervision = setup.data.dataset.tokens, setup.data.dataset.supervision
     if inputs is not None:
         tokens = TokenTable(setup.start.tokenizer, corpus.texts, config.model.text.max_tokens)
         supervision = read_supervision(
@@ -99,7 +107,7 @@ def with_corpus(
         seed=config.seed,
         mine=slice(0, batch),
     )
-    return replace(setup, corpus=corpus, dataset=dataset, sampler=sampler)
+    return replace(setup, data=TrainingData(corpus, dataset, sampler))
 
 
 # --- Another corpus
@@ -136,8 +144,8 @@ def _claims_of(inputs: TrainInputs, keys: Sequence[str]) -> list[ReportLabels]:
 
 def fewer_studies(setup: TrainSetup, inputs: TrainInputs, count: int) -> TrainSetup:
     """Train on so many studies; fewer are among more. Language model and validation stay whole."""
-    order = np.random.default_rng(setup.config.seed).permutation(len(setup.corpus.study_ids))
-    return with_corpus(setup, of_studies(setup.corpus, np.sort(order[:count])), inputs)
+    order = np.random.default_rng(setup.config.seed).permutation(len(setup.data.corpus.study_ids))
+    return with_corpus(setup, of_studies(setup.data.corpus, np.sort(order[:count])), inputs)
 
 
 def of_studies(corpus: Corpus, kept: Int[np.ndarray, " kept"]) -> Corpus:
@@ -165,7 +173,7 @@ def without_negations(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
 
     Source: OFF-CLIP (Park et al. 2025), whose filter keeps abnormal sentences of abnormal reports.
     """
-    corpus = setup.corpus
+    corpus = setup.data.corpus
     study, text = _sentences_of(corpus)
     claims = _claims_of(inputs, corpus.text_keys)
     asserts = np.array([bool(said.asserted) for said in claims])
@@ -184,7 +192,7 @@ def one_form(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
 
     Source: CARZero (Lai et al. 2024), where a language model does it.
     """
-    corpus = setup.corpus
+    corpus = setup.data.corpus
     study, text = _sentences_of(corpus)
     said = _claims_of(inputs, corpus.text_keys)
     forms = [_in_one_form(*pair) for pair in zip(said, corpus.texts, strict=True)]
@@ -206,12 +214,12 @@ def _in_one_form(said: ReportLabels, text: str) -> str:
 
 def whole_report(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
     """Take all sentences of a report for one text."""
-    study, text = _sentences_of(setup.corpus)
-    parts: list[list[str]] = [[] for _ in setup.corpus.study_ids]
+    study, text = _sentences_of(setup.data.corpus)
+    parts: list[list[str]] = [[] for _ in setup.data.corpus.study_ids]
     for owner, row in zip(study.tolist(), text.tolist(), strict=True):
-        parts[owner].append(setup.corpus.texts[row])
+        parts[owner].append(setup.data.corpus.texts[row])
     joined = [" ".join(part) for part in parts]
-    corpus = _restated(setup.corpus, np.arange(len(joined)), joined, joined)
+    corpus = _restated(setup.data.corpus, np.arange(len(joined)), joined, joined)
     return with_corpus(setup, corpus, inputs)
 
 
@@ -242,29 +250,28 @@ class RelatedObjective(ContrastiveObjective):
         super().__init__(setup.config.objective, setup.config.seed)
         self._relate = relate
 
-    def _relation(self, batch: ImageTextBatch, *, from_text: bool) -> Tensor | None:
+    def relation(self, batch: ImageTextBatch, *, from_text: bool) -> Tensor | None:
+        """Ask the function of the batch first."""
         relation = self._relate(batch)
         if relation is None:
-            return super()._relation(batch, from_text=from_text)
+            return super().relation(batch, from_text=from_text)
         return relation if from_text else relation.T
 
 
 def shuffled_relations(setup: TrainSetup, _inputs: TrainInputs) -> TrainSetup:
     """Control: relations are those to the report of another study, the same one in all steps."""
-    codes = setup.dataset.supervision.report_codes
-    assert codes is not None, "this row reads relations"
+    codes = setup.data.dataset.supervision.of_studies["report_codes"]
     rng = np.random.default_rng(setup.config.seed)
     cycle = rng.permutation(len(codes))
     other = np.empty_like(cycle)
     other[cycle] = np.roll(cycle, -1)
-    row_of = {study: row for row, study in enumerate(setup.corpus.study_ids)}
+    row_of = {study: row for row, study in enumerate(setup.data.corpus.study_ids)}
 
     def relate(batch: ImageTextBatch) -> Tensor | None:
         if not row_of.keys() >= set(batch.study_ids):
             return None
-        assert batch.sentence_codes is not None
         reports = codes[other[[row_of[study] for study in batch.study_ids]]]
-        return relation_matrix(batch.sentence_codes, reports)
+        return relation_matrix(batch.columns["sentence_codes"], reports)
 
     return replace(setup, objective=RelatedObjective(setup, relate))
 
@@ -275,7 +282,7 @@ def normals_together(setup: TrainSetup, inputs: TrainInputs) -> TrainSetup:
     Source: OFF-CLIP (Park et al. 2025), whose off-diagonal term pulls normal samples together.
     """
     assert inputs.claims is not None, "this row reads claims"
-    studies = setup.corpus.study_ids
+    studies = setup.data.corpus.study_ids
     normal = {
         study: said.normal
         for study, said in zip(
@@ -306,9 +313,9 @@ class SoftTargets(ContrastiveObjective):
 
     def contrast(self, s: Tensor, encoder: DualEncoder, batch: ImageTextBatch) -> ObjectiveOutput:
         """Compare both directions with their targets."""
-        assert batch.sentence_codes is not None
-        assert batch.report_codes is not None
-        texts, images = _findings(batch.sentence_codes), _findings(batch.report_codes)
+        texts, images = (
+            _findings(batch.columns[name]) for name in ("sentence_codes", "report_codes")
+        )
         alike = (texts @ images.T) * encoder.gamma.detach() ** 2
         losses = [
             -(target.softmax(dim=1) * logits.log_softmax(dim=1)).sum(dim=1).mean()
@@ -329,6 +336,34 @@ def soft_targets(setup: TrainSetup, _inputs: TrainInputs) -> TrainSetup:
     """Train by `SoftTargets`."""
     config = setup.config
     return replace(setup, objective=SoftTargets(config.objective, config.seed))
+
+
+class SigmoidPairs(ContrastiveObjective):
+    """Each pair judged on its own, with a bias that the encoder learns.
+
+    With `relation: claims` what says the same belongs together, and unclear pairs are left out.
+
+    Source: Zhai et al. 2023, Algorithm 1; relations are ours.
+    """
+
+    def contrast(self, s: Tensor, encoder: DualEncoder, batch: ImageTextBatch) -> ObjectiveOutput:
+        """Judge the pairs of this process's texts with all images."""
+        mine = batch.mine
+        own = torch.arange(len(s))[mine, None] == torch.arange(len(s))
+        relation = self.relation(batch, from_text=True)
+        together = own if relation is None else own | (relation == SAME)
+        counted = torch.ones_like(own) if relation is None else own | (relation != UNCLEAR)
+        logits = s[mine] + encoder.get_parameter("bias")
+        losses = -torch.nn.functional.logsigmoid(torch.where(together, logits, -logits))
+        return _output((losses * counted).sum(dim=1).mean(), s)
+
+
+def sigmoid_pairs(setup: TrainSetup, _inputs: TrainInputs) -> TrainSetup:
+    """Train by `SigmoidPairs`: at its start a pair counts as positive once in a batch."""
+    config = setup.config
+    bias = torch.tensor(-math.log(config.train.global_batch - 1))
+    setup.encoder.register_parameter("bias", torch.nn.Parameter(bias))
+    return replace(setup, objective=SigmoidPairs(config.objective, config.seed))
 
 
 def _output(loss: Tensor, s: Tensor) -> ObjectiveOutput:
@@ -353,11 +388,11 @@ class WholeStudies:
     """The dataset's batches, with every sentence of the studies that the sampler draws."""
 
     def __init__(self, setup: TrainSetup) -> None:
-        self._base, self._corpus = setup.dataset, setup.corpus
-        self.supervision = setup.dataset.supervision
-        self.tokens, self._sampler = setup.dataset.tokens, setup.sampler
-        _, self._text = _sentences_of(setup.corpus)
-        sizes = setup.corpus.sentences.sizes
+        self._base, self._corpus = setup.data.dataset, setup.data.corpus
+        self.supervision = setup.data.dataset.supervision
+        self.tokens, self._sampler = setup.data.dataset.tokens, setup.data.sampler
+        _, self._text = _sentences_of(setup.data.corpus)
+        sizes = setup.data.corpus.sentences.sizes
         self._first = np.concatenate([[0], np.cumsum(sizes)])
 
     def anchors(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -372,13 +407,15 @@ class WholeStudies:
         base = self._base.batch(step)
         texts, owner, _ = self.anchors(step)
         ids, mask = self.tokens.padded(texts)
-        rows, known = torch.from_numpy(texts), self.supervision
+        rows = torch.from_numpy(texts)
         fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
         fields |= {
             "input_ids": ids,
             "attention_mask": mask,
-            "sentence_codes": None if known.sentence_codes is None else known.sentence_codes[rows],
-            "zones": None if known.zones is None else known.zones[rows],
+            "columns": {
+                **base.columns,
+                **{name: table[rows] for name, table in self.supervision.of_texts.items()},
+            },
             "eta": torch.zeros(len(texts)),
         }
         return StudyBatch(**fields, owner=torch.from_numpy(owner))
@@ -398,31 +435,33 @@ class WholeStudyObjective(ContrastiveObjective):
             return super().contrast(s, encoder, batch)
         owner = batch.owner
         assert owner is not None
-        if self._settings.relation == "none":
+        if self.settings.relation == "none":
             texts = info_nce_loss(s, owner)
         else:
-            assert batch.sentence_codes is not None
-            assert batch.report_codes is not None
-            relation = relation_matrix(batch.sentence_codes, batch.report_codes)
+            codes = batch.columns["sentence_codes"], batch.columns["report_codes"]
+            relation = relation_matrix(*codes)
             texts = multi_positive_loss(s, relation == SAME, relation == UNCLEAR, positive=owner)
         images = own_sentences_left_out(s, owner)
         return _output((texts + images) / 2, s)
 
-    def _place(
-        self, regions: Tensor, sentences: Tensor, gamma: Tensor, batch: ImageTextBatch
+
+def _placed(settings: ObjectiveConfig) -> Term:
+    usual = place_term(settings)
+
+    def place(
+        regions: Tensor, sentences: Tensor, gamma: Tensor, batch: ImageTextBatch
     ) -> ObjectiveOutput:
         if not isinstance(batch, StudyBatch):
-            return super()._place(regions, sentences, gamma, batch)
-        assert batch.sentence_codes is not None
-        assert batch.report_codes is not None
-        assert batch.zones is not None
-        grid = (regions.shape[1], regions.shape[2])
-        masks = place_masks(
-            batch.sentence_codes, batch.report_codes[batch.owner], batch.zones, grid
-        )
+            return usual(regions, sentences, gamma, batch)
+        columns, grid = batch.columns, (regions.shape[1], regions.shape[2])
+        reports = columns["report_codes"][batch.owner]
+        masks = place_masks(columns["sentence_codes"], reports, columns["zones"], grid)
         losses, fits = place_loss(regions[batch.owner], sentences, masks, gamma)
         placed = masks.flatten(1).any(dim=1).sum().clamp(min=1)
-        return ObjectiveOutput(losses.sum() / placed, {"place_inside": fits.sum() / placed})
+        loss = settings.place_weight * (losses.sum() / placed)
+        return ObjectiveOutput(loss, {"place_inside": fits.sum() / placed})
+
+    return place
 
 
 def own_sentences_left_out(
@@ -444,5 +483,7 @@ def whole_studies(setup: TrainSetup, _inputs: TrainInputs) -> TrainSetup:
     """Train on every sentence of a study in each step."""
     config = setup.config
     objective = WholeStudyObjective(config.objective, config.seed)
+    if config.objective.place_weight:
+        objective.terms = [_placed(config.objective)]
     dataset: ImageTextDataset = WholeStudies(setup)  # type: ignore[assignment]
-    return replace(setup, dataset=dataset, objective=objective)
+    return replace(setup, data=setup.data._replace(dataset=dataset), objective=objective)
