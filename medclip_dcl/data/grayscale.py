@@ -156,6 +156,7 @@ class GreyImage:
         window: centre and width of the file's first window, on the scale of
             `pixels`, where it has one that was not applied.
         tags: DICOM code strings that name no person (see `dicom.reader.PUBLIC_TAGS`).
+        ignored: optional attributes whose values cannot be used, and are as good as absent.
     """
 
     pixels: npt.NDArray[np.uint16]
@@ -166,6 +167,7 @@ class GreyImage:
     spacing_mm: tuple[float, float] | None = None
     window: tuple[float, float] | None = None
     tags: dict[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,7 @@ class DecodedImage:
     spacing_mm: tuple[float, float] | None = None
     window: tuple[float, float] | None = None
     tags: dict[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

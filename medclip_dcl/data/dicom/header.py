@@ -31,6 +31,7 @@ from medclip_dcl.data.dicom.reader import (
     PUBLIC_TAGS,
     annotation_behind,
     code_string,
+    drop_unusable,
     image_size,
     raw_value,
     read_elements,
@@ -67,8 +68,10 @@ def separate(data: bytes, settings: ImagesConfig) -> SeparatedImage:
     tags, syntax, body, at = read_elements(data, settings, wanted)
     is_burned_in = require_no_text(raw_value(tags, "BurnedInAnnotation"), settings)
     require_grey(tags)
-    image_size(tags, settings)
-    pixels = pixel_element(body, at, syntax)
+    rows, columns = image_size(tags, settings)
+    drop_unusable(tags)
+    bits = whole_number(tags, "BitsAllocated", 16) or 16
+    pixels = pixel_element(body, at, syntax, rows * columns * bits // 8)
     is_burned_in |= require_no_text(annotation_behind(body, at + len(pixels), syntax), settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # pydicom warns where it replaces what it cannot decode
@@ -167,8 +170,6 @@ def _pixel_meaning(tags: Dataset) -> Dataset:
                 kept[Tag(name)] = DataElement(
                     Tag(name), kind, [_decimal(value) for value in numbers]
                 )
-            elif name.startswith("Rescale"):
-                raise ImageError("bad_intensities", f"{name} is not a number; correct the file")
         elif whole_number(tags, name, None) is not None:
             kept[Tag(name)] = DataElement(Tag(name), tags[name].VR, tags[name].value)
     return kept
