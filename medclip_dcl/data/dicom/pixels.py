@@ -164,7 +164,9 @@ def _rle(frame: bytes, size: Size, bits_allocated: int) -> Words:
             raise ImageError("size_mismatch", "the RLE frame holds fewer pixels than are declared")
     if segments == 1:
         return planes[0, :count].reshape(size)
-    words = planes[0, :count].astype(np.uint16) << 8 | planes[1, :count]
+    words = planes[0, :count].astype(np.uint16)
+    words <<= 8
+    words |= planes[1, :count]
     return words.reshape(size)
 
 
