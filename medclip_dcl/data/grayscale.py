@@ -101,7 +101,7 @@ def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
         intensity, valid = meaning(known)
     known, intensity = known[valid], intensity[valid]
     if not np.isfinite(intensity).all():
-        raise ImageError("bad_intensities", "an intensity is not finite; correct the rescale tags")
+        raise ImageError("bad_intensities", "an intensity is not finite; correct the lookup table")
     if intensity.size == 0:
         return Shades(words, table, 0.0, 0.0)
     low, high = float(intensity.min()), float(intensity.max())
