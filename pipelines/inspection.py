@@ -135,6 +135,7 @@ def inspect_image(record: ImageRecord, root: Path, decoder: Decoder) -> Row:
         "inverted": image.inverted,
         "height_px": height,
         "width_px": width,
+        "ignored": " ".join(image.ignored),
         "pixels_key": "" if image.constant else pixels_key(image.pixels),
     }
 
@@ -156,6 +157,7 @@ def describe_images(rows: Sequence[Row], listed: int) -> Row:
         "refused": sum(row["code"] != "" for row in rows),
         "inverted": sum(row["inverted"] for row in known),
         "formats": dict(Counter(row["source"] for row in known).most_common()),
+        "ignored": dict(Counter(name for row in known for name in row["ignored"].split())),
         "bits": {
             str(bits): n for bits, n in sorted(Counter(x["bits_stored"] for x in known).items())
         },

@@ -34,12 +34,12 @@ from medclip_dcl.data.dicom.reader import (
     PUBLIC_TAGS,
     annotation_behind,
     code_string,
+    drop_unusable,
     image_size,
     raw_value,
     read_elements,
     require_grey,
     require_no_text,
-    require_slope,
     whole_number,
 )
 from medclip_dcl.data.limits import PREAMBLE, ImagesConfig
@@ -65,7 +65,6 @@ _TERMS = {
     )},
 }  # fmt: skip
 """Python's name of an encoding -> DICOM's of the character set that it reads alike."""
-_RESCALE = ("RescaleSlope", "RescaleIntercept")
 _EXPLICIT = "1.2.840.10008.1.2.1"
 _NOBODY = UID("2.25.0")  # every image has this one
 
@@ -86,9 +85,10 @@ def take_apart(data: bytes, settings: ImagesConfig) -> tuple[bytes, str, bytes]:
     written = {name: _raw(tags, name) for name in PIXEL_TAGS}  # what is looked at is converted
     is_burned_in = require_no_text(raw_value(tags, "BurnedInAnnotation"), settings)
     require_grey(tags)
-    require_slope(tags)
-    image_size(tags, settings)
-    pixels = pixel_element(body, at, syntax)
+    rows, columns = image_size(tags, settings)
+    drop_unusable(tags)
+    bits = whole_number(tags, "BitsAllocated", 16) or 16
+    pixels = pixel_element(body, at, syntax, rows * columns * bits // 8)
     is_burned_in |= require_no_text(annotation_behind(body, at + len(pixels), syntax), settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # pydicom warns where it replaces what it cannot decode
@@ -211,8 +211,8 @@ def _pixel_meaning(tags: Dataset, written: dict[str, bytes]) -> Dataset:
                     _put(kept, name, raw)  # its digits as they are: another rounding, other greys
                 else:
                     kept[Tag(name)] = DataElement(Tag(name), kind, [*map(_decimal, numbers)])
-            elif name in _RESCALE and all(written[part].strip(b"\0 ") for part in _RESCALE):
-                raise ImageError("bad_intensities", f"{name} is not a number; correct the file")
+            elif name in tags and not _raw(tags, name).strip():
+                kept[Tag(name)] = DataElement(Tag(name), kind, [])
         elif whole_number(tags, name, None) is not None:
             kept[Tag(name)] = DataElement(Tag(name), tags[name].VR, tags[name].value)
     return kept

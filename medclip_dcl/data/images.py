@@ -111,6 +111,7 @@ class Decoder:
         del facts["shape"]
         for name in ("spacing_mm", "window"):
             facts[name] = tuple(facts[name]) if facts[name] else None  # JSON has no tuples
+        facts["ignored"] = tuple(facts["ignored"])
         return GreyImage(pixels, **facts)
 
     def square(self, source: ImageSource, size_px: int, *, equalize: bool) -> SquareImage:

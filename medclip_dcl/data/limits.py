@@ -65,7 +65,7 @@ REASONS: dict[str, str] = {
     "truncated": "fewer bytes than the declared size needs",
     "size_mismatch": "the compressed stream or the pixel bytes disagree with the declared size",
     "corrupt": "the decoder refused the pixels",
-    "bad_intensities": "rescale, lookup table or window give no finite intensity",
+    "bad_intensities": "the modality lookup table gives no intensity",
     "burned_in": "BurnedInAnnotation says that text is part of the picture",
     "deadline": "decoding took longer than images.deadline_s",
     "memory": "decoding asked for more than images.memory_mb",

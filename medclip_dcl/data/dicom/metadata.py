@@ -248,6 +248,8 @@ def _elements(
         if len(head) < 8:
             raise _CutShort
         tag = int.from_bytes(head[:2], order), int.from_bytes(head[2:4], order)
+        if tag == (0, 0):  # zeros that fill a block behind the last element
+            break
         kind = head[4:6]
         if implicit or unknown or tag[0] == 0xFFFE:  # items and delimiters have no VR in any syntax
             length, wide = int.from_bytes(head[4:8], order), 8
