@@ -17,6 +17,7 @@ from medclip_dcl.data.table_files import UTF16, open_plain, read_any, sniff_sepa
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.language import count_languages
 from medclip_sources.labels import OTHER_NAMES
 from medclip_sources.table import SPELLINGS
 
@@ -40,7 +41,6 @@ _NAMES = {
 _SUFFIXES = (".dcm", ".dicom", ".jpg", ".jpeg", ".png")
 _FRONTAL = re.compile(r"(AP|PA|FRONTAL)\b")
 _LATERAL = re.compile(r"(L|LL|RL|LAT|LATERAL)\b")
-_ENGLISH = frozenset({"the", "of", "is", "are", "and", "with", "there", "or"})
 _SAMPLE = 200  # values of a column
 _PATHS = 40  # of these that are looked for
 _DEEPEST = 6  # folders that may be cut off from the beginning of a path
@@ -78,8 +78,8 @@ class TableGuess:
     """Values of the column of views that are frontal; empty: the usual ones, or no such column."""
     images_there: float
     """Share of the images tried whose file is there."""
-    is_english: bool
-    """Whether most reports have a common English word."""
+    languages: Mapping[str, int]
+    """Language -> sampled reports that read like it, as `count_languages` gives them."""
     rows: int
     patients: int
     """Distinct ones; 0 where no column names them."""
@@ -128,7 +128,7 @@ def guess_table(
         prefix_strip=found.strip,
         frontal_views=_frontal_views(of["view"]),
         images_there=found.share,
-        is_english=_is_english(samples[text]),
+        languages=count_languages(samples[text]),
         rows=table.num_rows,
         patients=len({subject for subject in of["subject_id"] if subject.strip()}),
         studies=len(set(of["study_id"])) or table.num_rows,
@@ -350,13 +350,6 @@ def _labels(
         > _MOST
     )
     return next(is_list_of_names, "")
-
-
-def _is_english(texts: Sequence[str]) -> bool:
-    def has_english(text: str) -> bool:
-        return bool(_ENGLISH & set(re.findall(r"[a-z]+", text.lower())))
-
-    return _share([text for text in texts if len(text.split()) >= _LEAST_WORDS], has_english) > 0.5
 
 
 def _split_sizes(splits: Sequence[str], studies: Sequence[str]) -> dict[str, int]:

@@ -18,6 +18,7 @@ import yaml
 
 from medclip_dcl.errors import ConfigError, ImageError, StudyError
 from medclip_dcl.files import write_text
+from medclip_dcl.text.language import language_warning
 
 from .cli import tool_main
 from .column_guesses import ROLES, TableGuess, guess_table
@@ -63,6 +64,8 @@ def command(
     guess = guess_table(table, images, given)
     asks = sys.stdin.isatty() and not yes
     print(*summary_of_guess(guess), sep="\n")
+    if warning := language_warning(guess.languages):
+        print(f"warning: {warning}")
     if "subject_id" not in guess.columns:
         guess = _with_patients(guess, images, given, asks=asks)
     text = config_text(guess, has_gpu=_has_gpu())
@@ -123,7 +126,7 @@ def _about(role: str, guess: TableGuess) -> str:
         "split": ", ".join(f"{name} {size}" for name, size in sorted(guess.split_sizes.items())),
         "view": ", ".join(guess.frontal_views),
     }
-    text = words.get(role, "" if guess.is_english else "not English")
+    text = words.get(role, "not English" if language_warning(guess.languages) else "")
     return f"  ({text})" if text else ""
 
 
@@ -238,7 +241,7 @@ def _sizes(*, has_gpu: bool) -> Sequence[str]:
 
 
 def _objective(guess: TableGuess) -> Sequence[str]:
-    if not guess.is_english:
+    if language_warning(guess.languages):
         return (
             "objective:                        # findings are read from English reports alone",
             "  kind: infonce",
@@ -271,7 +274,7 @@ def _train(guess: TableGuess) -> Iterator[str]:
     yield "  save_every_steps: 100           # what a kill can lose; the same command resumes"
     if validating < 2:
         return
-    judged = guess.is_english and validating >= _LEAST_JUDGED
+    judged = not language_warning(guess.languages) and validating >= _LEAST_JUDGED
     yield "  validate_every_steps: 200"
     if judged:
         yield "  validate_images: 500"

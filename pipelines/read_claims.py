@@ -14,6 +14,7 @@ from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_in_parts
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.language import language_warning
 from medclip_sources.claims_table import read_claims_table
 
 from .job import Job, job_main
@@ -35,7 +36,9 @@ def build(job: Job) -> None:
     inputs: dict[str, Artifact | str] = {"sentences": source}
     if table is not None:
         inputs["claims_table"] = sha256_file(table)
-    job.make(labels.ARTIFACT, {"reader": labels.reader_digest()}, inputs, write)
+    artifact = job.make(labels.ARTIFACT, {"reader": labels.reader_digest()}, inputs, write)
+    if table is None and (warning := language_warning(artifact.summary["languages"])):
+        job.say(warning=warning)
 
 
 main = job_main("read_claims", build)

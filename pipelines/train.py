@@ -34,6 +34,7 @@ from medclip_dcl.provenance import remove_if_code_changed
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.language import language_warning
 from medclip_dcl.training import checkpoint, corpus_cache, feature_cache
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.config import TrainingConfig
@@ -64,6 +65,9 @@ def build(job: Job) -> None:
 def _build(job: Job, accelerator: Accelerator) -> None:
     config, main = job.config, accelerator.is_main_process
     inputs, digests = open_inputs(job, verify=main)
+    languages = inputs.claims.summary.get("languages", {}) if inputs.claims and main else {}
+    if not config.claims.table and (warning := language_warning(languages)):
+        job.say(warning=warning)
     settings = _settings_of(config)
     fingerprint = make_fingerprint(model_package.ARTIFACT, settings, digests)
     folder = checkpoint.ARTIFACT.at(job.work)

@@ -52,6 +52,8 @@ class Cue(Enum):
     PAST_BEFORE = auto()
     CHANGE = auto()
     BREAK = auto()
+    COLON = auto()
+    DASH = auto()
     WHICH = auto()
     OR = auto()
     AND = auto()
