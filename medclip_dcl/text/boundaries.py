@@ -64,6 +64,7 @@ _STARTS = re.compile(
     r"unchanged|impression|findings|trachea|mediastin\w+|costophrenic|pulmonary|left|right)\b",
     re.I,
 )
+_SURELY_STARTS = re.compile(r"(?:no|the|there|unchanged)\b")
 _ANSWER = re.compile(r"(?:yes|no|none|absent|present|nil|neg(?:ative)?|[yn])\s*(?:[.,;|]|$)", re.I)
 
 
@@ -201,5 +202,6 @@ def _is_end(item: str, start: int, match: re.Match[str]) -> bool:
     if _NEVER_LAST.search(before) or (before[-3:].strip().lower() == "no" and after[0].isdigit()):
         return False
     if _SHORTENED.search(before):
-        return bool(_STARTS.match(after)) or ("." in before and after[0].isupper())
-    return not _INITIAL.search(before) or bool(_STARTS.match(after))
+        starts = _STARTS if after[0].isupper() else _SURELY_STARTS
+        return bool(starts.match(after)) or ("." in before and after[0].isupper())
+    return not _INITIAL.search(before) or bool(_STARTS.match(after) and after[0].isupper())

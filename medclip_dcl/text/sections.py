@@ -229,7 +229,7 @@ def cut_report(text: str) -> list[Part]:
     """
     text = clean_text(text)
     parts = _parts(text)
-    if {part.name for part in parts}.isdisjoint(_USUAL.values()):
+    if not any(part.heading and part.name in USUAL_NAMES for part in parts):
         return [Part("", "", text, "last_paragraph")]
     if not _has("findings", parts):
         parts = [piece for part in parts for piece in _with_unnamed(part)]

@@ -32,7 +32,7 @@ _SILENT = (
 _SHORT_NO = r"(?:0|\u00d8|\u00f8|\u2205|n|-ve|\(-\)|-|\u2717|\u2718|x(?=\s*$))"
 _SHORT_YES = r"(?:1|y|\+ve|\(\+\)|\+{1,4}|\u2713|\u2714)"
 _SEP = (
-    r"(?:\s*(?:[:=|?]|-+>|\.{3,}|[-\u2013\u2014]{1,2}(?=\s)|(?<=\s)[-\u2013\u2014]{1,2}(?=\w)"
+    r"(?:\s*(?:[:;=|?]|-+>|\.{3,}|[-\u2013\u2014]{1,2}(?=\s)|(?<=\s)[-\u2013\u2014]{1,2}(?=\w)"
     r"|\()[\s:=|]*)"
 )
 _LABEL = r"(?=\s+(?:[A-Za-z][A-Za-z/-]*\s+){0,4}[A-Za-z/-]+\s*[:=|?](?!\d))"
@@ -53,7 +53,7 @@ _WRITTEN = {
     "open": " is possible ; ",
     "silent": " n / a ; ",
 }
-_BEFORE = re.compile(r"(?:^|(?<=[\s,;(]))(?:[\u00d8\u2205]|\(-\)|-ve)\s*(?=[A-Za-z])")
+_BEFORE = re.compile(r"(?:^|(?<=[\s,;(]))(?:[\u00d8\u00f8\u2205]|\(-\)|-ve)\s*(?=[A-Za-z])")
 _ASKED_BOTH = re.compile(
     r"\(?\b(?:yes|y)\s*/\s*(?:no|n)\b\)?|\(?\b(?:no|n)\s*/\s*(?:yes|y)\b\)?", re.I
 )
@@ -69,7 +69,7 @@ _CARDIOMEGALY = re.compile(
 )
 _SELF_DENIED = re.compile(r"\s*(?:no|without|normal|clear|negative|absent|not)\b", re.I)
 _HOLDS_MARK = re.compile(
-    r"[:=|?(\[+\u00d8\u2205\u2610-\u2612\u25a1\u25fb]|\s[-\u2013\u2014]|->|\.\.\.|-ve|CM\b|cm\b|\b(?:no|neg|negative|nil|yes|pos|positive|possible|questionable|suspected|equivocal)\W*$",
+    r"[:;=|?(\[+\u00d8\u00f8\u2205\u2610-\u2612\u25a1\u25fb]|\s[-\u2013\u2014]|->|\.\.\.|-ve|CM\b|cm\b|\b(?:no|neg|negative|nil|yes|pos|positive|possible|questionable|suspected|equivocal)\W*$",
     re.I,
 )
 
@@ -88,7 +88,10 @@ def write_out(sentence: str) -> str:
 
 
 def _as_word(match: re.Match[str]) -> str:
-    return _WRITTEN[match.lastgroup or "silent"]
+    kind = match.lastgroup or "silent"
+    if kind == "yes" and match.string[match.end() : match.end() + 1] == ",":
+        return " present"  # "yes, small left"
+    return _WRITTEN[kind]
 
 
 def _write_out_boxes(text: str) -> str:
@@ -138,7 +141,7 @@ def silence_labels(marks: Sequence[Mark]) -> list[Mark]:
         elif mark.cue is Cue.DASH:
             following = marks[index + 1].cue if index + 1 < len(marks) else None
             speaks = {item.cue for item in left[start:]} & _DECIDED
-            if speaks or following not in _QUALITIES:
+            if following is not Cue.OR and (speaks or following not in _QUALITIES):
                 left.append(mark._replace(cue=Cue.BREAK))
                 start = len(left)
         else:

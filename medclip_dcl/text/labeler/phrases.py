@@ -262,6 +262,8 @@ def _begins_unmarked(marks: Sequence[Mark], index: int) -> bool:
     before = marks[index - 1]
     if not (before.concept or before.cue is Cue.SEEN) or before.end != marks[index].start:
         return False
+    if marks[index].concept and before.concept:  # "no effusion cardiomegaly is present"
+        return index + 1 < len(marks) and marks[index + 1].cue is Cue.VERB
     while index + 1 < len(marks) and marks[index].cue is Cue.DEGREE:
         if marks[index].end != marks[index + 1].start:
             return False
