@@ -77,8 +77,8 @@ def build(job: Job) -> None:
     tree = preflight.read_preflight(artifact)
     page = job.work / PAGE
     page.touch(mode=0o600)
-    shown = {"doubles": _doubles(job, source, artifact), "reports": _shown_reports(job, source)}
-    write_text(page, render_check(job.work.name, artifact, **shown))
+    doubles, reports = _doubles(job, source, artifact), _shown_reports(job, source)
+    write_text(page, render_check(job.work.name, artifact, doubles, reports))
     page.chmod(0o600)  # it holds reports
     print(preflight.preflight_table(tree), flush=True)
     job.say(page=str(page))

@@ -39,9 +39,10 @@ from medclip_dcl.errors import ArtifactStale, ConfigError, ScoreError
 from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.text import sentences
+from medclip_dcl.text.boundaries import without_number
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.lexicon import LABELS
-from medclip_dcl.text.sentences import text_key, without_number
+from medclip_dcl.text.sentences import text_key
 
 Floats = NDArray[np.float64]
 

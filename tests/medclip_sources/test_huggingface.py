@@ -130,7 +130,7 @@ def test_every_form_gives_the_same(
     assert [raw.splits[f"p{n}"] for n in (2, 3, 4)] == [{"train"}, {"validate"}, {"test"}]
     assert raw.labels is not None
     assert raw.labels["Edema"].to_pylist() == [int(n % 2 == 0) for n in [*SPLITS["train"], 3, 4, 0]]
-    assert raw.studies[1].report == ("number 1.", "", "")
+    assert raw.studies[1].report == ReportText("FINDINGS: number 1.")
     for image in raw.images:
         assert bytes(image_source(root, image.path)) == picture(int(image.subject_id[1:]))
     if form == "parquet":

@@ -107,7 +107,8 @@ REPORTS = [
         "+car +eff:l -ate -con -ede -les -opa -pna",
     ),
     (
-        "Heart size: normal\nMediastinum: normal\nHila: normal\nLungs: right upper lobe nodule\nBones: old rib fx",
+        "Heart size: normal\nMediastinum: normal\nHila: normal\n"
+        "Lungs: right upper lobe nodule\nBones: old rib fx",
         "-car -ecm +les:r +fra",
     ),
     ("1 No effusion\n2 Cardiomegaly", "-eff +car"),
@@ -123,7 +124,8 @@ REPORTS = [
     ("Exam: CXR\nResult: Cardiomegaly. No effusion.", "+car -eff"),
     ("Reason for Exam: SOB, r/o effusion\nFinal Report\nThere is cardiomegaly.", "+car"),
     (
-        "PROCEDURE: CXR PA/LAT\nCOMPARISON: 1/2/2020 showing effusion\n\nThe heart is enlarged.\n\nIMPRESSION: Cardiomegaly.",
+        "PROCEDURE: CXR PA/LAT\nCOMPARISON: 1/2/2020 showing effusion\n\nThe heart is enlarged.\n\n"
+        "IMPRESSION: Cardiomegaly.",
         "+car",
     ),
     ("Clinical details: ?pneumothorax.\nReport: No pneumothorax. Cardiomegaly.", "-ptx +car"),
@@ -142,7 +144,8 @@ REPORTS = [
     ("FINDINGS: No fracture.\nADDENDUM 1/2/20: On review there is a left rib fracture.", "+fra:l"),
     ("&bull; No effusion<br>&bull; Cardiomegaly", "-eff +car"),
     (
-        "<table><tr><th>Organ</th><th>Finding</th></tr><tr><td>Heart</td><td>Enlarged</td></tr><tr><td>Pleura</td><td>No effusion</td></tr></table>",
+        "<table><tr><th>Organ</th><th>Finding</th></tr><tr><td>Heart</td>"
+        "<td>Enlarged</td></tr><tr><td>Pleura</td><td>No effusion</td></tr></table>",
         "+car -eff",
     ),
     ("<dl><dt>Pneumothorax</dt><dd>No</dd><dt>Effusion</dt><dd>Yes</dd></dl>", "-ptx +eff"),
@@ -154,7 +157,8 @@ REPORTS = [
     ("<Findings>Cardiomegaly</Findings><Impression>No effusion</Impression>", "+car -eff"),
     ("Consult\n-2-day history of cough\n-Today no effusion\n-Edema: None", "-eff -ede"),
     (
-        "Findings: None. Impression: 1. NO CHANGE IN POSITION OF CHEST\nTUBES. NO LARGE PNEUMOTHORAX. 2. SMALL RIGHT PLEURAL\nEFFUSION REMAINS.",
+        "Findings: None. Impression: 1. NO CHANGE IN POSITION OF CHEST\n"
+        "TUBES. NO LARGE PNEUMOTHORAX. 2. SMALL RIGHT PLEURAL\nEFFUSION REMAINS.",
         "+dev +eff:r -ptx",
     ),
 ]
