@@ -24,12 +24,12 @@ from medclip_dcl.errors import ImageError
 from medclip_dcl.progress import Progress
 from medclip_dcl.text.boundaries import find_sentences
 from medclip_dcl.text.labeler.labels import (
-    Reading,
     ReportLabels,
     read_sentence,
     report_labels_of,
 )
 from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.language import prevailing
 from medclip_dcl.text.sections import USUAL_NAMES, Part
 from medclip_dcl.text.sentences import (
     LONGEST_SECTION,
@@ -111,7 +111,7 @@ def describe_report(parts: Sequence[Part], used: Collection[str]) -> Row:
     return {
         "kept": len(kept),
         "said": said,
-        "language": Reading(languages=tuple(chain(*(x.languages for x in readings)))).language,
+        "language": prevailing(chain(*(reading.languages for reading in readings))),
         "characters": dropped.total(),
         "dropped": {reason: count for reason, count in dropped.items() if reason and count},
     }
@@ -159,7 +159,7 @@ def show_reports(
 
 
 def _in_words(labels: ReportLabels | None) -> list[Row]:
-    """What a sentence says, as marks: finding with its sides, and polarity."""
+    """List what a sentence says: finding with its sides, and polarity."""
     if labels is None:
         return []
     marks = [

@@ -20,9 +20,10 @@ ENGLISH = "en"
 OTHER = "other"
 """Name of a language in another script than Latin."""
 
-_LISTS: dict[str, str] = yaml.safe_load(
+WORDS_OF: dict[str, str] = yaml.safe_load(
     Path(__file__).with_name("languages.yaml").read_text(encoding="utf-8")
 )
+"""Language, and `english` for English beyond the lexicon -> words."""
 _WORD = re.compile(r"[^\W\d_]+")
 _UMLAUT = re.compile(r"([aou])e")
 _LAST_LATIN = "\u024f"
@@ -47,14 +48,14 @@ def _words_of(text: str) -> set[str]:
     return {_folded(word) for word in _WORD.findall(text.lower())}
 
 
-_ENGLISH_WORDS = _words_of(_LISTS["english"]).union(
+_ENGLISH_WORDS = _words_of(WORDS_OF["english"]).union(
     *map(_words_of, lexicon.CUES.values()),
     *map(_words_of, lexicon.PHRASES_OF.values()),
     *map(_words_of, lexicon.REGIONS_OF.values()),
     *map(_words_of, lexicon.SEVERITIES.values()),
 )
 _LANGUAGES_OF: dict[str, frozenset[str]] = {}
-for _name, _list in _LISTS.items():
+for _name, _list in WORDS_OF.items():
     if _name != "english":
         for _word in _words_of(_list):
             _LANGUAGES_OF[_word] = _LANGUAGES_OF.get(_word, frozenset()) | {_name}
@@ -94,6 +95,15 @@ def language_of(text: str) -> str:
                 votes[name] += 1 / len(languages)
     if foreign > english:
         return max(sorted(votes), key=votes.__getitem__) if votes else OTHER
+    return ENGLISH if english else ""
+
+
+def prevailing(languages: Iterable[str]) -> str:
+    """The language of most sentences; another than English where they are evenly divided."""
+    counts = Counter(language for language in languages if language)
+    english = counts.pop(ENGLISH, 0)
+    if counts.total() >= max(1, english):
+        return counts.most_common(1)[0][0]
     return ENGLISH if english else ""
 
 

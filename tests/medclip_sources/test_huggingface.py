@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from medclip_dcl.data import manifest
-from medclip_dcl.data.records import Source
+from medclip_dcl.data.records import ReportText, Source
 from medclip_dcl.data.row_images import image_source
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ConfigError, HubError, StudyError

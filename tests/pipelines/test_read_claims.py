@@ -73,7 +73,9 @@ def test_foreign_reports_have_no_claims_and_are_warned_of(
 ) -> None:
     texts = {"s1": ["Kein Erguss links.", "Pneumothorax."], "s2": ["No effusion."]}
     claims = read(tmp_path, texts)
-    assert [row["negated"] for row in read_table(claims.path, labels.REPORT_CLAIMS).to_pylist()] == [
+    assert [
+        row["negated"] for row in read_table(claims.path, labels.REPORT_CLAIMS).to_pylist()
+    ] == [
         [],
         ["Pleural Effusion"],
     ]

@@ -168,7 +168,7 @@ _QUALITIES = {
 
 
 def _label_left(label: Sequence[Mark], rest: Sequence[Mark]) -> list[Mark]:
-    """What is left of a label before a colon."""
+    """Drop what a label before a colon does not claim."""
     clause = list(rest)
     for index, mark in enumerate(rest):
         if mark.cue in {Cue.BREAK, Cue.COLON, Cue.DASH}:

@@ -1,19 +1,9 @@
 """Labels: what a sentence or a report says about the 13 CheXpert findings.
 
-The rules, in the order in which they are applied:
-    1  A text is cut into sentences (`boundaries`). One that reads like another language than
-       English says nothing, and neither does a report in which such sentences prevail.
-    2  Forms are brought to prose (`forms`): "Pneumothorax: No", "[x] effusion", "PTX (-)".
-    3  The longest phrase of the lexicon and of the cues counts at each position (`phrases`).
-       A label before a colon says nothing where what follows speaks for itself.
-    4  "but", "there is", a semicolon, a dash ... cut a sentence into clauses; no rule looks across.
-       After "which" the part of the image just named is the subject.
-    5  Cues give every concept its polarity (`negation`).
-    6  Side words give it its sides, other words its zone and degree (`laterality`).
-    7  Parts of the image called normal or enlarged add theirs (`normality`).
-    8  Concepts become findings, and the sentences of a report are united: asserted anywhere
-       beats hedged, hedged beats negated, negated beats asked for, which alone is hedged; a
-       finding that no sentence names has no label.
+`read_sentence` applies the rules in their order; the README of `text` lists them. A sentence that
+reads like another language than English says nothing, and neither does a report in which such
+sentences prevail. In a report asserted beats hedged, hedged beats negated, negated beats asked for,
+which alone is hedged; a finding that no sentence names has no label.
 
 A claim is a finding with a polarity and, where it is asserted, its sides.
 """
@@ -40,7 +30,6 @@ from medclip_dcl.text.labeler import lexicon
 from medclip_dcl.text.labeler.forms import silence_labels, write_out
 from medclip_dcl.text.labeler.laterality import read_laterality, read_modifiers
 from medclip_dcl.text.labeler.lexicon import (
-    CUES,
     FINDINGS_OF,
     LABELS,
     LEFT_OPEN_BY,
@@ -57,7 +46,7 @@ from medclip_dcl.text.labeler.phrases import (
     find_marks,
     find_modifiers,
 )
-from medclip_dcl.text.language import ENGLISH, language_of
+from medclip_dcl.text.language import ENGLISH, WORDS_OF, language_of, prevailing
 
 ARTIFACT = ArtifactType("claims", 4, "read_claims")
 
@@ -104,17 +93,6 @@ class Reading:
     normal: bool = False
     languages: tuple[str, ...] = ()
     """Language of each sentence that has one, as `language_of` names it."""
-
-    @property
-    def language(self) -> str:
-        """The language that prevails; another than English where sentences are evenly divided."""
-        if not self.languages or {*self.languages} == {ENGLISH}:
-            return self.languages[0] if self.languages else ""
-        counts = Counter(self.languages)
-        foreign = Counter({name: n for name, n in counts.items() if name != ENGLISH})
-        if foreign.total() >= max(1, counts[ENGLISH]):
-            return foreign.most_common(1)[0][0]
-        return ENGLISH
 
 
 def read_sentence(text: str) -> Reading:
@@ -164,19 +142,7 @@ def read_report(text: str) -> Reading:
 
 def reader_digest() -> str:
     """Name the rules and words that claims are read with, by 16 hexadecimal digits."""
-    data = [
-        RULES,
-        {cue.name: text for cue, text in CUES.items()},
-        lexicon.PHRASES_OF,
-        lexicon.REGIONS_OF,
-        lexicon.FINDINGS_OF,
-        lexicon.LEFT_OPEN_BY,
-        lexicon.NEGATED_WHERE_NORMAL,
-        lexicon.ASSERTED_WHERE_LARGE,
-        lexicon.ZONES,
-        lexicon.SEVERITIES,
-        sorted(lexicon.MIDLINE),
-    ]
+    data = [RULES, lexicon.TREE, WORDS_OF, sorted(lexicon.MIDLINE)]
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
 
 
@@ -247,13 +213,7 @@ SILENT = ReportLabels({}, frozenset(), frozenset(), normal=False)
 
 
 def read_claims(text: str) -> ReportLabels:
-    """Read what a sentence or a whole report says about the findings.
-
-    Args:
-        text: findings, impression or one sentence; any text is allowed.
-
-    Returns:
-        Its claims; a text that says nothing of the findings gives empty ones.
+    """Read what a sentence or a whole report says about the findings; any text is allowed.
 
     Source: ours; findings of CheXpert (Irvin et al. 2019).
     """
@@ -298,9 +258,9 @@ def write_claims(
     def claims_of(study: str, places: Sequence[int]) -> ReportLabels:
         codes = reading_of[places].tolist()
         if readings:
-            whole = Reading(languages=tuple(chain(*(readings[code].languages for code in codes))))
-            languages[whole.language] += 1
-            in_english[places] |= whole.language in {"", ENGLISH}
+            language = prevailing(chain(*(readings[code].languages for code in codes)))
+            languages[language] += 1
+            in_english[places] |= language in {"", ENGLISH}
         if given.reports is not None:
             return given.reports.get(study, SILENT)
         if given.sentences is not None:
@@ -387,7 +347,7 @@ def _read_all(texts: pa.ChunkedArray) -> tuple[list[Reading], npt.NDArray[np.int
                 (m.concept, m.polarity, m.sides, frozenset(m.zones), frozenset(m.severities))
                 for m in reading.mentions
             )
-            content_key = (reading.normal, reading.language, content)
+            content_key = (reading.normal, prevailing(reading.languages), content)
             number = known.setdefault(content_key, len(readings))
             if number == len(readings):
                 readings.append(reading)
@@ -446,12 +406,10 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
                     negated.add(finding)
                 elif polarity is Polarity.ASKED:
                     asked.add(finding)
-    if Reading(languages=tuple(languages)).language not in {"", ENGLISH}:
+    if prevailing(languages) not in {"", ENGLISH}:
         return SILENT
-    # A report hedges in one sentence and asserts in another ("possible edema", "edema is
-    # worse"): the stronger word stands.
-    # "evaluate for edema", "sensitivity for edema is low" and what a concept leaves open
-    # give way to any other word.
+    # "Possible edema" and "edema is worse": the stronger word stands. "Evaluate for edema" and
+    # what a concept leaves open give way to any other word.
     uncertain = (uncertain | (asked - negated)) - asserted.keys()
     negated -= asserted.keys() | uncertain
     normal |= all(negated & part for part in _CHECKED_WHERE_NORMAL)

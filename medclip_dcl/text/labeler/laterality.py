@@ -52,7 +52,7 @@ def read_laterality(clause: Sequence[Mark]) -> dict[int, Sides]:
 
 
 def _own_start(clause: Sequence[Mark], concept: int) -> int:
-    """Where the statement of the first concept begins: "left lung is clear, right lung shows"."""
+    """Find where the first concept's statement begins: "left lung is clear, right lung shows"."""
     start = 0
     for index, mark in enumerate(clause[:concept]):
         is_stated = any(item.cue in _PREDICATES for item in clause[start:index])
@@ -62,7 +62,7 @@ def _own_start(clause: Sequence[Mark], concept: int) -> int:
 
 
 def _own_end(clause: Sequence[Mark], concept: int) -> int:
-    """Where the statement of the last concept ends: "left effusion, right lung is clear"."""
+    """Find where the statement of the last concept ends: "left effusion, right lung is clear"."""
     for index in range(concept + 1, len(clause)):
         rest = clause[index:]
         speaks = any(item.region for item in rest) and any(item.cue in _PREDICATES for item in rest)
