@@ -7,7 +7,8 @@ Unicode. What is cut here is never text: tags, marks of emphasis, controls.
 import html
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from functools import partial
 
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\ufe0f\ufeff"
@@ -43,6 +44,8 @@ _INLINE = frozenset(
     "a abbr b bdi big cite code em font i img ins input label mark o:p q s small span strike "  # noqa: SIM905
     "strong sub sup tt u var".split()
 )
+_ALONE = frozenset({"br", "hr", "p", "li", "td", "th", "tr", "dt", "dd", "div", "meta", "link"})
+_CLOSED = re.compile(r"</([A-Za-z][\w:.-]{0,40})")
 _CELLS = {"td", "th"}
 _ENTITY = re.compile(r"&(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]{2,8}\d{0,2});")
 _ESCAPE = re.compile(r"\\\.(br|sp|in|ti)[+-]?\d{0,3}\\|\\X0[AaDd](?:0[AaDd])?\\|_x000[aAdD]_")
@@ -77,7 +80,9 @@ def clean_text(text: str) -> str:
         text = _WRITTEN_LINE_END.sub("\n", text).replace("\\t", "\t")
     for _ in range(2):  # mark-up may itself be escaped: "&lt;br&gt;"
         if "<" in text:
-            text = _TAG.sub(_plain_tag, _HIDDEN.sub("", text))
+            text = _HIDDEN.sub("", text)
+            closed = {name.lower() for name in _CLOSED.findall(text)}
+            text = _TAG.sub(partial(_plain_tag, closed=closed), text)
         if "&" in text:
             text = _ENTITY.sub(lambda match: html.unescape(match.group()), text)
     text = _MARKDOWN.sub("", fold_unicode(text))
@@ -106,8 +111,11 @@ _TICKS = {"x", "[x]", "(x)", "\u2713", "\u2714", "\u2611", "\u2612", "*"}
 _COLUMNS = re.compile(r"[|\t][ ]*(?:yes|no|present|absent)\b[ ]*(?=[|\t])", re.IGNORECASE)
 
 
-def _plain_tag(match: re.Match[str]) -> str:
+def _plain_tag(match: re.Match[str], closed: Set[str]) -> str:
+    """Write a tag out; what is in brackets and no tag stays: "effusion <small>"."""
     name, closes = match.group(1).lower(), match.group().startswith("</")
+    if not (name in closed or name in _INLINE or name in _ALONE or match.group()[1] in "!?"):
+        return match.group()
     if name in _INLINE:
         return ""
     if name in _CELLS:

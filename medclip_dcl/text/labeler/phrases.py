@@ -260,10 +260,9 @@ def cut_clauses(marks: Sequence[Mark]) -> Iterator[list[Mark]]:
 def _begins_unmarked(marks: Sequence[Mark], index: int) -> bool:
     """Whether a statement begins without any stop: "no pneumothorax the heart is enlarged"."""
     before = marks[index - 1]
-    if not (before.concept or before.cue is Cue.SEEN) or before.end != marks[index].start:
+    is_seen = before.cue is Cue.SEEN and index > 1 and marks[index - 2].cue is Cue.VERB
+    if not (before.concept or is_seen) or before.end != marks[index].start:
         return False
-    if marks[index].concept and before.concept:  # "no effusion cardiomegaly is present"
-        return index + 1 < len(marks) and marks[index + 1].cue is Cue.VERB
     while index + 1 < len(marks) and marks[index].cue is Cue.DEGREE:
         if marks[index].end != marks[index + 1].start:
             return False

@@ -8,6 +8,8 @@ from medclip_dcl.text.labeler.labels import read_claims, read_report, report_lab
 from medclip_dcl.text.sections import read_loose_sections
 from medclip_dcl.text.sentences import split_section
 
+CLEAR = "-ate -con -ede -les -opa -pna normal"
+
 ANSWERS = [
     ("Pneumothorax: N", "-ptx"),
     ("Pneumothorax: Y, small right", "+ptx:r"),
@@ -64,7 +66,6 @@ ANSWERS = [
     ("Bilat. pleural effusions, R > L.", "+eff:lr"),
     ("Rt. base atelectasis. Lt. lung clear.", "+ate:r"),
     ("Small L. pleural effusion. R. lung is clear.", "+eff:l"),
-    ("no pneumothorax no effusion cardiomegaly is present", "-ptx -eff +car"),
     (
         "the lungs are clear the heart is enlarged no effusion",
         "-ate -con -ede -les -opa -pna +car -eff",
@@ -98,6 +99,11 @@ ANSWERS = [
     ("Left effusion, right lung is clear.", "+eff:l"),
     ("Left lung is clear, right lung shows consolidation.", "+con:r"),
     ("Small effusion. No change: none.", "+eff"),
+    ("no pneumothorax the heart is enlarged", "-ptx +car"),
+    ("No consolidating airspace disease is seen.", "-con -opa"),
+    ("The lungs, pleura and visualized upper abdomen are normal.", CLEAR + " -eff"),
+    ("[&lt;The heart is enlarged.&gt;]", "+car"),
+    ("The pleura is <normal>. Edema <mild>.", "-eff +ede"),
 ]
 REPORTS = [
     ("Pleural effusions:\nNone.", "-eff"),
