@@ -27,9 +27,12 @@ _MARKED = re.compile(rf"[ \t]*(?:{_MARK}(?=\S)|{_BOX})")
 _MARKS = re.compile(rf"\A\s*(?:{_MARK})+(?=\S)")
 _BOX_FIRST = re.compile(rf"\s*{_BOX}")
 _NEXT_BOX = re.compile(rf"(?<=\S)\s+(?={_BOX})")
-_NEXT_DOT = re.compile(rf"(?<=\S)\s+(?=[{_DOTS}])")
+_NEXT_DOT = re.compile(rf"(?<=\S)\s+(?=[{_DOTS}])|(?<=\])\s+(?=\[)")
+_SPOKEN_FIRST = re.compile(r"\s*(?:number\s+)?one\b.*\btwo\b", re.I)
+_UNSPOKEN = re.compile(r"[.,;:]")
 _NEXT_DASH = re.compile(r"(?<=\S)\s+(?=([-*])\s+[A-Z])")
-_LABEL = re.compile(r"[ \t]*[A-Za-z][A-Za-z0-9 ()/,&'-]{0,40}(?::(?!\d)|[ \t]\|)")
+_LABEL = re.compile(r"[ \t]*[A-Za-z][A-Za-z0-9 ()/,&'-]{0,40}(?::(?!\d)|[ \t]\||[ \t]\.{2,}[ \t])")
+_LEADER = re.compile(r"\S[ \t]+\.{2,}[ \t]+\S")
 _DANGLING = re.compile(
     r"(?:[,:&/(+-]|.{26}\bno|"
     r"\b(?:a|an|the|of|or|and|with|without|to|in|on|at|by|for|from|is|are|was|were|"
@@ -53,8 +56,8 @@ _STOP = re.compile(
 )
 _NEVER_LAST = re.compile(r"\b(?:dr|mr|mrs|ms|prof|st|vs|figs?|e\.g|i\.e|cf|approx|viz)$", re.I)
 _SHORTENED = re.compile(
-    r"\b(?:(?:[a-z]\.)+[a-z]|etc|al|inc|lat|inf|sup|ant|post|bilat|mod|sm|lg|incr|decr|prev|dx|hx|sx|"
-    r"temp|min|max|l|r|lt|rt|w|c|s|resp|poss|prob|eff|pulm|card|med|jr|sr|jan|feb|mar|apr|jun|jul|"
+    r"\b(?:(?:[a-z]\.)+[a-z]|etc|al|inc|lat|inf|sup|ant|post|bilat|mod|sm|lg|incr|decr|prev|"
+    r"temp|min|max|l|r|lt|rt|w|c|s|poss|prob|jr|sr|jan|feb|mar|apr|jun|jul|"
     r"aug|sept?|oct|nov|dec)$",
     re.I,
 )
@@ -65,7 +68,11 @@ _STARTS = re.compile(
     re.I,
 )
 _SURELY_STARTS = re.compile(r"(?:no|the|there|unchanged)\b")
-_ANSWER = re.compile(r"(?:yes|no|none|absent|present|nil|neg(?:ative)?|[yn])\s*(?:[.,;|]|$)", re.I)
+_ANSWER = re.compile(
+    r"(?:yes|no|none|absent|present|nil|neg(?:ative)?|[yn]|uncertain|unclear|possibl[ey]|probabl[ey]|"
+    r"maybe|equivocal|indeterminate)\s*(?:[.,;|(]|$)",
+    re.I,
+)
 
 
 def cut_sentences(text: str) -> list[str]:
@@ -139,7 +146,8 @@ def _begins(previous: str, line: str, width: int, is_lower: bool) -> bool:
     """Whether a line begins a sentence, though no blank line parts it from the previous."""
     if names_regions_alone(previous) and not _LABEL.match(line):
         return False  # "Heart" and, on a line of its own, "Enlarged"
-    if _MARKED.match(line) or ("|" in previous and "|" in line) or "\t" in previous:
+    in_form = ("|" in previous and "|" in line) or "\t" in previous or _LEADER.search(previous)
+    if _MARKED.match(line) or in_form:
         return True
     if previous.endswith((".", "?", "!")):
         return not _NEVER_LAST.search(previous[:-1][-10:])
@@ -162,6 +170,7 @@ def _cut_items(block: str) -> Iterator[str]:
         cuts = [match.end() for match in _NEXT_DASH.finditer(block) if match[1] == block[0]]
     else:
         cuts = [match.end() for match in _NEXT_DOT.finditer(block)]
+        cuts += [match.start() for match in _spoken_numbers(block)]
         last = 0
         for match in _NUMBER.finditer(block):
             if last < int(match[1]) <= last + 2 and (last or int(match[1]) == 1):
@@ -173,6 +182,21 @@ def _cut_items(block: str) -> Iterator[str]:
             yield block[start:cut]
             start = cut
     yield block[start:]
+
+
+def _spoken_numbers(block: str) -> Iterator[re.Match[str]]:
+    """Find "one", "two" ... of a dictated list, which has no marks at all."""
+    if not _SPOKEN_FIRST.match(block) or _UNSPOKEN.search(block):
+        return
+    start = 0
+    for word in ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine"):
+        match = re.compile(rf"\b(?:number\s+)?{word}\b(?!\s+(?:cm|centimet|mm|view))", re.I).search(
+            block, start
+        )
+        if match is None:
+            return
+        yield match
+        start = match.end()
 
 
 def _cut_at_stops(item: str) -> Iterator[str]:
@@ -193,8 +217,8 @@ def _is_end(item: str, start: int, match: re.Match[str]) -> bool:
         return bool(before[-1:].strip()) and not _ANSWER.match(after)
     if "!" in match.group() or not after:
         return True
-    if match.group().startswith("...") and _ANSWER.match(after):
-        return False  # dots that lead to the answer of a form
+    if match.group().startswith("..") and not before[-1:].strip():
+        return False  # dots that lead from a label to what is stated of it
     if after.startswith("."):  # "seen.."
         return True
     if start + len(before) == match.start() and re.fullmatch(r"\s*\(?(?:\d{1,2}|[A-Za-z])", before):

@@ -53,11 +53,15 @@ _HL7 = re.compile(r"\\([FSTRHNE])\\")
 _HL7_MARK = {"F": "|", "S": "^", "T": "&", "R": "~", "E": "\\"}
 _WRITTEN_LINE_END = re.compile(r"(?:\\r)?\\n|\\r(?![a-z])")  # in two characters, as in some CSV
 _MARKDOWN = re.compile(
-    r"^[ \t]*#{1,6}[ \t]+|^[ \t]*>[ \t]|\*\*|~~|`"
+    r"^[ \t]*#{1,6}[ \t]+|^[ \t]*>[ \t]|\*\*|~~[^~\n]{0,200}~~|`"
     r"|^[ \t]*\|[ \t]?|[ \t]*\|[ \t]*$"  # outer borders of a table
     r"|^[ \t]*(?=[-=|:+*]{0,200}[-=|:+*]{3})[-=|:+* \t]+$",  # rules of a page or a table
     re.MULTILINE,
 )
+_EMPHASIS = re.compile(r"(?<![\w*])\*(\w[^*\n]{0,60})(?<=[\w.:])\*(?!\w)")
+_PUNCTUATED = re.compile(r"[.,;:|]")
+_SPOKEN = re.compile(r"[ \t]*\b(period|full stop|comma|new line|new paragraph)\b", re.IGNORECASE)
+_SPOKEN_MARK = {"period": ".", "full": ".", "comma": ",", "new": "\n"}
 _RTF_GROUP = re.compile(
     r"\{\\(?:fonttbl|colortbl|stylesheet|info|\*)[^{}]{0,9000}(?:\{[^{}]{0,9000}\}[^{}]{0,9000}){0,99}\}"
 )
@@ -86,6 +90,9 @@ def clean_text(text: str) -> str:
         if "&" in text:
             text = _ENTITY.sub(lambda match: html.unescape(match.group()), text)
     text = _MARKDOWN.sub("", fold_unicode(text))
+    text = _EMPHASIS.sub(r"\1", text) if text.count("*") > 1 else text
+    if not _PUNCTUATED.search(text):
+        text = _SPOKEN.sub(lambda match: _SPOKEN_MARK[match[1].lower().split()[0]], text)
     return "\n".join(_fill_ticks(text.split("\n"))) if _COLUMNS.search(text) else text
 
 

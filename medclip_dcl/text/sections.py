@@ -186,6 +186,8 @@ _BARE = re.compile(
 )
 """Headings of dictated text, which has neither colons nor stops."""
 _HISTORY_OF = re.compile(r"\A\s*(?P<name>history)(?=\s+of\b)", re.IGNORECASE)
+_NUMBERED = re.compile(r"[ \t]*\(?\d{1,2}[.)]")
+_BULLET = re.compile(r"[ \t]*[-*\u2022\u25cf\u25aa\u00b7][ \t]*\w")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
 
 
@@ -231,6 +233,8 @@ def cut_report(text: str) -> list[Part]:
     parts = _parts(text)
     if not any(part.heading and part.name in USUAL_NAMES for part in parts):
         return [Part("", "", text, "last_paragraph")]
+    if not parts[0].name and _has_labels(parts[0].body):
+        parts[0] = parts[0]._replace(section="findings")
     if not _has("findings", parts):
         parts = [piece for part in parts for piece in _with_unnamed(part)]
     if not _has("", parts):
@@ -251,6 +255,16 @@ def cut_release_report(text: str, study_id: str = "") -> list[Part]:
             Part(name, "", after, ""),
         ]
     return [part for part in parts if part.body.strip()]
+
+
+def _has_labels(body: str) -> bool:
+    """Whether a line of a text begins with a label of a part of the body: "Pleura: clear"."""
+    heads = (match["head"] for line in body.split("\n") if (match := _LINE_HEAD.match(line)))
+    return ":" in body and any(
+        mark.region not in {"", "chest"} or mark.concept
+        for head in heads
+        for mark in find_marks(head)
+    )
 
 
 def _has(section: str, parts: Iterable[Part]) -> bool:
@@ -280,12 +294,19 @@ def _headings(text: str) -> Iterator[tuple[int, int, str]]:
             name = match.group().strip()
             yield match.end() - len(name), match.end(), _USUAL[_plain_name(name)]
         return
-    current, offset = "", 0
+    current, offset, begins_list = "", 0, False
     previous = ""  # the line before
     for line in text.split("\n"):
-        for start, end, name in [*_line_heading(line, previous, current), *_inner_headings(line)]:
+        found = [*_line_heading(line, previous, current)]
+        if not found and begins_list and _BULLET.match(line) and _speaks(line):
+            found = [(0, 0, "findings")]  # "INDICATION: fall" and, below it, the findings
+        found += _inner_headings(line, found[-1][1] if found else 0)
+        for start, end, name in found:
             current = name
             yield offset + start, offset + end, name
+        begins_list = current not in _OF_IMAGE and bool(
+            found and line[found[-1][1] :].strip(" \t:") and not line.rstrip().endswith(":")
+        )
         previous = line
         offset += len(line) + 1
 
@@ -307,12 +328,14 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
         if is_line or plain not in _WEAK:
             yield start, end, _USUAL[plain]
         return
-    name = usual_name(head)
+    name = _USUAL.get(plain, "") if _NUMBERED.match(line) else usual_name(head)
     if name:
         yield start, end, name
-    elif current in _OF_IMAGE:
+    elif not current or current in _OF_IMAGE:
         return
     elif named := [item for item in find_marks(head) if item.region or item.concept]:
+        if all(item.region == "chest" for item in named):
+            return  # "radiograph of last week: effusion"
         is_apart = current not in {"history", "indication"} or not previous.strip()
         of_body = any(item.region for item in named)
         if is_apart or of_body or head.isupper() or _ANSWERED.match(line[end:]):
@@ -321,11 +344,11 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
         yield start, end, plain
 
 
-def _inner_headings(line: str) -> Iterator[tuple[int, int, str]]:
+def _inner_headings(line: str, begin: int) -> Iterator[tuple[int, int, str]]:
     """Find usual names behind a stop, or capitalised, in a line."""
     found: list[tuple[int, int, str]] = []
-    last = 0
-    for match in _SEPARATOR.finditer(line):
+    last = begin
+    for match in _SEPARATOR.finditer(line, begin):
         before = list(re.finditer(r"\S+", line[max(last, match.start() - 60) : match.start()]))
         shift = max(last, match.start() - 60)
         for token in before[-_MOST_WORDS:]:
@@ -343,7 +366,7 @@ def _inner_headings(line: str) -> Iterator[tuple[int, int, str]]:
     if not line.isupper():
         found += [
             (match.start(), match.end(), _USUAL[_plain_name(match.group())])
-            for match in _CAPITALS.finditer(line)
+            for match in _CAPITALS.finditer(line, begin)
         ]
     return iter(sorted(found))
 
@@ -403,7 +426,7 @@ def _with_rest(part: Part) -> list[Part]:
     lines = end_of_first_line(body)
     if lines < len(body) and _speaks(body[lines:]):
         return _cut(part, lines)
-    if part.name in _BRIEF or len(cut_sentences(body)) > 2:
+    if part.name in {*_BRIEF, "indication"} or len(cut_sentences(body)) > 2:
         start = 0
         while match := _STATEMENT.match(body, start):
             start = match.end()
@@ -435,7 +458,8 @@ def _without_withdrawn(parts: Sequence[Part]) -> list[Part]:
     for at, part in enumerate(parts):
         start, body = 0, part.body
         for first, end, sentence in find_sentences(body) if part.section and at < last else ():
-            if denied & read_claims(sentence).asserted.keys():
+            asserted = read_claims(sentence).asserted.keys()
+            if asserted and asserted <= denied:
                 left.append(part._replace(body=body[start:first]))
                 left.append(Part("withdrawn", "", body[first:end], ""))
                 part, start = part._replace(heading=""), end

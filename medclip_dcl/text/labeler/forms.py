@@ -29,22 +29,22 @@ _SILENT = (
     r"(?:n/a|na|not applicable|not assessed|not evaluated|not mentioned|not reported|unknown|"
     r"see (?:above|below|text|impression|findings))"
 )
-_SHORT_NO = r"(?:0|\u00d8|\u00f8|\u2205|n|-ve|\(-\)|-|\u2717|\u2718|x(?=\s*$))"
-_SHORT_YES = r"(?:1|y|\+ve|\(\+\)|\+{1,4}|\u2713|\u2714)"
+_SHORT_NO = r"(?:0(?![.,]\d)|\u00d8|\u00f8|\u2205|n|-ve|\(-\)|-|\u2717|\u2718|x(?=\s*$))"
+_SHORT_YES = r"(?:1(?![.,]\d)|y|\+ve|\(\+\)|\+{1,4}|\u2713|\u2714)"
 _SEP = (
-    r"(?:\s*(?:[:;=|?]|-+>|\.{3,}|[-\u2013\u2014]{1,2}(?=\s)|(?<=\s)[-\u2013\u2014]{1,2}(?=\w)"
+    r"(?:\s*(?:[:;=|?]|-+>|\.{2,}|[-\u2013\u2014]{1,2}(?=\s)|(?<=\s)[-\u2013\u2014]{1,2}(?=\w)"
     r"|\()[\s:=|]*)"
 )
 _LABEL = r"(?=\s+(?:[A-Za-z][A-Za-z/-]*\s+){0,4}[A-Za-z/-]+\s*[:=|?](?!\d))"
-_END = rf"\)?(?=\s*(?:$|[.,;|)\]!])|\s+[-\u2013\u2014]{{1,2}}\s|{_LABEL})"
+_END = rf"\)?(?=\s*(?:$|[.,;|)(\]!])|\s+[-\u2013\u2014]{{1,2}}\s|{_LABEL})"
 _ANSWER = re.compile(
     rf"{_SEP}(?:(?P<silent>{_SILENT})|(?P<no>{_NO}|{_SHORT_NO})|(?P<yes>{_YES}|{_SHORT_YES})"
     rf"|(?P<open>{_OPEN})){_END}",
     re.I,
 )
 _BARE_ANSWER = re.compile(
-    r"(?<=[a-z)])\s+(?:(?P<no>no|neg|negative|nil|\(-\)|-ve|\u00d8)|(?P<yes>yes|pos|positive|\(\+\)|\+ve|\+{1,4})"
-    r"|(?P<open>possible|questionable|suspected|equivocal|\(\?\)))\s*(?=$|[.,;](?:\s|$))",
+    r"(?<=[a-z)]),?\s+(?:(?P<no>no|neg|negative|nil|\(-\)|-ve|\u00d8)|(?P<yes>yes|pos|positive|\(\+\)|\+ve|\+{1,4})"
+    r"|(?P<open>,?\s*possible|questionable|suspected|equivocal|\(\?\)))\s*(?=$|[.,;](?:\s|$))",
     re.I,
 )
 _WRITTEN = {
@@ -57,6 +57,15 @@ _BEFORE = re.compile(r"(?:^|(?<=[\s,;(]))(?:[\u00d8\u00f8\u2205]|\(-\)|-ve)\s*(?
 _ASKED_BOTH = re.compile(
     r"\(?\b(?:yes|y)\s*/\s*(?:no|n)\b\)?|\(?\b(?:no|n)\s*/\s*(?:yes|y)\b\)?", re.I
 )
+_CHOSEN = re.compile(
+    r"(?:yes|no)\s*/\s*\[\s*(?P<first>yes|no)\s*\]|\[\s*(?P<second>yes|no)\s*\]\s*/\s*(?:yes|no)",
+    re.I,
+)
+_PLUS = re.compile(
+    r"(?<=[A-Za-z)])\+{1,4}(?=\s|$)|(?<=\s)\+{1,4}(?=\s*(?:$|(?:left|right|[lr]|both|bilat\w*|r[uml]l|l[ul]l)\b))",
+    re.I,
+)
+_MINUS = re.compile(r"^(?P<label>\W*(?:[A-Za-z/]+\s+){1,4})[-\u2013]\s*$")
 _EMPTY = r"(?:\[\s?\]|\(\s{1,2}\)|[\u2610\u25a1\u25fb])"
 _TICKED = r"(?:\[\s?[xX*\u2713\u2714]\s?\]|\([xX\u2713]\)|[\u2611\u2612])"
 _WORD = r"\s*(?P<word>yes|no|absent|present|none|normal|abnormal|possible|y|n)\b"
@@ -79,9 +88,13 @@ def write_out(sentence: str) -> str:
     text = fold_unicode(sentence)
     if not _HOLDS_MARK.search(text):
         return text
+    text = _CHOSEN.sub(lambda match: f" {match['first'] or match['second']} ", text)
+    text = _PLUS.sub(" present ; ", text.replace("+/-", " possible "))
+    head, bar, cells = text.partition("|")
+    text = f"{head}{bar}{cells.replace('|', ' ; ')}" if cells.count("|") else text
     text = _LINES.sub("line and tube", _ASKED_BOTH.sub(" ", text))
     text = _write_out_boxes(text)
-    text = _BEFORE.sub("no ", text)
+    text = _MINUS.sub(r"\g<label> absent", _BEFORE.sub("no ", text))
     text = _ANSWER.sub(_as_word, text)
     text = _BARE_ANSWER.sub(_as_word, text)
     return _CARDIOMEGALY.sub("cardiomegaly", text) if "CM" in text else text
@@ -89,7 +102,7 @@ def write_out(sentence: str) -> str:
 
 def _as_word(match: re.Match[str]) -> str:
     kind = match.lastgroup or "silent"
-    if kind == "yes" and match.string[match.end() : match.end() + 1] == ",":
+    if kind == "yes" and re.match(r"\s*[,(]", match.string[match.end() :]):
         return " present"  # "yes, small left"
     return _WRITTEN[kind]
 
@@ -141,7 +154,10 @@ def silence_labels(marks: Sequence[Mark]) -> list[Mark]:
         elif mark.cue is Cue.DASH:
             following = marks[index + 1].cue if index + 1 < len(marks) else None
             speaks = {item.cue for item in left[start:]} & _DECIDED
-            if following is not Cue.OR and (speaks or following not in _QUALITIES):
+            is_region = bool(left[start:]) and all(
+                item.region or item.cue in _OF_LABELS for item in left[start:]
+            )
+            if following is not Cue.OR and (speaks or not (is_region or following in _QUALITIES)):
                 left.append(mark._replace(cue=Cue.BREAK))
                 start = len(left)
         else:
@@ -167,6 +183,9 @@ _QUALITIES = {
 }
 
 
+_SIDES = {Cue.LEFT, Cue.RIGHT, Cue.BOTH}
+
+
 def _label_left(label: Sequence[Mark], rest: Sequence[Mark]) -> list[Mark]:
     """Drop what a label before a colon does not claim."""
     clause = list(rest)
@@ -177,8 +196,12 @@ def _label_left(label: Sequence[Mark], rest: Sequence[Mark]) -> list[Mark]:
     speaking = [mark for mark in clause if mark.cue not in {Cue.COMMA, Cue.NEUTRAL, Cue.VERB}]
     first = speaking[0] if speaking else None
     own_region = any(mark.region for mark in clause)
-    if first is None:
+    if any(mark.concept for mark in label) and any(mark.cue in _SIDES for mark in label):
+        claims = True  # "opacity left base: consolidation"
+    elif first is None:
         claims = False
+    elif any(mark.concept == "Device" for mark in label) and first.region:
+        claims = True  # "nasogastric tube: stomach"
     elif first.cue is Cue.DENY:
         claims = len(speaking) > 1 and speaking[1].cue is Cue.CHANGE
     else:

@@ -138,7 +138,7 @@ def _turns_back(clause: Sequence[Mark], index: int) -> bool:
     if clause[index].cue is Cue.IF_ANY:
         return any(mark.concept for mark in clause[:index])
     return clause[index].cue is Cue.HEDGE_EITHER and not any(
-        mark.concept for mark in clause[index + 1 :]
+        mark.concept or mark.cue is Cue.LARGE for mark in clause[index + 1 :]
     )
 
 
@@ -170,7 +170,9 @@ def _look_back(
         cue = clause[position].cue
         is_list |= cue in {Cue.AND, Cue.OR}
         passed |= bool(clause[position].region)
-        quality = cue in _QUALITIES and not (reached_subject or passed)  # "heart enlarged: no"
+        # "heart enlarged: no", "widening of the mediastinum is questioned"
+        is_stated = position > 0 and clause[position - 1].cue is Cue.VERB
+        quality = cue in _QUALITIES and not (reached_subject or (passed and is_stated))
         if clause[position].concept or quality:
             polarities[position] = polarity
             reached_subject = True

@@ -24,6 +24,7 @@ from medclip_dcl.text.labeler.lexicon import (
 )
 
 _WORD = re.compile(r"\d+(?:[.,/:]\d+)*|[a-z]+\d*(?:'[a-z]+)?|[,:/?()|=!\u2014]")
+_LEADER = re.compile(r"(?<=\s)\.{2,}(?=\s)")  # dots between a label and what is stated of it
 _DASH = re.compile(r"(?<=\s)[-\u2013]+(?=\s)|--+|\u2014")
 _FORGIVEN_LENGTH = 8
 """Letters from which one wrong letter is forgiven; shorter words are too alike."""
@@ -46,7 +47,9 @@ def words(text: str) -> list[str]:
     one, is a mark.
     """
     folded = fold_unicode(text).lower().replace(";", "!")
-    return [_singular(word) for word in _WORD.findall(_DASH.sub("\u2014", folded))]
+    return [
+        _singular(word) for word in _WORD.findall(_DASH.sub("\u2014", _LEADER.sub(":", folded)))
+    ]
 
 
 class PhraseTable:
@@ -238,6 +241,18 @@ def find_modifiers(sentence: str) -> list[tuple[str, int]]:
     return [(name, start) for name, start, _ in _MODIFIERS.find(sentence) if name]
 
 
+_BY_PLEURA = {"Effusion", "Pneumothorax", "Pleural Thickening", "Hydropneumothorax"}
+
+
+def name_thickening(marks: Sequence[Mark]) -> list[Mark]:
+    """Name a thickening the pleura's where the sentence speaks of the pleura, or of what is in it."""
+    of_pleura = any(mark.region == "pleura" or mark.concept in _BY_PLEURA for mark in marks)
+    if not of_pleura:
+        return list(marks)
+    name = "Pleural Thickening"
+    return [mark._replace(concept=name) if mark.concept == "Thickening" else mark for mark in marks]
+
+
 def cut_clauses(marks: Sequence[Mark]) -> Iterator[list[Mark]]:
     """Cut a sentence where nothing said before reaches what comes after; drop the cutting words.
 
@@ -263,6 +278,8 @@ def _begins_unmarked(marks: Sequence[Mark], index: int) -> bool:
     is_seen = before.cue is Cue.SEEN and index > 1 and marks[index - 2].cue is Cue.VERB
     if not (before.concept or is_seen) or before.end != marks[index].start:
         return False
+    if marks[index].concept == "Device" != before.concept:  # "no effusion picc line is in place"
+        return index + 1 < len(marks) and marks[index + 1].cue is Cue.VERB
     while index + 1 < len(marks) and marks[index].cue is Cue.DEGREE:
         if marks[index].end != marks[index + 1].start:
             return False
