@@ -100,20 +100,12 @@ def read_preflight(artifact: Artifact) -> dict[str, Any]:
 
 _MOST_DROPPED = 0.05
 """Share of the reports' characters that may go for a reason that no report should have."""
-_EXPECTED = frozenset({"history", "indication", "technique", "comparison", "examination"})
-_EXPECTED |= {
-    "recommendation",
-    "recommendations",
-    "signature",
-    "preamble",
-    "punctuation",
-    "enumerator",
-}
-_EXPECTED |= {
-    "findings",
-    "impression",
-    "withdrawn",
-}  # left out by sentences.sections, by a correction
+_EXPECTED = frozenset(
+    (*("history", "indication", "technique", "comparison", "examination", "recommendation"),
+     *("recommendations", "signature", "preamble", "punctuation", "enumerator"),
+     *("findings", "impression", "withdrawn", "other part of the body"))
+)  # fmt: skip
+"""Reasons that no one need look at: sections not of the image, or not asked for; corrections."""
 
 
 def reading_warnings(tree: Mapping[str, Any]) -> list[str]:

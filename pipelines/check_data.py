@@ -21,7 +21,7 @@ from medclip_dcl.data.selection import parts_of_report, select
 from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import read_table
-from medclip_dcl.text.sections import Part
+from medclip_dcl.text.mimic_sections import Part
 from medclip_dcl.text.sentences import SPLITTER
 from medclip_reporting import preflight
 from medclip_reporting.charts import image_uri

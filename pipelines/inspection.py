@@ -30,7 +30,8 @@ from medclip_dcl.text.labeler.labels import (
 )
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.language import prevailing
-from medclip_dcl.text.sections import USUAL_NAMES, Part
+from medclip_dcl.text.mimic_sections import Part
+from medclip_dcl.text.sections import ELSEWHERE, USUAL_NAMES
 from medclip_dcl.text.sentences import (
     LONGEST_SECTION,
     SentencesConfig,
@@ -76,7 +77,7 @@ def mark_report(parts: Sequence[Part], used: Collection[str]) -> list[Piece]:
         pieces.append(Piece(part.heading, "", part.section or part.name))
         if part.section not in used:
             name = part.section or part.name or UNNAMED
-            is_usual = name in USUAL_NAMES or name in {UNNAMED, "withdrawn"}
+            is_usual = name in USUAL_NAMES or name in {UNNAMED, ELSEWHERE, "withdrawn"}
             pieces.append(Piece(part.body, name if is_usual else OTHER_HEADING, name))
             continue
         last = 0

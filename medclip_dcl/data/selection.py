@@ -21,13 +21,8 @@ from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.table_files import POINTER_BYTES, is_pointer
 from medclip_dcl.errors import StudyError
 from medclip_dcl.files import path_under
-from medclip_dcl.text.sections import (
-    Part,
-    cut_release_report,
-    cut_report,
-    read_loose_sections,
-    read_sections,
-)
+from medclip_dcl.text.mimic_sections import Part, cut_release_report, read_sections
+from medclip_dcl.text.sections import cut_report, read_loose_sections
 
 SOURCE_REASONS: dict[str, str] = {
     "bad_id": "an id is empty or holds characters that no path may; the reject names the row",

@@ -1,141 +1,14 @@
-"""Report -> findings and impression.
-
-`read_sections` follows MIMIC-CXR's own section parser to the letter; `read_loose_sections` reads
-reports of any other layout.
-
-54 reports of MIMIC-CXR cannot be found by their headers. Whoever made the release read them
-and recorded where their text is: under a header that usually means something else, or
-between two characters.
-
-Source: function `custom_mimic_cxr_rules` in mimic-iv-cxr/txt/section_parser.py of
-    github.com/MIT-LCP/mimic-code, commit 20fe4496d96cec2634ed4ae99924b8dc548cd62e.
-    Licence: MIT, Copyright (c) 2019 MIT Laboratory for Computational Physiology. Ids and
-    numbers are theirs; no text of a report is repeated here.
-"""
+"""Report of any layout -> findings and impression, and what is left out of it."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
-
-import yaml
+from collections.abc import Iterable, Iterator, Sequence
 
 from medclip_dcl.text.boundaries import cut_sentences, end_of_first_line, find_sentences
 from medclip_dcl.text.cleaning import clean_text
 from medclip_dcl.text.labeler.labels import read_claims
 from medclip_dcl.text.labeler.lexicon import Cue
 from medclip_dcl.text.labeler.phrases import find_marks, words
-
-_TREE: dict[str, Any] = yaml.safe_load(
-    Path(__file__).with_name("sections.yaml").read_text(encoding="utf-8")
-)
-
-
-def _inverted(lists: Mapping[str, str]) -> dict[str, str]:
-    """Name -> words, separated by semicolons, as word -> name."""
-    return {word.strip(): name for name, words in lists.items() for word in words.split(";")}
-
-
-HEADER_OF: dict[str, str] = {
-    study: name for name, ids in _TREE["studies_under"].items() for study in ids.split()
-}
-"""Study -> name of the section that holds its report: 23 studies."""
-
-SPAN_OF = {
-    study: (int(start), int(end))
-    for study, start, end in (entry.split() for entry in _TREE["spans"].split(";"))
-}
-"""Study -> first character of its text and the one after its last: 31 studies."""
-
-_HEADER = re.compile(r"\n ([A-Z ()/,-]+):\s")
-_BLANK_LINE = "\n \n"
-
-_NAMES: dict[str, str] = _inverted(_TREE["spellings"]) | {name: name for name in _TREE["spellings"]}
-_TELLING = ("impression", "findings", "history", "comparison", "addendum")
-"""A header that holds one of these words has this name; the first in this order counts."""
-_VIEW = re.compile("|".join(_inverted({"view": _TREE["views"]})))
-
-
-class Sections(NamedTuple):
-    """The parts of a report that are trained on; an empty string where there is none."""
-
-    findings: str
-    impression: str
-    last_paragraph: str
-
-
-_Found = list[tuple[str, str]]
-
-
-def read_sections(text: str, study_id: str = "") -> Sections:
-    """Find findings and impression of a MIMIC-CXR report, or what stands in for both.
-
-    A header is a line that is indented by one space and starts with capitals and a colon.
-    Of several sections of one name the last counts; empty findings and impressions do not.
-    Where neither exists, what follows the first line that holds one space in the last
-    section stands in, and where there is no such line the comparison, under which some
-    reports are written. For 54 studies the release says by hand where the text stands.
-
-    Args:
-        text: the report, lines divided by newlines.
-        study_id: the study, digits alone; empty where it is none of the release.
-
-    Source: section_parser.py and create_section_files.py of MIT-LCP/mimic-code, rules
-        re-expressed; outcomes were compared on 200,000 generated reports.
-    """
-    if study_id in SPAN_OF:
-        start, end = SPAN_OF[study_id]
-        return Sections("", "", text[start:end].strip())
-    kept = _without_empty(_split(text))
-    sections = dict(kept)
-    if not {"findings", "impression"} & sections.keys():
-        name, last = kept[-1]
-        head, blank_line, rest = last.partition(_BLANK_LINE)
-        sections |= {name: head, "last_paragraph": rest} if blank_line else {}
-    order = [HEADER_OF.get(study_id, ""), "findings", "impression", "last_paragraph", "comparison"]
-    first = next((name for name in order if name in sections), "")
-    if first in {"findings", "impression"}:
-        return _both(sections)
-    return Sections("", "", sections.get(first, "").strip())
-
-
-def section_name(header: str) -> str:
-    """Bring a header, without its colon and in any case, to its usual name in lower case.
-
-    A header that names both parts is `impression`; one that names a projection alone is
-    `findings`. Source: section_parser.py of MIT-LCP/mimic-code.
-    """
-    name = header.lower().strip()
-    if name in _NAMES:
-        return _NAMES[name]
-    telling = next((word for word in _TELLING if word in name), "")
-    return telling or ("findings" if _VIEW.search(name) else name)
-
-
-def _split(text: str) -> _Found:
-    """Give name and text of what precedes the first header, and of every section, in order."""
-    header = _HEADER.search(text)
-    found = [("preamble", text if header is None else text[: header.start(1)])]
-    while header is not None:
-        line_end = text.find("\n", header.end())  # a header ends its line: none follows in it
-        following = _HEADER.search(text, header.end() if line_end < 0 else line_end)
-        end = len(text) if following is None else following.start()
-        found.append((section_name(header.group(1)), text[header.end() : end]))
-        header = following
-    return found
-
-
-def _without_empty(found: Iterable[tuple[str, str]]) -> _Found:
-    return [
-        (name, body)
-        for name, body in found
-        if name not in {"findings", "impression"} or body.strip()
-    ]
-
-
-def _both(sections: dict[str, str]) -> Sections:
-    findings, impression = sections.get("findings", ""), sections.get("impression", "")
-    return Sections(findings.strip(), impression.strip(), "")
+from medclip_dcl.text.mimic_sections import NAMES, TREE, VIEW, Part, Sections
 
 
 def _plain_name(heading: str) -> str:
@@ -145,18 +18,18 @@ def _plain_name(heading: str) -> str:
 _IN_BRACKETS = re.compile(r"\([^()]*\)?")
 _USUAL: dict[str, str] = {
     _plain_name(spelling): name
-    for name, spellings in _TREE["usual"].items()
+    for name, spellings in TREE["usual"].items()
     for spelling in spellings.split(";")
 }
 _USUAL |= {
     _plain_name(spelling): name
-    for spelling, name in _NAMES.items()
-    if name in _TREE["usual"] and _plain_name(spelling) not in _USUAL
+    for spelling, name in NAMES.items()
+    if name in TREE["usual"] and _plain_name(spelling) not in _USUAL
 }
-USUAL_NAMES = frozenset({*_USUAL.values(), *_NAMES.values(), "preamble"})
+USUAL_NAMES = frozenset({*_USUAL.values(), *NAMES.values(), "preamble"})
 """Names of sections that reports have as a rule; any other is left out for want of a name."""
-_WEAK = frozenset(_plain_name(name) for name in _TREE["weak"].split(";"))
-_STRONG = frozenset(_plain_name(name) for name in _TREE["strong"].split(";"))
+_WEAK = frozenset(_plain_name(name) for name in TREE["weak"].split(";"))
+_STRONG = frozenset(_plain_name(name) for name in TREE["strong"].split(";"))
 _OF_IMAGE = {"findings": "findings", "impression": "impression", "addendum": "impression"}
 """Usual name -> the section that its text is read into; what has other names is left out."""
 _BRIEF = {"technique", "comparison", "examination"}
@@ -166,13 +39,14 @@ _MOST_WORDS = 5
 _LINE_HEAD = re.compile(
     r"[*_#>\d.)( \t\u2022-]{0,12}"
     r"(?P<head>[A-Za-z](?:[\w ()/,&'.\t]|(?<=\w)-(?=\w)){0,60}?)(?P<end>[*_]{0,3}[ \t]*"
-    r"(?:[:|][*_]{0,3}|$|(?<=[ \t])[-\u2013]{1,2}(?=[ \t])|-(?=[A-Z ])|\u2014|\u2013(?=\w)))"
+    r"(?:(?:\||(?<!\d):|:(?!\d))[*_]{0,3}|$"
+    r"|(?<=[ \t])[-\u2013]{1,2}(?=[ \t])|-(?=[A-Z ])|\u2014|\u2013(?=\w)))"
 )
 _SEPARATOR = re.compile(
     r"[*_]{0,3}[ \t]?(?P<mark>[:|][*_]{0,3}|(?<=[ \t])[-\u2013\u2014]{1,2}(?=[ \t]))"
 )
 _CAPITALS = re.compile(
-    rf"(?<![\w-])(?:{'|'.join(name.strip().upper() for name in _TREE['strong'].split(';'))})S?"
+    rf"(?<![\w-])(?:{'|'.join(name.strip().upper() for name in TREE['strong'].split(';'))})S?"
     r"(?=[ \t]+(?:[A-Z]?[a-z]|\d))"
 )
 _ANSWERED = re.compile(r"\s*(?:yes|no|none|absent|present|neg(?:ative)?|[yn])\b", re.IGNORECASE)
@@ -186,20 +60,29 @@ _BARE = re.compile(
 )
 """Headings of dictated text, which has neither colons nor stops."""
 _HISTORY_OF = re.compile(r"\A\s*(?P<name>history)(?=\s+of\b)", re.IGNORECASE)
+ELSEWHERE = "other part of the body"
+_EXAM = re.compile(
+    r"[ \t]*(?:exam(?:ination)?(?: [a-z\d]{1,2})?|study|procedure)[ \t]*[:.]", re.IGNORECASE
+)
+_TITLE = re.compile(
+    r"[ \t]*(?:(?:xr|x-?ray|radiographs?|ct|mri?|us|ultrasound)\b"
+    r"|(?:[a-z]+[ \t,]+){1,4}(?:[a-z\d]+[ \t]views?|x-?rays?|radiographs?)\b)",
+    re.IGNORECASE,
+)
+_STATES = re.compile(
+    r"\b(?:is|are|was|were|may|should|shows?|showed|if|for|advised|recommended|suggested|no)\b",
+    re.I,
+)
+_CHEST = re.compile(r"\b(?:chest|thorax|thoracic|cxr|ribs?|lungs?)\b", re.IGNORECASE)
+_OTHER_PART = re.compile(
+    r"\b(?:shoulder|knee|hip|pelvis|abdomen|kub|hand|wrist|foot|feet|ankle|elbow|femur|tibia|fibula|"
+    r"humerus|forearm|arm|leg|thigh|finger|toe|cervical|lumbar|sacrum|skull|facial|sinus(?:es)?|"
+    r"brain|head|neck|mandible|orbits?|clavicle)\b",
+    re.IGNORECASE,
+)
 _NUMBERED = re.compile(r"[ \t]*\(?\d{1,2}[.)]")
 _BULLET = re.compile(r"[ \t]*[-*\u2022\u25cf\u25aa\u00b7][ \t]*\w")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
-
-
-class Part(NamedTuple):
-    """A stretch of a report: its heading as written, its text, and what is done with it."""
-
-    name: str
-    """The heading's usual name, or its own in lower case; empty before the first heading."""
-    heading: str
-    body: str
-    section: str
-    """Section that the text is read into; empty where it is left out."""
 
 
 def read_loose_sections(text: str, _study_id: str = "") -> Sections:
@@ -232,7 +115,13 @@ def cut_report(text: str) -> list[Part]:
     text = clean_text(text)
     parts = _parts(text)
     if not any(part.heading and part.name in USUAL_NAMES for part in parts):
-        return [Part("", "", text, "last_paragraph")]
+        used = [part for part in parts if part.name != ELSEWHERE]
+        if len(used) == len(parts):
+            return [Part("", "", text, "last_paragraph")]
+        return [
+            part if part.name == ELSEWHERE else part._replace(section="last_paragraph")
+            for part in parts
+        ]
     if not parts[0].name and _has_labels(parts[0].body):
         parts[0] = parts[0]._replace(section="findings")
     if not _has("findings", parts):
@@ -240,21 +129,6 @@ def cut_report(text: str) -> list[Part]:
     if not _has("", parts):
         parts = [piece for part in parts for piece in _with_rest(part)]
     return _without_withdrawn(parts)
-
-
-def cut_release_report(text: str, study_id: str = "") -> list[Part]:
-    """Cut a report of MIMIC-CXR into parts, as `read_sections` reads it."""
-    read = {name: body for name, body in read_sections(text, study_id)._asdict().items() if body}
-    parts = []
-    for name, body in _split(text):
-        section = next((field for field, used in read.items() if used in body), "")
-        before, used, after = body.partition(read.pop(section)) if section else (body, "", "")
-        parts += [
-            Part(name, "", before, ""),
-            Part(name, "", used, section),
-            Part(name, "", after, ""),
-        ]
-    return [part for part in parts if part.body.strip()]
 
 
 def _has_labels(body: str) -> bool:
@@ -270,7 +144,10 @@ def _has_labels(body: str) -> bool:
 def _has(section: str, parts: Iterable[Part]) -> bool:
     """Whether a section, or with "" any, has text."""
     return any(
-        part.section and section in {"", part.section} and part.body.strip() for part in parts
+        part.section
+        and section in {"", part.section}
+        and any(letter.isalpha() for letter in part.body)
+        for part in parts
     )
 
 
@@ -294,21 +171,38 @@ def _headings(text: str) -> Iterator[tuple[int, int, str]]:
             name = match.group().strip()
             yield match.end() - len(name), match.end(), _USUAL[_plain_name(name)]
         return
-    current, offset, begins_list = "", 0, False
+    current, offset, begins_list, elsewhere = "", 0, False, False
+    given: set[str] = set()
     previous = ""  # the line before
     for line in text.split("\n"):
         found = [*_line_heading(line, previous, current)]
         if not found and begins_list and _BULLET.match(line) and _speaks(line):
             found = [(0, 0, "findings")]  # "INDICATION: fall" and, below it, the findings
         found += _inner_headings(line, found[-1][1] if found else 0)
+        elsewhere = _is_elsewhere(line, elsewhere)
+        if elsewhere and not found and current != ELSEWHERE:
+            found = [(0, 0, ELSEWHERE)]
         for start, end, name in found:
-            current = name
-            yield offset + start, offset + end, name
+            # an impression that is the first of all is about the chest as well
+            is_common = name == "impression" and "impression" not in given
+            current = name if is_common or not elsewhere else ELSEWHERE
+            given.add(name)
+            yield offset + start, offset + end, current
         begins_list = current not in _OF_IMAGE and bool(
             found and line[found[-1][1] :].strip(" \t:") and not line.rstrip().endswith(":")
         )
         previous = line
         offset += len(line) + 1
+
+
+def _is_elsewhere(line: str, before: bool) -> bool:
+    """Whether what follows is about another part of the body than the chest."""
+    head, stop, _ = line.partition(". ")
+    exam = _EXAM.match(head)
+    is_title = exam or (not stop and not line.rstrip().endswith(".") and _TITLE.match(head))
+    if not is_title or _STATES.search(head):
+        return before
+    return not _CHEST.search(head) and (before or bool(_OTHER_PART.search(head)))
 
 
 def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int, int, str]]:
@@ -388,7 +282,7 @@ def usual_name(heading: str) -> str:
         for name in (listed[-1:], listed[:1]):
             if name and name[0] in _STRONG:
                 return _USUAL[name[0]]
-        if (heading.isupper() or "view" in plain) and _VIEW.search(plain) and "pain" not in plain:
+        if (heading.isupper() or "view" in plain) and VIEW.search(plain) and "pain" not in plain:
             return "findings"
     return ""
 

@@ -9,7 +9,8 @@ from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.records import ImageRecord, Text
 from medclip_dcl.text.labeler.lexicon import LABELS
-from medclip_dcl.text.sections import Part, cut_report
+from medclip_dcl.text.mimic_sections import Part
+from medclip_dcl.text.sections import cut_report
 from medclip_dcl.text.sentences import SentencesConfig
 from pipelines import inspection
 from pipelines.inspection import (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from medclip_dcl.text.cleaning import fold_unicode
 from medclip_dcl.text.labeler.lexicon import Cue
-from medclip_dcl.text.labeler.phrases import Mark
+from medclip_dcl.text.labeler.phrases import Mark, name_thickening
 
 _SEEN = (
     r"(?:seen|identified|detected|present|evident|visible|visuali[sz]ed|demonstrated|noted|found|"
@@ -144,6 +144,7 @@ def silence_labels(marks: Sequence[Mark]) -> list[Mark]:
     subject where what follows names none. A dash ends a clause unless its end calls what is
     before it normal, large, or of a size or side.
     """
+    marks = name_thickening(marks)
     left: list[Mark] = []
     start = 0  # of the clause in `left`
     for index, mark in enumerate(marks):

@@ -45,7 +45,6 @@ from medclip_dcl.text.labeler.phrases import (
     cut_clauses,
     find_marks,
     find_modifiers,
-    name_thickening,
 )
 from medclip_dcl.text.language import ENGLISH, WORDS_OF, language_of, prevailing
 
@@ -105,7 +104,7 @@ def read_sentence(text: str) -> Reading:
     if language not in {"", ENGLISH}:
         return Reading(languages=(language,))
     text = write_out(text)
-    marks = silence_labels(name_thickening(find_marks(text)))
+    marks = silence_labels(find_marks(text))
     languages = (language,) if language else ()
     reading = Reading(
         languages=languages, normal=bool(marks) and all(mark.cue is Cue.NORMAL for mark in marks)

@@ -170,7 +170,7 @@ def _look_back(
         cue = clause[position].cue
         is_list |= cue in {Cue.AND, Cue.OR}
         passed |= bool(clause[position].region)
-        # "heart enlarged: no", "widening of the mediastinum is questioned"
+        # as in: heart enlarged: no; widening of the mediastinum is questioned
         is_stated = position > 0 and clause[position - 1].cue is Cue.VERB
         quality = cue in _QUALITIES and not (reached_subject or (passed and is_stated))
         if clause[position].concept or quality:

@@ -245,7 +245,7 @@ _BY_PLEURA = {"Effusion", "Pneumothorax", "Pleural Thickening", "Hydropneumothor
 
 
 def name_thickening(marks: Sequence[Mark]) -> list[Mark]:
-    """Name a thickening the pleura's where the sentence speaks of the pleura, or of what is in it."""
+    """Name a thickening the pleura's where the sentence speaks of it, or of what is in it."""
     of_pleura = any(mark.region == "pleura" or mark.concept in _BY_PLEURA for mark in marks)
     if not of_pleura:
         return list(marks)

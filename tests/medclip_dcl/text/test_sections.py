@@ -5,16 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medclip_dcl.text.cleaning import clean_text
-from medclip_dcl.text.sections import (
+from medclip_dcl.text.mimic_sections import (
     HEADER_OF,
     SPAN_OF,
     Sections,
     cut_release_report,
-    cut_report,
-    read_loose_sections,
     read_sections,
     section_name,
 )
+from medclip_dcl.text.sections import cut_report, read_loose_sections
 
 NOTHING = Sections("", "", "")
 
@@ -154,6 +153,12 @@ def test_other_layouts_are_read_too(text: str, sections: tuple[str, str, str]) -
         ("exam chest findings no edema impression normal", ("no edema", "normal", "")),
         ("FINDINGS: Clear.\nADDENDUM: Edema.", ("Clear.", "Edema.", "")),
         ("FINDINGS: Edema. Clear.\nCORRECTION: No edema.", ("Clear.", "No edema.", "")),
+        ("XR CHEST\nClear.\n\nXR KNEE\nFracture.", ("", "", "XR CHEST\nClear.")),
+        ("PORTABLE CHEST, 06:20\nHistory: edema.\nNo effusion.", ("No effusion.", "", "")),
+        (
+            "Pleura: clear\nHeart: large\nComment: edema",
+            ("Pleura: clear\nHeart: large\n\nedema", "", ""),
+        ),
         ("There is a history\nof edema. Findings are stable.", None),
     ],
 )
