@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -211,26 +211,3 @@ def test_who_is_inside_when_the_service_stops_is_answered_and_nobody_else(tmp_pa
         host, port = service.url.removeprefix("http://").strip("/").split(":")
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port)))
-
-
-def test_slow_senders_keep_nobody_out_and_are_closed(tmp_path: Path) -> None:
-    folder = store(tmp_path)
-    with running(folder, queue=2, body_deadline_s=0.8, header_deadline_s=0.6) as service:
-        host, port = service.url.removeprefix("http://").strip("/").split(":")
-        slow = [socket.create_connection((host, int(port)), timeout=20) for _ in range(12)]
-        for number, sender in enumerate(slow):
-            head = b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-            rest = b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 99\r\n\r\n--"
-            sender.sendall(head + (rest if number % 2 else b""))
-        with service.client() as client:
-            answer = client.post("/classify", files={"image": ("image", png())})
-            assert answer.status_code == 200
-        ends = [
-            b"".join(iter(lambda sender=sender: sender.recv(4096), b"")) for sender in slow[1::2]
-        ]
-        assert all(b" 408 " in end and b"body_deadline" in end for end in ends)
-        for sender in slow[::2]:  # without headers there is nothing to answer
-            with suppress(ConnectionResetError):
-                assert sender.recv(4096) == b""
-        for sender in slow:
-            sender.close()
