@@ -154,7 +154,7 @@ _RULES = frozenset(
     )
 )
 _MOST_DETAILS = 3
-_IMAGE_PART = 'Send the file as a part "image" with a file name, such as -F image=@image.dcm'
+_IMAGE_PART = "Send the file as a part `image` with a file name, such as -F image=@image.dcm"
 _NO_FORM = (
     "the body is not multipart/form-data, as curl -F sends it; JSON, base64 and bare files are "
     "not read"
@@ -162,12 +162,12 @@ _NO_FORM = (
 # What the parser of forms says, by its first words -> what to do; none of it was sent.
 _FORM_REMEDIES = {
     "Missing boundary": "Content-Type names no boundary; let the client library write this header",
-    "Part exceeded": f"a text field is larger than {MAX_FIELD_KB} KiB; a file is sent as a part "
-    'with a file name, an image as "image"',
+    "Part exceeded": f"a text field is larger than {MAX_FIELD_KB} KiB; send a file as a part with "
+    "a file name, an image as the part `image`",
     "Field exceeded": f"a field is larger than {MAX_FIELD_KB} KiB; send files with multipart",
     "Too many files": "more files than the route takes",
     "Too many fields": f"more than {MAX_FIELDS} fields",
-    "The Content-Disposition": 'a part has no name; an image is the part "image"',
+    "The Content-Disposition": "a part has no name; an image is the part `image`",
     "Invalid multipart": "the parts do not fit the boundary of Content-Type, or the end is missing",
 }
 

@@ -39,6 +39,8 @@ class _Connection(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks, self._bytes = 0, 0
+            if event.http_version not in {b"1.0", b"1.1"}:
+                raise h11.RemoteProtocolError("another HTTP")
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_end
             self._bytes += len(event.data)

@@ -28,11 +28,17 @@ from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ArtifactStale, ArtifactUnreadable, CheckpointError, MedclipError
 from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.model_package import SavedModel, read_model_package
-from medclip_dcl.model_schemas import ModelAnswer
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import InferenceConfig
 from medclip_dcl.retrieval.search import RetrievalIndex
-from medclip_dcl.schemas import ClassifyAnswer, EmbedAnswer, GroundAnswer, RetrieveAnswer, Schema
+from medclip_dcl.schemas import (
+    ClassifyAnswer,
+    EmbedAnswer,
+    GroundAnswer,
+    ModelAnswer,
+    RetrieveAnswer,
+    Schema,
+)
 
 from .batching import MicroBatcher, WorkerSlots, start_threads
 from .errors import ApiError

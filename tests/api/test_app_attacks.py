@@ -126,3 +126,77 @@ def test_answers_that_nobody_reads_take_bounded_room(guarded: Service, large_pix
             lines = [line for line in guarded.lines() if line.get("route") == "/pixels"]
         assert classify(guarded) == 200
     assert exchange(guarded.address, Request("/model", "GET").encoded(KEY)).status == 200
+
+
+@pytest.fixture
+def small() -> bytes:
+    """A request with a small image; the answer is the last of its connection."""
+    request = Request("/classify", body=form(Part("image", png((16, 16)), "a.png")))
+    return request.encoded(KEY)
+
+
+def test_a_head_may_be_cut_at_every_byte(guarded: Service, small: bytes) -> None:
+    end = small.index(b"\r\n\r\n") + 5
+    padded = small.replace(b"Host:", b"Cookie: " + 12_000 * b"c" + b"\r\nHost:", 1)
+    cuts = [(small, cut) for cut in range(1, end)] + [(padded, cut) for cut in (1448, 7000, 12_100)]
+    for request, cut in cuts:
+        with socket.create_connection(guarded.address, timeout=20) as wire:
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire.sendall(request[:cut])
+            time.sleep(0.002)
+            wire.sendall(request[cut:])
+            assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 200", cut
+
+
+CHUNKED = b"Content-Type: multipart/form-data; boundary=x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /health RTSP/1.0\r\nHost: a\r\n\r\n",
+        b"GET /health HTTP/2.0\r\nHost: a\r\n\r\n",
+        b"GET /health\r\n\r\n",
+        b"GET /health ICE/1.1\r\nHost: a\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost : a\r\n\r\n",
+        b"GET /" + 40_000 * b"a" + b" HTTP/1.1\r\n",
+        b"GET / HTTP/1.1\r\nx: " + 40_000 * b"a",
+        b"POST /classify HTTP/1.1\r\nHost: a\r\nX-API-Key: KEY\r\nContent-Length: 5\r\n"
+        + CHUNKED
+        + b"0\r\n\r\n",
+        b"POST /classify HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST /classify HTTP/1.1\r\nHost: a\r\nX-API-Key: KEY\r\n" + CHUNKED + 400 * b"1\r\n-\r\n",
+    ],
+)
+def test_heads_and_frames_that_are_not_plain_http_are_refused(
+    guarded: Service, data: bytes
+) -> None:
+    answer = exchange(guarded.address, data.replace(b"KEY", KEY.encode()), patience_s=3)
+    assert answer.status in {400, 501}
+
+
+@pytest.mark.parametrize("size", [100, 3000, 100_000])
+def test_a_body_in_chunks_is_read(guarded: Service, size: int) -> None:
+    body = form(Part("image", png(), "a.png"))
+    chunks = [body[at : at + size] for at in range(0, len(body), size)]
+    framed = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+    headers = {"Content-Length": None, "Transfer-Encoding": "chunked"}
+    request = Request("/classify", body=framed + b"0\r\n\r\n", headers=headers)
+    assert exchange(guarded.address, request.encoded(KEY)).status == 200
+
+
+def test_strangers_that_ask_on_and_on_neither_hold_the_service_nor_fill_the_log(
+    guarded: Service,
+) -> None:
+    before = guarded.log.stat().st_size
+    with ExitStack() as stack:
+        for number in range(400):
+            wire = stack.enter_context(socket.create_connection(guarded.address, timeout=20))
+            pipelined = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n" * 2000
+            wire.sendall(pipelined if number % 2 else b"\x16\x03\x01 no request\r\n\r\n")
+        started = time.monotonic()
+        assert classify(guarded) == 200
+        assert time.monotonic() - started < 5
+    assert guarded.log.stat().st_size - before < 20_000
