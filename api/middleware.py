@@ -32,7 +32,7 @@ _HEADERS = (
 _STRANGERS = {"unauthorized", "loopback_only", "host_refused"}
 _READ_ANYWAY = 16 * 1024  # bytes of a refused body; the connection of a stranger ends after less
 _SAFE_S = 0.5  # who has moved bytes within so many seconds keeps its room
-_MOST_PARSING_S = 1.0  # of processor time for a form: an honest one of 64 MiB takes a tenth
+_MOST_PARSING_S = 2.0  # for a form; an honest one of 64 MiB takes a tenth
 
 PIECE = 64 * 1024
 """Bytes of an answer that its reader has to take in `PIECE_S`."""
@@ -111,7 +111,7 @@ class _Exchange:
         self.held, self.moved_at = 0, self.started
         self._around, self._state, self._receive, self._send = around, state, receive, send
         self._limit: asyncio.Timeout | None = None
-        self._size, self._parsing_s, self._given_at = 0, 0.0, time.thread_time()
+        self._size, self._parsing_s, self._given_at = 0, 0.0, time.monotonic()
         self._is_whole = self._is_cut = self._has_place = False
         self._start: Message | None = None
         state.deadline = self.started + around.settings.deadline_s
@@ -122,7 +122,7 @@ class _Exchange:
             return await self._receive()
         self._around.moving.add(self)
         # From a piece to the next the parser of the form has the event loop to itself.
-        self._parsing_s += time.thread_time() - self._given_at if self._size else 0.0
+        self._parsing_s += time.monotonic() - self._given_at if self._size else 0.0
         left_s = self.started + self._around.settings.body_deadline_s - time.monotonic()
         try:
             message = await self._move(self._receive(), left_s)
@@ -133,7 +133,7 @@ class _Exchange:
         self._count(len(message.get("body", b"")))
         if not message.get("more_body", False):
             self._let_in()
-        self._given_at = time.thread_time()
+        self._given_at = time.monotonic()
         return message
 
     def _count(self, size: int) -> None:

@@ -324,7 +324,7 @@ class SavedModel:
 
     @property
     def source(self) -> Path | Artifact:
-        """What `read_part` takes its files from."""
+        """Origin of its files, as `read_part` takes it."""
         return self.artifact or self.path
 
     @cached_property
@@ -340,7 +340,7 @@ class SavedModel:
         for name in TEXT_FILES:
             content = read_part(self.source, f"{TEXT}/{name}")
             if content is not None:
-                (Path(folder.name) / name).write_bytes(content)
+                write_bytes(Path(folder.name) / name, content)
         return Path(folder.name)
 
     def weights(self) -> dict[str, Tensor]:
