@@ -433,8 +433,8 @@ def build_predictor(
         published.digest,
         engine,
         published.calibration,
-        read_input_range(published.path),
-        read_offsets(published.path),
-        read_bank(published.path),
-        read_heads(published.path),
+        read_input_range(published.source),
+        read_offsets(published.source),
+        read_bank(published.source),
+        read_heads(published.source),
     )

@@ -1,3 +1,4 @@
+import gc
 import hashlib
 import shutil
 from dataclasses import replace
@@ -144,7 +145,7 @@ def test_without_a_negative_prompt_the_level_of_the_positive_decides(levelled, t
 
     shutil.copytree(levelled, tmp_path / "model")
     (tmp_path / "model" / BANK_FILE).unlink()
-    model = replace(read_model_package(levelled), path=tmp_path / "model")
+    model = replace(read_model_package(levelled), path=tmp_path / "model", artifact=None)
     with pytest.raises(QueryError, match="finding 0 has no negative prompt, and this model no"):
         build_predictor(model, torch.device("cpu")).classify(image(), [heart])
 
@@ -170,7 +171,7 @@ def test_an_image_is_ranked_among_those_of_the_bank(levelled):
 def test_without_the_bank_own_prompts_keep_their_offsets_and_others_have_none(levelled, tmp_path):
     shutil.copytree(levelled, tmp_path / "model")
     (tmp_path / "model" / BANK_FILE).unlink()
-    model = replace(read_model_package(levelled), path=tmp_path / "model")
+    model = replace(read_model_package(levelled), path=tmp_path / "model", artifact=None)
     predictor = build_predictor(model, torch.device("cpu"))
     other = Finding("heart", ("The heart is enlarged.",), ("Normal.",))
     own = load(levelled, "cpu").offsets_of(predictor.findings)
@@ -189,7 +190,7 @@ def test_offsets_that_cannot_be_read_are_named(levelled, tmp_path, name, content
     shutil.copytree(levelled, tmp_path / "model")
     (tmp_path / "model" / name).unlink()
     (tmp_path / "model" / name).write_bytes(content)
-    model = replace(read_model_package(levelled), path=tmp_path / "model")
+    model = replace(read_model_package(levelled), path=tmp_path / "model", artifact=None)
     with pytest.raises(CheckpointError, match=f"{name} of .* rerun train"):
         build_predictor(model, torch.device("cpu"))
 
@@ -219,6 +220,37 @@ def test_damaged_weights_are_refused(tmp_path):
     weights.write_bytes(bytes(data))
     with pytest.raises(ArtifactCorrupt):
         load(artifact.path)
+
+
+FILES = ("model.safetensors", "text/tokenizer.json", "text/config.json", BANK_FILE, OFFSETS_FILE)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_replaced_after_its_check_is_never_loaded(levelled, tmp_path, name):
+    one = shutil.copytree(levelled, tmp_path / "live")
+    published = read_model_package(one)
+    (one / name).write_bytes((one / name).read_bytes() + b" ")
+    with pytest.raises(ArtifactCorrupt, match=f"{name} .* was replaced while model"):
+        build_predictor(published, torch.device("cpu"))
+
+
+def test_another_model_that_is_published_during_a_load_does_not_answer_for_the_first(
+    levelled, tmp_path
+):
+    one = shutil.copytree(levelled, tmp_path / "live")
+    published = read_model_package(one)
+    tokenizer = published.text_folder / "tokenizer.json"
+    one.rename(tmp_path / "old")
+    publish(one, seed=1)
+    with pytest.raises(ArtifactCorrupt, match="was replaced while model"):
+        build_predictor(published, torch.device("cpu"))
+    shutil.rmtree(one)
+    (tmp_path / "old").rename(one)  # and taken back: the first model's files again
+    assert build_predictor(published, torch.device("cpu")).digest == published.digest
+    assert tokenizer.read_bytes() == (one / "text/tokenizer.json").read_bytes()
+    del published
+    gc.collect()
+    assert not tokenizer.exists()
 
 
 def test_a_card_without_prompts_is_refused(artifact):
