@@ -46,10 +46,15 @@ from medclip_dcl.model_package import (
     read_offsets,
 )
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.engines import Engine, choose_engine, settle_inference
+from medclip_dcl.models.engines import Engine, choose_engine
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
-from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision
+from medclip_dcl.models.settings import (
+    EngineName,
+    InferenceConfig,
+    Precision,
+    settle_inference,
+)
 from medclip_dcl.models.similarity import region_scores
 
 _TEXTS_PER_PASS = 128

@@ -32,8 +32,8 @@ from medclip_dcl.likelihood.masked_corpus import (
 from medclip_dcl.likelihood.masked_lm import (
     CARD,
     LanguageModel,
-    asked_logits,
     load_language_model,
+    predict_masked,
     save_language_model,
 )
 from medclip_dcl.likelihood.pll import Encoding, encode_sentences
@@ -157,7 +157,7 @@ def _step(
 def _predict(model: BertForMaskedLM, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
     ids, labels = batch.ids.to(model.device), batch.labels.to(model.device)
     row, position = (labels != NOT_ASKED).nonzero(as_tuple=True)
-    return asked_logits(model, ids, position, row), labels[row, position]
+    return predict_masked(model, ids, row, position), labels[row, position]
 
 
 def _optimizer(model: BertForMaskedLM, learning_rate: float) -> torch.optim.AdamW:

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from medclip_dcl.errors import ScoreError
-from medclip_dcl.likelihood.engines import EngineName, find_budget, prepare_engine, rows_within
-from medclip_dcl.likelihood.masked_lm import Engine, MaskedCopies, PlainEngine
+from medclip_dcl.likelihood.masked_lm import Engine, MaskedCopies, prepare_engine
+from medclip_dcl.models.settings import EngineName
 from medclip_dcl.progress import Progress
 
 
@@ -81,7 +81,16 @@ def encode_sentences(
 
 Variant = Literal["original", "within_word_l2r"]
 
-_WORTH_PREPARING = 2000  # word pieces through the model; fewer cost less than packing its weights
+CPU_BUDGET = 1024
+"""Word pieces in one forward pass on a CPU; more are no faster, and take more memory."""
+
+_SHORTEST = 8  # word pieces that a row counts at least: short rows cost their logits
+_WIDE = 256  # word pieces of a row whose attention takes as much memory as all else
+_MOST_BUDGET = 1 << 16  # word pieces; a GPU is busy long before
+_LEAST_BUDGET = 1 << 10
+_SHARE_OF_FREE = 0.25  # of a GPU's free memory; its allocator keeps blocks of several shapes
+
+_WORTH_PREPARING = 10_000  # word pieces through the model; fewer cost less than converting it
 
 
 def pseudo_log_likelihood(
@@ -104,8 +113,8 @@ def pseudo_log_likelihood(
         variant: what is masked besides the piece that is scored.
         token_budget: word pieces in one forward pass; 0: what suits the device, by its
             free memory on a GPU.
-        engine: how the model is run, as in `prepare_engine`; `auto` takes the plain way
-            for a few sentences, which cost less than preparing a faster one.
+        engine: how the model is run, as in `prepare_engine`; `auto` takes PyTorch for a few
+            sentences, which cost less than preparing a faster one.
         progress: whether to show progress.
 
     Returns:
@@ -121,7 +130,7 @@ def pseudo_log_likelihood(
     mask_id = _mask_id(tokenizer)
     distinct = set(encodings)
     if engine == "auto" and _pieces(distinct) < _WORTH_PREPARING:
-        engine = "plain"
+        engine = "torch"
     prepared = prepare_engine(model, engine)
 
     def score(advance: Callable[[int], None] | None) -> Tensor:
@@ -146,7 +155,7 @@ def score_encodings(
     """Score sentences that are word pieces already, repeats once: float64 nats, on the CPU.
 
     `advance` is called with the number of masked copies after each forward pass; `engine` is the
-    model prepared by `prepare_engine`, None: as transformers runs it.
+    model prepared by `prepare_engine`, None: PyTorch's.
 
     Raises:
         ScoreError: a sentence is too long for the model, or a score is not a number.
@@ -160,7 +169,7 @@ def score_encodings(
     index_of = {encoding: number for number, encoding in enumerate(distinct)}
     sums = torch.zeros(len(distinct), dtype=torch.float64)
     device = next(model.parameters()).device
-    engine = engine or PlainEngine(model)
+    engine = engine or prepare_engine(model, "torch")
     first = 0
     with torch.inference_mode(), _evaluating(model):
         for group in _by_length(distinct):
@@ -176,6 +185,38 @@ def score_encodings(
     if not bool(torch.isfinite(sums).all()):
         raise ScoreError("the language model returned a log-probability that is not finite")
     return sums[[index_of[encoding] for encoding in encodings]]
+
+
+def find_budget(model: PreTrainedModel) -> int:
+    """Find how many word pieces one forward pass should hold on the model's device.
+
+    On a GPU that is a power of two which fits its free memory: a little more or less of it gives
+    the same batches.
+    """
+    device = next(model.parameters()).device
+    if device.type != "cuda":
+        return CPU_BUDGET
+    free, _ = torch.cuda.mem_get_info(device)
+    return budget_that_fits(free, model)
+
+
+def rows_within(token_budget: int, length: int) -> int:
+    """Find how many rows of a length one forward pass should hold: at least 1."""
+    # A long row counts more than its word pieces, for its attention, so that the memory of a
+    # pass hardly depends on the length of the sentences.
+    cost = max(_SHORTEST, length + length * length // _WIDE)
+    return max(1, token_budget // cost)
+
+
+def budget_that_fits(free_bytes: int, model: PreTrainedModel) -> int:
+    """Find the largest budget, a power of two, that leaves most of a GPU's free memory alone."""
+    config = model.config
+    width = int(getattr(config, "hidden_size", 768))
+    inner = int(getattr(config, "intermediate_size", 4 * width))
+    logits = 3 * int(config.vocab_size) / _SHORTEST  # of a row: raw, float32, normalised
+    piece_bytes = 4 * (8 * width + 2 * inner + logits)
+    fits = _SHARE_OF_FREE * free_bytes / piece_bytes
+    return max(_LEAST_BUDGET, min(_MOST_BUDGET, 1 << max(0, int(fits).bit_length() - 1)))
 
 
 def _batches(

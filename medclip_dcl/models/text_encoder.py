@@ -96,7 +96,9 @@ class TextEncoder(nn.Module):
             weights = attention_mask.unsqueeze(-1).to(states.dtype)
             return (states * weights).sum(dim=1) / weights.sum(dim=1)
         if self.pooling == "eos":
-            rows = torch.arange(len(states), device=states.device)
+            rows = torch.arange(
+                states.shape[0], device=states.device
+            )  # `len` would be fixed in a graph
             return states[rows, attention_mask.sum(dim=1) - 1]
         return states[:, 0]
 
