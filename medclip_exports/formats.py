@@ -262,7 +262,7 @@ def _write_graph(
             opset_version=20,
             input_names=list(axes),
             output_names=[output],
-            dynamic_shapes=(tuple(map(dict, axes.values())),),
+            dynamic_shapes=tuple(map(dict, axes.values())),
             verbose=False,
         )
     assert program is not None
