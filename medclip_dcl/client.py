@@ -182,10 +182,10 @@ class Client:
         """
         fields: dict[str, Any] = {"what": what, "dtype": dtype, "format": encoding}
         if texts:
-            fields["text"] = list(texts)
+            fields["text"] = [texts] if isinstance(texts, str) else list(texts)
         if boxes:
             fields["boxes"] = json.dumps([list(box) for box in boxes])
-        return self._ask("/v1/embed", EmbedAnswer, fields, *images)
+        return self._ask("/v1/embed", EmbedAnswer, fields, *_several(images))
 
     def retrieve(
         self,
@@ -236,6 +236,7 @@ class Client:
         fields: Mapping[str, Any],
         images: Sequence[Image],
     ) -> list[_Answer | RefusedImage]:
+        images = _several(images)
         if len(images) != 1:
             found: Any = self._ask(route, several, fields, *images)
             answers: list[_Answer | RefusedImage] = found.answers
@@ -269,8 +270,12 @@ def _classify_fields(
     return fields
 
 
+def _several(images: Sequence[Image] | Image) -> Sequence[Image]:
+    return [images] if isinstance(images, Path | str | bytes) else images
+
+
 def _ground_fields(phrases: Sequence[str], threshold: float | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {"phrase": list(phrases)}
+    fields: dict[str, Any] = {"phrase": [phrases] if isinstance(phrases, str) else list(phrases)}
     if threshold is not None:
         fields["threshold"] = str(threshold)
     return fields

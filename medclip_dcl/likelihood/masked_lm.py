@@ -247,7 +247,14 @@ class MaskedForward(nn.Module):
             logits = self._bert_logits(ids, index, rows, position)
         else:
             copies = ids.flatten()[index]
-            whole = self.model(input_ids=copies, attention_mask=torch.ones_like(copies)).logits
+            answer = self.model(input_ids=copies, attention_mask=torch.ones_like(copies))
+            whole = getattr(answer, "logits", None)
+            size = (*copies.shape, self.model.config.vocab_size)
+            if whole is None or tuple(whole.shape) != size:
+                raise ScoreError(
+                    f"the model ({self.model.config.model_type}) gives no logit of every piece of "
+                    f"its vocabulary of {size[-1]}; give one with a masked-language-model head"
+                )
             logits = whole[rows, position]
         logits = logits.float()
         return logits.gather(1, target[:, None])[:, 0] - logits.logsumexp(-1)

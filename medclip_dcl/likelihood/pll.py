@@ -21,7 +21,12 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from medclip_dcl.errors import ScoreError
 from medclip_dcl.likelihood.masked_lm import Engine, MaskedCopies, prepare_engine
@@ -49,7 +54,8 @@ def encode_sentences(
 ) -> list[Encoding]:
     """Cut sentences into word pieces, by a fast tokenizer, one that knows the word of each piece.
 
-    Encodings longer than `max_tokens`, own tokens included, are truncated; None: none is.
+    Encodings longer than `max_tokens`, own tokens included, are truncated; None: none is. Text is
+    text: `[MASK]` in a report is its letters. A string is one sentence.
 
     Raises:
         ScoreError: the tokenizer is not a fast one, or a sentence has no word piece.
@@ -59,9 +65,10 @@ def encode_sentences(
     if not sentences:
         return []
     batch = tokenizer(
-        list(sentences),
+        [sentences] if isinstance(sentences, str) else list(sentences),
         truncation=max_tokens is not None,
         max_length=max_tokens,
+        split_special_tokens=True,
         return_special_tokens_mask=True,
     )
     encodings = []
@@ -109,7 +116,7 @@ def pseudo_log_likelihood(
         model: a masked language model of transformers, on any device. Dropout is off
             while it scores, whatever mode it is in.
         tokenizer: its tokenizer, a fast one.
-        sentences: the sentences, as they are; nothing is normalised here.
+        sentences: the sentences, as they are; nothing is normalised here. A string is one.
         variant: what is masked besides the piece that is scored.
         token_budget: word pieces in one forward pass; 0: what suits the device, by its
             free memory on a GPU.
@@ -121,11 +128,12 @@ def pseudo_log_likelihood(
         One sum per sentence in float32 nats, at most 0, in order, on the CPU.
 
     Raises:
-        ScoreError: a sentence is empty or too long for the model, a score is not a number,
-            or the engine that is asked for cannot be had.
+        ScoreError: the model is not a masked language model, a sentence is empty or too long
+            for it, a score is not a number, or the engine that is asked for cannot be had.
 
     Source: Salazar et al. 2020, Section 2; Kauf and Ivanova 2023, Section 3.
     """
+    _refuse_decoders(model)
     encodings = encode_sentences(tokenizer, sentences)
     mask_id = _mask_id(tokenizer)
     distinct = set(encodings)
@@ -255,6 +263,18 @@ def _by_length(encodings: Sequence[Encoding]) -> Iterator[list[Encoding]]:
 def _pieces(encodings: Collection[Encoding]) -> int:
     # That pass through the model: each scored piece asks for a copy of the whole sentence.
     return sum(item.tokens * len(item.ids) for item in encodings)
+
+
+def _refuse_decoders(model: PreTrainedModel) -> None:
+    # A decoder predicts the next piece, from those before it: its logits would be read as others.
+    config, kind = model.config, type(model)
+    is_decoder = bool(getattr(config, "is_decoder", False) or config.is_encoder_decoder)
+    masked, causal = MODEL_FOR_MASKED_LM_MAPPING.values(), MODEL_FOR_CAUSAL_LM_MAPPING.values()
+    if is_decoder or (kind in set(causal) and kind not in set(masked)):
+        raise ScoreError(
+            f"the model ({config.model_type}) is a decoder, and a pseudo-log-likelihood is that of "
+            "a masked language model; give one that reads both sides, such as BERT"
+        )
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from medclip_dcl.errors import (
     ArtifactCorrupt,
     ArtifactStale,
     LaunchError,
+    ScoreError,
 )
 from medclip_dcl.files import write_bytes
 from medclip_dcl.likelihood.masked_lm import (
@@ -142,6 +143,7 @@ class CorpusScoring:
         say: Callable[..., None],
         workers: int = 0,
     ) -> None:
+        """Share the work of a launch; ScoreError where several workers would share a GPU."""
         self._source, self._model, self._settings = source, model, settings
         self._launch, self._say, self._asked_workers = launch, say, workers
         device = "cpu"
@@ -154,6 +156,11 @@ class CorpusScoring:
             device,
             settings.engine,
         )
+        if workers > 1 and device != "cpu":
+            raise ScoreError(
+                f"workers {workers} would share one GPU and its memory, and a GPU is scored on by "
+                "one process; leave workers out, and start one process a GPU with torchrun"
+            )
         self._others_wait = launch.processes > 1
 
     def choose_engine(self, existing: Artifact | None) -> dict[str, str]:

@@ -90,7 +90,7 @@ def build_config(
         config: PreTrainedConfig = AutoConfig.for_model(kind, **{**fields, **own})
     except REFUSALS as error:
         raise ConfigError(
-            f"{name}: transformers refuses this configuration of {kind} ({type(error).__name__}); "
+            f"{name}: transformers refuses this configuration of {kind}; "
             "compare it with the config.json of a released one"
         ) from error
     return config

@@ -109,8 +109,8 @@ def _build_vit(tree: Mapping[str, Any], input_px: int) -> nn.Module:
         patches = config.patch_size
     except REFUSALS as error:
         raise ConfigError(
-            f"{_SETTING}: transformers refuses this configuration of {kind} "
-            f"({type(error).__name__}), or it is not a vision transformer; compare it with the "
+            f"{_SETTING}: transformers refuses this configuration of {kind}, "
+            "or it is not a vision transformer; compare it with the "
             "config.json of a released one"
         ) from error
     if not isinstance(patches, int):
@@ -134,8 +134,8 @@ def _build_map_backbone(tree: Mapping[str, Any]) -> nn.Module:
         )
     except REFUSALS as error:
         raise ConfigError(
-            f"{_SETTING}: transformers refuses this configuration of {tree['model_type']} "
-            f"({type(error).__name__}); compare it with the config.json of a released one"
+            f"{_SETTING}: transformers refuses this configuration of {tree['model_type']}; "
+            "compare it with the config.json of a released one"
         ) from error
     return backbone
 

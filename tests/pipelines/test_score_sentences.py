@@ -236,3 +236,10 @@ def test_two_launched_processes_share_the_units_and_end_with_the_bytes_of_one(co
     assert launch(config_file, 2) == [0, 0]
     assert '"state": "reused"' in (config_file.parent / "log-0").read_text()
     assert "score sentences" not in (config_file.parent / "log-1").read_text()
+
+
+def test_workers_do_not_share_a_gpu(config_file, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert score_sentences.main(["--config", str(config_file), "--set", "workers=2"]) != 0
+    assert "workers 2 would share one GPU" in capsys.readouterr().err
