@@ -1,5 +1,6 @@
 import gc
 import hashlib
+import logging
 import shutil
 from dataclasses import replace
 
@@ -284,5 +285,30 @@ def test_a_run_s_folder_is_taken_for_its_model(artifact, predictor):
 
 def test_pixels_without_a_meaning_are_refused_by_name(predictor):
     for other in (np.zeros((64, 64), np.uint8), Image.new("L", (64, 64))):
-        with pytest.raises(QueryError, match=rf"type {type(other).__name__}; give what open_image"):
+        with pytest.raises(QueryError, match="not a decoded one; give what open_image"):
             predictor.classify(other)
+
+
+def test_a_string_is_one_sentence_and_a_name_is_not_a_finding(predictor):
+    assert predictor.embed_sentences("Effusion").shape == (1, 16)
+    (found,) = predictor.ground(image(), "Effusion")
+    (expected,) = predictor.ground(image(), ["Effusion"])
+    assert np.array_equal(found.grid, expected.grid)
+    for findings in ("effusion", ["effusion"]):
+        with pytest.raises(QueryError, match="asked by its prompts, and not by a name"):
+            predictor.classify(image(), findings)
+
+
+def test_texts_that_are_cut_are_counted_once(artifact, caplog):
+    predictor = load(artifact.path, "cpu")
+    limit = predictor.config.model.text.max_tokens
+    long = [f"{'effusion ' * limit}{end}" for end in ("left", "right")]
+    with caplog.at_level(logging.WARNING):
+        predictor.embed_sentences(["Effusion", "effusion " * (limit - 2)])
+        assert not caplog.records
+        one, two = predictor.embed_sentences(long)
+        predictor.embed_sentences(long)
+    assert torch.equal(one, two)
+    (record,) = caplog.records
+    assert f"2 of 2 texts are longer than the {limit} word pieces" in record.getMessage()
+    assert "effusion" not in record.getMessage()
