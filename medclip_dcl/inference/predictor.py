@@ -385,7 +385,8 @@ class Predictor:
         long = [text for text in texts if self._may_warn and len(text.encode()) > limit - 2]
         if not long:
             return
-        lengths = map(len, self._tokenizer(long, split_special_tokens=True)["input_ids"])
+        ids = self._tokenizer(long, split_special_tokens=True, verbose=False)["input_ids"]
+        lengths = map(len, ids)  # `verbose` would tell the same of one text
         if cut := sum(length > limit for length in lengths):
             self._may_warn = False
             LOGGER.warning(
