@@ -62,16 +62,6 @@ def test_images_and_sentences_belong_to_their_study() -> None:
         assert np.array_equal(rows.reports, rows.studies)
 
 
-def test_sentences_of_a_study_are_drawn_equally_often() -> None:
-    drawn = sampler()
-    draws = [drawn.draw(step) for step in range(3000)]
-    counts = Counter(int(s) for draw in draws for s in draw.sentences[draw.studies == 3])
-    share = counts.total() / 4
-    assert len(counts) == 4
-    # Five standard deviations of a binomial count.
-    assert all(abs(count - share) < 5 * (share * 0.75) ** 0.5 for count in counts.values())
-
-
 def test_a_number_below_one_picks_a_member_in_equal_parts() -> None:
     index = RaggedIndex(np.array([1, 0, 1, 1]), 2)  # study 0 has member 1; study 1 has 0, 2 and 3
     studies, uniform = np.array([0, 1, 1, 1, 1]), np.array([0.99, 0.0, 0.33, 0.34, 0.99])
