@@ -124,7 +124,8 @@ from pipelines.train import main
 def traced(*arguments, **options):
     frames = [Path(frame.filename).resolve() for frame in traceback.extract_stack()]
     root = Path.cwd()
-    own = [file.relative_to(root) for file in frames if file.is_file() and root in file.parents]
+    inside = (file.relative_to(root) for file in frames if file.is_file() and root in file.parents)
+    own = [file for file in inside if not file.parts[0].startswith(".")]  # no environment
     print("STACK", *dict.fromkeys(map(str, own)), "medclip_dcl/losses/debiased.py")
     raise SystemExit(0)
 

@@ -33,12 +33,6 @@ def test_an_epoch_shows_every_study_at_most_once_and_fills_no_batch_with_repeats
         assert len(seen) == len(set(seen.tolist())) == 48
 
 
-def test_epochs_leave_out_different_studies() -> None:
-    drawn = sampler()
-    seen = Counter(int(study) for step in range(60) for study in drawn.draw(step).studies)
-    assert set(seen) == set(range(STUDIES))
-
-
 def test_a_batch_is_a_function_of_seed_and_step_alone() -> None:
     forward, backward = sampler(), sampler()
     ahead = [forward.draw(step) for step in range(20)]
