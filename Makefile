@@ -38,7 +38,6 @@ check: $(INSTALLED) ## format, lint, types, layers, budgets, conventions, the pa
 	$(BIN)/ruff check .
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m tests.house.budgets
 	$(BIN)/python -m pytest -q tests/house
 
 serve: $(RUNTIME) ## the service and its viewer, on the demo's model

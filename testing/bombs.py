@@ -102,13 +102,6 @@ def png_claim(rows: int, columns: int) -> bytes:
     return stream[:12] + header + struct.pack(">I", zlib.crc32(header)) + stream[33:]
 
 
-def png_with(kind: bytes, data: bytes) -> bytes:
-    """A PNG file with one more chunk after its header."""
-    stream = raster_bytes(ramp(4, 4, 255).astype(np.uint8), "png")
-    chunk = struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-    return stream[:33] + chunk + stream[33:]
-
-
 def before_modality(data: bytes) -> bytes:
     """A sound image with elements put before its Modality."""
     sound = dicom_bytes(ramp())

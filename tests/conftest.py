@@ -56,6 +56,14 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", guarded)
 
 
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model and its index, for tests that only read it or serve it."""
+    from testing.service import store  # not for the process that only hands out tests
+
+    return store(tmp_path_factory.mktemp("published"))
+
+
 @pytest.fixture
 def test_data() -> Path:
     """The folder of real test data that TEST_DATA names."""

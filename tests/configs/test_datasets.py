@@ -79,17 +79,6 @@ def test_every_study_of_a_set_is_found(works: dict[str, Path], config: str) -> N
     assert {name: summary[name] for name in EXPECTED[config]} == EXPECTED[config]
 
 
-def test_page_and_tests_name_every_set() -> None:
-    assert set(SETS) == set(EXPECTED)
-    text = PAGE.read_text(encoding="utf-8")
-    assert [config for config in SETS if f"`{config}.yaml`" not in text] == []
-    folders = {path.stem for path in (ROOT / "configs/evaluate").glob("*.yaml")}
-    models = {"biovil"}  # evaluated on any set
-    assert folders - models == {
-        Path(config).name for config in SETS if config.startswith("evaluate/")
-    }
-
-
 def test_rexgradient_s_lists_are_images_of_one_study(works: dict[str, Path]) -> None:
     work = works["train/rexgradient"]
     splits = {row["study_id"]: row["split"] for row in rows(work, manifest.IMAGES)}

@@ -82,13 +82,6 @@ def test_slurm_starts_both_nodes_with_sixteen_processes(tmp_path: Path) -> None:
     assert not (tmp_path / "queue").exists()
 
 
-def test_slurm_hands_on_the_code_of_a_run_that_failed(tmp_path: Path) -> None:
-    environment = machine_of(tmp_path)
-    stub(tmp_path, "python", "exit 4")
-    assert run("train_slurm.sh", environment) == 4
-    assert not (tmp_path / "queue").exists()
-
-
 def test_slurm_puts_a_stopped_job_back_once_its_checkpoint_is_written(tmp_path: Path) -> None:
     environment = machine_of(tmp_path)
     saved = tmp_path / "saved"

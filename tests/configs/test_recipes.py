@@ -37,25 +37,6 @@ def test_recipe_loads_and_names_real_jobs(path: Path) -> None:
     assert (ROOT / config.evaluate.prompts).is_file()
 
 
-@pytest.mark.parametrize(
-    ("name", "base", "sections", "image_anchor", "place_weight"),
-    [
-        ("demo_cross", "demo", {"objective"}, "own", 0.3),
-        ("train/mimic_cxr_relations", "train/mimic_cxr", {"objective", "train"}, "same", 0),
-    ],
-)
-def test_relations_change_the_loss_alone(
-    name: str, base: str, sections: set[str], image_anchor: str, place_weight: float
-) -> None:
-    config, plain = (load_config(ROOT / f"configs/{file}.yaml") for file in (name, base))
-    differing = {key for key in type(config).model_fields if vars(config)[key] != vars(plain)[key]}
-    assert differing == {"work", *sections}
-    said = config.objective
-    assert (said.kind, said.relation) == ("multipositive", "claims")
-    assert (said.directions, said.image_anchor) == ("both", image_anchor)
-    assert said.place_weight == place_weight
-
-
 def test_the_recipe_of_a_table_needs_no_weights_and_learns_from_random_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -176,8 +157,3 @@ def test_prompts_of_a_set_name_its_findings_and_nearly_all_of_them() -> None:
         assert {item.label for item in PROMPTS[name]} <= set(source.findings)
     assert len(PROMPTS["padchest_50"]) == 50
     assert set(PROMPTS["padchest_50"]) <= set(PROMPTS["padchest"])
-
-
-def test_readme_of_recipes_names_each() -> None:
-    text = (ROOT / "configs/README.md").read_text(encoding="utf-8")
-    assert [path.name for path in CONFIGS if path.name not in text] == []

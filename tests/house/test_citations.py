@@ -6,8 +6,6 @@ The lists hold what could be checked; what is not in them must not be cited.
 import re
 from collections.abc import Iterator
 
-import pytest
-
 from tests.house.tree import name_of, tracked
 
 WANG = {
@@ -57,22 +55,13 @@ def wrong_places(text: str) -> Iterator[str]:
                 yield f"{owner[0]} et al. {owner[1]}, {kind} {number}"
 
 
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("Source: Wang et al. 2023, Section 3.2 and Table 2.", []),
-        ("Source: Wang et al. 2023,\n    # Section 3.3 and Table 6.", ["Section 3.3", "Table 6"]),
-        ("Proposition 2.1 of Wang et al. 2023; Prop. 2.2", ["Proposition 2.2"]),
-        ("Eq. 7 and 12", ["Eq. 12"]),
-        ("He et al. 2016, Table 9; Wang et al. 2023, Eq. 8", []),
-        ("Wang et al. 2022, Table 9", []),
-        ("Chuang et al. 2020, Eq. 9, Lemmas 1 and 3", ["Eq. 9", "Lemma 3"]),
-    ],
-)
-def test_a_place_that_is_not_there_is_found(text: str, wrong: list[str]) -> None:
-    found = list(wrong_places(text))
-    assert len(found) == len(wrong)
-    assert all(one.endswith(", " + place) for one, place in zip(found, wrong, strict=True))
+def test_a_place_that_is_not_there_is_found() -> None:
+    text = "Wang et al. 2023,\n    # Section 3.3, Table 2; He et al. 2016, Table 9; Prop. 2.1; "
+    text += "Chuang et al. 2020, Eq. 8, Lemmas 1 and 3"
+    assert list(wrong_places(text)) == [
+        "Wang et al. 2023, Section 3.3",
+        "Chuang et al. 2020, Lemma 3",
+    ]
 
 
 def test_every_place_that_is_cited_is_in_the_paper() -> None:

@@ -4,8 +4,6 @@ import json
 import re
 import shlex
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,20 +139,6 @@ def test_nobody_at_the_address_is_said_so() -> None:
     assert refusal.value.code == "unreachable"
     with pytest.raises(ServiceError, match="does not begin with http"):
         Client("localhost:8000")
-
-
-def test_something_else_at_the_address_is_said_so(tmp_path: Path) -> None:
-    words = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
-    with subprocess.Popen(
-        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as other:
-        assert other.stdout is not None
-        port = other.stdout.readline().split("port ")[1].split()[0]
-        with Client(f"http://127.0.0.1:{port}") as client:
-            with pytest.raises(ServiceError) as refusal:
-                client.ground(b"image", ["x"])
-            assert refusal.value.code == "no_answer"
-        other.terminate()
 
 
 @pytest.mark.parametrize("line", LINES)

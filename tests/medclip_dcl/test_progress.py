@@ -19,21 +19,6 @@ def test_last_line_counts_everything_once() -> None:
     assert (shown["loss"], shown["left_s"]) == (0.5, 0)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_gets_a_bar_with_counts_and_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    terminal = Terminal()
-    with Progress("scoring", total=10, unit="sentence", done=4, stream=terminal) as progress:
-        progress.advance(6, loss=0.51234)
-    shown = terminal.getvalue()
-    for part in ("scoring", "10/10", "sentence  loss 0.5123"):
-        assert part in shown
-
-
 def test_lines_come_at_most_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROGRESS_EVERY_S", "0")
     stream = io.StringIO()

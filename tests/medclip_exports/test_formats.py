@@ -13,13 +13,11 @@ import torch
 from onnxruntime import InferenceSession
 from PIL import Image, ImageOps
 
-from medclip_dcl.artifact import open_artifact
-from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.images import open_image
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, ConfigError
 from medclip_dcl.inference.predictor import load
-from medclip_exports.formats import _IMAGE, EXPORT, Format, export_formats
+from medclip_exports.formats import _IMAGE, Format, export_formats
 from pipelines import export
 from pipelines.config import Config
 from testing.dicom import JPEG_LS, dicom_bytes
@@ -201,20 +199,6 @@ def test_an_export_that_differs_leaves_nothing(exported: Export, tmp_path: Path)
     with pytest.raises(CheckpointError, match="differs from the model by"):
         export_formats(model, "transformers", tmp_path / "out", tolerance=-1.0)
     assert {path.name for path in tmp_path.iterdir()} == {".out.lock"}
-
-
-def test_a_killed_export_is_not_there_and_the_next_one_is_whole(
-    exported: Export, tmp_path: Path
-) -> None:
-    model, whole = exported("transformers", "lse_nl")
-    out, begun = tmp_path / "out", open_artifact(whole, EXPORT)
-    with write_artifact(out, EXPORT, begun.fingerprint) as writer:
-        (writer.directory / "projections.safetensors").write_bytes(b"half")
-        (writer.directory / ".tmpAbCdEf").write_bytes(b"half")  # as safetensors does; and killed
-    assert not out.exists()
-    written = export_formats(model, "transformers", out)
-    assert max(written.summary.values()) < 1e-6
-    assert written.digest == begun.digest
 
 
 def test_a_damaged_model_or_a_folder_that_exists_is_refused(

@@ -4,7 +4,6 @@ import base64
 import io
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -15,18 +14,12 @@ from medclip_reporting.cases import show_cases
 from medclip_reporting.charts import jpeg_uri
 from medclip_reporting.settings import ReportConfig
 from medclip_reporting.sources import find_sources
-from testing.service import store
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    return store(tmp_path_factory.mktemp("cases"))
-
-
-def test_the_layer_of_a_hit_is_strongest_where_the_image_fits_the_sentence_best(work):
+def test_the_layer_of_a_hit_is_strongest_where_the_image_fits_the_sentence_best(published):
     kinds = (model_package.ARTIFACT, embeddings.ARTIFACT)
-    sources = find_sources(work, ReportConfig(), False, {}, 0, kinds)
-    index = RetrievalIndex.open(work / "index", sources.artifacts["model"].digest)
+    sources = find_sources(published, ReportConfig(), False, {}, 0, kinds)
+    index = RetrievalIndex.open(published / "index", sources.artifacts["model"].digest)
     case = show_cases(sources)[0]
     row = index.studies.texts.column("text").to_pylist().index(case["query"])
     sentence = index.sentences.gather(np.array([row]))[0]

@@ -7,8 +7,6 @@ import torch
 
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
-from medclip_dcl.likelihood import eta
-from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.sentences import text_key
 from medclip_dcl.training.corpus import Corpus
@@ -18,7 +16,7 @@ from medclip_reporting import charts
 from medclip_reporting.correction import audit_batches, describe_eta
 from medclip_reporting.settings import ReportConfig
 from medclip_reporting.sources import find_sources
-from testing.corpus import ETA, KINDS, commit_tables, read_tiny_corpus, write_corpus
+from testing.corpus import ETA, KINDS, read_tiny_corpus, write_corpus
 from testing.evaluated import write_texts
 
 NEGATIVES = 63
@@ -55,23 +53,6 @@ def test_expected_false_negatives_are_n_times_eta_of_the_recipe_s_batch(view):
     assert figures["expected false negatives among them, N · eta"] == pytest.approx(63 * 0.05)
     assert figures["distinct sentences"] == len(TEXTS)
     assert figures["rank correlation of eta and occurrences"] is None
-
-
-def test_eta_is_drawn_against_likelihood_frequency_and_labels(view):
-    titles = [chart["title"] for chart in view["charts"]]
-    expected = ["How strongly.", "How likely.", "How often."]
-    assert titles == [*expected, "Is it right?"]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_eta_without_likelihoods_has_no_chart_of_them(tmp_path):
-    work = write_texts(tmp_path / "work")
-    rows = read_table(eta.ARTIFACT.at(work), eta.ETA).to_pylist()
-    bare = [{**row, "pll_nats": None, "tokens": None} for row in rows]
-    settings = {"source": "constant", "eta_max": 0.2}
-    commit_tables(work, eta.ARTIFACT, {eta.ETA: bare}, eta=settings)
-    view = describe_eta(sources(work))
-    assert "How likely." not in [chart["title"] for chart in view["charts"]]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -115,24 +96,3 @@ def test_a_batch_of_all_studies_has_the_false_negatives_that_can_be_counted(
     # four kinds of six studies: every anchor has five others of its kind
     assert found["least"] == found["same"] == found["most"] == 24 * 5
     assert found["expected"] == pytest.approx(24 * 23 * ETA)
-
-
-def test_a_suspect_is_another_study_s_image_of_the_same_kind(
-    corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
-) -> None:
-    studies = corpus[0]
-    _, suspects = audited(corpus)
-    assert suspects
-    for item in suspects:
-        assert studies.study_of_image[item.image] == item.study
-        kind = {int(studies.text_of[i]) for i in range(len(studies.text_of))}
-        assert item.text in kind
-        assert item.eta == pytest.approx(ETA)
-        relation_kind = int(studies.study_ids[item.study][1:]) % 4
-        sayers = {
-            int(studies.study_ids[study][1:]) % 4
-            for study in range(24)
-            if item.text
-            in {int(studies.text_of[studies.sentences.pick([study], [at])[0]]) for at in (0.0, 0.6)}
-        }
-        assert sayers == {relation_kind}

@@ -22,7 +22,6 @@ from medclip_dcl.errors import ArtifactUnwritable, ConfigError, HubError, StudyE
 from medclip_dcl.files import path_under
 from medclip_dcl.tables import read_table
 from medclip_reporting.cards import data_card
-from medclip_sources import huggingface
 from medclip_sources.readers import images_root, read_source
 from testing.dicom import raster_bytes
 from testing.hub import COMMIT, DatasetHub, running_dataset_hub
@@ -297,35 +296,6 @@ def test_hostile_bytes_are_the_gates_affair(tmp_path: Path) -> None:
     codes = {row["id"]: row["reason"] for row in rejects}
     assert set(codes) == {"text", "cut", "large"}
     assert (codes["text"], codes["large"]) == ("unknown_format", "too_many_bytes")
-
-
-@pytest.mark.parametrize("form", ["images", "parquet", "saved"])
-def test_killed_rows_go_on_with_the_next_part(
-    tmp_path: Path, forms: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(huggingface, "_PART_ROWS", 1)
-    monkeypatch.setattr(huggingface, "_BATCH", 1)
-    whole, root = read(tmp_path / "whole", forms / form)
-    written: list[str] = []
-    write = huggingface._write_images
-
-    def dying(value: Any, folder: Path, place: Path, base: Path) -> Any:
-        written.append(place.as_posix())
-        if len(written) == 3:
-            (folder / place).write_bytes(b"half")
-            raise KeyboardInterrupt
-        return write(value, folder, place, base)
-
-    monkeypatch.setattr(huggingface, "_write_images", dying)
-    with pytest.raises(KeyboardInterrupt):
-        read(tmp_path / "cut", forms / form)
-    resumed, again = read(tmp_path / "cut", forms / form)
-    assert len(written) == 3 + 4  # of six
-    assert resumed.raw.images == whole.raw.images
-    for file in root.rglob("train-*/*"):
-        assert (again / file.relative_to(root)).read_bytes() == file.read_bytes()
-    read(tmp_path / "cut", forms / form)
-    assert len(written) == 7
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from medclip_synthetic.anatomy import Pose, box_of, draw_body, make_canvas
-from medclip_synthetic.findings import FineFinding, draw_findings
+from medclip_synthetic.findings import FineFinding
 from medclip_synthetic.radiograph import DrawnImage, draw_frontal
 
 
@@ -23,23 +23,6 @@ def inside_boxes(drawn: DrawnImage, finding: FineFinding) -> np.ndarray:
     return mask
 
 
-def test_same_seed_draws_the_same_image() -> None:
-    first, again, other = image(), image(), image(seed=4)
-    assert np.array_equal(first.pixels, again.pixels)
-    assert first.pixels.shape != other.pixels.shape or not np.array_equal(
-        first.pixels, other.pixels
-    )
-
-
-def test_a_chest_has_dark_lungs_and_bright_middle() -> None:
-    pixels = image().pixels
-    rows, columns = pixels.shape
-    level = slice(int(0.45 * rows), int(0.55 * rows))
-    lung = pixels[level, int(0.22 * columns) : int(0.32 * columns)].mean()
-    middle = pixels[level, int(0.47 * columns) : int(0.53 * columns)].mean()
-    assert middle > lung + 0.2
-
-
 def test_box_bounds_exactly_the_pixels_above_the_level() -> None:
     mask = np.zeros((6, 8), dtype=np.float32)
     mask[2:4, 3:7] = 1.0
@@ -53,13 +36,3 @@ def test_pixel_of_an_anatomical_point_inverts_the_canvas() -> None:
     row, column = canvas.pixel_at(float(canvas.x[20, 70]), float(canvas.y[20, 70]))
     assert row == pytest.approx(20, abs=1e-3)
     assert column == pytest.approx(70, abs=1e-3)
-
-
-def test_findings_are_drawn_as_announced() -> None:
-    generator = np.random.default_rng(0)
-    draws = [draw_findings(generator) for _ in range(4000)]
-    normal = sum(not draw for draw in draws) / len(draws)
-    assert normal == pytest.approx(0.4, abs=0.03)
-    sizes = [len(draw) for draw in draws if draw]
-    assert np.mean(sizes) == pytest.approx(1.7, abs=0.05)
-    assert set(sizes) == {1, 2, 3}

@@ -109,32 +109,6 @@ def test_rho_is_the_share_of_training_images(root: Path) -> None:
     assert {row["text"]: row["eta"] for row in rows(root / "truth/eta.csv")} == known
 
 
-def test_resumed_tree_equals_an_uninterrupted_one(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-
-    def stopping(folder: Path, unit: tree.Unit, seed: int, settings: GenerateConfig) -> tree.Unit:
-        calls.append(unit)
-        if len(calls) == 3:
-            (folder / "files").mkdir(exist_ok=True)
-            (folder / "files" / ".half-written.dcm").write_bytes(b"half")
-            raise KeyboardInterrupt
-        return original(folder, unit, seed, settings)
-
-    original = tree.write_unit
-    monkeypatch.setattr(tree, "UNIT_PATIENTS", 16)
-    monkeypatch.setattr(tree, "write_unit", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        write(tmp_path / "studies")
-    assert not (tmp_path / "studies").exists()
-    resumed = write(tmp_path / "studies")
-    units = list(tree.plan_patients(SETTINGS))
-    assert calls == [*units[:3], *units[2:]]  # finished units are not drawn again
-    header = json.loads((root / "artifact.json").read_text())
-    assert resumed.digest == header["digest"]
-
-
 def test_processes_that_draw_have_one_thread_each() -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), tree._limit_threads) as pool:
         libraries = pool.submit(threadpool_info).result()

@@ -10,18 +10,18 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.schemas import ClassifyAnswer
 from pipelines.__main__ import main
 from pipelines.ask import write_findings
-from testing.service import png, running, store
+from testing.service import png, running
 
 
 def test_a_folder_becomes_a_table_and_a_cut_one_goes_on(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, published: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     images, table = tmp_path / "images", tmp_path / "answers.csv"
     (images / "b").mkdir(parents=True)
     contents = {"a.png": png(seed=1), "b/c.png": png(seed=2), "d.txt": b"none"}
     for name, content in contents.items():
         (images / name).write_bytes(content)
-    with running(store(tmp_path)) as service:
+    with running(published) as service:
         words = ["ask", "classify", str(images), "--csv", str(table), "--url", service.url]
         assert main(words) == 0
         with Client(service.url) as client:

@@ -15,7 +15,7 @@ from medclip_dcl.data import manifest
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ARTIFACT
 from medclip_dcl.tables import read_table
-from pipelines import ask_service, build_index, show, write_report
+from pipelines import ask_service, build_index, write_report
 from testing.corpus import KINDS, write_config
 from testing.evaluated import evaluate_here, write_evaluated
 from testing.service import png, running
@@ -92,21 +92,6 @@ def test_the_page_shows_what_was_asked_and_found_and_a_private_one_does_not(
     assert whole.count("data:image/jpeg") > 0
     assert not any(sentence in private for sentence in SENTENCES)
     assert "data:image" not in private
-
-
-def test_the_summary_of_a_run_has_its_figures_its_page_and_its_viewer(
-    config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report_file = (work := config_file.parent) / "report.html"
-    report_file.write_text("")
-    assert show.main([str(config_file)]) == 0
-    *_, report, viewer = capsys.readouterr().out.splitlines()
-    assert report.split() == ["report", str(report_file)]
-    address = "http://127.0.0.1:8000/"
-    assert viewer.split() == f"viewer medclip serve {work}, then open {address}".split()
-    report_file.unlink()
-    lines = show.summary_lines(work)
-    assert not any(line.startswith("report ") for line in lines)
 
 
 def test_an_index_without_a_test_image_is_named(

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta, eta_sources, masked_lm, scoring
-from medclip_dcl.likelihood.eta import read_eta
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -96,22 +94,6 @@ def test_the_summary_describes_eta_by_sentence_and_by_occurrence(config_file, k)
     assert found == {name: round(float(value), 6) for name, value in expected.items()}
     assert artifact.summary["source"] == "pll"
     assert found["eta_zero_share"] > 0 if k == 40 else found["eta_p5"] < found["eta_p95"]
-
-
-def test_no_sentence_is_missing_and_the_reader_finds_all(config_file):
-    rows = rows_of(run(config_file))
-    keys = distinct_sentences(corpus_of(config_file))["text_key"].to_pylist()
-    assert [row["text_key"] for row in rows] == keys
-    artifact = open_artifact(config_file.parent / "work" / "eta_cache", eta.ARTIFACT)
-    assert read_eta(artifact, pa.array(keys)).tolist() == [row["eta"] for row in rows]
-
-
-def test_other_a_k_and_cap_rescore_nothing(config_file):
-    path = config_file.parent / "work" / "likelihoods"
-    before = {file: file.stat().st_mtime_ns for file in path.glob("[!.]*")}
-    first = run(config_file).digest
-    assert run(config_file, "a=0.1", "k=0.5", "eta_max=0.05").digest != first
-    assert {file: file.stat().st_mtime_ns for file in path.glob("[!.]*")} == before
 
 
 def test_constant_is_the_same_for_all_and_reads_no_likelihoods(config_file):

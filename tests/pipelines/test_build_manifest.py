@@ -12,7 +12,6 @@ from medclip_dcl.data import manifest
 from medclip_dcl.tables import TableFormat, read_table
 from pipelines.build_manifest import main
 from testing.dicom import dicom_bytes, ramp
-from testing.open_i import write_csv_form, write_projections, write_xml_form
 from testing.release import Release, release
 
 _IDS = {"SOPInstanceUID": "1.2.3", "StudyInstanceUID": "1.2", "PatientID": "MRN7"}
@@ -118,15 +117,6 @@ def test_patients_with_boxes_never_train_and_no_patient_is_split(tmp_path: Path)
     assert (summary["boxes_without_image"], summary["split_conflicts"]) == (1, 1)
 
 
-def test_too_many_rejects_stop_the_job(tmp_path: Path) -> None:
-    source = release(4)
-    source.image = {source.images[0][0]: None}
-    (tmp_path / "source").mkdir()
-    source.write(tmp_path / "source")
-    assert run(tmp_path, {"max_reject_share": 0.2}) == 3
-    assert run(tmp_path, {"max_reject_share": 0.25}) == 0
-
-
 def test_jpg_release_with_reports_elsewhere(tmp_path: Path) -> None:
     source = release(3)
     (tmp_path / "source").mkdir()
@@ -171,17 +161,6 @@ def test_studies_that_the_release_sectioned_by_hand_keep_their_text(tmp_path: Pa
     assert reasons == {"58235663": "empty_report", "b": "no_report"}
 
 
-def test_open_i_passes(tmp_path: Path) -> None:
-    for number, write in enumerate((write_xml_form, write_csv_form)):
-        folder = tmp_path / str(number)
-        (folder / "source").mkdir(parents=True)
-        write(folder / "source")
-        write_projections(folder / "source")
-        assert run(folder, {"kind": "open_i"}) == 0
-        (image,) = rows(folder, manifest.IMAGES)
-        assert (image["image_id"], image["view"]) == ("1_IM-0001-4001", "FRONTAL")
-
-
 @pytest.mark.parametrize("label", ["PHISENTINEL", "1.5", "300"])
 def test_labels_of_a_release_that_are_none_are_counted_and_not_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], label: str
@@ -197,90 +176,6 @@ def test_labels_of_a_release_that_are_none_are_counted_and_not_printed(
     assert "in 1 rows" in said
     assert f"'{label}'" not in said
     assert "PHI" not in said
-
-
-def test_table_of_reports_alone(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    lines = [
-        {"uid": 7, "findings": "Clear.", "impression": None, "images": [{"a": 1}]},
-        {"uid": 8, "findings": None, "impression": None, "images": []},
-        {"uid": 9, "findings": None, "impression": "Normal.", "images": []},
-    ]
-    table = tmp_path / "source/reports.jsonl"
-    table.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
-    columns = {"subject_id": "uid", "findings": "findings", "impression": "impression"}
-    settings = {"kind": "table", "table": "reports.jsonl", "columns": columns, "test_share": 0.999}
-    assert run(tmp_path, settings | {"validate_share": 0}) == 0
-    reports = rows(tmp_path, manifest.REPORTS)
-    assert [(row["subject_id"], row["findings"], row["impression"]) for row in reports] == [
-        ("7", "Clear.", ""),
-        ("9", "", "Normal."),
-    ]
-    assert {row["split"] for row in reports} == {"test"}
-    assert rows(tmp_path, manifest.IMAGES) == []
-    assert [row["reason"] for row in rows(tmp_path, manifest.REJECTS)] == ["empty_report"]
-
-
-def test_table_with_images_and_whole_reports(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    for name in ("a.png", "b.png", "c.png"):
-        (tmp_path / "source" / name).write_bytes(b"image")
-    (tmp_path / "source/table.csv").write_text(
-        'file,patient,view,text,fold\na.png,p1,AP Supine,"Line one.\nLine two.",val\n'
-        "b.png,p2,L,Side.,train\nc.png,,PA,Clear.,train\n../d.png,p3,PA,Clear.,train\n"
-    )
-    columns = {
-        "path": "file",
-        "subject_id": "patient",
-        "view": "view",
-        "report": "text",
-        "split": "fold",
-    }
-    settings = {
-        "kind": "table",
-        "table": "table.csv",
-        "columns": columns,
-        "frontal_views": ["PA", "AP Supine"],
-    }
-    assert run(tmp_path, settings) == 0
-    (image,) = rows(tmp_path, manifest.IMAGES)
-    assert (image["path"], image["split"], image["image_id"]) == ("a.png", "validate", "row-000000")
-    assert rows(tmp_path, manifest.REPORTS)[0]["last_paragraph"] == "Line one.\nLine two."
-    reasons = {row["id"]: row["reason"] for row in rows(tmp_path, manifest.REJECTS)}
-    assert reasons == {
-        "row-000001": "lateral",
-        "row-000002": "no_subject",
-        "row-000003": "missing_image",
-    }
-
-
-def test_boxes_of_a_mapped_table_name_its_images_by_path(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    for name in ("a.png", "b.png"):
-        (tmp_path / "source" / name).write_bytes(b"image")
-    (tmp_path / "source/table.csv").write_text("file,patient,w,h\na.png,p1,60,40\nb.png,p2,,\n")
-    (tmp_path / "source/boxes.csv").write_text("file,label,x,y,w,h\na.png,Left Lung,31,2,20,30\n")
-    columns = {"path": "file", "subject_id": "patient", "width": "w", "height": "h"}
-    named = {"image_id": "file", "category": "label", "phrase": "label"}
-    settings = {
-        "kind": "table",
-        "table": "table.csv",
-        "columns": columns,
-        "boxes": "boxes.csv",
-        "box_columns": named | {"image_width": "", "image_height": ""},
-    }
-    assert run(tmp_path, settings) == 0
-    (box,) = rows(tmp_path, manifest.BOXES)
-    assert (box["image_id"], box["x"], box["image_width"], box["image_height"]) == (
-        "row-000000",
-        31,
-        60,
-        40,
-    )
-    splits = {row["subject_id"]: row["split"] for row in rows(tmp_path, manifest.IMAGES)}
-    assert splits["p1"] == "test"
-    (tmp_path / "source/table.csv").write_text("file,patient,w,h\na.png,p1,x,40\n")
-    assert run(tmp_path, settings) == 3
 
 
 @pytest.mark.real_data
@@ -357,14 +252,3 @@ def test_lateral_images_of_training_patients_pretrain_and_nobody_elses(tmp_path:
     assert lateral == dict.fromkeys(trained, manifest.PRETRAIN)
     left_out = [row for row in rows(tmp_path, manifest.REJECTS) if row["reason"] == "lateral"]
     assert {row["id"] for row in left_out} == {f"side-{name}" for name in set(frontal) - trained}
-
-
-def test_a_link_that_leads_to_itself_is_a_missing_image(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/Doe.png").symlink_to("Doe.png")
-    (tmp_path / "source/b.png").write_bytes(b"x")
-    (tmp_path / "source/t.csv").write_text("who,file\na,Doe.png\nb,b.png\n")
-    columns = {"subject_id": "who", "path": "file", "image_id": "file"}
-    assert run(tmp_path, {"kind": "table", "table": "t.csv", "columns": columns}) == 0
-    reasons = {row["id"]: row["reason"] for row in rows(tmp_path, manifest.REJECTS)}
-    assert reasons == {"Doe.png": "missing_image"}

@@ -14,7 +14,6 @@ from medclip_reporting import preflight
 from medclip_reporting.preflight import read_preflight
 from medclip_synthetic.settings import GenerateConfig
 from medclip_synthetic.tree import BOX_TABLE
-from pipelines import inspection
 from pipelines.build_manifest import main as build_manifest
 from pipelines.check_data import PAGE, main
 from testing.dicom import dicom_bytes, ramp
@@ -109,20 +108,6 @@ def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert printed.count("clean") >= 2
 
 
-def test_one_picture_in_two_splits_is_a_leak(tmp_path: Path) -> None:
-    given = release(4)
-    same = dicom_bytes(ramp(40, 50))
-    given.image = {row[0]: dicom_bytes(ramp(50 + n, 50)) for n, row in enumerate(given.images)}
-    given.image |= {given.images[0][0]: same, given.images[2][0]: same}
-    given.splits = {given.images[2][0]: "test"}
-    assert check(tmp_path, given, source={"max_reject_share": 1}) == 3
-    assert found(tmp_path / "work") >= {
-        ("same_pixels", given.images[2][0]),
-        ("pixels_across_splits", given.images[2][0]),
-    }
-    assert tree(tmp_path)["verdict"]["leaks"] == 1
-
-
 def test_patients_that_a_model_was_trained_on_are_found(tmp_path: Path) -> None:
     given = release(4)
     given.image = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.images)}
@@ -145,34 +130,6 @@ def test_a_sample_is_drawn_with_the_seed_and_said_to_be_one(tmp_path: Path) -> N
     assert check(tmp_path, **drawn, seed=1) == 0
     assert first != opened(tmp_path / "work")
     assert "drawn at random" in (tmp_path / "work" / PAGE).read_text()
-
-
-def test_a_killed_check_goes_on_and_ends_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inspection, "UNIT", 2)
-    settings: dict[str, Any] = {"source": {"max_reject_share": 1}}
-    assert check(tmp_path, release(6), **settings) == 0
-    whole = made(tmp_path / "work").digest
-    (tmp_path / "work/preflight").rename(tmp_path / "first")
-    looked: list[str] = []
-    look = inspection.inspect_image
-
-    def stop_at_fourth(image: Any, *rest: Any) -> dict[str, Any]:
-        looked.append(image.image_id)
-        if len(looked) == 4:
-            raise KeyboardInterrupt
-        return look(image, *rest)
-
-    monkeypatch.setattr(inspection, "inspect_image", stop_at_fourth)
-    assert check(tmp_path, **settings) == 75
-    before = len(looked)
-    assert check(tmp_path, **settings) == 0
-    assert len(looked) - before == 4  # two units of two are left of three
-    assert made(tmp_path / "work").digest == whole
-    before = len(looked)
-    assert check(tmp_path, source={"max_reject_share": 0.9}) == 0
-    assert len(looked) == before  # the images are the same
 
 
 def test_no_text_and_no_name_leaves_the_check(
@@ -281,27 +238,3 @@ def test_real_sources_are_checked(
     assert facts["images"]["opened"] == 30
     assert facts["images"]["formats"] == {"jpeg": 30}
     assert facts["duplicates"]["pixels"]["groups"] == 0
-
-
-def test_a_labelled_table_without_any_of_its_images_is_counted(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    lines = ["who,file,text,edema", "a,x/1.png,No edema.,0", r"b,x\2.png,Mild edema.,1"]
-    (tmp_path / "source/t.csv").write_text("\n".join(lines))
-    columns = {"subject_id": "who", "path": "file", "report": "text", "labels": {"Edema": "edema"}}
-    source = {"kind": "table", "table": "t.csv", "columns": columns, "boxes": ""}
-    assert check(tmp_path, source=source) == 3
-    counts = {line["code"]: line["count"] for line in tree(tmp_path)["lines"]}
-    assert counts == {"missing_image": 1, "backslash_path": 1}
-
-
-def test_a_validation_split_smaller_than_a_batch_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = release(3)
-    given.image = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.images)}
-    assert check(tmp_path, given, train={"validate_every_steps": 5, "global_batch": 8}) == 0
-    reports = tree(tmp_path)["splits"]["validate"]["reports"]
-    warning = f"the validation split has {reports} reports, fewer than train.global_batch 8"
-    assert warning in capsys.readouterr().out
-    assert check(tmp_path) == 0
-    assert "validation split" not in capsys.readouterr().out

@@ -15,11 +15,10 @@ from typer.main import get_command
 
 import medclip_dcl
 from medclip_dcl.client import client_parser
-from medclip_dcl.progress import REST
 from pipelines import ask
 from pipelines import run as run_module
 from pipelines.__main__ import COMMANDS, main
-from pipelines.stages import HEADINGS, PROGRAMS, STAGES, TOOLS
+from pipelines.stages import HEADINGS
 from testing import forkserver
 from tests.house.tree import ROOT
 
@@ -30,7 +29,6 @@ SMALL = [
     "--set", "generate.size_px=64",
     "--set", "workers=1",
 ]  # fmt: skip
-COMMAND = [sys.executable, "-m", "pipelines"]
 
 
 def test_help_names_every_command_below_its_heading_and_loads_no_library(
@@ -51,20 +49,6 @@ def test_help_names_every_command_below_its_heading_and_loads_no_library(
         "sys.exit(bool({'torch', 'numpy', 'pydantic', 'yaml'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", look], cwd=ROOT, check=False).returncode == 0
-
-
-@pytest.mark.parametrize("name", [*STAGES, *TOOLS, *PROGRAMS])
-def test_every_command_explains_itself_on_one_screen(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main([name.replace("_", "-"), "--help"]) == 0
-    text = capsys.readouterr().out
-    assert f"Usage: medclip {name} " in text
-    assert "python -m" not in text
-    assert not any(line.count("medclip") > 1 for line in text.splitlines())  # a usage line each
-    assert len(text) > 200
-    assert text.count("\n") < 40
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,13 +72,6 @@ def test_questions_have_the_options_of_the_light_client() -> None:
 def test_a_question_needs_a_sentence_or_an_image(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ask", "retrieve", "--target", "text"]) == 2
     assert "give either --text or --image" in capsys.readouterr().err
-
-
-def test_an_unknown_command_is_refused_with_the_nearest_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["compre"]) == 2
-    assert "compare" in capsys.readouterr().err
 
 
 def test_what_is_missing_has_the_exit_code_of_the_stage(
@@ -128,19 +105,6 @@ def test_serve_and_ask_hand_their_words_on(
     url = f"http://127.0.0.1:{free}/"  # nobody listens any more
     assert main(["ask", "classify", str(tmp_path / "image"), "--url", url]) == 1
     assert "unreachable" in capsys.readouterr().err
-
-
-def test_completion_offers_stages() -> None:
-    asked = {
-        **os.environ,
-        "_MEDCLIP_COMPLETE": "complete_bash",
-        "COMP_WORDS": "medclip build_",
-        "COMP_CWORD": "1",
-    }
-    shown = subprocess.run(COMMAND, cwd=ROOT, text=True, stdout=subprocess.PIPE, env=asked)
-    assert set(shown.stdout.split()) == {
-        "build_manifest", "build_eta_cache", "build_index"
-    }  # fmt: skip
 
 
 def test_a_run_reports_json_then_reuses_and_can_be_quiet(
@@ -211,14 +175,6 @@ def test_training_starts_as_many_processes_as_the_config_asks_for(
     assert "accelerate.commands.launch" in _launcher(eight)
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert _launcher(eight) == []
-
-
-def test_only_a_stage_whose_usual_length_is_known_foretells_the_whole_run() -> None:
-    screen = run_module._Screen(quiet=False)
-    screen.begin("train", 0, ("train", "calibrate_scores", "ask_service"))
-    assert float(screen.variables[REST]) == pytest.approx((9 + 12) / 110, abs=0.001)
-    screen.begin("fit_head", 0, ("fit_head", "ask_service"))
-    assert screen.variables[REST] == "0"
 
 
 def test_a_page_can_be_looked_at_while_the_model_trains(

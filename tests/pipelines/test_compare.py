@@ -42,21 +42,7 @@ def test_two_halves_of_random_models_are_compared_figure_by_figure(runs, tmp_pat
     assert not any("own_" in name for name in tree)
 
 
-def test_one_run_a_side_has_no_verdict(runs, capsys):
-    assert main([str(runs / "seed-0"), str(runs / "seed-0" / "results"), "--samples", "50"]) == 0
-    printed = capsys.readouterr().out
-    assert "no verdict: one side has one run, which compares two models" in printed
-    assert "difference shown" not in printed
-
-
 def test_a_side_is_a_folder_of_runs_or_several_joined_by_commas(runs):
     joined = f"{runs / 'seed-2'},{runs / 'seed-3' / 'results'}"
     assert [path.parent.name for path in find_runs(joined)] == ["seed-2", "seed-3"]
     assert [path.parent.name for path in find_runs(str(runs / "second"))] == ["seed-2", "seed-3"]
-
-
-def test_runs_on_other_images_are_refused(runs, tmp_path, capsys):
-    other = write_evaluated(tmp_path / "work")
-    evaluate_here(other, "evaluate.images_per_finding=4")
-    assert main([str(runs / "seed-0"), str(other)]) == 4
-    assert "has other cases" in capsys.readouterr().err

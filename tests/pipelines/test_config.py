@@ -7,7 +7,7 @@ import pytest
 from api.settings import ServeSettings
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.settings import read_settings_of, resolve_path
-from pipelines.config import Config, check_config, load_config
+from pipelines.config import check_config, load_config
 from pipelines.stages import stages_of
 
 
@@ -26,14 +26,6 @@ def test_file_and_overrides_are_merged(config_file: Path) -> None:
         1e-5,
         3,
     )
-
-
-def test_a_base_is_changed_section_by_section_and_overrides_come_last(config_file: Path) -> None:
-    over = config_file.with_name("over.yaml")
-    over.write_text("base: config.yaml\nseed: 4\neta:\n  k: 0.3\njobs: [train]\n", encoding="utf-8")
-    config = load_config(over, ["eta.k=0.5"])
-    assert (config.work, config.seed, config.jobs) == ("runs/x", 4, ("train",))
-    assert (config.eta.a, config.eta.k) == (0.1, 0.5)
 
 
 def test_a_base_may_have_a_base(config_file: Path) -> None:
@@ -159,24 +151,6 @@ def test_images_are_pretrained_on_where_training_starts_from_those_weights(
     plain, stages = stages_of(load_config(config_file)), stages_of(own)
     assert set(stages) - set(plain) == {"pretrain_images"}
     assert stages[stages.index("pretrain_images") + 1] == "train"
-
-
-def test_unset_variable_is_an_error(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ARCHIVE", raising=False)
-    with pytest.raises(ConfigError, match="ARCHIVE"):
-        resolve_path("${ARCHIVE}/files", load_config(config_file).work)
-
-
-def test_every_field_says_what_it_means() -> None:
-    def bare(section: type, prefix: str = "") -> list[str]:
-        names = []
-        for name, field in section.model_fields.items():  # type: ignore[attr-defined]
-            names += [] if field.description else [prefix + name]
-            if hasattr(field.annotation, "model_fields"):
-                names += bare(field.annotation, f"{prefix}{name}.")
-        return names
-
-    assert bare(Config) == []
 
 
 @pytest.mark.parametrize(

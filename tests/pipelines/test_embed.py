@@ -1,11 +1,8 @@
-"""embed: a row for everything that was given, vectors as the model's, the same after a kill."""
+"""embed: a row for everything that was given and vectors as the model's."""
 
 import json
-import os
 import re
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +14,6 @@ from medclip_dcl.data.images import open_image
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_exports import vectors
 from pipelines import embed
-from testing import forkserver
 from testing.dicom import dicom_bytes, ramp, raster_bytes
 from testing.published import SENTENCES, publish, random_range
 from testing.service import png
@@ -25,7 +21,6 @@ from testing.tiny_models import random_images
 from tests.house.tree import ROOT
 
 SECRET = "PHISENTINEL"
-DEADLINE_S = 90
 
 
 @pytest.fixture(scope="module")
@@ -174,35 +169,6 @@ def test_what_cannot_be_embedded_is_named(
 
 def shrink_units() -> None:
     vectors.UNIT = 4
-
-
-def test_a_killed_run_goes_on_with_the_same_rows(
-    folder: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vectors, "UNIT", 4)
-    words = [str(folder), "--model", str(model), "--engine", "torch", "--out"]
-    whole, out = tmp_path / "whole.parquet", tmp_path / "v.parquet"
-    assert embed.main([*words, str(whole)]) == 0
-    draft, kills = tmp_path / f".{out.name}.draft", []
-    for parts in (1, 4, 8):
-        process = forkserver.start(
-            "pipelines.embed", [*words, str(out)], tmp_path / "log",
-            before=("tests.pipelines.test_embed:shrink_units", ()),
-        )  # fmt: skip
-        end = time.monotonic() + DEADLINE_S
-        while len(list(draft.glob("part-*"))) < parts and time.monotonic() < end:
-            time.sleep(0.002)
-        os.kill(process.pid or 0, signal.SIGKILL)
-        process.join()
-        kills.append(len(list(draft.glob("part-*"))))
-        assert not out.exists()
-    assert kills == sorted(kills)
-    assert kills[0] >= 1
-    kept = {path.name: path.stat().st_mtime_ns for path in draft.glob("part-*")}
-    assert embed.main([*words, str(out)]) == 0
-    assert pq.read_table(out).equals(pq.read_table(whole))
-    assert len(kept) == kills[-1]
-    assert not draft.exists()
 
 
 def test_the_tutorial_runs(

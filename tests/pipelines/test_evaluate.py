@@ -13,14 +13,11 @@ from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.tables import read_table
-from medclip_synthetic.patients import NATURAL, draw_patient
-from pipelines import generate_studies
 from pipelines.config import Config
 from pipelines.evaluate import main
 from testing.corpus import write_config
 from testing.dicom import raster_bytes
 from testing.evaluated import BOXED, PROMPTS, write_evaluated
-from testing.published import publish
 
 SETTINGS = {"bootstrap": 20}
 
@@ -116,52 +113,6 @@ def test_decisions_are_at_a_threshold_of_the_validation_images(evaluated):
     printed = results.results_table(figures(evaluated))
     assert "prompts, decided at a threshold chosen on the validation images" in printed
     assert f"{decided['pneumonia']['auprc']['value']:.3f}" in printed
-
-
-def test_the_scores_behind_the_figures_are_kept(evaluated):
-    folder = results.ARTIFACT.at(evaluated)
-    assert len(read_table(folder, results.SCORES)) == 2 * 10
-    groundings = read_table(folder, results.GROUNDINGS).to_pylist()
-    assert [len(row["grid"]) for row in groundings] == [16] * 6
-    assert len(read_table(folder, results.RANKS)) == 2 * 6 + 2 * 8
-    answers = read_table(folder, results.BOX_ANSWERS).to_pylist()
-    assert all(1 <= row["gallery_rank"] <= 3 for row in answers)
-    assert (
-        read_table(folder, results.GALLERY)["sentence"].to_pylist()[-1] == "the heart is enlarged"
-    )
-
-
-def test_a_second_run_reuses_the_results_and_prints_them(evaluated, capsys):
-    before = open_artifact(results.ARTIFACT.at(evaluated), results.ARTIFACT).origin
-    assert run(evaluated, gallery=str(evaluated / "gallery.txt")) == 0
-    assert open_artifact(results.ARTIFACT.at(evaluated), results.ARTIFACT).origin == before
-    printed = capsys.readouterr().out
-    assert '"state": "reused"' in printed
-    assert "sentence from box, gallery, R@5" in printed
-    assert "chance" in printed
-
-
-def test_prompts_that_do_not_decide_are_warned_of_each_time(tmp_path, capsys):
-    work = write_evaluated(tmp_path / "work")
-    publish(work / "model", ["elsewhere"])  # random weights: almost one vector of all sentences
-    assert run(work) == 0
-    printed = capsys.readouterr().out
-    warned = [json.loads(line) for line in printed.splitlines() if '"warning"' in line]
-    tree = figures(work)
-    assert [line["finding"] for line in warned] == ["pneumonia", "effusion"]
-    for line, kept in zip(warned, tree["warnings"], strict=True):
-        assert line["warning"] == kept["message"]
-        assert "do not decide" in kept["reason"]
-        figure = tree["questions"]["zero_shot"]["groups"][kept["finding"]]["prompt_correlation"]
-        assert line["correlation"] == kept["correlation"] == figure["value"] > 0.97
-        assert f"WARNING {kept['message']}" in printed
-        rows = [row for row in scores(work) if row["finding"] == kept["finding"]]
-        pair = np.array([[row["positive"], row["negative"]] for row in rows])
-        assert np.corrcoef(pair.T)[0, 1] == pytest.approx(figure["value"], abs=1e-3)
-    assert run(work) == 0
-    assert f"WARNING {warned[0]['warning']}" in capsys.readouterr().out  # reused results too
-    del tree["warnings"]  # an earlier format's, which `medclip show` still prints
-    assert "WARNING" not in results.results_table(tree)
 
 
 def test_data_without_labels_and_boxes_is_still_evaluated(tmp_path, capsys):
@@ -334,25 +285,6 @@ def test_a_model_of_another_run_is_evaluated_on_a_source_that_a_config_names_alo
     rows = read_table(results.ARTIFACT.at(made), results.SCORES).to_pylist()
     margins = [row["margin"] for row in rows if row["finding"] == "effusion"]
     assert auc == np.mean([margins[1] > margins[0], margins[1] > margins[2]])
-
-
-def test_a_model_is_evaluated_on_another_generated_source_and_not_on_its_own(tmp_path, capsys):
-    ours = [draw_patient(NATURAL, number, 3).subject_id for number in range(6)]
-    model = publish(tmp_path / "model", ours).path
-    codes = {}
-    for seed in (3, 1):  # both have patients to test on
-        config = tmp_path / f"source{seed}.yaml"
-        tree = {"work": str(tmp_path / f"source{seed}"), "seed": seed}
-        tree |= {"generate": {"patients": 6, "size_px": 64}, "evaluate": {"model": str(model)}}
-        config.write_text(json.dumps(tree))
-        words = ["--config", str(config), "--set", "evaluate.bootstrap=0"]
-        assert generate_studies.main(words) == 0
-        codes[seed] = main(words)
-    assert codes == {3: 4, 1: 0}
-    assert "model was trained on" in capsys.readouterr().err
-    tree = figures(tmp_path / "source1")
-    assert (tree["truth"], tree["contaminated"], tree["repeated_images"]) == ("exact", 0, 0)
-    assert tree["images"] > 0
 
 
 def test_two_models_at_once_are_refused(tmp_path, work, capsys):

@@ -1,7 +1,5 @@
 """fit_language_model: a small BERT, a fine-tuned one, or the given one as it is."""
 
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from pipelines import fit_language_model, split_sentences
-from testing import forkserver
 from testing.bert import tiny_bert, write_cxr_bert
 from testing.corpus import write_reports
 
@@ -108,24 +105,3 @@ def test_given_model_is_fine_tuned_and_a_changed_one_is_seen(config_file, tmp_pa
     assert all(changed)
     write_cxr_bert(tmp_path / "other", tiny_bert(scale=2.0))
     assert run(config_file, pretrained=tmp_path / "other").digest != artifact.digest
-
-
-def test_a_killed_fit_goes_on_and_ends_with_the_same_bytes(tmp_path):
-    settings = {"steps": 40}
-    whole = run(write_config(tmp_path, "whole"), **settings)
-    config_file = write_config(tmp_path, "killed")
-    process = forkserver.start(
-        "pipelines.fit_language_model", arguments(config_file, **settings), tmp_path / "log"
-    )
-    state = tmp_path / "killed" / ".language_model.draft" / "fit_state.safetensors"
-    deadline = time.monotonic() + 120
-    while not state.is_file() and process.is_alive():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert state.is_file()
-    resumed = run(config_file, **settings)
-    assert set(resumed.files) == FILES
-    assert resumed.digest == whole.digest

@@ -1,7 +1,6 @@
 """A job reuses what is valid, and its exit code says how it ended."""
 
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -29,19 +28,6 @@ def config_file(tmp_path: Path) -> Path:
 
 def run(config_file: Path, work: object, *more: str) -> int:
     return job_main("make_thing", work)(["--config", str(config_file), *more])  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("own", "expected"), [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
-def test_waiting_threads_of_a_job_give_their_cores_away(own: dict[str, str], expected: str) -> None:
-    program = (
-        "import os, sys, pipelines; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
-    )
-    others = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
-    command = [sys.executable, "-c", program]
-    said = subprocess.run(
-        command, env={**others, **own}, capture_output=True, check=True, text=True
-    )
-    assert said.stdout.split() == [expected, "False"]  # set before torch is loaded, which reads it
 
 
 def test_valid_artifact_is_reused_and_said_so(
@@ -117,10 +103,6 @@ def test_a_fault_names_its_type_and_place_but_not_its_message(
     assert "ValueError" in done.stderr
     assert " work\n" in done.stderr or options
     assert ("Jane" in done.stderr) == bool(options)
-
-
-def test_unknown_key_ends_with_the_configuration_code(config_file: Path) -> None:
-    assert run(config_file, lambda job: None, "--set", "nonsense=1") == 2
 
 
 def test_a_job_may_open_as_many_files_as_the_system_allows(config_file: Path) -> None:

@@ -1,7 +1,6 @@
-"""Prepared images: right pixels, named rejects, and a kill that changes nothing."""
+"""Prepared images: right pixels and named rejects."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -80,34 +79,6 @@ def test_refused_images_are_rows_with_a_reason(tmp_path: Path) -> None:
     ]
     images = PreparedImages(made(tmp_path / "work"))
     assert images.image_ids == [name for name in ids if name not in {ids[2], ids[5]}]
-
-
-def test_killed_run_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    source = release(60)
-    slow = np.random.default_rng(0).integers(0, 4096, (600, 500)).astype(np.uint16)
-    source.image = {row[0]: dicom_bytes(slow + number) for number, row in enumerate(source.images)}
-    source.image[source.images[1][0]] = b"no image"
-    whole = config_file(tmp_path, source, "whole", most=0.1)
-    assert prepare_images.main(["--config", str(whole)]) == 0
-    cut = config_file(tmp_path, source, "cut", most=0.1)
-    arguments = ["--config", str(cut)]
-    draft = tmp_path / "cut/.prepared.draft"
-    job = forkserver.start("pipelines.prepare_images", arguments, tmp_path / "log")
-    while len(list(draft.glob("shard-*"))) < 2:
-        assert job.is_alive()
-        time.sleep(0.002)
-    workers = psutil.Process(job.pid).children()
-    job.kill()
-    job.join()
-    kept = {path.name: path.stat().st_mtime_ns for path in draft.glob("shard-*")}
-    assert 2 <= len(kept) < 15
-    assert not (tmp_path / "cut/prepared").exists()
-    _, alive = psutil.wait_procs(workers, timeout=20)
-    assert alive == []
-    assert prepare_images.main(arguments) == 0
-    assert made(tmp_path / "cut").digest == made(tmp_path / "whole").digest
-    for name, written in kept.items():
-        assert (tmp_path / "cut/prepared" / name).stat().st_mtime_ns == written
 
 
 def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> None:

@@ -17,13 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 from tensorboardX.proto.event_pb2 import Event
-from transformers import ConvNextConfig, ConvNextForImageClassification
 
 from medclip_dcl import load, model_package
-from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.training.logging import TIMINGS, read_metrics
@@ -154,18 +150,6 @@ def test_epochs_count_the_training_studies_and_a_low_rate_on_random_weights_is_n
     assert log[-1]["lr"] == pytest.approx(1e-5 * (1 + np.cos(0.8 * np.pi)) / 2)
 
 
-def test_a_second_run_of_the_same_recipe_reuses_the_model(
-    whole_run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    before = open_artifact(model_package.ARTIFACT.at(whole_run), model_package.ARTIFACT)
-    assert train(whole_run, train={**LONG, "save_every_steps": 7}) == 0
-    assert '"state": "reused"' in capfd.readouterr().out
-    assert (
-        open_artifact(model_package.ARTIFACT.at(whole_run), model_package.ARTIFACT).origin
-        == before.origin
-    )
-
-
 def test_sigterm_to_the_launcher_leaves_no_orphan_and_a_run_that_goes_on(
     whole_run: Path, work: Path
 ) -> None:
@@ -213,12 +197,6 @@ def stop_after(
     ended.set()
     thread.join()
     return code
-
-
-def test_a_signal_finishes_the_step_saves_and_exits_with_75(work: Path) -> None:
-    assert stop_after(work, 5, signal.SIGINT, train=LONG) == 75
-    (newest, *_) = sorted((work / "checkpoints").glob("step-*"), reverse=True)
-    assert int(newest.name.removeprefix("step-")) == len(figures(work)) < STEPS
 
 
 @pytest.mark.parametrize("relation", ["none", "claims"])
@@ -306,64 +284,6 @@ def test_a_run_that_breaks_stops_with_the_studies_of_its_last_batch(
     assert "10 steps in a row" in output
     assert "s0" in output
     assert "pneumonia" not in output
-
-
-BEST = {
-    "steps": 20,
-    "save_every_steps": 20,
-    "validate_every_steps": 5,
-    "validate_images": 8,
-    "best_metric": "validation_recall_at_10",
-}
-
-
-@pytest.mark.parametrize("metric", ["validation_loss", "validation_recall_at_10"])
-def test_the_best_checkpoint_is_kept_and_published(
-    metric: str, work: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    settings = {**BEST, "best_metric": metric, "shuffle_reports": True}
-    assert train(work, train=settings) == 0
-    *_, progress = capfd.readouterr().err.splitlines()
-    shown = ("loss", "uncorrected", "floor", "images_per_s", "per_s", "left_s")
-    assert json.loads(progress).keys() >= set(shown)
-    lines = {line["step"]: line for line in figures(work) if "validation_loss" in line}
-    assert list(lines) == [5, 10, 15, 20]
-    assert {line["validation_auc"] for line in lines.values()} == {None}  # no label says absent
-    assert {line["validation_recall_at_10"] for line in lines.values()} == {1}  # 8 images in all
-    assert all(line["validation_uncorrected_loss"] > 0 for line in lines.values())
-    least = min(lines, key=lambda step: lines[step]["validation_loss"])
-    best = least if metric == "validation_loss" else 5  # of equal steps the first
-    training = read_model_package(model_package.ARTIFACT.at(work)).card["training"]
-    assert training["published_step"] == best
-    assert training["best"] == {"metric": metric, "value": lines[best][metric]}
-
-
-def test_any_backbone_can_be_trained_from_others_weights_and_loaded(
-    work: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    sizes = {"num_stages": 2, "depths": [1, 1], "hidden_sizes": [8, 16]}
-    released = ConvNextForImageClassification(ConvNextConfig(**sizes))
-    torch.save(released.state_dict(), tmp_path / "released.bin")
-    image = {
-        "kind": "backbone",
-        "backbone": {"model_type": "convnext", **sizes},
-        "pretrained": str(tmp_path / "released.bin"),
-        "input_px": 32,
-    }
-    model = {"image": image, "similarity": {"dim": 16}}
-    assert train(work, model=model, train={"steps": 2, "text_frozen_steps": 2}) == 0
-    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    output = {line["weights"]: line for line in lines if "weights" in line}
-    assert output["text"]["missing"] == 0
-    assert output["text"]["matched"] > 20
-    assert output["image"]["missing"] == 2  # the norm of the last map, which a classifier lacks
-    assert output["image"]["unexpected"] == 4  # its last norm and its classes
-    predictor = load(model_package.ARTIFACT.at(work))
-    regions = predictor.embed_images(np.zeros((1, 40, 40), dtype=np.uint8))
-    assert regions.shape == (1, 4, 4, 16)
-    start = load_file(work / "language_model" / "model.safetensors")
-    end = predictor.model.text.backbone.state_dict()
-    assert all(torch.equal(start[f"bert.{name}"], value) for name, value in end.items())
 
 
 def test_figures_go_to_a_tracker_as_well(work: Path) -> None:

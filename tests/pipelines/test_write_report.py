@@ -166,6 +166,9 @@ def test_a_private_report_shows_no_text_and_no_picture(private_page):
     for _, *said in KINDS:
         assert not any(sentence in text for sentence in said)
     assert "p032" not in text
+    assert CANARY not in text
+    assert "Pairs most likely" not in text
+    assert page.ids >= {"trust", "audit"}
     assert "image032" not in text
     assert "texts and pictures left out" in words
     assert page.ids.issuperset(SECTIONS)
@@ -218,14 +221,3 @@ def test_trust_and_false_negatives_have_their_sections(open_page):
     assert CANARY in text
     assert "Pairs most likely to be false" in text
     assert any(said in text for _, *pair in KINDS for said in pair)
-
-
-def test_a_private_page_keeps_the_figures_and_drops_prompts_images_and_sentences(private_page):
-    text = private_page
-    assert 'id="trust"' in text
-    assert 'id="audit"' in text
-    assert "Reliability: share of images" in text
-    assert CANARY not in text
-    assert "Pairs most likely" not in text
-    assert "data:image" not in text
-    assert not any(said in text for _, *pair in KINDS for said in pair)

@@ -2,15 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
 
 from medclip_dcl.data.dicom import metadata
 from medclip_dcl.data.source_settings import (
-    BoxColumn,
-    Column,
     SourceConfig,
     find_file,
     relative_to_root,
@@ -21,9 +18,6 @@ from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_sources.boxes import MS_CXR_COLUMNS
 from medclip_sources.readers import READERS
 from tests.house.tree import ROOT
-
-PAGE = ROOT / "docs/artifacts.md"
-
 
 INPUTS = yaml.safe_load((ROOT / "docs/inputs.yaml").read_text(encoding="utf-8"))
 
@@ -44,13 +38,6 @@ def test_the_page_names_every_column_and_tag_that_readers_require() -> None:
     assert names_of("mimic_cxr", "chexpert") == {"study_id", *LABELS}
     assert names_of("dicom", "any file") == {*metadata.TAGS.values(), "source.modalities"}
     assert names_of("any", "source.boxes") == {*MS_CXR_COLUMNS.values(), "path"}
-
-
-def test_every_role_of_a_column_is_explained() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    roles = text.partition("The roles of `source.columns`")[2].partition("\n- **Views.**")[0]
-    assert [role for role in get_args(Column) if f"`{role}`" not in roles] == []
-    assert set(MS_CXR_COLUMNS) == set(get_args(BoxColumn))
 
 
 def test_a_missing_table_says_where_it_was_looked_for(tmp_path: Path) -> None:

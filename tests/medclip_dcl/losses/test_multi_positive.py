@@ -1,19 +1,44 @@
-"""The multi-positive loss against numbers worked out by hand."""
+"""The multi-positive loss against its formula, one candidate after the other."""
 
 import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from medclip_dcl.losses.multi_positive import multi_positive_loss
 
-LOG2, LOG3 = math.log(2.0), math.log(3.0)
+
+def written_out(s, same, excluded, positive) -> list[float]:
+    """Mean of -log p over the own image and its mates; p is of them and of all not excluded."""
+    losses = []
+    for row, own in enumerate(positive.tolist()):
+        positives = {own, *same[row].nonzero().flatten().tolist()}
+        left = positives | set((~excluded[row]).nonzero().flatten().tolist())
+        total = math.log(sum(math.exp(s[row, column]) for column in left))
+        losses.append(sum(total - s[row, column].item() for column in positives) / len(positives))
+    return losses
 
 
-def mask(*rows: str) -> torch.Tensor:
-    """One string a row: `x` marks a True."""
-    return torch.tensor([[letter == "x" for letter in row] for row in rows])
+@given(seed=st.integers(0, 10_000), share=st.sampled_from([0.0, 0.3, 0.7, 1.0]))
+@settings(max_examples=100, deadline=None)
+def test_it_is_the_formula_whatever_the_masks_say(seed: int, share: float) -> None:
+    """Nobody, some or all may be mates, excluded, or both; the own image is always a positive."""
+    generator = torch.Generator().manual_seed(seed)
+    s = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    same, excluded = (torch.rand(2, 3, 5, generator=generator) < share).unbind()
+    positive = torch.randint(0, 5, (3,), generator=generator)
+    rows = multi_positive_loss(s, same, excluded, positive=positive, reduction="none")
+    assert rows.tolist() == pytest.approx(written_out(s, same, excluded, positive), abs=1e-12)
+
+
+def test_two_positives_and_one_negative_by_hand() -> None:
+    # exp s = 1, 2, 3: -(log 1/6 + log 2/6) / 2
+    s = torch.tensor([[0.0, math.log(2), math.log(3)]])
+    loss = multi_positive_loss(s, torch.tensor([[False, True, False]]))
+    assert loss.item() == pytest.approx(-(math.log(1 / 6) + math.log(2 / 6)) / 2)
 
 
 def test_is_cross_entropy_where_nobody_is_a_mate() -> None:
@@ -22,64 +47,20 @@ def test_is_cross_entropy_where_nobody_is_a_mate() -> None:
     torch.testing.assert_close(loss, cross_entropy(s, torch.arange(5)))
 
 
-def test_literal_two_positives_and_one_negative() -> None:
-    # exp s = 1, 2, 3: -(log 1/6 + log 2/6) / 2
-    s = torch.tensor([[0.0, LOG2, LOG3]])
-    loss = multi_positive_loss(s, mask(".x."))
-    assert loss.item() == pytest.approx(-(math.log(1 / 6) + math.log(2 / 6)) / 2)
-
-
-def test_excluded_leave_numerator_and_denominator() -> None:
-    # candidate 2 is gone: -log 1/3
-    s = torch.tensor([[0.0, LOG2, LOG3]])
-    loss = multi_positive_loss(s, mask("..."), mask("..x"))
-    assert loss.item() == pytest.approx(LOG3)
-
-
-def test_positives_stay_in_the_denominator() -> None:
-    # two candidates, both positive, equal scores: -(log 1/2 + log 1/2) / 2, not 0
-    assert multi_positive_loss(torch.zeros(1, 2), mask("xx")).item() == pytest.approx(LOG2)
-
-
-def test_own_image_is_a_positive_whatever_the_masks_say() -> None:
-    s = torch.tensor([[0.0, LOG2, LOG3]])
-    reported = multi_positive_loss(s, mask("x.."), mask("..."))
-    excluded = multi_positive_loss(s, mask("..."), mask("x.."))
-    torch.testing.assert_close(excluded, reported)
-
-
-def test_a_mate_that_is_also_excluded_stays_a_mate() -> None:
-    s = torch.randn(1, 3)
-    torch.testing.assert_close(
-        multi_positive_loss(s, mask(".x."), mask(".x.")), multi_positive_loss(s, mask(".x."))
-    )
-
-
-def test_positive_may_stand_in_any_column() -> None:
-    s = torch.tensor([[0.0, LOG2, LOG3], [0.0, LOG2, LOG3]])
-    loss = multi_positive_loss(
-        s, mask("...", "..."), positive=torch.tensor([2, 1]), reduction="none"
-    )
-    torch.testing.assert_close(loss, torch.tensor([LOG2, LOG3]))
-
-
-def test_alone_in_the_denominator_gives_zero_loss_and_zero_gradient() -> None:
-    s = torch.randn(1, 3, requires_grad=True)
-    loss = multi_positive_loss(s, mask("..."), mask(".xx"))
-    loss.backward()
-    assert loss.item() == 0
-    assert torch.equal(s.grad, torch.zeros(1, 3))
-
-
-def test_gradient_is_that_of_the_formula() -> None:
+def test_gradient_is_that_of_the_formula_and_zero_for_who_is_alone() -> None:
     s = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    same, excluded = mask("..x.", "x...", "...."), mask("...x", "....", "xx.x")
+    same, excluded = torch.zeros(2, 3, 4, dtype=torch.bool).unbind()
+    same[0, 2] = same[1, 0] = excluded[0, 3] = True
+    excluded[2, [0, 1, 3]] = True
     assert torch.autograd.gradcheck(lambda x: multi_positive_loss(x, same, excluded), s)
+    rows = multi_positive_loss(s, same, excluded, reduction="none")
+    assert rows[2].item() == 0
+    assert not torch.autograd.grad(rows[2], s)[0].any()
 
 
 def test_large_scores_stay_finite() -> None:
     s = torch.tensor([[-100.0, 100.0], [100.0, -100.0]], requires_grad=True)
-    loss = multi_positive_loss(s, mask("..", ".."))
+    loss = multi_positive_loss(s, torch.zeros(2, 2, dtype=torch.bool))
     loss.backward()
     assert loss.item() == pytest.approx(200.0)
     assert torch.isfinite(s.grad).all()

@@ -77,44 +77,6 @@ def test_a_side_counts_where_the_anchor_names_one(anchor: str, report: str, expe
     assert relation(claims(anchor), claims(report)) == expected
 
 
-SEVERAL = [
-    # both claims met
-    (claims("Edema", "Fracture"), claims("Edema", "Fracture"), SAME),
-    # one met, one silent: what is denied is unclear, what is asserted is different
-    (claims("Edema", "Fracture"), claims("Edema"), UNCLEAR),
-    (claims("Edema,Fracture"), claims("Edema"), DIFFERENT),
-    # one different outweighs one unclear and one same
-    (claims("Edema", "Fracture,Pneumonia"), claims("Edema,Fracture"), DIFFERENT),
-    (claims(negated="Fracture,Pneumonia"), claims(negated="Fracture"), UNCLEAR),
-    (claims("Edema", hedged="Pneumonia"), claims("Edema,Pneumonia"), UNCLEAR),
-    # what else the report says does not matter
-    (claims("Edema"), claims("Edema,Fracture", "Pneumonia"), SAME),
-]
-
-
-@pytest.mark.parametrize(("anchor", "report", "expected"), SEVERAL)
-def test_several_claims_take_the_worst(
-    anchor: ReportLabels, report: ReportLabels, expected: int
-) -> None:
-    assert relation(anchor, report) == expected
-
-
-def test_a_normal_sentence_that_names_findings_is_judged_by_them() -> None:
-    clear_lungs = claims(negated="Pneumonia", normal=True)
-    assert relation(clear_lungs, claims("Fracture", "Pneumonia")) == SAME
-    assert relation(clear_lungs, NORMAL) == UNCLEAR
-
-
-def test_a_normal_anchor_is_same_to_no_report_that_asserts() -> None:
-    assert relation(NORMAL, claims("Edema", normal=True)) == DIFFERENT
-
-
-def test_matrix_is_rectangular_and_int8() -> None:
-    matrix = relation_matrix(encode_claims([POSITIVE, NEGATIVE]), encode_claims([POSITIVE] * 3))
-    assert matrix.dtype == torch.int8
-    assert matrix.tolist() == [[SAME] * 3, [DIFFERENT] * 3]
-
-
 def test_label_table_knows_no_side_and_hedges_minus_one() -> None:
     labels = encode_labels([{"Edema": 1}, {"Edema": 0}, {"Edema": -1}, {"Edema": None}])
     anchors = encode_claims([claims("Edema"), claims("Edema/left"), NEGATIVE])

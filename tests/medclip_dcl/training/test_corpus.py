@@ -1,18 +1,12 @@
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
 from medclip_dcl.likelihood.masked_lm import load_language_model
-from medclip_dcl.training.corpus import Strings, TokenTable
-from testing.corpus import read_tiny_corpus, write_corpus
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("pairs") / "work")
+from medclip_dcl.training.corpus import TokenTable
+from testing.corpus import read_tiny_corpus
 
 
 def test_a_corpus_holds_one_split_and_no_patient_of_another(work: Path) -> None:
@@ -35,14 +29,3 @@ def test_sentences_are_padded_to_the_longest_of_the_batch_and_no_further(work: P
     assert torch.equal(ids, expected["input_ids"])
     assert torch.equal(mask, expected["attention_mask"])
     assert TokenTable(tokenizer, texts, 8).padded(np.array([1]))[0].shape[1] <= 8
-
-
-def test_strings_of_a_column_are_a_sequence() -> None:
-    strings = Strings(pa.chunked_array([["a", "b"], ["c"]]))
-    assert (len(strings), strings[0], strings[-1], strings[np.int64(2)]) == (3, "a", "c", "c")
-    assert strings[1:] == ["b", "c"]
-    assert list(strings) == ["a", "b", "c"]
-    assert list(reversed(strings)) == ["c", "b", "a"]
-    assert "b" in strings
-    with pytest.raises(IndexError):
-        strings[3]

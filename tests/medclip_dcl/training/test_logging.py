@@ -27,12 +27,6 @@ def test_a_line_cut_short_by_a_kill_ends_the_log(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}]
 
 
-def test_without_trackers_accelerate_is_told_nothing(tmp_path) -> None:
-    assert tracker_options(TrainConfig(), tmp_path) == {}
-    asked = tracker_options(TrainConfig(trackers=("tensorboard",)), tmp_path)
-    assert asked == {"log_with": ["tensorboard"], "project_dir": str(tmp_path / "trackers")}
-
-
 def test_absent_packages_are_named(tmp_path) -> None:
     settings = TrainConfig(trackers=("tensorboard", "clearml", "comet_ml"))
     with pytest.raises(ConfigError, match=r"pip install clearml comet-ml$"):

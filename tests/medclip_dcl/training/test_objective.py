@@ -8,7 +8,6 @@ from torch.nn import functional
 
 from medclip_dcl.errors import ObjectiveError
 from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
-from medclip_dcl.losses.info_nce import info_nce_loss
 from medclip_dcl.losses.multi_positive import multi_positive_loss
 from medclip_dcl.losses.place import encode_zones, place_loss
 from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR, encode_claims
@@ -19,7 +18,6 @@ from medclip_dcl.training.objective import (
     ContrastiveObjective,
     ObjectiveInputs,
     direction_loss,
-    mean_output,
     place_term,
 )
 from medclip_dcl.training.settings import ObjectiveConfig
@@ -64,15 +62,6 @@ def test_default_is_the_papers_loss_with_its_gauges() -> None:
     counts = {"negatives_removed": torch.tensor(0.0), "effective_negatives": torch.tensor(11.0)}
     assert output.gauges == gauges | counts
     assert output.gauges.keys() == GAUGES
-
-
-def test_infonce_ignores_eta_and_says_so() -> None:
-    batch = inputs()
-    output = direction_loss(ObjectiveConfig(kind="infonce"), batch)
-    torch.testing.assert_close(output.loss, info_nce_loss(batch.s, batch.positive))
-    assert output.gauges["mean_eta"].item() == 0
-    assert output.gauges["mean_weight"].item() == pytest.approx(1)
-    torch.testing.assert_close(output.gauges["uncorrected_loss"], output.loss)
 
 
 @pytest.mark.parametrize("floor", ["floor", "zero", "fallback"])
@@ -202,17 +191,6 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, str
         ValidationError, match=r"needs a relation|knows no relation|takes no weig|go together"
     ):
         ObjectiveConfig.model_validate(settings)
-
-
-def test_directions_are_joined_by_their_mean() -> None:
-    batch = inputs()
-    first = direction_loss(ObjectiveConfig(), batch)
-    second = direction_loss(
-        ObjectiveConfig(), dataclasses.replace(batch, eta=torch.zeros(6, dtype=torch.float64))
-    )
-    joined = mean_output([first, second])
-    torch.testing.assert_close(joined.loss, (first.loss + second.loss) / 2)
-    torch.testing.assert_close(joined.gauges["mean_eta"], torch.tensor(0.05, dtype=torch.float64))
 
 
 def loss_of(

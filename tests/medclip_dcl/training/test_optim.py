@@ -11,7 +11,6 @@ from medclip_dcl.training.optim import (
     learning_rate_share,
     load_optimizer_tensors,
     optimizer_tensors,
-    set_learning_rate,
 )
 from medclip_dcl.training.settings import TrainConfig
 from testing.tiny_models import random_images, random_tokens, tiny_dual_encoder
@@ -73,17 +72,6 @@ def test_gamma_and_what_an_objective_adds_have_their_own_learning_rate() -> None
     }
     assert peaks["gamma"] == peaks["bias"] == 1e-4
     assert peaks["region_projection.weight"] == 1e-2
-
-
-def test_the_text_encoder_has_its_own_learning_rate() -> None:
-    model = tiny_dual_encoder()
-    optimizer = build_optimizer(model, SETTINGS)
-    set_learning_rate(optimizer, 0.5)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            expected = 5e-4 if names[parameter].startswith("text.") else 5e-3
-            assert group["lr"] == pytest.approx(expected)
 
 
 def test_restored_state_gives_the_same_next_step() -> None:

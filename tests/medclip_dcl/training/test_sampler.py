@@ -33,12 +33,6 @@ def test_an_epoch_shows_every_study_at_most_once_and_fills_no_batch_with_repeats
         assert len(seen) == len(set(seen.tolist())) == 48
 
 
-def test_epochs_leave_out_different_studies() -> None:
-    drawn = sampler()
-    seen = Counter(int(study) for step in range(60) for study in drawn.draw(step).studies)
-    assert set(seen) == set(range(STUDIES))
-
-
 def test_a_batch_is_a_function_of_seed_and_step_alone() -> None:
     forward, backward = sampler(), sampler()
     ahead = [forward.draw(step) for step in range(20)]
@@ -60,16 +54,6 @@ def test_images_and_sentences_belong_to_their_study() -> None:
         assert np.array_equal(image_of[rows.images], rows.studies)
         assert np.array_equal(sentence_of[rows.sentences], rows.studies)
         assert np.array_equal(rows.reports, rows.studies)
-
-
-def test_sentences_of_a_study_are_drawn_equally_often() -> None:
-    drawn = sampler()
-    draws = [drawn.draw(step) for step in range(3000)]
-    counts = Counter(int(s) for draw in draws for s in draw.sentences[draw.studies == 3])
-    share = counts.total() / 4
-    assert len(counts) == 4
-    # Five standard deviations of a binomial count.
-    assert all(abs(count - share) < 5 * (share * 0.75) ** 0.5 for count in counts.values())
 
 
 def test_a_number_below_one_picks_a_member_in_equal_parts() -> None:

@@ -11,12 +11,7 @@ from medclip_dcl.losses.relations import SAME, encode_truth, relation_matrix
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.supervision import Supervision, needs_claims, read_supervision
-from testing.corpus import read_tiny_corpus, write_corpus
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("evidence") / "work")
+from testing.corpus import read_tiny_corpus
 
 
 def evidence_of(work: Path, truth: Truth | None = None, **settings: object) -> Supervision:

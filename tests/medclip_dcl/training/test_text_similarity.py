@@ -16,14 +16,9 @@ from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.text_similarity import TextSpace, closest_threshold
 from testing.bert import tiny_bert, write_cxr_bert
-from testing.corpus import KINDS, read_tiny_corpus, write_corpus
+from testing.corpus import KINDS, read_tiny_corpus
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("similarity") / "work")
 
 
 @pytest.fixture(scope="module")

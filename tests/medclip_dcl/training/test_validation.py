@@ -17,7 +17,7 @@ from medclip_dcl.training.corpus import TokenTable
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.validation import ValidationMetrics, validation_batch
 from pipelines.config import Config
-from testing.corpus import KINDS, read_tiny_corpus, write_corpus
+from testing.corpus import KINDS, read_tiny_corpus
 from testing.tiny_models import tiny_dual_encoder, tiny_model_config
 
 FINDINGS = (
@@ -25,11 +25,6 @@ FINDINGS = (
     Finding("edema", ("edema",), ("no edema",), label="Edema"),
 )
 TOKENIZER = train_tokenizer([text for _, *said in KINDS for text in said], 200, 32)
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def questions(
