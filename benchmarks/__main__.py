@@ -5,11 +5,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "gpu")
-SPEED += ("scale", "scale_limits", "scale_training")
+SPEED = ("loss", "pll", "prepare", "train", "serve", "retrieve", "gpu")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
 RELIABILITY += ("gateway", "soak")
-METHOD = ("bias", "demo", "labeler", "method", "real_likelihood", "real_recipe", "real_studies")
+METHOD = ("demo", "labeler", "method", "real_likelihood", "real_recipe", "real_studies")
 
 LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo")
 LONG += ("service", "serve", "retrieve", "gateway", "soak", "real_recipe")
