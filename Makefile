@@ -20,8 +20,9 @@ $(RUNTIME): requirements.lock pyproject.toml setup.py
 	$(BIN)/medclip schema >configs/schema.json
 	touch $@
 
-$(INSTALLED): $(RUNTIME)
+$(INSTALLED): $(RUNTIME) hospital/pyproject.toml
 	$(PIP) --requirement requirements.lock
+	$(PIP) --no-build-isolation --no-deps --editable ./hospital
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/axe $(AXE) # one file of it: no browser driver
 	$(COMPILE)
 	touch $@

@@ -7,7 +7,7 @@ so both places work. Everything else is in pyproject.toml.
 
 from setuptools import find_namespace_packages, find_packages, setup
 
-INSIDE = ("api", "configs", "gateway", "pipelines")
+INSIDE = ("api", "configs", "pipelines")
 
 found = find_namespace_packages(include=[f"{name}*" for name in INSIDE])
 setup(

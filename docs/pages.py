@@ -24,14 +24,14 @@ from api.app import create_app  # noqa: E402
 from api.errors import ERRORS, IMAGE_STATUS  # noqa: E402
 from api.settings import ServeSettings  # noqa: E402
 from benchmarks.record import processor_of  # noqa: E402
-from gateway import destinations, listener  # noqa: E402
-from gateway.settings import GatewaySettings  # noqa: E402
+from docs import reference  # noqa: E402
 from medclip_dcl import errors  # noqa: E402
 from medclip_dcl.data.dicom import metadata, reader  # noqa: E402
 from medclip_dcl.data.limits import REASONS  # noqa: E402
 from medclip_dcl.data.selection import SOURCE_REASONS  # noqa: E402
+from medclip_hospital.gateway import destinations, listener  # noqa: E402
+from medclip_hospital.gateway.settings import GatewaySettings  # noqa: E402
 from medclip_reporting.preflight import CODES  # noqa: E402
-from pipelines import reference  # noqa: E402
 from pipelines.__main__ import COMMANDS, _load  # noqa: E402
 
 NOTEBOOK = "examples/trained_model.ipynb"
@@ -47,8 +47,7 @@ def settings_page() -> str:
     """Every setting of runs, of the service and of the gateway."""
     parts = [
         "# Settings",
-        "Of a run: by dotted name, `--set train.steps=100`, or a key of a YAML file. "
-        "`medclip show --settings NAME` prints a section or a setting.",
+        "Of a run: by dotted name, `--set train.steps=100`, or a key of a YAML file.",
     ]
     sections: dict[str, list[reference.SettingReference]] = {}
     for setting in reference.setting_references():
@@ -67,8 +66,7 @@ def artifacts_page() -> str:
     """Every artifact, its tables and their columns."""
     parts = [
         "# Artifacts and their columns",
-        "`medclip show --format ARTIFACT` prints one. Rules and inputs: "
-        "[the contract](../artifacts.md).",
+        "Rules and inputs: [the contract](../artifacts.md).",
     ]
     for artifact in reference.artifact_references():
         kind = artifact.kind

@@ -120,14 +120,18 @@ def write_artifact(
 
 def _take_up(directory: Path, kind: ArtifactType, fingerprint: dict[str, Any]) -> bool:
     """Return whether a draft of a killed run is resumed; else make a new one."""
-    begun = _begun(directory)
-    if begun == fingerprint:
+    unfinished = _begun(directory)
+    if unfinished == fingerprint:
         remove_staged(directory)
         write_text(directory / _FINGERPRINT, json.dumps(fingerprint, sort_keys=True))
         (directory / HEADER).unlink(missing_ok=True)
         return True
     if kind.costly and directory.exists() and _data_files(directory):
-        changes = fingerprint_changes(begun, fingerprint) if begun else ["by an earlier version"]
+        changes = (
+            fingerprint_changes(unfinished, fingerprint)
+            if unfinished
+            else ["by an earlier version"]
+        )
         raise ArtifactStale(
             f"{directory} holds an unfinished {kind.name} that was started with other settings "
             f"({'; '.join(changes)}); set them back to go on with it, or delete that folder to "

@@ -25,6 +25,7 @@ import httpx
 from pydantic import ValidationError
 
 from .errors import ConfigError, ImageError, MedclipError, ServiceError
+from .exchange import Exchange, Reply, UnboundedReply
 from .files import read_keys
 from .model_schemas import ModelAnswer
 from .schemas import (
@@ -78,6 +79,7 @@ class Client:
         ca: Path | None = None,
         timeout_s: float = 60,
         patience_s: float = 60,
+        most_bytes: int = 256 << 20,
     ) -> None:
         """Set the connection up; nothing is sent yet.
 
@@ -87,20 +89,15 @@ class Client:
                 be rotated; empty where the service asks for none.
             ca: PEM file of the authorities whose certificates are trusted; None: those that the
                 variables SSL_CERT_FILE and SSL_CERT_DIR name, else certifi's.
-            timeout_s: limit of one attempt.
+            timeout_s: limit of one attempt, from its first byte to the last of its answer.
             patience_s: time within which a busy service is asked again.
+            most_bytes: largest answer that is taken; one that is compressed is not.
         """
         if not url.startswith(("http://", "https://")):
             raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
-        self._patience_s = patience_s
+        self._url, self._patience_s, self._most_bytes = url, patience_s, most_bytes
         try:
-            self._http = httpx.Client(
-                base_url=url,
-                auth=_Key(key),
-                timeout=timeout_s,
-                trust_env=False,  # proxies of the environment would see images and keys
-                verify=trusted(ca),
-            )
+            self._http = Exchange(url, deadline_s=timeout_s, verify=trusted(ca), auth=_Key(key))
         except httpx.InvalidURL as error:
             raise ServiceError("no_url", f"url = {url!r} is malformed: {error}") from error
 
@@ -251,9 +248,13 @@ class Client:
         end = time.monotonic() + self._patience_s
         while True:
             try:
-                reply = self._http.request(method, route, **body)
+                reply = self._http.ask(method, route, self._most_bytes, **body)
+            except UnboundedReply as error:
+                raise ServiceError(
+                    "no_answer", f"{error}; is the url that of medclip-dcl?"
+                ) from error
             except httpx.HTTPError as error:
-                raise unreachable(error, str(self._http.base_url)) from error
+                raise unreachable(error, self._url) from error
             wait = _wait_s(reply)
             if wait is None or time.monotonic() + wait > end:
                 return _read(reply, kind)
@@ -301,28 +302,28 @@ def _bytes_of(image: Image) -> bytes:
         raise ImageError("missing", "the image cannot be read; give a file") from error
 
 
-def _wait_s(reply: httpx.Response) -> float | None:
+def _wait_s(reply: Reply) -> float | None:
     """Seconds after which the service wants to be asked again; None: asking again is no use."""
     named = reply.headers.get("Retry-After", "")
-    if reply.status_code not in _BUSY or not named.isdecimal():
+    if reply.status not in _BUSY or not named.isdecimal():
         return None
     return max(float(named), _SHORTEST_WAIT_S)
 
 
-def _read(reply: httpx.Response, kind: type[_Answer]) -> _Answer:
+def _read(reply: Reply, kind: type[_Answer]) -> _Answer:
     try:
-        if reply.status_code == httpx.codes.OK:
-            return kind.model_validate_json(reply.content)
-        body = reply.json()
+        if reply.status == httpx.codes.OK:
+            return kind.model_validate_json(reply.body)
+        body = json.loads(reply.body)
         code, line = str(body["code"]), str(body["message"])
-    except (ValueError, ValidationError, KeyError, TypeError) as error:
+    except (ValueError, ValidationError, KeyError, TypeError, RecursionError) as error:
         raise ServiceError(
             "no_answer",
-            f"status {reply.status_code} without an answer of this service; is the "
+            f"status {reply.status} without an answer of this service; is the "
             "url that of medclip-dcl?",
         ) from error
     request = reply.headers.get("X-Request-ID", "")
-    status = reply.status_code
+    status = reply.status
     raise ServiceError(code, f"status {status}: {line} (request {request})", status)
 
 

@@ -40,7 +40,7 @@ class Launch:
         return self.rank == 0
 
     def tell(self, fact: str) -> str:
-        """Give every process the main one's `fact`; LaunchError where another has ended."""
+        """Return every process the main one's `fact`; LaunchError where another has ended."""
         if self.processes == 1:
             return fact
         import torch.distributed as dist

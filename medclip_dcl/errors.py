@@ -131,10 +131,6 @@ class HubError(MedclipError):
     """A model hub cannot be reached, or refuses."""
 
 
-class StoreError(MedclipError):
-    """An object store cannot be reached, or refuses."""
-
-
 class TrainingError(MedclipError):
     """Training cannot go on."""
 

@@ -58,8 +58,8 @@ def _errno_of(error: BaseException | None) -> int:
         return error.errno or 0
     # tokenizers and safetensors raise errors of their own: "Input/output error (os error 5)", and
     # perhaps the path behind it
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else 0
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else 0
 
 
 @contextmanager
@@ -90,10 +90,8 @@ def raise_open_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def write_bytes(path: Path, data: bytes | Iterator[bytes]) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
     """Write a file so that a kill leaves the old content or the new, never a part.
-
-    `data` may be given in pieces; where they end with an error, nothing is written.
 
     Raises:
         ArtifactUnwritable: the disk is full, or fails, or may not be written to.
@@ -105,8 +103,7 @@ def write_bytes(path: Path, data: bytes | Iterator[bytes]) -> None:
             with staged.open("xb") as stream:  # unlike mkstemp's, its mode is what the umask leaves
                 with suppress(OSError):  # a file system without locks
                     fcntl.flock(stream, fcntl.LOCK_EX)
-                for piece in data if isinstance(data, Iterator) else (data,):
-                    stream.write(piece)
+                stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())  # before the rename, else a crash may leave an empty file
             staged.replace(path)
@@ -250,7 +247,7 @@ def cache_root() -> Path:
     except RuntimeError as error:
         raise FileNotFoundError("no home is known") from error
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = root.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = root.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{root} may be written to by others")
     return root

@@ -19,14 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from medclip_dcl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from medclip_dcl.data.records import RawStudies
-    from medclip_dcl.data.source_settings import Resolve, SourceConfig
-    from medclip_dcl.evaluation.bootstrap import Samples, Weights
-    from medclip_dcl.evaluation.metrics import IsTrue, Scores
-    from medclip_dcl.models.settings import ImageEncoderConfig
-    from medclip_dcl.training.objective import ObjectiveInputs
+    from torch import nn
 
 _Item = TypeVar("_Item", bound=Callable[..., Any])
 _FILES: dict[str, Path] = {}  # module of a plugin -> its file
@@ -35,11 +28,16 @@ _FILES: dict[str, Path] = {}  # module of a plugin -> its file
 class Registry(Mapping[str, _Item]):
     """Names and what they stand for: those built in, and those that plugins register.
 
-    `own` are names that the code itself answers to, and that nobody else may take.
+    `own` are names that the code itself answers to, and that nobody else may take: where they map
+    to `MODULE:FUNCTION`, that is what the name stands for, and the module is imported when it is
+    asked for.
     """
 
-    def __init__(self, what: str, group: str = "", own: Sequence[str] = ()) -> None:
+    def __init__(
+        self, what: str, group: str = "", own: Sequence[str] | Mapping[str, str] = ()
+    ) -> None:
         self._what, self._group, self.own = what, group, tuple(own)
+        self._places = own if isinstance(own, Mapping) else {}
         self._items: dict[str, _Item] = {}
 
     def register(self, name: str) -> Callable[[_Item], _Item]:
@@ -59,7 +57,7 @@ class Registry(Mapping[str, _Item]):
         return keep
 
     def check(self, name: str) -> str:
-        """Give the name back; ValueError, for a setting's validator, where nothing has it."""
+        """Return the name back; ValueError, for a setting's validator, where nothing has it."""
         if name not in self.own and self.get(name) is None:
             known = [*self.own, *self._items]
             near = get_close_matches(name, known, n=1) or known
@@ -70,6 +68,10 @@ class Registry(Mapping[str, _Item]):
         return name
 
     def __getitem__(self, name: str) -> _Item:
+        if name in self._places:
+            module, _, function = self._places[name].partition(":")
+            built_in: _Item = getattr(importlib.import_module(module), function)
+            return built_in
         # Of an installed package; the metadata of all of them take 10 ms to look through.
         if self._group and name not in self.own and name not in self._items:
             for point in entry_points(group=f"medclip_dcl.{self._group}", name=name):
@@ -83,24 +85,35 @@ class Registry(Mapping[str, _Item]):
         return len(self._items)
 
 
-LOSSES: "Registry[Callable[[ObjectiveInputs], Tensor]]" = Registry(
-    "loss", "losses", ("infonce", "debiased", "multipositive", "sigmoid")
+_OBJECTIVE = f"{__package__}.training.objective"
+
+LOSSES: Registry[Callable[..., Any]] = Registry(
+    "loss",
+    "losses",
+    {
+        "infonce": f"{_OBJECTIVE}:info_nce",
+        "debiased": f"{_OBJECTIVE}:debiased",
+        "multipositive": f"{_OBJECTIVE}:multi_positive",
+    },
 )
-"""`objective.kind` -> scalar loss of one direction, the mean over its anchors."""
-SOURCES: "Registry[Callable[[Path, SourceConfig, Resolve], RawStudies]]" = Registry(
-    "source", "sources", ("mimic_cxr", "open_i", "table", "dicom", "dicomweb", "huggingface")
+"""`objective.kind` -> the loss of one direction: `ObjectiveInputs` -> a scalar tensor with
+gradient, the mean over its anchors."""
+SOURCES: Registry[Callable[..., Any]] = Registry(
+    "source", "sources", ("mimic_cxr", "open_i", "table", "dicom", "huggingface")
 )
-"""`source.kind` -> reader of a root by its settings; the last turns path settings into paths."""
-IMAGE_ENCODERS: "Registry[Callable[[ImageEncoderConfig], nn.Module]]" = Registry(
+"""`source.kind` -> reader: root, settings, and a function that turns path settings into paths ->
+`RawStudies`."""
+IMAGE_ENCODERS: "Registry[Callable[..., nn.Module]]" = Registry(
     "image encoder",
     "image_encoders",
     ("resnet", "resnet18", "resnet34", "resnet50", "resnet101", "backbone", "vit"),
 )
-"""`model.image.kind` -> network: grey (images, 1, height, width) -> (images, channels, rows,
-columns); `model.image.backbone` is its to read."""
-METRICS: "Registry[Callable[[Scores, IsTrue, Weights | None], Samples]]" = Registry("metric")
-"""Figure of a finding -> what measures it in each bootstrap sample, as those of `metrics`."""
-ROUTES: Registry[Callable[[], Any]] = Registry("route")
+"""`model.image.kind` -> network made of an `ImageEncoderConfig`: grey (images, 1, height, width) ->
+(images, channels, rows, columns); `model.image.backbone` is its to read."""
+METRICS: Registry[Callable[..., Any]] = Registry("metric")
+"""Figure of a finding -> what measures it in each bootstrap sample, as those of `metrics`: scores,
+truth and weights, or None -> samples."""
+ROUTES: Registry[Callable[..., Any]] = Registry("route")
 """Name -> function that makes a `fastapi.APIRouter`, which the service answers by."""
 
 

@@ -22,11 +22,11 @@ _PACKAGES = (
 @functools.cache
 def package_versions() -> dict[str, str]:
     """Versions of the installed packages that can change what an artifact holds."""
-    found = {}
+    versions = {}
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 _PROJECT = Path(__file__).parents[1]

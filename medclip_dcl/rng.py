@@ -30,7 +30,7 @@ def generator_for(seed: int, stream: RngStream, *position: int) -> np.random.Gen
 
 
 def seed_for(seed: int, stream: RngStream, *position: int) -> int:
-    """Give the seed, below 2**63, of one position for a generator that is not numpy's."""
+    """Return the seed, below 2**63, of one position for a generator that is not numpy's."""
     words = np.random.SeedSequence([seed, int(stream), *position]).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
 

@@ -46,7 +46,7 @@ class Section(BaseModel):
     )
 
     def result_settings(self, *also: str) -> dict[str, Any]:
-        """Give the settings that decide what a stage makes, for a fingerprint.
+        """Return the settings that decide what a stage makes, for a fingerprint.
 
         Those marked `NO_EFFECT` are left out, but for the names in `also`.
         """
@@ -56,7 +56,7 @@ class Section(BaseModel):
         return self.model_dump(mode="json", exclude=marked - set(also))
 
     def public_settings(self) -> dict[str, Any]:
-        """Give plain values as they may leave the institution: those marked `LOCAL` are withheld.
+        """Return plain values as they may leave the institution: those marked `LOCAL` are withheld.
 
         OWNER/NAME@COMMIT of a hub stays, since licences ask what a model was made from.
         """
@@ -161,12 +161,12 @@ def read_settings_of(
             breaks its rule.
     """
     tree = read_yaml(file, "settings file") if file is not None else {}
-    known = {prefix + name.upper(): name for name in schema.model_fields}
+    names = {prefix + name.upper(): name for name in schema.model_fields}
     given = {name for name in environment if name.upper().startswith(prefix)}
-    unknown = sorted(given - set(known))
+    unknown = sorted(given - set(names))
     if unknown:
         raise ConfigError(f"variables {unknown} are not settings; unset them or correct the names")
-    tree |= {known[name]: parse_value(environment[name]) for name in given}
+    tree |= {names[name]: parse_value(environment[name]) for name in given}
     tree |= {name: value for name, value in overrides.items() if value is not None}
     return check_settings(schema, tree, "settings", values=False)
 
@@ -220,12 +220,12 @@ def resolve_path(text: str, work: str) -> Path:
 
 def _explain(error: ValidationError, schema: type[Section], values: bool) -> str:
     """Say on one line which settings break which rule, and how an unknown one may be meant."""
-    known = list(_dotted_names(schema))
+    names = list(_dotted_names(schema))
     faults = []
     for item in error.errors(include_url=False, include_context=False):
         name = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
-            faults.append(f"{name} is not a setting; {_meant(name, known)}")
+            faults.append(f"{name} is not a setting; {_meant(name, names)}")
         elif item["type"] == "missing":
             faults.append(f"{name} is missing; set it")
         else:
@@ -243,11 +243,11 @@ def _dotted_names(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from _dotted_names(field.annotation, f"{prefix}{name}.")
 
 
-def _meant(name: str, known: Sequence[str]) -> str:
+def _meant(name: str, names: Sequence[str]) -> str:
     leaf = name.rpartition(".")[2]
     # The same name in another section is likelier than one that only looks alike.
-    elsewhere = [item for item in known if item.rpartition(".")[2] == leaf]
-    near = elsewhere or difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    elsewhere = [item for item in names if item.rpartition(".")[2] == leaf]
+    near = elsewhere or difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f"did you mean {' or '.join(near[:3])}?" if near else "remove it, or correct the name"
 
 
@@ -269,4 +269,4 @@ def _as_json(given: Any) -> str:
     # What --set took as plain text because the words of a list or a map had no quotes.
     if not isinstance(given, str) or given[:1] not in {"[", "{"}:
         return ""
-    return """; quote it as JSON, such as --set 'table1.rows=["lse_nl", "dcl_lm"]'"""
+    return """; quote it as JSON, such as --set 'jobs=["train", "evaluate"]'"""

@@ -1,5 +1,8 @@
 """Tables with declared columns: Parquet with checked pages, or Arrow that is mapped into memory."""
 
+import io
+import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from medclip_dcl.errors import ArtifactCorrupt
-from medclip_dcl.files import denials_named, sync_file
+from medclip_dcl.files import denials_named, sync_file, write_bytes
 
 _GROUP_ROWS = 1 << 18
 """Rows that are written, and read in parts, at a time."""
@@ -185,3 +188,37 @@ def read_in_parts(
 def spread_rows(count: int, most: int) -> npt.NDArray[np.int64]:
     """Choose at most `most` of `count` rows at even distances; ascending."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+
+
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """Write an array of numbers as a .npy file, whole or not at all."""
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.ascontiguousarray(array), allow_pickle=False)
+    write_bytes(path, stream.getvalue())
+
+
+def map_array(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Map a .npy file of the given type into memory; pages are read when they are touched.
+
+    No descriptor stays open, as one of `np.memmap` would: a large index has thousands of files.
+    """
+    import torch  # not waited for by those who read tables alone
+
+    try:
+        with denials_named(path):
+            with path.open("rb") as stream:
+                np.lib.format.read_magic(stream)
+                shape, is_transposed, stored = np.lib.format.read_array_header_1_0(stream)
+                start, size = stream.tell(), os.fstat(stream.fileno()).st_size
+            # Copy on write: torch warns of a read-only array, and nothing may reach the file.
+            data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+        if is_transposed or size - start != math.prod(shape) * stored.itemsize:
+            raise ValueError("the file is not as long as its header says")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ArtifactCorrupt(f"array {path} cannot be read; rerun the job that made it") from error
+    if stored != np.dtype(dtype):
+        raise ArtifactCorrupt(
+            f"array {path} is not of type {np.dtype(dtype)}; rerun the job that made it"
+        )
+    array: npt.NDArray[Any] = data[start:].view(stored).reshape(shape)
+    return array

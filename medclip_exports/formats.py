@@ -270,6 +270,17 @@ _SCORES["lse_nl"] = (
     + "\nscores = (local + non_local) / 2"
 )
 
+# One statement for grey of 8 and 16 bits: `convert("L")` alone would clip 16 bits to white.
+_IMAGE = """\
+# PNG or JPEG -> 8-bit grey from black to white
+image = (g := Image.open(file).convert("F")).point(\
+lambda v: (v - g.getextrema()[0]) * (255 / max(1, g.getextrema()[1] - g.getextrema()[0])) + 0.5\
+).convert("L")
+if (stored := Image.open(file)).mode not in {"L", "I;16"}:  # luma; transparency is black
+    black = Image.new("RGBA", stored.size, "black")
+    image = Image.alpha_composite(black, stored.convert("RGBA")).convert("L")
+    image = ImageOps.autocontrast(image)"""
+
 _TRANSFORMERS = """\
 import math
 
@@ -285,7 +296,7 @@ tokenizer = AutoTokenizer.from_pretrained(f"{{folder}}/text")
 text_tower = BertModel.from_pretrained(f"{{folder}}/text", add_pooling_layer=False)
 maps = load_file(f"{{folder}}/projections.safetensors")
 
-image = ImageOps.autocontrast(Image.open(file).convert("L"))
+{image}
 pixels = processor(image, return_tensors="pt")["pixel_values"]
 cells = image_tower(pixels).{features}.flatten(2).transpose(1, 2)
 regions = normalize(linear(cells, maps["image.weight"], maps["image.bias"]), dim=-1)
@@ -314,7 +325,7 @@ image_tower, text_tower, similarity = (
 )
 tokenizer = AutoTokenizer.from_pretrained(f"{{folder}}/text")
 
-image = ImageOps.autocontrast(Image.open(file).convert("L"))
+{image}
 image = image.resize((facts["input_px"], facts["input_px"]), Image.Resampling.BILINEAR)
 pixels = (np.asarray(image, dtype=np.float32) / 255 - facts["mean"]) / facts["spread"]
 (regions,) = image_tower.run(None, {{"pixels": pixels[None, None].astype(np.float32)}})
@@ -348,7 +359,8 @@ This is nearly how images were prepared for training, not quite:
 - On a smooth image the input differs by up to {levels:.1f} of 255 grey levels, and a region's unit
   vector by up to {vector:.4f}.
 - A DICOM file needs its look-up tables, MONOCHROME1 turned round and padding left out. The package
-  reads it with `voi: {voi}`; no image processor does.{equalize}
+  reads it with `voi: {voi}`; no image processor does. Write `medclip_dcl.open_image(file).pixels`
+  into a 16-bit PNG file.{equalize}
 
 The vocabulary in `text/` may have been learned from the training reports. It then consists of
 pieces of them: look through it before it leaves your institution.
@@ -361,6 +373,7 @@ def _readme(predictor: Predictor, to: Format, differences: Mapping[str, float]) 
     image = predictor.model.image
     template = _TRANSFORMERS if to == "transformers" else _ONNX
     code = template.format(
+        image=_IMAGE,
         tower=type(image.backbone).__name__,
         features="feature_maps[-1]" if image.kind == "backbone" else "last_hidden_state",
         max_tokens=settings.text.max_tokens,

@@ -31,10 +31,10 @@ from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.row_images import image_source, stamp_files
+from medclip_dcl.data.records import stamp_files
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ConfigError, ImageError, StudyError
-from medclip_dcl.files import disk_faults_named, sync_file, write_bytes
+from medclip_dcl.files import disk_faults_named, path_under, sync_file, write_bytes
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.models.similarity import global_vectors
 from medclip_dcl.progress import Progress
@@ -64,7 +64,7 @@ class EmbeddedRows:
     keys: pa.Table
     """By what the user knows a row."""
     values: pa.ChunkedArray
-    """Strings: sentences, or images as `row_images.image_source` takes them."""
+    """Strings: sentences, or images as `files.path_under` takes them."""
     root: Path | None
     """Folder of the images; None: the rows are sentences."""
 
@@ -246,7 +246,7 @@ def _embedded_images(
 
         def prepare(path: str | None) -> _Prepared:
             try:
-                source = image_source(root, path or "")
+                source = path_under(root, path or "")
                 image = decoder.square(source, own.size_px, equalize=own.equalize)
             except StudyError:
                 return "missing", None

@@ -5,7 +5,7 @@ They hold counts, settings and figures; no ids, and no texts but those of the co
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.evaluation import results
 from medclip_dcl.likelihood import eta
 from medclip_dcl.model_package import SavedModel, read_model_package
-from medclip_dcl.tables import Column, read_table
+from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.config import read_training_config
@@ -170,22 +170,11 @@ def model_card(facts: Facts) -> str:
     return f"{ModelCard.from_template(data, template, **facts)}\n"
 
 
-def data_card(
-    facts: Facts, files: Mapping[str, str] | None = None, columns: Sequence[Column] = ()
-) -> str:
-    """Write the data card in the same way.
-
-    `files` and `columns` are those of an exported dataset: split -> pattern of its files, by which
-    `datasets` finds them in the folder of the card.
-    """
-    parts = [{"split": split, "path": pattern} for split, pattern in (files or {}).items()]
-    data = DatasetCardData(
-        license=_licence(facts["terms"]),
-        tags=["chest-x-ray", "radiology"],
-        configs=[{"config_name": "default", "data_files": parts}] if parts else None,
-    )
+def data_card(facts: Facts) -> str:
+    """Write the data card in the same way."""
+    data = DatasetCardData(license=_licence(facts["terms"]), tags=["chest-x-ray", "radiology"])
     template = str(_FOLDER / "data_card.jinja")
-    return f"{DatasetCard.from_template(data, template, columns=columns, **facts)}\n"
+    return f"{DatasetCard.from_template(data, template, **facts)}\n"
 
 
 def _licence(words: str) -> str:

@@ -67,16 +67,6 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A named line of values with the ends of their intervals, one for each tick; NaN: none."""
-
-    name: str
-    value: Sequence[float]
-    low: Sequence[float]
-    high: Sequence[float]
-
-
-@dataclass(frozen=True)
 class Labels:
     """Labels of a chart: a description for those who do not see it, and its axes."""
 
@@ -100,25 +90,6 @@ def draw_lines(lines: Sequence[Series], labels: Labels, *, diagonal: bool = Fals
             kept = _thinned(len(line.x))
             x, y = np.asarray(line.x, dtype=float)[kept], np.asarray(line.y, dtype=float)[kept]
             axes.plot(x, y, color=colour, label=_plain(line.name))
-        if len(lines) > 1:
-            _legend(figure)
-        return _svg(figure, labels.alt)
-
-
-def draw_intervals(lines: Sequence[Interval], ticks: Sequence[str], labels: Labels) -> Markup:
-    """Draw at most five lines of values with their intervals over evenly spaced ticks, as SVG."""
-    with mpl.rc_context(_STYLE):
-        figure, axes = _axes(labels)
-        for number, (line, colour) in enumerate(zip(lines, _SERIES, strict=False)):
-            # Next to each other, so that intervals do not hide each other.
-            x = np.arange(len(ticks)) + 0.08 * (number - (len(lines) - 1) / 2)
-            value, low, high = (np.asarray(part) for part in (line.value, line.low, line.high))
-            reach = np.stack([value - low, high - value])
-            axes.errorbar(
-                x, value, reach, color=colour, marker="o", markersize=4, label=_plain(line.name)
-            )
-        axes.set_xticks(np.arange(len(ticks)), labels=[_plain(tick) for tick in ticks])
-        axes.grid(visible=False, axis="x")
         if len(lines) > 1:
             _legend(figure)
         return _svg(figure, labels.alt)

@@ -19,7 +19,7 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import StudyError
 from medclip_dcl.likelihood import eta
-from medclip_dcl.likelihood.eta import has_labels, label_shares
+from medclip_dcl.likelihood.eta_sources import has_labels, label_shares
 from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_matrix
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
@@ -356,12 +356,10 @@ def _audit_batches(sources: Sources) -> tuple[View | None, list[View]]:
         return None, []
     reading = ObjectiveConfig(relation="claims")
     supervision = read_supervision(reading, corpus, listed, claimed, None)
-    assert supervision.sentence_codes is not None, "the relation asks for claims"
-    assert supervision.report_codes is not None, "the relation asks for claims"
     means, suspects = audit_batches(
         corpus,
-        supervision.sentence_codes,
-        supervision.report_codes,
+        supervision.of_texts["sentence_codes"],
+        supervision.of_studies["report_codes"],
         sources.negatives + 1,
         _BATCHES,
         _SEED,

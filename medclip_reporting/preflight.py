@@ -36,7 +36,7 @@ class CheckConfig(Section):
     splits, give exit code 3."""
 
 
-ARTIFACT = ArtifactType("preflight", 4, "check_data")
+ARTIFACT = ArtifactType("preflight", 5, "check_data")
 
 IMAGES = TableFormat(
     "images.parquet",
@@ -48,6 +48,7 @@ IMAGES = TableFormat(
         Column("inverted", pa.bool_(), "whether it is MONOCHROME1"),
         Column("height_px", pa.int32(), "height, pixels; null where it is refused"),
         Column("width_px", pa.int32(), "width, pixels; null where it is refused"),
+        Column("ignored", pa.string(), "attributes that cannot be used, and are as good as absent"),
         Column("pixels_key", pa.string(), "half of the SHA-256 of size and grey values, or empty"),
     ),
 )

@@ -1,125 +1,172 @@
-"""A grid of settings as text, as CSV, and as one page with a figure per axis.
+"""A sweep measured and compared, as a table for a terminal and as a picture.
 
-Each is made from the tree of `sweep.json`: `axes`, `points` with their settings `at`, `seeds`,
-`cost`, `judged` and `figures`, and `detectable`, the smallest difference between two points that
-would have been seen, by figure.
+Both are made from the tree of `sweep.json`: `figures` (title -> result), `axes` with their values,
+and `points` with their settings `at`, `seeds`, `figures`, what was `tuned`, and the differences
+`against` the `baseline`.
 """
 
-import csv
 import io
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
-from markupsafe import Markup
+import numpy as np
+from matplotlib.figure import Figure
 
-from medclip_reporting.charts import Interval, Labels, draw_intervals
-from medclip_reporting.comparison import LEAST_RUNS
-from medclip_reporting.page import render
-
-_MOST_LINES = 5
-
-FEW_SEEDS = (
-    f"of one seed (n=1) over patients alone, of fewer than {LEAST_RUNS} there is no interval"
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.evaluation.measure import SampleResults
+from medclip_reporting.comparison import (
+    LEAST_RUNS,
+    Side,
+    compare_sides,
+    describe_difference,
+    estimate_side,
+    measure_sides,
 )
-"""What an interval of few seeds is."""
+
+_MOST_LINES = 5  # of a chart
 
 
-def render_sweep(tree: Mapping[str, Any]) -> str:
-    """Make the page of a sweep from the tree of its `sweep.json`: HTML with charts inline."""
-    figures = [*tree["points"][0]["figures"]]
-    axes = [
-        {
-            "name": axis,
-            "charts": [_chart(tree, axis, figure) for figure in figures],
-            "lines": len(_others(tree["points"], axis)),
+class PointResults(NamedTuple):
+    """The results of a point's runs, and what else its part of the tree has."""
+
+    facts: Mapping[str, Any]
+    runs: Sequence[SampleResults]
+    is_model: bool
+    """Whether it is a given model, of which no other seed would make another."""
+
+
+def measure_points(
+    points: Sequence[PointResults],
+    figures: Mapping[str, str],
+    compared: Sequence[str],
+    baseline: str,
+    samples: int,
+) -> dict[str, Any]:
+    """Measure points on the same draws of patients, and compare them with one; a part of the tree.
+
+    Figures that no run has are left out.
+
+    Raises:
+        ConfigError: there is none of the figures.
+    """
+    sides = measure_sides([point.runs for point in points], samples, np.random.default_rng(0))
+    there = {figure for side in sides for figure in side}
+    listed = {title: figure for title, figure in figures.items() if figure in there}
+    if not listed:
+        raise ConfigError(
+            f"the runs have none of the figures {sorted(figures.values())}; use of {sorted(there)}"
+        )
+    wanted = [figure for figure in compared or figures.values() if figure in there]
+    base = next((k for k, item in enumerate(points) if item.facts["name"] == baseline), 0)
+    measured = []
+    for number, (point, side) in enumerate(zip(points, sides, strict=True)):
+        generator = np.random.default_rng(0)
+        estimates = {
+            title: {"n": len(point.runs), **asdict(estimate_side(side[name], generator))}
+            for title, name in listed.items()
+            if name in side
         }
-        for axis in tree["axes"]
-    ]
-    said = {"drawn": axes, "figures": figures, "most": _MOST_LINES, "few_seeds": FEW_SEEDS}
-    return render({**tree, **said}, "sweep.html")
+        is_model = point.is_model and len(points[base].runs) > 1
+        against = {} if number == base else _against(side, sides[base], wanted, is_model=is_model)
+        measured.append({**point.facts, "figures": estimates, "against": against})
+    axes = {
+        axis: [*dict.fromkeys(point.facts["at"][axis] for point in points)]
+        for axis in points[0].facts["at"]
+    }
+    facts = {"patients": len(points[0].runs[0].patients), "samples": samples}
+    facts["baseline"] = points[base].facts["name"]
+    return {**facts, "figures": listed, "axes": axes, "points": measured}
 
 
-def sweep_csv(tree: Mapping[str, Any]) -> str:
-    """Lay out a line a point: its settings, and each figure with the ends of its interval."""
-    stream = io.StringIO()
-    figures = [*tree["points"][0]["figures"]]
-    ends = {"value": "", "low": " low", "high": " high"}
-    writer = csv.writer(stream, lineterminator="\n")
-    heads = [f"{name}{mark}" for name in figures for mark in ends.values()]
-    writer.writerow([*tree["axes"], "seeds", "cpu_s", tree["judge"] or "judge", *heads])
-    for point in tree["points"]:
-        cells = [(point["figures"][name] or {}).get(end) for name in figures for end in ends]
-        facts = [len(point["seeds"]), point["cost"]["cpu_s"], point["judged"]]
-        writer.writerow([*point["at"].values(), *facts, *cells])
-    return stream.getvalue()
+def _against(
+    side: Side, baseline: Side, figures: Sequence[str], *, is_model: bool
+) -> dict[str, Any]:
+    both = [name for name in figures if name in side.keys() & baseline.keys()]
+    generator = np.random.default_rng(0)
+    differences = compare_sides(side, baseline, generator, both, is_model=is_model) if both else {}
+    return {
+        name: {**asdict(item), "verdict": describe_difference(name, item)}
+        for name, item in differences.items()
+    }
 
 
 def sweep_text(tree: Mapping[str, Any]) -> str:
-    """Lay out a line a point for a terminal, with its number."""
-    figures = [*tree["points"][0]["figures"]]
-    wide = max(len(point["name"]) for point in tree["points"]) + 2
-    titles = "".join(f"{name.rpartition('.')[2][:24]:>26}" for name in figures)
+    """Lay out a line a point for a terminal, then its difference from the baseline."""
+    points, wide = tree["points"], 2 + max(len(point["title"]) for point in tree["points"])
     lines = [
-        f"{tree['patients']} patients; mean over seeds and half its 95 % interval; {FEW_SEEDS}",
-        f"{'':4}{'point':{wide}}{titles}",
+        f"{tree['patients']} patients, {tree['samples']} draws; mean over seeds +- half its 95 % "
+        f"interval over patients and seeds: of one seed over patients alone, of fewer than "
+        f"{LEAST_RUNS} none. In brackets what a paper reports.",
+        f"{'':4}{'point':{wide}}" + "".join(f"{title:>20}" for title in tree["figures"]),
     ]
-    for number, point in enumerate(tree["points"]):
-        cells = "".join(f"{figure_text(point['figures'][name]):>26}" for name in figures)
-        lines.append(f"{number:<4}{point['name']:{wide}}{cells}   seeds {len(point['seeds'])}")
-    cells = "".join(f"{_least(tree['detectable'][name]):>26}" for name in figures)
-    lines.append(f"{'':4}{'80 % power at':{wide}}{cells}")
+    for number, point in enumerate(points):
+        cells = "".join(
+            f"{_cell(point['figures'].get(title), point['published'].get(title)):>20}"
+            for title in tree["figures"]
+        )
+        facts = f"seeds {len(point['seeds'])}, {point['seconds']:.0f} s"
+        lines.append(f"{number:<4}{point['title']:{wide}}{cells}   {facts}")
+    for point in points:
+        if tuned := point["tuned"]:
+            scores = ", ".join(f"{name} {score:.3f}" for name, score in tuned["scores"].items())
+            lines.append(
+                f"{point['title']}: {tuned['value']} is best by {tree['judge']} ({scores})"
+            )
+    if len(points) > 1:
+        lines += ["", f"against {tree['baseline']}, p corrected for the figures of a point:"]
+    titles = {name: title for title, name in tree["figures"].items()}
+    for point in points:
+        verdicts = [
+            f"{titles.get(name, name)} {item['estimate']['value']:+.3g} {item['verdict']}"
+            for name, item in point["against"].items()
+            if item["estimate"]["value"] is not None
+        ]
+        if verdicts:
+            lines.append(f"{point['title']:{wide}}{'; '.join(verdicts)}")
     return "\n".join(lines)
 
 
-def _least(value: float | None) -> str:
-    return "not known" if value is None else f"{value:.2g}"
-
-
-def figure_text(found: Mapping[str, Any] | None) -> str:
-    """Write a figure with half its interval, `0.862+-0.013`, and the seeds where they are few."""
-    if found is None or found["value"] is None:
+def _cell(figure: Mapping[str, Any] | None, published: float | None) -> str:
+    if figure is None or figure["value"] is None:
         return "-"
-    digits = 1 if abs(found["value"]) >= 10 else 3
-    half = "" if found["high"] is None else f"+-{found['high'] - found['value']:.{digits}f}"
-    few = f" n={found['n']}" if found["n"] < LEAST_RUNS else ""
-    return f"{found['value']:.{digits}f}{half}{few}"
+    digits = 1 if abs(figure["value"]) >= 10 else 3
+    half = "" if figure["high"] is None else f"+-{figure['high'] - figure['value']:.{digits}f}"
+    few = f" n={figure['n']}" if figure["n"] < LEAST_RUNS else ""
+    paper = "" if published is None else f" ({published:.{2 if published < 10 else 0}f})"
+    return f"{figure['value']:.{digits}f}{half}{few}{paper}"
 
 
-def _chart(tree: Mapping[str, Any], axis: str, figure: str) -> Markup:
-    # One line for each setting of the other axes.
-    ticks = [_text(value) for value in tree["axes"][axis]]
-    lines = []
-    for other in _others(tree["points"], axis)[:_MOST_LINES]:
-        mine = [point for point in tree["points"] if _without(point["at"], axis) == other]
-        found = [point["figures"][figure] or {} for point in mine]
-        name = ", ".join(f"{key.rpartition('.')[2]} {_text(value)}" for key, value in other.items())
-        value, low, high = (
-            [_number(item.get(end), item.get("value")) for item in found]
-            for end in ("value", "low", "high")
-        )
-        lines.append(Interval(name, value, low, high))
-    alt = f"{figure} against {axis}, with 95 % intervals"
-    return draw_intervals(lines, ticks, Labels(alt, axis, figure.rpartition(".")[2]))
-
-
-def _others(points: Sequence[Mapping[str, Any]], axis: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for point in points:
-        other = _without(point["at"], axis)
-        if other not in found:
-            found.append(other)
-    return found
-
-
-def _without(at: Mapping[str, Any], axis: str) -> dict[str, Any]:
-    return {key: value for key, value in at.items() if key != axis}
-
-
-def _number(value: float | None, otherwise: float | None) -> float:
-    # An interval that is not known has no length.
-    known = value if value is not None else otherwise
-    return float("nan") if known is None else known
+def draw_sweep(tree: Mapping[str, Any]) -> bytes:
+    """Draw each figure against each axis with 95 % intervals; PNG."""
+    axes, titles = tree["axes"], tree["figures"]
+    size = (4.5 * len(titles), 3.4 * len(axes))
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
+    charts = figure.subplots(len(axes), len(titles), squeeze=False)
+    for (axis, ticks), row in zip(axes.items(), charts, strict=True):
+        lines: dict[str, list[Mapping[str, Any]]] = {}
+        for point in tree["points"]:
+            others = {key: value for key, value in point["at"].items() if key != axis}
+            words = (f"{key.rpartition('.')[2]} {_text(value)}" for key, value in others.items())
+            lines.setdefault(", ".join(words), []).append(point)
+        for title, chart in zip(titles, row, strict=True):
+            for number, (name, points) in enumerate([*lines.items()][:_MOST_LINES]):
+                drawn = [(point["at"][axis], point["figures"].get(title)) for point in points]
+                drawn = [(at, item) for at, item in drawn if item and item["value"] is not None]
+                x = [ticks.index(at) + 0.08 * number for at, _ in drawn]
+                y = [item["value"] for _, item in drawn]
+                reach = [(item["high"] or item["value"]) - item["value"] for _, item in drawn]
+                chart.errorbar(x, y, reach, marker="o", label=name.replace("$", r"\$"))
+            chart.set(title=title, xlabel=axis)
+            chart.set_xticks(range(len(ticks)), [_text(tick).replace("$", r"\$") for tick in ticks])
+            chart.tick_params(axis="x", rotation=90 if len(ticks) > 6 else 0)
+            if len(lines) > 1:
+                chart.legend(frameon=False)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    return stream.getvalue()
 
 
 def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return value if isinstance(value, str) else json.dumps(value)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.data.records import BoxTable, ImageRecord
-from medclip_dcl.data.row_images import Bucket
 from medclip_dcl.data.source_settings import CONSTANT, BoxColumn, SourceConfig, relative_to_root
-from medclip_dcl.data.table_files import read_any, take_rows
+from medclip_dcl.data.table_columns import clean_id, take_rows, would_join
+from medclip_dcl.data.table_files import read_any
 from medclip_dcl.errors import ConfigError, StudyError
 
 # The image's id may also be the path of its file as `source.columns.path` gives it, and the phrase
@@ -40,7 +40,7 @@ def read_boxes(
     path: Path,
     images: Iterable[ImageRecord],
     settings: SourceConfig | None = None,
-    root: Path | Bucket | None = None,
+    root: Path | None = None,
 ) -> BoxTable:
     """Read a box table, such as MS-CXR's CSV.
 
@@ -59,14 +59,14 @@ def read_boxes(
     relative = relative_to_root(root or path.parent, settings)
     table = list(_table_rows(path, settings))
     images = tuple(images)
-    known = {image.path: image for image in images if image.path}
-    known |= {image.image_id: image for image in images}
+    image_of = {image.path: image for image in images if image.path}
+    image_of |= {image.image_id: image for image in images}
     rows: list[dict[str, Any]] = []
     subjects: set[str] = set()
     unknown = 0
     for index, (where, values) in enumerate(table):
-        name, category, phrase = values[:3]
-        image = known.get(name) or known.get(relative(name))
+        name, category, phrase = clean_id(values[0]), *values[1:3]
+        image = image_of.get(name) or image_of.get(relative(name))
         numbers = _numbers((*values[3:7], *_sides(values[7:], image, index)), index)
         # the patient counts also where the image is not at hand: it must not train
         match = _SUBJECT.search(where)
@@ -79,6 +79,13 @@ def read_boxes(
         row = {"image_id": image.image_id, "subject_id": subject, "category": category}
         row |= {"phrase": " ".join(phrase.split())}
         rows.append(row | dict(zip(_NUMBERS, numbers, strict=True)))
+    if table and unknown == len(table):
+        alike = would_join((clean_id(values[0]) for _, values in table), image_of)
+        if alike:
+            raise StudyError(
+                f"none of the {unknown} boxes of {path.name} names an image of the source{alike}; "
+                "write ids in both tables alike"
+            )
     return BoxTable(rows, subjects, unknown)
 
 
@@ -111,12 +118,12 @@ def boxes_of_image(
     ]
     rows: list[dict[str, Any]] = []
     without = 0
-    for kind, said, group in zip(*words, groups, strict=True):
-        without += bool(said.strip()) and not group
+    for kind, text, group in zip(*words, groups, strict=True):
+        without += bool(text.strip()) and not group
         for box in group:
             numbers = _numbers(_placed(box, image, settings, row_number), row_number)
             row = {"image_id": image.image_id, "subject_id": image.subject_id, "category": kind}
-            row |= {"phrase": " ".join(said.split())}
+            row |= {"phrase": " ".join(text.split())}
             rows.append(row | dict(zip(_NUMBERS, numbers, strict=True)))
     return rows, without
 
@@ -153,7 +160,7 @@ def _no_box(row_number: int) -> StudyError:
 
 
 def _table_rows(path: Path, settings: SourceConfig) -> Iterator[tuple[str, _Row]]:
-    """Give the path of each row's image, empty where the table has none, and its values."""
+    """Yield the path of each row's image, empty where the table has none, and its values."""
     roles = MS_CXR_COLUMNS | settings.box_columns
     empty = [role for role, name in roles.items() if not name and role not in _NUMBERS[4:]]
     if empty:
@@ -161,10 +168,12 @@ def _table_rows(path: Path, settings: SourceConfig) -> Iterator[tuple[str, _Row]
     names = list(roles.values())
     table = read_any(path, settings.fallback_encoding)
     named = [name for name in names if name and not name.startswith(CONSTANT)]
-    found = take_rows(table, path.name, named)
-    blank = [""] * len(found[roles["image_id"]])
-    same = {name: [name.removeprefix(CONSTANT)] * len(blank) for name in names if name not in found}
-    values = zip(*((found | same)[name] for name in names), strict=True)
+    columns = take_rows(table, path.name, named)
+    blank = [""] * len(columns[roles["image_id"]])
+    same = {
+        name: [name.removeprefix(CONSTANT)] * len(blank) for name in names if name not in columns
+    }
+    values = zip(*((columns | same)[name] for name in names), strict=True)
     has_paths = "path" in table.column_names
     paths = take_rows(table, path.name, ["path"])["path"] if has_paths else blank
     for where, row in zip(paths, values, strict=True):
@@ -181,7 +190,7 @@ def _from_edges(row: _Row) -> _Row:
 
 
 def _sides(stated: _Row, image: ImageRecord | None, row_number: int) -> _Row:
-    """Give width and height of a box's image: what its table states, else its image's own."""
+    """Return width and height of a box's image: what its table states, else its image's own."""
     if any(stated):
         return stated
     if image is None:

@@ -10,24 +10,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from medclip_dcl.data.source_settings import LABEL_CODES
-from medclip_dcl.data.table_files import read_any, take_rows
+from medclip_dcl.data.table_columns import clean_id, take_rows
+from medclip_dcl.data.table_files import read_any
 from medclip_dcl.errors import StudyError
-from medclip_dcl.settings import Section
 from medclip_dcl.text.labeler.labels import SILENT, GivenClaims, ReportLabels, unite
 from medclip_dcl.text.sentences import text_key, without_number
 
 _SUBJECTS = ("text", "study_id")
 _SIDES = {"": (), "left": ("left",), "right": ("right",), "both": ("left", "right")}
 _NORMAL = "no finding"
-
-
-class ClaimsConfig(Section):
-    """Claims of sentences and reports about findings (`read_claims`)."""
-
-    table: str = ""
-    """CSV, Parquet or JSONL with columns `text` (a sentence) or `study_id` (a report), or both,
-    `finding`, `state` and `side`, in place of our labeler's reading; empty: ours. Reports follow
-    from their sentences where the table has none."""
 
 
 class _Claim(NamedTuple):
@@ -50,7 +41,7 @@ def read_claims_table(path: Path, fallback_encoding: str = "") -> GivenClaims:
     columns["side"] = [""] * table.num_rows
     if "side" in table.column_names:
         columns |= take_rows(table, path.name, ["side"])
-    found: dict[str, dict[str, ReportLabels]] = {name: {} for name in subjects}
+    labels_of: dict[str, dict[str, ReportLabels]] = {name: {} for name in subjects}
     for row in range(table.num_rows):
         values = {name: column[row].strip() for name, column in columns.items()}
         named = [name for name in subjects if values[name]]
@@ -59,11 +50,11 @@ def read_claims_table(path: Path, fallback_encoding: str = "") -> GivenClaims:
                 f"row {row} of {path.name} names {len(named)} of text and study_id; name one"
             )
         name = named[0]
-        key = text_key(without_number(values[name])) if name == "text" else values[name]
-        said = _labels(_claim(values, row, path.name))
-        known = found[name].get(key)
-        found[name][key] = said if known is None else unite((known, said))
-    return GivenClaims(found.get("text"), found.get("study_id"))
+        key = text_key(without_number(values[name])) if name == "text" else clean_id(values[name])
+        labels = _labels(_claim(values, row, path.name))
+        before = labels_of[name].get(key)
+        labels_of[name][key] = labels if before is None else unite((before, labels))
+    return GivenClaims(labels_of.get("text"), labels_of.get("study_id"))
 
 
 def _claim(values: dict[str, str], row: int, file: str) -> _Claim:

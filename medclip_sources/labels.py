@@ -13,20 +13,22 @@ import pyarrow.compute as pc
 
 from medclip_dcl.data.records import RawStudies
 from medclip_dcl.data.source_settings import (
-    FIELD,
     LABEL_CODES,
     LABEL_KEY,
     SourceConfig,
     relative_to_root,
 )
-from medclip_dcl.data.table_files import (
+from medclip_dcl.data.table_columns import (
+    FIELD,
+    clean_id,
     fill_pattern,
     only_columns,
-    read_any,
     require_columns,
     strings,
     take_rows,
+    would_join,
 )
+from medclip_dcl.data.table_files import read_any
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.text.labeler.lexicon import LABELS
 
@@ -88,19 +90,19 @@ def label_table(
     Of several rows present outweighs uncertain, and uncertain absent; for `No Finding` it is the
     other way round. Studies without a label are left out.
     """
-    found: dict[str, Labels] = {}
+    labels_of: dict[str, Labels] = {}
     for study, row in zip(studies, rows, strict=True):
         if row:
-            known = found.setdefault(study, {})
+            united = labels_of.setdefault(study, {})
             for finding, code in row.items():
-                codes = (code, known.get(finding, code))
+                codes = (code, united.get(finding, code))
                 choose = min if finding == _NO_FINDING else max
-                known[finding] = choose(codes, key=_WEIGHT.__getitem__)
+                united[finding] = choose(codes, key=_WEIGHT.__getitem__)
     columns = {
-        name: pa.array([labels.get(name) for labels in found.values()], pa.int8())
+        name: pa.array([labels.get(name) for labels in labels_of.values()], pa.int8())
         for name in findings
     }
-    return pa.table({LABEL_KEY: pa.array(found, pa.string()), **columns})
+    return pa.table({LABEL_KEY: pa.array(labels_of, pa.string()), **columns})
 
 
 def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table:
@@ -112,19 +114,22 @@ def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table
     """
     table = read_any(path, settings.fallback_encoding)
     named, column = _label_id(settings)
-    ids = [name.strip() for name in fill_pattern(table, path.name, column)]
+    ids = [clean_id(name) for name in fill_pattern(table, path.name, column)]
     rows = read_row_labels(table, path.name, settings, raw.counts)
     study_of = _studies_by_name(raw, ids, named, column)
     relative = relative_to_root(raw.root, settings)
     studies_named = (study_of.get(name) or study_of.get(relative(name)) for name in ids)
     joined = [(name, row) for name, row in zip(studies_named, rows, strict=True) if name]
+    if alone := len(ids) - len(joined):
+        raw.counts["labels_without_study"] = alone
     studies, labelled = zip(*joined, strict=True) if joined else ((), ())
     labels = label_table(studies, labelled, settings.findings)
     if not labels.num_rows:
+        alike = "" if joined else would_join(ids, study_of)
         raise StudyError(
             f"{path.name} labels no study: {len(ids)} rows, of which {len(joined)} have a study, "
-            f"image or path of the source in column {column!r}; set source.label_id "
-            "and source.columns.labels"
+            f"image or path of the source in column {column!r}{alike}; set source.label_id "
+            "and source.columns.labels, or write ids in both tables alike"
         )
     return labels
 
@@ -138,7 +143,7 @@ def _label_id(settings: SourceConfig) -> tuple[str, str]:
 def _studies_by_name(
     raw: RawStudies, ids: Iterable[str], named: str, column: str
 ) -> dict[str, str]:
-    """Give the study of every id, or path of an image, that a table of labels may name."""
+    """Look up the study of every id, or path of an image, that a table of labels may name."""
     of_image = {image.path: image.study_id for image in raw.images if image.path}
     of_image |= {image.image_id: image.study_id for image in raw.images}
     of_study = {name: name for name in of_image.values()}
@@ -186,12 +191,12 @@ def read_codes(
 
 def _count_kinds(values: Sequence[str], kind_of: Mapping[str, str]) -> str:
     # Of each kind of value: rows, different values, and the first row.
-    said = []
+    parts = []
     for kind in sorted(set(kind_of.values())):
         rows = [row for row, value in enumerate(values) if kind_of.get(value) == kind]
         different = len({values[row] for row in rows})
-        said.append(f"{kind} in {len(rows)} rows ({different} different), first in row {rows[0]}")
-    return ", ".join(said)
+        parts.append(f"{kind} in {len(rows)} rows ({different} different), first in row {rows[0]}")
+    return ", ".join(parts)
 
 
 def _kind(word: str) -> str:
@@ -215,15 +220,15 @@ def _listed(
     if settings.findings == LABELS:
         default |= {name: (name, *others) for name, others in OTHER_NAMES.items()}
     names = {
-        finding: {_key(name) for name in known} for finding, known in (given or default).items()
+        finding: {_key(name) for name in others} for finding, others in (given or default).items()
     }
     all_names = set().union(*names.values())
     lists = _lists(table, column, file, all_names)
     ever = set().union(*(listed for listed in lists if listed))
     counts["unknown_labels"] = len(ever - all_names - _NOT_SORTED)
     # A finding that no row lists is not labelled: the lists may not know it.
-    known = {finding: keys for finding, keys in names.items() if keys & ever}
-    if missing := sorted(set(given) - set(known)) or ([] if known else [*default]):
+    listed_names = {finding: keys for finding, keys in names.items() if keys & ever}
+    if missing := sorted(set(given) - set(listed_names)) or ([] if listed_names else [*default]):
         raise StudyError(
             f"column {column!r} of {file} lists no name of {missing} in any row; give the names "
             "that it uses in source.label_names, and leave out findings that it does not know"
@@ -231,7 +236,7 @@ def _listed(
     return [
         {}
         if listed is None or listed & _NOT_SORTED
-        else {finding: int(not listed.isdisjoint(keys)) for finding, keys in known.items()}
+        else {finding: int(not listed.isdisjoint(keys)) for finding, keys in listed_names.items()}
         for listed in lists
     ]
 

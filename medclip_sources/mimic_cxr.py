@@ -8,7 +8,7 @@ import pyarrow as pa
 from medclip_dcl.data.dicom.metadata import read_header
 from medclip_dcl.data.records import ImageRecord, RawStudies, Reject, Study
 from medclip_dcl.data.source_settings import Resolve, SourceConfig
-from medclip_dcl.data.table_files import read_rows
+from medclip_dcl.data.table_columns import clean_id, read_rows
 from medclip_dcl.errors import StudyError
 from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -43,7 +43,7 @@ def read_mimic_cxr(root: Path, settings: SourceConfig, resolve: Resolve) -> RawS
     studies: dict[str, Study] = {}
     suffix = ""
     for row, (image_id, subject, study, view) in enumerate(
-        zip(rows["dicom_id"], rows["subject_id"], rows["study_id"], views, strict=True)
+        zip(*(map(clean_id, rows[name]) for name in _IDS), views, strict=True)
     ):
         if not all(_ID.fullmatch(name) for name in (image_id, subject, study)):
             rejects.append(Reject(f"row-{row:06d}", "bad_id"))
@@ -70,22 +70,22 @@ def read_mimic_cxr(root: Path, settings: SourceConfig, resolve: Resolve) -> RawS
 
 def _find_tables(root: Path) -> dict[str, Path]:
     """Find the tables, plain or gzipped; the record list stands in for missing metadata."""
-    found = {}
+    tables = {}
     for name in (*_TABLES, _RECORD_LIST):
         shape = name if name == _RECORD_LIST else f"*-{name}"
         paths = sorted(path for end in ("csv", "csv.gz") for path in root.glob(f"{shape}.{end}"))
         if len(paths) > 1:
             raise StudyError(f"{root} holds {len(paths)} tables named {name}; keep one")
         if paths:
-            found["records" if name == _RECORD_LIST else name] = paths[0]
-    if "metadata" in found:
-        found.pop("records", None)
-    elif "records" not in found:
+            tables["records" if name == _RECORD_LIST else name] = paths[0]
+    if "metadata" in tables:
+        tables.pop("records", None)
+    elif "records" not in tables:
         raise StudyError(
             f"{root} holds no table *-metadata.csv and no {_RECORD_LIST}.csv, nor their .csv.gz; "
             "set source.root or source.tables"
         )
-    return found
+    return tables
 
 
 def _suffix(stem: Path) -> str:
@@ -105,7 +105,7 @@ def _splits(path: Path | None) -> dict[str, set[str]]:
     for row, (subject, split) in enumerate(zip(rows["subject_id"], rows["split"], strict=True)):
         if split not in SPLITS:
             raise StudyError(f"row {row} of {path.name} names no split; give one of {SPLITS}")
-        splits.setdefault(subject, set()).add(split)
+        splits.setdefault(clean_id(subject), set()).add(split)
     return splits
 
 
@@ -115,4 +115,5 @@ def _labels(path: Path | None) -> pa.Table | None:
     columns = read_rows(path, ["study_id", *LABELS])
     codes = read_codes(((name, columns[name]) for name in LABELS), path.name)
     labels = {name: pa.array(values, pa.int8()) for name, values in codes.items()}
-    return pa.table({"study_id": pa.array(columns["study_id"], pa.string()), **labels})
+    studies = pa.array(map(clean_id, columns["study_id"]), pa.string())
+    return pa.table({"study_id": studies, **labels})

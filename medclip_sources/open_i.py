@@ -19,7 +19,8 @@ from medclip_dcl.data.records import (
     Study,
     Text,
 )
-from medclip_dcl.data.table_files import no_column, read_any, read_rows, take_rows
+from medclip_dcl.data.table_columns import no_column, read_rows, take_rows
+from medclip_dcl.data.table_files import read_any
 from medclip_dcl.errors import StudyError
 from medclip_dcl.files import path_under
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -167,19 +168,19 @@ def read_headings(headings: Iterable[str]) -> Labels:
     parts = [heading.strip().split("/") for heading in headings if heading.strip()]
     if not parts or [_NOT_INDEXED] in parts:
         return {}
-    found: Labels = {}
+    labels: Labels = {}
     for code, findings in ((-1, _UNCERTAIN), (1, _PRESENT)):  # what is sure is said last
         for name, finding in findings.items():
             head, *qualifiers = name.split("/")
             for first, *rest in parts:
                 if first == head and {*qualifiers} <= {*rest}:
                     is_sure = code == 1 and not _UNCERTAIN_WORDS & {*rest}
-                    found[finding] = 1 if is_sure else found.get(finding, -1)
-    open_ones = {_WIDER[finding] for finding in found if finding in _WIDER}
-    if not {name for name, code in found.items() if code == 1} - {"Support Devices"}:
+                    labels[finding] = 1 if is_sure else labels.get(finding, -1)
+    open_ones = {_WIDER[finding] for finding in labels if finding in _WIDER}
+    if not {name for name, code in labels.items() if code == 1} - {"Support Devices"}:
         open_ones.add(_NO_FINDING)
     absent = dict.fromkeys((name for name in LABELS if name not in open_ones), 0)
-    return absent | found
+    return absent | labels
 
 
 def _study(uid: str) -> str:
@@ -201,9 +202,9 @@ def _views(path: Path | None) -> dict[str, str]:
 
 def _xml_files(root: Path) -> list[str]:
     for folder in _XML_FOLDERS:
-        found = sorted(path.relative_to(root).as_posix() for path in (root / folder).glob("*.xml"))
-        if found:
-            return found
+        files = sorted(path.relative_to(root).as_posix() for path in (root / folder).glob("*.xml"))
+        if files:
+            return files
     return []
 
 
@@ -303,8 +304,8 @@ def _images(root: Path) -> dict[str, str]:
         files = sorted(
             file for file in (root / folder).iterdir() if file.suffix.lower() in _SUFFIXES
         )
-        found = {image_name(path.name): path.relative_to(root).as_posix() for path in files}
-        found.pop("", None)
-        if found:
-            return found
+        images = {image_name(path.name): path.relative_to(root).as_posix() for path in files}
+        images.pop("", None)
+        if images:
+            return images
     return {}

@@ -8,38 +8,31 @@ from typing import Any
 import pyarrow as pa
 
 from medclip_dcl.data.records import BoxTable, RawStudies, Source
-from medclip_dcl.data.row_images import Bucket
 from medclip_dcl.data.source_settings import Resolve, SourceConfig, find_file
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.plugins import SOURCES
-from medclip_sources import dicom_folder, huggingface, mimic_cxr, open_i, table, table_parts
+from medclip_sources import dicom_folder, huggingface, mimic_cxr, open_i, table
 from medclip_sources.boxes import read_boxes
 from medclip_sources.labels import join_labels
-from medclip_sources.object_store import open_root
 
 READERS: dict[str, Callable[[Any, SourceConfig, Resolve], RawStudies]] = {
     "mimic_cxr": mimic_cxr.read_mimic_cxr,
     "open_i": lambda root, _settings, _resolve: open_i.read_open_i(root),
     "table": table.read_mapped_table,
     "dicom": dicom_folder.read_dicom_folder,
-    "dicomweb": dicom_folder.read_dicomweb,
     "huggingface": huggingface.read_huggingface,
 }
 """`source.kind` -> its reader, of those that are built in; see `plugins.SOURCES`."""
 
 
-def read_source(settings: SourceConfig, resolve: Resolve, *, in_parts: bool = False) -> Source:
-    """Read a source; no image is decoded. With `in_parts`, studies are read by `Source.parts`.
+def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
+    """Read a source; no image is decoded.
 
     Raises:
         ConfigError: a setting that the kind of source needs is empty.
         StudyError: a table is missing or cannot be read.
     """
-    root = open_root(settings, resolve)
-    if in_parts and table_parts.has_parts(settings):
-        return Source(
-            table_parts.read_table_in_parts(root, settings, resolve), BoxTable([], set(), 0)
-        )
+    root = resolve(settings.root)
     raw = (READERS | dict(SOURCES))[settings.kind](root, settings, resolve)
     if settings.labels:
         raw.tables["labels"] = find_file("labels", settings.labels, root, resolve)
@@ -49,7 +42,7 @@ def read_source(settings: SourceConfig, resolve: Resolve, *, in_parts: bool = Fa
     if not settings.boxes:
         return Source(raw, raw.boxes or BoxTable([], set(), 0))
     raw.tables["boxes"] = find_file("boxes", settings.boxes, root, resolve)
-    read = read_boxes(raw.tables["boxes"], raw.images, settings, root)
+    read = read_boxes(raw.tables["boxes"], raw.images, settings, raw.root)
     return Source(raw, read)
 
 
@@ -62,7 +55,8 @@ def _require_findings(labels: pa.Table, settings: SourceConfig) -> None:
         )
 
 
-def images_root(settings: SourceConfig, resolve: Resolve) -> Path | Bucket:
-    """Give the folder or bucket that the image paths of a manifest are relative to."""
-    is_copied = settings.kind == "huggingface" and settings.materialise
-    return huggingface.ROWS.at(resolve("${WORK}")) if is_copied else open_root(settings, resolve)
+def images_root(settings: SourceConfig, resolve: Resolve) -> Path:
+    """Return the folder that the image paths of a manifest are relative to."""
+    if settings.kind == "huggingface":
+        return huggingface.ROWS.at(resolve("${WORK}"))
+    return resolve(settings.root)

@@ -17,32 +17,36 @@ from medclip_dcl.data.records import (
     TableRows,
     Text,
 )
-from medclip_dcl.data.row_images import Bucket, file_of, is_list
 from medclip_dcl.data.source_settings import (
     CONSTANT,
-    FIELD,
     Column,
     Resolve,
     SourceConfig,
     find_file,
     relative_to_root,
 )
-from medclip_dcl.data.table_files import fill_pattern, strings
+from medclip_dcl.data.table_columns import (
+    FIELD,
+    clean_id,
+    fill_pattern,
+    is_list,
+    read_columns,
+    strings,
+)
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.sections import read_loose_sections
 from medclip_sources.boxes import boxes_of_image
 from medclip_sources.labels import label_table, read_row_labels
-from medclip_sources.rows import read_columns
 
 _BOXES: tuple[Column, ...] = ("boxes", "phrase", "category")
 _ROLES: list[Column] = [role for role in get_args(Column) if role not in {"labels", *_BOXES}]
+_IDS = ("image_id", "study_id", "subject_id")
 _OF_IMAGES = ("image_id", "view", "width", "height")  # may be lists, parallel to the images
 SPELLINGS = {"val": "validate", "valid": "validate", "validation": "validate", "dev": "validate"}
 """Name of a split -> ours."""
 
 _Cell = str | list[str]
-_ROWS_AT_ONCE = 20_000  # as Python's objects: they take ten times what a table takes
 
 
 class RowFile(NamedTuple):
@@ -53,86 +57,71 @@ class RowFile(NamedTuple):
     split: str = ""
 
 
-def read_mapped_table(root: Path | Bucket, settings: SourceConfig, resolve: Resolve) -> RawStudies:
+def read_mapped_table(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """Read the table `source.table` as `read_row_files`."""
-    return read_row_files(root, mapped_files(root, settings, resolve), settings)
-
-
-def mapped_files(root: Path | Bucket, settings: SourceConfig, resolve: Resolve) -> list[RowFile]:
-    """Find the files of `source.table`."""
     named = settings.table if isinstance(settings.table, dict) else {"": settings.table}
-    return [
+    files = [
         RowFile(find_file("table", name, root, resolve), split=split)
         for split, name in named.items()
     ]
+    return read_row_files(root, files, settings)
 
 
-def read_row_files(
-    root: Path | Bucket, files: Sequence[RowFile], settings: SourceConfig
-) -> RawStudies:
+def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig) -> RawStudies:
     """Read rows by the columns that the settings map; images alone without a column of text.
 
-    Several files with one name are read as one, in order.
+    Several files with one name are read as one, in order. Of a file no more than a part is in
+    memory at a time, next to the records made of it.
 
     Raises:
         ConfigError: a column that is needed is not mapped, or a setting that goes with it.
         StudyError: a file cannot be read, lacks a column, or holds a split, a label, a box or a
             size of an image that is none.
     """
-    names, boxed, of_labels = mapped_roles(settings)
-    require_roles(names, boxed, settings, has_splits=all(file.split for file in files))
+    names, boxed, of_labels = _mapped_roles(settings)
+    _require_roles(names, boxed, settings, has_splits=all(file.split for file in files))
     wanted, image = mapped_columns(settings)
     pattern = names.pop("path")
     del names["image"]
-    found = RowRecords(settings, relative_to_root(root, settings))
+    has_images = bool(image or pattern)
+    wanted += [image] if image else []
+    records = _RowRecords(settings, relative_to_root(root, settings))
     labels: list[pa.Table] = []
-    tables: dict[str, Path] = {}
-    stamped: list[str] = []
     for file in files:
-        table = read_columns(file.path, wanted, image, root, settings)
-        found.rows.files.append((found.total, file.path.name))
-        holds_images = False
-        for start in range(0, table.num_rows, _ROWS_AT_ONCE):
-            part = table.slice(start, _ROWS_AT_ONCE)
+        records.rows.files.append((records.total, file.path.name))
+        for part in read_columns(file.path, wanted, settings.fallback_encoding):
             columns = {
-                role: role_values(part, name, file.path.name, listed=role in _OF_IMAGES)
+                role: _role_values(part, name, file.path.name, listed=role in _OF_IMAGES)
                 for role, name in names.items()
                 if name
             }
-            where = role_values(part, image, file.path.name, listed=True) if image else None
-            if pattern:
-                where = [str(path).strip() for path in role_values(part, pattern, file.path.name)]
+            where = None
+            if has_images:
+                where = _role_values(part, image or pattern, file.path.name, listed=bool(image))
             lists = {role: part.column(name) for role, name in boxed.items() if name}
             for row in range(part.num_rows):
-                found.add(file, row, columns, where, lists)
-            holds_images |= any(_in_rows(value) for value in where or ())
-        labels += [table.select(of_labels)] if of_labels else []
-        if holds_images:  # too large to be hashed at each run
-            assert isinstance(root, Path), "images of rows are read from folders alone"
-            stamped.append(file.path.resolve().relative_to(root.resolve()).as_posix())
-        else:
-            name = f"{file.name}/{file.path.name}"
-            tables["table" if len(files) == 1 else name] = file.path
+                records.add(file, row, columns, where, lists)
+            labels += [part.select(of_labels)] if of_labels else []
     has_reports = bool(names["findings"] or names["impression"] or names["report"])
     found_labels = None
     if labels:
         joined = pa.concat_tables(labels, promote_options="permissive")
-        read = read_row_labels(joined, files[0].path.name, settings, found.counts)
-        found_labels = label_table(found.study_of_row, read, settings.findings)
+        read = read_row_labels(joined, files[0].path.name, settings, records.counts)
+        found_labels = label_table(records.study_of_row, read, settings.findings)
+    several = len(files) > 1
     return RawStudies(
         root,
-        found.images,
-        list(found.studies.values()) if has_reports else [],
-        has_images=bool(pattern or image),
+        records.images,
+        list(records.studies.values()) if has_reports else [],
+        has_images=has_images,
         has_reports=has_reports,
-        splits=found.splits,
+        splits=records.splits,
         labels=found_labels,
-        rejects=found.rejects,
-        files=stamped,
-        tables=tables,
-        rows=found.rows,
-        boxes=found.boxes if boxed["boxes"] else None,
-        counts=dict(found.counts),
+        rejects=records.rejects,
+        tables={f"{x.name}/{x.path.name}" if several else "table": x.path for x in files},
+        rows=records.rows,
+        boxes=records.boxes if boxed["boxes"] else None,
+        counts=dict(records.counts),
         by_patient=not settings.is_anonymous,
     )
 
@@ -144,8 +133,8 @@ def _parts(name: str) -> list[str]:
     return FIELD.findall(name) or [name]
 
 
-def role_values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> list[_Cell]:
-    """Give a value for each row: of a column, made from several, or the same in all."""
+def _role_values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> list[_Cell]:
+    """Make a value for each row: of a column, made from several, or the same in all."""
     if name.startswith(CONSTANT):
         return [name.removeprefix(CONSTANT)] * table.num_rows
     if FIELD.search(name) or not listed:
@@ -155,14 +144,14 @@ def role_values(table: pa.Table, name: str, file: str, *, listed: bool = False) 
 
 def mapped_columns(settings: SourceConfig) -> tuple[list[str], str]:
     """Name the columns that the settings map, and that of images."""
-    names, boxed, of_labels = mapped_roles(settings)
+    names, boxed, of_labels = _mapped_roles(settings)
     image = names.pop("image")
-    found = [part for name in (*names.values(), *boxed.values()) for part in _parts(name)]
-    return list(dict.fromkeys([*found, *of_labels])), image
+    parts = [part for name in (*names.values(), *boxed.values()) for part in _parts(name)]
+    return list(dict.fromkeys([*parts, *of_labels])), image
 
 
-def mapped_roles(settings: SourceConfig) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """Give role -> column, of rows and of boxes, and the columns of labels."""
+def _mapped_roles(settings: SourceConfig) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Map role -> column, of rows and of boxes, and the columns of labels."""
     names: dict[str, str] = {role: str(settings.columns.get(role, "")) for role in _ROLES}
     boxed: dict[str, str] = {role: str(settings.columns.get(role, "")) for role in _BOXES}
     named = "" if settings.labels else settings.columns.get("labels", "")
@@ -180,7 +169,7 @@ def _cells(column: pa.ChunkedArray, file: str, name: str) -> list[_Cell]:
     return [[value or "" for value in values or ()] for values in lists]
 
 
-def require_roles(
+def _require_roles(
     names: Mapping[str, str], boxed: Mapping[str, str], settings: SourceConfig, *, has_splits: bool
 ) -> None:
     """Refuse settings that name no column of a role which is needed; ConfigError."""
@@ -208,7 +197,7 @@ def require_roles(
 
 
 @dataclass
-class RowRecords:
+class _RowRecords:
     """Records made of the rows so far."""
 
     settings: SourceConfig
@@ -238,7 +227,10 @@ class RowRecords:
         self.rows_of[file.name] += 1
         self.total += 1
         made = f"{file.name}-{number:06d}"
-        values = {role: column[row] for role, column in columns.items()}
+        values = {
+            role: _cleaned(column[row]) if role in _IDS else column[row]
+            for role, column in columns.items()
+        }
         text = {role: value for role, value in values.items() if isinstance(value, str)}
         paths = "" if where is None else where[row]
         several = isinstance(paths, list)
@@ -252,10 +244,10 @@ class RowRecords:
         image_ids = list(self._image_ids(values, study_id, made, len(paths), several=several))
         for name in image_ids:
             self.rows.note(name, self.total - 1)
-        subject = text.get("subject_id", "").strip()
+        subject = text.get("subject_id", "")
         if self.settings.is_anonymous:
             subject = study_id
-        if not study_id.strip() or not all(name.strip() for name in image_ids):
+        if not study_id or not all(image_ids):
             self._reject(f"row-{number:06d}", "bad_id")
             return
         if not subject:
@@ -272,7 +264,7 @@ class RowRecords:
         if where is not None:
             self._add_images(images, made)
         self._add_study(study_id, subject, _text(text, study_id))
-        split = file.split or (text.get("split") and split_name(text["split"], number))
+        split = file.split or (text.get("split") and _split_name(text["split"], number))
         if split:
             self.splits.setdefault(subject, set()).add(split)
 
@@ -324,15 +316,14 @@ class RowRecords:
             value = values.get(role, "")
             return (value[k] if isinstance(value, list) else value).strip()
 
-        path = path if _in_rows(path) else self.relative(path)
         size = (_pixels(of(side), row) for side in ("width", "height"))
-        return ImageRecord(name, study_id, subject, of("view"), path, *size)
+        return ImageRecord(name, study_id, subject, of("view"), self.relative(path.strip()), *size)
 
     def _add_study(self, study_id: str, subject: str, text: Text) -> None:
-        known = self.studies.get(study_id)
-        if known is None or not any(known.report):
+        before = self.studies.get(study_id)
+        if before is None or not any(before.report):
             self.studies[study_id] = Study(study_id, subject, text)
-        elif any(text) and text != known.report:
+        elif any(text) and text != before.report:
             self.counts["report_conflicts"] += 1
 
     def _add_boxes(
@@ -345,7 +336,7 @@ class RowRecords:
         several: bool,
     ) -> bool:
         # Whether the lists are as long as they must be.
-        found: list[dict[str, Any]] = []
+        boxes: list[dict[str, Any]] = []
         values: dict[str, Any] = {role: column[row].as_py() for role, column in lists.items()}
         per_image = [values] * len(images)
         if several:
@@ -367,19 +358,19 @@ class RowRecords:
                 )
             except ValueError:
                 return False
-            found += rows
+            boxes += rows
             self.counts["phrases_without_box"] += without
-        self.boxes.rows.extend(found)
-        self.boxes.subjects.update(row["subject_id"] for row in found)
+        self.boxes.rows.extend(boxes)
+        self.boxes.subjects.update(row["subject_id"] for row in boxes)
         return True
 
 
-def _in_rows(where: _Cell) -> bool:
-    return any(file_of(path) != path for path in ([where] if isinstance(where, str) else where))
+def _cleaned(cell: _Cell) -> _Cell:
+    return clean_id(cell) if isinstance(cell, str) else [clean_id(name) for name in cell]
 
 
 def _pixels(value: str, row: int) -> int:
-    """Give a side of an image; 0 where the table leaves it blank."""
+    """Read a side of an image; 0 where the table leaves it blank."""
     try:
         side = float(value or 0)
     except ValueError:
@@ -400,8 +391,8 @@ def _text(columns: Mapping[str, str], study_id: str) -> Text:
     return Text(*read_loose_sections(report, study_id))
 
 
-def split_name(name: str, row: int) -> str:
-    """Give our name of a row's split; StudyError where it has none."""
+def _split_name(name: str, row: int) -> str:
+    """Return our name of a row's split; StudyError where it has none."""
     split = SPELLINGS.get(name.strip().lower(), name.strip().lower())
     if split not in SPLITS:
         raise StudyError(

@@ -18,5 +18,3 @@ class GenerateConfig(Section):
     """Longer side of an image, pixels."""
     validate_share: Annotated[float, Field(ge=0, lt=0.8)] = 0.05
     """Share of the patients put into `validate`."""
-    faults: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Faults of each kind that are planted and listed in `truth/faults.csv`; 0: a sound tree."""

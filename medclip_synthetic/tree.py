@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +21,6 @@ from medclip_dcl.distributed import available_cores
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.progress import Progress
 from medclip_dcl.text.labeler.lexicon import LABELS
-from medclip_synthetic.faults import FAULT_LIST, Planted, choose_faults, plant_faults
 from medclip_synthetic.findings import FINE_FINDINGS, TYPES, FineFinding
 from medclip_synthetic.patients import COVERAGE, NATURAL, Item, Patient, draw_patient
 from medclip_synthetic.reports import Meaning, Statement, gallery_sentences, study_labels
@@ -38,8 +37,6 @@ BOX_TABLE = "MS_CXR_Local_Alignment_v1.1.0.csv"
 _PARTS = "parts"
 _THREADS = 1  # threads of BLAS a process: small products lose time by sharing cores
 _VIEW_NAMES = {"AP": "antero-posterior", "PA": "postero-anterior", "LATERAL": "lateral", "": ""}
-# Patients of the test split have boxes: put in train they would be a second fault.
-_OTHER_SPLIT = {"train": "test", "validate": "train", "test": "validate"}
 _BOX_COLUMNS = (
     *("category_name", "label_text", "path", "x", "y", "w", "h"),
     *("image_width", "image_height", "dicom_id", "split"),
@@ -52,7 +49,12 @@ _FINDING_COLUMNS = (
 _COVERAGE = 6  # patients of each fine finding: enough for a median of its boxes
 
 _Row = dict[str, Any]
-_Drawn = Mapping[str, Mapping[str, Any]]  # dicom_id -> `DrawnImage.facts`
+Drawn = Mapping[str, Mapping[str, Any]]
+"""dicom_id -> `DrawnImage.facts`."""
+MakeTables = Callable[
+    [Path, Sequence[Patient], dict[str, Any]], tuple[Sequence[Patient], dict[str, bytes]]
+]
+"""Folder, patients and what was drawn of them -> patients as they are shown, and tables by name."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,24 @@ class Unit:
             yield draw_patient(self.origin, number, seed, validate_share)
 
 
+def make_tables(
+    _folder: Path, patients: Sequence[Patient], drawn: Drawn
+) -> tuple[Sequence[Patient], dict[str, bytes]]:
+    """Make the tables of a sound tree, and return its patients as they are."""
+    return patients, release_tables(patients, drawn) | truth_tables(patients, drawn)
+
+
 def write_tree(
-    writer: ArtifactWriter, seed: int, settings: GenerateConfig, workers: int
+    writer: ArtifactWriter,
+    seed: int,
+    settings: GenerateConfig,
+    workers: int,
+    make: MakeTables = make_tables,
 ) -> dict[str, Any]:
-    """Write the tree into a draft, continuing where a killed run stopped; return its counts."""
+    """Write the tree into a draft, continuing where a killed run stopped; return its counts.
+
+    `make` gets the draft with all images and reports, and makes the tables.
+    """
     folder = writer.directory
     for leftover in folder.rglob(".*"):  # files that a kill left half-written
         leftover.unlink()
@@ -94,18 +110,12 @@ def write_tree(
     patients = [
         patient for unit in units for patient in unit.patients(seed, settings.validate_share)
     ]
-    planted: list[Planted] = []
-    if settings.faults:
-        planted = choose_faults(patients, drawn, settings.faults, seed)
-        patients = plant_faults(folder, patients, drawn, planted, settings.size_px)
     (folder / "truth").mkdir(exist_ok=True)
-    tables = release_tables(patients, drawn, planted) | _truth_tables(patients, drawn)
-    if planted:
-        tables[FAULT_LIST] = _csv([item._asdict() | {"code": item.code} for item in planted])
+    shown, tables = make(folder, patients, drawn)
     for name, content in tables.items():
         write_bytes(folder / name, content)
     shutil.rmtree(folder / _PARTS)
-    return _summarize(patients) | ({"faults": len(planted)} if planted else {})
+    return _summarize(shown)
 
 
 def plan_patients(settings: GenerateConfig) -> Iterator[Unit]:
@@ -168,20 +178,11 @@ def _limit_threads() -> None:
     threadpool_limits(_THREADS)
 
 
-def release_tables(
-    patients: Sequence[Patient], drawn: _Drawn, planted: Iterable[Planted]
-) -> dict[str, bytes]:
+def release_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]:
     """Make the tables that MIMIC-CXR, MIMIC-CXR-JPG and MS-CXR ship, by name."""
-    fault_of = {entry.image_id: entry.fault for entry in planted}
     images = [item for patient in patients for item in patient.items()]
     studies = [(patient.subject_id, study) for patient in patients for study in patient.studies]
-    split, boxed = [], []
-    for item in images:
-        fault, own = fault_of.get(item.image.dicom_id), item.patient.split
-        split.append(_ids(item) | {"split": _OTHER_SPLIT[own] if fault == "wrong_split" else own})
-        if own == "test" or fault == "trained_box":
-            boxed.append(item)
-    twice = [item for item in images if fault_of.get(item.image.dicom_id) == "repeated_row"]
+    boxed = [item for item in images if item.patient.split == "test"]
     labels = []
     for subject, study in studies:
         found = study_labels(study.report)
@@ -192,17 +193,19 @@ def release_tables(
         for subject, study in studies
     ]
     zipped = {
-        "mimic-cxr-2.0.0-metadata.csv.gz": [_metadata(item, drawn) for item in (*images, *twice)],
-        "mimic-cxr-2.0.0-split.csv.gz": split,
+        "mimic-cxr-2.0.0-metadata.csv.gz": [_metadata(item, drawn) for item in images],
+        "mimic-cxr-2.0.0-split.csv.gz": [
+            _ids(item) | {"split": item.patient.split} for item in images
+        ],
         "mimic-cxr-2.0.0-chexpert.csv.gz": labels,
         "cxr-record-list.csv.gz": [_ids(item) | {"path": item.path} for item in images],
         "cxr-study-list.csv.gz": reports,
     }
-    tables = {name: gzip.compress(_csv(rows), mtime=0) for name, rows in zipped.items()}
-    return tables | {BOX_TABLE: _csv(list(_box_rows(boxed, drawn)), _BOX_COLUMNS)}
+    tables = {name: gzip.compress(csv_bytes(rows), mtime=0) for name, rows in zipped.items()}
+    return tables | {BOX_TABLE: csv_bytes(list(box_rows(boxed, drawn)), _BOX_COLUMNS)}
 
 
-def _truth_tables(patients: Sequence[Patient], drawn: _Drawn) -> dict[str, bytes]:
+def truth_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]:
     """Make the tables that no release has; rho is the exact share of frontal training images."""
     images = [item for patient in patients for item in patient.items()]
     shares = _TrainingShares(images)
@@ -233,11 +236,13 @@ def _truth_tables(patients: Sequence[Patient], drawn: _Drawn) -> dict[str, bytes
     statements.sort(key=lambda row: (row["kind"], row["text"]))
     gallery = "\n".join(gallery_sentences(finding)[0] for finding in FINE_FINDINGS) + "\n"
     return {
-        "truth/images.csv": _csv([_image_row(item) for item in images]),
-        "truth/findings.csv": _csv(list(_finding_rows(images, drawn)), _FINDING_COLUMNS),
-        "truth/statements.csv": _csv(statements),
-        "truth/eta.csv": _csv([{"text": row["text"], "eta": row["rho"]} for row in statements]),
-        "truth/fine.csv": _csv(fine),
+        "truth/images.csv": csv_bytes([_image_row(item) for item in images]),
+        "truth/findings.csv": csv_bytes(list(_finding_rows(images, drawn)), _FINDING_COLUMNS),
+        "truth/statements.csv": csv_bytes(statements),
+        "truth/eta.csv": csv_bytes(
+            [{"text": row["text"], "eta": row["rho"]} for row in statements]
+        ),
+        "truth/fine.csv": csv_bytes(fine),
         "truth/gallery.txt": gallery.encode(),
     }
 
@@ -258,7 +263,8 @@ def _summarize(patients: Sequence[Patient]) -> _Row:
     }
 
 
-def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> bytes:
+def csv_bytes(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> bytes:
+    """Write rows as CSV."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(columns or rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -292,7 +298,7 @@ def _ids(item: Item) -> _Row:
     }
 
 
-def _metadata(item: Item, drawn: _Drawn) -> _Row:
+def _metadata(item: Item, drawn: Drawn) -> _Row:
     size = drawn[item.image.dicom_id]
     portable = item.image.view == "AP"
     procedure = "CHEST (PORTABLE AP)" if portable else "CHEST (PA AND LAT)"
@@ -312,7 +318,8 @@ def _metadata(item: Item, drawn: _Drawn) -> _Row:
     }
 
 
-def _box_rows(images: Sequence[Item], drawn: _Drawn) -> Iterator[_Row]:
+def box_rows(images: Sequence[Item], drawn: Drawn) -> Iterator[dict[str, Any]]:
+    """Make the rows of the box table of some images."""
     for item in images:
         image = drawn[item.image.dicom_id]
         for finding in item.study.findings:
@@ -324,7 +331,7 @@ def _box_rows(images: Sequence[Item], drawn: _Drawn) -> Iterator[_Row]:
                 yield dict(zip(_BOX_COLUMNS, (*values, item.image.dicom_id, "test"), strict=True))
 
 
-def _finding_rows(images: Sequence[Item], drawn: _Drawn) -> Iterator[_Row]:
+def _finding_rows(images: Sequence[Item], drawn: Drawn) -> Iterator[_Row]:
     for item in images:
         for finding, severity in item.study.findings.items():
             for x, y, w, h in drawn[item.image.dicom_id]["boxes"].get(finding.name, ()):

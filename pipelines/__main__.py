@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -153,28 +153,8 @@ def _serve(
     return code
 
 
-def _gateway(
-    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="Its settings.")],
-    action: Annotated[
-        Literal["run", "status", "retry", "forget"],
-        typer.Argument(
-            metavar="[ACTION]",
-            help="Run until a signal stops it; images by state; take up; remove.",
-        ),
-    ] = "run",
-    digest: Annotated[
-        str, typer.Argument(metavar="[DIGEST]", help="First digits of an image's SHA-256.")
-    ] = "",
-) -> int:
-    """Run the gateway, or ask for its `status`; `retry` and `forget` images."""
-    gateway = importlib.import_module(f"{sibling('gateway')}.__main__")
-    words = [action, *([digest] if digest else []), "--config", str(config)]
-    code: int = gateway.main(words, prog="medclip gateway")
-    return code
-
-
 _OWN: dict[str, Callable[..., int]] = {
-    "demo": _demo, "run": _run, "train": _train, "serve": _serve, "gateway": _gateway
+    "demo": _demo, "run": _run, "train": _train, "serve": _serve
 }  # fmt: skip
 
 

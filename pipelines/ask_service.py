@@ -16,9 +16,8 @@ from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.client import Client
 from medclip_dcl.data import manifest
-from medclip_dcl.data.row_images import image_source
 from medclip_dcl.errors import QueryError
-from medclip_dcl.files import write_text
+from medclip_dcl.files import path_under, write_text
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.schemas import Schema
 from medclip_dcl.settings import resolve_path
@@ -50,7 +49,7 @@ def build(job: Job) -> None:
     image, phrase = _choose(images, index, job.open(sentences.ARTIFACT))
     config = job.config
     root = readers.images_root(config.source, lambda text: resolve_path(text, config.work))
-    source = image_source(root, image["path"])
+    source = path_under(root, image["path"])
     picture = source.read_bytes() if isinstance(source, Path) else bytes(source)
     with _serving(model.path, index.path) as client:
         answers = {

@@ -9,15 +9,12 @@ that they expect are far from what the claims of the training reports show.
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.errors import ArtifactError, ArtifactMissing, ConfigError
-from medclip_dcl.files import sha256_file
-from medclip_dcl.likelihood import eta, masked_lm, scoring
+from medclip_dcl.errors import ArtifactError, ArtifactMissing
+from medclip_dcl.likelihood import eta, eta_sources, masked_lm, scoring
 from medclip_dcl.likelihood.eta_fit import mean_eta, measure_shares
 from medclip_dcl.likelihood.settings import EtaConfig
-from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -30,19 +27,20 @@ _FAR = 2.0
 
 def build(job: Job) -> None:
     """Make the eta cache."""
-    settings = job.config.eta
-    inputs = {kind.name: job.open(kind) for kind in eta.inputs_of(settings)}
-    if scoring.ARTIFACT.name in inputs:
-        _refuse_other_scores(job, inputs)
-    table = _table(job) if settings.source in {"table", "oracle"} else None
+    settings, inputs = job.config.eta, job.open_inputs()
+    opened = {name: item for name, item in inputs.values.items() if isinstance(item, Artifact)}
+    if scoring.ARTIFACT.name in opened:
+        _refuse_other_scores(job, opened)
     cache = job.make(
         eta.ARTIFACT,
-        {"eta": eta.used_settings(settings)},
-        {**inputs, **({"table": sha256_file(table)} if table else {})},
-        lambda writer: eta.write_cache(writer.directory, settings, inputs, table),
+        {"eta": eta_sources.used_settings(settings)},
+        inputs.digests,
+        lambda writer: eta_sources.write_cache(
+            writer.directory, settings, opened, inputs.values.get("table")
+        ),
     )
     if _is_the_papers_line(job) and _is_fitted_here(job):
-        _warn_where_far(job, inputs[sentences.ARTIFACT.name], cache)
+        _warn_where_far(job, opened[sentences.ARTIFACT.name], cache)
 
 
 def _is_the_papers_line(job: Job) -> bool:
@@ -65,21 +63,15 @@ def _warn_where_far(job: Job, texts: Artifact, cache: Artifact) -> None:
         return
     values = read_table(cache.path, eta.ETA, ["eta"])["eta"].to_numpy()
     assumed, measured = mean_eta(values, shares, job.config.eta.eta_max)
+    _, uncapped = mean_eta(values, shares, 1.0)
     negatives = job.config.train.global_batch - 1
     if max(assumed, measured) > _FAR * min(assumed, measured):
         job.say(
             warning=f"a and k are the paper's, for CXR-BERT, and the language model was fitted "
             f"here: eta expects {negatives * assumed:.2g} false negatives of {negatives}, the "
-            f"claims of the training reports show {negatives * measured:.2g}; set eta.fit=claims"
+            f"claims of the training reports show {negatives * uncapped:.2g}, "
+            f"{negatives * measured:.2g} with each share cut at eta.eta_max; set eta.fit=claims"
         )
-
-
-def _table(job: Job) -> Path:
-    settings = job.config.eta
-    table = resolve_path(settings.table, job.config.work)
-    if not table.is_file():
-        raise ConfigError(f"eta.source is {settings.source!r} and eta.table names no file")
-    return table
 
 
 def _refuse_other_scores(job: Job, inputs: Mapping[str, Artifact]) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.artifact_writer import ArtifactWriter
-from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data import manifest
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import read_model_package
@@ -30,9 +29,10 @@ from .job import Job, job_main
 def build(job: Job) -> None:
     """Build the index."""
     reuse_memory()
-    model, studies = job.open(model_package.ARTIFACT), job.open(manifest.ARTIFACT)
-    prepared_artifact, texts = job.open(prepared.ARTIFACT), job.open(sentences.ARTIFACT)
-    said = job.open(labels.ARTIFACT)
+    inputs = job.open_inputs()
+    model, studies, prepared_artifact, texts, claims = (
+        inputs.values[name] for name in ("model", "manifest", "prepared", "sentences", "claims")
+    )
     settings, inference = job.config.index, job.config.inference
     similarity = read_model_package(model.path).config.model.similarity
 
@@ -41,7 +41,7 @@ def build(job: Job) -> None:
         chosen = select_content(
             read_table(studies.path, manifest.IMAGES),
             read_table(texts.path, sentences.SENTENCES),
-            findings_of(read_table(said.path, labels.REPORT_CLAIMS), _labels(studies)),
+            findings_of(read_table(claims.path, labels.REPORT_CLAIMS), _labels(studies)),
             images,
             settings.splits,
         )
@@ -54,13 +54,7 @@ def build(job: Job) -> None:
     index = job.make(
         embeddings.ARTIFACT,
         {"index": settings, "similarity": similarity, "inference": inference},
-        {
-            "model": model,
-            "manifest": studies,
-            "prepared": prepared_artifact,
-            "sentences": texts,
-            "claims": said,
-        },
+        inputs.digests,
         write,
     )
     _fill_engine(job, index.fingerprint, index.file, index.summary)  # one that was there already

@@ -18,11 +18,9 @@ from .config import Config
 from .job import Job, job_main
 
 
-def source_of(config: Config, *, in_parts: bool = False) -> Source:
+def source_of(config: Config) -> Source:
     """Read the source that a config names, as `read_source`; no image is decoded."""
-    return readers.read_source(
-        config.source, lambda text: resolve_path(text, config.work), in_parts=in_parts
-    )
+    return readers.read_source(config.source, lambda text: resolve_path(text, config.work))
 
 
 def build(job: Job) -> None:
@@ -33,7 +31,7 @@ def build(job: Job) -> None:
             "objective.place_weight asks where findings are on a frontal image, and "
             "source.images_per_study is all; set the weight to 0, or leave out lateral images"
         )
-    source = source_of(job.config, in_parts=True)
+    source = source_of(job.config)
     listed = job.make(
         manifest.ARTIFACT,
         {"source": settings.result_settings()},
@@ -59,7 +57,7 @@ def refuse_missing_labels(config: Config, listed: Artifact) -> None:
     if wanting and not manifest.read_labels(listed).num_rows:
         raise ConfigError(
             f"{' and '.join(wanting)}: no study of the source has labels; name them in "
-            "source.columns.labels or source.labels, or choose another value, or other table1.rows"
+            "source.columns.labels or source.labels, or choose another value"
         )
 
 

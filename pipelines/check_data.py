@@ -16,10 +16,9 @@ from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.manifest import split_patients
 from medclip_dcl.data.records import Source
-from medclip_dcl.data.row_images import image_source
 from medclip_dcl.data.selection import select
 from medclip_dcl.errors import ArtifactError, StudyError
-from medclip_dcl.files import write_text
+from medclip_dcl.files import path_under, write_text
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.sentences import SPLITTER
 from medclip_reporting import preflight
@@ -108,7 +107,7 @@ def _doubles(job: Job, source: Source, artifact: Artifact) -> list[Row]:
                 "patients": len({record_of[name].subject_id for name in names}),
             }
             for names in doubles[:_SHOWN]
-            for path in (image_source(source.raw.root, record_of[names[0]].path),)
+            for path in (path_under(source.raw.root, record_of[names[0]].path),)
         ]
 
 

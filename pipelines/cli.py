@@ -63,7 +63,7 @@ def config_of(config: Path, overrides: Sequence[str] | None) -> "Config":
 
 
 def run_folder(run: Path) -> Path:
-    """Give the folder of a run, which is named by itself or by its config.
+    """Return the folder of a run, which is named by itself or by its config.
 
     Raises:
         ArtifactMissing: it is neither.

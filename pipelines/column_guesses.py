@@ -1,20 +1,26 @@
-"""Columns of a table that nobody has mapped yet, guessed by their names and by what they hold."""
+"""Columns of a table that nobody has mapped yet, guessed by their names and by what they hold.
+
+Whether a path names a file is asked as a run asks it: `relative_to_root`, then `path_under`.
+"""
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from medclip_dcl.data.row_images import is_list
-from medclip_dcl.data.source_settings import LABEL_CODES, Column
-from medclip_dcl.data.table_files import UTF16, open_plain, read_any, sniff_separator, strings
+from medclip_dcl.data.source_settings import LABEL_CODES, Column, SourceConfig, relative_to_root
+from medclip_dcl.data.table_columns import is_list, strings
+from medclip_dcl.data.table_files import read_any
 from medclip_dcl.errors import ConfigError, StudyError
+from medclip_dcl.files import path_under
 from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_sources.labels import OTHER_NAMES
@@ -25,32 +31,29 @@ ROLES: tuple[Column, ...] = (
 )  # fmt: skip
 """Roles that are guessed besides labels."""
 
-_T = TypeVar("_T")
 _ID = r"(_?(id|ids|nr|no|number|key|uid|hash|code))?"
 _NAMES = {
     "subject_id": rf"((deid|anon|id)_)?(patient(en)?|paciente|subject|person|mrn|pid|pat){_ID}",
     "study_id": rf"(id_)?(study|exam|examination|accession|estudio)(_instance)?{_ID}",
     "report": r"(.*_)?(reports?|narrative|befund|bericht|informe)(_text|_en|_clean|_body)?|text",
     "findings": r"findings(_text|_section)?",
-    "impression": r"(impression|conclusion|beurteilung)(_text|_section)?",
-    "view": r"(.*_)?(view|view_?position|projection|projektion|proyeccion)",
+    "impression": r"(impressions?|conclusion|beurteilung)(_text|_section)?",
+    "view": r"(.*_)?(views?|view_?position|projection|projektion|proyeccion)(_name)?",
     "split": r"(.*_)?(split|subset|partition|fold)",
     "path": r"(.*_)?(path|file|filename|file_name|filepath|image|img|images|dicom)(_path|_file)?",
 }
-_SUFFIXES = (".dcm", ".dicom", ".jpg", ".jpeg", ".png")
-_FRONTAL = re.compile(r"(AP|PA|FRONTAL)\b")
-_LATERAL = re.compile(r"(L|LL|RL|LAT|LATERAL)\b")
 _ENGLISH = frozenset({"the", "of", "is", "are", "and", "with", "there", "or"})
+_SUFFIXES = (".dcm", ".dicom", ".jpg", ".jpeg", ".png")
 _SAMPLE = 200  # values of a column
-_PATHS = 40  # of these that are looked for
-_DEEPEST = 6  # folders that may be cut off from the beginning of a path
-_LEAST_WORDS = 4.0  # of a text, on average
+_TRIED = 40  # paths of these that are looked for
+_LEAST_WORDS = 4.0  # of a text in a column without a usual name, on average
 _MOST_FOLDERS = 20  # next to the table in which images are looked for
 _MOST = 0.8
+_SHOWN, _SHOWN_LETTERS = 12, 32  # different values of a column that is left out
 
 
-class Images(NamedTuple):
-    """Images of a table: the column that names them, and the folder that its paths start at."""
+class _Images(NamedTuple):
+    """A column that names images, and the folder that its paths start at."""
 
     column: str
     pattern: str  # `source.columns.path`
@@ -65,27 +68,20 @@ class TableGuess:
 
     table: Path
     root: Path
-    separator: str
-    """Of CSV; empty for other forms."""
     encoding: str
     """`source.fallback_encoding`: empty for UTF-8 and UTF-16."""
+    rows: int
     columns: dict[str, str]
-    """Role -> column, as `source.columns` has it."""
+    """Role -> column, as `source.columns` has it; without `subject_id` where none was found."""
     labels: dict[str, str] | str
     """Finding -> column, or the column that lists what is there; empty: none."""
     prefix_strip: str
-    frontal_views: tuple[str, ...]
-    """Values of the column of views that are frontal; empty: the usual ones, or no such column."""
-    images_there: float
-    """Share of the images tried whose file is there."""
     is_english: bool
     """Whether most reports have a common English word."""
-    rows: int
-    patients: int
-    """Distinct ones; 0 where no column names them."""
-    studies: int
-    split_sizes: dict[str, int]
-    """Studies of each split; empty where the table has none."""
+    views: dict[str, str]
+    """Value of the column of views, in capitals -> `frontal`, `lateral` or empty: unknown."""
+    unused: dict[str, str]
+    """Column that is left out -> its values in words."""
 
 
 def guess_table(
@@ -93,8 +89,7 @@ def guess_table(
 ) -> TableGuess:
     """Read a table and guess its columns; `images` is the folder that its paths start at.
 
-    `given`: role -> column, taken as it is. A table without a column of patients has none in
-    `columns`.
+    `given`: role -> column, taken as it is.
 
     Raises:
         ConfigError: `given` names another role, or a column that is not there.
@@ -109,31 +104,73 @@ def guess_table(
     }
     _check_given(named, values)
     samples = {name: _sample(column) for name, column in values.items()}
-    found = _find_images(path, values, samples, images, named.get("path", ""))
-    _refuse_data_as_names(path, samples, found)
+    found = _find_images(path, samples, images, named.get("path", ""))
+    if found.column.lower().endswith(_SUFFIXES) or _words(list(samples)) >= _LEAST_WORDS:
+        raise StudyError(
+            f"the first row of table {path} seems to be data; write the names of its columns above"
+        )
     columns = {"path": found.pattern}
     for role, is_such in _CONTENTS.items():
         chosen = named.get(role) or _named(role, samples, is_such, {found.column})
         columns |= {role: chosen} if chosen else {}
-    columns |= _texts(path, samples, named, {found.column, *columns.values()})
-    of = {role: values.get(columns.get(role, ""), []) for role in ROLES}
+    if "view" not in columns and (view := _view_column(values, set(columns.values()))):
+        columns["view"] = view
+    columns |= _texts(path, values, samples, named, {found.column, *columns.values()})
     text = next(columns[role] for role in ("report", "findings", "impression") if role in columns)
+    labels = _labels(values, samples, set(columns.values()))
+    used = {
+        *columns.values(),
+        found.column,
+        *([labels] if isinstance(labels, str) else labels.values()),
+    }
+    view_values = sorted(
+        {value.strip().upper() for value in values.get(columns.get("view", ""), ())}
+    )
     return TableGuess(
         table=path,
         root=found.root,
-        separator=_separator(path, encoding) if _is_csv(path) else "",
         encoding=encoding,
-        columns={role: columns[role] for role in ROLES if role in columns},
-        labels=_labels(values, samples, set(columns.values())),
-        prefix_strip=found.strip,
-        frontal_views=_frontal_views(of["view"]),
-        images_there=found.share,
-        is_english=_is_english(samples[text]),
         rows=table.num_rows,
-        patients=len({subject for subject in of["subject_id"] if subject.strip()}),
-        studies=len(set(of["study_id"])) or table.num_rows,
-        split_sizes=_split_sizes(of["split"], of["study_id"]),
+        columns={role: columns[role] for role in ROLES if role in columns},
+        labels=labels,
+        prefix_strip=found.strip,
+        is_english=_is_english(samples[text]),
+        views={value: read_view(value) for value in view_values if value},
+        unused={
+            name: _in_words(values[name]) if name in values else "lists"
+            for name in table.column_names
+            if name not in used
+        },
     )
+
+
+def read_view(value: str) -> str:
+    """Tell what a view shows of the chest: `frontal`, `lateral`, or empty where it is not said.
+
+    Read are words and their usual short forms, however they are joined: `CHEST PA`,
+    `postero-anterior`, `AP_horizontal`, `p.a.`, `LL`, `LLAT`, `seitlich`. A value that names both,
+    such as `PA and lateral`, is about a study and says nothing of an image. Obliques and decubitus
+    views count as lateral: they are not frontal.
+    """
+    plain = unicodedata.normalize("NFKD", value).encode("ascii", "ignore").decode().lower()
+    words = re.findall(r"[a-z]+", plain)
+    joined = "".join(words)
+    is_lateral = joined in {"l", "la"} or any(_LATERAL.fullmatch(word) for word in words)
+    is_frontal = (
+        any(_FRONTAL.fullmatch(word) for word in words)
+        or re.search(r"(anterior|antero)posterior|(posterior|postero)anterior", joined) is not None
+        or re.search(r"\b(a\W{1,3}p|p\W{1,3}a)\b", plain) is not None
+    )
+    if is_lateral == is_frontal:
+        return ""
+    return "lateral" if is_lateral else "frontal"
+
+
+_FRONTAL = re.compile(r"ap|pa|aps|frontal\w*|front|face|dorsoventral|ventrodorsal|supine|supin[oa]")
+_LATERAL = re.compile(
+    r"ll|rl|lld|rld|llo|rlo|lao|rao|lpo|rpo|[lr]?lat|(?!bi)\w*lateral\w*|profile?|perfil|seitlich\w*"
+    r"|obliqu\w*|decub\w*"
+)
 
 
 def _read(path: Path) -> tuple[pa.Table, str]:
@@ -147,23 +184,11 @@ def _read(path: Path) -> tuple[pa.Table, str]:
     return read_any(path, "cp1252"), "cp1252"
 
 
-def _separator(path: Path, encoding: str) -> str:
-    with open_plain(path) as stream:
-        is_utf16 = stream.read(2) in UTF16
-    return sniff_separator(path, "utf-16" if is_utf16 else encoding or "utf8")
-
-
-def _is_csv(path: Path) -> bool:
-    kind = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
-    return kind.lower() not in {".parquet", ".jsonl", ".json", ".arrow"}
-
-
-def _check_given(given: Mapping[str, str], columns: Iterable[str]) -> None:
-    there = list(columns)
+def _check_given(given: Mapping[str, str], columns: Mapping[str, Any]) -> None:
     if unknown := sorted(set(given) - set(ROLES)):
         raise ConfigError(f"{unknown} are no roles of columns; use those of {list(ROLES)}")
-    if absent := [name for name in given.values() if name not in there]:
-        raise ConfigError(f"the table has no column {absent}; correct the name")
+    if absent := [name for name in given.values() if name not in columns]:
+        raise ConfigError(f"the table has no column {absent}; it has {list(columns)}")
 
 
 def _sample(column: Sequence[str]) -> list[str]:
@@ -171,7 +196,7 @@ def _sample(column: Sequence[str]) -> list[str]:
     return filled[:: max(1, len(filled) // _SAMPLE)][:_SAMPLE]
 
 
-def _share(values: Sequence[_T], is_such: Callable[[_T], object]) -> float:
+def _share(values: Sequence[str], is_such: Callable[[str], object]) -> float:
     return fmean(bool(is_such(value)) for value in values) if values else 0.0
 
 
@@ -179,25 +204,29 @@ def _words(values: Sequence[str]) -> float:
     return fmean(len(value.split()) for value in values) if values else 0.0
 
 
-def _refuse_data_as_names(path: Path, samples: Mapping[str, list[str]], found: Images) -> None:
-    if found.column.lower().endswith(_SUFFIXES) or _words(list(samples)) >= _LEAST_WORDS:
-        raise StudyError(
-            f"the first row of table {path} seems to be data; write the names of its columns above"
-        )
-
-
-def _is_view(value: str) -> object:
-    return _FRONTAL.match(value.upper()) or _LATERAL.match(value.upper())
+def _in_words(values: Sequence[str]) -> str:
+    # What a column holds: its values where they are few and short, as categories are.
+    counts = Counter(value.strip() for value in values)
+    blank = counts.pop("", 0)
+    few = len(counts) <= _SHOWN and all(len(value) <= _SHOWN_LETTERS for value in counts)
+    words = ", ".join(sorted(counts)) if few else f"{len(counts)} different values"
+    return (words + f", {blank} blank" * bool(blank)).removeprefix(", ")
 
 
 def _is_split(value: str) -> bool:
     return SPELLINGS.get(value.lower(), value.lower()) in SPLITS
 
 
+def _is_wording(value: str) -> bool:
+    # Words, and no name of a file: `Normal.` is a report, `reports/s1.txt` and `N-4` are none.
+    is_file = re.fullmatch(r"\S*(/\S+|\.[a-z]{2,4})", value) is not None
+    return not is_file and re.search(r"[^\W\d_]{3}|[^\x00-\u024f]", value) is not None
+
+
 _CONTENTS: dict[str, Callable[[Sequence[str]], bool]] = {
     "subject_id": lambda values: _words(values) < _LEAST_WORDS,
     "study_id": lambda values: _words(values) < _LEAST_WORDS,
-    "view": lambda values: _share(values, _is_view) > _MOST,
+    "view": lambda values: _share(values, read_view) > _MOST,
     "split": lambda values: _share(values, _is_split) == 1,
 }
 """Role -> whether the values of a column can be of it."""
@@ -224,26 +253,49 @@ def _named(
     return next(fitting, "")
 
 
+def _view_column(values: Mapping[str, list[str]], taken: set[str]) -> str:
+    # Of columns that hold views whatever their names are, such as `AP/PA`, that with most of them.
+    shares = {
+        name: _share(column, read_view)
+        for name, column in values.items()
+        if name not in taken
+        and any(read_view(value) == "frontal" for value in column)
+        and _CONTENTS["view"](_sample(column))
+        and _words(_sample(column)) < _LEAST_WORDS
+    }
+    return max(shares, key=lambda name: shares[name], default="")
+
+
 def _texts(
-    path: Path, samples: Mapping[str, list[str]], given: Mapping[str, str], taken: set[str]
+    path: Path,
+    values: Mapping[str, list[str]],
+    samples: Mapping[str, list[str]],
+    given: Mapping[str, str],
+    taken: set[str],
 ) -> dict[str, str]:
-    # The report, or its sections; without a telling name the column with the longest texts.
+    # The report, or its sections; without a usual name the column with the longest texts.
     chosen = {role: given[role] for role in ("report", "findings", "impression") if role in given}
     if chosen:
         return chosen
-    texts = {
-        name: values
-        for name, values in samples.items()
-        if name not in taken and _words(values) >= _LEAST_WORDS
-    }
+    free = {name: column for name, column in samples.items() if name not in taken}
     for role in ("findings", "impression", "report"):
-        if name := _named(role, texts, bool, set(chosen.values())):
+        if name := _named(role, free, _are_texts, set(chosen.values())):
             chosen[role] = name
-    if {"findings", "impression"} & set(chosen):
-        chosen.pop("report", None)
-    distinct = {name: _words(v) for name, v in texts.items() if 2 * len(set(v)) > len(v)}
-    if not chosen and distinct:
-        chosen["report"] = max(distinct, key=lambda name: distinct[name])
+    if len(chosen) == 3:
+        del chosen["report"]
+    if "report" in chosen and len(chosen) == 2:
+        report, (role, section) = chosen.pop("report"), next(iter(chosen.items()))
+        pairs = [pair for pair in zip(values[report], values[section], strict=True) if all(pair)]
+        if sum(part in whole for whole, part in pairs) > len(pairs) / 2:
+            return {"report": report}  # which has the section within it
+        return {"findings": report, "impression": section} if role == "impression" else chosen
+    longest = {
+        name: _words(column)
+        for name, column in free.items()
+        if _words(column) >= _LEAST_WORDS and 2 * len(set(column)) > len(column)
+    }
+    if not chosen and longest:
+        chosen["report"] = max(longest, key=lambda name: longest[name])
     if not chosen:
         raise StudyError(
             f"no column of table {path} holds reports; name it with --column report=NAME. Images "
@@ -252,24 +304,25 @@ def _texts(
     return chosen
 
 
-def _frontal_views(views: Sequence[str]) -> tuple[str, ...]:
-    found = sorted({view for value in views if _FRONTAL.match(view := value.strip().upper())})
-    return tuple(found) if set(found) - {"AP", "PA", "FRONTAL"} else ()
+def _are_texts(values: Sequence[str]) -> bool:
+    is_list = _share(values, lambda value: "|" in value) > 0.1  # of labels
+    return not is_list and _share(values, _is_wording) > 0.5
+
+
+def _is_english(texts: Sequence[str]) -> bool:
+    long = [text for text in texts if len(text.split()) >= _LEAST_WORDS]
+    return _share(long, lambda text: _ENGLISH & set(re.findall(r"[a-z]+", text.lower()))) > 0.5
 
 
 def _find_images(
-    path: Path,
-    values: Mapping[str, list[str]],
-    samples: Mapping[str, list[str]],
-    images: Path | None,
-    given: str,
-) -> Images:
+    path: Path, samples: Mapping[str, list[str]], images: Path | None, given: str
+) -> _Images:
     roots = [images.absolute()] if images else list(_folders(path))
-    tried: list[Images] = []
-    for name in [given] if given else samples:
-        if samples[name] and all(value.startswith("/") for value in samples[name]):
-            tried += _absolute(name, [value for value in values[name] if value.startswith("/")])
-        tried += _relative(name, samples[name], roots)
+    tried = [
+        found
+        for name in ([given] if given else samples)
+        for found in _candidates(name, samples[name], roots)
+    ]
     best = max(tried, key=_likeliness, default=None)
     if best is None or not best.share:
         windows = [name for name, values in samples.items() if _share(values, _is_windows) > _MOST]
@@ -282,7 +335,7 @@ def _find_images(
     return best
 
 
-def _likeliness(images: Images) -> tuple[bool, bool, float, bool]:
+def _likeliness(images: _Images) -> tuple[bool, bool, float, bool]:
     is_named = re.fullmatch(_NAMES["path"], _plain(images.column)) is not None
     return images.share > 0.5, images.pattern == images.column, images.share, is_named
 
@@ -300,31 +353,37 @@ def _is_windows(value: str) -> bool:
     return "\\" in value and value.lower().endswith(_SUFFIXES)
 
 
-def _absolute(column: str, values: Sequence[str]) -> Iterator[Images]:
-    tried = values[:: max(1, len(values) // _PATHS)][:_PATHS]
-    share = _share(tried, lambda value: Path(value).is_file())
-    root = os.path.commonpath([str(Path(value).parent) for value in values])
-    yield Images(column, column, Path(root), "", share)
-
-
-def _relative(column: str, values: Sequence[str], roots: Sequence[Path]) -> Iterator[Images]:
+def _candidates(column: str, values: Sequence[str], roots: Sequence[Path]) -> Iterator[_Images]:
     # Paths may begin with folders that are not here, and names may lack their ending.
     if not values or _words(values) >= _LEAST_WORDS:
         return
-    tried = values[:: max(1, len(values) // _PATHS)][:_PATHS]
+    tried = values[:: max(1, len(values) // _TRIED)][:_TRIED]
     are_paths = _share(tried, lambda value: value.lower().endswith(_SUFFIXES) or "/" in value)
     if are_paths <= _MOST and len(set(tried)) <= len(tried) / 2:
         return  # such as a patient, whose number is the name of an image by chance
-    endings = ("",) if are_paths > _MOST else _SUFFIXES
-    for cut in range(1 + min(_DEEPEST, *(value.count("/") for value in tried))):
-        starts = {"".join(f"{part}/" for part in value.split("/")[:cut]) for value in tried}
-        if len(starts) > 1:
-            return
-        (strip,) = starts
-        for root, ending in product(roots, endings):
+    endings = ("",) if are_paths > _MOST else (*_SUFFIXES, *(end.upper() for end in _SUFFIXES))
+    if absolute := [value for value in values if value.startswith("/")]:
+        folder = os.path.commonpath([str(Path(value).parent) for value in absolute])
+        roots = [*roots, Path(folder)] if len(folder) > 1 else roots
+    starts = {value[: end.end()] for value in tried[:2] for end in re.finditer("/+", value)}
+    for strip, root, ending in product(["", *sorted(starts)], roots, endings):
+        there = _file_test(root, strip, ending)
+        if any(there(value) for value in (*tried[:3], tried[-1])):
             pattern = f"{{{column}}}{ending}" if ending else column
-            rest = [root / (value.removeprefix(strip).lstrip("/") + ending) for value in tried]
-            yield Images(column, pattern, root, strip, _share(rest, Path.is_file))
+            yield _Images(column, pattern, root, strip, _share(tried, there))
+
+
+def _file_test(root: Path, strip: str, ending: str) -> Callable[[str], bool]:
+    relative = relative_to_root(root, SourceConfig(kind="table", prefix_strip=strip))
+
+    def is_there(value: str) -> bool:
+        try:
+            path_under(root, relative(value + ending))
+        except StudyError:
+            return False
+        return True
+
+    return is_there
 
 
 def _labels(
@@ -332,37 +391,17 @@ def _labels(
 ) -> dict[str, str] | str:
     # Columns of codes by finding; else one that lists findings.
     free = {name: samples[name] for name in values if name not in taken and samples[name]}
-    known = {_plain(name): name for name in LABELS}
-    known |= {_plain(other): name for name, others in OTHER_NAMES.items() for other in others}
+    finding_of = {_plain(name): name for name in LABELS}
+    finding_of |= {_plain(one): name for name, others in OTHER_NAMES.items() for one in others}
     by_finding: dict[str, str] = {}
     for column in free:
-        finding = known.get(_plain(column), "")
+        finding = finding_of.get(_plain(column), "")
         if finding and all(value.strip().lower() in LABEL_CODES for value in values[column]):
             by_finding.setdefault(finding, column)
     if by_finding:
         return by_finding
-    is_list_of_names = (
-        name
-        for name, cells in free.items()
-        if _share(
-            cells, lambda cell: any(_plain(part) in known for part in re.split(r"[|;,]", cell))
-        )
-        > _MOST
-    )
-    return next(is_list_of_names, "")
 
+    def lists_findings(cell: str) -> bool:
+        return any(_plain(part) in finding_of for part in re.split(r"[|;,]", cell.strip("[]'\"")))
 
-def _is_english(texts: Sequence[str]) -> bool:
-    def has_english(text: str) -> bool:
-        return bool(_ENGLISH & set(re.findall(r"[a-z]+", text.lower())))
-
-    return _share([text for text in texts if len(text.split()) >= _LEAST_WORDS], has_english) > 0.5
-
-
-def _split_sizes(splits: Sequence[str], studies: Sequence[str]) -> dict[str, int]:
-    ids = studies or map(str, range(len(splits)))
-    of_split: dict[str, set[str]] = {}
-    for split, study in zip(splits, ids, strict=bool(splits)):
-        name = split.strip().lower()
-        of_split.setdefault(SPELLINGS.get(name, name), set()).add(study)
-    return {name: len(members) for name, members in of_split.items()}
+    return next((name for name, cells in free.items() if _share(cells, lists_findings) > _MOST), "")

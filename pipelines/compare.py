@@ -9,7 +9,6 @@ With one run on a side there is no verdict: two models are not two configs. Next
 
 import json
 import sys
-import webbrowser
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +29,6 @@ from medclip_reporting.comparison import (
     describe_difference,
     measure_sides,
 )
-from medclip_reporting.comparison_page import render_comparison
 
 from .cli import tool_main
 
@@ -104,11 +102,6 @@ def command(
     samples: Annotated[int, typer.Option(min=2, help="Draws of patients and runs.")] = SAMPLES,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     output: Annotated[Path | None, typer.Option("--json", help="File for every number.")] = None,
-    page: Annotated[Path | None, typer.Option(help="HTML file for figures and curves.")] = None,
-    open_page: Annotated[
-        bool, typer.Option("--open", help="Open that page; without --page comparison.html.")
-    ] = False,
-    private: Annotated[bool, typer.Option(help="Leave pictures out of the page.")] = False,
 ) -> int:
     """Compare two sides and print the table; 0 whatever the verdict."""
     folders = find_runs(a), find_runs(b)
@@ -123,14 +116,6 @@ def command(
     if output:
         tree = {name: asdict(item) for name, item in differences.items()}
         write_text(output, json.dumps(tree, indent=1, allow_nan=False) + "\n")
-    if page or open_page:
-        page = page or Path("comparison.html")
-        words = comparison_verdict(differences, counts)
-        names = Path(a).name or a, Path(b).name or b
-        write_text(page, render_comparison(names, folders, differences, words, private=private))
-        print(f"page {page}", flush=True)
-        if open_page:
-            webbrowser.open(page.resolve().as_uri())
     return 0
 
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.source_settings import SourceConfig
+from medclip_dcl.data.source_settings import ClaimsConfig, SourceConfig
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.evaluation.settings import EvaluateConfig, Table1Config
+from medclip_dcl.evaluation.settings import EvaluateConfig
 from medclip_dcl.files import find_config
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
 from medclip_dcl.models.settings import (
@@ -23,10 +23,8 @@ from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.settings import LOCAL, NO_EFFECT, Section, check_settings, parse_value, read_yaml
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
-from medclip_hospital.settings import AnswerConfig
 from medclip_reporting.preflight import CheckConfig
 from medclip_reporting.settings import CardConfig, ReportConfig
-from medclip_sources.claims_table import ClaimsConfig
 from medclip_synthetic.settings import GenerateConfig
 
 
@@ -80,14 +78,10 @@ class Config(Section):
     """Engine and precision of a finished model."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """Evaluation."""
-    table1: Table1Config = Table1Config()
-    """Table 1."""
     index: IndexConfig = IndexConfig()
     """Retrieval index."""
     retrieval: RetrievalConfig = RetrievalConfig()
     """Engine of the candidates."""
-    answer: AnswerConfig = AnswerConfig()
-    """Answers on every image."""
     card: CardConfig = CardConfig()
     """Model card and data card."""
     report: ReportConfig = ReportConfig()
@@ -126,21 +120,25 @@ def check_config(tree: dict[str, Any], name: str) -> Config:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    file, what = path, "config"
+    file, what = find_config(path), "config"
     read: list[Path] = []
     tree: dict[str, Any] = {}
     while True:
-        read.append(find_config(file).resolve())
+        read.append(file.resolve())
         under = read_yaml(file, what)
         base = under.pop("base", None)
         if "plugins" in under:
-            under["plugins"] = locate_plugins(under["plugins"], find_config(file).parent)
+            under["plugins"] = locate_plugins(under["plugins"], file.parent)
         tree = _laid_over(under, tree)
         if base is None:
             return tree
-        what, file = f"base of {file},", find_config(file).parent / str(base)
-        if file.resolve() in read:
-            raise ConfigError(f"config {path} is, by way of its bases, its own base: {file}")
+        # `base: demo` in a `demo.yaml` of one's own means the one that came with the package.
+        places = [find_config(file.parent / str(base)), find_config(Path(str(base)))]
+        there = [place for place in places if place.is_file()]
+        if there and all(place.resolve() in read for place in there):
+            raise ConfigError(f"config {path} is, by way of its bases, its own base: {there[0]}")
+        what = f"base of {file},"
+        file = next((place for place in there if place.resolve() not in read), places[0])
 
 
 def _laid_over(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -17,13 +17,12 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from medclip_dcl.data.source_settings import SourceConfig
+from medclip_dcl.data.table_columns import read_columns
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import EngineName, Precision
 from medclip_exports.vectors import Dtype, EmbeddedRows, list_image_files, write_vectors
-from medclip_sources.rows import read_columns
 
 from .cli import reuse_memory, run_folder, tool_main
 from .job import run_resumable
@@ -40,7 +39,7 @@ def command(
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The Parquet file that is written.")],
     images: Annotated[
-        str, typer.Option(metavar="COLUMN", help="A table's images: paths or bytes.")
+        str, typer.Option(metavar="COLUMN", help="A table's images: their paths.")
     ] = "",
     sentences: Annotated[str, typer.Option(metavar="COLUMN", help="A table's sentences.")] = "",
     key: Annotated[
@@ -86,11 +85,13 @@ def _rows_of(
     if bool(images) == bool(sentences):
         raise ConfigError(f"{source} is not a folder: name a column by --images or by --sentences")
     folder = (root or source.parent) if images else None
-    asked = [name for name in (key, sentences) if name]
-    table = read_columns(source, asked, images, folder or source.parent, SourceConfig())
+    asked = [name for name in (key, images, sentences) if name]
+    table = pa.concat_tables(read_columns(source, asked))
     values = table.column(images or sentences)
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        raise ConfigError(f"column {images or sentences!r} holds {values.type}; one text a row")
+        raise ConfigError(
+            f"column {images or sentences!r} holds {values.type}; name one of texts or paths"
+        )
     keys = table.select([key]) if key else pa.table({"row": pa.array(range(len(table)))})
     return EmbeddedRows(keys, values, folder)
 

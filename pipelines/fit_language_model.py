@@ -12,7 +12,6 @@ from medclip_dcl.artifact import json_digest
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.likelihood import fitting, masked_lm
 from medclip_dcl.settings import resolve_path
-from medclip_dcl.text import sentences
 
 from .job import Job, job_main
 
@@ -23,13 +22,13 @@ def build(job: Job) -> None:
     given = resolve_path(settings.pretrained, job.config.work) if settings.pretrained else None
     digest = json_digest(masked_lm.checkpoint_digests(given)) if given else ""
     if settings.steps:
-        source = job.open(sentences.ARTIFACT)
+        inputs = job.open_inputs()
         job.make(
             masked_lm.ARTIFACT,
             {"language_model": fitting.weight_settings(settings), "seed": seed},
-            {"sentences": source, "pretrained": digest},
+            {**inputs.digests, "pretrained": digest},
             lambda writer: fitting.fit_language_model(
-                writer.directory, source, settings, given, digest, seed
+                writer.directory, inputs.values["sentences"], settings, given, digest, seed
             ),
         )
     elif given is None:

@@ -1,4 +1,4 @@
-"""Grids of a sweep: axes, their points, and the runs that they plan."""
+"""Grids of a sweep: their points, and what each changes in a config."""
 
 import itertools
 import json
@@ -6,73 +6,110 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from medclip_dcl.errors import (
-    ConfigError,
-)
+from medclip_dcl.errors import ConfigError
 from medclip_dcl.settings import Section, check_settings, read_yaml
-
-from .config import Config, check_config
+from medclip_dcl.training.settings import BestMetric
 
 CHANGED_SECTIONS = ("eta", "model", "objective", "train")  # sections that a grid may change
-Judge = Literal["validation_report_auc", "validation_auc", "validation_recall_at_10"]
+_FIGURES = {
+    "AUC": "zero_shot.mean_auc",
+    "ACC offset": "zero_shot.mean_balanced_accuracy_offset",
+    "signed CNR": "grounding.cnr_signed",
+    "Recall": "boxes.own_recall",
+}
+
+Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+Values = Annotated[tuple[Any, ...], Field(min_length=1)]
+
+
+class Row(Section):
+    """A named point of a grid."""
+
+    title: str = ""
+    """What the table calls it; empty: its name."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Dotted setting -> value. With `evaluate.adapter` a model as it is, which is not trained."""
+    tune: dict[str, Values] = Field(default_factory=dict)
+    """Setting -> values, of whose combinations the best on validation is reported."""
+    seeds: Seeds | None = None
+    """Its own seeds; null: those of the grid."""
+    published: dict[str, float] = Field(default_factory=dict)
+    """Title of a figure -> what a paper reports of it on its own data, printed in brackets."""
 
 
 class Grid(Section):
     """A grid file."""
 
-    axes: Annotated[dict[str, tuple[Any, ...] | dict[str, dict[str, Any]]], Field(min_length=1)]
+    axes: dict[str, Values | dict[str, dict[str, Any]]] = Field(default_factory=dict)
     """Setting -> its values; or any name -> named values, each a map of settings."""
+    rows: dict[str, Row] = Field(default_factory=dict)
+    """Points by name, in place of axes."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of every point."""
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2)
+    tune: dict[str, Values] = Field(default_factory=dict)
+    """As a row's, of every point."""
+    seeds: Seeds = (0, 1, 2)
     """Runs of each point."""
-    figures: Annotated[tuple[str, ...], Field(min_length=1)] = (
-        "zero_shot.mean_auc",
-        "zero_shot.mean_balanced_accuracy_offset",
-        "grounding.cnr_signed",
-        "boxes.own_recall",
-    )
-    """Results that are drawn and listed."""
-    judge: Judge | None = None
-    """Validation metric that is listed, and chooses each run's published step."""
-    keep: Annotated[int, Field(ge=0)] = 0
-    """Points that get all seeds, the best by `judge` after the first; 0: all."""
+    figures: Annotated[dict[str, str], Field(min_length=1)] = Field(default=_FIGURES)
+    """Title -> result, of those that are listed and drawn; those that no run has are left out."""
+    compared: tuple[str, ...] = ()
+    """Results by which points are compared with the baseline; empty: those listed."""
+    baseline: str = ""
+    """Point that the others are compared with; empty: the first."""
+    judge: BestMetric = ""
+    """Validation metric that chooses values to `tune` and each run's published step, where the
+    config's `train.best_metric` names none."""
 
     @model_validator(mode="after")
-    def _keeps_by_a_figure(self) -> Self:
-        if self.keep and not self.judge:
-            raise ValueError("keep needs a judge, such as validation_report_auc")
+    def _one_kind_of_points(self) -> Self:
+        if bool(self.axes) == bool(self.rows):
+            raise ValueError("axes, or rows, name the points of a grid; give one of them")
         return self
 
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One point of a grid."""
+    """One point of a grid: its values by axis, and what it changes in a config."""
 
     name: str
     """Such as `a=0.2,k=0.35`, also that of its folder; empty without axes."""
     at: Mapping[str, Any] = field(default_factory=dict)
-    """Axis -> value, or its name."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Dotted setting -> value."""
+    row: Row = field(default_factory=Row)
 
 
-def grid_points(axes: Mapping[str, Any]) -> list[GridPoint]:
-    """Give every combination of the axes' values, the last axis changing fastest.
+def read_grid(path: Path) -> Grid:
+    """Read a grid file; ConfigError where it breaks a rule."""
+    return check_settings(Grid, read_yaml(path, "grid"), f"grid {path}")
 
-    ConfigError where two of them would share a folder.
+
+def grid_points(grid: Grid) -> list[GridPoint]:
+    """List the points of a grid, of axes every combination, the last changing fastest.
+
+    Raises:
+        ConfigError: two of them would share a folder.
     """
+    if grid.rows:
+        return [
+            GridPoint(name, {"row": name}, {**grid.settings, **row.settings}, row)
+            for name, row in grid.rows.items()
+        ]
+    return combinations(grid.axes, grid.settings)
+
+
+def combinations(axes: Mapping[str, Any], settings: Mapping[str, Any]) -> list[GridPoint]:
+    """List every combination of the axes' values; without axes one point, of no name."""
     short = {axis: axis.rpartition(".")[2] for axis in axes}
     if len(set(short.values())) < len(short):
         short = {axis: axis for axis in axes}
     points = []
     for chosen in itertools.product(*axes.values()):
         at = dict(zip(axes, chosen, strict=True))
-        changes: dict[str, Any] = {}
+        changes = dict(settings)
         for axis, value in at.items():
             named = axes[axis]
             changes |= named[value] if isinstance(named, Mapping) else {axis: value}
@@ -88,36 +125,17 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@dataclass(frozen=True)
-class PlannedRuns:
-    """Runs of one point: dotted setting -> value, and how many seeds."""
-
-    changes: Mapping[str, Any]
-    count: int
-
-
-def grid_runs(grid: Grid) -> list[PlannedRuns]:
-    """List the runs of a grid; of which points get all seeds is open, but not how many."""
-    points = grid_points(grid.axes)
-    kept = grid.keep or len(points)
+def grid_runs(grid: Grid) -> list[tuple[Mapping[str, Any], int]]:
+    """List what each run changes, and the seeds; which tuned value gets them all is open."""
     return [
-        PlannedRuns({**grid.settings, **point.changes}, len(grid.seeds) if at < kept else 1)
-        for at, point in enumerate(points)
+        ({**point.changes, **value.changes}, 1 if number else len(point.row.seeds or grid.seeds))
+        for point in grid_points(grid)
+        for number, value in enumerate(combinations(point.row.tune or grid.tune, {}))
     ]
 
 
-def read_grid(path: Path) -> Grid:
-    """Read a grid file; ConfigError where it breaks a rule."""
-    return check_settings(Grid, read_yaml(path, "grid"), f"grid {path}")
-
-
-def changed_config(config: Config, changes: Mapping[str, Any], name: str) -> Config:
-    """Give a config with other values of dotted settings; ConfigError where one breaks its rule."""
-    return check_config(changed_tree(config.model_dump(mode="json"), changes), name)
-
-
 def changed_tree(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Put dotted settings into a tree of plain values, in place, and give it."""
+    """Put dotted settings into a tree of plain values, in place, and return it."""
     for key, value in changes.items():
         *sections, last = key.split(".")
         part = tree

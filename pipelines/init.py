@@ -1,38 +1,82 @@
-"""Write a config for a table of images and reports: columns are guessed, and shown.
+"""Write a config for a table of images and reports: columns are guessed, shown and tried.
 
 Names and contents of columns tell which is which; no file is changed and nothing leaves this
-machine. What the guesses miss is named with `--column ROLE=NAME`. Sizes and rates are such that a
+machine. What the guesses miss is named with `--column ROLE=NAME`. The config is tried on the whole
+table as `build_manifest` reads it, and what is left out is counted. Sizes and rates are such that a
 model learns from random weights on this machine; they stand in the file, to be changed.
 """
 
 import json
+import math
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import typer
 import yaml
 
-from medclip_dcl.errors import ConfigError, ImageError, StudyError
+from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import write_text
 
 from .cli import tool_main
 from .column_guesses import ROLES, TableGuess, guess_table
 
-if TYPE_CHECKING:
-    from medclip_dcl.data.row_images import Bucket
-
-    from .config import Config
-
 _BATCH = 32
 _EPOCHS = 30
 _LEAST_STEPS = 1500  # in which the demo's encoders learn from random weights
 _LEAST_JUDGED = 20  # validation studies from which an AUC chooses the step
-_PREVIEWED, _PREVIEW_PX = 5, 288
+_MOST_JUDGED = 500
 _SMALL = 100  # studies; fewer keep a larger share to validate
+
+
+_FOR_GPU = """\
+images:
+  size_px: 256
+language_model:
+  batch: 64
+model:
+  image:
+    input_px: 224                 # a ResNet-18"""
+_FOR_CPU = """\
+images:                           # sizes for a machine without a GPU
+  size_px: 176
+language_model:                   # a small BERT, fitted to these reports
+  steps: 800
+  batch: 64
+model:
+  image:                          # a thin ResNet-18
+    widths: [32, 64, 128, 256]
+    input_px: 160"""
+_RELATIONS = """\
+eta:
+  fit: claims                     # for objectives that use eta
+objective:                        # relations; see docs/how_it_works.md
+  kind: multipositive
+  relation: claims
+  directions: both
+  image_anchor: same"""
+_WITHOUT_CLAIMS = """\
+objective:                        # findings are read from English reports alone
+  kind: infonce
+  directions: both
+  image_anchor: same"""
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Outcome of reading the table as a run does."""
+
+    lines: Sequence[str]
+    reject_share: float
+    splits: Mapping[str, int]
+    """Studies of each split."""
+    can_judge: bool
+    """Whether a finding has validation reports with and without it."""
 
 
 def command(
@@ -55,27 +99,27 @@ def command(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
 ) -> int:
-    """Guess the columns of a table, show them, and write a config that can be run."""
+    """Guess the columns of a table, show and try them, and write a config that can be run."""
     given = dict(_role_and_name(text) for text in column or ())
     out = out or Path(f"{table.name.split('.')[0]}.yaml")
     if out.exists():
         raise ConfigError(f"{out} exists; name another with --out, or remove it")
     guess = guess_table(table, images, given)
     asks = sys.stdin.isatty() and not yes
-    print(*summary_of_guess(guess), sep="\n")
+    print(*_shown(guess), sep="\n")
     if "subject_id" not in guess.columns:
-        guess = _with_patients(guess, images, given, asks=asks)
-    text = config_text(guess, has_gpu=_has_gpu())
-    config = _check(text, out)
-    page = out.with_suffix(".html")
-    _write_preview(page, config)
-    print(f"  five images with their reports, to look at: {page}")
+        print("no column names patients: each study counts as one, and the same patient may be in "
+              "training and in test; name it with --column subject_id=NAME")  # fmt: skip
+        own = guess.columns.get("study_id", guess.columns["path"])
+        guess.columns = {"subject_id": own, **guess.columns}
+    trial = _try(guess, out)
+    print("tried on the table:", *trial.lines, sep="\n  ")
     if asks and not typer.confirm(f"Write {out}?", default=True):
         return 0
-    write_text(out, text)
+    write_text(out, config_text(guess, trial))
     file = shlex.quote(str(out))
     print(f"wrote {out}; next:", f"  medclip check_data --config {file}",
-          f"  medclip plan --config {file} --studies {split_sizes(guess)[0]}",
+          f"  medclip plan --config {file} --studies {trial.splits.get('train', 0)}",
           f"  medclip run {file}", sep="\n")  # fmt: skip
     return 0
 
@@ -87,109 +131,126 @@ def _role_and_name(text: str) -> tuple[str, str]:
     return role, name
 
 
-def _with_patients(
-    guess: TableGuess, images: Path | None, given: dict[str, str], *, asks: bool
-) -> TableGuess:
-    """Ask which column names the patients; else each study is one of its own."""
-    if asks:
-        name = typer.prompt("Which column names the patient? Empty: none", default="")
-        if name:
-            return guess_table(guess.table, images, {**given, "subject_id": name})
-    print("no column names patients: each study counts as one, and the same patient may be in "
-          "training and in test; name it with --column subject_id=NAME")  # fmt: skip
-    own = guess.columns.get("study_id", guess.columns["path"])
-    return replace(guess, columns={"subject_id": own, **guess.columns})
-
-
-def summary_of_guess(guess: TableGuess) -> Iterator[str]:
-    """List what a table seems to be: names of columns and counts, no values of rows."""
-    read = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}.get(guess.separator, "")
-    form = f", separated by {read}" if read else ""
-    yield f"{guess.table}: {guess.rows} rows{form}, {guess.encoding or 'UTF-8'}"
+def _shown(guess: TableGuess) -> Iterator[str]:
+    yield f"{guess.table}: {guess.rows} rows, {guess.encoding or 'UTF-8'}"
     for role in ROLES:
         if role in guess.columns:
-            yield f"  {role:12}{guess.columns[role]}{_about(role, guess)}"
-    if isinstance(guess.labels, str):
-        yield f"  {'labels':12}{guess.labels or '- (none: no AUC against labels)'}"
-    else:
-        yield f"  {'labels':12}{', '.join(guess.labels.values())}"
+            yield f"  {role:12}{guess.columns[role]}"
+    if guess.views:
+        kinds = {"frontal": "frontal", "lateral": "not frontal", "": "not known, so not frontal"}
+        for kind, words in kinds.items():
+            if values := [value for value, shown in guess.views.items() if shown == kind]:
+                yield f"  {'':12}{words}: {', '.join(values)}"
+    by_finding = guess.labels or "- (none: no AUC against labels)"
+    yield f"  {'labels':12}{by_finding if isinstance(by_finding, str) else ', '.join(by_finding)}"
+    for name, words in guess.unused.items():
+        yield f"  {'not used':12}{name} ({words})"
 
 
-def _about(role: str, guess: TableGuess) -> str:
-    words = {
-        "subject_id": f"{guess.patients} patients",
-        "study_id": f"{guess.studies} studies",
-        "path": f"below {guess.root}, {guess.images_there:.0%} of those tried are there",
-        "split": ", ".join(f"{name} {size}" for name, size in sorted(guess.split_sizes.items())),
-        "view": ", ".join(guess.frontal_views),
-    }
-    text = words.get(role, "" if guess.is_english else "not English")
-    return f"  ({text})" if text else ""
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _check(text: str, out: Path) -> "Config":
-    from .config import check_config
-
-    return check_config({"work": f"runs/{out.stem}", **yaml.safe_load(text)}, str(out))
-
-
-def _write_preview(page: Path, config: "Config") -> None:
-    """Write a page of five studies, which their owner alone may read."""
+def _try(guess: TableGuess, out: Path) -> _Trial:
+    """Read the table as a run does; `StudyError` where nothing is left."""
+    from medclip_dcl.data import manifest
     from medclip_dcl.data.selection import select
-    from medclip_dcl.tables import spread_rows
-    from medclip_reporting.page import render
+    from medclip_dcl.tables import read_table
 
     from .build_manifest import source_of
+    from .config import check_config
 
-    source = source_of(config).raw
-    chosen = select(source, config.source)
-    images = [image for image in chosen.images if image.study_id in chosen.texts]
-    images = [images[row] for row in spread_rows(len(images), _PREVIEWED)] if images else []
-    pairs = [
-        {**_picture(source.root, image.path), "report": " ".join(chosen.texts[image.study_id])}
-        for image in images
+    tree = {
+        "work": f"runs/{out.stem}",
+        "source": yaml.safe_load("\n".join(_source(guess)))["source"],
+    }
+    config = check_config(tree, str(out))
+    source = source_of(config)
+    chosen = select(source.raw, config.source)
+    with TemporaryDirectory() as folder:
+        settings = config.source.model_copy(update={"max_reject_share": 1.0})
+        found = manifest.write_manifest(Path(folder), source, settings)
+        reports = read_table(Path(folder), manifest.REPORTS).to_pylist()
+    listed = len(source.raw.images)
+    there = listed - found["reasons"].get("missing_image", 0)
+    splits = ", ".join(f"{name} {size}" for name, size in found["splits"].items())
+    lines = [
+        f"images      below {guess.root}, {there / max(1, listed):.0%} of those tried are there; "
+        f"{found['images']} of {listed} can be used",
+        f"reports     {found['reports']} of {found['patients']} patients; {splits}",
     ]
-    page.touch(mode=0o600)
-    page.write_text(render({"name": config.source.table, "pairs": pairs}, "preview.html"))
+    if found["reasons"]:
+        reasons = (f"{reason} {count}" for reason, count in found["reasons"].items())
+        lines.append(f"left out    {', '.join(reasons)}")
+    if source.raw.labels is not None:
+        labels = manifest.labels_of(source.raw.labels, chosen.subjects)
+        lines += _label_lines(labels.drop_columns(["study_id"]).to_pydict(), len(chosen.subjects))
+    share = chosen.lost / chosen.candidates
+    if share > config.source.max_reject_share:
+        lines.append(
+            f"{chosen.lost} of {chosen.candidates} rows cannot be used, which would end a run: "
+            "source.max_reject_share is set above that; correct the table, or be content with less"
+        )
+    validated = [report for report in reports if report["split"] == "validate"]
+    return _Trial(lines, share, found["splits"], _can_judge(validated, config.evaluate.prompts))
 
 
-def _picture(root: "Path | Bucket", path: str) -> dict[str, str]:
-    from medclip_dcl.data.grayscale import square
-    from medclip_dcl.data.images import open_image
-    from medclip_dcl.data.row_images import image_source
-    from medclip_reporting.charts import image_uri
-
-    try:
-        source = image_source(root, path)
-        image = open_image(source if isinstance(source, Path) else bytes(source))
-    except (ImageError, StudyError) as error:
-        return {"image": "", "fault": getattr(error, "code", "no file")}
-    return {"image": image_uri(square(image, _PREVIEW_PX, equalize=False)), "fault": ""}
+def _label_lines(labels: Mapping[str, Sequence[int | None]], studies: int) -> Iterator[str]:
+    for finding, codes in labels.items():
+        counts = Counter(code for code in codes if code is not None)
+        if counts:
+            words = f"{counts[1]} present, {counts[0]} absent, {counts[-1]} uncertain"
+            lack = "" if counts[1] and counts[0] else ": no AUC, which needs present and absent"
+            yield f"{'labels':12}{finding}: {words}, {studies - counts.total()} blank{lack}"
 
 
-def config_text(guess: TableGuess, *, has_gpu: bool) -> str:
+def _can_judge(reports: Sequence[Mapping[str, Any]], prompts: str) -> bool:
+    from medclip_dcl.files import find_config
+    from medclip_dcl.inference.prompts import read_prompts
+    from medclip_dcl.text.labeler.labels import read_claims
+
+    if len(reports) < _LEAST_JUDGED:
+        return False
+    sections = ("findings", "impression", "last_paragraph")
+    read = [
+        read_claims("\n\n".join(report[name] for name in sections))
+        for report in reports[:_MOST_JUDGED]
+    ]
+    asked = {finding.label for finding in read_prompts(find_config(Path(prompts)))}
+    present = Counter(finding for one in read for finding in one.asserted)
+    unknown = Counter(finding for one in read for finding in one.uncertain)
+    return any(0 < present[name] < len(read) - unknown[name] for name in asked)
+
+
+def config_text(guess: TableGuess, trial: _Trial) -> str:
     """Write a config for a guessed table as commented YAML."""
-    parts = (_source(guess), _sizes(has_gpu=has_gpu), _objective(guess), _train(guess))
-    head = f"# Written by `medclip init` for {guess.table.name}; every setting: configs/README.md."
-    return "\n".join([head, *(line for part in parts for line in part)]) + "\n"
+    import torch
 
-
-def split_sizes(guess: TableGuess) -> tuple[int, int]:
-    """Estimate the studies that train and those that validate."""
-    if guess.split_sizes:
-        return guess.split_sizes.get("train", 0), guess.split_sizes.get("validate", 0)
-    validate = round(_validate_share(guess) * guess.studies)
-    return guess.studies - validate - round(0.1 * guess.studies), validate
-
-
-def _validate_share(guess: TableGuess) -> float:
-    return 0.1 if guess.studies >= _SMALL else 0.2
+    source = "\n".join(_source(guess))
+    if trial.reject_share > 0.01:
+        share = math.ceil(100 * trial.reject_share) / 100
+        source += f"\n  max_reject_share: {share}          # of rows that cannot be used"
+    training, batch = trial.splits.get("train", 0), _BATCH
+    while batch > 2 and 4 * batch > training:
+        batch //= 2
+    is_long = _EPOCHS * (training // batch) >= _LEAST_STEPS
+    validation = ""
+    if trial.splits.get("validate", 0) >= 2:
+        validation = "\n  validate_every_steps: 200\n  best_metric: validation_uncorrected_loss"
+        if guess.is_english and trial.can_judge:
+            validation = f"""
+  validate_every_steps: 200
+  validate_images: {_MOST_JUDGED}
+  best_metric: validation_report_auc"""
+    return f"""\
+# Written by `medclip init` for {guess.table.name}; every setting: configs/README.md.
+{source}
+{_FOR_GPU if torch.cuda.is_available() else _FOR_CPU}
+{_RELATIONS if guess.is_english else _WITHOUT_CLAIMS}
+train:
+  global_batch: {batch}
+  {f"epochs: {_EPOCHS}" if is_long else f"steps: {_LEAST_STEPS}"}
+  learning_rate: 1.0e-3           # of random weights; pretrained ones want 1e-5 to 5e-5
+  text_learning_rate: 3.0e-4
+  warmup_steps: 100
+  save_every_steps: 100           # what a kill can lose; the same command resumes{validation}
+"""
 
 
 def _quoted(value: object) -> str:
@@ -213,69 +274,13 @@ def _source(guess: TableGuess) -> Iterator[str]:
         yield f"    labels: {_quoted(guess.labels)}"
     if guess.prefix_strip:
         yield f"  prefix_strip: {_quoted(guess.prefix_strip)}"
-    if guess.frontal_views:
-        yield f"  frontal_views: {_quoted(guess.frontal_views)}"
-    if not guess.split_sizes:
-        yield f"  validate_share: {_validate_share(guess)}             # of the patients"
+    frontal = [value for value, kind in guess.views.items() if kind == "frontal"]
+    if set(frontal) - {"AP", "PA", "FRONTAL"}:
+        yield f"  frontal_views: {_quoted(frontal)}"
+    if "split" not in guess.columns:
+        share = 0.1 if guess.rows >= _SMALL else 0.2
+        yield f"  validate_share: {share}             # of the patients"
         yield "  test_share: 0.1"
-
-
-def _sizes(*, has_gpu: bool) -> Sequence[str]:
-    if has_gpu:
-        return ("images:", "  size_px: 256", "language_model:", "  batch: 64",
-                "model:", "  image:", "    input_px: 224  # a ResNet-18")  # fmt: skip
-    return (
-        "images:                           # sizes for a machine without a GPU",
-        "  size_px: 176",
-        "language_model:                   # a small BERT, fitted to these reports",
-        "  steps: 800",
-        "  batch: 64",
-        "model:",
-        "  image:                          # a thin ResNet-18",
-        "    widths: [32, 64, 128, 256]",
-        "    input_px: 160",
-    )
-
-
-def _objective(guess: TableGuess) -> Sequence[str]:
-    if not guess.is_english:
-        return (
-            "objective:                        # findings are read from English reports alone",
-            "  kind: infonce",
-            "  directions: both",
-            "  image_anchor: same",
-        )
-    return (
-        "eta:",
-        "  fit: claims                     # for objectives that use eta",
-        "objective:                        # relations; see docs/how_it_works.md",
-        "  kind: multipositive",
-        "  relation: claims",
-        "  directions: both",
-        "  image_anchor: same",
-    )
-
-
-def _train(guess: TableGuess) -> Iterator[str]:
-    training, validating = split_sizes(guess)
-    batch = _BATCH
-    while batch > 2 and 4 * batch > training:
-        batch //= 2
-    is_long = _EPOCHS * (training // batch) >= _LEAST_STEPS
-    yield "train:"
-    yield f"  global_batch: {batch}"
-    yield f"  epochs: {_EPOCHS}" if is_long else f"  steps: {_LEAST_STEPS}"
-    yield "  learning_rate: 1.0e-3           # of random weights; pretrained ones want 1e-5 to 5e-5"
-    yield "  text_learning_rate: 3.0e-4"
-    yield "  warmup_steps: 100"
-    yield "  save_every_steps: 100           # what a kill can lose; the same command resumes"
-    if validating < 2:
-        return
-    judged = guess.is_english and validating >= _LEAST_JUDGED
-    yield "  validate_every_steps: 200"
-    if judged:
-        yield "  validate_images: 500"
-    yield f"  best_metric: {'validation_report_auc' if judged else 'validation_uncorrected_loss'}"
 
 
 main = tool_main("init", command)

@@ -17,9 +17,9 @@ from medclip_dcl.data import manifest
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.records import ImageRecord, Text
-from medclip_dcl.data.row_images import Bucket, image_source
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError
+from medclip_dcl.files import path_under
 from medclip_dcl.progress import Progress
 from medclip_dcl.text.labeler.labels import read_claims
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -95,7 +95,7 @@ def count_labels(labels: pa.Table | None, studies: Collection[str], rows: Iterab
 def inspect_images(
     folder: Path,
     listed: Sequence[ImageRecord],
-    root: Path | Bucket,
+    root: Path,
     settings: ImagesConfig,
     wanted: int,
     seed: int,
@@ -120,11 +120,11 @@ def inspect_images(
             threads.shutdown(cancel_futures=True)
 
 
-def inspect_image(record: ImageRecord, root: Path | Bucket, decoder: Decoder) -> Row:
+def inspect_image(record: ImageRecord, root: Path, decoder: Decoder) -> Row:
     """Open an image through the gate: a row of `IMAGES`."""
     row = dict.fromkeys(IMAGES.schema.names) | {"image_id": record.image_id, "code": ""}
     try:
-        image = decoder.open(image_source(root, record.path))
+        image = decoder.open(path_under(root, record.path))
     except ImageError as error:
         return row | {"code": error.code, "source": "", "inverted": False, "pixels_key": ""}
     height, width = image.pixels.shape
@@ -135,6 +135,7 @@ def inspect_image(record: ImageRecord, root: Path | Bucket, decoder: Decoder) ->
         "inverted": image.inverted,
         "height_px": height,
         "width_px": width,
+        "ignored": " ".join(image.ignored),
         "pixels_key": "" if image.constant else pixels_key(image.pixels),
     }
 
@@ -156,6 +157,7 @@ def describe_images(rows: Sequence[Row], listed: int) -> Row:
         "refused": sum(row["code"] != "" for row in rows),
         "inverted": sum(row["inverted"] for row in known),
         "formats": dict(Counter(row["source"] for row in known).most_common()),
+        "ignored": dict(Counter(name for row in known for name in row["ignored"].split())),
         "bits": {
             str(bits): n for bits, n in sorted(Counter(x["bits_stored"] for x in known).items())
         },

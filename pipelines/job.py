@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from medclip_dcl.artifact import (
     Artifact,
@@ -29,8 +30,10 @@ from medclip_dcl.provenance import changed_code
 from medclip_dcl.settings import resolve_path
 
 from .cli import ConfigFile, Force, Log, Overrides, Replace, config_of, set_log, tool_main
-from .config import Config
-from .stages import stages_of
+from .stages import STAGES, stages_of
+
+if TYPE_CHECKING:  # sections of every stage, of which a job reads a few
+    from .config import Config
 
 STOPPED = 75
 _NAMED = 5  # modules in a note; a reader wants to know which, not all
@@ -40,12 +43,19 @@ class Stopped(BaseException):
     """A signal asked the job to stop; everything acknowledged is on disk."""
 
 
+class Inputs(NamedTuple):
+    """Inputs of a job by name, and the digests that name them in a fingerprint."""
+
+    values: dict[str, Any]
+    digests: dict[str, Artifact | str]
+
+
 @dataclass(frozen=True)
 class Job:
     """A job at work: its name, its configuration and the run's folder."""
 
     name: str
-    config: Config
+    config: "Config"
     work: Path
     force: bool = False
     """Whether its artifacts are made again, valid or not."""
@@ -53,12 +63,17 @@ class Job:
     """Whether a finished model may give way to one of other settings."""
 
     def open(self, kind: ArtifactType, *, verify: bool = True) -> Artifact:
-        """Open an artifact of an earlier job, as `open_artifact` does; images in `images.store`."""
-        if self.config.images.store and kind.name == "prepared":
-            from .prepare_images import open_store
-
-            return open_store(self.config, kind)
+        """Open an artifact of an earlier job, as `open_artifact` does."""
         return open_artifact(kind.at(self.work), kind, verify=verify)
+
+    def open_inputs(self, *, verify: bool = True) -> "Inputs":
+        """Open what this job reads by the table of stages; `verify`: whether bytes are hashed."""
+        values, digests = {}, {}
+        for item in STAGES[self.name].inputs:
+            if item.when(self.config):
+                opened = item.open(self.config, partial(self.open, verify=verify))
+                values[item.name], digests[item.name] = opened
+        return Inputs(values, digests)
 
     def make(
         self,
@@ -93,7 +108,7 @@ class Job:
         return artifact
 
     def reuse(self, kind: ArtifactType, fingerprint: Mapping[str, Any]) -> Artifact | None:
-        """Give the artifact on disk, and say so, where it is whole and has the fingerprint."""
+        """Return the artifact on disk, and say so, where it is whole and has the fingerprint."""
         current = open_if_current(kind.at(self.work), kind, fingerprint)
         if current is not None:
             self.say(artifact=kind.name, state="reused", **_scalars(current.summary))
@@ -190,7 +205,7 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _next_command(name: str, config: Config, file: Path, overrides: Sequence[str] | None) -> str:
+def _next_command(name: str, config: "Config", file: Path, overrides: Sequence[str] | None) -> str:
     stages = stages_of(config)
     after = stages[stages.index(name) + 1 :] if name in stages else ()
     if not after:

@@ -1,108 +1,97 @@
-"""Say what a config will take before it is started: memory, hours, disk, false negatives.
+"""Say what a config will take before it is started: device, memory, hours, disk, false negatives.
 
 Each line is one question with its answer: `ok`, `note` (something to know, or that could not
 be known) or `fault` (more than this machine has). What earlier jobs have made is read; before
-that, `--studies` and `--images` say how many there will be. Hours follow from a few steps with
-random images on this machine, or from `--images-per-s`, of all processes together; `--table1` and
-`--grid` add up those of every run that `table1` and `sweep` would train. Nothing is written. Exit
-code 0 without faults, 2 with one. `--kubernetes` prints manifests of the stages instead.
+that, `--studies` and `--images` say how many there will be. Memory and hours follow from a few
+steps with random images on this machine, and are right within a factor of two; `--images-per-s`
+is the speed of all processes together, where it is known. `--grid` adds up the hours of every run
+that `sweep` would train. Nothing is written. Exit code 0 without faults, 2 with one.
 """
 
-import math
+import copy
 import os
 import shutil
+import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
+import numpy as np
 import pyarrow.compute as pc
 import torch
 import typer
-import yaml
+from torch import Tensor, UntypedStorage
 from transformers import BertConfig, PreTrainedConfig
 
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactError, MedclipError
+from medclip_dcl.likelihood import eta as eta_cache
 from medclip_dcl.likelihood import masked_lm
+from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
 from medclip_dcl.likelihood.settings import HEADS
+from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.encoder_files import describe_image
+from medclip_dcl.models.image_encoder import CHANNELS
+from medclip_dcl.models.lora import add_adapters
 from medclip_dcl.models.pretrained import fetch_weights, weights_file
 from medclip_dcl.models.towers import read_start
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_table
-from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
-from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.dataset import ImageTextBatch
+from medclip_dcl.training.launch import settle_precision, start_accelerator
+from medclip_dcl.training.objective import ContrastiveObjective
+from medclip_dcl.training.optim import freeze, frozen_groups
+from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.setup import slow_start
-from medclip_dcl.training.validation import validation_batch
+from medclip_dcl.training.step import TrainStep, configure_performance
 
 from .cli import ConfigFile, Overrides, config_of, tool_main
-from .config import Config
-from .doctor import Check, nearest_folder, print_findings
-from .false_negatives import PAPER_BATCH, correction, false_negatives, same_correction
-from .grid import PlannedRuns, changed_config, grid_runs, read_grid
-from .jobset import make_jobset
-from .runs import runs_at_a_time
+from .config import Config, check_config
+from .grid import changed_tree, grid_runs, read_grid
 from .stages import OWN_WEIGHTS
-from .table1 import table_runs
-from .training_cost import MemoryEstimate, estimate_training_memory, measure_throughput
+from .sweep import runs_at_a_time
 
+PAPER_BATCH = 64
+"""Global batch at which the paper chose a = 0.2 and k = 0.35."""
+_DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SLACK = 1.2  # allocator, kernels and interpreter besides what is counted
 _BASE = 30522, 768, 12, 12  # vocabulary, width, layers and heads of BERT-base
 _THUMBNAIL = 12_000  # bytes of a grey JPEG of 256 px
-_SENTENCE = 300  # bytes of a distinct sentence in all tables about it
+_PIECES = 32  # word pieces of a timed sentence: the longest of a batch of report sentences
+_TIMED_PAIRS = 8  # of a step on a CPU
+_MOST_STEPS = 20
 
 
-def plan(
-    config: Config,
-    studies: int | None,
-    images: int | None,
-    images_per_s: float | None,
-    seconds: float,
-    grids: Mapping[str, Sequence[PlannedRuns]] = MappingProxyType({}),
-) -> Iterator[Check]:
-    """Answer one question about a config after the other; the rest is as in `command`.
+class Check(NamedTuple):
+    """The answer to one question."""
 
-    `grids` are runs that are trained next to each other, by the name of their question.
-    """
-    source = "the command line"
-    if (counted := _counts(config)) is not None:
-        (studies, images), source = counted, "the manifest; some may lack an image or a sentence"
-    yield _steps(config, studies, source)
-    yield from _validation(config)
-    yield from _image_start(config)
-    try:
-        config, text, words = _sizes(config)
-    except MedclipError as error:
-        yield Check("encoders", "fault", str(error))
-        return
-    if words:
-        yield Check("text encoder", "note", words)
-    need = estimate_training_memory(config, text)
-    share = config.train.global_batch // config.train.processes
-    pairs = f"{share} pairs"
-    if 0 < config.train.chunk < share:
-        pairs += f", {config.train.chunk} at once"
-    parts = ("weights", "gradients", "moments", "activations", "batches")
-    listed = ", ".join(f"{name} {_gb(getattr(need, name))}" for name in parts)
-    room = _room()
-    yield Check(
-        "memory",
-        "ok" if _SLACK * need.total <= room else "fault",
-        f"{_gb(need.total)} in each process for {pairs} ({listed}) and a fifth more; this "
-        f"machine has {_gb(room)}; {need.parameters / 1e6:.1f} million parameters",
-    )
-    speed = None
-    if _counted(config, studies).steps is not None:
-        speed = _speed(config, text, images_per_s, seconds)
-    yield _hours(_counted(config, studies), speed)
-    for name, runs in grids.items():
-        yield _hours_of_all(name, config, studies, runs, speed)
-    yield _disk(config, images, need)
-    yield from _method(config)
+    question: str
+    state: Literal["ok", "note", "fault"]
+    words: str
+
+
+class StepCost(NamedTuple):
+    """Cost of a step of one process: numbers of parameters, bytes, and speed."""
+
+    parameters: int
+    weights: int
+    trained: int
+    """Bytes of the parameters that learn: gradients and AdamW's two moments take as much each."""
+    activations: int
+    """Bytes that the forward pass keeps for the backward pass, of all pairs encoded at once."""
+    regions: int
+    """Of an image."""
+    images_per_s: float | None
+    """None: not timed."""
+
+    @property
+    def memory(self) -> int:
+        """All bytes of a process."""
+        return self.weights + 3 * self.trained + self.activations
 
 
 def command(
@@ -116,29 +105,89 @@ def command(
         float | None, typer.Option(help="Speed of all processes together.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time to measure for; 0: none.")] = 20.0,
-    table1: Annotated[bool, typer.Option("--table1", help="Hours of all runs of table1.")] = False,
     grid: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Hours of all runs of this sweep.")
     ] = None,
-    kubernetes: Annotated[
-        str, typer.Option(metavar="NODESxGPUS", help="Print a JobSet of the stages, and no plan.")
-    ] = "",
-    image: Annotated[str, typer.Option(help="Container image of the JobSet.")] = "medclip-dcl",
 ) -> int:
     """Print every finding, then the table of false negatives; 2 where there is a fault."""
-    loaded = config_of(config, overrides)
-    if kubernetes:
-        jobset = make_jobset(loaded, config.name, overrides or (), kubernetes, image)
-        print(yaml.safe_dump(jobset, sort_keys=False), end="")
-        return 0
-    grids: dict[str, Sequence[PlannedRuns]] = {}
-    if table1:
-        grids["table1"] = table_runs(loaded)
-    if grid is not None:
-        grids["sweep"] = grid_runs(read_grid(grid))
-    code = print_findings(plan(loaded, studies, images, images_per_s, seconds, grids))
+    loaded, code = config_of(config, overrides), 0
+    for finding in plan(loaded, studies, images, images_per_s, seconds, grid):
+        print(f"{finding.state:6}{finding.question:14}{finding.words}", flush=True)
+        code = 2 if finding.state == "fault" else code
     print(false_negatives(loaded))
     return code
+
+
+def plan(
+    config: Config,
+    studies: int | None = None,
+    images: int | None = None,
+    images_per_s: float | None = None,
+    seconds: float = 0.0,
+    grid: Path | None = None,
+) -> Iterator[Check]:
+    """Answer one question about a config after the other; arguments are as in `command`."""
+    if (listed := _made(config, manifest.ARTIFACT)) is not None:
+        table = read_table(listed.path, manifest.IMAGES, ["study_id", "split"])
+        training = table.filter(pc.equal(table["split"], "train"))
+        studies, images = pc.count_distinct(training["study_id"]).as_py(), len(table)
+    yield from check_device()
+    yield _steps(config, studies)
+    try:
+        if words := _image_start(config):
+            yield Check("image encoder", "note", words)
+        config, text, words = _sizes(config)
+    except MedclipError as error:
+        yield Check("encoders", "fault", str(error))
+        return
+    if words:
+        yield Check("text encoder", "note", words)
+    cost = measure_step(config, text, 0.0 if images_per_s else seconds)
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if torch.cuda.is_available():
+        room = int(torch.cuda.get_device_properties(0).total_memory)
+    yield Check(
+        "memory",
+        "ok" if _SLACK * cost.memory <= room else "fault",
+        f"{_gb(cost.memory)} in each process, of that activations {_gb(cost.activations)}, and a "
+        f"fifth more; this machine has {_gb(room)}; {cost.parameters / 1e6:.1f} million parameters",
+    )
+    speed, how = images_per_s, "as given"
+    if cost.images_per_s is not None:
+        speed = cost.images_per_s * config.train.processes
+        how = f"measured here, times {config.train.processes} processes"
+    yield _hours("hours", [(_counted(config, studies), 1)], speed, how)
+    if grid is not None:
+        runs, tree = [], config.model_dump(mode="json")
+        for changes, count in grid_runs(read_grid(grid)):
+            changed = check_config(changed_tree(copy.deepcopy(tree), changes), "of the grid")
+            runs.append((_counted(changed, studies), count))
+        yield _hours("sweep", runs, speed, f"{how}; {runs_at_a_time()} runs at a time by default")
+    yield _disk(config, images, cost)
+    yield from _method(config)
+
+
+def check_device() -> Iterator[Check]:
+    """Check whether torch reaches a GPU and computes on it."""
+    built = torch.version.cuda
+    is_there = torch.cuda.is_available()
+    if built is None or not is_there:
+        words = f"torch {torch.__version__} reaches no GPU: everything runs on the CPU"
+        if built is not None:
+            words += (
+                "; where nvidia-smi works, install a driver for CUDA "
+                f"{built}, start the container with a GPU, and see CUDA_VISIBLE_DEVICES"
+            )
+        yield Check("device", "note", words)
+        return
+    for number in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(number)
+        half = "bf16" if torch.cuda.is_bf16_supported() else "fp16 alone"
+        ones = torch.ones(256, 256, device=f"cuda:{number}")
+        is_right = bool((ones @ ones == 256).all())
+        words = f"{torch.cuda.get_device_name(number)}, {half}, {_gb(free)} of {_gb(total)} free"
+        words += "" if is_right else "; a matrix product is wrong: test the card, do not train"
+        yield Check(f"cuda:{number}", "ok" if is_right else "fault", words)
 
 
 def _made(config: Config, kind: ArtifactType) -> Artifact | None:
@@ -148,50 +197,16 @@ def _made(config: Config, kind: ArtifactType) -> Artifact | None:
         return None
 
 
-def _counts(config: Config) -> tuple[int, int] | None:
-    # Training studies, and images of all splits.
-    if (found := _made(config, manifest.ARTIFACT)) is None:
-        return None
-    return _studies(found, "train"), len(read_table(found.path, manifest.IMAGES, ["split"]))
-
-
-def _studies(listed: Artifact, split: str) -> int:
-    images = read_table(listed.path, manifest.IMAGES, ["study_id", "split"])
-    chosen = images.filter(pc.equal(images["split"], split))
-    return int(pc.count_distinct(chosen["study_id"]).as_py())
-
-
-def _validation(config: Config) -> Iterator[Check]:
-    listed, batch = _made(config, manifest.ARTIFACT), config.train.global_batch
-    if listed is None or not config.train.validate_every_steps:
-        return
-    studies = _studies(listed, "validate")
-    try:
-        size = validation_batch(studies, config.train)
-    except MedclipError as error:
-        yield Check("validation", "fault", str(error))
-        return
-    words = f"{studies} studies, in batches of {size}"
-    if size < batch:
-        words += f", with fewer negatives than the {batch - 1} of training"
-    yield Check("validation", "note" if size < batch else "ok", words)
-
-
-def _steps(config: Config, studies: int | None, source: str) -> Check:
+def _steps(config: Config, studies: int | None) -> Check:
     batch, settings = config.train.global_batch, _counted(config, studies)
-    if settings.steps is None:
-        words = f"{settings.epochs:g} epochs in batches of {batch}"
-    else:
-        steps = settings.steps
-        words = f"{steps} of {batch} pairs, {steps * batch / 1e6:.3g} million in all"
+    words = f"{settings.epochs:g} epochs" if settings.steps is None else f"{settings.steps}"
+    words += f" in batches of {batch}"
     if studies is None:
-        words += f"; {'steps' if settings.steps is None else 'epochs'} unknown: run build_manifest"
-        return Check("steps", "note", f"{words}, or give --studies")
+        return Check("steps", "note", f"{words}; run build_manifest, or give --studies, for passes")
     if studies < batch:
         return Check("steps", "fault", f"{words}; {studies} training studies do not fill a batch")
     passes = settings.total_steps / (studies // batch)
-    words += f", {passes:.1f} passes over {studies} training studies ({source})"
-    return Check("steps", "ok", words)
+    return Check("steps", "ok", f"{words}, {passes:.1f} passes over {studies} training studies")
 
 
 def _counted(config: Config, studies: int | None) -> TrainConfig:
@@ -200,44 +215,40 @@ def _counted(config: Config, studies: int | None) -> TrainConfig:
     return config.train.counted(per_epoch) if per_epoch else config.train
 
 
-def _image_start(config: Config) -> Iterator[Check]:
+def _image_start(config: Config) -> str:
     given = config.model.image.pretrained
     try:  # the weights are read when training starts, hours after the first job
         words = slow_start(config.model, config.train)
         if given and given != OWN_WEIGHTS:  # those are made before
-            weights_file(_folder(given, config))
+            weights_file(fetch_weights(resolve_path(given, config.work)))
     except MedclipError as error:
         words = str(error)
-    if words:
-        yield Check("image encoder", "note", words)
+    return words or ""
 
 
 def _sizes(config: Config) -> tuple[Config, PreTrainedConfig, str]:
     # The config with what folders of weights say, the text encoder's sizes, what had to be assumed.
-    model, is_whole = config.model, bool(config.model.pretrained)
+    model, own = config.model, config.language_model
     # Another image encoder's sizes are in the config, whether its weights are at hand or not.
     seen = model.image.pretrained if model.image.kind == "vit" else ""
-    image = _folder(seen, config) if seen else None
-    fitted = masked_lm.ARTIFACT.at(resolve_path(config.work, config.work))
-    is_fitted = (fitted / masked_lm.CONFIG).is_file()
-    chosen = model.pretrained or model.text.pretrained
-    if not chosen and not is_fitted:
-        chosen = config.language_model.pretrained
-    if chosen or is_fitted:
-        try:
-            text = _folder(chosen, config) if chosen else fitted
-            start = read_start(model, image, text, whole=is_whole)
+    image = fetch_weights(resolve_path(seen, config.work)) if seen else None
+    text = masked_lm.ARTIFACT.at(resolve_path(config.work, config.work))
+    is_fitted = (text / masked_lm.CONFIG).is_file()
+    given = model.pretrained or model.text.pretrained or ("" if is_fitted else own.pretrained)
+    sizes, words = _BASE, ""
+    try:
+        if given or is_fitted:
+            text = fetch_weights(resolve_path(given, config.work)) if given else text
+            start = read_start(model, image, text, whole=bool(model.pretrained))
             return config.model_copy(update={"model": start.settings}), start.text_config, ""
-        except MedclipError as error:
-            if is_whole:
-                raise
-            words = f"sizes of BERT-base are assumed: {error}"
-        vocabulary, width, layers, heads = _BASE
-    else:
-        own = config.language_model
-        vocabulary, width, layers, heads = own.vocabulary, own.hidden_size, own.layers, HEADS
-        words = f"not fitted yet; a BERT of {layers} layers of {width}, as the config asks"
-    sizes = BertConfig(
+        sizes = own.vocabulary, own.hidden_size, own.layers, HEADS
+        words = f"not fitted yet; a BERT of {own.layers} layers of {own.hidden_size}, as is asked"
+    except MedclipError as error:
+        if model.pretrained:
+            raise
+        words = f"sizes of BERT-base are assumed: {error}"
+    vocabulary, width, layers, heads = sizes
+    bert = BertConfig(
         vocab_size=vocabulary,
         hidden_size=width,
         num_hidden_layers=layers,
@@ -245,125 +256,141 @@ def _sizes(config: Config) -> tuple[Config, PreTrainedConfig, str]:
         intermediate_size=4 * width,
     )
     described = model.model_copy(update={"image": describe_image(model.image, image)})
-    return config.model_copy(update={"model": described}), sizes, words
+    return config.model_copy(update={"model": described}), bert, words
 
 
-def _folder(given: str, config: Config) -> Path:
-    return fetch_weights(resolve_path(given, config.work))
+def measure_step(config: Config, text: PreTrainedConfig, seconds: float) -> StepCost:
+    """Run steps of one process on random images for some seconds; the encoders always run.
 
-
-def _room() -> int:
-    if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _speed(
-    config: Config, text: PreTrainedConfig, rate: float | None, seconds: float
-) -> tuple[float, str] | None:
-    # Images a second of all processes together, and how that is known.
-    if rate is not None:
-        return rate, "as given"
-    if not seconds:
-        return None
-    each, pairs = measure_throughput(config, text, seconds)
-    processes = config.train.processes
-    words = f"measured here, one process, {pairs} pairs a step"
-    if processes > 1:
-        words += f", times {processes}: on machines like this, none slowed by others"
-    return each * processes, words
-
-
-def _hours(settings: TrainConfig, speed: tuple[float, str] | None) -> Check:
-    if settings.steps is None:
-        return Check("hours", "note", "not known: give --studies, or run build_manifest")
-    if speed is None:
-        return Check("hours", "note", "not measured; give --images-per-s or --seconds")
-    rate, words = speed
-    hours = settings.steps * settings.global_batch / rate / 3600
-    apart = "the features, which are made once, " if settings.cache_features else ""
-    apart += "validation and saving apart"
-    return Check("hours", "ok", f"{hours:.3g} at {rate:.3g} images/s ({words}), {apart}")
-
-
-def _hours_of_all(
-    name: str,
-    config: Config,
-    studies: int | None,
-    runs: Sequence[PlannedRuns],
-    speed: tuple[float, str] | None,
-) -> Check:
-    """Add up the hours of a table or a grid, each run at its own steps and batch."""
-    count = sum(each.count for each in runs)
-    if speed is None:
-        return Check(name, "note", f"{count} runs; their hours are not known, as those above")
-    pairs = 0
-    for each in runs:
-        settings = _counted(changed_config(config, each.changes, f"of {name}"), studies)
-        if settings.steps is None:
-            return Check(name, "note", f"{count} runs of epochs: give --studies for their hours")
-        pairs += each.count * settings.total_steps * settings.global_batch
-    hours, places = pairs / speed[0] / 3600, runs_at_a_time()
-    return Check(
-        name,
-        "ok",
-        f"{count} runs, {hours:.3g} hours of training one after the other; {places} at a time by "
-        f"default here, {hours / places:.3g} hours where none slows another; evaluation apart",
+    Weights are exact. What autograd keeps grows with the pairs, and with pairs times the sentences
+    that they are scored with, and is extrapolated from two and four pairs. The paper's loss stands
+    in for the config's, which costs no more than a hundredth of the step.
+    """
+    share = max(2, config.train.global_batch // config.train.processes)
+    is_fast = torch.accelerator.is_available()
+    pairs = share if is_fast else min(share, _TIMED_PAIRS)
+    alone = {"global_batch": pairs, "processes": 1, "compile_backend": "none", "chunk": 0}
+    alone |= {"steps": _MOST_STEPS, "epochs": None}
+    settings = config.train.model_copy(update=alone)
+    encoder = build_dual_encoder(config.model, text, config.seed)
+    if config.model.lora:
+        add_adapters(encoder, config.model.lora, config.seed)
+    configure_performance(encoder, settings)
+    encoder.train()
+    longest = min(config.model.text.max_tokens, text.max_position_embeddings)
+    px, precision = config.model.image.input_px, settle_precision(settings).precision
+    with torch.autocast("cpu", _DTYPES[precision], enabled=precision != "no"):
+        two, regions = _kept_bytes(encoder, 2, px, longest)
+        four, _ = _kept_bytes(encoder, 4, px, longest)
+    squared = max(0.0, (four - 2 * two) / 8)
+    scored = config.train.chunk or config.train.global_batch
+    activations = min(share, scored) * (two / 2 - 2 * squared + squared * scored)
+    times: list[float] = []
+    if seconds:
+        loss = ContrastiveObjective(ObjectiveConfig(directions=config.objective.directions), 0)
+        step = TrainStep(start_accelerator(settings), encoder, loss, settings, config.seed)
+    while seconds and len(times) < _MOST_STEPS and sum(times[1:]) < seconds:
+        batch = _random_batch(pairs, px, min(_PIECES, longest), text.vocab_size)
+        start = time.perf_counter()
+        step(batch, False)
+        if is_fast:
+            torch.accelerator.synchronize()
+        times.append(time.perf_counter() - start)  # the first one warms caches and allocators
+    freeze(encoder, frozen_groups(config.train, (config.train.steps or sys.maxsize) - 1))
+    return StepCost(
+        parameters=sum(item.numel() for item in encoder.parameters()),
+        weights=_bytes_of([*encoder.parameters(), *encoder.buffers()]),
+        trained=_bytes_of(item for item in encoder.parameters() if item.requires_grad),
+        activations=round(activations),
+        regions=regions,
+        images_per_s=pairs / statistics.median(times[1:] or times) if times else None,
     )
 
 
-def _disk(config: Config, images: int | None, need: MemoryEstimate) -> Check:
+def _kept_bytes(encoder: DualEncoder, pairs: int, px: int, longest: int) -> tuple[int, int]:
+    # Bytes that autograd keeps of a forward pass at the longest sentences, without the weights, and
+    # the regions of an image.
+    kept: dict[int, UntypedStorage] = {}  # held, so that no two of them share an address
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage
+        return tensor
+
+    ids = torch.ones(pairs, longest, dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        crops = torch.zeros(pairs, CHANNELS, px, px)
+        regions, sentences = encoder(crops, ids, torch.ones_like(ids))
+        scores = encoder.score(regions, sentences)
+    del scores
+    weights = {item.untyped_storage().data_ptr() for item in encoder.parameters()}
+    needed = sum(item.nbytes() for address, item in kept.items() if address not in weights)
+    return needed, regions.shape[1] * regions.shape[2]
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(item.numel() * item.element_size() for item in tensors)
+
+
+def _random_batch(pairs: int, px: int, width: int, vocabulary: int) -> ImageTextBatch:
+    ones, ids = torch.ones(pairs), torch.randint(vocabulary, (pairs, width))
+    return ImageTextBatch(
+        step=0,
+        mine=slice(0, pairs),
+        study_ids=tuple(map(str, range(pairs))),
+        crops=torch.randint(256, (pairs, 1, px, px), dtype=torch.uint8),
+        brightness=ones,
+        contrast=ones,
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        eta=0.05 * ones,
+    )
+
+
+def _hours(
+    name: str, runs: Sequence[tuple[TrainConfig, int]], speed: float | None, how: str
+) -> Check:
+    """Add up the hours of runs one after the other, each at its own steps and batch."""
+    count = sum(each for _, each in runs)
+    words = f"{count} runs: " if count > 1 else ""
+    if any(settings.steps is None for settings, _ in runs):
+        return Check(name, "note", f"{words}not known: give --studies, or run build_manifest")
+    if speed is None:
+        return Check(name, "note", f"{words}not measured; give --images-per-s or --seconds")
+    pairs = sum(each * settings.total_steps * settings.global_batch for settings, each in runs)
+    hours = f"{pairs / speed / 3600:.3g} at {speed:.3g} images/s ({how})"
+    return Check(name, "ok", f"{words}{hours}, validation and evaluation apart")
+
+
+def _disk(config: Config, images: int | None, cost: StepCost) -> Check:
     work = resolve_path(config.work, config.work)
-    room = shutil.disk_usage(nearest_folder(work)).free
-    needs = {"checkpoints": (KEEP_CHECKPOINTS + 1) * need.checkpoint, "model": need.weights}
-    unknown = []
-    if images is None:
-        unknown += ["prepared", "index"]
-    else:
+    there = next(item for item in (work.absolute(), *work.absolute().parents) if item.exists())
+    room = shutil.disk_usage(there).free
+    if not os.access(there, os.W_OK):
+        return Check("disk", "fault", "the config's folder cannot be written; change `work`")
+    checkpoint = cost.weights + 2 * cost.trained
+    needs = {"checkpoints": (KEEP_CHECKPOINTS + 1) * checkpoint, "model": cost.weights}
+    if images is not None:
+        vectors = config.model.similarity.dim * (2 * cost.regions + 4)
         needs["prepared"] = images * config.images.size_px**2
-        vectors = config.model.similarity.dim * (2 * need.regions + 4)
         needs["index"] = images * (vectors + _THUMBNAIL * config.index.pictures)
-        if need.features:
-            needs["features"] = images * need.features
-    if (said := _made(config, sentences.ARTIFACT)) is None:
-        unknown.append("sentences to eta_cache")
-    else:
-        keys = read_table(said.path, sentences.SENTENCES, ["text_key"])["text_key"]
-        needs["sentences to eta_cache"] = _SENTENCE * pc.count_distinct(keys).as_py()
-    for name in list(needs):
-        if name in {"prepared", "index", "model", "features"} and (work / name).is_dir():
-            del needs[name]  # it is there
+    needs = {name: size for name, size in needs.items() if not (work / name).is_dir()}
     total = sum(needs.values())
     listed = ", ".join(f"{name} {_gb(size)}" for name, size in needs.items())
-    state: Literal["ok", "note", "fault"] = "note" if unknown else "ok"
     words = f"{_gb(total)} to come ({listed}), {_gb(room)} free"
-    if unknown:
-        words += f"; not known yet: {', '.join(unknown)} (run the earlier jobs, or give --images)"
+    if images is None:
+        words += "; not known yet: prepared, index (run build_manifest, or give --images)"
+    state: Literal["ok", "note"] = "note" if images is None else "ok"
     return Check("disk", "fault" if total > room else state, words)
 
 
 def _method(config: Config) -> Iterator[Check]:
-    settings, eta = config.train, config.eta
-    size = settings.global_batch
-    if settings.processes > 1:
-        yield Check(
-            "processes",
-            "ok",
-            f"{settings.processes} share a batch of {size}: N stays {size - 1}; for more of them "
-            "raise train.processes alone",
-        )
+    eta, size = config.eta, config.train.global_batch
     if config.objective.kind != "debiased":
         return
-    top = correction(eta.constant if eta.source == "constant" else eta.eta_max, size)
-    yield Check(
-        "floor",
-        "note" if size > PAPER_BATCH else "ok",
-        f"at the largest eta an anchor learns nothing below an uncorrected loss of {top.edge:.2f} "
-        f"nats, {top.reach:.0%} of the {math.log(size):.2f} of knowing nothing",
-    )
     if size != PAPER_BATCH and (eta.source, eta.fit) == ("pll", "none"):
-        a, cap = (same_correction(value, PAPER_BATCH, size) for value in (eta.a, eta.eta_max))
-        then, now = (correction(eta.eta_max, at).expected for at in (PAPER_BATCH, size))
+        a, cap = (value * (PAPER_BATCH - 1) / (size - 1) for value in (eta.a, eta.eta_max))
+        then, now = ((at - 1) * eta.eta_max for at in (PAPER_BATCH, size))
         words = (
             f"train.global_batch {size} is another method than {PAPER_BATCH} with the same a, k "
             f"and cap: {now:.3g} false negatives at the cap, not {then:.3g}"
@@ -371,6 +398,38 @@ def _method(config: Config) -> Iterator[Check]:
         if max(a, cap) < 1:
             words += f"; eta.a={a:.4g} and eta.eta_max={cap:.4g} keep N eta of every sentence"
         yield Check("global batch", "note", words)
+
+
+def false_negatives(config: Config) -> str:
+    """Lay out N eta at the config's batch, larger ones, and the paper's.
+
+    Rows are quantiles of eta over the training sentences, each as often as it occurs, where the
+    cache is there, else likelihoods.
+    """
+    own = config.train.global_batch
+    batches = sorted({PAPER_BATCH, *(own * times for times in (1, 2, 4, 8))})
+    cache = _made(config, eta_cache.ARTIFACT)
+    head = "false negatives to expect among the negatives of an anchor (N eta)"
+    if cache is None:
+        plls = torch.tensor([0.0, -1.0, -2.0, -4.0, -8.0, -16.0], dtype=torch.float64)
+        own_etas = cap_eta(eta_from_pll(plls, config.eta.a, config.eta.k), config.eta.eta_max)
+        names = (f"likelihood {pll:g}" for pll in plls.tolist())
+        etas = dict(zip(names, own_etas.tolist(), strict=True))
+        if config.eta.source == "constant":
+            etas = {"constant": config.eta.constant}
+        head += ", with the a and k that eta.fit will replace" * (config.eta.fit != "none")
+    else:
+        table = read_table(cache.path, eta_cache.ETA, ["eta", "count"])
+        values, count = (table[name].to_numpy() for name in ("eta", "count"))
+        shares = (0.25, 0.5, 0.75, 0.9, 0.99)
+        found = np.quantile(values, shares, weights=count, method="inverted_cdf")
+        etas = {"mean": float(np.average(values, weights=count))}
+        etas |= {f"{share:.0%} of sentences": at for share, at in zip(shares, found, strict=True)}
+    lines = [head, f"{'':18}{'eta':>8}" + "".join(f"{f'batch {size}':>14}" for size in batches)]
+    for name, value in etas.items():
+        cells = "".join(f"{(size - 1) * value:>14.3g}" for size in batches)
+        lines.append(f"{name:18}{value:>8.3g}{cells}")
+    return "\n".join(lines)
 
 
 def _gb(size: float) -> str:

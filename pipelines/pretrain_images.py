@@ -41,8 +41,8 @@ def build(job: Job) -> None:
     }
     settings = {
         "seed": config.seed,
-        "pretrain": config.pretrain.model_copy(update={"also": ()}),
-        "image": config.model.image.model_copy(update={"pretrained": ""}),
+        "pretrain": config.pretrain.model_dump(mode="json", exclude={"also"}),
+        "image": config.model.image.model_dump(mode="json", exclude={"pretrained"}),
     }
     fingerprint = make_fingerprint(pretraining.ARTIFACT, settings, inputs)
     checkpoints = job.work / "image_checkpoints"

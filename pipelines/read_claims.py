@@ -7,10 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from medclip_dcl.artifact import Artifact
 from medclip_dcl.artifact_writer import ArtifactWriter
-from medclip_dcl.files import sha256_file
-from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import read_in_parts
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -21,9 +18,8 @@ from .job import Job, job_main
 
 def build(job: Job) -> None:
     """Read the claims of every sentence, and unite them per report."""
-    source = job.open(sentences.ARTIFACT)
-    config = job.config
-    table = resolve_path(config.claims.table, config.work) if config.claims.table else None
+    inputs, config = job.open_inputs(), job.config
+    source, table = inputs.values["sentences"], inputs.values.get("claims_table")
     given = None if table is None else read_claims_table(table, config.source.fallback_encoding)
 
     def write(writer: ArtifactWriter) -> Mapping[str, Any]:
@@ -32,10 +28,7 @@ def build(job: Job) -> None:
         rows = read_in_parts(source.path, sentences.SENTENCES, columns, whole="study_id")
         return labels.write_claims(writer.directory, distinct, rows, given)
 
-    inputs: dict[str, Artifact | str] = {"sentences": source}
-    if table is not None:
-        inputs["claims_table"] = sha256_file(table)
-    job.make(labels.ARTIFACT, {"reader": labels.reader_digest()}, inputs, write)
+    job.make(labels.ARTIFACT, {"reader": labels.reader_digest()}, inputs.digests, write)
 
 
 main = job_main("read_claims", build)

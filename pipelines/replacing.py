@@ -8,21 +8,10 @@ from typing import TYPE_CHECKING, Any
 from medclip_dcl.artifact import ArtifactType, fingerprint_changes, read_artifact_header
 from medclip_dcl.errors import ArtifactError, ArtifactStale
 
+from .stages import STAGES
+
 if TYPE_CHECKING:
     from .config import Config
-
-_MADE_BY = {
-    "studies": "generate_studies",
-    "manifest": "build_manifest",
-    "prepared": "prepare_images",
-    "sentences": "split_sentences",
-    "language_model": "fit_language_model",
-    "likelihoods": "score_sentences",
-    "eta_cache": "build_eta_cache",
-    "model": "train",
-    "results": "evaluate",
-}
-"""Artifacts that a model and its results depend on, and the stage that makes each."""
 
 
 def refuse_to_replace(config: "Config", work: Path, stages: Collection[str]) -> None:
@@ -34,8 +23,9 @@ def refuse_to_replace(config: "Config", work: Path, stages: Collection[str]) -> 
         ArtifactStale: they differ, and a model or results are there.
     """
     settings, changes = config.model_dump(mode="json"), {}
-    for name, stage in _MADE_BY.items():
-        if stage in stages:
+    for stage in stages:
+        name = STAGES[stage].makes
+        if name and name != "index":  # which is neither, and neither depends on it
             with suppress(ArtifactError):  # one that is not there, or damaged, is made in any case
                 made = read_artifact_header(work / name).fingerprint["settings"]
                 made = {"likelihood": made} if name == "likelihoods" else made
@@ -51,11 +41,11 @@ def refuse_to_replace(config: "Config", work: Path, stages: Collection[str]) -> 
 def refuse_other_model(work: Path, kind: ArtifactType, fingerprint: Mapping[str, Any]) -> None:
     """Refuse to train where a finished model of other settings or inputs would be replaced."""
     try:
-        found = read_artifact_header(kind.at(work))
+        finished = read_artifact_header(kind.at(work))
     except ArtifactError:
         return
-    if (found.kind, found.version) == (kind.name, kind.version):
-        old, new = dict(found.fingerprint), dict(fingerprint)
+    if (finished.kind, finished.version) == (kind.name, kind.version):
+        old, new = dict(finished.fingerprint), dict(fingerprint)
         inputs = [
             f"another {line.partition(':')[0]}"  # digests help nobody
             for line in fingerprint_changes(old.pop("inputs"), new.pop("inputs"))

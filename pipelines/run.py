@@ -29,7 +29,7 @@ from medclip_dcl.progress import EVERY_S, FORMAT, REST, duration, writes_json
 from .cli import Overrides, config_of
 from .replacing import refuse_to_replace
 from .sharing import share_data
-from .stages import REPORT, SHARES, stages_of
+from .stages import REPORT, STAGES, stages_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -65,7 +65,7 @@ def run_config(
         overrides = [*(overrides or ()), f"work={folder}"]
     loaded = config_of(config, overrides)
     arguments = _arguments(config, overrides)
-    begun = time.monotonic()
+    started = time.monotonic()
     stages = stages_of(loaded)
     if absent := [item for item in force if item not in stages]:
         raise ConfigError(f"--force names {absent}, which this run lacks; it has {list(stages)}")
@@ -101,7 +101,7 @@ def run_config(
                 print(f"{stage} ended with exit code {code}", file=sys.stderr)
             return code
     if not quiet:
-        _sum_up(loaded, time.monotonic() - begun, name=name)
+        _sum_up(loaded, time.monotonic() - started, name=name)
     return 0
 
 
@@ -188,7 +188,7 @@ def _exit_code(process: BaseProcess) -> int:
 def _write_report_so_far(
     config: "Config", arguments: Sequence[str], screen: "_Screen"
 ) -> BaseProcess:
-    """Give a reader something to look at while the model trains: training leaves a core idle."""
+    """Return a reader something to look at while the model trains: training leaves a core idle."""
     path = _folder(config) / REPORT
     screen.say(
         f"  data and eta so far: {path}, in a few seconds", {"report": str(path), "so_far": True}
@@ -229,8 +229,8 @@ class _Screen:
     def begin(self, stage: str, number: int, stages: Sequence[str]) -> None:
         """Name the stage that comes, and what comes after it."""
         self._stage = f"{number + 1}/{len(stages)} {stage}"
-        after = sum(SHARES.get(item, 0.0) for item in stages[number + 1 :])
-        share = SHARES.get(stage)  # a stage without one tells nothing of the others
+        after = sum(STAGES[item].seconds for item in stages[number + 1 :])
+        share = STAGES[stage].seconds  # a stage without one tells nothing of the others
         self.variables = {REST: f"{after / share:.3g}" if share else "0"}
         if self.reads:
             self.variables[FORMAT] = "json"
@@ -270,7 +270,7 @@ class _Screen:
             progress.BarColumn(),
             progress.TextColumn("{task.description}"),
         )
-        begun = time.monotonic()
+        started = time.monotonic()
         with progress.Progress(*columns, transient=True) as bar:
             facts = _reported(output, bar)
             code = _exit_code(process)
@@ -278,7 +278,7 @@ class _Screen:
             return code
         reused = facts.get("state") == "reused"
         mark = {0: "[green]✓[/]" if reused else "[cyan]●[/]"}.get(code, "[red]✗[/]")
-        words = "reused" if reused else duration(time.monotonic() - begun)
+        words = "reused" if reused else duration(time.monotonic() - started)
         shown = [
             f"{name} {value}"
             for name, value in facts.items()

@@ -11,8 +11,7 @@ import sys
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.distributed import joined
 from medclip_dcl.errors import ArtifactError
-from medclip_dcl.likelihood import masked_lm, scoring
-from medclip_dcl.text import sentences
+from medclip_dcl.likelihood import scoring
 
 from .job import Job, job_main
 
@@ -20,12 +19,14 @@ from .job import Job, job_main
 def build(job: Job) -> None:
     """Make the likelihoods."""
     with joined() as launch:
-        verify = launch.is_main  # one process in many hashes every byte
-        source = job.open(sentences.ARTIFACT, verify=verify)
-        model = job.open(masked_lm.ARTIFACT, verify=verify)
-        config = job.config
+        inputs, config = job.open_inputs(verify=launch.is_main), job.config
         run = scoring.CorpusScoring(
-            source, model, config.likelihood, launch, job.say, config.workers
+            inputs.values["sentences"],
+            inputs.values["language_model"],
+            config.likelihood,
+            launch,
+            job.say,
+            config.workers,
         )
         if not launch.is_main:
             run.follow()
@@ -34,7 +35,7 @@ def build(job: Job) -> None:
             job.make(
                 scoring.ARTIFACT,
                 run.choose_engine(_existing(job)),
-                {"sentences": source, "language_model": model},
+                inputs.digests,
                 lambda writer: run.lead(writer.directory),
             )
         finally:

@@ -14,11 +14,9 @@ from pathlib import Path
 from medclip_dcl.artifact import HEADER
 from medclip_dcl.errors import ConfigError
 
-DATA = (
-    *("studies", "rows", "manifest", "prepared", "sentences", "claims", "language_model"),
-    *("likelihoods", "eta_cache", "image_weights"),
-)
-"""Artifacts of the stages before training."""
+from .stages import DATA_ARTIFACTS
+
+_SHARED = ("rows", *DATA_ARTIFACTS, "image_weights")
 _NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -40,7 +38,7 @@ def share_data(first: Path, name: str, *, say: bool = True) -> Path:
 
 
 def _unshared(first: Path, folder: Path) -> Iterator[str]:
-    for name in DATA:
+    for name in _SHARED:
         if (first / name / HEADER).is_file() and not (folder / name).exists():
             yield name
 

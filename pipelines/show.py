@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import typer
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import HEADER, read_artifact_header
-from medclip_dcl.errors import ArtifactMissing, ConfigError
+from medclip_dcl.artifact import HEADER, read_artifact_header, verify_artifact
+from medclip_dcl.errors import ArtifactCorrupt, ArtifactError, ArtifactMissing
 from medclip_dcl.evaluation import results
 
 from .cli import run_folder, tool_main
@@ -45,39 +45,23 @@ def summary_lines(work: Path) -> list[str]:
 
 
 def command(
-    run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Folder of a run, or its config.")
-    ] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or its config.")],
     open_report: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the report in a browser.")
     ] = True,
     port: Annotated[
         int | None, typer.Option(help="Serve the report on this port of 127.0.0.1 instead.")
     ] = None,
-    artifact: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="ARTIFACT",
-            help="Describe an artifact and its columns, without a run.",
-        ),
-    ] = None,
-    settings: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Describe a setting, a section or `all`, without a run."),
-    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Hash every byte of its artifacts, or of one, instead."),
+    ] = False,
 ) -> int:
-    """Print the figures of a run and open its report; or describe an artifact or settings."""
-    if artifact is not None or settings is not None:
-        from . import reference  # which loads whatever owns an artifact
-
-        texts = [] if artifact is None else [reference.artifact_text(artifact)]
-        texts += [] if settings is None else [reference.settings_text(settings)]
-        print(*texts, sep="\n\n")
-        return 0
-    if run is None:
-        raise ConfigError("name a RUN, --format ARTIFACT or --settings NAME")
+    """Print the figures of a run and open its report; or verify its artifacts."""
     run = run_folder(run)
+    if verify:
+        verify_artifacts(run)
+        return 0
     report = run / REPORT
     if not report.is_file():
         raise ArtifactMissing(f"{run} holds no {REPORT}; run write_report first")
@@ -87,6 +71,34 @@ def command(
     elif open_report and sys.stdout.isatty():
         webbrowser.open(report.resolve().as_uri())
     return 0
+
+
+def verify_artifacts(folder: Path) -> None:
+    """Hash an artifact, or all of a run, and print a line for each.
+
+    Elsewhere a file is not hashed again while it has the size, times and inode with which it was
+    hashed before. This finds what these do not show: bytes that a disk has lost or changed.
+
+    Raises:
+        ArtifactMissing: there is none.
+        ArtifactCorrupt: one is damaged; the others were looked at as well.
+    """
+    nested = (found.parent for depth in ("*", "*/*") for found in folder.glob(f"{depth}/{HEADER}"))
+    paths = [folder] if (folder / HEADER).is_file() else sorted(nested)
+    if not paths:
+        raise ArtifactMissing(f"{folder} holds no artifact; name a run's folder, or an artifact's")
+    damaged = []
+    for path in paths:
+        try:
+            artifact = verify_artifact(path)
+        except ArtifactError as error:
+            damaged.append(path.name)
+            print(f"{path.name:20} {error}", flush=True)
+        else:
+            size = sum(entry["bytes"] for entry in artifact.files.values())
+            print(f"{path.name:20} whole, {len(artifact.files)} files, {size:,} bytes", flush=True)
+    if damaged:
+        raise ArtifactCorrupt(f"{', '.join(damaged)} of {folder} damaged; rerun their jobs")
 
 
 class _OnePage(SimpleHTTPRequestHandler):

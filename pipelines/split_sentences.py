@@ -23,15 +23,15 @@ _REPORTS_AT_ONCE = 2000  # as Python's objects: they take ten times what a table
 
 def build(job: Job) -> None:
     """Make the sentences of every report."""
-    source = job.open(manifest.ARTIFACT)
-    settings = job.config.sentences
+    inputs, settings = job.open_inputs(), job.config.sentences
+    source = inputs.values["manifest"]
 
     def write(writer: ArtifactWriter) -> Mapping[str, Any]:
         with TableWriter(writer.directory, sentences.SENTENCES) as table:
             return sentences.split_reports(_reports(source), settings, table.add)
 
-    inputs = {"manifest": source}
-    job.make(sentences.ARTIFACT, {"sentences": settings, "splitter": SPLITTER}, inputs, write)
+    made_by = {"sentences": settings, "splitter": SPLITTER}
+    job.make(sentences.ARTIFACT, made_by, inputs.digests, write)
 
 
 def _reports(source: Artifact) -> Iterator[list[dict[str, Any]]]:

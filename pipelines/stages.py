@@ -1,19 +1,32 @@
 """Every command of `medclip`: the stages of a run in the order of their data, tools, programs.
 
 A new command is a line here and a module of its name, whose `build` is the job of a stage and whose
-`command` is any other's function.
+`command` is any other's function. What a stage reads is listed here alone, each input next to the
+settings that ask for it: a job opens its inputs by this table, and the fingerprint of what it makes
+has their digests.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from medclip_dcl.errors import ConfigError
 
-if TYPE_CHECKING:  # a table of contents does not wait for it
+if TYPE_CHECKING:  # a table of contents does not wait for them
+    from medclip_dcl.artifact import Artifact, ArtifactType
+
     from .config import Config
 
-HEADINGS = START, DATA, TRAINING, EVALUATION, SERVING, HOSPITAL = (
-    "Begin here", "Data", "Training", "Evaluation", "Serving", "Hospital"
-)  # fmt: skip
+    OpenArtifact = Callable[[ArtifactType], Artifact]
+
+HEADINGS = START, DATA, TRAINING, EVALUATION, SERVING = (
+    "Begin here",
+    "Data",
+    "Training",
+    "Evaluation",
+    "Serving",
+)
 """Headings of `medclip --help`, in order."""
 
 
@@ -24,52 +37,241 @@ class Command(NamedTuple):
     line: str
 
 
-STAGES = {
-    "generate_studies": Command(DATA, "draw studies with known truth, in MIMIC-CXR's own shape"),
-    "build_manifest": Command(DATA, "raw studies -> one row per usable image"),
-    "prepare_images": Command(DATA, "DICOM or JPEG -> square 8-bit images"),
-    "split_sentences": Command(DATA, "reports -> sentences"),
-    "read_claims": Command(DATA, "sentences -> findings asserted, negated or hedged"),
-    "fit_language_model": Command(DATA, "the corpus -> a masked language model"),
-    "score_sentences": Command(DATA, "each distinct sentence -> its pseudo-log-likelihood"),
-    "build_eta_cache": Command(DATA, "likelihood -> eta = min(a * p**k, eta_max)"),
-    "export_dataset": Command(
-        DATA, "prepared studies -> Parquet that `datasets` loads, on this machine"
-    ),
-    "pretrain_images": Command(
-        TRAINING, "images alone -> weights that the image encoder starts from"
-    ),
-    "train": Command(TRAINING, "images, sentences, eta -> a model; one process or many"),
-    "calibrate_scores": Command(TRAINING, "scores -> probabilities, by the validation images"),
-    "fit_head": Command(TRAINING, "labels of your own -> classifiers that the model answers by"),
-    "evaluate": Command(EVALUATION, "zero-shot findings, grounding, retrieval"),
-    "write_cards": Command(SERVING, "the cards without which no model is published"),
-    "build_index": Command(SERVING, "vectors of all images and sentences, bound to the model"),
-    "answer_images": Command(
-        SERVING, "the model's answers on every image: a table, and DICOM objects if asked"
-    ),
-    "ask_service": Command(SERVING, "the service, started for real, answers three requests"),
-    "write_report": Command(EVALUATION, "one page to look at"),
+class Input(NamedTuple):
+    """Input of a stage: its name in the fingerprint, how it is opened, and when it is read."""
+
+    name: str
+    open: Callable[["Config", "OpenArtifact"], tuple[Any, "Artifact | str"]]
+    """Config, and what opens artifacts of the run -> what the stage gets, and its digest."""
+    when: Callable[["Config"], bool]
+
+
+class Stage(NamedTuple):
+    """Job of a run: its line in the help, the artifact that it makes, and what it reads."""
+
+    heading: str
+    line: str
+    makes: str = ""
+    """Name of its artifact; empty: it makes another thing."""
+    inputs: tuple[Input, ...] = ()
+    seconds: float = 0.0
+    """What it took of the demo, where it is one of the longer stages: how one stage's time tells
+    that of the others."""
+    on_request: bool = False
+    """Whether a config without `jobs` leaves it out."""
+
+
+ARTIFACTS = {
+    "manifest": "medclip_dcl.data.manifest",
+    "prepared": "medclip_dcl.data.prepared",
+    "sentences": "medclip_dcl.text.sentences",
+    "claims": "medclip_dcl.text.labeler.labels",
+    "language_model": "medclip_dcl.likelihood.masked_lm",
+    "likelihoods": "medclip_dcl.likelihood.scoring",
+    "eta_cache": "medclip_dcl.likelihood.eta",
+    "model": "medclip_dcl.model_package",
 }
-"""The jobs in order, with what each does."""
-_ON_REQUEST = {
-    "generate_studies", "pretrain_images", "answer_images", "export_dataset", "fit_head",
-    "write_cards", "ask_service",
-}  # fmt: skip
+"""Artifact that a stage reads -> the module that declares it, as `ARTIFACT`."""
+
+
+def artifact_type(name: str) -> "ArtifactType":
+    """Import the type of an artifact."""
+    kind: ArtifactType = importlib.import_module(ARTIFACTS[name]).ARTIFACT
+    return kind
+
+
+def _always(_config: "Config") -> bool:
+    return True
+
+
+def artifact(name: str, when: Callable[["Config"], bool] = _always) -> Input:
+    """Read an artifact of the run."""
+
+    def opened(_config: "Config", open_artifact: "OpenArtifact") -> "tuple[Artifact, Artifact]":
+        item = open_artifact(artifact_type(name))
+        return item, item
+
+    return Input(name, opened, when)
+
+
+def file(name: str, setting: Callable[["Config"], str], when: Callable[["Config"], bool]) -> Input:
+    """Read the file that a setting names."""
+
+    def opened(config: "Config", _open: "OpenArtifact") -> tuple[Path, str]:
+        from medclip_dcl.files import sha256_file
+        from medclip_dcl.settings import resolve_path
+
+        path = resolve_path(setting(config), config.work)
+        if not path.is_file():
+            raise ConfigError(f"{name} is read from {path}, which is not a file; correct its path")
+        return path, sha256_file(path)
+
+    return Input(name, opened, when)
+
+
+def weights(
+    name: str, setting: Callable[["Config"], str], when: Callable[["Config"], bool]
+) -> Input:
+    """Read the folder of weights, or the name of a hub, that a setting has, and its other files."""
+
+    def opened(config: "Config", _open: "OpenArtifact") -> tuple[Path, str]:
+        from medclip_dcl.artifact import json_digest
+        from medclip_dcl.files import sha256_file
+        from medclip_dcl.models.encoder_files import files_digest
+        from medclip_dcl.models.pretrained import fetch_weights, weights_file
+        from medclip_dcl.settings import resolve_path
+
+        path = fetch_weights(resolve_path(setting(config), config.work))
+        return path, json_digest([sha256_file(weights_file(path)), files_digest(path)])
+
+    return Input(name, opened, when)
+
+
+# --- Inputs of training, each next to the settings that ask for it
+
+
+def _reads_claims(config: "Config") -> bool:
+    objective = config.objective
+    is_judge = config.train.best_metric == "validation_report_auc"
+    return is_judge or objective.relation != "none" or objective.place_weight > 0
+
+
+def _text(config: "Config") -> str:
+    return config.model.pretrained or config.model.text.pretrained
+
+
+def _text_weights(config: "Config", open_artifact: "OpenArtifact") -> "tuple[Path, Artifact | str]":
+    if _text(config):
+        return weights("text_weights", _text, _always).open(config, open_artifact)
+    model = open_artifact(artifact_type("language_model"))
+    return model.path, model
+
+
+def _text_checkpoint(config: "Config") -> str:
+    return _text(config) or config.language_model.pretrained
+
+
+def _prompts(config: "Config", open_artifact: "OpenArtifact") -> tuple[Any, "Artifact | str"]:
+    from medclip_dcl.inference.prompts import read_prompts
+
+    named = file("prompts", lambda config: config.evaluate.prompts, _always)
+    path, digest = named.open(config, open_artifact)
+    return read_prompts(path), digest
+
+
+def _truth(config: "Config", _open: "OpenArtifact") -> tuple[Any, str]:
+    from medclip_dcl.artifact import json_digest
+    from medclip_dcl.data.ground_truth import read_truth, truth_files
+    from medclip_dcl.files import sha256_file
+    from medclip_dcl.settings import resolve_path
+
+    root = resolve_path(config.source.root, config.work)
+    return read_truth(root), json_digest([sha256_file(path) for path in truth_files(root)])
+
+
+_TRAIN = (
+    *map(artifact, ("manifest", "prepared", "sentences", "eta_cache")),
+    Input("text_weights", _text_weights, _always),
+    Input("prompts", _prompts, _always),
+    artifact("claims", _reads_claims),
+    Input("truth", _truth, lambda config: config.objective.relation == "truth"),
+    weights(
+        "image_weights",
+        lambda config: config.model.image.pretrained,
+        lambda config: bool(config.model.image.pretrained),
+    ),
+    weights(
+        "text_checkpoint",
+        _text_checkpoint,
+        lambda config: config.objective.compares_texts and bool(_text_checkpoint(config)),
+    ),
+    file(
+        "similar_table",
+        lambda config: config.objective.similar_table,
+        lambda config: config.objective.compares_texts and bool(config.objective.similar_table),
+    ),
+)
+
+# --- Inputs of eta: its estimate, and what the estimate is fitted to
+
+
+def _fits(config: "Config", *names: str) -> bool:
+    eta = config.eta
+    return eta.source in names or (eta.source == "pll" and eta.fit in names)
+
+
+_ETA = (
+    artifact("sentences"),
+    artifact("likelihoods", lambda config: config.eta.source == "pll"),
+    artifact("claims", lambda config: _fits(config, "claims", "labels")),
+    artifact("manifest", lambda config: _fits(config, "labels")),
+    file(
+        "table",
+        lambda config: config.eta.table,
+        lambda config: config.eta.source in {"table", "oracle"},
+    ),
+)
+
+
+# fmt: off
+STAGES = {
+    "generate_studies": Stage(
+        DATA, "draw studies with known truth, in MIMIC-CXR's own shape", "studies",
+        seconds=27, on_request=True),
+    "build_manifest": Stage(DATA, "raw studies -> one row per usable image", "manifest"),
+    "prepare_images": Stage(
+        DATA, "DICOM or JPEG -> square 8-bit images", "prepared", (artifact("manifest"),),
+        seconds=7),
+    "split_sentences": Stage(DATA, "reports -> sentences", "sentences", (artifact("manifest"),)),
+    "read_claims": Stage(
+        DATA, "sentences -> findings asserted, negated or hedged", "claims",
+        (artifact("sentences"),
+         file("claims_table", lambda config: config.claims.table,
+              lambda config: bool(config.claims.table)))),
+    "fit_language_model": Stage(
+        DATA, "the corpus -> a masked language model", "language_model",
+        (artifact("sentences", lambda config: config.language_model.steps > 0),), seconds=35),
+    "score_sentences": Stage(
+        DATA, "each distinct sentence -> its pseudo-log-likelihood", "likelihoods",
+        (artifact("sentences"), artifact("language_model")), seconds=12),
+    "build_eta_cache": Stage(
+        DATA, "likelihood -> eta = min(a * p**k, eta_max)", "eta_cache", _ETA),
+    "pretrain_images": Stage(
+        TRAINING, "images alone -> weights that the image encoder starts from", "image_weights",
+        on_request=True),
+    "train": Stage(
+        TRAINING, "images, sentences, eta -> a model; one process or many", "model", _TRAIN,
+        seconds=110),
+    "calibrate_scores": Stage(
+        TRAINING, "scores -> probabilities, by the validation images", seconds=9),
+    "fit_head": Stage(
+        TRAINING, "labels of your own -> classifiers that the model answers by", on_request=True),
+    "evaluate": Stage(
+        EVALUATION, "zero-shot findings, grounding, retrieval", "results", seconds=20),
+    "write_cards": Stage(
+        SERVING, "the cards without which no model is published", on_request=True),
+    "build_index": Stage(
+        SERVING, "vectors of all images and sentences, bound to the model", "index",
+        tuple(map(artifact, ("model", "manifest", "prepared", "sentences", "claims"))),
+        seconds=20),
+    "ask_service": Stage(
+        SERVING, "the service, started for real, answers three requests",
+        seconds=12, on_request=True),
+    "write_report": Stage(EVALUATION, "one page to look at", seconds=9),
+}
+# fmt: on
+"""The jobs in order: what each does, makes and reads."""
+DATA_ARTIFACTS = tuple(
+    stage.makes for stage in STAGES.values() if stage.makes and stage.heading == DATA
+)
+"""Artifacts of the stages before those that train."""
 OWN_WEIGHTS = "${WORK}/image_weights"
 """`model.image.pretrained` of a run that has `pretrain_images` as a stage."""
 TOOLS = {
-    "doctor": Command(TRAINING, "whether this machine can run a config"),
     "schema": Command(START, "the JSON schema of a config, for editors"),
-    "plan": Command(TRAINING, "what a config will take: memory, hours, disk"),
-    "verify": Command(DATA, "every byte of a run's artifacts against their headers"),
+    "plan": Command(TRAINING, "what a config will take: device, memory, hours, disk"),
     "check_data": Command(DATA, "what a source holds, its faults and its leaks"),
-    "sweep": Command(TRAINING, "a grid of settings over several seeds, with a figure per axis"),
-    "table1": Command(
-        TRAINING, "every row of the paper's Table 1 over several seeds, rivals tuned"
-    ),
-    "watch": Command(TRAINING, "a run's curves in the terminal, while it trains"),
-    "plot": Command(EVALUATION, "curves and figures of several runs on one page"),
+    "sweep": Command(TRAINING, "a grid of settings over several seeds, such as Table 1"),
     "compare": Command(EVALUATION, "which of two configs is better, in which figure"),
     "embed": Command(SERVING, "vectors of a folder's images, or of a table's images or sentences"),
     "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it"),
@@ -83,22 +285,14 @@ PROGRAMS = {
     "show": Command(START, "the figures of a run, and its report"),
     "serve": Command(START, "the service and its viewer, on a run's model; else the demo's"),
     "ask": Command(SERVING, "ask a running service: classify, ground, embed, retrieve"),
-    "report": Command(HOSPITAL, "a DICOM image's answer as DICOM objects, for a hospital's viewer"),
-    "gateway": Command(HOSPITAL, "images from a PACS in, DICOM answers out"),
 }
-"""Commands over whole runs, services and gateways."""
-SHARES = {
-    "generate_studies": 27.0, "prepare_images": 7.0, "fit_language_model": 35.0,
-    "score_sentences": 12.0, "train": 110.0, "calibrate_scores": 9.0, "evaluate": 20.0,
-    "build_index": 20.0, "ask_service": 12.0, "write_report": 9.0,
-}  # fmt: skip
-"""Seconds that longer stages of the demo took: how one stage's time tells that of the others."""
+"""Commands over whole runs and services."""
 REPORT = "report.html"
 """The page that `write_report` writes into the work folder."""
 
 
 def stages_of(config: "Config") -> tuple[str, ...]:
-    """Give the stages that a config runs, in order: those that `jobs` names, else all but a few.
+    """Return the stages that a config runs, in order: those that `jobs` names, else all but a few.
 
     A config that evaluates the model of another run has that evaluation alone. One whose
     `model.image.pretrained` is `OWN_WEIGHTS` has `pretrain_images` too.
@@ -116,4 +310,4 @@ def stages_of(config: "Config") -> tuple[str, ...]:
     if config.evaluate.model:
         return ("evaluate", "write_report")
     own = {"pretrain_images"} if config.model.image.pretrained == OWN_WEIGHTS else set()
-    return tuple(name for name in STAGES if name not in _ON_REQUEST - own)
+    return tuple(name for name, stage in STAGES.items() if name in own or not stage.on_request)

@@ -1,161 +1,425 @@
-"""Train and evaluate a grid of settings over several seeds: a table, and a figure per axis.
+"""Train and evaluate a grid of settings over several seeds: a table, and a picture of each axis.
 
-Any config may be swept. Each run has a folder, `sweeps/GRID/POINT/seed-S`, and resumes where it
-stopped (see `runs`). Runs go side by side, one on each visible GPU in turn, two without a GPU. With
-`--processes 1` a run keeps the config's threads; with more it has one.
+A grid is a YAML file with `axes`, whose combinations are its points, or with named `rows`. Each run
+is a `medclip run` in `sweeps/GRID/POINT/seed-S`, which resumes where it stopped; stages before the
+first that the grid changes are done once, in the config's folder. Points with something to `tune`
+are trained with each of its values and the first seed; the value that is best on validation gets
+the other seeds. Every point is compared with the grid's `baseline`.
 
-On a cluster, `--points` and `--seeds` do a slice: `sbatch --array 0-11`, and in the job
-`--points $SLURM_ARRAY_TASK_ID`. Whichever call finds every run done writes `sweep.json`,
-`sweep.csv` and `sweep.html` below `sweeps/GRID`.
+On a cluster, `--points` and `--seeds` do a slice, such as `--points $SLURM_ARRAY_TASK_ID`. The call
+that finds every run done writes `sweep.json` and `sweep.png` below `sweeps/GRID`.
 """
 
+import fcntl
+import itertools
 import json
-import re
+import math
+import multiprocessing
+import os
+import shutil
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 import typer
+import yaml
+from threadpoolctl import threadpool_limits
 
-from medclip_dcl.artifact import open_artifact
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.artifact import HEADER, json_digest, open_artifact, read_artifact_header
+from medclip_dcl.data import manifest
+from medclip_dcl.errors import (
+    ArtifactError,
+    ArtifactMissing,
+    ConfigError,
+    JobFailed,
+    ending_with_fault,
+)
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.measure import read_sample_results
-from medclip_dcl.files import write_text
-from medclip_reporting.comparison import (
-    Side,
-    compare_sides,
-    estimate_side,
-    measure_sides,
-)
-from medclip_reporting.sweep import render_sweep, sweep_csv, sweep_text
+from medclip_dcl.files import disk_faults_named, write_bytes, write_text
+from medclip_dcl.progress import Progress
+from medclip_dcl.training import checkpoint
+from medclip_dcl.training.logging import read_metrics
+from medclip_dcl.training.settings import lower_is_better
+from medclip_reporting.sweep import PointResults, draw_sweep, measure_points, sweep_text
 
+from .build_manifest import refuse_missing_labels
 from .cli import ConfigFile, Overrides, tool_main
-from .config import Config
-from .grid import Grid, GridPoint, grid_points, read_grid
-from .job import Job, run_job
-from .runs import Run, Runs
+from .config import check_config
+from .grid import (
+    CHANGED_SECTIONS,
+    Grid,
+    GridPoint,
+    changed_tree,
+    combinations,
+    grid_points,
+    read_grid,
+)
+from .job import STOPPED, Job, Stopped, run_job
+from .run import run_config
+from .stages import DATA_ARTIFACTS, STAGES, stages_of
 
-FOLDER, FIGURES = "sweeps", "sweep.json"
+FOLDER, FIGURES, PICTURE = "sweeps", "sweep.json", "sweep.png"
+NOTE, CONFIG_FILE, LOG = "run.json", "config.yaml", "log.txt"
+_STAGES = ("build_eta_cache", "train", "evaluate")  # those of a run; all before are shared
+_SHARED = [name for name in DATA_ARTIFACTS if name != "eta_cache"]
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+_ON_CPU = 2  # runs side by side without a GPU
 
 Processes = Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one a GPU, 2 without one.")]
-Slice = Annotated[str, typer.Option(help="Do these alone, such as 0,2.")]
+Slice = Annotated[str, typer.Option(help="Do these alone, such as 0,2, or by name.")]
 
 
-def measure_runs(runs: Mapping[str, Sequence[Run]], samples: int) -> tuple[dict[str, Side], int]:
-    """Measure the runs of each name on the same draws of patients; and count the patients."""
-    sides = [
-        [
-            read_sample_results(open_artifact(results.ARTIFACT.at(run.folder), results.ARTIFACT))
-            for run in each
+@dataclass(frozen=True)
+class Run:
+    """One value of a point with one seed: its folder, and what it is made from."""
+
+    point: str
+    value: str
+    """Of what is tuned; empty: nothing is."""
+    seed: int
+    folder: Path
+    settings: Mapping[str, Any]
+    digest: str
+    shared: Path
+    """Folder of what all runs share."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its results were committed with these settings, which its note names."""
+        try:
+            note = json.loads((self.folder / NOTE).read_text(encoding="utf-8"))
+            open_artifact(results.ARTIFACT.at(self.folder), results.ARTIFACT)
+        except (OSError, ValueError, ArtifactError):
+            return False
+        return bool(note["digest"] == self.digest)
+
+    def seconds(self) -> float:
+        """Sum up what its model and its results took."""
+        headers = [
+            read_artifact_header(self.folder / name)
+            for name in ("model", "results")
+            if (self.folder / name / HEADER).is_file()
         ]
-        for each in runs.values()
-    ]
-    measured = measure_sides(sides, samples, np.random.default_rng(0))
-    return dict(zip(runs, measured, strict=True)), len(sides[0][0].patients)
+        return float(sum(header.origin["seconds"] for header in headers))
+
+    def judged(self, metric: str) -> float:
+        """Look up the best value of a validation metric, that of the published step."""
+        log = read_metrics(checkpoint.ARTIFACT.at(self.folder))
+        values = [line[metric] for line in log if line.get(metric) is not None]
+        values = [value for value in values if math.isfinite(value)]
+        if not values:
+            raise ArtifactMissing(
+                f"run {self.folder} has no {metric} in its log; delete it and run again"
+            )
+        return float(min(values) if lower_is_better(metric) else max(values))
 
 
-def describe_runs(runs: Sequence[Run], side: Side) -> dict[str, Any]:
-    """Give seeds, mean costs, and every figure with its interval over patients and seeds."""
-    costs, generator = [run.costs() for run in runs], np.random.default_rng(0)
-    estimates = {name: asdict(estimate_side(values, generator)) for name, values in side.items()}
-    return {
-        "seeds": [run.seed for run in runs],
-        "cost": {
-            name: round(float(np.mean([cost[name] for cost in costs])), 2) for name in costs[0]
-        },
-        "figures": {name: {"n": len(runs), **found} for name, found in estimates.items()},
-    }
-
-
-def read_slice(text: str, known: Sequence[Any], what: str) -> set[Any]:
-    """Read what an option names, such as `0,2` or `0-3`; empty: everything that is known.
+class Sweep:
+    """The runs of a grid below one folder, `processes` at a time (0: as `runs_at_a_time`).
 
     Raises:
-        ConfigError: it names something else.
+        ConfigError: a changed setting belongs to a stage that all runs share, a value breaks its
+            rule, or something is tuned and no metric chooses.
     """
-    words = [word for word in text.split(",") if word]
-    named: list[str] = []
-    for word in words:
-        ends = re.fullmatch(r"(\d+)-(\d+)", word)
-        named += map(str, range(int(ends[1]), int(ends[2]) + 1)) if ends else [word]
-    by_name = {str(item): item for item in known}
-    if unknown := [name for name in named if name not in by_name]:
-        raise ConfigError(f"{what} names {', '.join(unknown)}; choose among {', '.join(by_name)}")
-    return {by_name[name] for name in named} if named else set(known)
 
+    def __init__(self, job: Job, name: str, grid: Grid, processes: int = 0) -> None:
+        self.job, self.name, self.grid = job, name, grid
+        self.folder, self.points = job.work / FOLDER / name, grid_points(grid)
+        self.metric: str = job.config.train.best_metric or grid.judge
+        self.processes = processes or runs_at_a_time()
+        tuned = [(*grid.tune, *point.row.tune) for point in self.points]
+        if any(tuned) and not self.metric:
+            raise ConfigError(
+                "the grid tunes settings, and neither its judge nor train.best_metric names a "
+                "metric; set judge: validation_report_auc, or another"
+            )
+        names = [point.name for point in self.points]
+        if grid.baseline and grid.baseline not in names:
+            raise ConfigError(f"baseline {grid.baseline} is none of the points {names}")
+        keys = {*itertools.chain(*tuned), *itertools.chain(*(p.changes for p in self.points))}
+        sections = {key.partition(".")[0] for key in keys if not key.startswith("evaluate.adapter")}
+        if others := sorted(sections.difference(CHANGED_SECTIONS)):
+            raise ConfigError(
+                f"a grid changes {others}, which its runs share; change settings of "
+                f"{', '.join(CHANGED_SECTIONS)}, or give each value a config of its own"
+            )
 
-def build(job: Job, name: str, grid: Grid, processes: int, points: str, seeds: str) -> None:
-    """Run what is missing of a grid, then write table and page."""
-    folder, grid_of = job.work / FOLDER / name, grid_points(grid.axes)
-    taken = {grid_of[index].name for index in read_slice(points, range(len(grid_of)), "--points")}
-    chosen = read_slice(seeds, grid.seeds, "--seeds")
-    changed = {key for point in grid_of for key in point.changes} | grid.settings.keys()
-    runs = Runs(job, folder, changed, processes=processes, judge=grid.judge)
-    runs.prepare()
-    planned = {
-        name: {
-            point.name: [
-                runs.plan(point.name, seed, {**grid.settings, **point.changes})
-                for seed in grid.seeds
-            ]
-            for point in grid_of
+    def prepare(self) -> None:
+        """Run the stages that all runs share; each leaves alone what is valid."""
+        before = tuple(STAGES)[: list(STAGES).index(_STAGES[0])]
+        tree = self.job.config.model_dump(mode="json")
+        tree["jobs"] = [stage for stage in stages_of(self.job.config) if stage in before]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with disk_faults_named(self.folder), (self.folder / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another slice may be preparing
+            write_text(self.folder / CONFIG_FILE, yaml.safe_dump(tree, sort_keys=False))
+            if tree["jobs"] and (code := run_config(self.folder / CONFIG_FILE, None, replace=True)):
+                if code == STOPPED:
+                    raise Stopped
+                raise JobFailed("correct what the stage names, and run again to go on", code)
+
+    def plan(self) -> dict[str, dict[str, list[Run]]]:
+        """Plan every run: point -> value of what is tuned -> a run for each seed."""
+        inputs = {
+            name: read_artifact_header(self.job.work / name).digest
+            for name in _SHARED
+            if (self.job.work / name / HEADER).is_file()
         }
-    }
-    kept = runs.race(planned, grid.keep, lambda run: run.name in taken and run.seed in chosen)
-    if not runs.is_complete(planned, kept):
+        # The shared folder's name is written out: a run's own is another.
+        tree = _filled_in(self.job.config.model_dump(mode="json"), str(self.job.work))
+        settings = json.dumps(tree)
+        planned: dict[str, dict[str, list[Run]]] = {}
+        for point in self.points:
+            seeds = point.row.seeds or self.grid.seeds
+            values = combinations(point.row.tune or self.grid.tune, point.changes)
+            planned[point.name] = {
+                value.name: [
+                    self._run(point.name, value, seed, settings, inputs)
+                    for seed in (seeds[:1] if _is_given(value.changes) else seeds)
+                ]
+                for value in values
+            }
+        return planned
+
+    def _run(
+        self, point: str, value: GridPoint, seed: int, settings: str, inputs: Mapping[str, str]
+    ) -> Run:
+        tree: dict[str, Any] = json.loads(settings)
+        folder = self.folder / point / value.name / f"seed-{seed}"
+        jobs = _STAGES[-1:] if _is_given(value.changes) else _STAGES
+        tree |= {"work": str(folder), "seed": seed, "jobs": list(jobs)}
+        tree["evaluate"]["adapter"] = {}
+        tree["train"]["best_metric"] = self.metric
+        config = check_config(changed_tree(tree, value.changes), f"of run {point} {value.name}")
+        listed = manifest.ARTIFACT.at(self.job.work)
+        if (listed / HEADER).is_file() and not _is_given(value.changes):
+            refuse_missing_labels(config, read_artifact_header(listed))
+        # What was prepared is named by its digests; speed alone does not make another run.
+        parts = ("seed", "source", "evaluate", "inference", *CHANGED_SECTIONS)
+        made_from = {part: tree[part] for part in parts}
+        made_from["train"] = config.train.result_settings()
+        digest = json_digest({"settings": made_from, "inputs": inputs})
+        if self.processes > 1:
+            tree["train"]["torch_threads"] = 1
+        return Run(point, value.name, seed, folder, tree, digest, self.job.work)
+
+    def race(
+        self, planned: Mapping[str, Mapping[str, Sequence[Run]]], mine: Callable[[Run], bool]
+    ) -> dict[str, Sequence[Run]]:
+        """Do the first seed of every value, then the other seeds of each point's best.
+
+        Only runs that are `mine` are done. Returns the runs of the points that are decided.
+        """
+        several = {name: values for name, values in planned.items() if len(values) > 1}
+        self._do([each[0] for values in several.values() for each in values.values()], mine)
+        chosen: dict[str, Sequence[Run]] = {}
+        for name, values in planned.items():
+            if name not in several:
+                (chosen[name],) = values.values()
+            elif all(each[0].is_done for each in values.values()):
+                scores = {value: each[0].judged(self.metric) for value, each in values.items()}
+                chosen[name] = values[best_value(scores, self.metric)]
+        by_seed = itertools.chain(*itertools.zip_longest(*chosen.values()))
+        self._do([run for run in by_seed if run], mine)
+        return chosen
+
+    def _do(self, runs: Sequence[Run], mine: Callable[[Run], bool]) -> None:
+        runs = [run for run in runs if mine(run)]
+        if not runs:
+            return
+        done = sum(run.is_done for run in runs)
+        self.job.say(runs=len(runs), done=done, processes=self.processes)
+        with Progress("runs", len(runs), "run") as progress:
+            progress.advance(done)
+            for run in _do_runs(runs, self.processes):
+                value = {"value": run.value} if run.value else {}
+                self.job.say(run=run.point, **value, seed=run.seed, seconds=run.seconds())
+                progress.advance(1)
+
+
+def _is_given(changes: Mapping[str, Any]) -> bool:
+    return any(key.startswith("evaluate.adapter") for key in changes)
+
+
+def _filled_in(tree: Any, work: str) -> Any:
+    if isinstance(tree, dict):
+        return {key: _filled_in(value, work) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_filled_in(value, work) for value in tree]
+    return tree.replace("${WORK}", work) if isinstance(tree, str) else tree
+
+
+def best_value(scores: Mapping[str, float], metric: str) -> str:
+    """Name the best score, of a loss the lowest; of equals the earlier one."""
+    sign = -1 if lower_is_better(metric) else 1
+    return max(scores, key=lambda name: sign * scores[name])
+
+
+def _do_runs(runs: Sequence[Run], processes: int) -> Iterator[Run]:
+    """Do what is not done yet, `processes` at a time, and yield every run as it is done.
+
+    When the command is stopped or a run fails, the others save and end.
+    """
+    waiting, devices = [run for run in runs if not run.is_done], _devices()
+    # A run is forked from a process that has imported the stages, which takes seconds, and no more.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([f"{__package__}.{name}" for name in ("run", *_STAGES)])
+    running: dict[int, tuple[BaseProcess, Run]] = {}
+    try:
+        while waiting or running:
+            for slot in range(processes):
+                if waiting and slot not in running:
+                    device = devices[slot % len(devices)] if devices else None
+                    given = (waiting[0], device, processes > 1)
+                    process = context.Process(target=_do_run, args=given)
+                    process.start()
+                    running[slot] = process, waiting.pop(0)
+            connection.wait([child.sentinel for child, _ in running.values()])
+            ended = [slot for slot, (child, _) in running.items() if child.exitcode is not None]
+            for child, run in [running.pop(slot) for slot in ended]:
+                if child.exitcode == STOPPED:
+                    raise Stopped
+                if child.exitcode:  # below 0: killed from outside, most likely for its memory
+                    raise JobFailed(
+                        f"run {run.folder} ended with exit code {child.exitcode}; its {LOG} says "
+                        "why; correct that and run again",
+                        max(child.exitcode, 1),
+                    )
+                yield run
+    finally:
+        for child, _ in running.values():
+            child.terminate()
+        for child, _ in running.values():
+            child.join()
+
+
+def _do_run(run: Run, device: str | None, is_one_of_many: bool) -> None:
+    """Run the stages of a run in a process of its own, which stops when its parent is killed."""
+    if device is not None:  # before anything asks for a GPU: each run sees one, as its first
+        os.environ[_DEVICES] = device
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    if is_one_of_many:
+        torch.set_num_threads(1)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with (
+        ending_with_fault(),
+        disk_faults_named(run.folder),
+        (run.folder / ".lock").open("a") as lock,
+        (run.folder / LOG).open("a") as log,
+        threadpool_limits(1) if is_one_of_many else nullcontext(),
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another slice, or a killed command's process, may save
+        if run.is_done:
+            return
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+        _lay_out(run)
+        if code := run_config(run.folder / CONFIG_FILE, None, replace=True):
+            sys.exit(code)
+        write_text(run.folder / NOTE, json.dumps({"digest": run.digest}) + "\n")
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _lay_out(run: Run) -> None:
+    """Write a run's config, and links to what all share."""
+    config_file = run.folder / CONFIG_FILE
+    text = yaml.safe_dump(dict(run.settings), sort_keys=False)
+    if config_file.is_file() and config_file.read_text(encoding="utf-8") != text:
+        shutil.rmtree(checkpoint.ARTIFACT.at(run.folder), ignore_errors=True)  # another config's
+    for name in _SHARED:
+        link, target = run.folder / name, run.shared / name
+        if target.is_dir() and not link.is_symlink():
+            link.symlink_to(os.path.relpath(target, run.folder))
+    write_text(config_file, text)
+
+
+def _devices() -> list[str]:
+    named = os.environ.get(_DEVICES)
+    count = torch.cuda.device_count()
+    return [*map(str, range(count))] if named is None else named.split(",")[:count]
+
+
+def runs_at_a_time() -> int:
+    """Count the runs that go side by side by default: one a GPU, two without one."""
+    return len(_devices()) or _ON_CPU
+
+
+def read_slice(text: str, names: Sequence[str], what: str, numbers: Sequence[int] = ()) -> set[str]:
+    """Read names, or their numbers, such as `0,2`; empty: every name; ConfigError for others."""
+    name_of = {str(number): names[number] for number in numbers} | {name: name for name in names}
+    words = [word for word in text.split(",") if word]
+    if unknown := [word for word in words if word not in name_of]:
+        raise ConfigError(f"{what} names {unknown}; choose among {', '.join(names)}")
+    return {name_of[word] for word in words} or set(names)
+
+
+def build(
+    job: Job, name: str, grid: Grid, processes: int = 0, points: str = "", seeds: str = ""
+) -> None:
+    """Run what is missing of a grid, then write table and picture."""
+    sweep = Sweep(job, name, grid, processes)
+    names = [point.name for point in sweep.points]
+    taken = read_slice(points, names, "--points", range(len(names)))
+    every_seed = dict.fromkeys(s for point in sweep.points for s in point.row.seeds or grid.seeds)
+    seeds_taken = read_slice(seeds, [*map(str, every_seed)], "--seeds")
+    sweep.plan()  # refuses what is wrong in a point before anything is prepared
+    sweep.prepare()
+    planned = sweep.plan()
+    chosen = sweep.race(planned, lambda run: run.point in taken and str(run.seed) in seeds_taken)
+    missing = sum(not run.is_done for each in chosen.values() for run in each)
+    undecided = [point for point in planned if point not in chosen]
+    if missing or undecided:
+        job.say(missing=missing, undecided=undecided, next="the same without a slice")
         return
-    done = {key: kept[name].get(key, each[:1]) for key, each in planned[name].items()}
-    tree = _measure_grid(name, grid, grid_of, done, job.config)
-    write_text(folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
-    write_text(folder / "sweep.csv", sweep_csv(tree))
-    write_text(folder / "sweep.html", render_sweep(tree))
+    tree = _measure(sweep, planned, chosen)
+    write_text(sweep.folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
+    write_bytes(sweep.folder / PICTURE, draw_sweep(tree))
     print(sweep_text(tree), flush=True)
-    job.say(points=len(grid_of), page=str(folder / "sweep.html"))
+    job.say(points=len(tree["points"]), picture=str(sweep.folder / PICTURE))
 
 
-def _measure_grid(
-    name: str,
-    grid: Grid,
-    points: Sequence[GridPoint],
-    runs: Mapping[str, Sequence[Run]],
-    config: Config,
+def _measure(
+    sweep: Sweep,
+    planned: Mapping[str, Mapping[str, Sequence[Run]]],
+    chosen: Mapping[str, Sequence[Run]],
 ) -> dict[str, Any]:
-    sides, patients = measure_runs(runs, config.evaluate.bootstrap)
-    known = {figure for side in sides.values() for figure in side}
-    if unknown := sorted(set(grid.figures) - known):
-        raise ConfigError(
-            f"grid {name}: the runs have no figures {unknown}; use of {sorted(known)}"
-        )
-    found = []
-    for point in points:
-        one = describe_runs(runs[point.name], sides[point.name])
-        one["figures"] = {key: one["figures"].get(key) for key in grid.figures}
-        judged = runs[point.name][0].judged(grid.judge) if grid.judge else None
-        found.append({"name": point.name, "at": dict(point.at), "judged": judged, **one})
-    axes = {axis: [*values] for axis, values in grid.axes.items()}
-    facts = {"grid": name, "patients": patients, "samples": config.evaluate.bootstrap}
-    least = _detectable([sides[point.name] for point in points], grid.figures)
-    return {**facts, "judge": grid.judge, "detectable": least, "axes": axes, "points": found}
-
-
-def _detectable(sides: Sequence[Side], figures: Sequence[str]) -> dict[str, float | None]:
-    """Give the smallest difference of two points that would be seen: the median over pairs."""
-    first, *others = sides
-    known = [figure for figure in figures if all(figure in side for side in sides)]
-    found = [
-        compare_sides(first, other, np.random.default_rng(0), known) for other in others if known
-    ]
-    each = {figure: [pair[figure].detectable for pair in found] for figure in known}
-    least = {
-        figure: float(np.median([value for value in values if value is not None]))
-        for figure, values in each.items()
-        if any(value is not None for value in values)
-    }
-    return {figure: least.get(figure) for figure in figures}
+    grid, points = sweep.grid, []
+    for point in sweep.points:
+        runs, values = chosen[point.name], planned[point.name]
+        scores = {name: each[0].judged(sweep.metric) for name, each in values.items() if name}
+        facts = {
+            "name": point.name,
+            "title": point.row.title or point.name,
+            "at": dict(point.at),
+            "seeds": [run.seed for run in runs],
+            "seconds": float(np.mean([run.seconds() for run in runs])),
+            "published": point.row.published,
+            "tuned": {"value": runs[0].value, "scores": scores} if scores else None,
+        }
+        read = [
+            read_sample_results(open_artifact(results.ARTIFACT.at(run.folder), results.ARTIFACT))
+            for run in runs
+        ]
+        points.append(PointResults(facts, read, is_model=_is_given(point.changes)))
+    tree = {"grid": sweep.name, "judge": sweep.metric}
+    samples = sweep.job.config.evaluate.bootstrap
+    return tree | measure_points(points, grid.figures, grid.compared, grid.baseline, samples)
 
 
 def command(
@@ -164,7 +428,7 @@ def command(
     overrides: Overrides = None,
     processes: Processes = 0,
     points: Slice = "",
-    seeds: Slice = "",
+    seeds: Annotated[str, typer.Option(help="Do these seeds alone, such as 0,2.")] = "",
 ) -> int:
     """Run a grid of settings; returns the exit code."""
     read = read_grid(grid)

@@ -25,9 +25,9 @@ from medclip_dcl.data import manifest
 from medclip_dcl.tables import read_table
 from medclip_reporting import preflight
 from medclip_reporting.preflight import read_preflight
-from medclip_synthetic.faults import Planted, read_fault_list
 from medclip_synthetic.settings import GenerateConfig
 from medclip_synthetic.tree import BOX_TABLE, plan_patients
+from testing.faults import Planted, read_fault_list, write_spoilt_tree
 from testing.processes import spent_by
 
 PATIENTS = {"quick": 1_480, "full": 14_800}
@@ -46,15 +46,10 @@ _CHECK_ALONE = _GATE | {"same_pixels", "two_splits", "boxed_training"}
 """Codes that no reject of the manifest bears."""
 
 
-def write_config(work: Path, tier: str) -> Path:
+def write_config(work: Path) -> Path:
     """Write the config of the archive."""
-    generate = {
-        "patients": PATIENTS[tier],
-        "size_px": SIZE_PX,
-        "faults": FAULTS[tier],
-    }
     source = {"boxes": BOX_TABLE, "max_reject_share": 1.0}
-    tree = {"work": str(work), "seed": SEED, "generate": generate, "source": source}
+    tree = {"work": str(work), "seed": SEED, "source": source}
     path = work / "archive.yaml"
     path.write_text(json.dumps(tree), encoding="utf-8")
     return path
@@ -184,8 +179,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     times: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        config_file = write_config(work, tier)
-        for job, code in (("generate_studies", 0), ("build_manifest", 0), ("check_data", 3)):
+        config_file = write_config(work)
+        settings = GenerateConfig(patients=PATIENTS[tier], size_px=SIZE_PX)
+        write_spoilt_tree(work / "studies", settings, FAULTS[tier], SEED)
+        for job, code in (("build_manifest", 0), ("check_data", 3)):
             command = [sys.executable, "-m", f"pipelines.{job}", "--config", str(config_file)]
             spent = spent_by(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             if spent.code != code:

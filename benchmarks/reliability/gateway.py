@@ -39,14 +39,16 @@ from pydicom.uid import generate_uid
 
 from benchmarks.record import finish
 from benchmarks.reliability.faults import failing_disk
-from gateway.journal import WAITING, Journal
+from hospital.tests.support import orthanc
+from hospital.tests.support.orthanc import Orthanc, radiograph, send, wait_until
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.schemas import ClassifyAnswer
+from medclip_hospital.gateway.journal import WAITING, Journal
+from medclip_hospital.instance import ResultsConfig
 from medclip_hospital.results import encode_results
-from medclip_hospital.settings import ResultsConfig
-from testing import forkserver, orthanc
-from testing.orthanc import Orthanc, StubService, radiograph, send, wait_until
+from testing import forkserver
+from testing.stub_service import StubService, stub_answer, stub_service
 
 PATIENCE_S = 600.0
 ROWS, COLUMNS = 700, 900
@@ -57,8 +59,8 @@ TIERS = {
     "normal": (20, 24, 12, 4, 4),
     "long": (30, 120, 60, 20, 1),
 }
-PRELOADED = ("gateway.launcher", "benchmarks.reliability.faults", "testing.orthanc")
-PRELOADED += ("medclip_hospital.structured_report",)
+PRELOADED = ("medclip_hospital.gateway.launcher", "medclip_hospital.structured_report")
+PRELOADED += ("benchmarks.reliability.faults", "hospital.tests.support.orthanc")
 """What the process that gateways are forked from has imported."""
 _FAR = 1 << 40  # call that fails; the counter is set to just before it
 
@@ -91,7 +93,7 @@ class Bench:
         words = ["--config", str(self._config)]
         log = self.log.with_suffix(f".{time.monotonic_ns()}")
         self._process = process = forkserver.start(
-            "gateway.launcher", words, log, output=self._output, before=before
+            "medclip_hospital.gateway.launcher", words, log, output=self._output, before=before
         )
         while not self._output.read_bytes().endswith(b"\n"):
             if not process.is_alive():
@@ -176,7 +178,7 @@ def expected_uids(
 ) -> set[str]:
     """UIDs of the objects that the images have, without a gateway."""
     settings = ResultsConfig.model_validate({"objects": objects})
-    answer = ClassifyAnswer.model_validate(orthanc.stub_answer(service.rows, service.columns))
+    answer = ClassifyAnswer.model_validate(stub_answer(service.rows, service.columns))
     found = set()
     with Decoder(ImagesConfig(), 1) as decoder:
         for image in images:
@@ -333,8 +335,8 @@ def disks(bench: Bench, step: int, counter: Path) -> dict[str, float]:
 
 def acknowledge_early() -> None:
     """Make this gateway wrong: it acknowledges, then makes the image durable."""
-    from gateway.listener import SUCCESS, Intake
-    from gateway.spool import IncomingImage
+    from medclip_hospital.gateway.listener import SUCCESS, Intake
+    from medclip_hospital.gateway.spool import IncomingImage
 
     durable = Intake.accept
 
@@ -403,7 +405,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         has_compiler = stack.enter_context(failing_disk(base))
         forkserver.context(PRELOADED)
         pacs = stack.enter_context(orthanc.running(base / "pacs"))
-        service = stack.enter_context(orthanc.stub_service())
+        service = stack.enter_context(stub_service())
         service.rows, service.columns = ROWS, COLUMNS
         figures = kills(Bench(base / "kills", pacs, service), tier, rng)
         print(figures, flush=True)

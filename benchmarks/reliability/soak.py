@@ -44,10 +44,10 @@ from scipy import stats
 
 from benchmarks.record import finish
 from benchmarks.reliability.gateway import Modality
-from gateway.journal import WAITING
-from testing import orthanc
+from hospital.tests.support import orthanc
+from hospital.tests.support.orthanc import Orthanc, gateway_settings, radiograph, wait_until
+from medclip_hospital.gateway.journal import WAITING
 from testing.dicom import dicom_bytes, ramp
-from testing.orthanc import Orthanc, gateway_settings, radiograph, wait_until
 from testing.service import ROOT, Service, png, running, store
 
 TOLERANCE = 1.5e-5
@@ -323,7 +323,7 @@ def gateway(soak: Soak, service: Service, pacs: Orthanc) -> Iterator[subprocess.
     given = {"service_key_file": str(soak.gateway_key), "keep_hours": 0.2}
     to = {"kind": "dicomweb", "url": pacs.web}
     config.write_text(gateway_settings(soak.folder, service.url, to, **given).model_dump_json())
-    words = [sys.executable, "-m", "gateway", "--config", str(config)]
+    words = [sys.executable, "-m", "medclip_hospital", "gateway", "--config", str(config)]
     with (soak.folder / "gateway.log").open("w") as log:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT)
     try:

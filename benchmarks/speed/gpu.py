@@ -158,7 +158,7 @@ def measure_device(options: Options) -> Figures:
 def measure_training(options: Options) -> Figures:
     """Pairs/s of the product's own training step on random images."""
     from pipelines.config import Config
-    from pipelines.training_cost import estimate_training_memory, measure_throughput
+    from pipelines.plan import measure_step
 
     precision = options["precision"]
     config = Config.model_validate(
@@ -174,18 +174,19 @@ def measure_training(options: Options) -> Figures:
     )
     text = _text_config(options["text"])
     with _tensor_cores(precision == "tf32"):
-        pairs_per_s, pairs = measure_throughput(config, text, options["seconds"])
+        cost = measure_step(config, text, options["seconds"])
+    pairs_per_s = cost.images_per_s or 0.0
     flop = _flop_per_pair(config, text, options["px"])
     bound = options["peaks"][f"{precision}_tflops"] * 1e12 / flop
     figures = {
         "pairs_per_s": pairs_per_s,
-        "pairs": pairs,
+        "pairs": options["batch"],
         "gflop_per_pair": flop / 1e9,
         "over_flop_bound": pairs_per_s / bound,
     }
     if _device().type == "cuda":
-        peak, estimate = torch.cuda.max_memory_allocated(), estimate_training_memory(config, text)
-        figures |= {"peak_gib": peak / 2**30, "peak_over_estimate": peak / estimate.total}
+        peak, estimate = torch.cuda.max_memory_allocated(), cost.memory
+        figures |= {"peak_gib": peak / 2**30, "peak_over_estimate": peak / estimate}
     return figures
 
 

@@ -40,10 +40,9 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.text_encoder import read_bert_config, read_bert_tokenizer
-from medclip_dcl.training.augment import jitter
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.corpus import TokenTable
-from medclip_dcl.training.dataset import ImageTextBatch, ImageTextDataset
+from medclip_dcl.training.dataset import ImageTextBatch, ImageTextDataset, jitter
 from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.logging import MetricsLog, TrainLogger
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput

@@ -32,7 +32,7 @@ from checks.containers.clients import (
     trickle,
 )
 from checks.containers.engine import ROOT, Engine
-from testing import orthanc
+from hospital.tests.support import orthanc
 
 PAGE = ROOT / "docs/deployment/containers.md"
 TUTORIAL = ROOT / "docs/tutorials/pacs.md"
@@ -467,7 +467,8 @@ def _hospital(engine: Engine, report: Report) -> None:
     report.equal("the viewer's address under another name", other, 421)
     pages = httpx.get("http://127.0.0.1:8090/viewer").text
     report.that("the viewer's pages", "app-config.js" in pages)
-    status = engine.inside("gateway", "python -m gateway status --config /etc/medclip/gateway.yaml")
+    command = "python -m medclip_hospital gateway status --config /etc/medclip/gateway.yaml"
+    status = engine.inside("gateway", command)
     report.that("the gateway counts it as done", '"done": 1' in status, status)
     logs = engine.shell("docker compose logs gateway 2>&1")
     report.equal("UIDs in the gateway's log", logs.count(study), 0)

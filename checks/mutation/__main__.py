@@ -50,7 +50,7 @@ _OURS = (
     "medclip_reporting",
     "medclip_sources",
 )
-_OURS += ("medclip_synthetic", "pipelines", "api", "gateway", "testing", "tests")
+_OURS += ("medclip_synthetic", "pipelines", "api", "hospital", "testing", "tests")
 _PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W")
 _PYTEST += ("ignore::pytest.PytestAssertRewriteWarning", f"--basetemp={STATE / 'tmp'}")
 _SUBREAPER, _DEATH_SIGNAL = 36, 1

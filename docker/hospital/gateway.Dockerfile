@@ -1,4 +1,4 @@
-# The gateway: python -m gateway, without torch, as a user of its own.
+# The gateway: python -m medclip_hospital gateway, without torch, as a user of its own.
 ARG PYTHON_IMAGE=python:3.11-slim
 
 FROM ${PYTHON_IMAGE} AS packages
@@ -23,10 +23,9 @@ COPY --from=packages /opt/venv /opt/venv
 WORKDIR /app
 COPY LICENSE ./
 COPY medclip_dcl medclip_dcl
-COPY medclip_hospital medclip_hospital
-COPY gateway gateway
+COPY hospital/medclip_hospital medclip_hospital
 RUN python -m compileall -q .
 USER 10001:10001
 EXPOSE 11112
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["python", "-m", "gateway", "--config", "/etc/medclip/gateway.yaml"]
+ENTRYPOINT ["python", "-m", "medclip_hospital", "gateway", "--config", "/etc/medclip/gateway.yaml"]

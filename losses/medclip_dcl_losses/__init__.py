@@ -6,7 +6,7 @@ The modules are those of `medclip_dcl`, linked here in the checkout and copied i
 from .errors import ObjectiveError
 from .losses.debiased import debiased_contrastive_loss, debiasing_gauges
 from .losses.gather import gather_with_grad, positive_columns
-from .losses.info_nce import info_nce_loss, sigmoid_loss
+from .losses.info_nce import info_nce_loss
 from .losses.multi_positive import multi_positive_loss
 
 __all__ = [
@@ -17,5 +17,4 @@ __all__ = [
     "info_nce_loss",
     "multi_positive_loss",
     "positive_columns",
-    "sigmoid_loss",
 ]

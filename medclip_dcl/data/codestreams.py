@@ -2,9 +2,13 @@
 
 A decoder believes its stream: one of 1.5 kB can claim 177 megapixels. So the stream's
 own header is compared with the DICOM header first, and a stream too short to hold one
-bit per unit of coding is refused. All functions raise `ImageError`.
+bit per unit of coding is refused. Metadata of JPEG and PNG files are cut out, so that damage
+in them cannot hide pixels that are whole. All functions raise `ImageError`.
 """
 
+import re
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,11 +20,20 @@ from medclip_dcl.errors import ImageError
 
 _JP2_SIGNATURE = b"\x00\x00\x00\x0cjP  "
 _BARE_MARKERS = {0x01, *range(0xD0, 0xD9)}  # TEM, RST0-7, SOI: no length follows
+_MARKER = re.compile(rb"\xff([\x01-\xfe])")  # behind fill bytes, or junk, which libjpeg skips too
 _BASELINE = {0xC0, 0xC1}
 _PROCESS_OF = {0xC0: "dct", 0xC1: "dct", 0xC2: "dct", 0xC3: "lossless", 0xF7: "ls"}  # by its SOF
 _TABLE_MARKER, _RESTART_MARKER, _SCAN_MARKER = 0xC4, 0xDD, 0xDA
+_END_MARKER = 0xD9
+# ICC profiles, Photoshop's blocks, several pictures, comments. APP0 and APP14 tell the colours
+# apart, APP1 may hold the orientation.
+_METADATA_MARKERS = {*range(0xE2, 0xEE), 0xEF, 0xFE}
 _SCAN, _CODES, _END = b"\xff\xda", b"\xff\xc4", b"\xff\xd9"
 _MAX_MARKERS = 1000
+_MAX_FILL = 2**16  # bytes before the first scan that are in no segment
+_FILL_RUN = (
+    b"\xff" * 1024
+)  # libjpeg, given a stream by pieces, begins each run again at every piece
 _MAX_BOXES = 64
 _MAX_SCANS = 100  # a progressive grey image has about six; each goes over all pixels again
 _BLOCK = 8  # pixels across a block of the DCT
@@ -31,6 +44,9 @@ _MAX_TILES = 65_535
 
 _PNG_SIGNATURE_BYTES = 8
 _MAX_CHUNKS = 2**16  # writers put 8 KiB or more in each; Pillow takes microseconds for one
+_PIXEL_CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
+_TEXT_CHUNKS = {b"tEXt", b"zTXt", b"iTXt"}
+_ORIENTED = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")  # texts that may hold it
 
 
 class Frame(NamedTuple):
@@ -41,19 +57,71 @@ class Frame(NamedTuple):
     components: int
     precision: int
     process: str
+    signed: bool = False  # JPEG and JPEG-LS have no sign
 
 
-def require_chunks(stream: bytes) -> None:
-    """Refuse a PNG of more chunks than an image needs.
+def plain_png(stream: bytes) -> bytes:
+    """Cut a PNG file down to what makes its pixels, and what may hold its orientation.
 
-    Source: PNG, third edition, 5.3.
+    Source: PNG, third edition, 5.3 and 11.
     """
-    at = _PNG_SIGNATURE_BYTES
+    kept, at = [stream[:_PNG_SIGNATURE_BYTES]], _PNG_SIGNATURE_BYTES
     for _ in range(_MAX_CHUNKS):
-        if at >= len(stream):
-            return
-        at += 12 + int.from_bytes(stream[at : at + 4], "big")
+        stop = at + 12 + int.from_bytes(stream[at : at + 4], "big")
+        kind = stream[at + 4 : at + 8]
+        if kind in _PIXEL_CHUNKS or (_may_orient(kind, stream, at) and _is_whole(stream, at, stop)):
+            kept.append(stream[at:stop])
+        if kind == b"IEND" or stop >= len(stream):
+            return b"".join(kept)
+        at = stop
     raise ImageError("corrupt", f"the PNG has more than {_MAX_CHUNKS} chunks")
+
+
+def _may_orient(kind: bytes, stream: bytes, at: int) -> bool:
+    return kind == b"eXIf" or (kind in _TEXT_CHUNKS and stream.startswith(_ORIENTED, at + 8))
+
+
+def _is_whole(stream: bytes, at: int, stop: int) -> bool:
+    check = zlib.crc32(stream[at + 4 : stop - 4])
+    return stop <= len(stream) and check == int.from_bytes(stream[stop - 4 : stop], "big")
+
+
+def _segments(stream: bytes) -> Iterator[tuple[int, int, int]]:
+    """Walk the segments of a JPEG stream up to its first scan: marker, where it starts and stops.
+
+    Source: ITU-T T.81, B.1.1.2 (any number of fill bytes may precede a marker).
+    """
+    at, fill = 2, _MAX_FILL
+    for _ in range(_MAX_MARKERS):
+        match = _MARKER.search(stream, at, at + fill)
+        if match is None or match.end() + 2 > len(stream):
+            return
+        fill -= match.start() - at
+        at, marker = match.start(), match[1][0]
+        bare = marker in _BARE_MARKERS
+        stop = at + 2 + (0 if bare else int.from_bytes(stream[at + 2 : at + 4], "big"))
+        if not bare:
+            yield marker, at, stop
+        if marker in {_END_MARKER, _SCAN_MARKER}:
+            return
+        at = stop
+    raise ImageError("corrupt", f"the JPEG has more than {_MAX_MARKERS} segments before its scan")
+
+
+def plain_jpeg(stream: bytes) -> bytes:
+    """Cut a JPEG file down to what makes its pixels, and what may hold its orientation.
+
+    What lies between segments goes too: Pillow would step over it byte by byte.
+    """
+    kept = [stream[:2]]
+    for marker, start, stop in _segments(stream):
+        if marker == _SCAN_MARKER:
+            kept.append(stream[start:].rstrip(b"\xff"))
+            if _FILL_RUN in kept[-1]:
+                raise ImageError("corrupt", "the JPEG is filled up within its scans")
+        elif marker not in _METADATA_MARKERS:
+            kept.append(stream[start:stop])
+    return b"".join(kept)
 
 
 def read_jpeg(stream: bytes) -> Frame:
@@ -63,26 +131,17 @@ def read_jpeg(stream: bytes) -> Frame:
     """
     if stream[:2] != b"\xff\xd8":
         raise ImageError("corrupt", "the stream does not start with a JPEG marker")
-    at = 2
-    for _ in range(_MAX_MARKERS):
-        if at + 4 > len(stream) or stream[at] != 0xFF:
-            break
-        marker = stream[at + 1]
-        if marker == 0xFF or marker in _BARE_MARKERS:
-            at += 1 if marker == 0xFF else 2
-            continue
+    for marker, start, _ in _segments(stream):
         process = _PROCESS_OF.get(marker)
-        if process is not None:
-            frame = _jpeg_frame(stream, at, process)
-            if process == "dct" and stream.count(_SCAN) > _MAX_SCANS:
-                raise ImageError("corrupt", f"the stream has more than {_MAX_SCANS} scans")
-            if process == "lossless" and _CODES not in stream:
-                # ljpeg would go on with tables that were never filled
-                raise ImageError("corrupt", "the stream has no Huffman codes")
-            return frame
-        if marker in {0xD9, 0xDA}:  # EOI, SOS: the frame header must come before
-            break
-        at += 2 + int.from_bytes(stream[at + 2 : at + 4], "big")
+        if process is None:
+            continue
+        frame = _jpeg_frame(stream, start, process)
+        if process == "dct" and stream.count(_SCAN) > _MAX_SCANS:
+            raise ImageError("corrupt", f"the stream has more than {_MAX_SCANS} scans")
+        if process == "lossless" and _CODES not in stream:
+            # ljpeg would go on with tables that were never filled
+            raise ImageError("corrupt", "the stream has no Huffman codes")
+        return frame
     raise ImageError("corrupt", "the stream has no JPEG frame header")
 
 
@@ -99,8 +158,8 @@ def read_jpeg2000(stream: bytes) -> tuple[Frame, bytes]:
         int.from_bytes(stream[at : at + 4], "big") for at in (8, 12, 16, 20)
     )
     components = int.from_bytes(stream[40:42], "big")
-    precision = (stream[42] & 0x7F) + 1
-    return Frame(bottom - top, right - left, components, precision, "j2k"), stream
+    signed, precision = bool(stream[42] & 0x80), (stream[42] & 0x7F) + 1
+    return Frame(bottom - top, right - left, components, precision, "j2k", signed), stream
 
 
 def require_size(frame: Frame, rows: int, columns: int, stream_bytes: int) -> None:
@@ -263,14 +322,8 @@ def _mid_grey_blocks(pixels: Words, middle: int) -> int:
 
 def _read_scan(stream: bytes) -> _Scan:
     scan = _Scan()
-    at = 2
-    while at + 4 <= len(stream) and stream[at] == 0xFF:
-        marker = stream[at + 1]
-        if marker == 0xFF:
-            at += 1
-            continue
-        stop = at + 2 + int.from_bytes(stream[at + 2 : at + 4], "big")
-        body = stream[at + 4 : stop]
+    for marker, start, stop in _segments(stream):
+        body = stream[start + 4 : stop]
         if marker == _TABLE_MARKER:
             _read_codes(body, scan.codes)
         elif marker == _RESTART_MARKER:
@@ -282,7 +335,6 @@ def _read_scan(stream: bytes) -> _Scan:
             return scan
         elif 0xC0 <= marker <= 0xCF:
             scan.plain &= marker in _BASELINE
-        at = stop
     scan.plain = False
     return scan
 

@@ -6,6 +6,7 @@ alarm that ends it should its parent be gone while a decoder hangs. DICOM is rea
 `dicom.reader`, JPEG and PNG here, through Pillow held to these two formats.
 """
 
+import importlib
 import io
 import os
 import resource
@@ -15,14 +16,21 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image
 
-from medclip_dcl.data.codestreams import read_jpeg, require_bits, require_chunks, require_whole
+from medclip_dcl.data.codestreams import (
+    plain_jpeg,
+    plain_png,
+    read_jpeg,
+    require_bits,
+    require_whole,
+)
 from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import DecodedImage, Source, Values, Words, shade, stretch
 from medclip_dcl.data.ipc import Closed, nameless_file, receive, send
@@ -31,6 +39,21 @@ from medclip_dcl.errors import ImageError
 
 _MID_GREY = 128  # what a decoder puts where its stream has ended
 _WORD_MODES = {"I;16", "I;16L", "I;16B", "I;16N", "I"}
+_TURNS = dict(
+    enumerate(
+        (
+            Image.Transpose.FLIP_LEFT_RIGHT,
+            Image.Transpose.ROTATE_180,
+            Image.Transpose.FLIP_TOP_BOTTOM,
+            Image.Transpose.TRANSPOSE,
+            Image.Transpose.ROTATE_270,
+            Image.Transpose.TRANSVERSE,
+            Image.Transpose.ROTATE_90,
+        ),
+        start=2,
+    )
+)
+"""Orientation of EXIF -> what brings the picture upright; 1 is upright."""
 
 
 def read_image(data: bytes, settings: ImagesConfig) -> DecodedImage:
@@ -58,7 +81,7 @@ def _faults_coded() -> Iterator[None]:
     except (EOFError, zlib.error) as error:
         raise ImageError("truncated", "the data end too early") from error
     except Exception as error:
-        raise ImageError("corrupt", f"the decoder raised {type(error).__name__}") from error
+        raise ImageError("corrupt", "the decoder cannot read the file") from error
 
 
 def main(descriptor: int, text: str) -> None:
@@ -96,21 +119,25 @@ def _serve(channel: socket.socket, settings: ImagesConfig) -> None:
 def _read_raster(data: bytes, settings: ImagesConfig) -> DecodedImage:
     """Read JPEG or PNG, scaled by minimum and maximum as a DICOM image is."""
     Image.MAX_IMAGE_PIXELS = settings.max_pixels
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Pillow only warns of a bomb up to twice the limit
+    # What Pillow warns of in metadata makes no pixel doubtful; of a bomb up to twice the limit it
+    # only warns too.
+    with warnings.catch_warnings(record=True) as faults:
+        warnings.simplefilter("always")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            return _read_with_pillow(data, settings)
+            image = _read_with_pillow(data, settings)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise ImageError("too_many_pixels", "exceeds images.max_megapixels") from error
+    has_fault = any("EXIF" in str(fault.message) for fault in faults)
+    return replace(image, ignored=("EXIF",)) if has_fault else image
 
 
 def _read_with_pillow(data: bytes, settings: ImagesConfig) -> DecodedImage:
     source: Source = "jpeg" if data[:1] == b"\xff" else "png"
     if source == "jpeg":
         require_bits(read_jpeg(data), len(data))
-    else:
-        require_chunks(data)
-    with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
+    plain = plain_jpeg(data) if source == "jpeg" else plain_png(data)
+    with Image.open(io.BytesIO(plain), formats=("JPEG", "PNG")) as image:
         if image.width * image.height > settings.max_pixels:
             raise ImageError(
                 "too_many_pixels", f"{image.height} x {image.width} exceeds images.max_megapixels"
@@ -119,14 +146,23 @@ def _read_with_pillow(data: bytes, settings: ImagesConfig) -> DecodedImage:
         last = image.width - 1, image.height - 1
         # Pillow fills a cut stream with mid-grey, silently; few whole images end in it.
         if source == "jpeg" and image.mode == "L" and image.getpixel(last) == _MID_GREY:
-            require_whole(data, np.asarray(image), 8)
-        upright = ImageOps.exif_transpose(image)
-    words = _words(upright)
+            require_whole(plain, np.asarray(image), 8)
+        words = _words(_upright(image))
     return DecodedImage(
         shades=shade(words, _straight, inverted=False),
         bits_stored=8 * words.dtype.itemsize,
         source=source,
     )
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # noqa: BLE001 (Pillow raises anything on a malformed block)
+        warnings.warn("EXIF cannot be read", stacklevel=1)
+        return image
+    turn = _TURNS.get(orientation)
+    return image if turn is None else image.transpose(turn)
 
 
 def _straight(words: Values) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
@@ -154,8 +190,8 @@ def _answer(
 ) -> tuple[dict[str, Any], Any]:
     try:
         data = _contents(handle, request.get("start", 0), request.get("bytes", 0))
-        if request.get("separate"):
-            return _separated(data, settings)
+        if "function" in request:
+            return _separated(request["function"], data, settings)
         image = read_image(data, settings)
         if "size_px" not in request:
             return _facts(image), image.shades.pixels
@@ -167,17 +203,15 @@ def _answer(
         return {"code": "memory", "message": "decoding exceeds images.memory_mb"}, None
 
 
-def _separated(data: bytes, settings: ImagesConfig) -> tuple[dict[str, Any], Any]:
-    from medclip_dcl.data.dicom.header import separate  # few who decode ask for it
-
+def _separated(name: str, data: bytes, settings: ImagesConfig) -> tuple[dict[str, Any], Any]:
+    module, _, function = name.partition(":")
+    take_apart = getattr(importlib.import_module(module), function)
     with _faults_coded():
         if not is_dicom(data):
             raise ImageError("unknown_format", "the file is not DICOM; give a DICOM image")
-        found = separate(data, settings)
-    header = found.header
-    facts = {"header": len(header.data_set), "stripped": len(found.stripped)}
-    joined = np.frombuffer(header.data_set + found.stripped, np.uint8)
-    return facts | {"pixel_digest": header.pixel_digest}, joined
+        header, pixel_digest, stripped = take_apart(data, settings)
+    facts = {"header": len(header), "stripped": len(stripped), "pixel_digest": pixel_digest}
+    return facts, np.frombuffer(header + stripped, np.uint8)
 
 
 def _facts(image: DecodedImage) -> dict[str, Any]:
@@ -190,6 +224,7 @@ def _facts(image: DecodedImage) -> dict[str, Any]:
         "spacing_mm": image.spacing_mm,
         "window": image.window,
         "tags": image.tags,
+        "ignored": image.ignored,
     }
 
 

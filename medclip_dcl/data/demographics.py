@@ -4,8 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from medclip_dcl.data.table_files import read_any, read_rows
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.data.table_columns import clean_id, read_rows, would_join
+from medclip_dcl.data.table_files import read_any
+from medclip_dcl.errors import ConfigError, StudyError
 
 # Trait -> names of its column: the first that the table has.
 _TRAITS = {"sex": ("sex", "gender"), "age": ("age", "anchor_age")}
@@ -42,14 +43,20 @@ def read_demographics(path: Path, images: Sequence[Mapping[str, str]]) -> dict[s
     rows = read_rows(path, [key, *named.values()])
     row_of: dict[str, int] = {}
     for number, value in enumerate(rows[key]):
-        row_of.setdefault(value.strip(), number)
-    found = {}
+        row_of.setdefault(clean_id(value), number)
+    wanted = {image[key] for image in images}
+    if wanted and wanted.isdisjoint(row_of) and (alike := would_join(wanted, row_of)):
+        raise StudyError(
+            f"the table of evaluate.demographics names none of the images by {key}{alike}; write "
+            "ids in both tables alike"
+        )
+    of_trait = {}
     for trait, column in named.items():
         reported = [
             rows[column][row_of[image[key]]] if image[key] in row_of else "" for image in images
         ]
-        found[trait] = [sex_of(text) if trait == "sex" else age_band(text) for text in reported]
-    return found
+        of_trait[trait] = [sex_of(text) if trait == "sex" else age_band(text) for text in reported]
+    return of_trait
 
 
 def sex_of(text: str) -> str:

@@ -101,7 +101,7 @@ def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
         intensity, valid = meaning(known)
     known, intensity = known[valid], intensity[valid]
     if not np.isfinite(intensity).all():
-        raise ImageError("bad_intensities", "an intensity is not finite; correct the rescale tags")
+        raise ImageError("bad_intensities", "an intensity is not finite; correct the lookup table")
     if intensity.size == 0:
         return Shades(words, table, 0.0, 0.0)
     low, high = float(intensity.min()), float(intensity.max())
@@ -156,6 +156,7 @@ class GreyImage:
         window: centre and width of the file's first window, on the scale of
             `pixels`, where it has one that was not applied.
         tags: DICOM code strings that name no person (see `dicom.reader.PUBLIC_TAGS`).
+        ignored: optional attributes whose values cannot be used, and are as good as absent.
     """
 
     pixels: npt.NDArray[np.uint16]
@@ -166,6 +167,7 @@ class GreyImage:
     spacing_mm: tuple[float, float] | None = None
     window: tuple[float, float] | None = None
     tags: dict[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,7 @@ class DecodedImage:
     spacing_mm: tuple[float, float] | None = None
     window: tuple[float, float] | None = None
     tags: dict[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

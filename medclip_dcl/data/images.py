@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -28,7 +30,7 @@ from medclip_dcl.data.ipc import (
     send,
 )
 from medclip_dcl.data.limits import PREAMBLE, ImagesConfig, require_image
-from medclip_dcl.errors import ImageError, StudyError
+from medclip_dcl.errors import ConfigError, ImageError, StudyError
 
 _START_S = 120.0  # of an import of the decoders on a busy machine
 _GRACE_S = 5.0
@@ -55,7 +57,7 @@ class ImageHeader(NamedTuple):
     """Whose image it is, and what it looks like: all that a DICOM answer needs of the file."""
 
     data_set: bytes
-    """The cleaned header in explicit VR, little endian, without pixels (`dicom.header`)."""
+    """The cleaned header in explicit VR, little endian, without pixels."""
     pixel_digest: str
     """SHA-256 of the pixel element as it is stored."""
 
@@ -67,6 +69,17 @@ class SeparatedImage(NamedTuple):
     """Identity and geometry."""
     stripped: bytes
     """A DICOM file that holds the pixels, what they mean, and no identity."""
+
+
+@functools.cache
+def _separation() -> str:
+    points = [*entry_points(group="medclip_dcl.separation", name="dicom")]
+    if not points:
+        raise ConfigError(
+            "nothing installed separates an image from whose it is; run pip install ./hospital in "
+            "the checkout"
+        )
+    return str(points[0].value)
 
 
 ImageSource = Path | bytes | memoryview | SharedBytes
@@ -98,6 +111,7 @@ class Decoder:
         del facts["shape"]
         for name in ("spacing_mm", "window"):
             facts[name] = tuple(facts[name]) if facts[name] else None  # JSON has no tuples
+        facts["ignored"] = tuple(facts["ignored"])
         return GreyImage(pixels, **facts)
 
     def square(self, source: ImageSource, size_px: int, *, equalize: bool) -> SquareImage:
@@ -111,9 +125,12 @@ class Decoder:
     def separate(self, source: ImageSource) -> SeparatedImage:
         """Take a DICOM image apart into its cleaned header and the image without identity.
 
-        Raises as `open`, and with the codes of `limits.IDENTITY_REASONS`.
+        An installed package does it, by the entry point `dicom` of `medclip_dcl.separation`:
+        `module:name` of (file's bytes, ImagesConfig) -> (header, SHA-256 of pixels, the rest).
+
+        Raises as `open`, and with that package's codes; ConfigError where there is none.
         """
-        facts, joined = self._ask(source, {"separate": True})
+        facts, joined = self._ask(source, {"function": _separation()})
         data, at = joined.tobytes(), facts["header"]
         return SeparatedImage(ImageHeader(data[:at], facts["pixel_digest"]), data[at:])
 
@@ -184,7 +201,7 @@ class _Worker:
                 size = request.get("size_px")
                 if size:
                     return facts, read_array(answer, (size, size), np.uint8)
-                if request.get("separate"):
+                if "function" in request:
                     length = facts["header"] + facts["stripped"]
                     return facts, read_array(answer, (length,), np.uint8)
                 return facts, read_array(answer, facts["shape"], np.uint16)

@@ -2,7 +2,8 @@
 
 A message is a JSON header and at most one descriptor. Bytes of files and of pixels never pass
 through the socket: the other side gets a descriptor of a nameless file in memory (memfd) and reads
-that. A worker that is killed leaves nothing behind.
+that. A worker that is killed leaves nothing behind. Where a system has no such files, as macOS,
+they lie in its folder for temporary ones: what is lost is that no image touches a disk.
 """
 
 import fcntl
@@ -34,13 +35,19 @@ class SharedMemory:
 
     @classmethod
     def of_size(cls, size: int) -> Self:
-        """Lay out `size` bytes, which the system gives as they are written; Linux alone can."""
+        """Lay out `size` bytes, which the system gives as they are written."""
+        # A worker that an image has taken over can neither change the memory nor cut it short,
+        # which would end this process where it reads on: it is sealed, or open for reading alone.
+        if not hasattr(os, "memfd_create"):
+            with tempfile.NamedTemporaryFile() as file:
+                file.truncate(size)
+                return cls(
+                    os.open(file.name, os.O_RDONLY | os.O_CLOEXEC), mmap.mmap(file.fileno(), size)
+                )
         handle = os.memfd_create("images", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(handle, size)
             memory = cls(handle, mmap.mmap(handle, size))
-            # A worker that an image has taken over can neither change it nor cut it short, which
-            # would end this process where it reads on.
             fcntl.fcntl(handle, fcntl.F_ADD_SEALS, _SEALS)
         except BaseException:
             os.close(handle)
@@ -121,7 +128,7 @@ def nameless_file() -> int:
     """Make a file in memory and give its descriptor."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("image", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:  # macOS has no files in memory
+    with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
@@ -170,11 +177,12 @@ def read_array(
         Closed: there are fewer bytes than the shape needs.
     """
     array: npt.NDArray[Any] = np.empty(shape, dtype=kind)
-    view = array.data.cast("B")
-    at = 0
-    while at < len(view):
-        got = os.preadv(handle, [view[at:]], at)
-        if got == 0:
-            raise Closed
-        at += got
+    view, at = array.data.cast("B"), 0
+    with open(handle, "rb", buffering=0, closefd=False) as file:
+        file.seek(0)  # the writer of the file left the offset that both share at its end
+        while at < len(view):
+            got = file.readinto(view[at:])
+            if not got:
+                raise Closed
+            at += got
     return array

@@ -29,11 +29,6 @@ class ImagesConfig(Section):
     """Whether an image is rejected whose BurnedInAnnotation is given and is not NO."""
     dask_scheduler: Annotated[str, NO_EFFECT, LOCAL] = ""
     """Address of a Dask scheduler, such as `tcp://head:8786`, whose workers decode; empty: here."""
-    store: Annotated[str, NO_EFFECT, LOCAL] = ""
-    """Bucket, such as `s3://BUCKET/PREFIX`, to which prepared images are copied, and from which all
-    stages read them; empty: they are read in `work`."""
-    cache_gb: Annotated[float, NO_EFFECT, Field(gt=0)] = 100
-    """Most that shards of `store` take on this machine, GB, in `XDG_CACHE_HOME` (`~/.cache`)."""
 
     @property
     def max_pixels(self) -> int:
@@ -70,7 +65,7 @@ REASONS: dict[str, str] = {
     "truncated": "fewer bytes than the declared size needs",
     "size_mismatch": "the compressed stream or the pixel bytes disagree with the declared size",
     "corrupt": "the decoder refused the pixels",
-    "bad_intensities": "rescale, lookup table or window give no finite intensity",
+    "bad_intensities": "the modality lookup table gives no intensity",
     "burned_in": "BurnedInAnnotation says that text is part of the picture",
     "deadline": "decoding took longer than images.deadline_s",
     "memory": "decoding asked for more than images.memory_mb",
@@ -78,12 +73,6 @@ REASONS: dict[str, str] = {
     "constant": "all pixels are equal (refused by prepare_images alone)",
 }
 """Reason code -> what it means."""
-
-IDENTITY_REASONS: dict[str, str] = {
-    "no_identity": "a UID of the image is missing or not a UID",
-    "character_set": "the patient's name is written in an unknown character set",
-}
-"""Reason code -> what it means, of images for which no DICOM object can be made."""
 
 PREAMBLE = 132
 """Bytes that tell the format: of DICOM the preamble, of JPEG and PNG a few of them."""

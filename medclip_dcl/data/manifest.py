@@ -7,22 +7,23 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from medclip_dcl.artifact import Artifact, ArtifactType
-from medclip_dcl.data.records import ImageRecord, RawStudies, Reject, Source
-from medclip_dcl.data.selection import VIEW_REASONS, Selection, by_reason, file_fault, select
 from medclip_dcl.data.source_settings import LABEL_KEY, SourceConfig
-from medclip_dcl.errors import ArtifactCorrupt, StudyError
+from medclip_dcl.errors import ArtifactCorrupt
 from medclip_dcl.files import write_text
-from medclip_dcl.tables import Column, TableFormat, TableWriter, read_table, write_table
+from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.text.labeler.lexicon import LABELS
+
+if TYPE_CHECKING:  # who reads a manifest chooses no studies
+    from medclip_dcl.data.records import ImageRecord, Source
+    from medclip_dcl.data.selection import Selection
 
 ARTIFACT = ArtifactType("manifest", 2, "build_manifest")
 
@@ -42,8 +43,7 @@ IMAGES = TableFormat(
         Column(
             "path",
             pa.string(),
-            "path of the file, relative to the source's root; bytes in a row: FILE#COLUMN[ROW], or "
-            "FILE#COLUMN[ROW][K] in a list, counted from 0",
+            "path of the file, relative to the source's root; of kind huggingface to `rows`",
         ),
     ),
 )
@@ -121,7 +121,7 @@ def assign_splits(
     validate_share: float,
     test_share: float,
 ) -> dict[str, str]:
-    """Give every patient one split, by hash, so that nobody moves when others come or go.
+    """Put every patient into one split, by hash, so that nobody moves when others come or go.
 
     `given`: patient -> splits that the source names for its images, of which the one furthest from
     training counts (test, then validate, then train); the shares are of the other patients.
@@ -169,8 +169,8 @@ def label_names(labels: pa.Table) -> tuple[str, ...]:
     return tuple(name for name in labels.column_names if name != LABEL_KEY)
 
 
-def split_patients(source: Source, chosen: Selection, settings: SourceConfig) -> dict[str, str]:
-    """Give every patient of a selection one split: `assign_splits` with the source's own."""
+def split_patients(source: "Source", chosen: "Selection", settings: SourceConfig) -> dict[str, str]:
+    """Put every patient of a selection into one split: `assign_splits` with the source's own."""
     return assign_splits(
         sorted({*chosen.subjects.values(), *(image.subject_id for image in chosen.images)}),
         source.raw.splits,
@@ -180,49 +180,49 @@ def split_patients(source: Source, chosen: Selection, settings: SourceConfig) ->
     )
 
 
-def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict[str, Any]:
-    """Write every table of the manifest, a part of the source at a time.
+def write_manifest(folder: Path, source: "Source", settings: SourceConfig) -> dict[str, Any]:
+    """Write every table of the manifest.
 
     Raises:
         StudyError: more rows are unusable than `max_reject_share` allows, or all.
     """
-    found = _Found()
-    with ExitStack() as stack:
-        images, reports, labels, boxes = (
-            stack.enter_context(TableWriter(folder, form))
-            for form in (IMAGES, REPORTS, label_format(settings.findings), BOXES)
-        )
-        for part in source.parts(folder / "parts"):
-            raw, chosen = part.raw, select(part.raw, settings)
-            split_of = split_patients(part, chosen, settings)
-            laterals = found.add(part.raw, chosen, split_of)
-            images.add_rows(_image_rows(chosen.images, laterals, split_of))
-            reports.add_rows(
-                {"study_id": study, "subject_id": subject, "split": split_of[subject]}
-                | chosen.texts[study]._asdict()
-                for study in sorted(chosen.texts)
-                for subject in [chosen.subjects[study]]
-            )
-            if raw.labels is not None:
-                labels.add_rows(labels_of(raw.labels, chosen.subjects))
-            kept = {image.image_id for image in chosen.images}
-            boxes.add_rows(row for row in part.boxes.rows if row["image_id"] in kept)
-        found.require_few_rejects(settings.max_reject_share)
-    rejects = found.rejects()
+    from medclip_dcl.data.records import Reject
+    from medclip_dcl.data.selection import by_reason, file_fault, require_few_rejects, select
+
+    raw, chosen = source.raw, select(source.raw, settings)
+    require_few_rejects(chosen, settings.max_reject_share)
+    split_of = split_patients(source, chosen, settings)
+    laterals = [
+        image
+        for image in chosen.laterals
+        if split_of.get(image.subject_id) == "train" and not file_fault(image, raw.root)
+    ]
+    left_out = {image.image_id for image in chosen.laterals} - {x.image_id for x in laterals}
+    rejects = [*chosen.rejects, *(Reject(name, "lateral") for name in sorted(left_out))]
+    listed = {image.image_id for image in chosen.images}
+    boxes = [row for row in source.boxes.rows if row["image_id"] in listed]
+    form = label_format(settings.findings)
+    labels = form.schema.empty_table()
+    if raw.labels is not None:
+        labels = labels_of(raw.labels, chosen.subjects)
+    write_table(folder, form, labels)
+    write_table(folder, IMAGES, _image_rows(chosen.images, laterals, split_of))
+    write_table(folder, REPORTS, _report_rows(chosen, split_of))
+    write_table(folder, BOXES, boxes)
     write_table(folder, REJECTS, (item._asdict() | {"stage": ARTIFACT.job} for item in rejects))
-    raw = source.raw
     if raw.card:
         write_text(folder / DATASET, json.dumps(raw.card, indent=1, sort_keys=True) + "\n")
+    splits = Counter(split_of[chosen.subjects[study]] for study in chosen.texts)
     return {
-        "images": images.rows,
-        "reports": reports.rows,
-        "patients": pc.count_distinct(pa.chunked_array(found.patients, pa.string())).as_py(),
-        "labelled": labels.rows,
-        "boxes": boxes.rows,
-        "boxes_without_image": len(source.boxes.rows) - boxes.rows + source.boxes.unknown,
-        "splits": dict(sorted(found.splits.items())),
-        "split_conflicts": len(found.in_several),
-        **found.counts,
+        "images": len(chosen.images) + len(laterals),
+        "reports": len(chosen.texts),
+        "patients": len(split_of),
+        "labelled": labels.num_rows,
+        "boxes": len(boxes),
+        "boxes_without_image": len(source.boxes.rows) - len(boxes) + source.boxes.unknown,
+        "splits": dict(sorted(splits.items())),
+        "split_conflicts": sum(len(named) > 1 for named in raw.splits.values()),
+        **raw.counts,
         **({} if raw.by_patient else {"splits_by_patient": False}),
         "rejected": len(rejects),
         "reasons": dict(sorted(by_reason(rejects).items())),
@@ -230,7 +230,7 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
 
 
 def _image_rows(
-    images: Iterable[ImageRecord], laterals: Iterable[ImageRecord], split_of: Mapping[str, str]
+    images: "Iterable[ImageRecord]", laterals: "Iterable[ImageRecord]", split_of: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     splits = [(image, split_of[image.subject_id]) for image in images]
     splits += [(image, PRETRAIN) for image in laterals]
@@ -239,64 +239,11 @@ def _image_rows(
         yield shown | {"split": split}
 
 
-class _Found:
-    """Counts and rejects of the parts of a source."""
-
-    def __init__(self) -> None:
-        self.patients: list[pa.Array] = []
-        self.in_several = set[str]()  # patients whose images the source puts in several splits
-        self.splits, self.counts = Counter[str](), Counter[str]()
-        self._reasons, self._others = Counter[str](), Counter[str]()
-        self._candidates = self._lost = self._images = self._reports = self._parts = 0
-        self._rejects: list[tuple[bool, int, Reject]] = []
-
-    def add(
-        self, raw: RawStudies, chosen: Selection, split_of: Mapping[str, str]
-    ) -> list[ImageRecord]:
-        """Add a part, and give its lateral images of training patients."""
-        laterals = [
-            image
-            for image in chosen.laterals
-            if split_of.get(image.subject_id) == "train" and not file_fault(image, raw.root)
-        ]
-        left_out = {item.image_id for item in chosen.laterals} - {x.image_id for x in laterals}
-        every = [*chosen.rejects, *(Reject(name, "lateral") for name in sorted(left_out))]
-        for number, item in enumerate(every):
-            self._rejects.append((number >= len(raw.rejects), raw.rows.first.get(item.id, 0), item))
-        self.patients.append(pa.array(list(split_of), pa.string()))
-        self.in_several |= {name for name, splits in raw.splits.items() if len(splits) > 1}
-        self.splits.update(split_of[chosen.subjects[study]] for study in chosen.texts)
-        self.counts.update(raw.counts)
-        self._reasons += chosen.reasons
-        self._others += by_reason(item for item in chosen.rejects if item.reason in VIEW_REASONS)
-        self._candidates += chosen.candidates
-        self._lost += chosen.lost
-        self._images += len(chosen.images)
-        self._reports += len(chosen.texts)
-        self._parts += 1
-        return laterals
-
-    def rejects(self) -> list[Reject]:
-        """Give what is left out in the order of the source, which its parts are not in."""
-        if self._parts > 1:
-            self._rejects.sort(key=lambda item: item[:2])
-        return [item for _, _, item in self._rejects]
-
-    def require_few_rejects(self, allowed: float) -> None:
-        """Refuse a source with more unusable rows than are allowed, or without any other."""
-        others = self._others
-        aside = f"; {others.total()} others are not asked for {dict(others)}" if others else ""
-        if not self._candidates:
-            raise StudyError(
-                f"the source has no image or report that is asked for{aside}; correct its root, "
-                "table or archive, or what is asked for: source.modalities, source.frontal_views"
-            )
-        if self._lost / self._candidates > allowed or not (self._reports or self._images):
-            raise StudyError(
-                f"{self._lost} of {self._candidates} rows are unusable {dict(self._reasons)}, "
-                f"{self._images} images and {self._reports} reports are left{aside}; "
-                f"source.max_reject_share is {allowed}: correct the source or raise it"
-            )
+def _report_rows(chosen: "Selection", split_of: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    for study in sorted(chosen.texts):
+        subject = chosen.subjects[study]
+        row = {"study_id": study, "subject_id": subject, "split": split_of[subject]}
+        yield row | chosen.texts[study]._asdict()
 
 
 def labels_of(labels: pa.Table, studies: Collection[str]) -> pa.Table:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +25,15 @@ import pyarrow as pa
 from medclip_dcl import files
 from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.data import manifest
-from medclip_dcl.data.grayscale import SquareImage
-from medclip_dcl.data.images import Decoder, shared_decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.row_images import Bucket, image_source
-from medclip_dcl.data.shard_cache import StoredArtifact
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ImageError, LaunchError, StudyError
 from medclip_dcl.progress import Progress
 from medclip_dcl.tables import Column, read_table, write_table
+
+if TYPE_CHECKING:  # who reads prepared images decodes none
+    from medclip_dcl.data.grayscale import SquareImage
+    from medclip_dcl.data.images import Decoder
 
 ARTIFACT = ArtifactType("prepared", 2, "prepare_images")
 
@@ -88,7 +89,7 @@ def write_shard(
 
 
 def _read_shard_rejects(folder: Path, number: int) -> tuple[int, list[list[str]]]:
-    """Give the number of images kept, and id and reason code of those refused."""
+    """Read the number of images kept, and id and reason code of those refused."""
     batch = _open_shard(folder / _SHARD.format(number))
     rejects: list[list[str]] = json.loads(batch.schema.metadata[b"rejects"])
     return batch.num_rows, rejects
@@ -102,24 +103,15 @@ class PreparedImages:
     """
 
     def __init__(self, artifact: Artifact) -> None:
-        self._artifact = artifact
-        self._names = sorted(name for name in artifact.files if name.endswith(".arrow"))
-        self._images: list[npt.NDArray[np.uint8]] = []  # of each shard, where all are here
         self.size_px = int(artifact.summary["size_px"])
         """Height and width of an image, pixels."""
-        self._facts: Sequence[pa.RecordBatch | pa.Table]
-        if isinstance(artifact, StoredArtifact):
-            self._facts = artifact.facts(self._names)
-        else:
-            self._facts = [_open_shard(artifact.path / name) for name in self._names]
-        sizes = {int(facts.schema.metadata[b"size_px"]) for facts in self._facts}
+        names = sorted(name for name in artifact.files if name.endswith(".arrow"))
+        self._shards = [_open_shard(artifact.path / name) for name in names]
+        sizes = {int(shard.schema.metadata[b"size_px"]) for shard in self._shards}
         if sizes - {self.size_px}:
             raise ArtifactCorrupt(f"shards of {artifact.path} differ in size; rerun {ARTIFACT.job}")
-        if not isinstance(artifact, StoredArtifact):
-            self._images = [_images(batch, self.size_px) for batch in self._facts]
-        self._starts = [0]
-        for facts in self._facts:
-            self._starts.append(self._starts[-1] + facts.num_rows)
+        self._images = [_images(shard, self.size_px) for shard in self._shards]
+        self._starts: list[int] = [0, *accumulate(shard.num_rows for shard in self._shards)]
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -127,7 +119,7 @@ class PreparedImages:
     @property
     def id_column(self) -> pa.Array:
         """Ids of the images, in the order of the rows; one copy of all shards'."""
-        ids = (chunk for facts in self._facts for chunk in _chunks(facts, "image_id"))
+        ids = (shard["image_id"] for shard in self._shards)
         return pa.concat_arrays([pa.array([], pa.string()), *ids])
 
     @cached_property
@@ -144,54 +136,39 @@ class PreparedImages:
     @cached_property
     def _sizes(self) -> npt.NDArray[np.int32]:
         parts = [
-            np.stack([facts[name].to_numpy() for name in ("height_px", "width_px")], axis=1)
-            for facts in self._facts
+            np.stack([shard[name].to_numpy() for name in ("height_px", "width_px")], axis=1)
+            for shard in self._shards
         ]
         return np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.int32)
 
-    def shard_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Give the shard that each of some rows is in, from 0."""
-        found: npt.NDArray[np.int64] = np.searchsorted(self._starts, rows, side="right") - 1
-        return found
-
     def pixels(self, row: int) -> npt.NDArray[np.uint8]:
-        """Give one image without copying it: uint8 (size_px, size_px), read-only, 0 black."""
+        """Return one image without copying it: uint8 (size_px, size_px), read-only, 0 black."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} prepared images")
         shard = bisect_right(self._starts, row) - 1
-        if isinstance(self._artifact, StoredArtifact):
-            images = self._artifact.shard(self._names[shard], partial(self._fetched, shard))
-        else:
-            images = self._images[shard]
-        image: npt.NDArray[np.uint8] = images[row - self._starts[shard]]
+        image: npt.NDArray[np.uint8] = self._images[shard][row - self._starts[shard]]
         return image
 
-    def _fetched(self, shard: int, path: Path) -> npt.NDArray[np.uint8]:
-        batch = _open_shard(path)
-        if not batch.column(0).equals(pa.concat_arrays(_chunks(self._facts[shard], "image_id"))):
-            raise ArtifactCorrupt(f"ids of {path} have changed; delete its folder in the cache")
-        return _images(batch, self.size_px)
-
     def original_size(self, row: int) -> tuple[int, int]:
-        """Give height and width of an image before it was stretched, pixels."""
+        """Return height and width of an image before it was stretched, pixels."""
         height, width = self._sizes[row]
         return int(height), int(width)
 
     def find_repeats(self, rows: Iterable[int], among: Iterable[int]) -> dict[int, int]:
-        """Give, for each row whose picture another image has, the first such row among the others.
+        """Find, for each row whose picture another image has, the first such row among the others.
 
         Of most images a few lines in the middle are read and no more.
         """
         by_band: dict[int, list[int]] = defaultdict(list)
         for row in rows:
             by_band[self._band(row)].append(row)
-        found: dict[int, int] = {}
+        repeats: dict[int, int] = {}
         for other in among:
             for row in by_band.get(self._band(other), ()):
-                known = row in found or row == other
-                if not known and np.array_equal(self.pixels(row), self.pixels(other)):
-                    found[row] = other
-        return found
+                is_done = row in repeats or row == other
+                if not is_done and np.array_equal(self.pixels(row), self.pixels(other)):
+                    repeats[row] = other
+        return repeats
 
     def _band(self, row: int) -> int:
         middle = self.size_px // 2
@@ -209,11 +186,6 @@ def _open_shard(path: Path) -> pa.RecordBatch:
     if batch.schema.remove_metadata() != _SCHEMA:
         raise ArtifactCorrupt(f"shard {path} has other columns than it must; rerun {ARTIFACT.job}")
     return batch
-
-
-def _chunks(facts: pa.RecordBatch | pa.Table, name: str) -> list[pa.Array]:
-    column = facts[name]
-    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
 
 
 def _images(batch: pa.RecordBatch, size_px: int) -> npt.NDArray[np.uint8]:
@@ -238,7 +210,7 @@ class ListedImage(NamedTuple):
     path: str
 
 
-_Answer = SquareImage | str  # the square, or the code of the reason why there is none
+_Answer: TypeAlias = "SquareImage | str"  # the square, or the code of the reason why there is none
 _Reader = Callable[[Sequence[ListedImage]], list[_Answer]]
 
 
@@ -251,7 +223,7 @@ def list_images(listed: Artifact) -> list[ListedImage]:
 def prepare_images(
     folder: Path,
     images: Sequence[ListedImage],
-    root: Path | Bucket,
+    root: Path,
     settings: ImagesConfig,
     max_reject_share: float = 1.0,
     workers: int = 0,
@@ -279,8 +251,8 @@ def prepare_images(
                         answers += batch
                         progress.advance(len(batch))
                     _write(folder, number, part, answers, settings.size_px)
-    found = [_read_shard_rejects(folder, number) for number, _ in parts]
-    rejects = [item for _, rows in found for item in rows]
+    answers_of = [_read_shard_rejects(folder, number) for number, _ in parts]
+    rejects = [item for _, rows in answers_of for item in rows]
     reasons = dict(Counter(reason for _, reason in rejects))
     if images and len(rejects) / len(images) > max_reject_share:
         raise StudyError(
@@ -290,7 +262,7 @@ def prepare_images(
     rows = [{"id": name, "stage": ARTIFACT.job, "reason": reason} for name, reason in rejects]
     write_table(folder, manifest.REJECTS, rows)
     return {
-        "images": sum(kept for kept, _ in found),
+        "images": sum(count for count, _ in answers_of),
         "rejected": len(rejects),
         "reasons": dict(sorted(reasons.items())),
         "size_px": settings.size_px,
@@ -299,13 +271,12 @@ def prepare_images(
 
 @contextmanager
 def _workers(
-    root: Path | Bucket, settings: ImagesConfig, workers: int
+    root: Path, settings: ImagesConfig, workers: int
 ) -> Iterator[tuple[Executor, _Reader, Callable[[], int]]]:
-    """Give an executor, here or on a cluster, what it is to do with images, and its cores."""
+    """Open an executor, here or on a cluster, what it is to do with images, and its cores."""
     if settings.dask_scheduler:
         with _cluster(settings.dask_scheduler) as client:
-            there = root.absolute() if isinstance(root, Path) else root
-            apart = partial(_read_on_cluster, root=there, settings=settings)
+            apart = partial(_read_on_cluster, root=root.absolute(), settings=settings)
             try:
                 yield client.get_executor(pure=False), apart, lambda: sum(client.ncores().values())
             except (CancelledError, _dask().KilledWorker) as error:
@@ -314,6 +285,8 @@ def _workers(
                     "repair the cluster and run the same command again"
                 ) from error
         return
+    from medclip_dcl.data.images import Decoder
+
     with Decoder(settings, workers) as decoder, ThreadPoolExecutor(workers) as threads:
         try:
             read = partial(_read, decoder=decoder, root=root, settings=settings)
@@ -363,20 +336,22 @@ def _in_flight(
 
 
 def _read_on_cluster(
-    images: Sequence[ListedImage], root: Path | Bucket, settings: ImagesConfig
+    images: Sequence[ListedImage], root: Path, settings: ImagesConfig
 ) -> list[_Answer]:
     # In a process of the cluster, whose pool is kept for the next task: a decoder cannot be sent.
+    from medclip_dcl.data.images import shared_decoder
+
     decoder = shared_decoder(settings, available_cores())
     return _read(images, decoder, root, settings)
 
 
 def _read(
-    images: Sequence[ListedImage], decoder: Decoder, root: Path | Bucket, settings: ImagesConfig
+    images: Sequence[ListedImage], decoder: "Decoder", root: Path, settings: ImagesConfig
 ) -> list[_Answer]:
     answers: list[_Answer] = []
     for listed in images:
         try:
-            source = image_source(root, listed.path)
+            source = files.path_under(root, listed.path)
         except StudyError:
             answers.append("missing")
             continue
@@ -397,11 +372,11 @@ def _write(
     size_px: int,
 ) -> None:
     both = list(zip(images, answers, strict=True))
-    kept = [(listed.image_id, image) for listed, image in both if isinstance(image, SquareImage)]
+    squares = [(listed.image_id, image) for listed, image in both if not isinstance(image, str)]
     rejects = [(listed.image_id, code) for listed, code in both if isinstance(code, str)]
-    pixels = np.empty((len(kept), size_px, size_px), dtype=np.uint8)
-    sizes = np.empty((len(kept), 2), dtype=np.int32)
-    for row, (_, image) in enumerate(kept):
+    pixels = np.empty((len(squares), size_px, size_px), dtype=np.uint8)
+    sizes = np.empty((len(squares), 2), dtype=np.int32)
+    for row, (_, image) in enumerate(squares):
         pixels[row] = image.pixels
         sizes[row] = image.height_px, image.width_px
-    write_shard(folder, number, [name for name, _ in kept], pixels, sizes, rejects)
+    write_shard(folder, number, [name for name, _ in squares], pixels, sizes, rejects)

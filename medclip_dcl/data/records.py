@@ -1,7 +1,7 @@
 """Records that every source of studies is read into: images, reports, boxes, rejects."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from medclip_dcl.artifact import json_digest
-from medclip_dcl.data.row_images import Bucket, stamp_files
 from medclip_dcl.files import sha256_file
 
 LONGEST_REPORT = 1_000_000
@@ -77,7 +76,7 @@ class TableRows:
             self.last[name] = row
 
     def find(self, name: str, *, repeated: bool = False) -> tuple[str, int | None]:
-        """Give the file and the row in it, from 0, of an id; of one that is repeated the last."""
+        """Return the file and the row in it, from 0, of an id; of one that is repeated the last."""
         row = self.last.get(name) if repeated else self.first.get(name)
         if row is None:
             return "", None
@@ -89,7 +88,7 @@ class TableRows:
 class RawStudies:
     """All rows of a source: images, studies or both, ids as they stand, repeats included."""
 
-    root: Path | Bucket  # that image paths are relative to
+    root: Path  # that image paths are relative to
     images: list[ImageRecord] = field(default_factory=list)
     studies: list[Study] = field(default_factory=list)  # in the source's order
     has_images: bool = True  # without, studies stand alone
@@ -105,11 +104,9 @@ class RawStudies:
     counts: dict[str, int] = field(default_factory=dict)  # what else was counted, for the summary
     by_patient: bool = True  # whether the source names patients, so that no split shares one
     card: dict[str, str] = field(default_factory=dict)  # name, commit, licence, terms of a dataset
-    parts: Callable[[Path], Iterator["RawStudies"]] | None = None
-    """Reads the studies, which are then not here, in parts by id; takes a folder for its files."""
 
     @property
-    def reports_root(self) -> Path | Bucket:
+    def reports_root(self) -> Path:
         """Folder that report paths are relative to."""
         return self.reports_folder or self.root
 
@@ -120,16 +117,6 @@ class Source:
 
     raw: RawStudies
     boxes: BoxTable
-
-    def parts(self, folder: Path) -> Iterator["Source"]:
-        """Give the source in parts by study id, ascending; whole where it was read whole.
-
-        `folder` is for files that the parts need, and is left empty.
-        """
-        if self.raw.parts is None:
-            yield self
-        else:
-            yield from (Source(part, self.boxes) for part in self.raw.parts(folder))
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -145,3 +132,16 @@ def stamp(raw: RawStudies) -> str:
     texts = stamp_files(raw.reports_root, (*raw.files, *reports))
     images = stamp_files(raw.root, (image.path for image in raw.images))
     return hashlib.sha256(f"{texts}{images}".encode()).hexdigest()
+
+
+def stamp_files(root: Path, paths: Iterable[str]) -> str:
+    """Name the state of files without reading them: a hash of names, sizes and times of change."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            facts = (root / path).stat()
+            state = f"{facts.st_size}\0{facts.st_mtime_ns}"
+        except (OSError, ValueError):
+            state = "missing"
+        digest.update(f"{path}\0{state}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

@@ -1,5 +1,6 @@
 """Selection of a source's usable images and reports, with a reason for each of the rest."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -15,7 +16,6 @@ from medclip_dcl.data.records import (
     Study,
     Text,
 )
-from medclip_dcl.data.row_images import Bucket, file_of
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.table_files import POINTER_BYTES, is_pointer
 from medclip_dcl.errors import StudyError
@@ -26,7 +26,7 @@ SOURCE_REASONS: dict[str, str] = {
     "bad_id": "an id is empty or holds characters that no path may; the reject names the row",
     "no_subject": "the row or the header names no patient",
     "bad_row": "lists of a row that must be parallel differ in length",
-    "no_image": "the row has neither bytes nor a path where its image should be",
+    "no_image": "the row names no image, or its dataset holds none there",
     "bad_report": "the report's XML is malformed, too large, declares entities or leaves the root",
     "bad_header": "the DICOM header cannot be read, or lacks an id",
     "not_dicom": "the file in the folder of DICOM is something else",
@@ -65,6 +65,35 @@ class Selection:
     lost: int  # those of the candidates that are left out
     reasons: Counter[str]  # why: each row of the lost counts once
     laterals: list[ImageRecord] = field(default_factory=list)  # for `pretrain_images` alone
+
+    @property
+    def least_share(self) -> float:
+        """The least `source.max_reject_share`, in hundredths, that lets what is lost pass."""
+        return math.ceil(100 * self.lost / max(1, self.candidates)) / 100
+
+
+def require_few_rejects(chosen: Selection, allowed: float) -> None:
+    """Refuse a source with more unusable rows than are allowed, or without any other.
+
+    Raises:
+        StudyError: it counts the rows by reason, those without text or without an image among
+            them, and names the share that lets them pass.
+    """
+    others = by_reason(item for item in chosen.rejects if item.reason in VIEW_REASONS)
+    aside = f"; {others.total()} others are not asked for {dict(others)}" if others else ""
+    if not chosen.candidates:
+        raise StudyError(
+            f"the source has no image or report that is asked for{aside}; correct its root, "
+            "table or archive, or what is asked for: source.modalities, source.frontal_views"
+        )
+    nothing = not (chosen.texts or chosen.images)
+    if chosen.lost / chosen.candidates > allowed or nothing:
+        remedy = f", or set it to {chosen.least_share} to leave them out" if not nothing else ""
+        raise StudyError(
+            f"{chosen.lost} of {chosen.candidates} rows are unusable {dict(chosen.reasons)}, "
+            f"{len(chosen.images)} images and {len(chosen.texts)} reports are left{aside}; "
+            f"source.max_reject_share is {allowed}: correct the source{remedy}"
+        )
 
 
 def select(raw: RawStudies, settings: SourceConfig) -> Selection:
@@ -120,7 +149,7 @@ def by_reason(rejects: Iterable[Reject]) -> Counter[str]:
 def _reasons_of(
     images: Iterable[ImageRecord], subjects: Mapping[str, str], faults: Iterable[Reject]
 ) -> Counter[str]:
-    """Say why images have no study: the fault of its report, where it has one."""
+    """Count why images have no study: the fault of its report, where it has one."""
     fault_of = {item.id: item.reason for item in faults}
     return Counter(
         "patient_conflict"
@@ -130,8 +159,8 @@ def _reasons_of(
     )
 
 
-def _fault(image: ImageRecord, root: Path | Bucket, settings: SourceConfig) -> str:
-    """Give the code of the reason why an image cannot be used, or nothing."""
+def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
+    """Return the code of the reason why an image cannot be used, or nothing."""
     frontal = {view.upper() for view in settings.frontal_views}
     if settings.images_per_study == "all" or image.view.upper() in frontal:
         pass
@@ -142,16 +171,8 @@ def _fault(image: ImageRecord, root: Path | Bucket, settings: SourceConfig) -> s
     return file_fault(image, root)
 
 
-def file_fault(image: ImageRecord, root: Path | Bucket) -> str:
-    """Give the code of the reason why an image's file cannot be used, or nothing."""
-    if file_of(image.path) != image.path:
-        return ""  # bytes that the source has seen in its row
-    if not isinstance(root, Path):
-        state = root.state(image.path)
-        if state is None:
-            return "missing_image"
-        is_short = state[0] <= POINTER_BYTES
-        return "pointer_file" if is_short and is_pointer(root.read(image.path)) else ""
+def file_fault(image: ImageRecord, root: Path) -> str:
+    """Return the code of the reason why an image's file cannot be used, or nothing."""
     try:
         path = path_under(root, image.path)
     except StudyError:
@@ -160,11 +181,10 @@ def file_fault(image: ImageRecord, root: Path | Bucket) -> str:
     return "pointer_file" if is_short and is_pointer(path.read_bytes()) else ""
 
 
-def _text(study: Study, root: Path | Bucket, fallback: str) -> Text | str:
-    """Give the sections, or the code of the reason why there are none."""
+def _text(study: Study, root: Path, fallback: str) -> Text | str:
+    """Return the sections, or the code of the reason why there are none."""
     report = study.report
     if isinstance(report, str):
-        assert isinstance(root, Path), "reports of their own are read from folders alone"
         try:
             path = path_under(root, report)
         except StudyError:

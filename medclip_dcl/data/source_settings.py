@@ -1,6 +1,5 @@
 """Settings of a source of studies, and the paths that they name."""
 
-import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -8,9 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from medclip_dcl.data.row_images import Bucket
 from medclip_dcl.errors import StudyError
-from medclip_dcl.files import write_bytes
 from medclip_dcl.plugins import SOURCES
 from medclip_dcl.settings import NO_EFFECT, Section
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -30,14 +27,13 @@ class SourceConfig(Section):
     kind: Annotated[str, AfterValidator(SOURCES.check)] = "mimic_cxr"
     """`mimic_cxr`: MIMIC-CXR or MIMIC-CXR-JPG with its tables; `open_i`: Open-i's XML and PNG,
     or its CSV form; `table`: any CSV, Parquet or JSONL table; `dicom`: a folder of DICOM files
-    without tables or reports; `dicomweb`: an archive, whose images are fetched into `root`;
-    `huggingface`: a dataset of a hub, or a folder of `save_to_disk`, Parquet, images or webdataset,
-    whose columns are mapped as a table's; or a source of a plugin."""
+    without tables or reports; `dicomweb`, of `hospital/`: an archive, whose images are
+    fetched into `root`; `huggingface`: a dataset of a hub, or a folder of `save_to_disk`, Parquet,
+    images or webdataset, whose columns are mapped as a table's and whose images are written out
+    once, into artifact `rows`; or a source of a plugin."""
     # The manifest depends on the files, whose digests are its inputs, and not on where they lie.
     root: Annotated[str, NO_EFFECT] = "${WORK}/studies"
-    """Folder that every image path of the source is relative to; or, of kind `table`, a bucket:
-    `s3://BUCKET/PREFIX`, `gs://` or `az://`, with credentials from the environment or the role of
-    the machine (extra `bucket`)."""
+    """Folder that every image path of the source is relative to."""
     tables: Annotated[str, NO_EFFECT] = ""
     """Folder of the release's tables (kind `mimic_cxr`), plain or `.gz`; empty: `root`. The DICOM
     release has no views in its own: name the folder of MIMIC-CXR-JPG's."""
@@ -55,9 +51,6 @@ class SourceConfig(Section):
     splits: dict[Literal["train", "validate", "test", "any"], str] = Field(default_factory=dict)
     """Our split -> the dataset's (kind `huggingface`); patients of `any` are split by hash, and
     splits that are not named are left out. Empty: by their names; a single one is `any`."""
-    materialise: bool = False
-    """Whether rows are copied once to Arrow files, artifact `rows` (kind `huggingface`), from which
-    images are read by memory map. Folders of images and webdataset need it."""
     columns: dict[Column, str | dict[str, str]] = Field(default_factory=dict)
     """Role -> name of a column of the mapped table (kind `table`); a role that is left out has no
     column, `a.b` is field `b` of column `a`, `{a}-{b}` joins two columns, `=word` is the same in
@@ -178,15 +171,13 @@ LABEL_KEY = "study_id"
 
 
 LABEL_CODES: dict[str, int | None] = {
-    **dict.fromkeys(("1", "1.0", "true", "yes", "positive", "present"), 1),
-    **dict.fromkeys(("0", "0.0", "false", "no", "negative", "absent"), 0),
-    **dict.fromkeys(("-1", "-1.0", "uncertain"), -1),
+    **dict.fromkeys(("1", "1.0", "1,0", "true", "yes", "positive", "present"), 1),
+    **dict.fromkeys(("0", "0.0", "0,0", "false", "no", "negative", "absent"), 0),
+    **dict.fromkeys(("-1", "-1.0", "-1,0", "uncertain"), -1),
     **dict.fromkeys(("", "nan", "none", "null", "not mentioned", "unlabeled"), None),
 }
 """Word of a label, in lower case -> its code; None: not mentioned."""
 
-FIELD = re.compile(r"\{([^{}]+)\}")
-"""A column within other letters, in a pattern such as `{a}-{b}`."""
 CONSTANT = "="
 """How the name of a column begins that stands for one value in every row."""
 
@@ -194,30 +185,21 @@ Resolve = Callable[[str], Path]
 """Path setting -> path, variables such as `${WORK}` filled in."""
 
 
-def find_file(setting: str, text: str, root: Path | Bucket, resolve: Resolve) -> Path:
+def find_file(setting: str, text: str, root: Path, resolve: Resolve) -> Path:
     """Find the file of a path setting, relative to the current folder or else to the root.
-
-    A file of a bucket is copied to `${WORK}/tables`.
 
     Raises:
         StudyError: there is no such file.
     """
-    if not isinstance(root, Path):
-        if (here := resolve(text)).is_file():
-            return here
-        copy = resolve("${WORK}") / "tables" / here.name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(copy, root.read(text))
-        return copy
     places = list(dict.fromkeys((resolve(text), root / resolve(text))))
-    found = next((path for path in places if path.is_file()), None)
-    if found is None:
+    file = next((path for path in places if path.is_file()), None)
+    if file is None:
         no_root = "" if root.is_dir() else f", and source.root is not a folder: {root}"
         raise StudyError(
             f"source.{setting} names no file; looked for {' and '.join(map(str, places))}{no_root}"
             f"{_others_like(places)}; correct source.{setting} or source.root"
         )
-    return found
+    return file
 
 
 def _others_like(places: Sequence[Path]) -> str:
@@ -233,16 +215,13 @@ def _is_table(path: Path) -> bool:
     return path.suffix.lower() in ends
 
 
-def relative_to_root(root: Path | Bucket, settings: SourceConfig) -> Callable[[str], str]:
+def relative_to_root(root: Path, settings: SourceConfig) -> Callable[[str], str]:
     """Make the function that writes paths of a table as the manifest does: relative to the root.
 
     It cuts off `source.prefix_strip`, or the root, as it is set or with its links followed; a path
     that is elsewhere stays as it is, and is refused where it is opened.
     """
-    if isinstance(root, Path):
-        starts = {f"{path.as_posix().rstrip('/')}/" for path in (root.absolute(), root.resolve())}
-    else:
-        starts = {f"{root.url}/"}
+    starts = {f"{path.as_posix().rstrip('/')}/" for path in (root.absolute(), root.resolve())}
 
     def relative(path: str) -> str:
         path = path.removeprefix(settings.prefix_strip)
@@ -250,3 +229,12 @@ def relative_to_root(root: Path | Bucket, settings: SourceConfig) -> Callable[[s
         return path[len(start) :].lstrip("/") if start else path
 
     return relative
+
+
+class ClaimsConfig(Section):
+    """Claims of sentences and reports about findings (`read_claims`)."""
+
+    table: str = ""
+    """CSV, Parquet or JSONL with columns `text` (a sentence) or `study_id` (a report), or both,
+    `finding`, `state` and `side`, in place of our labeler's reading; empty: ours. Reports follow
+    from their sentences where the table has none."""

@@ -1,28 +1,25 @@
-"""Table files of a source: CSV in its usual spellings, Parquet and JSON, columns as strings.
+"""Table files of a source: CSV, Parquet, Arrow and JSON.
 
 What is no table but a pointer to one, left where git-LFS or git-annex fetched no content, is
 refused.
 """
 
-import csv
 import gzip
 import io
 import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import csv as arrow_csv
 from pyarrow import json as arrow_json
 
-from medclip_dcl.data.source_settings import FIELD
+from medclip_dcl.data.csv_files import BLOCK, UTF16, open_plain, read_csv
 from medclip_dcl.errors import StudyError
 
 _POINTERS = (b"version https://git-lfs.github.com/spec/", b"/annex/objects/", b"../.git/annex/")
@@ -39,73 +36,22 @@ def is_pointer(head: bytes) -> bool:
     return head.startswith(_POINTERS)
 
 
-def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[str, list[str]]:
-    """Read columns of a table as strings, empty where a value is null; as `read_any`.
-
-    Raises:
-        StudyError: the table is missing, malformed, not UTF-8, or lacks a column.
-    """
-    return take_rows(read_any(path, fallback), path.name, columns)
-
-
-def take_rows(table: pa.Table, file: str, columns: Sequence[str]) -> dict[str, list[str]]:
-    """Take columns of a table that was read from a file, as `read_rows`."""
-    require_columns(file, columns, table.column_names)
-    return {name: strings(table.column(name), file, name) for name in dict.fromkeys(columns)}
-
-
-def fill_pattern(table: pa.Table, file: str, pattern: str) -> list[str]:
-    """Give the text of each row by a pattern such as `{a}-{b}`, or by the name of a column.
-
-    Raises:
-        StudyError: the table lacks a column.
-    """
-    if not FIELD.search(pattern):
-        return take_rows(table, file, [pattern])[pattern]
-    columns = take_rows(table, file, FIELD.findall(pattern))
-
-    def filled(row: int) -> str:
-        return FIELD.sub(lambda match: columns[match[1]][row].strip(), pattern)
-
-    return [filled(row) for row in range(table.num_rows)]
-
-
-def require_columns(file: str, wanted: Sequence[str], there: Sequence[str]) -> None:
-    """Refuse a table that lacks a column, or has it twice; StudyError."""
-    if missing := [name for name in dict.fromkeys(wanted) if name not in there]:
-        raise no_column(file, missing, there, wanted)
-    if twice := [name for name in dict.fromkeys(wanted) if list(there).count(name) > 1]:
-        raise StudyError(f"table {file} has column {twice} twice; rename one of them")
-
-
-def no_column(
-    file: str, missing: Sequence[str], there: Sequence[str], wanted: Sequence[str] = ()
-) -> StudyError:
-    """Say that a table lacks columns of those that are wanted, and which it has."""
-    return StudyError(
-        f"table {file} has no column {list(missing)}{only_columns(file, there, wanted)}; "
-        "name its columns in source.columns, source.box_columns or source.label_id"
-    )
-
-
-def only_columns(file: str, there: Sequence[str], wanted: Sequence[str] = ()) -> str:
-    """Name the columns that a table has, where these are names and not data.
-
-    The first row of a CSV file may be a patient's, and the keys of a JSON file patients: without
-    most of the columns that are `wanted` they are counted.
-    """
-    if not there:
-        return ""
-    are_names = 2 * len(set(wanted) & set(there)) > len(set(wanted))
-    if file.lower().endswith((".parquet", ".arrow")) or are_names:
-        return f", only {list(there[:40])}"
-    return f" among its {len(there)}, whose names may be data"
+_HEAD_BYTES = 4096
+# Beginning of a file -> what it is, and what to do.
+_FORMS = {
+    b"PK\x03\x04": "is an Excel workbook or a zip file; save the sheet as CSV UTF-8",
+    b"\xd0\xcf\x11\xe0": "is an Excel workbook; save the sheet as CSV UTF-8",
+    b"PAR1": "is Parquet; let its name end in .parquet",
+    b"ARROW1": "is Arrow; let its name end in .arrow",
+    b"\x1f\x8b": "is compressed; let its name end in .gz",
+    b"<": "is HTML or XML; export it as CSV UTF-8",
+}
 
 
 def read_any(path: Path, fallback: str = "") -> pa.Table:
-    """Read a table, `.csv`, `.parquet`, `.jsonl` or `.json`, or text with `.gz`; CSV stays strings.
+    """Read a table: `.csv`, `.parquet`, `.arrow`, `.jsonl`, `.json`; text also with `.gz`.
 
-    `fallback`: that of `read_csv`.
+    CSV stays strings; `fallback`: that of `read_csv`.
 
     Raises:
         StudyError: it is missing or malformed, or CSV that `read_csv` refuses.
@@ -126,43 +72,165 @@ def read_table_parts(path: Path, fallback: str = "") -> Iterator[pa.Table]:
     try:
         if kind.lower() == ".parquet":
             yield pq.read_table(path)
-            return
-        refuse_other_forms(path)
-        if kind.lower() in {".jsonl", ".json"}:
-            yield _read_json(path, is_lines=kind.lower() == ".jsonl")
+        elif kind.lower() == ".arrow":
+            table = _read_arrow(path)
+            table.validate(full=True)
+            yield table
         else:
-            yield from read_csv(path, fallback)
+            refuse_other_forms(path)
+            if kind.lower() in {".jsonl", ".json"}:
+                yield _read_json(path)
+            else:
+                yield from read_csv(path, fallback)
     except (pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
-        words = type(error).__name__
-        remedy = "write it again"
-        if "json" in kind.lower():
-            remedy = "give one object a line, a list of objects, or an object of objects"
-        raise StudyError(f"table {path} cannot be read ({words}); {remedy}") from error
+        raise StudyError(
+            f"table {path} cannot be read ({error_words(error)}); write it again"
+        ) from error
 
 
-def _read_json(path: Path, *, is_lines: bool) -> pa.Table:
-    _refuse_depth(path)
-    objects = None if is_lines else _objects(path)
-    if objects is not None:
-        if not objects or not all(isinstance(item, dict) for item in objects):
-            raise StudyError(f"table {path} lists no objects; give an object for each row")
-        return pa.Table.from_struct_array(pa.array(objects))
-    options = arrow_json.ReadOptions(block_size=BLOCK)
-    table = arrow_json.read_json(path, options)
-    # Arrow takes the text 2026-03-01 for a time, and would write it in another way.
-    times = [item.name for item in table.schema if pa.types.is_timestamp(item.type)]
-    if times:
-        texts = arrow_json.ParseOptions(pa.schema([(name, pa.string()) for name in times]))
-        table = arrow_json.read_json(path, options, texts)
-    return table
+def error_words(error: BaseException) -> str:
+    """Name what is wrong with a file, without the library's own words, which may quote a row."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
+        return "it is cut off or damaged"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return "its content is not what its name says"
+
+
+def _read_arrow(path: Path) -> pa.Table:
+    # Files, or streams as `datasets` writes them; mapped, without reading them.
+    source = pa.memory_map(str(path))
+    try:
+        return pa.ipc.open_file(source).read_all()
+    except pa.ArrowInvalid:
+        source.seek(0)
+        return pa.ipc.open_stream(source).read_all()
+
+
+def refuse_other_forms(path: Path) -> None:
+    """Refuse a file that holds no text, and name what it is; StudyError."""
+    with open_plain(path) as stream:
+        head = stream.read(_HEAD_BYTES)
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    fault = next((words for magic, words in _FORMS.items() if start.startswith(magic)), "")
+    if not start:
+        fault = "is empty; name another"
+    elif not fault and b"\0" in head and not head.startswith(UTF16):
+        fault = "holds bytes that are not text; give CSV, Parquet or JSON, and text as UTF-8"
+    if fault:
+        raise StudyError(f"table {path} {fault}")
 
 
 _DEEPEST = 200  # objects and lists within each other; Arrow's parser crashes on 100,000
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
-
-
 _STEPS = np.zeros(256, np.int8)  # byte -> by how much it goes deeper
 _STEPS[[*b"{["]], _STEPS[[*b"}]"]] = 1, -1
+
+
+def _read_json(path: Path) -> pa.Table:
+    _refuse_depth(path)
+    objects = _objects(path)
+    if objects is not None:
+        return _table_of_objects(objects, path)
+    options = arrow_json.ReadOptions(block_size=BLOCK)
+    try:
+        with _json_bytes(path) as stream:
+            table = arrow_json.read_json(stream, options)
+        # Arrow takes the text 2026-03-01 for a time, and would write it in another way.
+        times = [item.name for item in table.schema if pa.types.is_timestamp(item.type)]
+        if times:
+            texts = arrow_json.ParseOptions(pa.schema([(name, pa.string()) for name in times]))
+            with _json_bytes(path) as stream:
+                table = arrow_json.read_json(stream, options, texts)
+    except pa.ArrowException:  # a fault, NaN, or numbers and texts in one column
+        objects = [_parsed(line, number, path) for number, line in _json_lines(path)]
+        return _table_of_objects(objects, path)
+    return table
+
+
+def _json_bytes(path: Path) -> IO[bytes]:
+    # In UTF-8, without a byte order mark.
+    stream = open_plain(path)
+    head = stream.read(3)
+    if head.startswith(UTF16):
+        with stream:
+            stream.seek(0)
+            return io.BytesIO(stream.read().decode("utf-16").encode())
+    stream.seek(3 if head == b"\xef\xbb\xbf" else 0)
+    return stream
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, str]]:
+    # Lines that are not blank, with their numbers from 1.
+    with io.TextIOWrapper(_json_bytes(path), encoding="utf-8") as text:
+        yield from ((number, line.rstrip()) for number, line in enumerate(text, 1) if line.strip())
+
+
+def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(unique := dict(items)) < len(items):
+        raise ValueError("an object has one name twice")
+    return unique
+
+
+def _parsed(text: str, line: int, path: Path) -> Any:
+    """Parse JSON, NaN as null; a fault is named by its line, counted from `line` on, and column."""
+    try:
+        return json.loads(text, parse_constant=lambda _: None, object_pairs_hook=_unique)
+    except ValueError as error:
+        where, what = f"line {line}", str(error)
+        if isinstance(error, json.JSONDecodeError):
+            where, what = f"line {line + error.lineno - 1}, column {error.colno}", error.msg
+        raise StudyError(
+            f"{where} of table {path} is not JSON ({what}); give one object a line, a list of "
+            "objects, or an object of objects"
+        ) from error
+
+
+def _objects(path: Path) -> list[Any] | None:
+    """Read a JSON file of a list of objects, or of an object of objects; None: of JSON lines."""
+    lines = _json_lines(path)
+    number, first = next(lines)
+    _, second = next(lines, (0, ""))
+    with suppress(StudyError):  # else the first line does not end it, or is at fault
+        tree = _parsed(first, number, path)
+        if second:
+            return None
+        return _rows_of_tree(tree)
+    if first.lstrip().startswith("{") and second.lstrip().startswith("{"):
+        return None
+    with io.TextIOWrapper(_json_bytes(path), encoding="utf-8") as text:
+        return _rows_of_tree(_parsed(text.read(), 1, path))
+
+
+def _rows_of_tree(tree: Any) -> list[Any] | None:
+    if isinstance(tree, dict) and all(isinstance(value, dict) for value in tree.values()):
+        return list(tree.values())
+    return tree if isinstance(tree, list) else None
+
+
+def _table_of_objects(objects: Sequence[Any], path: Path) -> pa.Table:
+    if not objects or not all(isinstance(item, dict) for item in objects):
+        raise StudyError(
+            f"table {path} lists no objects; give one object a line, a list of objects, or an "
+            "object of objects"
+        )
+    names = dict.fromkeys(name for item in objects for name in item)
+    return pa.table({name: _json_column([x.get(name) for x in objects], path) for name in names})
+
+
+def _json_column(values: list[Any], path: Path) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError) as error:
+        if any(isinstance(value, dict | list) for value in values):
+            raise StudyError(
+                f"table {path} mixes lists, objects and plain values in one place; give one object "
+                "a line, of the same form"
+            ) from error
+        words = (v if isinstance(v, str) or v is None else json.dumps(v) for v in values)
+        return pa.array(words, pa.string())  # numbers and texts
 
 
 def _refuse_depth(path: Path) -> None:
@@ -180,161 +248,3 @@ def _refuse_depth(path: Path) -> None:
                     "rows"
                 )
             depth = int(depths[-1]) if len(depths) else depth
-
-
-def _objects(path: Path) -> list[Any] | None:
-    """Read a JSON file of a list of objects, or of an object of objects; None: of JSON lines."""
-    with io.TextIOWrapper(open_plain(path), encoding="utf-8") as file:
-        try:
-            tree = json.loads(file.readline())
-            if any(line.strip() for line in file):
-                return None
-        except json.JSONDecodeError:  # the first line does not end it
-            file.seek(0)
-            tree = json.load(file)
-    if isinstance(tree, dict) and all(isinstance(value, dict) for value in tree.values()):
-        return list(tree.values())
-    return tree if isinstance(tree, list) else None
-
-
-def strings(column: Any, table: str, name: str) -> list[str]:
-    """Give a column of a table as strings, empty where null; StudyError where it is nested."""
-    values: list[str] = string_column(column, table, name).to_pylist()
-    return values
-
-
-def string_column(column: Any, table: str, name: str) -> pa.ChunkedArray:
-    """Give a column as `strings`, in the form that Arrow keeps it in."""
-    if pa.types.is_nested(column.type):
-        raise StudyError(f"column {name!r} of {table} holds lists or objects; map a plain column")
-    return pc.fill_null(pc.cast(column, pa.string()), "")
-
-
-SEPARATORS = (",", ";", "\t", "|")
-BLOCK = 32 << 20
-"""Bytes that Arrow parses at a time; it refuses a row that is longer."""
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
-"""Byte order marks with which UTF-16 begins."""
-
-_SAMPLE_BYTES = 1 << 18  # that the separator is detected from
-_SAMPLE_ROWS = 50
-_HEAD_BYTES = 4096
-# Beginning of a file -> what it is, and what to do.
-_FORMS = {
-    b"PK\x03\x04": "is an Excel workbook or a zip file; save the sheet as CSV UTF-8",
-    b"\xd0\xcf\x11\xe0": "is an Excel workbook; save the sheet as CSV UTF-8",
-    b"PAR1": "is Parquet; let its name end in .parquet",
-    b"\x1f\x8b": "is compressed; let its name end in .gz",
-}
-
-
-def open_plain(path: Path) -> IO[bytes]:
-    """Open a file, or what a file `.gz` holds, to be read."""
-    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
-
-
-def refuse_other_forms(path: Path) -> None:
-    """Refuse a file that holds no text, and name what it is; StudyError."""
-    with open_plain(path) as stream:
-        head = stream.read(_HEAD_BYTES)
-    found = next((words for magic, words in _FORMS.items() if head.startswith(magic)), "")
-    if not head.strip():
-        found = "is empty; name another"
-    elif not found and b"\0" in head and not head.startswith(UTF16):
-        found = "holds bytes that are not text; give CSV, Parquet or JSON"
-    if found:
-        raise StudyError(f"table {path} {found}")
-
-
-def read_csv(path: Path, fallback: str = "") -> Iterator[pa.Table]:
-    """Read a CSV file, plain or `.gz`, in parts, the first without rows; all values are strings.
-
-    UTF-8 or, after a byte order mark, UTF-16; else in the encoding `fallback`, where one is given.
-    What separates the fields is detected in the first rows: comma, semicolon, tab or bar.
-
-    Raises:
-        StudyError: it is not in such an encoding, or its rows differ in length.
-    """
-    with open_plain(path) as stream:
-        is_utf16 = stream.read(2) in UTF16
-    encoding = "utf-16" if is_utf16 else "utf8"
-    if fallback and not is_utf16 and not _is_text(path, encoding):
-        encoding = fallback
-    separator = sniff_separator(path, encoding)
-    try:
-        yield from _parse_csv(path, encoding, separator)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        if _is_text(path, encoding):
-            raise StudyError(_csv_fault(path, encoding, separator, error)) from error
-        if is_utf16:
-            raise StudyError(f"table {path} is damaged UTF-16; save it as UTF-8") from error
-        remedy = "save it as UTF-8" if fallback else "save it so, or set source.fallback_encoding"
-        tried = f"neither UTF-8 nor {fallback}" if fallback else "not UTF-8"
-        raise StudyError(f"table {path} is {tried}; {remedy}") from error
-
-
-def sniff_separator(path: Path, encoding: str) -> str:
-    """Tell by which separator all of the first rows have most fields, else the header.
-
-    A comma in an unquoted text makes rows of different lengths, and so rules out the comma.
-    """
-    with open_plain(path) as stream:
-        data = stream.read(_SAMPLE_BYTES)
-    text = data.decode(encoding, "replace").removeprefix("\ufeff")
-    is_whole = len(data) < _SAMPLE_BYTES
-
-    def fields(separator: str) -> tuple[int, int]:
-        rows = list(islice(_rows(io.StringIO(text, newline=""), separator), _SAMPLE_ROWS + 1))
-        if len(rows) > _SAMPLE_ROWS or not is_whole:
-            rows = rows[:-1] or rows  # the last may be cut off
-        of_header = len(rows[0]) if rows else 0
-        of_all = of_header if {len(row) for row in rows} == {of_header} and of_header > 1 else 0
-        return of_all, of_header
-
-    return max(SEPARATORS, key=fields)  # of equal ones the first
-
-
-def _rows(text: IO[str], separator: str) -> Iterator[list[str]]:
-    try:
-        yield from (row for row in csv.reader(text, delimiter=separator) if row)
-    except csv.Error:  # a quoted field beyond any length: as far as this is enough
-        return
-
-
-def _parse_csv(path: Path, encoding: str, separator: str) -> Iterator[pa.Table]:
-    read = arrow_csv.ReadOptions(block_size=BLOCK, encoding=encoding)
-    parse = arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    with arrow_csv.open_csv(path, read, parse) as reader:
-        names: list[str] = reader.schema.names
-    # Arrow guesses types otherwise: a patient "007" would become 7.
-    types = arrow_csv.ConvertOptions(
-        column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True
-    )
-    with arrow_csv.open_csv(path, read, parse, types) as reader:
-        yield reader.schema.empty_table()
-        for batch in reader:
-            yield pa.Table.from_batches([batch])
-
-
-def _is_text(path: Path, encoding: str) -> bool:
-    try:
-        with open_plain(path) as stream, io.TextIOWrapper(stream, encoding) as text:
-            while text.read(1 << 20):
-                pass
-    except (OSError, EOFError, ValueError):
-        return False
-    return True
-
-
-def _csv_fault(path: Path, encoding: str, separator: str, error: Exception) -> str:
-    # Why a file whose text can be decoded is refused; Arrow's own words quote the row.
-    with open_plain(path) as stream, io.TextIOWrapper(stream, encoding, newline="") as text:
-        rows = _rows(text, separator)
-        header = next(rows, [])
-        for number, row in enumerate(rows):
-            if len(row) != len(header):
-                return (
-                    f"row {number} of table {path} has {len(row)} fields, and the header "
-                    f"{len(header)}, separated by {separator!r}; quote texts that hold it"
-                )
-    return f"table {path} cannot be read as CSV ({type(error).__name__}); write it again"

@@ -1,4 +1,4 @@
-"""Settings of evaluation, calibrated probabilities and Table 1."""
+"""Settings of evaluation."""
 
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
@@ -6,8 +6,6 @@ from pydantic import Field, model_validator
 
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.settings import NO_EFFECT, Section
-
-Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
 class AdapterConfig(Section):
@@ -76,25 +74,6 @@ class EvaluateConfig(Section):
         if self.model and self.adapter.model:
             raise ValueError("model and adapter.model name two models; leave one out")
         return self
-
-
-class Table1Config(Section):
-    """Every row of Table 1, trained and evaluated (`table1`).
-
-    The model of `evaluate.adapter`, if any, stands in place of the row that is trained in BioViL's
-    stead; it is evaluated and not trained.
-    Rows with something to tune choose its value, with the first seed, and every run its published
-    step, by `train.best_metric`, else by `validation_report_auc`. No row is tuned where the config
-    sets `train.validate_every_steps` or `train.validate_images` to 0.
-    """
-
-    seeds: Seeds | dict[str, Seeds] = (0, 1, 2, 3, 4)
-    """Runs of each row; a seed draws weights, batches and views. The corpus is one. Two seeds give
-    no interval, one no verdict. Or row -> its seeds, more where a small difference matters, and
-    `others` -> those of all other rows."""
-    rows: tuple[str, ...] = ()
-    """Rows by their short names, the project's own and the shuffled control among them; an unknown
-    one makes it list all. Empty: the paper's nine."""
 
 
 @runtime_checkable

@@ -35,14 +35,11 @@ def _build_model(published: SavedModel, text_config: PreTrainedConfig) -> DualEn
             }
     except ConfigError as error:
         raise CheckpointError(f"model {published.digest[:12]}: {error}") from error
-    found = {name: value.shape for name, value in weights.items() if name != "bias"}
-    if found != shapes:
+    if {name: value.shape for name, value in weights.items()} != shapes:
         raise CheckpointError(
             f"weights of model {published.digest[:12]} do not fit its configuration; rerun train"
         )
     model = build_dual_encoder(settings, text_config, seed=0)
-    if "bias" in weights:
-        model.add_bias(0.0)
     model.load_state_dict(weights)
     return model
 

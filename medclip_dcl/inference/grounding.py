@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float, UInt8
 from PIL import Image
-from scipy import ndimage
 
 from medclip_dcl.data.grayscale import GreyImage
 
@@ -120,6 +119,8 @@ def locate(
 
 def _box_around(grid: np.ndarray, row: int, column: int, level: float) -> Box:
     """Trace what is connected to a cell's centre and reaches the level, in cells."""
+    from scipy import ndimage  # who draws heat alone has no scipy
+
     rows, columns = grid.shape
     fine = upsample(grid, rows * _FINE, columns * _FINE)
     centre = (slice(row * _FINE, (row + 1) * _FINE), slice(column * _FINE, (column + 1) * _FINE))

@@ -84,7 +84,7 @@ class Line(NamedTuple):
     k: float
 
     def eta(self, pll_nats: Floats, cap: float) -> Floats:
-        """Give min(a * p**k, cap)."""
+        """Return min(a * p**k, cap)."""
         raw = eta_from_pll(torch.from_numpy(pll_nats.copy()), self.a, self.k)
         eta: np.ndarray = cap_eta(raw, cap).numpy()
         return eta
@@ -149,14 +149,14 @@ def _minimum(rows: _Rows, start: Float[np.ndarray, "2"]) -> Float[np.ndarray, "2
 
 
 def best_constant(shares: Shares, cap: float) -> float:
-    """Give the constant eta with the least log error: the geometric mean of the capped shares."""
+    """Return the constant eta with the least log error: the geometric mean of the capped shares."""
     known = shares.is_counted
     capped = np.minimum(shares.share[known], cap)
     return float(np.exp(np.average(np.log(capped), weights=shares.weight[known])))
 
 
 def log_error(eta: Floats, shares: Shares, cap: float) -> float:
-    """Give the root of the weighted mean square of log min(eta, cap) - log min(share, cap), nats.
+    """Return the root of the weighted mean square of log min(eta, cap) - log min(share, cap), nats.
 
     Sentences below the floor are left out; nan where nothing is measured. 0.69 is a factor of 2.
     """
@@ -168,7 +168,7 @@ def log_error(eta: Floats, shares: Shares, cap: float) -> float:
 
 
 def mean_eta(eta: Floats, shares: Shares, cap: float) -> tuple[float, float]:
-    """Give the mean of an eta and of the capped shares, over the same sentences as said.
+    """Return the mean of an eta and of the capped shares, over the same sentences as said.
 
     Both are nan where training says no sentence that has a share.
     """

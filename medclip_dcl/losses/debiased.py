@@ -198,15 +198,15 @@ def debiased_terms(
 def _checked_eta(
     eta: Float[Tensor, " anchors"] | float, s: Float[Tensor, "anchors candidates"]
 ) -> Float[Tensor, "..."]:
-    known = torch.as_tensor(eta, dtype=s.dtype).detach()  # a constant of the data: no gradient
-    if known.shape not in {(), s.shape[:1]}:
+    constant = torch.as_tensor(eta, dtype=s.dtype).detach()  # a constant of the data: no gradient
+    if constant.shape not in {(), s.shape[:1]}:
         raise ObjectiveError(
-            f"eta has shape {tuple(known.shape)} for {len(s)} anchors; give one an anchor, "
+            f"eta has shape {tuple(constant.shape)} for {len(s)} anchors; give one an anchor, "
             "in the order of the rows of s"
         )
-    check_range(known, "eta", 1.0, "it is a class probability: cap it, as by clamp(max=0.2)")
+    check_range(constant, "eta", 1.0, "it is a class probability: cap it, as by clamp(max=0.2)")
     # A number is written on the device of s: copying it there would wait for the device.
-    return known.to(s.device) if isinstance(eta, Tensor) else s.new_full((), eta)
+    return constant.to(s.device) if isinstance(eta, Tensor) else s.new_full((), eta)
 
 
 def _union(

@@ -1,4 +1,4 @@
-"""The uncorrected baselines: InfoNCE, with optional weights on negatives, and the sigmoid loss.
+"""The uncorrected baseline: InfoNCE, with optional weights on negatives.
 
 Axes and symbols
     anchors, candidates   rows and columns of s
@@ -53,34 +53,6 @@ def info_nce_loss(
     s_positive = s.gather(1, positive.unsqueeze(1)).squeeze(1)
     A = log_negatives(s, positive, weights=weights) - s_positive
     return reduce(softplus(A), ~A.isneginf(), reduction)
-
-
-def sigmoid_loss(
-    s: Float[Tensor, "anchors candidates"],
-    positive: Int[Tensor, " anchors"] | None = None,
-    *,
-    bias: Float[Tensor, ""] | float,
-) -> Float[Tensor, ""]:
-    """Decide for every pair separately whether it belongs together; no global batch is needed.
-
-    Args:
-        s: similarities with their scale.
-        positive: column of each anchor's positive; None: the diagonal.
-        bias: added to s, and learned. Start it at -ln(candidates - 1): a pair of unknown
-            score then counts as positive as often as it is, once in so many.
-
-    Returns:
-        Sum over candidates of -log sigmoid(z (s + bias)), z = 1 for the positive and
-        -1 elsewhere, mean over anchors.
-
-    Raises:
-        ObjectiveError: shapes do not fit.
-
-    Source: Zhai et al. 2023, Algorithm 1; they start the bias at -10, for larger batches.
-    """
-    s, positive = checked(s, positive)
-    z = torch.full_like(s, -1.0).scatter(1, positive.unsqueeze(1), 1.0)
-    return -functional.logsigmoid(z * (s + bias)).sum(dim=1).mean()
 
 
 def checked(

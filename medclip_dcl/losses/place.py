@@ -43,7 +43,7 @@ _USUAL_PLACES = {
 
 def encode_zones(claims: Sequence[ReportLabels]) -> Int8[Tensor, " texts"]:
     """Turn the thirds of the lung that sentences name into small integers; 0: none, or several."""
-    return torch.tensor([_ZONES[said.zone] for said in claims], dtype=torch.int8)
+    return torch.tensor([_ZONES[text.zone] for text in claims], dtype=torch.int8)
 
 
 def place_masks(
@@ -124,8 +124,8 @@ def place_loss(
 
 
 def _soft_maximum(
-    h: Float[Tensor, "pairs regions"], kept: Bool[Tensor, "pairs regions"]
+    h: Float[Tensor, "pairs regions"], chosen: Bool[Tensor, "pairs regions"]
 ) -> Float[Tensor, " pairs"]:
     # Less the log of the size: a large mask must not win by its number of regions.
-    level = (h / TAU).masked_fill(~kept, -torch.inf).logsumexp(dim=1)
-    return TAU * (level - kept.sum(dim=1).log())
+    level = (h / TAU).masked_fill(~chosen, -torch.inf).logsumexp(dim=1)
+    return TAU * (level - chosen.sum(dim=1).log())

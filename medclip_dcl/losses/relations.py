@@ -45,14 +45,14 @@ def encode_claims(
     """Turn what each sentence or report says into bits of each of the findings, then normal."""
     column = {name: number for number, name in enumerate(findings)}
     codes = torch.zeros(len(claims), len(findings) + 1, dtype=torch.int8)
-    for row, said in enumerate(claims):
-        for name in said.negated:
+    for row, text in enumerate(claims):
+        for name in text.negated:
             codes[row, column[name]] = NEGATED
-        for name in said.uncertain:
+        for name in text.uncertain:
             codes[row, column[name]] = HEDGED
-        for name, sides in said.asserted.items():
+        for name, sides in text.asserted.items():
             codes[row, column[name]] = ASSERTED | _side_bits(sides)
-        codes[row, -1] = said.normal
+        codes[row, -1] = text.normal
     return codes
 
 

@@ -1,13 +1,11 @@
 """Both encoders, their maps into the shared space, and the scale gamma."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedConfig
 
 from medclip_dcl.models.image_encoder import ImageEncoder
@@ -21,8 +19,7 @@ _GAMMA_SQUARED_RANGE = (1.0, 100.0)
 class DualEncoder(nn.Module):
     """The model that is trained: images and sentences on one unit sphere.
 
-    `gamma` is the root of the score's scale: s = gamma**2 * f. `bias`, which the sigmoid loss alone
-    adds to s and learns, is None without `add_bias`: no score depends on it.
+    `gamma` is the root of the score's scale: s = gamma**2 * f.
     """
 
     def __init__(self, settings: ModelConfig, text_config: PreTrainedConfig) -> None:
@@ -32,41 +29,15 @@ class DualEncoder(nn.Module):
         self.region_projection = nn.Linear(self.image.width, settings.similarity.dim)
         self.text = TextEncoder(text_config, settings.similarity.dim, settings.text)
         self.gamma = nn.Parameter(torch.tensor(math.sqrt(settings.similarity.gamma_squared)))
-        self.bias: nn.Parameter | None = None
-        self.dropout_seeds: Sequence[int] = ()
-        """Of equal parts of the pairs, which then draw dropout apart; empty: all draw together."""
 
     def forward(
         self,
         images: Float[Tensor, "images channels height width"],
-        texts: Int[Tensor, "texts tokens"] | Float[Tensor, "texts states"],
-        attention_mask: Int[Tensor, "texts tokens"] | None = None,
+        input_ids: Int[Tensor, "texts tokens"],
+        attention_mask: Int[Tensor, "texts tokens"],
     ) -> tuple[Float[Tensor, "images rows columns dim"], Float[Tensor, "texts dim"]]:
-        """Encode images and sentences in one call, as a distributed wrapper needs it.
-
-        Without a mask they are features, of `image` and `text.pooled`, and are mapped alone.
-        """
-        if attention_mask is None:
-            return self._map_regions(images), _unit(self.text.projection(texts))
-        if self.training and self.dropout_seeds:
-            return self._encode_parts(images, texts, attention_mask)
-        return self.encode_images(images), self.encode_sentences(texts, attention_mask)
-
-    def _encode_parts(
-        self, images: Tensor, texts: Tensor, attention_mask: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        # Images are encoded together where no dropout is theirs: their batch norms see all.
-        seeds = self.dropout_seeds
-        apart = any(names_with_dropout(self.image))
-        regions = [] if apart else [self.encode_images(images)]
-        sentences = []
-        parts = (item.chunk(len(seeds)) for item in (images, texts, attention_mask))
-        for seed, pixels, *said in zip(seeds, *parts, strict=True):
-            torch.manual_seed(seed)
-            if apart:
-                regions.append(self.encode_images(pixels))
-            sentences.append(self.encode_sentences(*trim_padding(*said)))
-        return torch.cat(regions), torch.cat(sentences)
+        """Encode images and sentences in one call, as a distributed wrapper needs it."""
+        return self.encode_images(images), self.encode_sentences(input_ids, attention_mask)
 
     def encode_images(
         self, pixels: Float[Tensor, "images 1 height width"]
@@ -75,7 +46,7 @@ class DualEncoder(nn.Module):
 
         The vectors are float32 at least, whatever autocast does elsewhere.
         """
-        return self._map_regions(self.image(pixels))
+        return _unit(self.region_projection(self.image(pixels).permute(0, 2, 3, 1)))
 
     def encode_sentences(
         self,
@@ -95,13 +66,6 @@ class DualEncoder(nn.Module):
     ) -> Float[Tensor, "texts images"]:
         """Score unit vectors: f in [-1, 1]; the logit of the losses is gamma**2 * f."""
         return image_sentence_scores(regions.flatten(1, 2), sentences, self.similarity)
-
-    def _map_regions(self, maps: Tensor) -> Tensor:
-        return _unit(self.region_projection(maps.permute(0, 2, 3, 1)))
-
-    def add_bias(self, value: float) -> None:
-        """Add the bias of the sigmoid loss to the parameters."""
-        self.bias = nn.Parameter(torch.tensor(value))
 
     @torch.no_grad()
     def clamp_gamma(self) -> None:
@@ -127,16 +91,6 @@ def build_dual_encoder(
         model = DualEncoder(settings, text_config)
     model.initialise(torch.Generator().manual_seed(seed))
     return model
-
-
-def names_with_dropout(module: nn.Module) -> list[str]:
-    """Name the parts of a module that drop something in training: activations, or whole layers."""
-    return [
-        name
-        for name, part in module.named_modules()
-        if (isinstance(part, _DropoutNd) and part.p)
-        or any("drop" in key and isinstance(at, float) and at for key, at in vars(part).items())
-    ]
 
 
 def trim_padding(

@@ -35,8 +35,6 @@ class PairWeights:
     """Weights of `region_projection` and `projection`; biases that are not there are 0."""
     scale: float
     """Factor of a cosine in the loss, at the end of training."""
-    bias: float | None = None
-    """Bias of its sigmoid loss; None: it was trained with another one."""
     text_settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the text encoder that only the file knows."""
 
@@ -61,7 +59,6 @@ def transformers_pair(model: Any) -> PairWeights:
             "this SigLIP has no head that brings images into the space of its texts; set "
             "image.pretrained and text.pretrained to train maps of their own"
         )
-    bias = getattr(model, "logit_bias", None)
     return PairWeights(
         vision.config,
         text.config,
@@ -69,7 +66,6 @@ def transformers_pair(model: Any) -> PairWeights:
         text={key: item for key, item in text.state_dict().items() if not key.startswith("head.")},
         maps={key: value.detach() for key, value in maps.items()},
         scale=float(model.logit_scale.detach().exp()),
-        bias=None if bias is None else float(bias.detach()),
     )
 
 

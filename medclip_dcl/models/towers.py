@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +31,13 @@ from medclip_dcl.models.encoder_files import (
     read_tokenizer,
 )
 from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
-from medclip_dcl.models.pairs import PairWeights, open_clip_pair, transformers_pair
 from medclip_dcl.models.pretrained import LoadReport, fill, weights_file
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.text_encoder import TextEncoder, load_text_weights
 from medclip_dcl.settings import Section
+
+if TYPE_CHECKING:  # whole models are read where one is the start
+    from medclip_dcl.models.pairs import PairWeights
 
 # Heads of classifiers and language models, and what stands in for a masked patch.
 _HEADS = (
@@ -156,7 +158,7 @@ class Start:
     tokenizer: PreTrainedTokenizerBase
     image: Path | None
     text: Path
-    pair: PairWeights | None
+    pair: "PairWeights | None"
     left: tuple[str, ...] = ()
 
     def fill(self, encoder: DualEncoder) -> dict[str, LoadReport]:
@@ -173,7 +175,7 @@ class Start:
             reports["image"] = load_image(encoder.image, self.image)
         return reports
 
-    def _fill_pair(self, encoder: DualEncoder, pair: PairWeights) -> dict[str, LoadReport]:
+    def _fill_pair(self, encoder: DualEncoder, pair: "PairWeights") -> dict[str, LoadReport]:
         reports = {
             "image": _counted(_fill_vit(encoder.image, pair.image), self.left),
             "text": fill(encoder.text.backbone, pair.text, _HEADS),
@@ -186,8 +188,6 @@ class Start:
         reports["maps"] = fill(maps, biases | dict(pair.maps), heads=())
         with torch.no_grad():
             encoder.gamma.fill_(math.sqrt(self.settings.similarity.gamma_squared))
-            if encoder.bias is not None and pair.bias is not None:
-                encoder.bias.fill_(pair.bias)
         return reports
 
 
@@ -224,8 +224,10 @@ def read_start(settings: ModelConfig, image: Path | None, text: Path, *, whole: 
     return Start(settings.model_copy(update=update), config, tokenizer, image, text, pair, left)
 
 
-def _read_pair(folder: Path) -> tuple[PairWeights, tuple[str, ...]]:
+def _read_pair(folder: Path) -> "tuple[PairWeights, tuple[str, ...]]":
     """Read a CLIP or SigLIP, or BiomedCLIP in open_clip's layout; also keys of heads left aside."""
+    from medclip_dcl.models.pairs import open_clip_pair, transformers_pair
+
     if (folder / OPEN_CLIP).is_file():
         return open_clip_pair(weights_file(folder), read_json(folder / OPEN_CLIP)), ()
     config = read_config(folder)

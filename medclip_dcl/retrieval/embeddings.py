@@ -11,9 +11,6 @@ equal length (the last may be shorter):
     pictures-00000.arrow thumbnails, where the index was built with pictures
 """
 
-import io
-import math
-import os
 import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +26,7 @@ import torch
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.files import denials_named, write_bytes
-from medclip_dcl.tables import Column, TableFormat
+from medclip_dcl.tables import Column, TableFormat, map_array
 
 ARTIFACT = ArtifactType("index", 5, "build_index")
 
@@ -91,38 +88,6 @@ _SPARE, _SPARE_ROWS = 2, 64  # what is compared once more: so many times the cou
 def shard_name(what: str, shard: int, suffix: str = "npy") -> str:
     """Name the file of shard number `shard`, from 0, of regions, pooled, texts, ..."""
     return f"{what}-{shard:05d}.{suffix}"
-
-
-def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write an array of numbers as a .npy file, whole or not at all."""
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, np.ascontiguousarray(array), allow_pickle=False)
-    write_bytes(path, stream.getvalue())
-
-
-def map_array(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Map a .npy file of the given type into memory; pages are read when they are touched.
-
-    No descriptor stays open, as one of `np.memmap` would: a large index has thousands of files.
-    """
-    try:
-        with denials_named(path):
-            with path.open("rb") as stream:
-                np.lib.format.read_magic(stream)
-                shape, is_transposed, stored = np.lib.format.read_array_header_1_0(stream)
-                start, size = stream.tell(), os.fstat(stream.fileno()).st_size
-            # Copy on write: torch warns of a read-only array, and nothing may reach the file.
-            data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
-        if is_transposed or size - start != math.prod(shape) * stored.itemsize:
-            raise ValueError("the file is not as long as its header says")
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ArtifactCorrupt(f"array {path} cannot be read; rerun {ARTIFACT.job}") from error
-    if stored != np.dtype(dtype):
-        raise ArtifactCorrupt(
-            f"array {path} is not of type {np.dtype(dtype)}; rerun {ARTIFACT.job}"
-        )
-    array: npt.NDArray[Any] = data[start:].view(stored).reshape(shape)
-    return array
 
 
 def write_pictures(path: Path, pictures: list[bytes]) -> None:

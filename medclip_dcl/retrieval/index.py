@@ -30,12 +30,11 @@ from medclip_dcl.retrieval.embeddings import (
     open_shards,
     pool,
     shard_name,
-    write_array,
     write_pictures,
 )
 from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.retrieval.sketch import SKETCH, Sketch, fit_sketch, score_at
-from medclip_dcl.tables import spread_rows, write_table
+from medclip_dcl.tables import spread_rows, write_array, write_table
 from medclip_dcl.text.labeler.labels import split_sides
 from medclip_dcl.text.labeler.lexicon import LABELS
 

@@ -30,10 +30,9 @@ from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.retrieval.embeddings import (
     Floats,
     Shards,
-    map_array,
     open_shards,
-    write_array,
 )
+from medclip_dcl.tables import map_array, write_array
 
 SKETCH = "sketch.npy"
 """Landmarks, basis and lift, side by side: (landmarks, dim + 2 x width)."""

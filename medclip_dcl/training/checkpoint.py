@@ -60,20 +60,20 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: Path, fingerprint: dict[str, Any], steps: int = 0) -> None:
-        self._folder, self._fingerprint, self.steps = folder, fingerprint, steps
+        self.folder, self._fingerprint, self.steps = folder, fingerprint, steps
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other trainers out of the folder; ArtifactError where one is there."""
-        with disk_faults_named(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            lock = (self._folder / ".lock").open("a")
+        with disk_faults_named(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / ".lock").open("a")
         with lock as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise ArtifactError(
-                    f"another process trains in {self._folder}; wait for it or stop it"
+                    f"another process trains in {self.folder}; wait for it or stop it"
                 ) from error
             yield
 
@@ -129,7 +129,7 @@ class CheckpointStore:
         return dict(_read(artifact).weights) if artifact.fingerprint == self._fingerprint else None
 
     def newest(self) -> Artifact | None:
-        """Give the checkpoint that `find` would look at first, its files unread."""
+        """Return the checkpoint that `find` would look at first, its files unread."""
         for path in reversed(self._paths()):
             with suppress(ArtifactError):
                 return read_artifact_header(path)
@@ -144,7 +144,7 @@ class CheckpointStore:
         """Remove every checkpoint: the model is published."""
         for path in self._paths():
             self._remove(path)
-        shutil.rmtree(self._folder / _GOING, ignore_errors=True)
+        shutil.rmtree(self.folder / _GOING, ignore_errors=True)
 
     def _write(self, path: Path, snapshot: Snapshot) -> None:
         with write_artifact(path, ARTIFACT, self._fingerprint) as writer:
@@ -164,22 +164,22 @@ class CheckpointStore:
 
     def _remove(self, path: Path) -> None:
         # Renamed first: a checkpoint that is seen is whole, whenever a kill comes.
-        going = self._folder / _GOING
+        going = self.folder / _GOING
         with disk_faults_named(path):
             shutil.rmtree(going, ignore_errors=True)
             path.replace(going)
             shutil.rmtree(going)
 
     def _path(self, step: int) -> Path:
-        return self._folder / f"{_PREFIX}{step:08d}"
+        return self.folder / f"{_PREFIX}{step:08d}"
 
     def _paths(self) -> list[Path]:
-        return sorted(path for path in self._folder.glob(f"{_PREFIX}*") if path.is_dir())
+        return sorted(path for path in self.folder.glob(f"{_PREFIX}*") if path.is_dir())
 
     def _refuse(self, artifact: Artifact) -> None:
         differences = "; ".join(fingerprint_changes(artifact.fingerprint, self._fingerprint))
         raise ArtifactStale(
-            f"the run in {self._folder} stopped at step {artifact.summary['step']} of "
+            f"the run in {self.folder} stopped at step {artifact.summary['step']} of "
             f"{artifact.summary['steps']} and had other settings or inputs: {differences}; set "
             "these back to go on, or remove that folder to start again"
         )

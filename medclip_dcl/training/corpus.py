@@ -4,7 +4,6 @@ Studies, distinct texts, images and sentences are numbered from 0, so that a bat
 flat arrays. These are made of the artifacts once, by `read_corpus`; `corpus_cache` keeps them.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -96,18 +95,18 @@ def read_corpus(
     rows = pc.index_in(images["image_id"], prepared.id_column)
     images = images.append_column("row", rows).filter(pc.is_valid(rows))
     columns = ["study_id", "split", "text", "text_key"]
-    said = _of_split(read_table(sentences.path, SENTENCES, columns), split)
-    study_ids = _common(images["study_id"], said["study_id"])
+    spoken = _of_split(read_table(sentences.path, SENTENCES, columns), split)
+    study_ids = _common(images["study_id"], spoken["study_id"])
     images = images.filter(pc.is_in(images["study_id"], study_ids)).sort_by("image_id")
-    said = said.filter(pc.is_in(said["study_id"], study_ids))
+    spoken = spoken.filter(pc.is_in(spoken["study_id"], study_ids))
     subjects = pc.unique(images["subject_id"])
     if split == "train":
         _refuse_boxed(manifest, subjects)
     study_of_image = _indices(images["study_id"], study_ids)
-    said_by = _indices(said["study_id"], study_ids)
-    keys = _sorted(pc.unique(said["text_key"]))
-    text_of = _indices(said["text_key"], keys)
-    texts = _first_of_each(said["text"], text_of, len(keys))
+    owners = _indices(spoken["study_id"], study_ids)
+    keys = _sorted(pc.unique(spoken["text_key"]))
+    text_of = _indices(spoken["text_key"], keys)
+    texts = _first_of_each(spoken["text"], text_of, len(keys))
     return Corpus(
         study_ids=Strings(study_ids),
         subject_ids=Strings(_sorted(subjects)),
@@ -115,8 +114,8 @@ def read_corpus(
         image_ids=Strings(images["image_id"]),
         study_of_image=study_of_image,
         image_rows=images["row"].to_numpy().astype(np.int64),
-        sentences=RaggedIndex(np.sort(said_by), len(study_ids)),
-        text_of=text_of[np.argsort(said_by, kind="stable")],
+        sentences=RaggedIndex(np.sort(owners), len(study_ids)),
+        text_of=text_of[np.argsort(owners, kind="stable")],
         texts=Strings(texts),
         text_keys=Strings(keys),
         eta=read_eta(eta, keys).astype(np.float32),
@@ -203,15 +202,10 @@ class TokenTable:
         """Number of pieces of each text."""
         return np.diff(self.starts)
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all word pieces."""
-        return hashlib.sha256(self.starts.tobytes() + self.pieces.tobytes()).hexdigest()
-
     def padded(
         self, texts: Int[np.ndarray, " local"]
     ) -> tuple[Int[Tensor, "local tokens"], Int[Tensor, "local tokens"]]:
-        """Give ids of some texts, padded to the longest; and 1 for real tokens, 0 for padding."""
+        """Return ids of some texts, padded to the longest; and 1 for real tokens, 0 for padding."""
         starts, ends = self.starts[texts], self.starts[texts + 1]
         width = int((ends - starts).max())
         index = starts[:, None] + np.arange(width)

@@ -1,12 +1,9 @@
 """The corpus that training reads: made once of the artifacts, mapped by every process.
 
     train/studies.arrow, ...    ids and numbers of the training split; `validate/`, where it is used
-    train/sentence_codes.npy    claims of each distinct text: a row of bits a finding, then normal
-    train/report_codes.npy      claims, labels or truth of each study, likewise
-    train/labels.npy            whether each of the paper's five findings is labelled present
-    train/zones.npy             third of the lung that each distinct text names
+    train/sentence_codes.npy    a column of `supervision`, and so on
 
-Arrays are there where the objective asks for them. The first process of a training run writes the
+Columns are there where the objective asks for them. The first process of a training run writes the
 artifact, unless there is one of the same inputs, tokenizer and code. All processes of a machine
 share its pages: none holds a string or a number of its own for a study.
 """
@@ -15,7 +12,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,16 +29,24 @@ from medclip_dcl.artifact import (
     remove_retired,
 )
 from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.data.ground_truth import Truth
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.provenance import changed_code
-from medclip_dcl.retrieval.embeddings import map_array, write_array
-from medclip_dcl.tables import Column, TableFormat, read_table, write_table
+from medclip_dcl.tables import (
+    Column,
+    TableFormat,
+    map_array,
+    read_table,
+    write_array,
+    write_table,
+)
 from medclip_dcl.training.corpus import Corpus, Strings, TokenTable, read_corpus
 from medclip_dcl.training.sampler import RaggedIndex
 from medclip_dcl.training.settings import ObjectiveConfig
-from medclip_dcl.training.supervision import Supervision, needs_claims, read_supervision
+from medclip_dcl.training.supervision import COLUMNS, Supervision, needs_claims, read_supervision
+
+if TYPE_CHECKING:
+    from medclip_dcl.data.ground_truth import Truth
 
 ARTIFACT = ArtifactType("corpus", 1, "train")
 
@@ -88,13 +93,6 @@ _TEXTS = TableFormat(
 )
 """One row per distinct text, in order of text_key."""
 
-_ARRAYS = {
-    "sentence_codes": np.int8,
-    "report_codes": np.int8,
-    "labels": np.bool_,
-    "zones": np.int8,
-}
-
 
 class CorpusSplit(NamedTuple):
     """One split as training reads it."""
@@ -107,7 +105,7 @@ class CorpusSplit(NamedTuple):
 def cache_corpus(
     work: Path,
     inputs: Mapping[str, Artifact],
-    truth: Truth | None,
+    truth: "Truth | None",
     objective: ObjectiveConfig,
     tokenizer: PreTrainedTokenizerBase,
     max_tokens: int,
@@ -119,7 +117,7 @@ def cache_corpus(
         work: folder that has the artifacts of the run.
         inputs: `manifest`, `prepared`, `sentences` and `eta_cache`, and `claims` where there are.
         truth: what a generated source knows; None for any other.
-        objective: settings of the loss, which say what is read of claims and labels.
+        objective: settings of the loss, which say which columns are read.
         tokenizer: that of the model.
         max_tokens: the most word pieces of a text.
         splits: `train`, and `validate` where the run validates.
@@ -129,9 +127,8 @@ def cache_corpus(
     """
     reads_claims = needs_claims(objective)
     settings = {
+        "columns": [column.name for column in COLUMNS if column.is_read(objective)],
         "relation": objective.relation if reads_claims else "none",
-        "claims": reads_claims,
-        "labels": objective.negatives == "remove_labels",
         "max_tokens": max_tokens,
         "splits": splits,
     }
@@ -140,8 +137,8 @@ def cache_corpus(
     }
     digests["tokenizer"] = _tokenizer_digest(tokenizer)
     if truth is not None and objective.relation == "truth":
-        found = {name: sorted(types) for name, types in truth.findings_of.items()}
-        digests["truth"] = json_digest([found, dict(truth.gallery)])
+        present = {name: sorted(types) for name, types in truth.findings_of.items()}
+        digests["truth"] = json_digest([present, dict(truth.gallery)])
     fingerprint = make_fingerprint(ARTIFACT, settings, digests)
     path = ARTIFACT.at(work)
     with suppress(ArtifactError):
@@ -196,41 +193,44 @@ def map_corpus(artifact: Artifact, split: str, tokenizer: PreTrainedTokenizerBas
         eta=_numbers(texts, "eta"),
     )
     tokens = TokenTable.of_pieces(pieces.offsets.to_numpy(), pieces.values.to_numpy(), tokenizer)
-    arrays = {
-        name: torch.from_numpy(map_array(folder / f"{name}.npy", dtype))
-        for name, dtype in _ARRAYS.items()
-        if f"{split}/{name}.npy" in artifact.files
-    }
-    return CorpusSplit(corpus, tokens, Supervision(**arrays))
+    columns: dict[str, dict[str, Tensor]] = {"texts": {}, "studies": {}}
+    for column in COLUMNS:
+        if f"{split}/{column.name}.npy" in artifact.files:
+            values = map_array(folder / f"{column.name}.npy", column.dtype)
+            columns[column.of][column.name] = torch.from_numpy(values)
+    return CorpusSplit(corpus, tokens, Supervision(columns["texts"], columns["studies"]))
 
 
 def _write_split(folder: Path, made: CorpusSplit) -> None:
     corpus, tokens, supervision = made
     assert corpus.images.members is not None
-    columns = {
-        _STUDIES: (
-            _column(corpus.study_ids),
-            *(corpus.images.sizes, corpus.images.starts),
-            *(corpus.sentences.sizes, corpus.sentences.starts),
-        ),
-        _PATIENTS: (_column(corpus.subject_ids),),
-        _IMAGES: (
-            *(_column(corpus.image_ids), corpus.study_of_image),
-            *(corpus.image_rows, corpus.images.members),
-        ),
-        _SENTENCES: (corpus.text_of,),
-        _TEXTS: (
-            *(_column(corpus.text_keys), _column(corpus.texts), corpus.eta),
-            pa.LargeListArray.from_arrays(tokens.starts, tokens.pieces),
-        ),
+    tables: dict[TableFormat, dict[str, Any]] = {
+        _STUDIES: {
+            "study_id": _column(corpus.study_ids),
+            "images": corpus.images.sizes,
+            "first_image": corpus.images.starts,
+            "sentences": corpus.sentences.sizes,
+            "first_sentence": corpus.sentences.starts,
+        },
+        _PATIENTS: {"subject_id": _column(corpus.subject_ids)},
+        _IMAGES: {
+            "image_id": _column(corpus.image_ids),
+            "study": corpus.study_of_image,
+            "row": corpus.image_rows,
+            "of_study": corpus.images.members,
+        },
+        _SENTENCES: {"text": corpus.text_of},
+        _TEXTS: {
+            "text_key": _column(corpus.text_keys),
+            "text": _column(corpus.texts),
+            "eta": corpus.eta,
+            "pieces": pa.LargeListArray.from_arrays(tokens.starts, tokens.pieces),
+        },
     }
-    for form, values in columns.items():
-        names = form.schema.names
-        write_table(folder, form, pa.table(dict(zip(names, values, strict=True))))
-    for name in _ARRAYS:
-        codes: Tensor | None = getattr(supervision, name)
-        if codes is not None:
-            write_array(folder / f"{name}.npy", codes.numpy())
+    for form, columns in tables.items():
+        write_table(folder, form, pa.table(columns))
+    for name, codes in {**supervision.of_texts, **supervision.of_studies}.items():
+        write_array(folder / f"{name}.npy", codes.numpy())
 
 
 def _column(values: object) -> pa.Array | pa.ChunkedArray:

@@ -1,4 +1,4 @@
-"""Images, sentences, eta and supervision of a split -> the batch of any step.
+"""Images, sentences, eta and columns of a split -> the batch of any step.
 
 Axes
     batch  slots of the global batch, over all processes
@@ -6,27 +6,111 @@ Axes
 
 Only images and word pieces are cut to this process's share. Everything small is kept for
 the whole batch: it is a function of the step, so nothing of it needs to be gathered.
+
+Images are augmented by a random crop, brightness and contrast; never by a flip, which would turn
+left into right, and reports say which side. The crop is cut while reading (bytes are moved, nothing
+else); brightness and contrast are applied where the model runs, on bytes that were sent there as
+they are.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Int8, UInt8
+from jaxtyping import Float, Int, Int64, UInt8
 from torch import Tensor
 
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.dual_encoder import trim_padding
-from medclip_dcl.retrieval.embeddings import map_array
+from medclip_dcl.models.image_encoder import MEAN, SPREAD
 from medclip_dcl.rng import RngStream, generator_for
-from medclip_dcl.training.augment import centre_crops, cut, draw_crops, slack_px
 from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.supervision import Supervision
+
+_JITTER = 0.2  # half-width of the factors of brightness and contrast; the paper names neither
+_LEAST_SHARE = 0.8  # of an image's side that a crop shows
+
+
+@dataclass(frozen=True)
+class CropParams:
+    """Crop, brightness and contrast of each image of a batch."""
+
+    top: Int64[np.ndarray, " images"]
+    """First row of the crop, pixels of the prepared image."""
+    left: Int64[np.ndarray, " images"]
+    """First column of the crop, pixels of the prepared image."""
+    brightness: Float[np.ndarray, " images"]
+    """Factor of every grey value."""
+    contrast: Float[np.ndarray, " images"]
+    """Factor of the distance from the image's mean."""
+
+
+def slack_px(size_px: int, input_px: int) -> int:
+    """Return by how many pixels a crop of side `input_px` can move in an image of `size_px`."""
+    if input_px > size_px:
+        raise ConfigError(
+            f"model.image.input_px {input_px} exceeds images.size_px {size_px}: the input is a "
+            "crop of a prepared image; lower the one or raise the other"
+        )
+    if input_px < _LEAST_SHARE * size_px:
+        raise ConfigError(
+            f"model.image.input_px {input_px} is less than {_LEAST_SHARE} of images.size_px "
+            f"{size_px}: crops would show parts of an image, larger than the service shows the "
+            "whole; the paper cuts 480 out of 512"
+        )
+    return size_px - input_px
+
+
+def draw_crops(generator: np.random.Generator, images: int, slack: int) -> CropParams:
+    """Draw how each image of a global batch is seen: uniform crops, factors within 0.2 of 1.
+
+    Source: Wang et al. 2023, Section 3.2: crop, brightness, contrast; the 0.2 is ours.
+    """
+    corner = generator.integers(0, slack, size=(2, images), endpoint=True)
+    factor = 1 + _JITTER * generator.uniform(-1.0, 1.0, size=(2, images)).astype(np.float32)
+    return CropParams(*corner, *factor)
+
+
+def centre_crops(images: int, slack: int) -> CropParams:
+    """See each image in the middle, as it is: for validation."""
+    corner = np.full(images, slack // 2, dtype=np.int64)
+    factor = np.ones(images, dtype=np.float32)
+    return CropParams(corner, corner, factor, factor)
+
+
+def cut(
+    image: UInt8[np.ndarray, "size size"],
+    top: int,
+    left: int,
+    out: UInt8[np.ndarray, "input_px input_px"],
+) -> None:
+    """Copy the crop that starts at a row and column; a memory-mapped image is read here."""
+    side = out.shape[0]
+    np.copyto(out, image[top : top + side, left : left + side])
+
+
+def jitter(
+    crops: UInt8[Tensor, "images 1 height width"],
+    brightness: Float[Tensor, " images"],
+    contrast: Float[Tensor, " images"],
+) -> Float[Tensor, "images 1 height width"]:
+    """Apply brightness b, then contrast c about the image's mean, and normalise.
+
+    clamp(c * (b * x - m) + m, 0, 255), normalised, with m = b * mean(x); factors of 1 give the
+    model's own preprocessing.
+    """
+    images = crops.to(torch.float32)
+    middle = images.mean(dim=(1, 2, 3)) * brightness
+    # The normalisation is folded in, so that every pixel is touched three times.
+    scale = brightness * contrast / (255 * SPREAD)
+    shift = middle * (1 - contrast) / (255 * SPREAD) - MEAN / SPREAD
+    images.mul_(scale.view(-1, 1, 1, 1)).add_(shift.view(-1, 1, 1, 1))
+    return images.clamp_(-MEAN / SPREAD, (1 - MEAN) / SPREAD)
 
 
 @dataclass(frozen=True)
@@ -47,20 +131,8 @@ class ImageTextBatch:
     attention_mask: Int[Tensor, "local tokens"]
     eta: Float[Tensor, " batch"]
     """Class probability of each sentence."""
-    sentence_codes: Int8[Tensor, "batch codes"] | None
-    """Claims of each sentence."""
-    report_codes: Int8[Tensor, "batch codes"] | None
-    """Claims of each report."""
-    labels: Bool[Tensor, "batch findings"] | None
-    """Findings that each report's labels call present."""
-    zones: Int8[Tensor, " batch"] | None = None
-    """Third of the lung that each sentence names."""
-    text_vectors: Float[Tensor, "batch dim"] | None = None
-    """Unit vector of each sentence, by which texts are compared."""
-    image_features: Float[Tensor, "local channels rows columns"] | None = None
-    """What a frozen encoder gives for each image, in place of a crop."""
-    text_features: Float[Tensor, "local width"] | None = None
-    """What a frozen encoder gives for each sentence."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the objective's options read, by name: a row for each slot of the batch."""
 
     def to(self, device: torch.device) -> "ImageTextBatch":
         """Copy the batch to a device."""
@@ -69,58 +141,25 @@ class ImageTextBatch:
             for name, value in vars(self).items()
             if isinstance(value, Tensor)
         }
-        return replace(self, **moved)
+        columns = {name: rows.to(device, non_blocking=True) for name, rows in self.columns.items()}
+        return replace(self, **moved, columns=columns)
 
     def in_chunks(self, size: int) -> list["ImageTextBatch"]:
         """Cut what is encoded into parts of at most `size` pairs; what is of the batch stays."""
-        local = {
-            name: getattr(self, name) for name in _OF_PROCESS if getattr(self, name) is not None
-        }
         parts = []
         for at in range(0, len(self.crops), size):
-            own = {name: value[at : at + size] for name, value in local.items()}
+            own = {name: getattr(self, name)[at : at + size] for name in _OF_PROCESS}
             # What is dropped then depends on the part alone, not on whose batch it is cut from.
             ids, mask = trim_padding(own["input_ids"], own["attention_mask"])
             parts.append(replace(self, **{**own, "input_ids": ids, "attention_mask": mask}))
         return parts
 
 
-class SplitFeatures:
-    """Features of one split, mapped into memory."""
-
-    def __init__(self, folder: Path, split: str) -> None:
-        self._images = _Rows(folder, f"{split}-images")
-        self._texts = _Rows(folder, f"{split}-texts")
-
-    def images(
-        self, images: Int[np.ndarray, " local"]
-    ) -> Float[Tensor, "local channels rows columns"]:
-        """Give the maps of images of the corpus, float32."""
-        return self._images.of(images)
-
-    def texts(self, texts: Int[np.ndarray, " local"]) -> Float[Tensor, "local width"]:
-        """Give the states of distinct texts of the corpus, float32."""
-        return self._texts.of(texts)
-
-
-class _Rows:
-    # Rows of arrays that lie in several files, all but the last of one length.
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._shards = [map_array(file, np.float16) for file in sorted(folder.glob(f"{name}-*"))]
-
-    def of(self, rows: Int[np.ndarray, " local"]) -> Tensor:
-        size = len(self._shards[0])
-        found = [self._shards[row // size][row % size] for row in rows.tolist()]
-        return torch.from_numpy(np.stack(found)).float()
-
-
 class ImageTextDataset:
     """Makes the batch of any step, by whichever thread asks.
 
     `seed` is that of the augmentation, None: every image is seen in the middle, as it is. `mine`
-    are this process's slots in the global batch, `input_px` the side of the crops. Where the
-    encoders are frozen, their `features` stand for crops and word pieces.
+    are this process's slots in the global batch, `input_px` the side of the crops.
     """
 
     def __init__(
@@ -133,9 +172,7 @@ class ImageTextDataset:
         input_px: int,
         seed: int | None,
         mine: slice,
-        features: SplitFeatures | None = None,
     ) -> None:
-        self._features = features
         self._corpus, self.supervision, self._prepared = corpus, supervision, prepared
         self.tokens, self._sampler = tokens, sampler
         self._input_px, self._seed, self._mine = input_px, seed, mine
@@ -153,13 +190,12 @@ class ImageTextDataset:
             generator = generator_for(self._seed, RngStream.VIEW, step)
             views = draw_crops(generator, slots, self._slack)
         images = self._corpus.image_rows[rows.images[mine]].tolist()
-        features, side = self._features, 0 if self._features else self._input_px
+        side = self._input_px
         crops = np.empty((len(images), 1, side, side), dtype=np.uint8)
-        if features is None:
-            for out, image, top, left in zip(
-                crops, images, views.top[mine], views.left[mine], strict=True
-            ):
-                cut(self._prepared.pixels(image), int(top), int(left), out[0])
+        for out, image, top, left in zip(
+            crops, images, views.top[mine], views.left[mine], strict=True
+        ):
+            cut(self._prepared.pixels(image), int(top), int(left), out[0])
         ids, mask = self.tokens.padded(texts[mine])
         return ImageTextBatch(
             step=step,
@@ -171,24 +207,17 @@ class ImageTextDataset:
             input_ids=ids,
             attention_mask=mask,
             eta=torch.from_numpy(self._corpus.eta[texts]),
-            sentence_codes=_rows(self.supervision.sentence_codes, texts),
-            report_codes=_rows(self.supervision.report_codes, rows.reports),
-            labels=_rows(self.supervision.labels, rows.reports),
-            zones=_rows(self.supervision.zones, texts),
-            text_vectors=_rows(self.supervision.text_vectors, texts),
-            image_features=None if features is None else features.images(rows.images[mine]),
-            text_features=None if features is None else features.texts(texts[mine]),
+            columns=_rows(self.supervision.of_texts, texts)
+            | _rows(self.supervision.of_studies, rows.reports),
         )
 
 
-_OF_PROCESS = (
-    *("crops", "brightness", "contrast", "input_ids", "attention_mask"),
-    *("image_features", "text_features"),
-)
+_OF_PROCESS = ("crops", "brightness", "contrast", "input_ids", "attention_mask")
 
 
-def _rows(table: Tensor | None, rows: Int[np.ndarray, " batch"]) -> Tensor | None:
-    return None if table is None else table[torch.from_numpy(rows)]
+def _rows(tables: Mapping[str, Tensor], rows: Int[np.ndarray, " batch"]) -> dict[str, Tensor]:
+    index = torch.from_numpy(rows)
+    return {name: table[index] for name, table in tables.items()}
 
 
 def prefetch(

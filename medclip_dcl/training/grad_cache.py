@@ -28,9 +28,9 @@ from medclip_dcl.training.settings import TrainConfig
 
 
 def refuse_learning_norms(encoder: nn.Module, settings: TrainConfig) -> None:
-    """Raise ConfigError where chunks are asked for and batch norms would learn from each."""
+    """Raise ConfigError where batch norms would learn from each chunk of a batch."""
     names = learning_norms(encoder, settings)
-    if settings.chunk and names:
+    if names:
         raise ConfigError(
             f"train.chunk is {settings.chunk}, and the batch norms of the model ({names[0]} and "
             f"{len(names) - 1} more) would see a chunk in place of the batch; set "
@@ -81,9 +81,8 @@ def backward_in_chunks(
 
 
 def _add_scale(encoder: DualEncoder, outputs: list[Tensor], slopes: list[Tensor | None]) -> None:
-    # Gamma and the bias have their gradients from the loss, and no encoder calls them: without
-    # a part in this backward pass the distributed wrapper would wait for theirs.
-    for parameter in (encoder.gamma, encoder.bias):
-        if parameter is not None and parameter.requires_grad:
-            outputs.append(parameter * 1)
-            slopes.append(torch.zeros_like(parameter))
+    # Gamma has its gradient from the loss, and no encoder calls it: without a part in this backward
+    # pass the distributed wrapper would wait for it.
+    if encoder.gamma.requires_grad:
+        outputs.append(encoder.gamma * 1)
+        slopes.append(torch.zeros_like(encoder.gamma))

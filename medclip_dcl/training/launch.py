@@ -34,8 +34,8 @@ def settle_precision(settings: TrainConfig) -> TrainConfig:
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         # an older torch may not say
-        known: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-        fast = any(known.get(name) for name in ("avx512_bf16", "amx_bf16"))
+        capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+        fast = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
     return settings.model_copy(update={"precision": "bf16" if fast else "no"})
 
 

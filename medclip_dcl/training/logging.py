@@ -56,12 +56,12 @@ class MetricsLog:
     """
 
     def __init__(self, folder: Path, step: int) -> None:
-        kept = [line for line in read_metrics(folder) if line["step"] <= step]
-        figures = [line for line in kept if "loss" in line]
+        earlier = [line for line in read_metrics(folder) if line["step"] <= step]
+        figures = [line for line in earlier if "loss" in line]
         self.last: dict[str, Any] = figures[-1] if figures else {}
         self._path = folder / FILE
         with disk_faults_named(self._path):
-            write_text(self._path, "".join(_line(line) for line in kept))
+            write_text(self._path, "".join(_line(line) for line in earlier))
             # Unbuffered: a line that the disk refused is not tried again when the log is closed.
             self._stream = self._path.open("ab", buffering=0)
 
@@ -94,7 +94,7 @@ _PACKAGES = {"tensorboard": "tensorboardX", "comet_ml": "comet-ml"}
 
 
 def tracker_options(settings: TrainConfig, work: Path | None) -> dict[str, Any]:
-    """Give an `Accelerator`'s arguments about trackers; ConfigError where a package is absent."""
+    """Return an `Accelerator`'s arguments about trackers; ConfigError where a package is absent."""
     if not settings.trackers or work is None:
         return {}
     present = {str(name) for name in get_available_trackers()}
@@ -199,7 +199,6 @@ class TrainLogger:
             "step": step,
             **{name: value if math.isfinite(value) else None for name, value in figures.items()},
             "gamma_squared": self._encoder.gamma.item() ** 2,
-            **({} if self._encoder.bias is None else {"bias": self._encoder.bias.item()}),
             "lr": self._optimizer.param_groups[0]["lr"],
             "gradient_norm": norm if math.isfinite(norm) else None,
             "clipped": state.clipped / step,
@@ -242,8 +241,8 @@ class TrainLogger:
     def _write(self, line: Mapping[str, Any]) -> None:
         if self._log is not None:
             self._log.write(line)
-        known = {name: value for name, value in line.items() if value is not None}
-        self._accelerator.log(known, step=line["step"])
+        measured = {name: value for name, value in line.items() if value is not None}
+        self._accelerator.log(measured, step=line["step"])
 
     def _watch_floor(self, step: int, frac_floor: float) -> None:
         # A mean over lines: single batches touch the floor in any run.

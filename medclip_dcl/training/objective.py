@@ -1,4 +1,4 @@
-"""The configured loss of a global batch, and its gauges.
+"""The loss of one global batch: similarities of all pairs -> a scalar, and its gauges.
 
 Axes
     batch  slots of the global batch
@@ -9,13 +9,15 @@ gathered: batch x batch numbers travel, instead of every region of every image. 
 stay local and the loss is their mean, so that gradients averaged over processes are
 those of one process with the whole batch.
 
-`direction_loss` knows anchors and candidates, not texts and images: for both directions it
-is called once with texts and once with images as anchors. An image anchor takes the eta of
-its paired sentence.
+The options of the `objective` section are looked up by name, once: `LOSSES` has the loss of one
+direction, `NEGATIVES` the weights on negatives, `DIRECTIONS` who is an anchor, `TERMS` what is
+added to the contrast. A loss knows anchors and candidates, not texts and images: for both
+directions it is called once with texts and once with images as anchors. An image anchor takes the
+eta of its paired sentence.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int, Int8
@@ -26,18 +28,12 @@ from medclip_dcl.errors import ObjectiveError
 from medclip_dcl.losses import negatives
 from medclip_dcl.losses.debiased import debiased_terms
 from medclip_dcl.losses.gather import gather_with_grad
-from medclip_dcl.losses.info_nce import info_nce_loss, sigmoid_loss
-from medclip_dcl.losses.multi_positive import multi_positive_loss
-from medclip_dcl.losses.place import place_loss, place_masks
-from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_gauges, relation_matrix
+from medclip_dcl.losses.info_nce import info_nce_loss
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.plugins import LOSSES
 from medclip_dcl.rng import RngStream, torch_generator_for
-from medclip_dcl.training.augment import jitter
-from medclip_dcl.training.dataset import ImageTextBatch
+from medclip_dcl.training.dataset import ImageTextBatch, jitter
 from medclip_dcl.training.settings import ObjectiveConfig
-
-_TEXT_BETA, _HARD_BETA = 5.0, 1.0  # where `objective.beta` is not set
 
 
 @dataclass(frozen=True)
@@ -52,8 +48,10 @@ class ObjectiveInputs:
     """Chance that a random candidate is of the anchor's class, in [0, 1)."""
     gamma: Float[Tensor, ""]
     """Root of the scale of s."""
-    bias: Float[Tensor, ""] | None = None
-    """Added to s by `sigmoid`, which needs it."""
+    settings: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    """The section `objective`."""
+    weights: Float[Tensor, "anchors candidates"] | None = None
+    """Factor on e^s of each negative, by `objective.negatives`; None: all count alike."""
     relation: Int8[Tensor, "anchors candidates"] | None = None
     """Codes of `relations`; needed where `objective.relation` is not `none`."""
     text_similarity: Float[Tensor, "anchors candidates"] | None = None
@@ -64,6 +62,24 @@ class ObjectiveInputs:
     """Whether both have a finding in common; needed by `remove_labels`."""
     generator: torch.Generator | None = None
     """CPU generator; needed by `resample_similar`."""
+
+    @property
+    def same(self) -> Bool[Tensor, "anchors candidates"] | None:
+        """Candidates known to be of the anchor's class; None: nothing is known of any."""
+        return self._is("SAME")
+
+    @property
+    def unclear(self) -> Bool[Tensor, "anchors candidates"] | None:
+        """Candidates that may be of the anchor's class or not; None likewise."""
+        return self._is("UNCLEAR")
+
+    def _is(self, state: str) -> Tensor | None:
+        if self.settings.relation == "none":
+            return None
+        from medclip_dcl.losses import relations
+
+        related: Tensor = needed(self.relation, "relation") == getattr(relations, state)
+        return related
 
 
 @dataclass(frozen=True)
@@ -76,38 +92,43 @@ class ObjectiveOutput:
     """Scalars without gradient: those of `debiasing_gauges` and `negative_gauges`."""
 
 
-def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> ObjectiveOutput:
-    """Compute loss and gauges of one direction; what does not correct for eta reports an eta of 0.
+def needed(value: Tensor | None, name: str) -> Tensor:
+    """Return a tensor that an option needs; ObjectiveError where it is None."""
+    if value is None:
+        raise ObjectiveError(f"the configured objective needs {name}, which is None; hand it in")
+    return value
 
-    Raises:
-        ObjectiveError: an input that the settings need is None, or shapes do not fit.
-    """
-    debiased = settings.kind == "debiased"
-    same = unclear = None
-    if settings.relation != "none":
-        relation = _needed(inputs.relation, "relation")
-        same, unclear = relation == SAME, relation == UNCLEAR
-    weights = _weights(settings, inputs)
+
+# --- Losses of one direction: `objective.kind`
+
+
+def debiased(inputs: ObjectiveInputs) -> ObjectiveOutput:
+    """Compute the paper's loss: same candidates join the positives, unclear ones leave."""
+    same, unclear = inputs.same, inputs.unclear
     terms = debiased_terms(
         inputs.s,
         inputs.positive,
-        inputs.eta if debiased else 0.0,
+        inputs.eta,
         inputs.gamma,
-        weights=_without(weights, unclear) if debiased else weights,
-        known_mates=same if debiased else None,
+        weights=_without(inputs.weights, unclear),
+        known_mates=same,
     )
-    if settings.kind == "multipositive":
-        same = _needed(same, "relation")
-        loss = multi_positive_loss(inputs.s, same, unclear, positive=inputs.positive)
-    elif settings.kind == "sigmoid":
-        loss = sigmoid_loss(inputs.s, inputs.positive, bias=_needed(inputs.bias, "bias"))
-    elif settings.kind in LOSSES:
-        loss = LOSSES[settings.kind](inputs)
-    else:  # InfoNCE is the debiased loss with eta = 0; fallback has no floor to meet there
-        loss = terms.loss(settings.floor if debiased else "fallback")
-    known = None if same is None or unclear is None else same | unclear
-    counts = negatives.negative_gauges(inputs.s, inputs.positive, weights, known)
-    return ObjectiveOutput(loss, terms.gauges() | counts)
+    return ObjectiveOutput(terms.loss(inputs.settings.floor), terms.gauges())
+
+
+def info_nce(inputs: ObjectiveInputs) -> ObjectiveOutput:
+    """Compute InfoNCE: the debiased loss with eta = 0; fallback has no floor to meet there."""
+    terms = debiased_terms(inputs.s, inputs.positive, 0.0, inputs.gamma, weights=inputs.weights)
+    return ObjectiveOutput(terms.loss("fallback"), terms.gauges())
+
+
+def multi_positive(inputs: ObjectiveInputs) -> ObjectiveOutput:
+    """Pull same candidates as well, and leave unclear ones out."""
+    from medclip_dcl.losses.multi_positive import multi_positive_loss
+
+    same = needed(inputs.same, "relation")
+    loss = multi_positive_loss(inputs.s, same, inputs.unclear, positive=inputs.positive)
+    return ObjectiveOutput(loss, info_nce(inputs).gauges)
 
 
 def _without(
@@ -120,46 +141,87 @@ def _without(
     return (~unclear).float() if weights is None else weights.masked_fill(unclear, 0.0)
 
 
-def _weights(
-    settings: ObjectiveConfig, inputs: ObjectiveInputs
-) -> Float[Tensor, "anchors candidates"] | None:
-    positive = inputs.positive
-    if settings.negatives == "all":
-        return None
-    if settings.negatives == "hard":
-        beta = _HARD_BETA if settings.beta is None else settings.beta
-        return negatives.reweight_hard(inputs.s, positive, beta)
-    if settings.negatives == "remove_labels":
-        return negatives.remove_by_labels(_needed(inputs.label_overlap, "label_overlap"), positive)
-    similarity = _needed(inputs.text_similarity, "text_similarity")
-    if settings.negatives == "remove_similar":
-        return negatives.remove_by_similarity(similarity, positive, inputs.threshold)
-    beta = _TEXT_BETA if settings.beta is None else settings.beta
-    if settings.negatives == "reweight_similar":
-        return negatives.reweight_by_similarity(similarity, positive, beta)
+def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> ObjectiveOutput:
+    """Compute loss and gauges of one direction; what does not correct for eta reports an eta of 0.
+
+    Raises:
+        ObjectiveError: an input that the settings need is None, or shapes do not fit.
+    """
+    inputs = replace(inputs, settings=settings)
+    inputs = replace(inputs, weights=NEGATIVES[settings.negatives](inputs))
+    output = LOSSES[settings.kind](inputs)
+    if isinstance(output, Tensor):  # of a plugin
+        output = ObjectiveOutput(output, info_nce(inputs).gauges)
+    same, unclear = inputs.same, inputs.unclear
+    related = None if same is None or unclear is None else same | unclear
+    counts = negatives.negative_gauges(inputs.s, inputs.positive, inputs.weights, related)
+    return ObjectiveOutput(output.loss, output.gauges | counts)
+
+
+# --- Weights on negatives: `objective.negatives`
+
+_TEXT_BETA, _HARD_BETA = 5.0, 1.0  # where `objective.beta` is not set
+
+
+def _beta(inputs: ObjectiveInputs, default: float) -> float:
+    return default if inputs.settings.beta is None else inputs.settings.beta
+
+
+def _hard(inputs: ObjectiveInputs) -> Tensor:
+    return negatives.reweight_hard(inputs.s, inputs.positive, _beta(inputs, _HARD_BETA))
+
+
+def _remove_labels(inputs: ObjectiveInputs) -> Tensor:
+    overlap = needed(inputs.label_overlap, "label_overlap")
+    return negatives.remove_by_labels(overlap, inputs.positive)
+
+
+def _remove_similar(inputs: ObjectiveInputs) -> Tensor:
+    similarity = needed(inputs.text_similarity, "text_similarity")
+    return negatives.remove_by_similarity(similarity, inputs.positive, inputs.threshold)
+
+
+def _reweight_similar(inputs: ObjectiveInputs) -> Tensor:
+    similarity = needed(inputs.text_similarity, "text_similarity")
+    return negatives.reweight_by_similarity(similarity, inputs.positive, _beta(inputs, _TEXT_BETA))
+
+
+def _resample_similar(inputs: ObjectiveInputs) -> Tensor:
     if inputs.generator is None:
         raise ObjectiveError("resample_similar draws at random; hand it a generator")
     return negatives.resample_by_similarity(
-        similarity, positive, beta, 1 - settings.remove_share, inputs.generator
+        needed(inputs.text_similarity, "text_similarity"),
+        inputs.positive,
+        _beta(inputs, _TEXT_BETA),
+        1 - inputs.settings.remove_share,
+        inputs.generator,
     )
+
+
+NEGATIVES: Mapping[str, Callable[[ObjectiveInputs], Tensor | None]] = {
+    "all": lambda _: None,
+    "hard": _hard,
+    "remove_labels": _remove_labels,
+    "remove_similar": _remove_similar,
+    "resample_similar": _resample_similar,
+    "reweight_similar": _reweight_similar,
+}
+"""`objective.negatives` -> weights of the negatives of one direction."""
+
+
+# --- The loss of a batch
 
 
 def mean_output(outputs: Sequence[ObjectiveOutput]) -> ObjectiveOutput:
-    """Join the outputs of several directions: mean loss and mean gauges."""
-    count = len(outputs)
+    """Join the outputs of several directions: mean loss, and gauges that are means of theirs."""
+    names = [name for output in outputs for name in output.gauges]
+    gauges = {}
+    for name in dict.fromkeys(names):
+        values = [output.gauges[name] for output in outputs if name in output.gauges]
+        gauges[name] = torch.stack(values).sum() / len(values)
     return ObjectiveOutput(
-        torch.stack([output.loss for output in outputs]).sum() / count,
-        {
-            name: torch.stack([output.gauges[name] for output in outputs]).sum() / count
-            for name in outputs[0].gauges
-        },
+        torch.stack([item.loss for item in outputs]).sum() / len(outputs), gauges
     )
-
-
-def _needed(value: Tensor | None, name: str) -> Tensor:
-    if value is None:
-        raise ObjectiveError(f"the configured objective needs {name}, which is None; hand it in")
-    return value
 
 
 class ContrastiveObjective:
@@ -173,8 +235,10 @@ class ContrastiveObjective:
     def __init__(
         self, settings: ObjectiveConfig, seed: int, threshold: float = 1.0, chunk: int = 0
     ) -> None:
-        self._settings, self._seed, self._threshold = settings, seed, threshold
+        self.settings, self._seed, self._threshold = settings, seed, threshold
         self._chunk = chunk
+        self._directions = DIRECTIONS[settings.directions, settings.image_anchor]
+        self.terms = [make(settings) for name, make in TERMS.items() if getattr(settings, name)]
 
     def compute_loss(
         self, network: nn.Module, encoder: DualEncoder, batch: ImageTextBatch
@@ -194,13 +258,9 @@ class ContrastiveObjective:
 
     @staticmethod
     def encode(network: nn.Module, batch: ImageTextBatch) -> tuple[Tensor, Tensor]:
-        """Give the unit vectors of regions and sentences of this process's pairs."""
-        if batch.image_features is None:
-            pixels = jitter(batch.crops, batch.brightness, batch.contrast)
-            found = network(pixels, batch.input_ids, batch.attention_mask)
-        else:
-            found = network(batch.image_features, batch.text_features)
-        vectors: tuple[Tensor, Tensor] = found
+        """Encode this process's pairs: unit vectors of regions and of sentences."""
+        pixels = jitter(batch.crops, batch.brightness, batch.contrast)
+        vectors: tuple[Tensor, Tensor] = network(pixels, batch.input_ids, batch.attention_mask)
         return vectors
 
     def __call__(
@@ -216,11 +276,10 @@ class ContrastiveObjective:
         columns = self._score(encoder, regions, gather_with_grad(sentences))  # (batch, local)
         s = encoder.gamma**2 * gather_with_grad(columns.T).T  # (batch, batch)
         output = self.contrast(s, encoder, batch)
-        if not self._settings.place_weight:
-            return output
-        place = self._place(regions, sentences, encoder.gamma, batch)
-        loss = output.loss + self._settings.place_weight * place.loss
-        return ObjectiveOutput(loss, output.gauges | place.gauges)
+        for term in self.terms:
+            added = term(regions, sentences, encoder.gamma, batch)
+            output = ObjectiveOutput(output.loss + added.loss, output.gauges | added.gauges)
+        return output
 
     def _score(
         self,
@@ -235,46 +294,17 @@ class ContrastiveObjective:
         blocks = [
             [
                 checkpoint(encoder.score, images, texts, use_reentrant=False)
-                for images in _chunks(regions, self._chunk)
+                for images in torch.split(regions, self._chunk)
             ]
-            for texts in _chunks(sentences, self._chunk)
+            for texts in torch.split(sentences, self._chunk)
         ]
         return torch.cat([torch.cat(row, dim=1) for row in blocks])
 
     def contrast(self, s: Tensor, encoder: DualEncoder, batch: ImageTextBatch) -> ObjectiveOutput:
-        """Contrast scaled scores (batch, batch), texts by images, without the place loss."""
-        directions = self._settings.directions
-        outputs = []
-        if directions != "i2t":
-            outputs.append(self._direction(s, encoder, batch, from_text=True))
-        if directions == "both" and self._settings.image_anchor == "own":
-            # Every sentence stays a candidate, false negatives too: they are what divides the
-            # prior of a sentence out of its score, so that two sentences can be compared.
-            images = info_nce_loss(s.T[batch.mine], _columns(batch, s.device))
-            return replace(outputs[0], loss=(outputs[0].loss + images) / 2)
-        if directions != "t2i":
-            outputs.append(self._direction(s.T, encoder, batch, from_text=False))
-        return mean_output(outputs)
+        """Contrast scaled scores (batch, batch), texts by images, without further terms."""
+        return mean_output([direction(self, s, encoder, batch) for direction in self._directions])
 
-    def _place(
-        self, regions: Tensor, sentences: Tensor, gamma: Tensor, batch: ImageTextBatch
-    ) -> ObjectiveOutput:
-        codes = _needed(batch.sentence_codes, "sentence_codes")
-        reports, zones = _needed(batch.report_codes, "report_codes"), _needed(batch.zones, "zones")
-        places, grid = self._settings.places, (regions.shape[1], regions.shape[2])
-        masks = place_masks(codes, reports, zones, grid, usual_places=places != "words")
-        placed = masks.flatten(1).any(dim=1)
-        if places == "shuffled":
-            pairs = placed.nonzero().squeeze(1)
-            masks[pairs] = masks[pairs.roll(1)]
-        losses, fits = place_loss(regions, sentences, masks[batch.mine], gamma)
-        # A mean over the pairs of the whole batch that have a place: gradients are averaged
-        # over processes, and each may have another number of them.
-        share = len(masks) / len(losses) / placed.sum().clamp(min=1)
-        gauges = {"place_pairs": placed.float().mean(), "place_inside": fits.sum() * share}
-        return ObjectiveOutput(losses.sum() * share, gauges)
-
-    def _direction(
+    def direction(
         self,
         s: Float[Tensor, "batch batch"],
         encoder: DualEncoder,
@@ -282,54 +312,115 @@ class ContrastiveObjective:
         *,
         from_text: bool,
     ) -> ObjectiveOutput:
-        mine, positive = batch.mine, _columns(batch, s.device)
+        """Compute the loss of one direction; `s` has its anchors as rows."""
+        mine, positive = batch.mine, _own_columns(batch, s.device)
+        vectors, labels = batch.columns.get("text_vectors"), batch.columns.get("labels")
+        present = None if labels is None else labels.float()
         inputs = ObjectiveInputs(
             s=s[mine],
             positive=positive,
             eta=batch.eta[mine],
             gamma=encoder.gamma,
-            bias=encoder.bias,
-            relation=self._relation(batch, from_text=from_text),
-            text_similarity=_text_similarity(batch),
+            relation=self.relation(batch, from_text=from_text),
+            text_similarity=None if vectors is None else vectors[mine] @ vectors.T,
             threshold=self._threshold,
-            label_overlap=_label_overlap(batch),
+            label_overlap=None if present is None else present[mine] @ present.T > 0,
             # Each process and direction draws its own, and a resumed run the same again.
             generator=torch_generator_for(
                 self._seed, RngStream.NEGATIVES, batch.step, mine.start, int(from_text)
             ),
         )
-        output = direction_loss(self._settings, inputs)
-        if inputs.relation is not None and batch.sentence_codes is not None:
-            known = relation_gauges(inputs.relation, batch.sentence_codes[mine], positive)
-            output.gauges.update(known)
+        output = direction_loss(self.settings, inputs)
+        codes = batch.columns.get("sentence_codes")
+        if inputs.relation is not None and codes is not None:
+            from medclip_dcl.losses.relations import relation_gauges
+
+            output.gauges.update(relation_gauges(inputs.relation, codes[mine], positive))
         return output
 
-    def _relation(self, batch: ImageTextBatch, *, from_text: bool) -> Tensor | None:
-        sentences, reports = batch.sentence_codes, batch.report_codes
-        if self._settings.relation == "none" or sentences is None or reports is None:
+    def relation(self, batch: ImageTextBatch, *, from_text: bool) -> Tensor | None:
+        """Tell how the anchors of one direction stand to all candidates, where that is used."""
+        sentences, reports = (
+            batch.columns.get(name) for name in ("sentence_codes", "report_codes")
+        )
+        if self.settings.relation == "none" or sentences is None or reports is None:
             return None
+        from medclip_dcl.losses.relations import relation_matrix
+
         if from_text:
             return relation_matrix(sentences[batch.mine], reports)
         # An image stands to a sentence as the sentence stands to its report.
         return relation_matrix(sentences, reports[batch.mine]).T
 
 
-def _chunks(rows: Tensor, size: int) -> list[Tensor]:
-    return [rows[first : first + size] for first in range(0, len(rows), size)]
-
-
-def _columns(batch: ImageTextBatch, device: torch.device) -> Int[Tensor, " local"]:
+def _own_columns(batch: ImageTextBatch, device: torch.device) -> Int[Tensor, " local"]:
     # Column of each local anchor's own candidate.
     return torch.arange(batch.mine.start, batch.mine.stop, device=device)
 
 
-def _text_similarity(batch: ImageTextBatch) -> Tensor | None:
-    vectors = batch.text_vectors
-    return None if vectors is None else vectors[batch.mine] @ vectors.T
+Direction = Callable[[ContrastiveObjective, Tensor, DualEncoder, ImageTextBatch], ObjectiveOutput]
 
 
-def _label_overlap(batch: ImageTextBatch) -> Tensor | None:
-    if batch.labels is None:
-        return None
-    present = batch.labels.float()
-    return present[batch.mine] @ present.T > 0
+def _texts(
+    objective: ContrastiveObjective, s: Tensor, encoder: DualEncoder, batch: ImageTextBatch
+) -> ObjectiveOutput:
+    return objective.direction(s, encoder, batch, from_text=True)
+
+
+def _images(
+    objective: ContrastiveObjective, s: Tensor, encoder: DualEncoder, batch: ImageTextBatch
+) -> ObjectiveOutput:
+    return objective.direction(s.T, encoder, batch, from_text=False)
+
+
+def _own_images(
+    _objective: ContrastiveObjective, s: Tensor, _encoder: DualEncoder, batch: ImageTextBatch
+) -> ObjectiveOutput:
+    # Every sentence stays a candidate, false negatives too: they are what divides the
+    # prior of a sentence out of its score, so that two sentences can be compared.
+    return ObjectiveOutput(info_nce_loss(s.T[batch.mine], _own_columns(batch, s.device)), {})
+
+
+DIRECTIONS: Mapping[tuple[str, str], Sequence[Direction]] = {
+    ("t2i", "own"): (_texts,),
+    ("t2i", "same"): (_texts,),
+    ("i2t", "own"): (_images,),
+    ("i2t", "same"): (_images,),
+    ("both", "own"): (_texts, _own_images),
+    ("both", "same"): (_texts, _images),
+}
+"""`objective.directions` and `objective.image_anchor` -> losses whose mean is that of a batch."""
+
+Term = Callable[[Tensor, Tensor, Tensor, ImageTextBatch], ObjectiveOutput]
+"""Regions and sentences of this process, gamma and the batch -> what is added to the contrast."""
+
+
+def place_term(settings: ObjectiveConfig) -> Term:
+    """Make the place loss with its weight, by the places that `objective.places` names."""
+    from medclip_dcl.losses.place import place_loss, place_masks
+
+    def place(
+        regions: Tensor, sentences: Tensor, gamma: Tensor, batch: ImageTextBatch
+    ) -> ObjectiveOutput:
+        codes, reports, zones = (
+            needed(batch.columns.get(name), name)
+            for name in ("sentence_codes", "report_codes", "zones")
+        )
+        grid = (regions.shape[1], regions.shape[2])
+        masks = place_masks(codes, reports, zones, grid, usual_places=settings.places != "words")
+        placed = masks.flatten(1).any(dim=1)
+        if settings.places == "shuffled":
+            pairs = placed.nonzero().squeeze(1)
+            masks[pairs] = masks[pairs.roll(1)]
+        losses, fits = place_loss(regions, sentences, masks[batch.mine], gamma)
+        # A mean over the pairs of the whole batch that have a place: gradients are averaged
+        # over processes, and each may have another number of them.
+        share = len(masks) / len(losses) / placed.sum().clamp(min=1)
+        gauges = {"place_pairs": placed.float().mean(), "place_inside": fits.sum() * share}
+        return ObjectiveOutput(settings.place_weight * (losses.sum() * share), gauges)
+
+    return place
+
+
+TERMS: Mapping[str, Callable[[ObjectiveConfig], Term]] = {"place_weight": place_term}
+"""Setting that is a weight above 0 -> the term that it adds to the contrast."""

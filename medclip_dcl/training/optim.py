@@ -1,7 +1,6 @@
 """AdamW: its schedule, the groups of parameters, which of them are frozen, and its saved state."""
 
 import math
-import sys
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -10,12 +9,11 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from medclip_dcl.errors import CheckpointError
-from medclip_dcl.models.dual_encoder import names_with_dropout
 from medclip_dcl.training.settings import TrainConfig
 
 
 def learning_rate_share(step: int, warmup_steps: int, steps: int) -> float:
-    """Give the share of the peak learning rate that a step, from 0, uses: in (0, 1].
+    """Return the share of the peak learning rate that a step, from 0, uses: in (0, 1].
 
     Linear warm-up, whose last step uses the peak, then cosine decay to 0. A pure function, so a
     resumed run has no schedule to restore.
@@ -35,7 +33,7 @@ class ParamGroup(StrEnum):
     TEXT = "text"
     PROJECTION = "projection"
     SCALE = "scale"
-    """Gamma, and the bias of the sigmoid loss; always learned."""
+    """Gamma, and what an objective of one's own adds; always learned."""
 
 
 _PREFIXES = (
@@ -43,8 +41,6 @@ _PREFIXES = (
     ("region_projection.", ParamGroup.PROJECTION),
     ("image.", ParamGroup.IMAGE),
     ("text.", ParamGroup.TEXT),
-    ("gamma", ParamGroup.SCALE),
-    ("bias", ParamGroup.SCALE),
 )
 
 _ADDED = ("cls_token", "class_embedding", "register_tokens", "position")
@@ -53,11 +49,12 @@ _ADDED = ("cls_token", "class_embedding", "register_tokens", "position")
 
 def param_group_of(name: str) -> ParamGroup:
     """Tell what a parameter or module belongs to, by its name in a `DualEncoder`."""
-    return next(part for prefix, part in _PREFIXES if f"{name}.".startswith(prefix))
+    groups = (group for prefix, group in _PREFIXES if f"{name}.".startswith(prefix))
+    return next(groups, ParamGroup.SCALE)
 
 
 def peak_learning_rate(name: str, settings: TrainConfig) -> float:
-    """Give a parameter's peak: that of the group it belongs to, else the common one."""
+    """Return a parameter's peak: that of the group it belongs to, else the common one."""
     own = {
         ParamGroup.IMAGE: settings.image_learning_rate,
         ParamGroup.TEXT: settings.text_learning_rate,
@@ -71,8 +68,6 @@ def peak_learning_rate(name: str, settings: TrainConfig) -> float:
 
 def frozen_groups(settings: TrainConfig, step: int) -> frozenset[ParamGroup]:
     """List what a step, from 0, leaves as it is; a pure function, as the learning rate is."""
-    if settings.cache_features:
-        return frozenset({ParamGroup.IMAGE, ParamGroup.TEXT})
     until = {
         ParamGroup.IMAGE: settings.image_frozen_steps,
         ParamGroup.TEXT: settings.text_frozen_steps,
@@ -94,11 +89,11 @@ def freeze(encoder: nn.Module, frozen: frozenset[ParamGroup]) -> None:
 
     Of an encoder with adapters they reach these.
     """
-    kept = adapted(encoder)
+    adapted_names = adapted(encoder)
     for name, parameter in encoder.named_parameters():
         group = param_group_of(name)
         if group is not ParamGroup.SCALE:
-            parameter.requires_grad_(group not in frozen and name not in kept)
+            parameter.requires_grad_(group not in frozen and name not in adapted_names)
 
 
 def set_training_mode(
@@ -117,20 +112,14 @@ def set_training_mode(
 
 def learning_norms(encoder: nn.Module, settings: TrainConfig) -> list[str]:
     """Name the batch norms that take statistics in some step of a run."""
-    held = settings.freeze_batchnorm or settings.cache_features
-    if held or (settings.steps or math.inf) <= settings.image_frozen_steps:
+    frozen = (settings.steps or math.inf) <= settings.image_frozen_steps
+    if settings.freeze_batchnorm or frozen:
         return []
     return [
         name
         for name, module in encoder.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm)
     ]
-
-
-def live_dropout(encoder: nn.Module, settings: TrainConfig) -> list[str]:
-    """Name the parts of a `DualEncoder` that drop something in some step of a run."""
-    held = frozen_groups(settings, (settings.steps or sys.maxsize) - 1)
-    return [name for name in names_with_dropout(encoder) if param_group_of(name) not in held]
 
 
 def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
@@ -143,9 +132,9 @@ def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
     """
     # Few groups: the fused update is one kernel for each.
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
-    kept = adapted(encoder)
+    adapted_names = adapted(encoder)
     for name, parameter in encoder.named_parameters():
-        if name in kept:
+        if name in adapted_names:
             continue
         if parameter.requires_grad or param_group_of(name) is not ParamGroup.SCALE:
             peak = peak_learning_rate(name, settings)
@@ -170,7 +159,7 @@ def set_learning_rate(optimizer: Optimizer, share: float) -> None:
 
 
 def optimizer_tensors(optimizer: Optimizer, encoder: nn.Module) -> dict[str, Tensor]:
-    """Give the optimiser's state, `<state>/<parameter>` -> tensor; empty before the first step."""
+    """Return the state, `<state>/<parameter>` -> tensor; empty before the first step."""
     return {
         f"{key}/{name}": value
         for name, parameter in encoder.named_parameters()

@@ -37,7 +37,12 @@ from medclip_dcl.models.settings import ImageEncoderConfig
 from medclip_dcl.progress import Progress
 from medclip_dcl.rng import RngStream, generator_for, seed_for
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
-from medclip_dcl.training.optim import learning_rate_share
+from medclip_dcl.training.optim import (
+    learning_rate_share,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_learning_rate,
+)
 from medclip_dcl.training.settings import PretrainConfig
 
 ARTIFACT = ArtifactType("image_weights", 1, "pretrain_images")
@@ -152,9 +157,8 @@ def pretrain(
         torch.set_num_threads(threads)
     learner = ViewLearner(encoder, seed_for(seed, RngStream.PRETRAINING)).to(device)
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = AdamW(
-        learner.parameters(), lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY, fused=True
-    )
+    group = {"params": list(learner.parameters()), "peak": _LEARNING_RATE}
+    optimizer = AdamW([group], lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY, fused=True)
     store.steps = settings.steps
     step, losses = _resume(store, learner, optimizer)
     with Progress("pretrain images", settings.steps, "step", done=step) as progress:
@@ -165,9 +169,7 @@ def pretrain(
             views = draw_views(pixels, rng, encoder.input_px)
             loss = view_loss(learner(views), settings.eta)
             warmup = max(1, round(_WARMUP_SHARE * settings.steps))
-            rate = _LEARNING_RATE * learning_rate_share(step, warmup, settings.steps)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            set_learning_rate(optimizer, learning_rate_share(step, warmup, settings.steps))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -205,11 +207,7 @@ def _pixels(pools: Sequence[ImagePool], drawn: np.ndarray) -> np.ndarray:
 def _save(
     store: CheckpointStore, step: int, learner: ViewLearner, optimizer: AdamW, losses: list[float]
 ) -> None:
-    moments = {
-        f"{key}/{name}": value
-        for name, parameter in learner.named_parameters()
-        for key, value in optimizer.state[parameter].items()
-    }
+    moments = optimizer_tensors(optimizer, learner)
     store.save(Snapshot(step, learner.state_dict(), moments, {"losses": losses}))
 
 
@@ -220,10 +218,5 @@ def _resume(
     if snapshot is None:
         return 0, []
     learner.load_state_dict(dict(snapshot.weights))
-    parameters = dict(learner.named_parameters())
-    for label, saved in snapshot.optimizer.items():
-        key, _, name = label.partition("/")
-        like = parameters[name] if saved.shape == parameters[name].shape else saved
-        kept = torch.empty_like(like, dtype=saved.dtype)
-        optimizer.state[parameters[name]][key] = kept.copy_(saved)
+    load_optimizer_tensors(optimizer, learner, snapshot.optimizer)
     return snapshot.step, list(snapshot.state["losses"])

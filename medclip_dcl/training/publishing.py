@@ -31,12 +31,13 @@ from medclip_dcl.model_package import (
 )
 from medclip_dcl.models.encoder_files import plain_tree
 from medclip_dcl.models.image_encoder import preprocessing_facts
+from medclip_dcl.models.lora import merged
 from medclip_dcl.models.text_encoder import BERT_FIELDS
 from medclip_dcl.settings import Section
 from medclip_dcl.tables import read_table, spread_rows
 from medclip_dcl.training.config import TrainingConfig
-from medclip_dcl.training.corpus import TokenTable
-from medclip_dcl.training.setup import TrainInputs
+from medclip_dcl.training.corpus import Corpus, TokenTable
+from medclip_dcl.training.setup import TrainInputs, TrainSetup
 from medclip_dcl.training.trainer import TrainResult
 
 _INTENDED_USE = (
@@ -56,55 +57,56 @@ _LIMITS = (
 
 
 def package_model(
-    folder: Path, config: Section, inputs: TrainInputs, trained: TrainResult
+    folder: Path, config: Section, inputs: TrainInputs, setup: TrainSetup, trained: TrainResult
 ) -> dict[str, Any]:
     """Write the published model into a draft's folder, and give figures that people look at."""
+    start, model, corpus = setup.start, setup.config.model, setup.data.corpus
 
     def write_text_files(text: Path) -> None:
-        if isinstance(trained.text_config, BertConfig):
-            fields = {name: getattr(trained.text_config, name) for name in BERT_FIELDS}
+        if isinstance(start.text_config, BertConfig):
+            fields = {name: getattr(start.text_config, name) for name in BERT_FIELDS}
             tree = {"architectures": ["BertModel"], "model_type": "bert", **fields}
         else:
-            tree = plain_tree(trained.text_config)
+            tree = plain_tree(start.text_config)
         write_text(text / "config.json", json.dumps(tree, indent=1, sort_keys=True) + "\n")
         # A tokenizer keeps how it cut last: the same, whether this run made the corpus or found it.
-        TokenTable(trained.tokenizer, ["."], trained.model.text.max_tokens)
-        trained.tokenizer.save_pretrained(str(text))
+        TokenTable(start.tokenizer, ["."], model.text.max_tokens)
+        start.tokenizer.save_pretrained(str(text))
 
-    config = config.model_copy(update={"model": trained.model})
+    config = config.model_copy(update={"model": model})
     packaged = TrainingConfig.of(config)
-    card = _model_card(packaged, inputs, trained)
-    write_model_package(
-        folder, trained.weights, config, card, trained.corpus.subject_ids, write_text_files
-    )
-    if len(trained.corpus.subject_ids) > 1:
-        write_input_range(folder, _input_range(inputs, trained))
-    write_offsets(folder, *_fit_offsets(folder, packaged, card, inputs, trained))
+    side = setup.encoder.image.grid(model.image.input_px)
+    card = _model_card(packaged, inputs, corpus, trained, (side, side))
+    weights = merged(trained.weights) if model.lora else trained.weights
+    write_model_package(folder, weights, config, card, corpus.subject_ids, write_text_files)
+    if len(corpus.subject_ids) > 1:
+        write_input_range(folder, _input_range(inputs, corpus))
+    write_offsets(folder, *_fit_offsets(folder, packaged, card, inputs, corpus))
     return {
         "steps": trained.state.step,
         "skipped": trained.state.skipped,
         **{name: trained.figures.get(name) for name in ("loss", "uncorrected_loss", "frac_floor")},
-        "studies": len(trained.corpus.study_ids),
-        "patients": len(trained.corpus.subject_ids),
+        "studies": len(corpus.study_ids),
+        "patients": len(corpus.subject_ids),
         **_resumed_with(trained),
     }
 
 
 def _resumed_with(trained: TrainResult) -> dict[str, Any]:
-    found = trained.state.resumed_with
-    return {"resumed_with": found} if found else {}
+    changes = trained.state.resumed_with
+    return {"resumed_with": changes} if changes else {}
 
 
-def _input_range(inputs: TrainInputs, trained: TrainResult) -> InputRange:
+def _input_range(inputs: TrainInputs, corpus: Corpus) -> InputRange:
     # Some of the training images stand for all where they are many.
-    rows = trained.corpus.image_rows
+    rows = corpus.image_rows
     taken = spread_rows(len(rows), _RANGE_IMAGES)
     table = read_table(inputs.manifest.path, IMAGES, ["image_id", "subject_id"]).to_pylist()
     patient_of = {row["image_id"]: row["subject_id"] for row in table}
     images = PreparedImages(inputs.prepared)
     return fit_input_range(
         [images.pixels(int(rows[index])) for index in taken],
-        [patient_of[trained.corpus.image_ids[index]] for index in taken],
+        [patient_of[corpus.image_ids[index]] for index in taken],
     )
 
 
@@ -113,7 +115,7 @@ def _fit_offsets(
     config: TrainingConfig,
     card: Mapping[str, Any],
     inputs: TrainInputs,
-    trained: TrainResult,
+    corpus: Corpus,
 ) -> tuple[PromptOffsets, Tensor]:
     """Encode a bank of images with the model in the draft, and fit its prompts' levels to them."""
     images = PreparedImages(inputs.prepared)
@@ -122,7 +124,7 @@ def _fit_offsets(
     split: Literal["validate", "train"] = "validate"
     image_ids = [item for item in held_out if item in images.row_of]
     if len(image_ids) < _LEAST_VALIDATION:
-        split, image_ids = "train", list(trained.corpus.image_ids)
+        split, image_ids = "train", list(corpus.image_ids)
     image_ids = [image_ids[index] for index in spread_rows(len(image_ids), _BANK_IMAGES)]
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -135,7 +137,11 @@ def _fit_offsets(
 
 
 def _model_card(
-    config: TrainingConfig, inputs: TrainInputs, trained: TrainResult
+    config: TrainingConfig,
+    inputs: TrainInputs,
+    corpus: Corpus,
+    trained: TrainResult,
+    grid: tuple[int, int],
 ) -> dict[str, Any]:
     # Counts, digests and settings; no ids, and no texts but the prompts.
     artifacts = {
@@ -148,9 +154,9 @@ def _model_card(
     return {
         "intended_use": _INTENDED_USE,
         "limits": list(_LIMITS),
-        "prompts": [asdict(finding) for finding in inputs.findings],
+        "prompts": [asdict(finding) for finding in inputs.prompts],
         "preprocessing": preprocessing_facts(config.images, config.model),
-        "grid": {"rows": trained.grid[0], "columns": trained.grid[1]},
+        "grid": {"rows": grid[0], "columns": grid[1]},
         "objective": config.objective.public_settings(),
         "eta": {
             **config.eta.model_dump(include={"source", "eta_max"}),
@@ -158,9 +164,9 @@ def _model_card(
         },
         "data": {
             "digests": {name: item.digest for name, item in artifacts.items() if item is not None},
-            "studies": len(trained.corpus.study_ids),
-            "patients": len(trained.corpus.subject_ids),
-            "texts": len(trained.corpus.texts),
+            "studies": len(corpus.study_ids),
+            "patients": len(corpus.subject_ids),
+            "texts": len(corpus.texts),
         },
         "training": {
             "steps": trained.state.step,

@@ -8,16 +8,10 @@ An epoch is a permutation of the studies, cut into global batches; studies that 
 not fill the last one are left out of that epoch. So a study stands at most once in a
 batch (twice, it would be a certain false negative) and at most once in an epoch, and
 what a batch holds does not depend on the number of processes.
-
-With `Windows` the permutation is one of shards, and of the studies within a few of them, so that a
-machine reads few shards at a time. The image that a study shows is then drawn once an epoch. The
-sequence is cut into eight lanes of equal length, each with its own slots of every batch: as many
-machines read shards of their own, and a batch still mixes eight windows.
 """
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -78,18 +72,6 @@ class BatchRows:
     """Sentence, as a member of the sentences' `RaggedIndex`."""
 
 
-class Windows(NamedTuple):
-    """Shards of the images, for an order that reads few of them at a time."""
-
-    shard_of: Int64[np.ndarray, " images"]
-    """Shard of each member of the images' `RaggedIndex`, from 0."""
-    shards: int
-    """Mean number of shards in a window, at least 1."""
-
-
-_LANES = 8
-
-
 class ImageTextSampler:
     """Draws the global batch of any step; ConfigError where there are fewer studies than slots.
 
@@ -103,7 +85,6 @@ class ImageTextSampler:
         global_batch: int,
         seed: int,
         shuffle_reports: bool,
-        windows: Windows | None = None,
     ) -> None:
         studies = len(images)
         assert studies == len(sentences)
@@ -121,49 +102,26 @@ class ImageTextSampler:
             # A random cycle through all studies: no image keeps its own report.
             cycle = generator_for(seed, RngStream.PAIRING).permutation(studies)
             self._report_of[cycle] = np.roll(cycle, -1)
-        self._windows = windows
-        # Number, order and, in windows, the choice of images; one store, so threads may share.
-        self._epoch: tuple[int, np.ndarray, np.ndarray | None] = (-1, self._report_of, None)
+        # Number and order; one store, so threads may share.
+        self._epoch: tuple[int, np.ndarray] = (-1, self._report_of)
 
     def draw(self, step: int) -> BatchRows:
         """Draw a step's batch; each study's image and sentence uniformly and independently."""
         epoch, turn = divmod(step, self.steps_per_epoch)
         start = turn * self._global_batch
-        order, chosen = self._order_of(epoch)
-        studies = order[start : start + self._global_batch]
+        studies = self._order_of(epoch)[start : start + self._global_batch]
         reports = self._report_of[studies]
         uniform = generator_for(self._seed, RngStream.CHOICE, step).random((2, self._global_batch))
         return BatchRows(
             studies=studies,
             reports=reports,
-            images=self._images.pick(studies, uniform[0] if chosen is None else chosen[studies]),
+            images=self._images.pick(studies, uniform[0]),
             sentences=self._sentences.pick(reports, uniform[1]),
         )
 
-    def _order_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
-        kept, order, chosen = self._epoch
-        if kept != epoch:
-            rng = generator_for(self._seed, RngStream.ORDER, epoch)
-            if self._windows is None:
-                order, chosen = rng.permutation(len(self._images)), None
-            else:
-                chosen = rng.random(len(self._images))
-                order = self._windowed(rng, chosen, self._windows)
-            self._epoch = (epoch, order, chosen)
-        return order, chosen
-
-    def _windowed(
-        self, rng: np.random.Generator, chosen: np.ndarray, windows: Windows
-    ) -> Int64[np.ndarray, " studies"]:
-        studies = len(self._images)
-        shard = windows.shard_of[self._images.pick(np.arange(studies), chosen)]
-        count = int(shard.max()) + 1
-        by_shard = np.argsort(rng.permutation(count)[shard], kind="stable")
-        lanes = math.gcd(_LANES, self._global_batch)
-        own = self._global_batch // lanes  # slots of a lane in a batch
-        rows = by_shard[: self.steps_per_epoch * self._global_batch].reshape(lanes, -1)
-        window = np.arange(rows.shape[1]) // max(1, windows.shards * studies // count)
-        mixed = np.argsort(window + rng.random(rows.shape), axis=1)
-        batches = np.take_along_axis(rows, mixed, axis=1).reshape(lanes, -1, own)
-        order: np.ndarray = batches.transpose(1, 0, 2).reshape(-1)
+    def _order_of(self, epoch: int) -> Int64[np.ndarray, " studies"]:
+        number, order = self._epoch
+        if number != epoch:
+            order = generator_for(self._seed, RngStream.ORDER, epoch).permutation(len(self._images))
+            self._epoch = (epoch, order)
         return order

@@ -31,6 +31,11 @@ BestMetric = Literal[
 """Figures that may choose the published step."""
 
 
+def lower_is_better(metric: str) -> bool:
+    """Whether the best value of a validation metric is the lowest, as of a loss."""
+    return metric.endswith("loss")
+
+
 class TrainConfig(Section):
     """The Accelerate loop (`train`)."""
 
@@ -48,17 +53,13 @@ class TrainConfig(Section):
     text_learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate of the text encoder; None: `learning_rate`."""
     scale_learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """Peak learning rate of gamma, and of the bias of the sigmoid loss; None: `learning_rate`. At
-    1e-5, 110,000 steps move either by .55 at most: give the sigmoid loss 1e-3."""
+    """Peak learning rate of gamma; None: `learning_rate`. At 1e-5, 110,000 steps move it by .55 at
+    most."""
     image_frozen_steps: Annotated[int, Field(ge=0)] = 0
     """First steps in which the image encoder stays as it is, norms and dropout as in use;
     `steps`: always."""
     text_frozen_steps: Annotated[int, Field(ge=0)] = 0
     """First steps in which the text encoder stays as it is."""
-    cache_features: bool = False
-    """Whether both encoders stay as they are and are run once, over every image as the service sees
-    it, so that the maps into the shared space train on features in minutes, without
-    crop and jitter; features take two bytes a number in `features`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 2000
     """Linear warm-up before cosine decay; paper: 2000."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
@@ -82,11 +83,10 @@ class TrainConfig(Section):
     memory of a chunk and a third more time, with the same gradients: batch norms must be frozen,
     and dropout is drawn chunk by chunk."""
     processes: Annotated[int, Field(ge=1), NO_EFFECT] = 1
-    """Processes that the run expects; another world size is refused. A run that was stopped may
-    go on with another number: batches and dropout stay the same, the rounding does not, and the
-    model records it as `resumed_with`. On CPUs this is refused where batch norms learn: each
-    process's see only its own pairs; with dropout, where a process would get a part of the pairs
-    that drew together: those of one process when the run began, or a `chunk`."""
+    """Processes that the run expects; another world size is refused. A run that was stopped goes on
+    with the same number bit for bit. It may go on with another: batches stay the same, dropout,
+    rounding and, on CPUs, the statistics of batch norms do not, which the run reports and the model
+    records as `resumed_with`."""
     torch_threads: Annotated[int, Field(ge=0), NO_EFFECT] = 0
     """Threads of torch in each process; 0: the cores, shared among this machine's processes."""
     save_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 1000
@@ -98,14 +98,11 @@ class TrainConfig(Section):
     """Most images of the validation split that are asked for findings and sentences at each
     validation; 0: none."""
     best_metric: BestMetric = ""
-    """Validation metric that chooses the published step; empty: the last step, but for `table1`,
-    whose runs are chosen by `validation_report_auc` then."""
+    """Validation metric that chooses the published step; empty: the last step, or what the
+    `judge` of a sweep's grid names."""
     trackers: Annotated[tuple[Tracker, ...], NO_EFFECT] = ()
     """Trackers that get the metrics besides the log, by Accelerate's names; `tensorboard` writes
     to `trackers/` in the config's folder, most others send metrics to another machine."""
-    window_shards: Annotated[int, Field(ge=0)] = 0
-    """Shards of prepared images that each of eight parts of a batch is drawn from at a time, so
-    that `images.store` is read in order; 0: images are drawn from all shards at any time."""
     shuffle_reports: bool = False
     """Control: pair every image with the report of another study."""
 
@@ -116,14 +113,14 @@ class TrainConfig(Section):
         return self.steps
 
     def counted(self, steps_per_epoch: int) -> Self:
-        """Give the same settings with steps in place of epochs; at least one."""
+        """Return the same settings with steps in place of epochs; at least one."""
         if self.epochs is None:
             return self
         steps = max(1, round(self.epochs * steps_per_epoch))
         return self.model_copy(update={"steps": steps, "epochs": None})
 
     def result_settings(self, *also: str) -> dict[str, Any]:
-        """Give the settings that decide the model; validation's where it chooses the step."""
+        """Return the settings that decide the model; validation's where it chooses the step."""
         validation = ("validate_every_steps", "validate_images") if self.best_metric else ()
         return super().result_settings(*validation, *also)
 
@@ -176,7 +173,7 @@ class ObjectiveConfig(Section):
     """The loss, and what it knows about negatives."""
 
     kind: Annotated[str, AfterValidator(LOSSES.check)] = "debiased"
-    """`infonce`, `debiased`, `multipositive` or `sigmoid`, or a loss of a plugin. `debiased` with
+    """`infonce`, `debiased` or `multipositive`, or a loss of a plugin. `debiased` with
     `eta.source: pll` is the paper's."""
     directions: Literal["t2i", "i2t", "both"] = "t2i"
     """Anchors: texts (the paper), images, or both."""
@@ -222,10 +219,10 @@ class ObjectiveConfig(Section):
     def _fits_together(self) -> Self:
         if self.kind == "multipositive" and self.relation == "none":
             raise ValueError("multipositive needs a relation: claims, labels or truth")
-        if self.kind in {"infonce", "sigmoid"} and self.relation != "none":
-            raise ValueError(f"{self.kind} knows no relation; set relation to none")
-        if self.kind in {"multipositive", "sigmoid"} and self.negatives != "all":
-            raise ValueError(f"{self.kind} takes no weights on negatives; set negatives to all")
+        if self.kind == "infonce" and self.relation != "none":
+            raise ValueError("infonce knows no relation; set relation to none")
+        if self.kind == "multipositive" and self.negatives != "all":
+            raise ValueError("multipositive takes no weights on negatives; set negatives to all")
         if (self.similar_by == "table") != bool(self.similar_table):
             raise ValueError("similar_by table and a similar_table go together")
         return self

@@ -1,83 +1,80 @@
-"""Setup of a training run: inputs -> model, data and loss before the first step."""
+"""What a run is put together from: inputs -> model, data, objective and hooks.
 
-import math
-from collections.abc import Callable, Sequence
+Every option of a run is given here, and the trainer knows none: weights to start from, adapters,
+texts that are compared, validation, trackers.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor, nn
 
 from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.data.ground_truth import Truth
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.models.lora import add_adapters
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.towers import Start, read_start
 from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.config import TrainingConfig
-from medclip_dcl.training.corpus import Corpus, TokenTable
+from medclip_dcl.training.corpus import TokenTable
 from medclip_dcl.training.corpus_cache import ARTIFACT as CORPUS
 from medclip_dcl.training.corpus_cache import CorpusSplit, cache_corpus, map_corpus
-from medclip_dcl.training.dataset import ImageTextBatch, ImageTextDataset, SplitFeatures
-from medclip_dcl.training.feature_cache import ARTIFACT as FEATURES
-from medclip_dcl.training.feature_cache import cache_features
+from medclip_dcl.training.dataset import ImageTextDataset
+from medclip_dcl.training.logging import open_trackers
 from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.sampler import ImageTextSampler, Windows
+from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import TrainConfig
-from medclip_dcl.training.text_similarity import TextSpace, closest_threshold
-from medclip_dcl.training.validation import MOST_BATCHES, ValidationMetrics, validation_batch
+from medclip_dcl.training.trainer import Hooks, TrainingData
+
+if TYPE_CHECKING:  # what options alone need is imported where they are given
+    from medclip_dcl.data.ground_truth import Truth
+    from medclip_dcl.inference.prompts import Finding
+    from medclip_dcl.training.validation import Validation
 
 _LEAST_RANDOM_RATE = 1e-4
 
 
 @dataclass(frozen=True)
 class TrainInputs:
-    """Inputs of a run."""
+    """Inputs of a run, by the names of their table in `pipelines.stages`; None: not read."""
 
     manifest: Artifact
     prepared: Artifact
     sentences: Artifact
     eta_cache: Artifact
-    claims: Artifact | None
-    """None where neither the objective nor the choice of the best step reads claims."""
-    text_folder: Path
+    text_weights: Path
     """Folder of the language model that the text encoder starts from, or of the whole model."""
-    truth: Truth | None
-    """What a generated source knows; None for any other."""
-    image_weights: Path | None
+    prompts: "tuple[Finding, ...]"
+    """Findings that the model is published with, and validated by."""
+    claims: Artifact | None = None
+    truth: "Truth | None" = None
+    """What a generated source knows."""
+    image_weights: Path | None = None
     """Weights that the image encoder starts from; None: random."""
-    findings: tuple[Finding, ...]
-    """Prompts that the model is published with, and validated by."""
     text_checkpoint: Path | None = None
-    """Folder of the pretrained weights that the text encoder comes from, where texts are compared;
-    None: there are none."""
+    """Folder of the pretrained weights that the text encoder comes from, where texts are
+    compared."""
     similar_table: Path | None = None
     """Vectors by which texts are compared; None: an encoder's."""
 
 
 @dataclass(frozen=True)
 class TrainSetup:
-    """Model, data and loss of a run, before its first step."""
+    """Model, data and objective of a run, before its first step."""
 
     config: TrainingConfig
     """The config, with what the folders that the model starts from say of themselves."""
     start: Start
     encoder: DualEncoder
-    prepared: PreparedImages
-    corpus: Corpus
-    """The training split."""
-    dataset: ImageTextDataset
-    sampler: ImageTextSampler
+    data: TrainingData
     objective: ContrastiveObjective
-    validation: Sequence[ImageTextBatch]
-    """Batches of the validation split; none where the run does not validate."""
-    metrics: ValidationMetrics | None
+    hooks: Hooks
+    prepared: PreparedImages
+    validation: "Validation | None"
 
 
 def set_up(
@@ -87,57 +84,51 @@ def set_up(
     folder: Path,
     say: Callable[..., None],
 ) -> TrainSetup:
-    """Build model, data and loss; `folder` receives the corpus, and features where they are kept.
+    """Put a run together; `folder` receives the corpus.
 
     Raises:
         MedclipError: an input is missing, stale or does not fit.
     """
-    begun = _read_start(config.model, inputs)
-    config = config.model_copy(update={"model": begun.settings})
-    encoder = _build_encoder(config, begun, accelerator, say)
-    space = None
+    model, whole = config.model, bool(config.model.pretrained)
+    start = read_start(model, inputs.image_weights, inputs.text_weights, whole=whole)
+    config = config.model_copy(update={"model": start.settings})
+    encoder = _build_encoder(config, start, accelerator, say)
+    splits = _read_corpus(config, inputs, start, accelerator, folder, say)
     if config.objective.compares_texts:
-        table, checkpoint = inputs.similar_table, inputs.text_checkpoint
-        device = accelerator.device
-        space = TextSpace(config.objective, encoder.text, checkpoint, table, device)
-    made = _made_corpus(config, inputs, begun.tokenizer, accelerator, folder, say)
-    data = _Data(config, inputs, begun.tokenizer, accelerator, space, made)
-    data = _with_features(data, encoder, folder, say)
-    corpus, dataset, sampler = data.split("train")
-    validation, metrics = data.validation()
-    if validation and (pairs := len(validation[0].eta)) < config.train.global_batch:
-        say(
-            warning=f"the validation split has fewer studies than train.global_batch: its losses "
-            f"are of batches of {pairs}, with {pairs - 1} negatives in place of "
-            f"{config.train.global_batch - 1}"
+        from medclip_dcl.training.text_similarity import TextSpace
+
+        space = TextSpace(
+            config.objective,
+            encoder.text,
+            inputs.text_checkpoint,
+            inputs.similar_table,
+            accelerator.device,
         )
-    threshold = 1.0
-    if space is not None:
         say(texts_compared_by=space.name)
-    if config.objective.negatives == "remove_similar":
-        vectors, share = dataset.supervision.text_vectors, config.objective.remove_share
-        assert vectors is not None
-        threshold = closest_threshold(vectors, corpus, sampler, share)
-        say(closest_share=share, above_cosine=round(threshold, 4))
+        encode = {"train": space.fit, "validate": space.vectors}  # in this order
+        splits = {
+            name: with_text_vectors(split, encode[name](split.corpus, split.tokens))
+            for name, split in splits.items()
+        }
+    prepared = PreparedImages(inputs.prepared)
+    parts = {
+        name: _training_data(config, split, prepared, accelerator, trains=name == "train")
+        for name, split in splits.items()
+    }
+    validation = None
+    if "validate" in parts:
+        validation = _validation(config, inputs, start, parts["validate"], accelerator, say)
+    data = parts["train"]
     return TrainSetup(
         config=config,
-        start=begun,
+        start=start,
         encoder=encoder,
-        prepared=data.prepared,
-        corpus=corpus,
-        dataset=dataset,
-        sampler=sampler,
-        objective=ContrastiveObjective(
-            config.objective, config.seed, threshold, config.train.chunk
-        ),
+        data=data,
+        objective=_objective(config, data, say),
+        hooks=Hooks(say, validation, partial(open_trackers, accelerator, config)),
+        prepared=prepared,
         validation=validation,
-        metrics=metrics,
     )
-
-
-def _read_start(model: ModelConfig, inputs: TrainInputs) -> Start:
-    is_whole = bool(model.pretrained)
-    return read_start(model, inputs.image_weights, inputs.text_folder, whole=is_whole)
 
 
 def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
@@ -148,7 +139,6 @@ def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
     """
     rate = settings.image_learning_rate or settings.learning_rate
     is_frozen = settings.steps is not None and settings.image_frozen_steps >= settings.steps
-    is_frozen |= settings.cache_features
     if model.pretrained or model.image.pretrained or is_frozen or rate >= _LEAST_RANDOM_RATE:
         return ""
     return (
@@ -159,19 +149,16 @@ def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
 
 
 def _build_encoder(
-    config: TrainingConfig,
-    begun: Start,
-    accelerator: Accelerator,
-    say: Callable[..., None],
+    config: TrainingConfig, start: Start, accelerator: Accelerator, say: Callable[..., None]
 ) -> DualEncoder:
-    encoder = build_dual_encoder(config.model, begun.text_config, config.seed)
-    if config.objective.kind == "sigmoid":
-        encoder.add_bias(-math.log(config.train.global_batch - 1))
+    encoder = build_dual_encoder(config.model, start.text_config, config.seed)
     if warning := slow_start(config.model, config.train):
         say(warning=warning)
-    for part, report in begun.fill(encoder).items():
+    for part, report in start.fill(encoder).items():
         say(weights=part, layout=report.layout, **report.counts)
     if config.model.lora:
+        from medclip_dcl.models.lora import add_adapters
+
         layers = add_adapters(encoder, config.model.lora, config.seed)
         say(lora_ranks=config.model.lora, lora_layers=layers)
     if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
@@ -180,14 +167,15 @@ def _build_encoder(
     return encoder
 
 
-def _made_corpus(
+def _read_corpus(
     config: TrainingConfig,
     inputs: TrainInputs,
-    tokenizer: PreTrainedTokenizerBase,
+    start: Start,
     accelerator: Accelerator,
     work: Path,
     say: Callable[..., None],
-) -> Artifact:
+) -> Mapping[str, CorpusSplit]:
+    splits = ("train", "validate") if config.train.validate_every_steps else ("train",)
     if accelerator.is_main_process:
         names = ("manifest", "prepared", "sentences", "eta_cache", "claims")
         artifact = cache_corpus(
@@ -195,112 +183,97 @@ def _made_corpus(
             {name: item for name in names if (item := getattr(inputs, name)) is not None},
             inputs.truth,
             config.objective,
-            tokenizer,
+            start.tokenizer,
             config.model.text.max_tokens,
-            ("train", "validate") if config.train.validate_every_steps else ("train",),
+            splits,
         )
         say(corpus=artifact.summary, seconds=artifact.origin["seconds"])
     accelerator.wait_for_everyone()
-    return open_artifact(CORPUS.at(work), CORPUS, verify=False)
+    corpus = open_artifact(CORPUS.at(work), CORPUS, verify=False)
+    return {name: map_corpus(corpus, name, start.tokenizer) for name in splits}
 
 
-def _with_features(
-    data: "_Data", encoder: DualEncoder, work: Path, say: Callable[..., None]
-) -> "_Data":
-    if not data.config.train.cache_features:
-        return data
-    if data.config.model.lora:
-        raise ConfigError(
-            "train.cache_features leaves both encoders as they are, and adapters would change "
-            "them; set model.lora to {}"
+def with_text_vectors(split: CorpusSplit, vectors: Tensor) -> CorpusSplit:
+    """Add the column by which texts are compared: the unit vector of every distinct text."""
+    of_texts = {**split.supervision.of_texts, "text_vectors": vectors}
+    return split._replace(supervision=replace(split.supervision, of_texts=of_texts))
+
+
+def _training_data(
+    config: TrainingConfig,
+    split: CorpusSplit,
+    prepared: PreparedImages,
+    accelerator: Accelerator,
+    *,
+    trains: bool,
+) -> TrainingData:
+    settings, (corpus, tokens, supervision) = config.train, split
+    # Validation batches are drawn once, from a seed of their own, and not augmented.
+    seed = config.seed if trains else seed_for(config.seed, RngStream.VALIDATION) % 2**31
+    size = settings.global_batch
+    if not trains:
+        from medclip_dcl.training.validation import validation_batch
+
+        size = validation_batch(len(corpus.study_ids), settings)
+    shuffled = settings.shuffle_reports and trains
+    sampler = ImageTextSampler(corpus.images, corpus.sentences, size, seed, shuffled)
+    local = size // settings.processes
+    first = accelerator.process_index * local
+    dataset = ImageTextDataset(
+        corpus=corpus,
+        supervision=supervision,
+        prepared=prepared,
+        tokens=tokens,
+        sampler=sampler,
+        input_px=config.model.image.input_px,
+        seed=config.seed if trains else None,
+        mine=slice(first, first + local),
+    )
+    return TrainingData(corpus, dataset, sampler)
+
+
+def _objective(
+    config: TrainingConfig, data: TrainingData, say: Callable[..., None]
+) -> ContrastiveObjective:
+    settings, threshold = config.objective, 1.0
+    if settings.negatives == "remove_similar":
+        from medclip_dcl.training.text_similarity import closest_threshold
+
+        vectors = data.dataset.supervision.of_texts["text_vectors"]
+        threshold = closest_threshold(vectors, data.corpus, data.sampler, settings.remove_share)
+        say(closest_share=settings.remove_share, above_cosine=round(threshold, 4))
+    return ContrastiveObjective(settings, config.seed, threshold, config.train.chunk)
+
+
+def _validation(
+    config: TrainingConfig,
+    inputs: TrainInputs,
+    start: Start,
+    data: TrainingData,
+    accelerator: Accelerator,
+    say: Callable[..., None],
+) -> "Validation":
+    from medclip_dcl.training.validation import MOST_BATCHES, Validation, ValidationMetrics
+
+    settings, count = config.train, min(MOST_BATCHES, data.sampler.steps_per_epoch)
+    batches = [data.dataset.batch(step) for step in range(count)]
+    if (pairs := len(batches[0].eta)) < settings.global_batch:
+        say(
+            warning=f"the validation split has fewer studies than train.global_batch: its losses "
+            f"are of batches of {pairs}, with {pairs - 1} negatives in place of "
+            f"{settings.global_batch - 1}"
         )
-    if data.accelerator.is_main_process:
-        names = ["train", "validate"] if data.config.train.validate_every_steps else ["train"]
-        inputs = {
-            name: getattr(data.inputs, name) for name in ("manifest", "prepared", "sentences")
-        }
-        splits = {name: data.mapped(name)[:2] for name in names}
-        artifact = cache_features(
-            work, encoder, data.config.model, data.prepared, inputs, splits, data.accelerator.device
-        )
-        say(features=artifact.summary, seconds=artifact.origin["seconds"])
-    data.accelerator.wait_for_everyone()
-    return replace(data, features=FEATURES.at(work))
-
-
-@dataclass(frozen=True)
-class _Data:
-    """Data of a run, split by split."""
-
-    config: TrainingConfig
-    inputs: TrainInputs
-    tokenizer: PreTrainedTokenizerBase
-    accelerator: Accelerator
-    space: TextSpace | None
-    made: Artifact
-    """The corpus."""
-    features: Path | None = None
-    """Folder of the features of frozen encoders."""
-
-    @cached_property
-    def prepared(self) -> PreparedImages:
-        return PreparedImages(self.inputs.prepared)
-
-    def mapped(self, split: str) -> CorpusSplit:
-        return map_corpus(self.made, split, self.tokenizer)
-
-    def split(self, split: str) -> tuple[Corpus, ImageTextDataset, ImageTextSampler]:
-        config, settings = self.config, self.config.train
-        corpus, tokens, supervision = self.mapped(split)
-        trains = split == "train"
-        # Validation batches are drawn once, from a seed of their own, and not augmented.
-        seed = config.seed if trains else seed_for(config.seed, RngStream.VALIDATION) % 2**31
-        studies = len(corpus.study_ids)
-        size = settings.global_batch if trains else validation_batch(studies, settings)
-        windows = None
-        if trains and settings.window_shards:
-            windows = Windows(self.prepared.shard_of(corpus.image_rows), settings.window_shards)
-        sampler = ImageTextSampler(
-            corpus.images,
-            corpus.sentences,
-            size,
-            seed,
-            settings.shuffle_reports and trains,
-            windows,
-        )
-        local = size // settings.processes
-        start = self.accelerator.process_index * local
-        if self.space is not None:
-            encode = self.space.fit if trains else self.space.vectors
-            supervision = replace(supervision, text_vectors=encode(corpus, tokens))
-        dataset = ImageTextDataset(
-            corpus=corpus,
-            supervision=supervision,
-            prepared=self.prepared,
-            tokens=tokens,
-            sampler=sampler,
-            input_px=config.model.image.input_px,
-            seed=config.seed if trains else None,
-            mine=slice(start, start + local),
-            features=None if self.features is None else SplitFeatures(self.features, split),
-        )
-        return corpus, dataset, sampler
-
-    def validation(self) -> tuple[list[ImageTextBatch], ValidationMetrics | None]:
-        settings = self.config.train
-        if not settings.validate_every_steps:
-            return [], None
-        corpus, dataset, sampler = self.split("validate")
-        count = min(MOST_BATCHES, sampler.steps_per_epoch)
-        batches = [dataset.batch(step) for step in range(count)]
-        if not settings.validate_images or not self.accelerator.is_main_process:
-            return batches, None
-        return batches, ValidationMetrics(
-            self.config,
-            corpus,
-            self.inputs.manifest,
-            self.inputs.claims,
-            self.prepared,
-            self.inputs.findings,
-            partial(TokenTable, self.tokenizer, max_tokens=self.config.model.text.max_tokens),
-        )
+    if not settings.validate_images or not accelerator.is_main_process:
+        return Validation(batches)
+    return Validation(
+        batches,
+        ValidationMetrics(
+            config,
+            data.corpus,
+            inputs.manifest,
+            inputs.claims,
+            PreparedImages(inputs.prepared),
+            inputs.prompts,
+            partial(TokenTable, start.tokenizer, max_tokens=config.model.text.max_tokens),
+        ),
+    )

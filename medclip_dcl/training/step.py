@@ -8,21 +8,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.dataset import ImageTextBatch
-from medclip_dcl.training.grad_cache import backward_in_chunks, refuse_learning_norms
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.optim import (
     ParamGroup,
     build_optimizer,
     freeze,
     frozen_groups,
-    learning_norms,
     learning_rate_share,
-    live_dropout,
-    param_group_of,
     set_learning_rate,
     set_training_mode,
 )
@@ -47,30 +42,6 @@ class StepReport:
     """Whether any process has been asked to stop."""
 
 
-@dataclass(frozen=True)
-class DropoutOrder:
-    """Which pairs of a batch draw dropout together, whatever the number of processes is now."""
-
-    pairs: int
-    """Pairs of a process when the run began."""
-    chunk: int
-    """Those that it encoded at once."""
-
-    @property
-    def unit(self) -> int:
-        """Pairs that draw together."""
-        return min(self.pairs, self.chunk or self.pairs)
-
-    def fits(self, local: int) -> bool:
-        """Whether processes of so many pairs can draw the same."""
-        return local == self.pairs or local % self.unit == self.pairs % self.unit == 0
-
-    def position(self, pair: int) -> tuple[int, ...]:
-        """Name the draw of the pairs from this one of the batch: by process, and chunk in it."""
-        process, within = divmod(pair, self.pairs)
-        return (process, within // self.unit) if self.unit < self.pairs else (process,)
-
-
 class TrainStep:
     """Moves the weights of a model, one batch at a time; `seed` is that of dropout."""
 
@@ -82,7 +53,10 @@ class TrainStep:
         settings: TrainConfig,
         seed: int,
     ) -> None:
-        refuse_learning_norms(encoder, settings)
+        if settings.chunk:
+            from medclip_dcl.training.grad_cache import refuse_learning_norms
+
+            refuse_learning_norms(encoder, settings)
         configure_performance(encoder, settings)
         self._accelerator, self._settings, self._seed = accelerator, settings, seed
         self._encoder = encoder.to(accelerator.device)
@@ -93,30 +67,6 @@ class TrainStep:
         self._frozen: frozenset[ParamGroup] | None = None
         self._parameters = list(encoder.parameters())
         self._buffers = list(encoder.buffers())
-        self.replay_dropout(accelerator.num_processes)
-
-    def replay_dropout(self, processes: int) -> None:
-        """Draw dropout as a run of so many processes does.
-
-        Raises:
-            ArtifactStale: those that there are cannot.
-        """
-        settings, count = self._settings, self._accelerator.num_processes
-        order = DropoutOrder(settings.global_batch // processes, settings.chunk)
-        local = settings.global_batch // count
-        names = live_dropout(self._encoder, settings)
-        # Norms that learn see all images of a process: these cannot draw in parts then.
-        is_whole = bool(learning_norms(self._encoder, settings)) and any(
-            param_group_of(name) is ParamGroup.IMAGE for name in names
-        )
-        if names and not (order.fits(local) and (local <= order.unit or not is_whole)):
-            raise ArtifactStale(
-                f"the run began with {processes} processes, and {count} cannot go on with it: "
-                f"dropout ({names[0]} and {len(names) - 1} more) was drawn for {order.unit} pairs "
-                f"together, and a process has {local} now; set train.processes so that each has "
-                "a multiple of these, or remove the checkpoints to start again"
-            )
-        self._order, self._drops = order, bool(names)
 
     def __call__(self, batch: ImageTextBatch, stop: bool) -> StepReport:
         """Do one step; `stop`: this process has been asked to stop.
@@ -124,18 +74,20 @@ class TrainStep:
         Where the loss or gradient of any process is not finite, weights, optimiser and norm
         statistics stay as they were.
         """
-        self._hold(frozen_groups(self._settings, batch.step))
+        settings = self._settings
+        self._hold(frozen_groups(settings, batch.step))
         batch = batch.to(self._accelerator.device)
         # Norm statistics move in the forward pass, before anyone knows whether the step is good.
-        kept = [buffer.clone() for buffer in self._buffers]
-        self._begin(batch.step)
+        buffers = [buffer.clone() for buffer in self._buffers]
+        share = learning_rate_share(batch.step, settings.warmup_steps, settings.total_steps)
+        set_learning_rate(self.optimizer, share)
         assert self._wrapped is not None
         assert self._stepper is not None
         output = self._backward(self._wrapped, batch)
         norm = self._accelerator.clip_grad_norm_(self._parameters, CLIP_NORM)
         broken, stop = self._agree(output.loss, norm, stop)
         if broken:
-            self._restore(kept)
+            self._restore(buffers)
         if not broken or self._accelerator.scaler is not None:  # the scaler skips by itself
             self._stepper.step()
         self._stepper.zero_grad()
@@ -143,20 +95,20 @@ class TrainStep:
         return StepReport(output, not broken, norm.item(), stop)
 
     def _backward(self, network: nn.Module, batch: ImageTextBatch) -> ObjectiveOutput:
-        # Loss, and its gradient in the weights.
-        accelerator, unit, local = self._accelerator, self._order.unit, len(batch.crops)
-        pairs = range(accelerator.process_index * local, accelerator.num_processes * local, unit)
-        # A resumed run drops what the uninterrupted one would have dropped.
-        places = [self._order.position(pair) for pair in pairs[: -(-local // unit)]]
-        seeds = [seed_for(self._seed, RngStream.DROPOUT, batch.step, *place) for place in places]
-        torch.manual_seed(seeds[0])
-        if self._settings.chunk and unit < local:
+        # Dropout is drawn by step, process and chunk: a resumed run drops what the one that was not
+        # stopped would have dropped.
+        chunk, position = self._settings.chunk, (batch.step, self._accelerator.process_index)
+        if 0 < chunk < len(batch.crops):
+            from medclip_dcl.training.grad_cache import backward_in_chunks
+
+            parts = range(-(-len(batch.crops) // chunk))
+            seeds = [seed_for(self._seed, RngStream.DROPOUT, *position, part) for part in parts]
             return backward_in_chunks(
-                *(accelerator, network, self._encoder, self._objective, batch, unit), seeds
+                *(self._accelerator, network, self._encoder, self._objective, batch, chunk), seeds
             )
-        self._encoder.dropout_seeds = seeds if self._drops and unit < local else ()
+        torch.manual_seed(seed_for(self._seed, RngStream.DROPOUT, *position))
         output = self._objective.compute_loss(network, self._encoder, batch)
-        accelerator.backward(output.loss)
+        self._accelerator.backward(output.loss)
         return output
 
     def _hold(self, frozen: frozenset[ParamGroup]) -> None:
@@ -174,11 +126,6 @@ class TrainStep:
             self._accelerator.free_memory()
         self._wrapped, self._stepper = self._accelerator.prepare(self._encoder, self.optimizer)
 
-    def _begin(self, step: int) -> None:
-        settings = self._settings
-        share = learning_rate_share(step, settings.warmup_steps, settings.total_steps)
-        set_learning_rate(self.optimizer, share)
-
     def _agree(self, loss: Float[Tensor, ""], norm: Tensor, stop: bool) -> tuple[bool, bool]:
         # Whether any process met a number that is not finite, or is to stop: all do the same.
         broken = ~(loss.detach().isfinite() & norm.isfinite())
@@ -189,8 +136,8 @@ class TrainStep:
         return bool(either[0] > 0), bool(either[1] > 0)
 
     @torch.no_grad()
-    def _restore(self, kept: list[Tensor]) -> None:
-        for buffer, old in zip(self._buffers, kept, strict=True):
+    def _restore(self, buffers: list[Tensor]) -> None:
+        for buffer, old in zip(self._buffers, buffers, strict=True):
             buffer.copy_(old)
 
 

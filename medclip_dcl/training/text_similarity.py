@@ -72,7 +72,7 @@ class TextSpace:
             )
 
     def fit(self, corpus: Corpus, tokens: TokenTable) -> Float[Tensor, "texts dim"]:
-        """Give the vectors of the training texts, whose mean becomes the centre of `mean`."""
+        """Return the vectors of the training texts, whose mean becomes the centre of `mean`."""
         vectors = self._raw(corpus, tokens)
         if self.name == "mean":
             counts = torch.from_numpy(np.bincount(corpus.text_of, minlength=len(vectors))).float()
@@ -80,7 +80,7 @@ class TextSpace:
         return functional.normalize(vectors - self._centre, dim=-1)
 
     def vectors(self, corpus: Corpus, tokens: TokenTable) -> Float[Tensor, "texts dim"]:
-        """Give the unit vector of every distinct text of another split, float32 on the CPU."""
+        """Return the unit vector of every distinct text of another split, float32 on the CPU."""
         return functional.normalize(self._raw(corpus, tokens) - self._centre, dim=-1)
 
     def _raw(self, corpus: Corpus, tokens: TokenTable) -> Tensor:

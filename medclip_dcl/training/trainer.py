@@ -1,7 +1,7 @@
-"""Training loop: model, data and loss of a `TrainSetup` -> a trained model.
+"""Training loop: data, model and objective -> a trained model.
 
-`train` runs a setup; `Trainer` repeats `TrainStep`, logs, validates, saves and stops;
-`ContrastiveObjective` in `objective.py` says what the loss of a batch is.
+`run` trains, or goes on with a run that was stopped; what else happens meanwhile is given to it as
+`Hooks`. It repeats `TrainStep`, logs, validates, saves and stops.
 
 A run stops in good order: it finishes the step, saves and leaves. `accelerate launch` starts the
 trainer as a child and, when it is asked to stop, ends without passing the signal on. On Linux
@@ -9,41 +9,65 @@ the kernel then sends SIGHUP instead. One request may arrive several times: from
 from the launcher and from the kernel. Only a second Ctrl-C, later, means to stop at once.
 """
 
+import ctypes
 import math
-from collections.abc import Callable, Sequence
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, Self
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from medclip_dcl.errors import ArtifactStale, CheckpointError, TrainingError
+from medclip_dcl.errors import CheckpointError, TrainingError
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.lora import merged
-from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.progress import Progress
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 from medclip_dcl.training.corpus import Corpus
-from medclip_dcl.training.dataset import ImageTextBatch, prefetch
-from medclip_dcl.training.logging import MetricsLog, TrainLogger, TrainState, open_trackers
+from medclip_dcl.training.dataset import ImageTextBatch, ImageTextDataset, prefetch
+from medclip_dcl.training.logging import MetricsLog, TrainLogger, TrainState
 from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.optim import (
-    learning_norms,
-    load_optimizer_tensors,
-    optimizer_tensors,
-)
-from medclip_dcl.training.settings import TrainConfig
-from medclip_dcl.training.setup import TrainSetup
+from medclip_dcl.training.optim import load_optimizer_tensors, optimizer_tensors
+from medclip_dcl.training.sampler import ImageTextSampler
+from medclip_dcl.training.settings import TrainConfig, lower_is_better
 from medclip_dcl.training.step import CLIP_NORM, StepReport, TrainStep
-from medclip_dcl.training.stop_request import StopRequest
-from medclip_dcl.training.validation import ValidationMetrics, evaluating, validation_loss
 
 _MOST_SKIPPED = 10  # steps in a row without a finite loss or gradient, after which a run gives up
 _IDS_SHOWN = 8
 _COUNTERS = ("skipped", "in_a_row", "clipped", "best_step", "best_value", "launches")
+
+
+class TrainingData(NamedTuple):
+    """The training split, its order, and the batch of any step."""
+
+    corpus: Corpus
+    dataset: ImageTextDataset
+    sampler: ImageTextSampler
+
+
+Validate = Callable[[Accelerator, DualEncoder, ContrastiveObjective], dict[str, float | None]]
+
+
+def _nothing(_step: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Callbacks of a run: what happens besides its steps."""
+
+    say: Callable[..., None]
+    """Prints facts."""
+    validate: Validate | None = None
+    """Measures the model every `validate_every_steps`; None: nothing does."""
+    begin: Callable[[int], None] = _nothing
+    """Called with the steps done before the first one of this start."""
 
 
 @dataclass(frozen=True)
@@ -58,63 +82,53 @@ class TrainResult:
     """Parameters and buffers of the model to publish."""
     published_step: int
     """Steps that it has done: all, or those of the best checkpoint."""
-    grid: tuple[int, int]
-    """Rows and columns of regions of one image."""
-    corpus: Corpus
-    model: ModelConfig
-    """Settings of the model, with what the folders that it started from say of themselves."""
-    text_config: PreTrainedConfig
-    tokenizer: PreTrainedTokenizerBase
 
 
-def train(
-    setup: TrainSetup,
+def run(
+    data: TrainingData,
+    model: DualEncoder,
+    objective: ContrastiveObjective,
+    hooks: Hooks,
+    *,
+    settings: TrainConfig,
+    seed: int,
     accelerator: Accelerator,
     store: CheckpointStore,
-    folder: Path,
-    say: Callable[..., None],
 ) -> TrainResult:
-    """Train a model, or continue a run that was stopped.
+    """Train a model, or continue a run that was stopped; the model is that before its first step.
 
-    `folder`, that of the checkpoints, receives the metrics log; `say` prints facts. Where the run
-    comes back unfinished, a checkpoint is on disk.
+    The folder of the checkpoints receives the metrics log too. Where the run comes back unfinished,
+    a checkpoint is on disk.
 
     Raises:
         MedclipError: training cannot continue.
     """
-    config, encoder, corpus, sampler = setup.config, setup.encoder, setup.corpus, setup.sampler
-    settings = config.train.counted(sampler.steps_per_epoch)
-    trainer = Trainer(accelerator, encoder, setup.objective, store, settings, config.seed)
-    start = trainer.state.step
-    say(
-        studies=len(corpus.study_ids),
-        texts=len(corpus.texts),
+    settings = settings.counted(data.sampler.steps_per_epoch)
+    trainer = Trainer(accelerator, model, objective, store, settings, seed)
+    start, resumed_with = trainer.state.step, trainer.state.resumed_with
+    hooks.say(
+        studies=len(data.corpus.study_ids),
+        texts=len(data.corpus.texts),
         steps=settings.total_steps,
-        epochs=round(settings.total_steps / sampler.steps_per_epoch, 1),
+        epochs=round(settings.total_steps / data.sampler.steps_per_epoch, 1),
         device=str(accelerator.device),
         processes=accelerator.num_processes,
         from_step=start,
         passed_over=list(trainer.passed_over),
-        **({"resumed_with": found} if (found := trainer.state.resumed_with) else {}),
+        **({"resumed_with": resumed_with} if resumed_with else {}),
     )
-    open_trackers(accelerator, config, start)
-    with MetricsLog(folder, start) if accelerator.is_main_process else nullcontext() as log:
-        logger = TrainLogger(accelerator, encoder, trainer.optimizer, settings, log, start, say)
-        finished = trainer.run(setup.dataset.batch, logger, setup.validation, setup.metrics)
+    if resumed_with and resumed_with[-1]["from_step"] == start:
+        hooks.say(
+            warning=f"the run goes on with {accelerator.num_processes} processes, another number "
+            "than before: batches stay the same, and from here on the weights are not bit-equal to "
+            "those of a run that was not stopped"
+        )
+    hooks.begin(start)
+    with MetricsLog(store.folder, start) if accelerator.is_main_process else nullcontext() as log:
+        logger = TrainLogger(accelerator, model, trainer.optimizer, settings, log, start, hooks.say)
+        finished = trainer.run(data.dataset.batch, logger, hooks.validate)
     step, weights = trainer.published()
-    side = encoder.image.grid(config.model.image.input_px)
-    return TrainResult(
-        finished=finished,
-        state=trainer.state,
-        figures=logger.latest,
-        weights=merged(weights),
-        published_step=step,
-        grid=(side, side),
-        corpus=corpus,
-        model=config.model,
-        text_config=setup.start.text_config,
-        tokenizer=setup.start.tokenizer,
-    )
+    return TrainResult(finished, trainer.state, logger.latest, weights, step)
 
 
 class Trainer:
@@ -123,8 +137,7 @@ class Trainer:
     It goes on from the newest whole checkpoint; `passed_over` names damaged ones.
 
     Raises:
-        ArtifactStale: an unfinished run of another fingerprint is in the store, or one whose
-            number of processes cannot change.
+        ArtifactStale: an unfinished run of another fingerprint is in the store.
         CheckpointError: the newest checkpoint does not fit the model.
     """
 
@@ -149,8 +162,7 @@ class Trainer:
         self,
         batch: Callable[[int], ImageTextBatch],
         logger: TrainLogger,
-        validation: Sequence[ImageTextBatch] = (),
-        metrics: ValidationMetrics | None = None,
+        validate: Validate | None = None,
     ) -> bool:
         """Train until the last step, or until asked to stop; a checkpoint is then on disk.
 
@@ -168,12 +180,12 @@ class Trainer:
                 report = self._step(item, request.requested)
                 self._count(item, report)
                 progress.advance(1, **logger.note(state, report.output, report.norm))
-                validated = bool(validation) and state.step % settings.validate_every_steps == 0
-                if validated:
-                    figures = self._validate(validation, metrics)
+                judged = False
+                if validate is not None and state.step % settings.validate_every_steps == 0:
+                    figures = validate(self._accelerator, self._encoder, self._objective)
+                    judged = self._judge(figures)
                     logger.note_validation(state.step, figures)
                 last = report.stop or state.step == settings.total_steps
-                judged = validated and bool(settings.best_metric)
                 if last or judged or state.step % settings.save_every_steps == 0:
                     # The checkpoint claims the steps of the log, which must be on disk before it.
                     logger.sync()
@@ -183,7 +195,7 @@ class Trainer:
         return state.step == settings.total_steps
 
     def published(self) -> tuple[int, dict[str, Tensor]]:
-        """Give steps done and weights to publish: the best by the metric, else the last.
+        """Return steps done and weights to publish: the best by the metric, else the last.
 
         Raises:
             CheckpointError: the best checkpoint is gone or damaged.
@@ -210,22 +222,10 @@ class Trainer:
             )
         if snapshot is not None:
             self._load(snapshot)
-        self._note_launch()
+        launches, count = self.state.launches, self._accelerator.num_processes
+        if not launches or launches[-1][1] != count:
+            launches.append((self.state.step, count))
         return damaged
-
-    def _note_launch(self) -> None:
-        state, count = self.state, self._accelerator.num_processes
-        before = state.launches[-1][1] if state.launches else count
-        norms = learning_norms(self._encoder, self._settings)
-        if before != count and norms and self._accelerator.device.type == "cpu":
-            raise ArtifactStale(
-                f"the run stopped at step {state.step} with {before} processes, and {count} cannot "
-                "go on with it: on CPUs the batch norms of each process see its own pairs alone; "
-                f"set train.processes to {before}, or remove the checkpoints to start again"
-            )
-        self._step.replay_dropout(state.launches[0][1] if state.launches else count)
-        if before != count or not state.launches:
-            state.launches.append((state.step, count))
 
     def _load(self, snapshot: Snapshot) -> None:
         try:
@@ -269,24 +269,63 @@ class Trainer:
                 "train.learning_rate, or look at these"
             )
 
-    def _validate(
-        self, batches: Sequence[ImageTextBatch], metrics: ValidationMetrics | None
-    ) -> dict[str, float | None]:
-        accelerator, encoder = self._accelerator, self._encoder
-        figures: dict[str, float | None] = {}
-        figures |= validation_loss(accelerator, encoder, self._objective, batches)
-        if metrics is not None and accelerator.is_main_process:
-            with evaluating(encoder), accelerator.autocast():
-                figures |= metrics(encoder, accelerator.device)
-        self._judge(figures)
-        return figures
-
-    def _judge(self, figures: dict[str, float | None]) -> None:
-        # The best step so far; the main process alone knows every figure, and saves.
+    def _judge(self, figures: dict[str, float | None]) -> bool:
+        # Notes the best step so far; the main process alone knows every figure, and saves. Returns
+        # whether figures choose the step at all.
         name, state = self._settings.best_metric, self.state
         value = figures.get(name)
-        if value is None or not math.isfinite(value):
-            return
-        sign = -1 if name.endswith("loss") else 1
-        if state.best_value is None or sign * value > sign * state.best_value:
-            state.best_step, state.best_value = state.step, value
+        if value is not None and math.isfinite(value):
+            sign = -1 if lower_is_better(name) else 1
+            if state.best_value is None or sign * value > sign * state.best_value:
+                state.best_step, state.best_value = state.step, value
+        return bool(name)
+
+
+_PR_SET_PDEATHSIG = 1
+_SAME_KEY_PRESS_S = 1.0
+_LAUNCHED_BY = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
+
+
+class StopRequest:
+    """Request made of SIGTERM, SIGINT or the launcher's death, for a `with` block.
+
+    A second SIGINT, a second after the first, ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._since = 0.0
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._take(signal.SIGTERM)
+        self._take(signal.SIGINT)
+        if _follow_launcher():
+            self._take(signal.SIGHUP)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: signal.Signals) -> None:
+        self._previous[number] = signal.signal(number, self._note)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self.requested:
+            self.requested, self._since = True, now
+        elif number == signal.SIGINT and now - self._since > _SAME_KEY_PRESS_S:
+            os._exit(128 + number)
+
+
+def _follow_launcher() -> bool:
+    # Ask the kernel for SIGHUP when the launcher dies. A run started by hand is left alone: it
+    # may outlive its shell.
+    if not sys.platform.startswith("linux") or not any(name in os.environ for name in _LAUNCHED_BY):
+        return False
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP), 0, 0, 0)
+    if os.getppid() != parent:  # it died while we asked
+        os.kill(os.getpid(), signal.SIGTERM)
+    return True

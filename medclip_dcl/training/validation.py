@@ -8,6 +8,7 @@ Axes
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +46,7 @@ _TEXTS_PER_PASS = 64
 
 
 def validation_batch(studies: int, settings: TrainConfig) -> int:
-    """Give the pairs of a validation batch: those of training, or what a smaller split has.
+    """Return the pairs of a validation batch: those of training, or what a smaller split has.
 
     Raises:
         ConfigError: the split has too few usable studies for one batch.
@@ -109,7 +110,7 @@ class ValidationMetrics:
             )
 
     def images(self, start: int, stop: int) -> UInt8[np.ndarray, "images size size"]:
-        """Give some of the prepared images."""
+        """Return some of the prepared images."""
         return np.stack([self._prepared.pixels(row) for row in self._rows[start:stop]])
 
     def __call__(self, encoder: DualEncoder, device: torch.device) -> dict[str, float | None]:
@@ -126,12 +127,12 @@ class ValidationMetrics:
             for start, stop in _passes(self.truth.shape[1], _IMAGES_PER_PASS)
         ]
         prompts = self._score(encoder, regions, self.prompts, len(prompt_texts(self._findings)))
-        said = self._score(encoder, regions, self._texts, len(self.correct))
+        scores = self._score(encoder, regions, self._texts, len(self.correct))
         margin = margins(torch.from_numpy(prompts), self._findings).numpy()
         return {
             "validation_auc": _mean_auc(margin, self.truth),
             "validation_report_auc": _mean_auc(margin, self.reported),
-            "validation_recall_at_10": value_of(recall_at(best_ranks(said, self.correct), _K)),
+            "validation_recall_at_10": value_of(recall_at(best_ranks(scores, self.correct), _K)),
         }
 
     @staticmethod
@@ -152,7 +153,7 @@ def _mean_auc(
     margin: Float[np.ndarray, "findings images"], truth: Int8[np.ndarray, "findings images"]
 ) -> float | None:
     areas = [
-        roc_auc(row[(known := state != UNKNOWN)], state[known] == 1)
+        roc_auc(row[state != UNKNOWN], state[state != UNKNOWN] == 1)
         for row, state in zip(margin, truth, strict=True)
     ]
     return value_of(mean_of(areas))
@@ -165,12 +166,12 @@ def _reported(
     reported = np.full((len(findings), len(study_ids)), UNKNOWN, dtype=np.int8)
     if claims is None:
         return reported
-    said = read_report_labels(claims, REPORT_CLAIMS, "study_id", study_ids)
+    reports = read_report_labels(claims, REPORT_CLAIMS, "study_id", study_ids)
     for row, finding in enumerate(findings):
         if finding.label in FINDINGS:
             reported[row] = [
                 UNKNOWN if finding.label in report.uncertain else finding.label in report.asserted
-                for report in said
+                for report in reports
             ]
     return reported
 
@@ -178,13 +179,13 @@ def _reported(
 def _said(
     corpus: Corpus, studies: Int[np.ndarray, " images"], texts: Int[np.ndarray, " texts"]
 ) -> Bool[np.ndarray, "texts images"]:
-    said = np.zeros((len(texts), len(studies)), dtype=bool)
+    contains = np.zeros((len(texts), len(studies)), dtype=bool)
     sizes = corpus.sentences.sizes[studies]
     for index in range(int(sizes.max())):  # the first sentence of every report, then the second
         has = sizes > index
         sentence = corpus.sentences.pick(studies[has], (index + 0.5) / sizes[has])
-        said[:, has] |= texts[:, None] == corpus.text_of[sentence][None]
-    return said
+        contains[:, has] |= texts[:, None] == corpus.text_of[sentence][None]
+    return contains
 
 
 def _passes(count: int, size: int) -> list[tuple[int, int]]:
@@ -224,3 +225,22 @@ def validation_loss(
             losses.append(torch.stack([output.loss, output.gauges["uncorrected_loss"]]).float())
     mean = accelerator.reduce(torch.stack(losses).mean(dim=0), reduction="mean").tolist()
     return {"validation_loss": mean[0], "validation_uncorrected_loss": mean[1]}
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Measure of a run while it trains: by batches, and in the main process by metrics."""
+
+    batches: Sequence[ImageTextBatch]
+    metrics: ValidationMetrics | None = None
+
+    def __call__(
+        self, accelerator: Accelerator, encoder: DualEncoder, objective: ContrastiveObjective
+    ) -> dict[str, float | None]:
+        """Measure a model as it is; the main process alone knows every figure."""
+        figures: dict[str, float | None] = {}
+        figures |= validation_loss(accelerator, encoder, objective, self.batches)
+        if self.metrics is not None:
+            with evaluating(encoder), accelerator.autocast():
+                figures |= self.metrics(encoder, accelerator.device)
+        return figures

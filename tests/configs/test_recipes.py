@@ -18,7 +18,7 @@ from pipelines.stages import stages_of
 from testing.open_i import write_image, write_projections, write_xml_form
 
 ROOT = Path(__file__).parents[2]
-OTHER = {"gateway.yaml", "serve.yaml"}
+OTHER = {"serve.yaml"}
 CONFIGS = sorted(
     path
     for path in [
@@ -69,7 +69,7 @@ def test_the_recipe_of_a_table_needs_no_weights_and_learns_from_random_ones(
     demo = load_config(ROOT / "configs/train/laptop.yaml").train
     rates = (config.train.learning_rate, config.train.text_learning_rate)
     assert rates == (demo.learning_rate, demo.text_learning_rate)
-    notes = [item for item in plan(config, 2000, None, None, 0) if item.question == "image encoder"]
+    notes = [item for item in plan(config, 2000) if item.question == "image encoder"]
     assert notes == []
     # A batch of validation needs as many studies.
     assert config.train.global_batch <= 320 * config.source.validate_share

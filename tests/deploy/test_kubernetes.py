@@ -1,6 +1,7 @@
 """The manifests are valid for several versions of Kubernetes, and keep what the page promises."""
 
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 import yaml
 
 from api.settings import ServeSettings, read_service_settings
+from pipelines.config import load_config
+from pipelines.stages import stages_of
 
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
 VERSIONS = ("1.29", "1.37")
@@ -154,3 +157,36 @@ def test_what_is_not_listed_is_not_fetched_and_what_differs_is_refused(tmp_path:
     assert found == [tmp_path / "published/model/text/config.json"]
     (tmp_path / "from/model/text/config.json").write_text("other")
     assert fetch() != 0
+
+
+def test_the_jobset_runs_every_stage_of_a_recipe_one_job_after_the_other() -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    tree = yaml.safe_load((KUBERNETES / "training/jobset.yaml").read_text())
+    jobs, stages = tree["spec"]["replicatedJobs"], []
+    before = [job.get("dependsOn") for job in jobs]
+    names = [job["name"] for job in jobs]
+    assert before == [None, *([{"name": name, "status": "Complete"}] for name in names[:-1])]
+    for job in jobs:
+        # The API requires names of at most 63 characters: the pod's is the longest.
+        assert len(f"medclip-{job['name']}-0-1-abcde") <= 63
+        spec = job["template"]["spec"]
+        whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}}
+        validator.validate({**whole, "spec": spec}, "1.37", strict=True)
+        (container,) = spec["template"]["spec"]["containers"]
+        words = container["command"]
+        is_spread = "torch.distributed.run" in words
+        assert spec["parallelism"] == spec["completions"] == (2 if is_spread else 1)
+        own = [json.loads(word.removeprefix("jobs=")) for word in words if word.startswith("jobs=")]
+        stages += own[0] if own else [words[words.index("--config") - 1].rpartition(".")[2]]
+        if is_spread:
+            assert f"medclip-{job['name']}-0-0.medclip:29500" in words
+            gpus = container["resources"]["limits"]["nvidia.com/gpu"]
+            assert words[words.index("--nproc-per-node") + 1] == str(gpus)
+    recipe = load_config(Path("configs/train/mimic_cxr.yaml"))
+    assert stages == list(stages_of(recipe))
+    assert (
+        "train.processes=16"
+        in jobs[names.index("train")]["template"]["spec"]["template"]["spec"]["containers"][0][
+            "command"
+        ]
+    )

@@ -13,8 +13,8 @@ import pytest
 
 from medclip_dcl.client import Client
 from medclip_dcl.errors import ServiceError
-from testing.orthanc import stub_service
 from testing.processes import free_port
+from testing.stub_service import stub_service
 from testing.tls import HAS_OPENSSL, Certificates, make_certificates
 
 ROOT = Path(__file__).parents[2]

@@ -8,11 +8,13 @@ import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import yaml
 from pydantic import BaseModel
 
 from pipelines.config import Config
+from tests.house import test_loaded
 from tests.house.tree import ROOT, SHIPPED, modules, tracked
 
 _FILE = Path(__file__).with_name("budgets.yaml")
@@ -35,7 +37,20 @@ def main() -> int:
         over = any(count > most for count, most in pairs)
         above |= over
         print(f"{room:28}{cells}{'  ABOVE ITS BUDGET' if over else ''}")
+    print_loaded()
     return int(above)
+
+
+def print_loaded() -> None:
+    """Print what training loads, the largest circle, and how deep the loss is: `test_loaded`."""
+    count, lines = test_loaded.train_figures()
+    largest = max(map(len, test_loaded.circles(test_loaded.import_graph())), default=0)
+    with TemporaryDirectory() as folder:
+        stack = test_loaded.loss_stack(Path(folder) / "work")
+    print(f"{'pipelines.train loads':28}{lines:>8} of {test_loaded.TRAIN_LINES:<6}", end="")
+    print(f"{count:>8} of {test_loaded.TRAIN_MODULES:<6}")
+    print(f"{'largest circle of files':28}{largest:>8} of 0")
+    print(f"{'modules down to the loss':28}{len(stack):>8} of {test_loaded.STACK}")
 
 
 def modules_in(room: str) -> list[Path]:

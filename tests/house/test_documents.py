@@ -1,5 +1,6 @@
 """Documents that cannot drift: the tables are made from the code, the links lead somewhere."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -8,18 +9,18 @@ import pytest
 from api.settings import ServeSettings
 from docs import figures
 from docs.pages import PAGES
-from gateway.settings import GatewaySettings
+from docs.reference import artifact_references, setting_references
+from medclip_hospital.gateway.settings import GatewaySettings
 from pipelines.config import Config
-from pipelines.reference import artifact_references, setting_references
 from tests.house.documents import RESULT_PAGES, ROOT, RUN
-from tests.house.tree import name_of, tracked
+from tests.house.tree import SHIPPED, modules, name_of, syntax, tracked
 
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 FOLDERS = (
     "medclip_dcl",
     "pipelines",
     "api",
-    "gateway",
+    "hospital",
     "configs",
     "tests",
     "docker",
@@ -90,10 +91,23 @@ def test_figures_are_drawn_by_the_code_and_have_alternative_texts(name: str) -> 
     assert min(map(len, texts)) > 80
 
 
+def test_every_artifact_of_the_code_is_listed() -> None:
+    declared = {
+        node.value.args[0].value
+        for path in modules(*SHIPPED)
+        for node in syntax(path).body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) == "ArtifactType"
+        and isinstance(node.value.args[0], ast.Constant)
+    }
+    assert len(declared) > 15
+    assert {one.kind.name for one in artifact_references()} == declared
+
+
 def test_the_tutorial_goes_through_every_section_of_the_report() -> None:
     pages = [path for path in tracked(".html") if path.parent.name == "medclip_reporting"]
-    own = {"sweep.html", "comparison.html", "runs.html", "preview.html", "check_page.html"}
-    pages = [path for path in pages if path.name not in own]  # pages of other commands
+    pages = [path for path in pages if path.name != "check_page.html"]  # another command's
     sections = re.findall(r"<h2>(.*?)</h2>", "".join(page.read_text("utf-8") for page in pages))
     text = (ROOT / "docs/tutorials/report.md").read_text(encoding="utf-8")
     explained = re.findall(r"^## (.*)$", text, re.MULTILINE)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT, SHIPPED, modules, name_of, syntax
+from tests.house.tree import HOSPITAL, ROOT, SHIPPED, modules, name_of, syntax
 
 GATES = {
     "Image.open": {"medclip_dcl/data/decode_worker.py"},
@@ -20,7 +20,7 @@ GATES = {
 }
 """Raw call -> the files that may make it; ruff refuses pickle, eval, exec and the like."""
 
-WRITERS = {"medclip_dcl/files.py", "gateway/spool.py", "pipelines/init.py"}
+WRITERS = {"medclip_dcl/files.py", f"{HOSPITAL}/gateway/spool.py", "pipelines/init.py"}
 """Files that may open another for writing: the spool keeps what was written and fsynced, and the
 preview of a table is its owner's alone from the first byte."""
 
@@ -35,7 +35,7 @@ def calls(path: Path) -> list[tuple[str, ast.Call]]:
 
 @pytest.mark.parametrize("raw", sorted(GATES))
 def test_raw_call_stands_only_in_its_gate(raw: str) -> None:
-    files = modules(*SHIPPED)
+    files = modules(*SHIPPED, HOSPITAL)
     assert len(files) > 40
     users = {
         name_of(path)
@@ -57,7 +57,7 @@ def opens_for_writing(name: str, call: ast.Call) -> bool:
 def test_files_are_written_whole_or_not_at_all() -> None:
     writers = {
         name_of(path)
-        for path in modules(*SHIPPED)
+        for path in modules(*SHIPPED, HOSPITAL)
         for name, call in calls(path)
         if opens_for_writing(name, call)
     }

@@ -8,14 +8,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 NEIGHBORS = (
     "medclip_exports",
-    "medclip_hospital",
     "medclip_reporting",
     "medclip_sources",
     "medclip_synthetic",
 )
-SHIPPED = ("medclip_dcl", *NEIGHBORS, "pipelines", "api", "gateway")
+SHIPPED = ("medclip_dcl", *NEIGHBORS, "pipelines", "api")
 """Folders that the wheel has."""
-CODE = (*SHIPPED, "benchmarks", "testing")
+HOSPITAL = "hospital/medclip_hospital"
+"""Package of the distribution in `hospital/`."""
+CODE = (*SHIPPED, HOSPITAL, "benchmarks", "testing")
 
 
 @functools.cache
@@ -33,9 +34,9 @@ def tracked(*suffixes: str) -> tuple[Path, ...]:
 
 
 def modules(*folders: str) -> tuple[Path, ...]:
-    """Python files of the given top-level folders."""
-    chosen = folders or CODE
-    return tuple(path for path in tracked(".py") if path.relative_to(ROOT).parts[0] in chosen)
+    """Python files of the given folders."""
+    chosen = [ROOT / folder for folder in folders or CODE]
+    return tuple(path for path in tracked(".py") if any(map(path.is_relative_to, chosen)))
 
 
 @functools.cache

@@ -16,9 +16,8 @@ import pytest
 from medclip_dcl.client import Client, main
 from medclip_dcl.errors import ConfigError, ImageError, ServiceError
 from testing.dicom import dicom_bytes, ramp
-from testing.hospital import radiograph
-from testing.orthanc import stub_service
 from testing.service import FINDINGS, Service, running, store
+from testing.stub_service import stub_service
 
 KEY = "k" * 40
 README = (Path(__file__).parents[2] / "api/README.md").read_text(encoding="utf-8")
@@ -186,7 +185,7 @@ def test_the_command_line_warns_of_an_image_out_of_range(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = tmp_path / "image.dcm"
-    image.write_bytes(radiograph())
+    image.write_bytes(dicom_bytes(ramp(96, 64)))
     with stub_service(96, 64) as service:
         service.flags = ["out_of_range"]
         assert main(["classify", str(image), "--url", service.url]) == 0

@@ -6,19 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import imagecodecs
 import numpy as np
 import pytest
 import torch
 from onnxruntime import InferenceSession
-from PIL import Image
+from PIL import Image, ImageOps
 
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.artifact_writer import write_artifact
+from medclip_dcl.data.images import open_image
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, ConfigError
 from medclip_dcl.inference.predictor import load
-from medclip_exports.formats import EXPORT, Format, export_formats
+from medclip_exports.formats import _IMAGE, EXPORT, Format, export_formats
 from pipelines import export
 from pipelines.config import Config
+from testing.dicom import JPEG_LS, dicom_bytes
 from testing.published import SENTENCES, publish
 from testing.tiny_models import tiny_model_config
 from tests.house.tree import ROOT
@@ -95,6 +99,59 @@ def test_the_code_of_its_page_answers_as_the_model(
     ):
         theirs = np.asarray(theirs).reshape(expected.shape)
         np.testing.assert_allclose(theirs, expected.numpy(), atol=1e-6, rtol=1e-5)
+
+
+GREY = np.linspace(0, 255, 64 * 48).astype(np.uint8).reshape(48, 64)
+COLOURS = Image.fromarray(np.stack([GREY, GREY[::-1], GREY[:, ::-1]], axis=2))
+ALPHA = Image.fromarray(GREY[::-1])
+WORDS = GREY.astype(np.uint16)
+WINDOW = {"WindowCenter": "2000", "WindowWidth": "500"}
+MODES: dict[str, Image.Image] = {
+    "L": Image.fromarray(GREY),
+    "1": Image.fromarray(GREY).convert("1"),
+    "LA": Image.merge("LA", [Image.fromarray(GREY), ALPHA]),
+    "P": COLOURS.quantize(64),
+    "RGB": COLOURS,
+    "RGBA": Image.merge("RGBA", [*COLOURS.split(), ALPHA]),
+    "16 bits": Image.fromarray(WORDS * 257),
+    "12 of 16 bits": Image.fromarray(WORDS * 16 + 1000),
+    "constant": Image.fromarray(WORDS * 0 + 700),
+}
+DICOMS = {
+    "unsigned": dicom_bytes(WORDS * 16),
+    "signed": dicom_bytes(WORDS.astype(np.int16) * 16 - 1024, bits_stored=16),
+    "8 bits": dicom_bytes(GREY, bits_stored=8),
+    "MONOCHROME1": dicom_bytes(WORDS * 16, photometric="MONOCHROME1"),
+    "padding": dicom_bytes(WORDS * 16, PixelPaddingValue=("US", 0)),
+    "window": dicom_bytes(WORDS * 16, **WINDOW),
+    "compressed": dicom_bytes(WORDS, syntax=JPEG_LS, frame=imagecodecs.jpegls_encode(WORDS)),
+}
+
+
+@pytest.mark.filterwarnings("default")  # of the libraries, not ours
+@pytest.mark.parametrize("form", ["jpeg", "png", "dicom"])
+def test_greys_by_the_page_are_those_of_the_package(
+    exported: Export, form: str, tmp_path: Path
+) -> None:
+    """On https://github.com/python-pillow/Pillow/issues/3011, 2574 and 3041 16 bits turn white."""
+    for to in ("transformers", "onnx"):
+        assert _IMAGE in (exported(to, "lse_nl")[1] / "README.md").read_text(encoding="utf-8")
+    file, wide = tmp_path / f"image.{form}", ("I;16", "LA", "RGBA", "P", "1")
+    images = {
+        name: image for name, image in MODES.items() if form == "png" or image.mode not in wide
+    }
+    for name in images if form != "dicom" else DICOMS:
+        names = {"Image": Image, "ImageOps": ImageOps, "file": file}
+        if form == "dicom":
+            ours = open_image(DICOMS[name], ImagesConfig(voi="dicom")).pixels
+            names["file"] = file.with_suffix(".png")
+            Image.fromarray(ours).save(names["file"])
+        else:
+            images[name].save(file)
+            ours = open_image(file).pixels
+        exec(_IMAGE, names)
+        difference = np.abs(np.asarray(names["image"]).astype(int) - ours / 257)
+        assert difference.max() <= 1, (name, difference.max())
 
 
 def test_the_tutorial_loads_plain_classes(

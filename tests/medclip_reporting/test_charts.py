@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from medclip_reporting import charts
-from medclip_reporting.charts import Interval, Labels, Series
+from medclip_reporting.charts import Labels, Series
 
 LABELS = Labels(alt="a chart", x="$x_{$", y="$y")
 
@@ -12,11 +12,9 @@ LABELS = Labels(alt="a chart", x="$x_{$", y="$y")
 @pytest.mark.parametrize("name", ["$x_{$", "$\\frac$", "5 $ and 6 $", "\\$", "$$"])
 def test_a_name_is_no_formula(name: str) -> None:
     lines = [Series(name, [0, 1], [0, 1]), Series("other", [0, 1], [1, 0])]
-    intervals = [Interval(line.name, line.y, line.y, line.y) for line in lines]
     points = np.array([0.01, 1.0])
     for chart in (
         charts.draw_lines(lines, LABELS),
-        charts.draw_intervals(intervals, [name, "b"], LABELS),
         charts.draw_points(points, points, LABELS, log_x=True, lines=lines),
     ):
         assert f">{name}<" in chart

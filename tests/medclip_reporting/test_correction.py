@@ -100,9 +100,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, torch.Tens
     claimed = open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT)
     reading = ObjectiveConfig(relation="claims")
     supervision = read_supervision(reading, found, listed, claimed, None)
-    assert supervision.sentence_codes is not None
-    assert supervision.report_codes is not None
-    return found, supervision.sentence_codes, supervision.report_codes
+    return found, supervision.of_texts["sentence_codes"], supervision.of_studies["report_codes"]
 
 
 def audited(corpus: tuple[Corpus, torch.Tensor, torch.Tensor], size: int = 24) -> tuple:

@@ -71,3 +71,13 @@ def test_box_without_an_image_that_holds_it_is_refused(
     (tmp_path / "b.csv").write_text("file,label,x,y,w,h\nimages/f.jpg,Left Lung,30,2,10,20\n")
     with pytest.raises(StudyError, match=f"row 0.*{reason}"):
         read_boxes(tmp_path / "b.csv", [image(*sides)], SourceConfig(box_columns=LUNGS))
+
+
+def test_where_no_image_joins_the_message_says_what_would(tmp_path: Path) -> None:
+    """Ids are stripped; where all of a table are of other images, nothing is wrong."""
+    for name, count in ((" f ", 1), ("other", 0)):
+        (tmp_path / "b.csv").write_text(HEADER + f"{name},4,3,2,1,left base,Pneumonia,50,40\n")
+        assert len(read_boxes(tmp_path / "b.csv", [image()]).rows) == count
+    (tmp_path / "b.csv").write_text(HEADER + "F,4,3,2,1,left base,Pneumonia,50,40\n")
+    with pytest.raises(StudyError, match=r"none of the 1 boxes .* 1 of 1 would be found but for"):
+        read_boxes(tmp_path / "b.csv", [image()])

@@ -13,11 +13,14 @@ import datasets
 import numpy as np
 import pytest
 
-from medclip_dcl.data import manifest
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.records import Source
-from medclip_dcl.data.row_images import image_source
+from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ConfigError, HubError, StudyError
+from medclip_dcl.files import path_under
+from medclip_dcl.tables import read_table
 from medclip_reporting.cards import data_card
 from medclip_sources import huggingface
 from medclip_sources.readers import images_root, read_source
@@ -99,26 +102,15 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket.socket, name, refuse)
 
 
-FORMS = [
-    ("saved", False, {}),
-    ("parquet", False, {}),
-    ("saved", True, {}),
-    ("parquet", True, {}),
-    ("images", True, {}),
-    ("web", True, {"image": "png", "subject_id": "json.who", "report": "json.text"}),
-]
+OF_WEB = {"image": "png", "subject_id": "json.who", "report": "json.text"}
+OF_WEB |= {"labels": {"Edema": "json.label"}}
 
 
 @pytest.mark.usefixtures("no_network")
-@pytest.mark.parametrize(("form", "materialise", "columns"), FORMS)
-def test_every_form_gives_the_same(
-    tmp_path: Path, forms: Path, form: str, materialise: bool, columns: dict[str, Any]
-) -> None:
-    if form == "web":
-        columns = columns | {"labels": {"Edema": "json.label"}}
-    source, root = read(
-        tmp_path / "work", forms / form, materialise=materialise, columns=COLUMNS | columns
-    )
+@pytest.mark.parametrize("form", ["saved", "parquet", "images", "web"])
+def test_every_form_gives_the_same(tmp_path: Path, forms: Path, form: str) -> None:
+    columns = COLUMNS | (OF_WEB if form == "web" else {})
+    source, root = read(tmp_path / "work", forms / form, columns=columns)
     raw = source.raw
     found = {image.image_id: image for image in raw.images}
     assert {name: image.subject_id for name, image in found.items()} == {
@@ -132,7 +124,7 @@ def test_every_form_gives_the_same(
     assert raw.labels["Edema"].to_pylist() == [int(n % 2 == 0) for n in [*SPLITS["train"], 3, 4, 0]]
     assert raw.studies[1].report == ("number 1.", "", "")
     for image in raw.images:
-        assert bytes(image_source(root, image.path)) == picture(int(image.subject_id[1:]))
+        assert path_under(root, image.path).read_bytes() == picture(int(image.subject_id[1:]))
     if form == "parquet":
         assert raw.card == {"licence": "other, use-agreement", "terms": "Share nothing."}
 
@@ -195,8 +187,8 @@ def test_a_full_disk_of_the_cache_is_not_taken_for_a_dataset_that_cannot_be_read
 
 
 def test_folders_that_hold_no_dataset_are_refused(tmp_path: Path, forms: Path) -> None:
-    with pytest.raises(ConfigError, match="imagefolder"):
-        read(tmp_path, forms / "images")
+    with pytest.raises(ConfigError, match="names path"):
+        read(tmp_path, forms / "images", columns=COLUMNS | {"path": "image"})
     with pytest.raises(StudyError, match="not a folder"):
         read(tmp_path, tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
@@ -206,34 +198,21 @@ def test_folders_that_hold_no_dataset_are_refused(tmp_path: Path, forms: Path) -
     (tmp_path / "empty/README.md").write_text(address)
     with pytest.raises(StudyError, match="by address"):
         read(tmp_path, tmp_path / "empty")
-    saved = tmp_path / "saved"
-    (saved / "train").mkdir(parents=True)
-    (saved / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    (saved / "train/state.json").write_text('{"_data_files": [{"filename": "../../x.arrow"}]}')
-    with pytest.raises(StudyError, match="leaves"):
-        read(tmp_path, saved)
+    for name in ("one", "two"):
+        split_of([1]).save_to_disk(str(tmp_path / name))
+    note = tmp_path / "one/state.json"
+    note.write_text(note.read_text().replace('"data-', '"../two/data-'))
+    with pytest.raises(StudyError, match="whose files are all in it"):
+        read(tmp_path, tmp_path / "one")
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("dataset_dict.json", "[]"),
-        ("dataset_dict.json", '{"splits": 1}'),
-        ("dataset_dict.json", '{"splits": [1]}'),
-        ("dataset_dict.json", "[" * 100_000),
-        ("state.json", "1"),
-        ("state.json", "{}"),
-        ("state.json", '{"_data_files": [1]}'),
-        ("state.json", '{"_split": [1], "_data_files": []}'),
-    ],
-)
-def test_notes_that_save_to_disk_did_not_write_are_refused(
-    tmp_path: Path, name: str, text: str
-) -> None:
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / name).write_text(text)
-    with pytest.raises(StudyError, match=f"{name} of the dataset is not what save_to_disk writes"):
-        read(tmp_path, tmp_path / "set")
+@pytest.mark.parametrize("text", ["[]", '{"splits": 1}', "[" * 100_000, "no JSON"])
+def test_notes_that_save_to_disk_did_not_write_are_refused(tmp_path: Path, text: str) -> None:
+    for name in ("dataset_dict.json", "state.json"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(text)
+        with pytest.raises(StudyError, match="holds no dataset"):
+            read(tmp_path, tmp_path / name)
 
 
 def test_a_link_out_of_the_folder_is_not_copied(tmp_path: Path) -> None:
@@ -243,70 +222,110 @@ def test_a_link_out_of_the_folder_is_not_copied(tmp_path: Path) -> None:
     (tmp_path / "set/b.png").write_bytes(picture(1))
     lines = [json.dumps(row(n) | {"file_name": name}) for n, name in ((0, "a.png"), (1, "b.png"))]
     (tmp_path / "set/metadata.jsonl").write_text("\n".join(lines))
-    source, root = read(tmp_path / "work", tmp_path / "set", materialise=True)
-    assert b"IDAT" in (root / "train-00000.arrow").read_bytes()
-    assert picture(0) not in (root / "train-00000.arrow").read_bytes()
+    source, root = read(tmp_path / "work", tmp_path / "set")
+    assert [file.read_bytes() for file in root.glob("train-00000/*")] == [picture(1)]
     paths = {image.subject_id: image.path for image in source.raw.images}
-    assert bytes(image_source(root, paths["p1"])) == picture(1)
+    assert path_under(root, paths["p1"]).read_bytes() == picture(1)
     with pytest.raises(StudyError):
-        image_source(root, paths["p0"])
+        path_under(root, paths["p0"])
 
 
-@pytest.mark.parametrize("form", ["images", "parquet"])
-def test_a_killed_copy_goes_on_with_the_next_file(
+def saved(folder: Path, images: list[Any], feature: Any) -> Path:
+    """A dataset of these images, a patient each."""
+    rows = {"who": [str(n) for n in range(len(images))], "x": images}
+    features = datasets.Features({"who": datasets.Value("string"), "x": feature})
+    made = datasets.Dataset.from_dict(rows, features=features)
+    made.to_parquet(str(folder / "set/train.parquet"))
+    return folder / "set"
+
+
+OF_IMAGES = {"columns": {"subject_id": "who", "image": "x"}}
+AS_STORED = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+
+
+def test_bytes_paths_and_neither(tmp_path: Path) -> None:
+    """Nothing is fetched, and nothing outside the folder is read."""
+    (tmp_path / "out.png").write_bytes(picture(2))
+    root = tmp_path / "set"
+    root.mkdir()
+    (root / "b.png").write_bytes(picture(1))
+    (root / "link.png").symlink_to(tmp_path / "out.png")
+    outside = ["http://127.0.0.1:9/a.png", "../out.png", str(tmp_path / "out.png"), "link.png"]
+    images: list[Any] = [{"bytes": picture(0), "path": "was.png"}]
+    images += [{"bytes": None, "path": path} for path in ("b.png", None, *outside)]
+    source, rows = read(tmp_path / "work", saved(tmp_path, images, AS_STORED), **OF_IMAGES)
+    chosen = select(source.raw, SourceConfig(kind="huggingface", **OF_IMAGES))
+    kept = {image.subject_id: path_under(rows, image.path).read_bytes() for image in chosen.images}
+    assert kept == {"0": picture(0), "1": picture(1)}
+    assert [item.reason for item in chosen.rejects] == ["no_image", *["missing_image"] * 4]
+
+
+def test_lists_of_images_are_images_of_one_study(tmp_path: Path) -> None:
+    root = saved(tmp_path, [[picture(0), picture(1)], [], [picture(2)]], [datasets.Value("binary")])
+    source, rows = read(tmp_path / "work", root, **OF_IMAGES)
+    found = [(image.study_id, (rows / image.path).read_bytes()) for image in source.raw.images]
+    assert found == [
+        ("train-000000", picture(0)),
+        ("train-000000", picture(1)),
+        ("train-000002", picture(2)),
+    ]
+
+
+def test_columns_without_images_are_refused(tmp_path: Path) -> None:
+    root = saved(tmp_path, [1, 2], datasets.Value("int32"))
+    with pytest.raises(StudyError, match="a column without images"):
+        read(tmp_path / "work", root, **OF_IMAGES)
+
+
+def test_hostile_bytes_are_the_gates_affair(tmp_path: Path) -> None:
+    """From the rows to prepared shards: same pixels as from files, and a code for each fault."""
+    files = {"good": picture(0), "text": b"no", "cut": picture(1)[:90], "large": bytes(4096)}
+    root = saved(tmp_path, list(files.values()), datasets.Value("binary"))
+    source, rows = read(tmp_path / "work", root, **OF_IMAGES)
+    shards = []
+    for at, folder in ((rows, "rows"), (tmp_path, "files")):
+        for name, data in files.items():
+            (tmp_path / name).write_bytes(data)
+        paths = [image.path for image in source.raw.images] if at == rows else list(files)
+        listed = [prepared.ListedImage(*pair) for pair in zip(files, paths, strict=True)]
+        (tmp_path / f"of_{folder}").mkdir()
+        limits = ImagesConfig(size_px=32, max_bytes=4000)
+        prepared.prepare_images(tmp_path / f"of_{folder}", listed, at, limits)
+        shards.append((tmp_path / f"of_{folder}/shard-00000.arrow").read_bytes())
+    assert shards[0] == shards[1]
+    rejects = read_table(tmp_path / "of_rows", manifest.REJECTS).to_pylist()
+    codes = {row["id"]: row["reason"] for row in rejects}
+    assert set(codes) == {"text", "cut", "large"}
+    assert (codes["text"], codes["large"]) == ("unknown_format", "too_many_bytes")
+
+
+@pytest.mark.parametrize("form", ["images", "parquet", "saved"])
+def test_killed_rows_go_on_with_the_next_part(
     tmp_path: Path, forms: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(huggingface, "_SHARD_BYTES", 1)
+    monkeypatch.setattr(huggingface, "_PART_ROWS", 1)
     monkeypatch.setattr(huggingface, "_BATCH", 1)
-    whole, root = read(tmp_path / "whole", forms / form, materialise=True)
-    write, left = huggingface._write_shard, 2
-
-    def dying(path: Path, *rest: Any) -> int:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            path.with_name(".staged.half").write_bytes(b"half")
-            raise KeyboardInterrupt
-        return write(path, *rest)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(huggingface, "_write_shard", dying)
-        with pytest.raises(KeyboardInterrupt):
-            read(tmp_path / "cut", forms / form, materialise=True)
+    whole, root = read(tmp_path / "whole", forms / form)
     written: list[str] = []
-    monkeypatch.setattr(
-        huggingface, "_write_shard", lambda path, *r: written.append(path.name) or write(path, *r)
-    )
-    resumed, again = read(tmp_path / "cut", forms / form, materialise=True)
-    assert len(written) == 4  # of six
-    names = sorted(path.name for path in root.glob("*.arrow"))
-    assert names == sorted(path.name for path in again.glob("*.arrow"))
-    assert all((root / name).read_bytes() == (again / name).read_bytes() for name in names)
+    write = huggingface._write_images
+
+    def dying(value: Any, folder: Path, place: Path, base: Path) -> Any:
+        written.append(place.as_posix())
+        if len(written) == 3:
+            (folder / place).write_bytes(b"half")
+            raise KeyboardInterrupt
+        return write(value, folder, place, base)
+
+    monkeypatch.setattr(huggingface, "_write_images", dying)
+    with pytest.raises(KeyboardInterrupt):
+        read(tmp_path / "cut", forms / form)
+    resumed, again = read(tmp_path / "cut", forms / form)
+    assert len(written) == 3 + 4  # of six
     assert resumed.raw.images == whole.raw.images
-    written.clear()
-    read(tmp_path / "cut", forms / form, materialise=True)
-    assert written == []
-
-
-def test_every_decoding_feature_is_switched_off_or_refused() -> None:
-    tree = datasets.Features(
-        {
-            "a": datasets.List({"b": datasets.Image(), "c": [datasets.Image()]}),
-            "d": {"e": datasets.Sequence(datasets.Image(), length=2)},
-            "f": datasets.Value("string"),
-        }
-    )
-    plain = huggingface.without_decoding(tree)
-    assert "decode=True" in str(tree)
-    assert "decode=True" not in str(plain)
-    assert plain.arrow_schema == tree.arrow_schema
-
-    class Decoding(datasets.Image):
-        def __init__(self, **_: Any) -> None:
-            super().__init__(decode=True)
-
-    with pytest.raises(StudyError, match="Decoding"):
-        huggingface.without_decoding(datasets.Features({"a": datasets.List(Decoding())}))
+    for file in root.rglob("train-*/*"):
+        assert (again / file.relative_to(root)).read_bytes() == file.read_bytes()
+    read(tmp_path / "cut", forms / form)
+    assert len(written) == 7
 
 
 @pytest.fixture
@@ -341,11 +360,10 @@ def test_a_hubs_dataset_is_fetched_once(tmp_path: Path, hub: DatasetHub) -> None
         read(tmp_path / "work", tmp_path / "set", name=f"someone/chests@{COMMIT[::-1]}")
 
 
-def test_a_branch_is_refused_with_the_commit_it_means(tmp_path: Path, hub: DatasetHub) -> None:
-    with pytest.raises(ConfigError, match=f"'main' means {COMMIT} now"):
-        read(tmp_path / "work", tmp_path / "set", name="someone/chests@main")
-    with pytest.raises(ConfigError, match="40 hexadecimal digits"):
-        read(tmp_path / "work", tmp_path / "set", name="someone/chests")
+@pytest.mark.parametrize("name", ["someone/chests@main", "someone/chests"])
+def test_a_branch_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="40 hexadecimal digits, since a branch moves"):
+        read(tmp_path / "work", tmp_path / "set", name=name)
 
 
 def test_terms_are_to_be_accepted(
@@ -371,9 +389,7 @@ def test_what_a_hub_may_not_send(tmp_path: Path, hub: DatasetHub, files: dict[st
 def test_a_full_disk_is_said_and_no_hub_is_blamed(
     tmp_path: Path, hub: DatasetHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any, local_dir: Path | None = None, **_more: Any) -> list[Any]:
-        if local_dir is None:
-            return []
+    def full(*_: Any, **_more: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)

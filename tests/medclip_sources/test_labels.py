@@ -126,6 +126,34 @@ def test_ids_of_studies_and_of_images_are_not_confused(tmp_path: Path) -> None:
     assert by_image == {"1": {"Edema": 1}}
 
 
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (["S1", "S2"], r"; 2 of 2 would be found but for case"),
+        (["1", "2"], r"; 2 of 2 would be found but for letters before the number"),
+        (["s1.0", "s9"], r"; 1 of 2 would be found but for a final \.0"),
+        (["x_a", "y"], r"in column 'study_id'; set source\.label_id"),
+    ],
+)
+def test_where_no_id_joins_the_message_says_what_would(
+    tmp_path: Path, ids: list[str], words: str
+) -> None:
+    lines = "".join(f"{name},1\n" for name in ids)
+    (tmp_path / "l.csv").write_text(f"study_id,Edema\n{lines}")
+    with pytest.raises(StudyError, match=f"{len(ids)} rows, of which 0 have a study.*{words}"):
+        labels_of(tmp_path, {}, None, labels="l.csv")
+
+
+def test_ids_of_labels_are_stripped_and_those_of_no_study_counted(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text('study_id;Edema\n s1\t;1,0\n="s2";0,0\ns9;1,0\n')
+    assert labels_of(tmp_path, {}, None, labels="l.csv") == {"s1": {"Edema": 1}, "s2": {"Edema": 0}}
+    columns = {"study_id": "study", "subject_id": "who", "report": "text"}
+    config = SourceConfig(
+        kind="table", root=str(tmp_path), table="t.parquet", columns=columns, labels="l.csv"
+    )
+    assert read_source(config, Path).raw.counts["labels_without_study"] == 1
+
+
 def test_images_without_reports_keep_their_labels(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("file,who,class\n1.png,a,bacterial\n2.png,b,normal\n")
     for row in (1, 2):

@@ -15,7 +15,7 @@ import torch
 from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.data import manifest
-from medclip_dcl.likelihood import eta, masked_lm, scoring
+from medclip_dcl.likelihood import eta, eta_sources, masked_lm, scoring
 from medclip_dcl.likelihood.eta import read_eta
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
@@ -166,7 +166,7 @@ def test_labels_give_the_share_of_studies_that_a_sentence_fits(config_file):
     ]
     commit_tables(work, labels.ARTIFACT, {labels.SENTENCE_CLAIMS: rows})
     run(config_file, "source=labels", code=2)
-    assert not eta.has_labels(open_artifact(work / "manifest", manifest.ARTIFACT))
+    assert not eta_sources.has_labels(open_artifact(work / "manifest", manifest.ARTIFACT))
     reports = read_table(work / "manifest", manifest.REPORTS)
     studies = reports["study_id"].to_pylist()
     rows_of_labels = [
@@ -181,7 +181,7 @@ def test_labels_give_the_share_of_studies_that_a_sentence_fits(config_file):
     for known in (others, rows_of_labels):
         tables = {manifest.REPORTS: reports, manifest.STUDY_LABELS: known}
         listed = commit_tables(work, manifest.ARTIFACT, tables, labels=True)
-        assert eta.has_labels(listed) == (known is rows_of_labels)
+        assert eta_sources.has_labels(listed) == (known is rows_of_labels)
     found = {row["text_key"]: row["eta"] for row in rows_of(run(config_file, "source=labels"))}
     training = [
         index for index, split in enumerate(reports["split"].to_pylist()) if split == "train"

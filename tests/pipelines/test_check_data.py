@@ -12,17 +12,17 @@ from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.tables import read_table
 from medclip_reporting import preflight
 from medclip_reporting.preflight import read_preflight
-from medclip_synthetic.faults import read_fault_list
+from medclip_synthetic.settings import GenerateConfig
 from medclip_synthetic.tree import BOX_TABLE
 from pipelines import inspection
 from pipelines.build_manifest import main as build_manifest
 from pipelines.check_data import PAGE, main
-from pipelines.generate_studies import main as generate_studies
 from testing.dicom import dicom_bytes, ramp
+from testing.faults import read_fault_list, write_spoilt_tree
 from testing.published import publish
 from testing.release import REPORT, Release, release
 
-GENERATE = {"patients": 38, "size_px": 64, "faults": 1}
+GENERATE = GenerateConfig(patients=38, size_px=64)
 
 
 def write_config(work: Path, **sections: Any) -> Path:
@@ -63,15 +63,15 @@ def opened(work: Path) -> list[str]:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("archive") / "work"
     source = {"boxes": BOX_TABLE, "max_reject_share": 1.0}
-    config_file = write_config(work, generate=GENERATE, source=source)
-    assert generate_studies(["--config", str(config_file)]) == 0
+    config_file = write_config(work, source=source)
+    write_spoilt_tree(work / "studies", GENERATE, 1, 0)
     assert build_manifest(["--config", str(config_file)]) == 0
     assert main(["--config", str(config_file)]) == 3
     return work
 
 
 def test_every_planted_fault_is_named_and_none_is_invented(archive: Path) -> None:
-    figures, lines = compare(archive, GENERATE["patients"])
+    figures, lines = compare(archive, GENERATE.patients)
     assert figures["planted"] == figures["kinds_of_fault"] == 16
     names = ("manifest_missed", "manifest_invented", "check_missed", "check_invented")
     assert {

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from medclip_dcl.data.source_settings import SourceConfig, relative_to_root
 from medclip_dcl.errors import ConfigError, StudyError
-from pipelines.column_guesses import TableGuess, guess_table
+from medclip_dcl.files import path_under
+from pipelines.column_guesses import TableGuess, guess_table, read_view
 
 REPORT = "The heart is enlarged and there is no effusion."
 GERMAN = "Kein Erguss. Herz normal groß, Lunge frei belüftet."
@@ -38,11 +40,9 @@ def test_english_names_next_to_the_images(tmp_path: Path) -> None:
         "report": "Report", "view": "ViewPosition", "split": "Split",
     }  # fmt: skip
     assert (found.root, found.prefix_strip) == (tmp_path, "")
-    assert (found.separator, found.encoding, found.images_there) == (",", "", 1)
-    assert (found.rows, found.patients, found.studies) == (8, 8, 8)
-    assert found.split_sizes == {"validate": 8}
-    assert found.frontal_views == ("AP SUPINE",)
-    assert found.is_english
+    assert (found.encoding, found.rows, found.is_english) == ("", 8, True)
+    assert found.views == {"AP SUPINE": "frontal"}
+    assert found.unused == {"age": "50", "notes": "8 different values"}
 
 
 def test_a_german_export_of_excel(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_german_export_of_excel(tmp_path: Path) -> None:
     assert found.columns == {
         "subject_id": "Patienten-Nr", "path": "{Bild}.jpg", "report": "Befund"
     }  # fmt: skip
-    assert (found.separator, found.encoding) == (";", "cp1252")
+    assert found.encoding == "cp1252"
     assert found.root == tmp_path / "scans"
     assert not found.is_english
 
@@ -72,8 +72,7 @@ def test_a_folder_elsewhere_is_named(tmp_path: Path) -> None:
         file.touch()
     with pytest.raises(StudyError, match=r"no column .* names images that are there; .* --images"):
         guess(path)
-    found = guess_table(path, tmp_path / "far/off")
-    assert (found.root, found.images_there) == (tmp_path / "far/off", 6 / 8)
+    assert guess_table(path, tmp_path / "far/off").root == tmp_path / "far/off"
 
 
 def test_labels_are_columns_of_codes_or_a_column_that_lists_them(tmp_path: Path) -> None:
@@ -87,12 +86,80 @@ def test_labels_are_columns_of_codes_or_a_column_that_lists_them(tmp_path: Path)
     assert guess(table(tmp_path, f"{head},age", f"{start},4")).labels == ""
 
 
-def test_sections_go_before_the_report_and_long_texts_before_nothing(tmp_path: Path) -> None:
-    row = f'#.png,1,"{REPORT}","{REPORT}","{REPORT}"'
-    found = guess(table(tmp_path, "file,pid,report,findings,impression", row, files="#.png"))
-    assert {"report", "findings", "impression"} & set(found.columns) == {"findings", "impression"}
-    row = f'#.png,1,"short words # here now","{REPORT} #"'
-    assert guess(table(tmp_path, "file,pid,a,b", row)).columns["report"] == "b"
+@pytest.mark.parametrize(
+    ("header", "row", "chosen"),
+    [
+        ("report,findings,impression", f'"{REPORT}","{REPORT}","{REPORT}"',
+         {"findings": "findings", "impression": "impression"}),
+        ("a,b", f'"short words # here now","{REPORT} #"', {"report": "b"}),
+        ("findings,impression", f'"{REPORT}",Normal',
+         {"findings": "findings", "impression": "impression"}),
+        ("Impression", "Cardiomegaly.", {"impression": "Impression"}),
+        ("conclusion,code", "无异常,7", {"impression": "conclusion"}),
+        # A section that the report has within it would replace it; one that it lacks is kept.
+        ("report,impression", f'"{REPORT} Normal.",Normal.', {"report": "report"}),
+        ("report,impression", f'"{REPORT}",Normal.',
+         {"findings": "report", "impression": "impression"}),
+        ("report,findings", f'reports/s#.txt,"{REPORT}"', {"findings": "findings"}),
+        ("findings,narrative", f'Edema|Effusion,"{REPORT}"', {"report": "narrative"}),
+    ],
+)  # fmt: skip
+def test_texts_are_the_sections_or_the_report_however_short(
+    tmp_path: Path, header: str, row: str, chosen: dict[str, str]
+) -> None:
+    found = guess(table(tmp_path, f"file,pid,{header}", f"#.png,1,{row}", files="#.png"))
+    texts = {role: found.columns.get(role) for role in ("report", "findings", "impression")}
+    assert {role: name for role, name in texts.items() if name} == chosen
+
+
+# As in ieee8023/covid-chestxray-dataset pull 151 (AP Seduto, Mobile), mlmed/torchxrayvision pull 45
+# (L, LA), MIMIC-CXR's view codes, DICOM's ViewPosition, PadChest and CheXpert's two columns.
+@pytest.mark.parametrize(
+    ("shows", "values"),
+    [
+        ("frontal", "PA, AP, ap supine, Frontal, CHEST PA, Posteroanterior, postero-anterior, "
+         "antero posterior, AP_horizontal, p.a., P-A, A/P, (AP) (Mobile) Sitting, "
+         "AP Seduto a letto, Thorax p.a. stehend, "
+         "Postero-anterior (PA), radiografía frontal, face, SUPINE"),
+        ("lateral", "LL, L, LA, Lateral, LLAT, RL, left lateral, CHEST LAT, seitlich, "
+         "XTABLE LATERAL, LLD, Lateral Decubitus, profil, RAO, latero-lateral"),
+        ("", "0, Portable, PA and lateral, CHEST (PA and LAT), bilateral, R, AP LLD, erect"),
+    ],
+)  # fmt: skip
+def test_views_are_read_by_what_they_mean(shows: str, values: str) -> None:
+    assert {value: read_view(value) for value in values.split(", ")} == dict.fromkeys(
+        values.split(", "), shows
+    )
+
+
+def test_a_column_of_views_is_found_by_what_it_holds_and_one_unread_is_shown(
+    tmp_path: Path,
+) -> None:
+    lines = ["file,pid,text,Frontal/Lateral,AP/PA,side,view"]
+    views = ("Frontal,AP", "Lateral,", "Frontal,PA", "Lateral,")
+    lines += [f'{n}.png,{n},"{REPORT}",{view},L,{n % 2}' for n, view in enumerate(views)]
+    path = tmp_path / "chexpert.csv"
+    path.write_text("\n".join(lines))
+    for number in range(4):
+        (tmp_path / f"{number}.png").touch()
+    found = guess(path)
+    assert found.columns["view"] == "Frontal/Lateral"
+    assert found.views == {"FRONTAL": "frontal", "LATERAL": "lateral"}
+    assert found.unused == {"AP/PA": "AP, PA, 2 blank", "side": "L", "view": "0, 1"}
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["/scans/#.png", "ROOT//scans/#.png", "//scans/#.png", "./scans/#.png", "ROOT/scans/#.png",
+     "file://ROOT/scans/#.png", "C:/theirs/scans/#.png", "../scans/#.png"],
+)  # fmt: skip
+def test_a_path_is_there_as_the_run_reads_it(tmp_path: Path, written: str) -> None:
+    written = written.replace("ROOT", str(tmp_path))
+    found = guess(table(tmp_path, "file,pid,text", f'{written},1,"{REPORT}"', files="scans/#.png"))
+    relative = relative_to_root(found.root, SourceConfig(prefix_strip=found.prefix_strip))
+    for number in range(8):
+        file = path_under(found.root, relative(written.replace("#", str(number))))
+        assert file == tmp_path / f"scans/{number}.png"
 
 
 def test_what_is_given_is_taken(tmp_path: Path) -> None:

@@ -48,11 +48,19 @@ def test_a_base_may_have_a_base(config_file: Path) -> None:
     assert (config.work, config.seed, config.eta.a, config.eta.k) == ("runs/x", 5, 0.1, 0.3)
 
 
+def test_a_config_of_a_packaged_name_may_have_that_one_as_its_base(tmp_path: Path) -> None:
+    own = tmp_path / "demo.yaml"
+    own.write_text("base: demo\nseed: 7\n", encoding="utf-8")
+    packaged = load_config(Path("demo"), [f"work={tmp_path}", "seed=7"])
+    assert load_config(own, [f"work={tmp_path}"]) == packaged
+
+
 @pytest.mark.parametrize(
     ("base", "message"),
     [
         ("nowhere.yaml", r"base of .*over\.yaml, .*nowhere\.yaml does not exist"),
         ("over.yaml", r"over\.yaml is, by way of its bases, its own base: "),
+        ("over", r"over\.yaml is, by way of its bases, its own base: "),
         ("config.yaml", r"over\.yaml is, by way of its bases, its own base: "),
     ],
 )

@@ -125,7 +125,8 @@ def test_the_rows_of_a_table_keep_their_key(
 ) -> None:
     (tmp_path / "one.png").write_bytes(png(seed=5))
     ids = pa.array([7, 8, 9], pa.int32())
-    pictures = pa.array([png(seed=1), None, png(seed=2)], pa.binary())
+    (tmp_path / "two.png").write_bytes(png(seed=2))
+    pictures = pa.array(["one.png", None, "two.png"])
     pq.write_table(pa.table({"id": ids, "picture": pictures}), tmp_path / "t.parquet")
     (tmp_path / "t.csv").write_text(
         f"id,file,text\na,one.png,{SENTENCES[0]}\nb,../x.png,\nc,,{SENTENCES[1]}\n"

@@ -21,8 +21,13 @@ from testing.dicom import dicom_bytes, ramp
 
 def test_images_are_described_by_the_gate() -> None:
     row = {"source": "dicom", "bits_stored": 12, "inverted": True, "height_px": 5, "width_px": 9}
-    row |= {"code": ""}
-    other = row | {"bits_stored": 16, "inverted": False, "height_px": 7}
+    row |= {"code": "", "ignored": "EXIF"}
+    other = row | {
+        "bits_stored": 16,
+        "inverted": False,
+        "height_px": 7,
+        "ignored": "EXIF PixelSpacing",
+    }
     refused = row | {"source": "", "inverted": False, "code": "truncated"}
     assert inspection.describe_images([row, other, refused, row], 6) == {
         "listed": 6,
@@ -30,6 +35,7 @@ def test_images_are_described_by_the_gate() -> None:
         "refused": 1,
         "inverted": 2,
         "formats": {"dicom": 3},
+        "ignored": {"EXIF": 3, "PixelSpacing": 1},
         "bits": {"12": 2, "16": 1},
         "heights": [5, 5, 7],
         "widths": [9, 9, 9],
@@ -39,7 +45,7 @@ def test_images_are_described_by_the_gate() -> None:
 def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> None:
     pixels = ramp(40, 50)
     files = {
-        "plain": dicom_bytes(pixels),
+        "plain": dicom_bytes(pixels, PixelSpacing=["0", "0"]),
         "inverse": dicom_bytes(pixels.max() - pixels, PhotometricInterpretation="MONOCHROME1"),
         "other": dicom_bytes(np.ascontiguousarray(pixels[:, ::-1])),
         "flat": dicom_bytes(np.full_like(pixels, 7)),
@@ -55,6 +61,7 @@ def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> No
     assert rows["plain"]["pixels_key"] == rows["inverse"]["pixels_key"] != ""
     assert rows["other"]["pixels_key"] not in {"", rows["plain"]["pixels_key"]}
     assert [rows[name]["inverted"] for name in files] == [False, True, False, False, False]
+    assert (rows["plain"]["ignored"], rows["other"]["ignored"]) == ("PixelSpacing", "")
     assert (rows["plain"]["height_px"], rows["plain"]["width_px"]) == (40, 50)
     assert (rows["flat"]["code"], rows["flat"]["pixels_key"]) == ("constant", "")
     assert (rows["cut"]["code"], rows["cut"]["source"], rows["cut"]["bits_stored"]) == (

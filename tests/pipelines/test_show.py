@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.show import _OnePage
+from pipelines.show import _OnePage, main
 from pipelines.stages import REPORT
+from testing.headers import make
 
 
 @pytest.fixture
@@ -51,3 +52,22 @@ def test_no_other_name_reads_it(port: int, hosts: tuple[str, ...]) -> None:
     for method in ("GET", "HEAD"):
         status, text = ask(port, "/", *hosts, method=method)
         assert (status, "figures" in text) == (421, False)
+
+
+def test_every_artifact_of_a_run_is_hashed_and_damaged_ones_are_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "whole")
+    make(tmp_path / "checkpoints" / "step-1")
+    assert main(["--verify", str(tmp_path)]) == 0
+    assert capfd.readouterr().out.count("whole, 1 files, 7 bytes") == 2
+    (tmp_path / "whole" / "data.txt").write_bytes(b"CONTENT")
+    assert main(["--verify", str(tmp_path)]) == 4
+    output = capfd.readouterr()
+    assert "data.txt of" in output.out
+    assert "step-1               whole" in output.out
+    assert "whole of" in output.err
+    assert main(["--verify", str(tmp_path / "checkpoints" / "step-1")]) == 0
+    (tmp_path / "empty").mkdir()
+    assert main(["--verify", str(tmp_path / "empty")]) == 4
+    assert "holds no artifact" in capfd.readouterr().err

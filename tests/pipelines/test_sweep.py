@@ -1,41 +1,55 @@
-"""A grid of settings: its points, slices, early ends, and what it writes."""
+"""A grid of settings: its points, slices, what is tuned, a kill, and what it writes."""
 
-import csv
 import json
+import os
 import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.settings import read_yaml
-from medclip_reporting.sweep import sweep_text
+from medclip_dcl import model_package
+from medclip_dcl.artifact import open_artifact, read_artifact_header
+from medclip_dcl.artifact_writer import write_artifact
+from medclip_dcl.errors import ArtifactMissing, ConfigError
+from medclip_dcl.evaluation import results
+from medclip_dcl.training import checkpoint, logging
+from pipelines import sweep
 from pipelines.config import load_config
-from pipelines.grid import Grid, grid_points
+from pipelines.grid import Grid, grid_points, grid_runs, read_grid
 from pipelines.job import Job
-from pipelines.runs import NOTE, Runs
-from pipelines.sweep import FIGURES, FOLDER, main
+from pipelines.sweep import FIGURES, FOLDER, LOG, NOTE, Run, Sweep, best_value
+from testing import forkserver
 from testing.corpus import write_config
 from testing.evaluated import write_untrained
 
 ROOT = Path(__file__).parents[2]
-AXES = {"objective.floor": ["floor", "zero"], "eta.constant": [0.0, 0.1]}
-TWO = {"objective.floor": ["zero"], "eta.constant": [0.0, 0.1]}
-GRID = {
-    "axes": TWO,
+DEADLINE_S = 120
+VALIDATING = ["train.validate_images=1000"]
+Capture = pytest.CaptureFixture[str]
+Tree = dict[str, Any]
+
+TWO: Tree = {
+    "axes": {"objective.floor": ["zero"], "eta.constant": [0.0, 0.1]},
     "settings": {"eta.source": "constant"},
     "seeds": [0, 1],
-    "figures": ["grounding.cnr", "boxes.own_recall"],
+    "figures": {"CNR": "grounding.cnr", "Recall": "boxes.own_recall"},
+}
+ROWS: Tree = {
+    "settings": {"eta.source": "constant", "objective.kind": "debiased"},
+    "seeds": [0],
+    "figures": {"signed CNR": "grounding.cnr_signed"},
 }
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_untrained(tmp_path_factory.mktemp("corpus") / "work")
 
 
-def arguments_of(work, grid, **train):
+def arguments_of(work: Path, grid: Tree, **train: object) -> list[str]:
     config_file = write_config(
         work / "config.yaml",
         work,
@@ -46,129 +60,281 @@ def arguments_of(work, grid, **train):
     with config_file.open("a") as stream:
         stream.write("jobs: [train]\n")  # everything before it is there
     (work / "little.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
-    return [
-        *("--config", str(config_file)),
-        *("--grid", str(work / "little.yaml")),
-        *("--processes", "1"),
-    ]
+    paths = ("--config", str(config_file), "--grid", str(work / "little.yaml"))
+    return [*paths, "--processes", "1"]
 
 
-def runs_of(work):
-    notes = (work / FOLDER / "little").glob(f"*/*/{NOTE}")
-    return {f"{note.parent.parent.name}/{note.parent.name}" for note in notes}
+def notes_of(work: Path) -> dict[str, int]:
+    folder = work / FOLDER / "little"
+    return {
+        str(note.parent.relative_to(folder)): note.stat().st_mtime_ns for note in folder.rglob(NOTE)
+    }
+
+
+def read_tree(work: Path) -> Tree:
+    text = (work / FOLDER / "little" / FIGURES).read_text()
+    tree: Tree = json.loads(text, parse_constant=pytest.fail)
+    return tree
 
 
 @pytest.fixture(scope="module")
-def made(corpus, tmp_path_factory):
+def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The two points over two seeds, in three slices that do not overlap."""
     work = shutil.copytree(corpus, tmp_path_factory.mktemp("made") / "work")
-    arguments, seen = arguments_of(work, GRID), []
-    slices = (
-        ["--points", "0-0"],
-        ["--points", "1", "--seeds", "0"],
-        ["--points", "1", "--seeds", "1"],
-    )
-    for part in slices:
+    arguments = arguments_of(work, TWO)
+    slices = ("--points", "0"), ("--points", "1", "--seeds", "0"), ("--points", "1", "--seeds", "1")
+    for part, runs in zip(slices, (2, 3, 4), strict=True):
         assert not (work / FOLDER / "little" / FIGURES).exists()
-        before = runs_of(work)
-        assert main([*arguments, *part]) == 0
-        seen.append(runs_of(work) - before)
-    return work, seen
+        assert sweep.main([*arguments, *part]) == 0
+        assert len(notes_of(work)) == runs  # of each slice alone
+    return work
 
 
-def test_points_are_every_combination_and_named_by_their_values():
-    points = grid_points({**AXES, "row": {"a": {"train.steps": 2}, "b": {"train.steps": 3}}})
+def test_points_are_every_combination_and_named_by_their_values() -> None:
+    axes = {"objective.floor": ["floor", "zero"], "eta.constant": [0.0, 0.1]}
+    named = {"row": {"a": {"train.steps": 2}, "b": {"train.steps": 3}}}
+    points = grid_points(Grid.model_validate({"axes": axes | named}))
     assert len(points) == 8
     assert points[1].name == "floor=floor,constant=0.0,row=b"
     assert points[1].at == {"objective.floor": "floor", "eta.constant": 0.0, "row": "b"}
     assert points[1].changes == {"objective.floor": "floor", "eta.constant": 0.0, "train.steps": 3}
-    alike = grid_points({"model.text.dim": ["a/b"], "model.similarity.dim": [1]})
-    assert [point.name for point in alike] == ["model.text.dim=a_b,model.similarity.dim=1"]
-    assert [point.name for point in grid_points({})] == [""]
+    alike = {"axes": {"model.text.dim": ["a/b"], "model.similarity.dim": [1]}}
+    (point,) = grid_points(Grid.model_validate(alike))
+    assert point.name == "model.text.dim=a_b,model.similarity.dim=1"
     with pytest.raises(ConfigError, match="share a folder's name"):
-        grid_points({"objective.similar_table": ["a/b", "a b"]})
+        grid_points(Grid.model_validate({"axes": {"objective.similar_table": ["a/b", "a b"]}}))
 
 
-def test_table_and_page_have_every_point(made):
-    work, seen = made
-    assert [len(runs) for runs in seen] == [2, 1, 1]  # of each slice alone
-    folder = work / FOLDER / "little"
-    tree = json.loads((folder / FIGURES).read_text(), parse_constant=pytest.fail)
-    assert [point["name"] for point in tree["points"]] == [point.name for point in grid_points(TWO)]
-    rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
-    for point, row in zip(tree["points"], rows, strict=True):
-        cnr = point["figures"]["grounding.cnr"]
-        assert float(row["grounding.cnr"]) == cnr["value"]
-        assert (cnr["low"], cnr["n"]) == (None, 2)  # of two seeds there is no interval
-        assert row["grounding.cnr low"] == ""
-        assert (row["objective.floor"], row["seeds"]) == (point["at"]["objective.floor"], "2")
-    assert tree["detectable"]["grounding.cnr"] > 0
-    shown = " ".join(sweep_text(tree).split())
-    assert f"80 % power at {tree['detectable']['grounding.cnr']:.2g}" in shown
-    page = (folder / "sweep.html").read_text()
-    assert "n = 2" in page
-    assert "of fewer than 3 there is no interval" in page
-    assert page.count("<svg ") == 4  # two axes, two figures
-    assert 'aria-label="grounding.cnr against eta.constant, with 95 % intervals"' in page
-    assert "http://" not in page.replace("http://www.w3.org", "")
-    assert "https://" not in page.replace("https://www.w3.org", "")
+def test_the_tree_has_every_point_with_the_mean_of_its_runs(made: Path, capsys: Capture) -> None:
+    tree = read_tree(made)
+    assert [point["name"] for point in tree["points"]] == [
+        "floor=zero,constant=0.0", "floor=zero,constant=0.1"
+    ]  # fmt: skip
+    folder = made / FOLDER / "little" / "floor=zero,constant=0.1"
+    values = [
+        results.read_figures(open_artifact(folder / f"seed-{seed}/results", results.ARTIFACT))
+        ["questions"]["grounding"]["figures"]["cnr"]["value"]
+        for seed in (0, 1)
+    ]  # fmt: skip
+    second = tree["points"][1]
+    assert second["figures"]["CNR"]["value"] == pytest.approx(sum(values) / 2)
+    assert (second["figures"]["CNR"]["low"], second["figures"]["CNR"]["n"]) == (None, 2)
+    assert second["seeds"] == [0, 1]
+    assert tree["points"][0]["against"] == {}
+    verdict = second["against"]["grounding.cnr"]["verdict"]
+    assert verdict.startswith("no difference shown (80% power at ")
+    before = notes_of(made)
+    speed = arguments_of(made, TWO, save_every_steps=2, torch_threads=2)
+    assert sweep.main(speed) == 0  # settings of speed make no other run
+    shown = capsys.readouterr().out
+    assert '"runs": 4, "done": 4' in shown
+    assert notes_of(made) == before
+    assert verdict in shown
+    assert f"{second['figures']['CNR']['value']:.3f} n=2" in shown
+    picture = (made / FOLDER / "little" / sweep.PICTURE).read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_a_finished_grid_is_not_run_again_for_a_setting_of_speed(made, capsys):
-    work, _ = made
-    before = {note: note.stat().st_mtime_ns for note in work.rglob(NOTE)}
-    assert main(arguments_of(work, GRID, save_every_steps=2, torch_threads=2)) == 0
-    assert '"runs": 4, "done": 4' in capsys.readouterr().out
-    assert {note: note.stat().st_mtime_ns for note in work.rglob(NOTE)} == before
+def test_a_run_without_its_note_goes_on_and_a_changed_one_is_made_again(
+    made: Path, capsys: Capture
+) -> None:
+    work, arguments = made, arguments_of(made, TWO)
+    before = notes_of(work)
+    lost = work / FOLDER / "little/floor=zero,constant=0.1/seed-1"
+    (lost / NOTE).unlink()  # as if killed before it was written
+    model = read_artifact_header(model_package.ARTIFACT.at(lost)).digest
+    assert sweep.main(arguments) == 0
+    assert '"done": 3' in capsys.readouterr().out
+    after = notes_of(work)
+    assert [name for name in before if before[name] != after[name]] == [
+        "floor=zero,constant=0.1/seed-1"
+    ]
+    assert read_artifact_header(model_package.ARTIFACT.at(lost)).digest == model
+    changed = arguments_of(work, TWO | {"axes": {"eta.constant": [0.1]}, "seeds": [0]}, steps=6)
+    assert sweep.main(changed) == 0
+    assert '"runs": 1, "done": 0' in capsys.readouterr().out
 
 
-def test_only_the_best_points_go_on_where_that_is_asked(corpus, tmp_path):
+@pytest.mark.parametrize(
+    ("metric", "best"), [("validation_report_auc", max), ("validation_uncorrected_loss", min)]
+)
+def test_the_value_that_is_best_on_validation_gets_the_other_seeds(
+    corpus: Path, tmp_path: Path, metric: str, best: Any
+) -> None:
     work = shutil.copytree(corpus, tmp_path / "work")
-    axes = {"eta.constant": [0.0, 0.1]}
-    grid = GRID | {"axes": axes, "judge": "validation_report_auc", "keep": 1}
-    assert main(arguments_of(work, grid)) == 0
-    points = json.loads((work / FOLDER / "little" / FIGURES).read_text())["points"]
-    best = max(points, key=lambda point: point["judged"])
-    assert {point["name"]: len(point["seeds"]) for point in points} == {
-        point["name"]: 2 if point is best else 1 for point in points
-    }
-    assert len(runs_of(work)) == 3
+    rows = {"tuned": {"tune": {"eta.constant": [0.0, 0.1]}, "seeds": [4, 2]}}
+    arguments = arguments_of(work, ROWS | {"rows": rows, "judge": metric})
+    assert sweep.main([*arguments, "--seeds", "4"]) == 0
+    assert not (work / FOLDER / "little" / FIGURES).exists()
+    assert sweep.main(arguments) == 0
+    (row,) = read_tree(work)["points"]
+    scores = row["tuned"]["scores"]
+    assert list(scores) == ["constant=0.0", "constant=0.1"]
+    chosen = best(scores, key=scores.get)
+    assert (row["tuned"]["value"], row["seeds"]) == (chosen, [4, 2])
+    folder = work / FOLDER / "little" / "tuned"
+    assert {path.parent.name for path in folder.glob("*/seed-2")} == {chosen}
+    for name, score in scores.items():
+        log = logging.read_metrics(folder / name / "seed-4/checkpoints")
+        values = [line[metric] for line in log if line.get(metric) is not None]
+        assert len(values) == 2
+        assert score == pytest.approx(best(values), abs=1e-4)
+
+
+def test_of_a_loss_the_lowest_is_best_and_of_equals_the_earlier(tmp_path: Path) -> None:
+    scores = {"a": 0.8, "b": 0.9, "c": 0.9, "d": 0.7}
+    assert best_value(scores, "validation_auc") == "b"
+    assert best_value(scores, "validation_loss") == "d"
+    run = Run("a", "", 0, tmp_path, {}, "digest", tmp_path)
+    log = checkpoint.ARTIFACT.at(tmp_path)
+    log.mkdir()
+    lines = [{"step": 1}] + [{"step": s, "validation_auc": v, "validation_loss": v}
+                             for s, v in ((2, 0.7), (4, float("nan")), (6, 0.6))]  # fmt: skip
+    (log / logging.FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert (run.judged("validation_auc"), run.judged("validation_loss")) == (0.7, 0.6)
+    with pytest.raises(ArtifactMissing, match="has no cnr in its log; delete it and run again"):
+        run.judged("cnr")
+
+
+def test_a_killed_grid_goes_on_where_it_was(corpus: Path, tmp_path: Path) -> None:
+    work = shutil.copytree(corpus, tmp_path / "work")
+    grid = ROWS | {"rows": {"dcl": {"settings": {"eta.constant": 0.05}}}}
+    loop = {"steps": 24, "save_every_steps": 4, "validate_every_steps": 0, "validate_images": 0}
+    arguments = arguments_of(work, grid, **loop)
+    process = forkserver.start("pipelines.sweep", [*arguments[:-1], "2"], tmp_path / "log")
+    own = work / FOLDER / "little/dcl/seed-0"
+    limit = time.monotonic() + DEADLINE_S
+    while not any((own / "checkpoints").glob("step-*")):
+        assert process.is_alive()
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    process.kill()  # its run hears of it, saves and ends
+    process.join()
+    assert not (own / NOTE).exists()
+    assert sweep.main(arguments) == 0
+    assert "go on" in (own / LOG).read_text()
+    whole = shutil.copytree(corpus, tmp_path / "whole")
+    assert sweep.main(arguments_of(whole, grid, **loop)) == 0
+    losses = [
+        open_artifact(
+            model_package.ARTIFACT.at(folder / FOLDER / "little/dcl/seed-0"), model_package.ARTIFACT
+        ).summary["loss"]
+        for folder in (work, whole)
+    ]
+    assert losses[0] == losses[1]  # as if nothing had happened
+
+
+def test_a_run_that_fails_is_named_and_its_exit_code_is_passed_on(
+    corpus: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    work = shutil.copytree(corpus, tmp_path / "work")
+    grid = ROWS | {"settings": {"eta.source": "pll"}, "rows": {"dcl_lm": {}}}
+    assert sweep.main(arguments_of(work, grid)) == 4  # the corpus has no likelihoods
+    assert "dcl_lm/seed-0 ended with exit code 4" in capsys.readouterr().err
+    assert "likelihoods" in (work / FOLDER / "little/dcl_lm/seed-0" / LOG).read_text()
+
+
+def test_a_given_model_is_evaluated_once_and_published_figures_stand_in_brackets(
+    corpus: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    work = shutil.copytree(corpus, tmp_path / "work")
+    given = {"settings": {"evaluate.adapter.model": "testing.clip:build"}, "title": "theirs"}
+    trained = {"settings": {"eta.constant": 0.05}, "published": {"signed CNR": 1.46}}
+    grid = ROWS | {"rows": {"given": given, "dcl": trained}, "seeds": [0, 1], "baseline": "dcl"}
+    assert sweep.main(arguments_of(work, grid)) == 0
+    first, second = read_tree(work)["points"]
+    assert (first["seeds"], second["seeds"]) == ([0], [0, 1])
+    assert "one run" in first["figures"]["signed CNR"]["reason"]
+    assert not (work / FOLDER / "little/given/seed-0/model").exists()
+    assert first["against"]["grounding.cnr_signed"]["corrected_p"] is not None
+    shown = capsys.readouterr().out
+    assert "theirs" in shown
+    assert "n=2 (1.46)" in shown
+
+
+def test_a_run_is_done_once_its_note_names_its_settings_and_its_results_are_there(
+    tmp_path: Path,
+) -> None:
+    run = Run("a", "", 0, tmp_path, {}, "digest", tmp_path)
+    assert not run.is_done
+    (tmp_path / NOTE).write_text(json.dumps({"digest": "digest"}))
+    assert not run.is_done  # its results are not committed
+    with write_artifact(results.ARTIFACT.at(tmp_path), results.ARTIFACT, {}) as writer:
+        writer.commit({})
+    assert run.is_done
+    assert not Run("a", "", 0, tmp_path, {}, "another digest", tmp_path).is_done
+
+
+def test_runs_go_over_the_visible_gpus_and_one_of_many_has_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    for named, devices in ((None, ["0", "1"]), ("4,GPU-1f,6", ["4", "GPU-1f"]), ("", [""])):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if named is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        assert sweep._devices() == devices
+    config = load_config(ROOT / "configs/table1.yaml", ["train.torch_threads=3"])
+    grid = Grid.model_validate({"axes": {"eta.a": [0.1]}, "seeds": [0]})
+    alone, one_of_two = (
+        Sweep(Job("sweep", config, tmp_path), "g", grid, count).plan()["a=0.1"][""][0]
+        for count in (1, 2)
+    )
+    assert alone.settings["train"]["torch_threads"] == 3
+    assert one_of_two.settings["train"]["torch_threads"] == 1
+    assert alone.digest == one_of_two.digest
+    with pytest.raises(SystemExit):  # its folder has no config: the first stage refuses it
+        sweep._do_run(Run("a", "", 0, tmp_path / "a", {"work": 1}, "d", tmp_path), "6", False)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6"
 
 
 @pytest.mark.parametrize("recipe", ["table1", "train/mimic_cxr"])
 @pytest.mark.parametrize(
-    "grid", sorted((ROOT / "configs/sweeps").glob("*.yaml")), ids=lambda p: p.stem
+    "grid", sorted((ROOT / "configs/sweeps").glob("*.yaml")), ids=lambda path: path.stem
 )
-def test_the_papers_own_grids_fit_every_recipe(grid, recipe, tmp_path):
-    read = Grid.model_validate(read_yaml(grid, "grid"))
-    job = Job("sweep", load_config(ROOT / f"configs/{recipe}.yaml"), tmp_path)
-    points = grid_points(read.axes)
-    runs = Runs(job, tmp_path, {key for point in points for key in point.changes})
-    settings = [{**read.settings, **point.changes} for point in points]
-    assert len(
-        {runs.plan(point.name, 0, one).digest for point, one in zip(points, settings, strict=True)}
-    ) == len(points)
+def test_the_papers_own_grids_fit_every_recipe(grid: Path, recipe: str, tmp_path: Path) -> None:
+    job = Job("sweep", load_config(ROOT / f"configs/{recipe}.yaml", VALIDATING), tmp_path)
+    planned = Sweep(job, grid.stem, read_grid(grid)).plan()
+    runs = [run for values in planned.values() for each in values.values() for run in each]
+    assert len({run.digest for run in runs}) == len(runs)
     assert grid.name in (ROOT / "configs/README.md").read_text()
+
+
+def test_table_1_has_the_papers_nine_rows_with_its_figures() -> None:
+    grid = read_grid(ROOT / "configs/sweeps/table1.yaml")
+    assert len(grid.rows) == 9
+    # Wang et al. 2023, Table 1: the last row's AUC, ACC, CNR, mIoU, Recall and MedR
+    assert [*grid.rows["dcl_lm"].published.values()] == [0.86, 0.72, 1.49, 0.20, 0.30, 104]
+    assert {title for row in grid.rows.values() for title in row.published} <= grid.figures.keys()
+    # 9 rows, two of ten seeds, and 2 + 2 + 2 + 5 values besides the best that are tried once
+    assert sum(count for _, count in grid_runs(grid)) == 7 * 5 + 2 * 10 + 11
 
 
 @pytest.mark.parametrize(
     ("grid", "words"),
     [
-        (
-            {"axes": {"evaluate.split": ["test"]}},
-            "a grid changes ['evaluate'], which its runs share",
-        ),
-        ({"axes": {"eta.constant": [2]}}, "config of run constant=2: eta.constant = 2"),
-        (
-            {"axes": {"eta.constnt": [0.1]}},
-            "eta.constnt is not a setting; did you mean eta.constant?",
-        ),
-        ({"axes": {}}, "axes = {}"),
-        ({"axes": {"eta.a": [0.1]}, "keep": 1}, "keep needs a judge"),
+        ({"axes": {"evaluate.split": ["test"]}}, "a grid changes ['evaluate'], which its runs"),
+        ({"axes": {"eta.constant": [2]}}, "constant=2 : eta.constant = 2"),
+        ({"axes": {"eta.constnt": [0.1]}}, "not a setting; did you mean eta.constant?"),
+        ({"axes": {}}, "axes, or rows, name the points"),
+        ({"axes": {"eta.a": [0.1]}, "rows": {"a": {}}}, "axes, or rows, name the points"),
+        ({"axes": {"eta.a": []}}, "axes.eta.a"),
+        ({"axes": {"eta.a": [0.1]}, "tune": {"eta.k": [0.1, 0.2]}}, "neither its judge nor"),
+        ({"axes": {"eta.a": [0.1]}, "baseline": "b"}, "baseline b is none of the points ['a=0.1']"),
         ({"axes": {"eta.a": [0.1]}, "points": 3}, "points is not a setting"),
     ],
-)
-def test_a_grid_that_cannot_run_is_refused_first(made, grid, words, capsys):
-    work, _ = made
-    assert main(arguments_of(work, grid)) == 2
+)  # fmt: skip
+def test_a_grid_that_cannot_run_is_refused_first(
+    made: Path, tmp_path: Path, grid: Tree, words: str, capsys: Capture
+) -> None:
+    arguments = arguments_of(shutil.copytree(made, tmp_path / "w", symlinks=True), grid)
+    assert sweep.main(arguments) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", [("--points", "7"), ("--points", "a=9"), ("--seeds", "5")])
+def test_a_slice_that_names_something_else_is_refused(
+    made: Path, part: tuple[str, str], capsys: Capture
+) -> None:
+    assert sweep.main([*arguments_of(made, TWO), *part]) == 2
+    assert f"{part[0]} names ['{part[1]}']; choose among" in capsys.readouterr().err

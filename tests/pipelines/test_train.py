@@ -23,13 +23,15 @@ from tensorboardX.proto.event_pb2 import Event
 from transformers import ConvNextConfig, ConvNextForImageClassification
 
 from medclip_dcl import load, model_package
-from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.training.logging import TIMINGS, read_metrics
+from medclip_dcl.training.setup import TrainInputs
 from pipelines.config import load_config
 from pipelines.job import Job
-from pipelines.train import main, open_inputs
+from pipelines.stages import STAGES
+from pipelines.train import main
 from testing import forkserver
 from testing.corpus import (
     write_config,
@@ -220,20 +222,19 @@ def test_a_signal_finishes_the_step_saves_and_exits_with_75(work: Path) -> None:
 
 
 @pytest.mark.parametrize("relation", ["none", "claims"])
-def test_every_artifact_that_is_opened_is_in_the_fingerprint(relation: str, work: Path) -> None:
+def test_every_input_that_is_opened_is_in_the_fingerprint(relation: str, work: Path) -> None:
     config = load_config(
         write_config(work / "config.yaml", work, objective={"kind": "multipositive"}),
         [f"objective.relation={relation}"] if relation == "claims" else ["objective.kind=infonce"],
     )
-    inputs, digests = open_inputs(Job("train", config, work), verify=False)
-    opened = {
-        field.name: value
-        for field in fields(inputs)
-        if isinstance(value := getattr(inputs, field.name), Artifact)
+    opened = Job("train", config, work).open_inputs(verify=False)
+    assert opened.values.keys() == opened.digests.keys()
+    assert ("claims" in opened.values) == (relation == "claims")
+    always = {"manifest", "prepared", "sentences", "eta_cache", "text_weights", "prompts"}
+    assert opened.values.keys() - {"claims"} == always
+    assert {item.name for item in STAGES["train"].inputs} == {
+        field.name for field in fields(TrainInputs)
     }
-    assert ("claims" in opened) == (relation == "claims")
-    assert opened == {name: value for name, value in digests.items() if value in opened.values()}
-    assert digests.keys() - opened.keys() == {"text_weights", "prompts"}
 
 
 def test_a_run_does_not_go_on_with_another_eta_or_other_settings(
@@ -400,9 +401,9 @@ def test_processes_that_share_the_weights_are_refused(
     assert f"distribute this run by {name}; every process needs whole weights" in line
 
 
-def test_two_processes_follow_the_loss_curve_of_one(tmp_path: Path) -> None:
+def test_two_processes_follow_the_loss_curve_of_one_in_chunks(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    settings = {"freeze_batchnorm": True, "steps": 10, "learning_rate": 1e-3}
+    settings = {"freeze_batchnorm": True, "steps": 10, "learning_rate": 1e-3, "chunk": 2}
     objective = {"directions": "both", "relation": "claims"}
     write_corpus(one, dropout=0.0, eta=0.2)
     shutil.copytree(one, two)
@@ -443,24 +444,3 @@ def test_a_vit_with_adapters_is_trained_published_and_asked(work: Path) -> None:
     (found,) = predictor.ground(GreyImage(square, 11, "png"), ["There is an effusion."])
     assert found.grid.shape == (4, 4)
     assert np.isfinite(found.grid).all()
-
-
-def test_maps_train_on_features_that_are_computed_once(work: Path) -> None:
-    cached = {"cache_features": True, "steps": 6, "validate_every_steps": 3}
-    assert train(work, train=cached) == 0
-    header = work / "features" / "artifact.json"
-    made = header.stat().st_mtime_ns
-    weights = read_model_package(model_package.ARTIFACT.at(work)).weights()
-    losses = [line["loss"] for line in read_metrics(work / "checkpoints") if line.get("loss")]
-    # Frozen encoders that see what the service shows learn the same, within half precision.
-    rows = json.loads(header.read_text())["summary"]
-    assert rows["train_images"] == 30  # every fourth of 24 studies has two
-    shutil.rmtree(work / "model")
-    assert train(work, train=cached | {"learning_rate": 2e-2}) == 0
-    assert header.stat().st_mtime_ns == made  # another rate, the same features
-    again = read_model_package(model_package.ARTIFACT.at(work)).weights()
-    moved = {name for name in weights if not torch.equal(weights[name], again[name])}
-    assert moved == {name for name in weights if "projection" in name or name == "gamma"}
-    assert len(losses) >= 6
-    shutil.rmtree(work / "model")
-    assert train(work, train=cached, model={"lora": {"image": 2, "text": 2}}) == 2

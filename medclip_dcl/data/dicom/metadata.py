@@ -8,7 +8,6 @@ of elements. Values of all other tags are stepped over unread.
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -75,6 +74,10 @@ _INSTANCE_UID = (0x0008, 0x0018)
 
 class _CutShort(Exception):
     """The bytes end before the walk does."""
+
+
+class _TooMany(_CutShort):
+    """The walk ends before the bytes do."""
 
 
 @dataclass(frozen=True)
@@ -207,15 +210,26 @@ def _walk(
     return found
 
 
-def find_value(
+def find_values(
     data: bytes, at: int, tag: _Tag, *, implicit: bool, order: Literal["little", "big"]
-) -> bytes | None:
-    """Give the value of an element among those from offset `at` on; None: it is not there."""
-    with suppress(_CutShort):
+) -> list[bytes]:
+    """Give the values of a tag among the elements from offset `at` on, up to the first malformed.
+
+    Raises:
+        ImageError: there are more elements than any image has.
+    """
+    values = []
+    try:
         for found, start, length in _elements(data, at, implicit=implicit, order=order):
             if found == tag:
-                return data[start : start + length]
-    return None
+                values.append(data[start : start + length])
+    except _TooMany as error:
+        raise ImageError(
+            "too_many_elements", f"more than {_MOST_ELEMENTS} elements follow the pixels"
+        ) from error
+    except _CutShort:
+        pass
+    return values
 
 
 def _elements(
@@ -234,6 +248,8 @@ def _elements(
         if len(head) < 8:
             raise _CutShort
         tag = int.from_bytes(head[:2], order), int.from_bytes(head[2:4], order)
+        if tag == (0, 0):  # zeros that fill a block behind the last element
+            break
         kind = head[4:6]
         if implicit or unknown or tag[0] == 0xFFFE:  # items and delimiters have no VR in any syntax
             length, wide = int.from_bytes(head[4:8], order), 8
@@ -255,7 +271,7 @@ def _elements(
             raise _CutShort
         at += length
     else:
-        raise _CutShort
+        raise _TooMany
 
 
 def _text(value: bytes) -> str:

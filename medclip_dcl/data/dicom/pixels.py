@@ -1,18 +1,20 @@
 """The pixel element of a DICOM file -> stored words, by one pinned decoder per transfer syntax.
 
 Native pixels are viewed where they are. Compressed ones are joined from their fragments, and their
-stream's own header has to agree with the data set before a decoder sees it.
+stream's own header has to agree with the data set on the size before a decoder sees it. Where the
+two disagree on bits and sign, the stream's say what the samples are.
 """
 
 import struct
 from collections.abc import Callable
-from typing import Literal
+from itertools import pairwise
 
 import imagecodecs
 import numpy as np
 import numpy.typing as npt
 
 from medclip_dcl.data.codestreams import (
+    Frame,
     read_jpeg,
     read_jpeg2000,
     require_size,
@@ -20,7 +22,7 @@ from medclip_dcl.data.codestreams import (
     require_whole,
 )
 from medclip_dcl.data.dicom.metadata import SYNTAXES, UNDEFINED, Syntax
-from medclip_dcl.data.grayscale import Words
+from medclip_dcl.data.grayscale import Layout, Words
 from medclip_dcl.errors import ImageError
 
 _ITEM = b"\xfe\xff\x00\xe0"
@@ -33,9 +35,13 @@ Size = tuple[int, int]  # rows and columns that the data set declares
 
 
 def decode_pixels(
-    body: bytes, at: int, form: Syntax, size: Size, bits_allocated: int
-) -> tuple[Words, int]:
-    """Give the stored words of the pixel element at `at`, sign and unused bits untouched; its end.
+    body: bytes, at: int, form: Syntax, size: Size, layout: Layout
+) -> tuple[Words, Layout, int]:
+    """Read the pixel element at `at`.
+
+    Returns:
+        Its stored words, sign and unused bits untouched; their layout, which is `layout` unless a
+        stream says otherwise; the element's end.
 
     Source: DICOM PS3.5, 8.1 and Annex A.
     """
@@ -43,16 +49,16 @@ def decode_pixels(
     if length == 0:
         raise ImageError("no_pixel_data", "the pixel element is empty")
     if not form.decoder:
-        swapped = words_wide and form.order == "big"
-        native = _native(body, start, length, size, bits_allocated, form.order, swapped=swapped)
-        return native, start + length
+        return _native(body, start, length, size, layout, form, words_wide), layout, start + length
     if length != UNDEFINED:
         raise ImageError("corrupt", "compressed pixels are not encapsulated")
     frame, end = _encapsulated(body, start)
-    words = _DECODERS[form.decoder](frame, size, bits_allocated)
-    if words.shape != size:
-        raise ImageError("size_mismatch", f"decoded {words.shape}, the file declares {size}")
-    return _as_words(words, bits_allocated), end
+    if form.decoder == "rle":
+        return _rle(frame, size, layout.bits_allocated), layout, end
+    header, samples = _DECODERS[form.decoder](frame, size)
+    if samples.shape != size:
+        raise ImageError("size_mismatch", f"decoded {samples.shape}, the file declares {size}")
+    return *_as_words(samples, header, layout), end
 
 
 def _pixel_element(body: bytes, at: int, form: Syntax) -> tuple[int, int, bool]:
@@ -72,34 +78,36 @@ def _pixel_element(body: bytes, at: int, form: Syntax) -> tuple[int, int, bool]:
 
 
 def _native(
-    body: bytes,
-    start: int,
-    length: int,
-    size: Size,
-    bits_allocated: int,
-    order: Literal["little", "big"],
-    *,
-    swapped: bool,
+    body: bytes, start: int, length: int, size: Size, layout: Layout, form: Syntax, words_wide: bool
 ) -> Words:
-    # Pixels are viewed where they are; what follows them is padding of one byte at most.
+    # Pixels are viewed where they are.
     count = size[0] * size[1]
-    needed = count * bits_allocated // 8
+    needed = count * layout.bits_allocated // 8
     if length == UNDEFINED or start + needed > len(body) or length < needed:
         raise ImageError("truncated", f"{needed} pixel bytes are declared, fewer are there")
-    if length > needed + needed % 2:
-        raise ImageError("size_mismatch", f"{needed} pixel bytes are declared, {length} are there")
-    if bits_allocated == 16:
-        kind = np.dtype("<u2" if order == "little" else ">u2")
+    # PS3.5, 8.1.1: what follows is padding. A writer that means several frames, or half the bits or
+    # rows that it wrote, leaves as much as another frame, and not all of it alike.
+    excess = body[start + needed : start + length]
+    if len(excess) >= needed and excess.strip(excess[:1]):
+        raise ImageError(
+            "size_mismatch",
+            f"{needed} pixel bytes are declared, {length} are there; send one image",
+        )
+    if layout.bits_allocated == 16:
+        kind = np.dtype("<u2" if form.order == "little" else ">u2")
         words = np.frombuffer(body, kind, count, start).astype(np.uint16, copy=False)
         return words.reshape(size)
     data = np.frombuffer(body, np.uint8, min(needed + needed % 2, len(body) - start), start)
-    if swapped and len(data) % 2 == 0:
+    if words_wide and form.order == "big" and len(data) % 2 == 0:
         data = data.reshape(-1, 2)[:, ::-1].reshape(-1)  # bytes swapped within each OW word
     return data[:count].reshape(size)
 
 
-def pixel_element(body: bytes, at: int, syntax: str) -> bytes:
+def pixel_element(body: bytes, at: int, syntax: str, needed: int) -> bytes:
     """Cut out the pixel element that begins at `at`, as it is written, without what follows it.
+
+    Native pixels take `needed` bytes; padding behind them becomes zeros, for nobody knows what a
+    writer left there.
 
     Raises:
         ImageError: the element is missing, empty or cut.
@@ -111,7 +119,7 @@ def pixel_element(body: bytes, at: int, syntax: str) -> bytes:
         raise ImageError("no_pixel_data", "the pixel element is empty")
     if start + length > len(body):
         raise ImageError("truncated", f"{length} pixel bytes are declared, fewer are there")
-    return body[at : start + length]
+    return body[at : start + min(needed, length)] + bytes(max(0, length - needed))
 
 
 def _encapsulated(body: bytes, start: int) -> tuple[bytes, int]:
@@ -143,59 +151,80 @@ def _rle(frame: bytes, size: Size, bits_allocated: int) -> Words:
     segments = int.from_bytes(frame[:4], "little")
     if segments != bits_allocated // 8:
         raise ImageError("corrupt", f"the RLE frame has {segments} segments")
-    # The decoder takes number and places of the segments from the frame and reads there, be it
-    # beyond the frame's end (PS3.5 G.5). Its answer may be longer or shorter than the image.
     head = frame[:_RLE_HEADER_BYTES].ljust(_RLE_HEADER_BYTES, b"\0")
     bounds = [_RLE_HEADER_BYTES - 1, *struct.unpack_from(f"<{segments}I", head, 4), len(frame)]
     if bounds != sorted({*bounds}):
         raise ImageError("corrupt", "the RLE frame's segments do not follow one another in it")
-    kind = np.dtype(np.uint16 if bits_allocated == 16 else np.uint8)
-    words = np.frombuffer(imagecodecs.dicomrle_decode(frame, kind.str), kind)
-    if words.size != size[0] * size[1]:
-        raise ImageError("size_mismatch", "the RLE frame holds another number of pixels")
+    # The high bytes of all pixels, then the low ones (PS3.5, G.2). Writers pad a segment, so it may
+    # unpack to more; to as much as two planes it does by fault alone.
+    count = size[0] * size[1]
+    planes = np.empty((segments, 2 * count), np.uint8)
+    for plane, (start, stop) in zip(planes, pairwise(bounds[1:]), strict=True):
+        if len(imagecodecs.packbits_decode(frame[start:stop], out=plane.data)) < count:
+            raise ImageError("size_mismatch", "the RLE frame holds fewer pixels than are declared")
+    if segments == 1:
+        return planes[0, :count].reshape(size)
+    words = planes[0, :count].astype(np.uint16)
+    words <<= 8
+    words |= planes[1, :count]
     return words.reshape(size)
 
 
-_Decoder = Callable[[bytes, Size, int], npt.NDArray[np.generic]]
+_Samples = npt.NDArray[np.generic]
+_Decoder = Callable[[bytes, Size], tuple[Frame, _Samples]]
 
 
-def _jpeg(decoder: Callable[[bytes], npt.NDArray[np.generic]], process: str) -> _Decoder:
-    def decode_frame(frame: bytes, size: Size, _bits: int) -> npt.NDArray[np.generic]:
+def _jpeg(decoder: Callable[[bytes], _Samples], process: str) -> _Decoder:
+    def decode_frame(frame: bytes, size: Size) -> tuple[Frame, _Samples]:
         header = read_jpeg(frame)
         if header.process != process:
             raise ImageError("corrupt", "the stream is of another process than its syntax says")
         require_size(header, *size, len(frame))
         _require_end(frame)
-        pixels = decoder(frame)
-        if process == "dct" and pixels.shape == size:
-            require_whole(frame, _as_words(pixels, 8 * pixels.itemsize), header.precision)
-        return pixels
+        samples = decoder(frame)
+        if process == "dct" and samples.shape == size:
+            require_whole(frame, _unsigned(samples), header.precision)
+        return header, samples
 
     return decode_frame
 
 
-def _jpeg2000(frame: bytes, size: Size, _bits: int) -> npt.NDArray[np.generic]:
+def _jpeg2000(frame: bytes, size: Size) -> tuple[Frame, _Samples]:
     header, stream = read_jpeg2000(frame)
     require_size(header, *size, len(stream))
     require_tiles(stream)
     _require_end(stream)
-    return np.asarray(imagecodecs.jpeg2k_decode(stream, numthreads=1))
+    return header, np.asarray(imagecodecs.jpeg2k_decode(stream, numthreads=1))
 
 
-def _as_words(words: npt.NDArray[np.generic], bits_allocated: int) -> Words:
-    """Give decoded samples the width of a stored word, whatever sign the stream claims."""
-    if words.dtype.kind not in "iu" or words.dtype.itemsize > 2:
+def _unsigned(samples: _Samples) -> Words:
+    if samples.dtype.kind not in "iu" or samples.dtype.itemsize > 2:
         raise ImageError("corrupt", "the decoder gave no 8- or 16-bit samples")
-    if bits_allocated == 16:
-        wide = words.astype(np.int16 if words.dtype.kind == "i" else np.uint16, copy=False)
-        return wide.view(np.uint16)
-    if words.dtype.itemsize > 1:
-        raise ImageError("size_mismatch", "the stream has more bits than BitsAllocated")
-    return words.view(np.uint8)
+    return samples.view(np.uint8) if samples.dtype.itemsize == 1 else samples.view(np.uint16)
+
+
+def _as_words(samples: _Samples, header: Frame, layout: Layout) -> tuple[Words, Layout]:
+    """Take decoded samples as stored words, laid out as their stream says.
+
+    Source: DICOM PS3.5, 8.2.4; pydicom's decoders, which correct JPEG 2000 and JPEG-LS alike.
+    """
+    words, bits = _unsigned(samples), layout.bits_stored
+    signed = layout.signed or header.signed
+    if header.precision < bits and signed and header.process in {"ls", "j2k"}:
+        bits = header.precision  # encoders write a signed value as an unsigned one of these bits
+    elif header.precision > bits:
+        # Encoders also write precision 16 for less, so the header's bits count where they suffice:
+        # for values as they are, or for those bits of a sign that the stream does not know of.
+        values = words.view(f"i{words.itemsize}") if signed else words
+        low, high, half = int(values.min()), int(values.max()), 1 << bits - 1
+        fits = -half <= low and high < half if signed else high < 2 * half
+        if not (fits or (signed and not header.signed and low >= 0 and high < 2 * half)):
+            bits = header.precision
+    allocated = max(layout.bits_allocated, 8 * words.itemsize)
+    return words, Layout(allocated, bits, bits - 1, signed)
 
 
 _DECODERS: dict[str, _Decoder] = {
-    "rle": _rle,
     "dct": _jpeg(imagecodecs.jpeg8_decode, "dct"),
     "lossless": _jpeg(imagecodecs.ljpeg_decode, "lossless"),
     "ls": _jpeg(imagecodecs.jpegls_decode, "ls"),

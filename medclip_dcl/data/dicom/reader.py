@@ -18,14 +18,14 @@ import pydicom.config
 from pydicom.datadict import dictionary_VR
 from pydicom.dataset import Dataset
 from pydicom.filereader import read_dataset
-from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
+from pydicom.pixels.processing import apply_modality_lut, apply_voi
 from pydicom.tag import BaseTag, Tag
 
 from medclip_dcl.data.dicom.metadata import (
     DEFLATED,
     SYNTAXES,
     UNDEFINED,
-    find_value,
+    find_values,
     read_file_meta,
 )
 from medclip_dcl.data.dicom.pixels import Size, decode_pixels
@@ -67,7 +67,8 @@ PIXEL_TAGS = (
 
 _WANTED = [Tag(keyword) for keyword in (*PUBLIC_TAGS, *PIXEL_TAGS)]
 _PIXEL_DATA = Tag("PixelData")
-_BURNED_IN = (0x0028, 0x0301)
+_ANNOTATION = Tag("BurnedInAnnotation")
+_BURNED_IN = (_ANNOTATION.group, _ANNOTATION.element)
 _CODE_STRING = re.compile(r"[A-Z0-9 _]{1,16}")
 # Images have some hundred elements, those within sequences included. pydicom reads one to three
 # times for each, which costs it some microseconds.
@@ -88,7 +89,8 @@ def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
     require_no_text(raw_value(tags, "BurnedInAnnotation"), settings)
     inverted = require_grey(tags)
     size, layout = image_size(tags, settings), _layout(tags)
-    words, end = decode_pixels(body, at, SYNTAXES[syntax], size, layout.bits_allocated)
+    ignored = drop_unusable(tags)
+    words, layout, end = decode_pixels(body, at, SYNTAXES[syntax], size, layout)
     require_no_text(annotation_behind(body, end, syntax), settings)
     picture = shade(words, _meaning(tags, layout, voi=settings.voi == "dicom"), inverted=inverted)
     return DecodedImage(
@@ -99,6 +101,7 @@ def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
         spacing_mm=_spacing(tags),
         window=None if settings.voi == "dicom" else _window(tags, picture, inverted=inverted),
         tags={name: code for name in PUBLIC_TAGS if (code := code_string(tags, name))},
+        ignored=ignored,
     )
 
 
@@ -136,7 +139,11 @@ def read_elements(
     stream = _CountedReads(body)
     stream.seek(start)
 
+    annotations: list[bytes] = []
+
     def stop(tag: BaseTag, _vr: str | None, length: int) -> bool:
+        if tag == _ANNOTATION:
+            annotations.append(body[stream.tell() : stream.tell() + min(length, _LONGEST_VALUE)])
         if tag in wanted and length != UNDEFINED:
             is_sequence = dictionary_VR(tag) == "SQ"
             if length > (_LONGEST_SEQUENCE if is_sequence else _LONGEST_VALUE):
@@ -151,6 +158,8 @@ def read_elements(
         if stream.left < 0:
             raise ImageError("too_many_elements", "sequences hold too many elements") from error
         raise
+    if any(_says_text(annotation) for annotation in annotations[:-1]):  # pydicom keeps the last
+        tags.BurnedInAnnotation = "YES"
     return tags, syntax, body, stream.tell()
 
 
@@ -159,17 +168,24 @@ def require_no_text(annotation: bytes, settings: ImagesConfig) -> bool:
 
     Where `settings.reject_burned_in` is off, say whether it is such an image.
     """
-    is_burned_in = annotation.strip(b"\0 ").upper() not in {b"", b"NO"}
+    is_burned_in = _says_text(annotation)
     if is_burned_in and settings.reject_burned_in:
         raise ImageError("burned_in", "BurnedInAnnotation is not NO; de-identify the pixels first")
     return is_burned_in
 
 
+def _says_text(annotation: bytes) -> bool:
+    return annotation.strip(b"\0 ").upper() not in {b"", b"NO"}
+
+
 def annotation_behind(body: bytes, end: int, syntax: str) -> bytes:
-    """Give a BurnedInAnnotation that stands behind the pixels, where `read_elements` has ended."""
+    """Give a BurnedInAnnotation that stands behind the pixels, where `read_elements` has ended.
+
+    Of several one that is neither NO nor blank. ImageError where too many elements follow.
+    """
     form = SYNTAXES[syntax]
-    found = find_value(body, end, _BURNED_IN, implicit=form.implicit, order=form.order)
-    return found or b""
+    values = find_values(body, end, _BURNED_IN, implicit=form.implicit, order=form.order)
+    return next(filter(_says_text, values), b"")
 
 
 def require_grey(tags: Dataset) -> bool:
@@ -206,23 +222,111 @@ def _layout(tags: Dataset) -> Layout:
     return Layout(allocated, stored, high, signed == 1)
 
 
+_RESCALE, _WINDOW = ("RescaleSlope", "RescaleIntercept"), ("WindowCenter", "WindowWidth")
+_PADDING = ("PixelPaddingValue", "PixelPaddingRangeLimit")
+_SPACING = ("ImagerPixelSpacing", "PixelSpacing")
+_VOI_FUNCTIONS = {"LINEAR", "LINEAR_EXACT", "SIGMOID"}
+_TRIAL = np.array([-(2**15), 0, 2**16 - 1])  # the least stored value that there is, and the largest
+
+
+def drop_unusable(tags: Dataset) -> tuple[str, ...]:
+    """Delete optional attributes whose values cannot be used, and name those that are not blank.
+
+    Without its rescale an image keeps its stored values: scaled by their extremes they look alike.
+    A window in the units of a rescale then says nothing, and goes too.
+
+    Raises:
+        ImageError: the modality lookup table cannot be used, so that greys are unknown.
+    """
+    bad: list[str] = []
+    slope, intercept = (_numbers(tags, name) for name in _RESCALE)
+    if not (slope and intercept):  # either says nothing alone
+        _drop(tags, *_RESCALE)
+    elif not _is_rescale(slope, intercept):
+        bad += [*_RESCALE, *_WINDOW, "VOILUTSequence"]
+    try:
+        values = _TRIAL if bad else _rescaled(_TRIAL, tags)
+    except Exception as error:
+        raise ImageError(
+            "bad_intensities", "ModalityLUTSequence holds no usable table; correct the file"
+        ) from error
+    try:
+        if tags.get("VOILUTSequence"):
+            apply_voi(values, tags)
+    except Exception:  # noqa: BLE001 (pydicom raises anything on a malformed table)
+        bad += ["VOILUTSequence"]
+    if code_string(tags, "VOILUTFunction") not in _VOI_FUNCTIONS:
+        bad += ["VOILUTFunction"]
+    if _file_window(tags) is None:
+        bad += _WINDOW
+    bad += [name for name in _PADDING if not _is_whole(tags, name)]
+    bad += [name for name in _SPACING if _pair(tags, name) is None]
+    named = [name for name in dict.fromkeys(bad) if raw_value(tags, name).strip(b"\0 ")]
+    _drop(tags, *bad)
+    return tuple(named)
+
+
+def _drop(tags: Dataset, *names: str) -> None:
+    for name in names:
+        tags.pop(name, None)
+
+
+def _is_rescale(slope: list[float], intercept: list[float]) -> bool:
+    if len(slope) != 1 or len(intercept) != 1 or slope[0] == 0:
+        return False
+    return math.isfinite(abs(slope[0]) * 2**16 + abs(intercept[0]))
+
+
+def _is_whole(tags: Dataset, name: str) -> bool:
+    try:
+        return whole_number(tags, name, None) is not None
+    except ImageError:
+        return False
+
+
+def _file_window(tags: Dataset) -> tuple[float, float] | None:
+    """Take the first of a file's windows that can be used: they are views of one image."""
+    least = 0 if code_string(tags, "VOILUTFunction") in _VOI_FUNCTIONS - {"LINEAR"} else 1
+    for centre, width in zip(*(_numbers(tags, name) for name in _WINDOW), strict=False):
+        if math.isfinite(centre) and math.isfinite(width) and width > 0 and width >= least:
+            return centre, width
+    return None
+
+
+def _rescaled(values: Values, tags: Dataset) -> npt.NDArray[Any]:
+    if tags.get("ModalityLUTSequence"):
+        return apply_modality_lut(values, tags)
+    rescale = [number for name in _RESCALE for number in _numbers(tags, name)]
+    return values.astype(np.float64) * rescale[0] + rescale[1] if rescale else values
+
+
+def _windowed(
+    values: npt.NDArray[Any], window: tuple[float, float], function: str
+) -> npt.NDArray[np.float64]:
+    # PS3.3, C.11.2.1.2.1 and C.11.2.1.3; what is scaled by its extremes next needs no range.
+    centre, width = window
+    if function == "SIGMOID":
+        return 1 / (1 + np.exp(np.clip(-4 * (values - centre) / width, -700, 700)))
+    if function != "LINEAR_EXACT":
+        centre, width = centre - 0.5, width - 1
+    share = (values - centre) / (width or 1) + 0.5
+    below, above = values <= centre - width / 2, values > centre + width / 2
+    return np.where(below, 0.0, np.where(above, 1.0, share))
+
+
 def _meaning(tags: Dataset, layout: Layout, *, voi: bool) -> Meaning:
     # Words become intensities by the modality table or rescale, then by the VOI table or window if
     # asked for. Padding is recognised by the stored value: after a rescale it looks like tissue.
-    slope = _real(tags, "RescaleSlope")
-    if slope is not None and (not math.isfinite(slope) or slope == 0):
-        raise ImageError("bad_intensities", "RescaleSlope is zero or not finite; correct the tag")
-    for keyword in ("RescaleSlope", "RescaleIntercept"):  # pydicom would raise on a blank one
-        if keyword in tags and _get(tags, keyword) in {None, ""}:
-            delattr(tags, keyword)
-    padding = whole_number(tags, "PixelPaddingValue", None)
-    limit = whole_number(tags, "PixelPaddingRangeLimit", None)
+    padding, limit = (whole_number(tags, name, None) for name in _PADDING)
+    window, function = _file_window(tags), code_string(tags, "VOILUTFunction")
 
     def meaning(words: Values) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
         values = stored_values(words, layout)
-        table = apply_modality_lut(values, tags)
-        if voi:
-            table = apply_voi_lut(table, tags)
+        table = _rescaled(values, tags)
+        if voi and tags.get("VOILUTSequence"):
+            table = apply_voi(table, tags)
+        elif voi and window:
+            table = _windowed(table, window, function)
         valid = padding_mask(values, layout, padding, limit)
         return np.asarray(table, dtype=np.float64), valid
 
@@ -232,9 +336,10 @@ def _meaning(tags: Dataset, layout: Layout, *, voi: bool) -> Meaning:
 def _window(tags: Dataset, picture: Shades, *, inverted: bool) -> tuple[float, float] | None:
     # The window is given in intensities (after the rescale), the picture spans 0 to TOP between its
     # own lowest and highest one, upside down for MONOCHROME1.
-    centre, width = _real(tags, "WindowCenter"), _real(tags, "WindowWidth")
-    if picture.constant or centre is None or width is None or width <= 0:
+    window = _file_window(tags)
+    if picture.constant or window is None:
         return None
+    centre, width = window
     scale = TOP / (picture.high - picture.low)
     level = (picture.high - centre if inverted else centre - picture.low) * scale
     return (level, width * scale) if math.isfinite(level) and math.isfinite(width) else None
@@ -242,13 +347,12 @@ def _window(tags: Dataset, picture: Shades, *, inverted: bool) -> tuple[float, f
 
 def _spacing(tags: Dataset) -> tuple[float, float] | None:
     # At the detector where it is given; PixelSpacing may be calibrated to the patient, or copied.
-    for keyword in ("ImagerPixelSpacing", "PixelSpacing"):
-        pair = _get(tags, keyword)
-        try:
-            down, across = (float(item) for item in pair or ())
-        except (TypeError, ValueError):
-            continue
-        if 0 < down < math.inf and 0 < across < math.inf:
+    return next((pair for name in _SPACING if (pair := _pair(tags, name))), None)
+
+
+def _pair(tags: Dataset, keyword: str) -> tuple[float, float] | None:
+    match _numbers(tags, keyword):
+        case [down, across] if 0 < down < math.inf and 0 < across < math.inf:
             return down, across
     return None
 
@@ -273,14 +377,21 @@ def code_string(tags: Dataset, keyword: str) -> str:
     return value if _CODE_STRING.fullmatch(value) else ""
 
 
-def _real(tags: Dataset, keyword: str) -> float | None:
+def _numbers(tags: Dataset, keyword: str) -> list[float]:
+    """Read the numbers of an element, NaN for what is none; empty where it is blank or missing."""
     value = _get(tags, keyword)
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        value = next(iter(value), None)
+    if value is None or isinstance(value, str | bytes):  # unreadable as a whole: one by one
+        value = raw_value(tags, keyword).strip(b"\0 ").split(b"\\")
+        if value == [b""]:
+            return []
+    return [_number(item) for item in (value if isinstance(value, Sequence) else [value])]
+
+
+def _number(item: Any) -> float:
     try:
-        return None if value is None else float(value)
-    except (TypeError, ValueError):
-        return None
+        return float(item)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def whole_number(tags: Dataset, keyword: str, default: int | None) -> int | None:

@@ -8,6 +8,7 @@ from pydicom import dcmread
 from pydicom.datadict import DicomDictionary
 
 from benchmarks.reliability.privacy import ALLOWED
+from hospital.tests.support.orthanc import radiograph
 from medclip_dcl.data.images import open_image
 from testing.canaries import (
     HEADER,
@@ -21,7 +22,6 @@ from testing.canaries import (
     search,
     spoil_header,
 )
-from testing.orthanc import radiograph
 
 
 def test_every_canary_is_found_in_every_encoding_and_container() -> None:

@@ -59,3 +59,13 @@ def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:
         table.write_text(f"{columns}\np1,F\n")
         with pytest.raises(error, match=words):
             read_demographics(table, IMAGES)
+
+
+def test_where_no_patient_joins_the_message_says_what_would(tmp_path: Path) -> None:
+    table = tmp_path / "patients.csv"
+    for name, sexes in ((" p1 ", ["female", "female", "", ""]), ("p9", [""] * 4)):
+        table.write_text(f"subject_id,gender\n{name},F\n")
+        assert read_demographics(table, IMAGES) == {"sex": sexes}
+    table.write_text("subject_id,gender\nP1,F\nP2,M\n")
+    with pytest.raises(StudyError, match="by subject_id; 2 of 3 would be found but for case"):
+        read_demographics(table, IMAGES)

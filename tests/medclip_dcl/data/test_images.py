@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 import shutil
 import signal
 import struct
@@ -19,14 +20,14 @@ import imagecodecs
 import numpy as np
 import psutil
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
-from medclip_dcl.data import images, ipc
+from medclip_dcl.data import decode_worker, images, ipc
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import Decoder, open_image
 from medclip_dcl.data.limits import REASONS, ImagesConfig
 from medclip_dcl.errors import ImageError, StudyError
-from testing.bombs import BOMBS
+from testing.bombs import BOMBS, zeros
 from testing.dicom import J2K, JPEG_LS, dicom_bytes, ramp, raster_bytes, refusal, scaled
 
 
@@ -72,6 +73,139 @@ def test_a_png_of_many_chunks_is_refused() -> None:
     assert refusal(png[:33] + 70_000 * chunk + png[33:]) == "corrupt"
 
 
+# Metadata that are damaged, around pixels that are whole
+
+STORED = ramp(16, 32, 255).astype(np.uint8)
+EXIF = b"Exif\0\0MM\0*\0\0\0\x08\0\1"  # a directory of one entry
+UPSIDE_DOWN = EXIF + b"\1\x12\0\3\0\0\0\1\0\3\0\0\0\0\0\0"
+DAMAGED = {
+    "directory cut": UPSIDE_DOWN[:20],
+    "no directory": EXIF[:10],
+    "no TIFF file": b"Exif\0\0" + bytes(20),
+    "entry beyond the end": EXIF + b"\1\x12\0\3\0\1\0\0\0\0\xff\xff\0\0\0\0",
+    "orientation 9": UPSIDE_DOWN.replace(b"\0\1\0\3\0\0\0\0\0\0", b"\0\1\0\x09\0\0\0\0\0\0"),
+    "orientation in words": EXIF + b"\1\x12\0\2\0\0\0\4top\0\0\0\0\0",
+}
+
+
+def segment(kind: int, content: bytes) -> bytes:
+    return b"\xff" + bytes([kind]) + (2 + len(content)).to_bytes(2, "big") + content
+
+
+def chunk(kind: bytes, content: bytes, crc: int | None = None) -> bytes:
+    crc = zlib.crc32(kind + content) if crc is None else crc
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        *(segment(0xE1, exif) for exif in DAMAGED.values()),
+        segment(0xE1, DAMAGED["no TIFF file"])[:-9] + b"\xff\0\xff\xff" + bytes(9),
+        segment(0xE2, b"ICC_PROFILE\0\1\2cut"),
+        segment(0xE2, b"MPF\0MM\0*\xff\xff\xff\xff"),
+        segment(0xED, b"Photoshop 3.0\0" + b"8BIM\4\4\0\0\xff\xff"),
+        segment(0xFE, b"\xff\xd9\xff\xda"),
+        segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta"),
+        segment(0xFE, b"") + b"junk between segments",
+    ],
+)
+def test_damaged_metadata_of_a_jpeg_hide_no_pixels(before: bytes) -> None:
+    """As https://github.com/python-pillow/Pillow/issues/8348, 5273 and 4852."""
+    jpeg = raster_bytes(STORED, "jpeg")
+    assert np.array_equal(open_image(jpeg[:2] + before + jpeg[2:]).pixels, open_image(jpeg).pixels)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        *(chunk(b"eXIf", exif.removeprefix(b"Exif\0\0")) for exif in DAMAGED.values()),
+        chunk(b"eXIf", UPSIDE_DOWN[6:], crc=1),
+        chunk(b"tEXt", b"Comment\0cut", crc=2),
+        chunk(b"tEXt", b"no separator"),
+        chunk(b"zTXt", b"Comment\0\0no deflate stream"),
+        chunk(b"zTXt", b"Comment\0\0" + zeros()),
+        chunk(b"zTXt", b"Raw profile type exif\0\0cut"),
+        chunk(b"iCCP", b"icc\0\0" + zeros()),
+        chunk(b"iCCP", b"icc\0\x09cut"),
+        chunk(b"pHYs", b"\0"),
+        chunk(b"cHRM", b"\0"),
+        chunk(b"acTL", bytes(8)),
+        chunk(b"acTL", b"\0\0\0\2\0\0\0\0") + chunk(b"fcTL", b"cut"),
+    ],
+)
+def test_damaged_metadata_of_a_png_hide_no_pixels(before: bytes) -> None:
+    """As https://github.com/python-pillow/Pillow/issues/5528."""
+    png = raster_bytes(STORED, "png")
+    assert np.array_equal(open_image(png[:33] + before + png[33:]).pixels, scaled(STORED))
+
+
+def test_an_orientation_is_followed_wherever_it_can_be_read_and_else_named() -> None:
+    png, jpeg = raster_bytes(STORED, "png"), raster_bytes(STORED, "jpeg")
+    for file in (
+        png[:33] + chunk(b"eXIf", UPSIDE_DOWN[6:]) + png[33:],
+        png[:-12] + chunk(b"eXIf", UPSIDE_DOWN[6:]) + png[-12:],
+        jpeg[:2] + segment(0xE1, b"Exif\0\0" + UPSIDE_DOWN) + jpeg[2:],  # twice, as Pillow/8348
+    ):
+        turned = open_image(file)
+        assert turned.ignored == ()
+        assert turned.pixels[0, 0] > turned.pixels[-1, -1]
+    cut = jpeg[:2] + segment(0xE1, DAMAGED["directory cut"]) + jpeg[2:]
+    assert open_image(cut).ignored == ("EXIF",)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_is_turned_as_pillow_does(orientation: int) -> None:
+    tag = Image.Exif()
+    tag[274] = orientation
+    png = raster_bytes(STORED, "png", exif=tag)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(png)))
+    assert np.array_equal(open_image(png).pixels, scaled(np.asarray(upright)))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ValueError,
+        KeyError,
+        IndexError,
+        struct.error,
+        OSError,
+        RuntimeWarning,
+        UnicodeDecodeError,
+        RecursionError,
+        MemoryError,
+        EOFError,
+        zlib.error,
+        AssertionError,
+        NotImplementedError,
+    ],
+)
+def test_no_refusal_shows_the_name_of_a_class(
+    fault: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(*_: object) -> None:
+        raise (
+            fault("utf-8", b"", 0, 0, "a name") if fault is UnicodeDecodeError else fault("a name")
+        )
+
+    monkeypatch.setattr(decode_worker, "read_dicom", break_down)
+    with pytest.raises(ImageError) as refused:
+        decode_worker.read_image(dicom_bytes(ramp()), ImagesConfig())
+    require_plain(refused.value)
+
+
+def require_plain(error: ImageError) -> None:
+    """A refusal is a code of the table and words: no class, no value of the file."""
+    assert error.code in REASONS
+    assert not re.search(r"[a-z](Error|Exception|Warning)\b|a name|object at|Traceback", str(error))
+
+
+def test_no_meaning_of_a_reason_shows_the_name_of_a_class() -> None:
+    for code, meaning in REASONS.items():
+        require_plain(ImageError(code, meaning))
+
+
 def test_gate_and_worker_load_no_deep_learning() -> None:
     code = (
         "import sys; import medclip_dcl.data.images, medclip_dcl.data.decode_worker;"
@@ -101,9 +235,9 @@ def test_random_bytes_give_a_picture_or_a_reason() -> None:
             image = open_image(bytes(file))
             assert image.pixels.ndim == 2
         except ImageError as error:
+            require_plain(error)
             codes.append(error.code)
     assert 0 < len(codes) < 200
-    assert set(codes) <= set(REASONS)
     assert np.array_equal(open_image(io.BytesIO(sound[0]).getvalue()).pixels, scaled(stored))
 
 
@@ -139,7 +273,8 @@ def test_every_file_is_read_or_refused_as_expected(test_data: Path) -> None:
         if row["expect"] not in {outcome, "decode_or_error"}:
             astray.append((row["file"], row["expect"], outcome))
     assert astray == []
-    assert {error.code for error in refused} <= set(REASONS)
+    for error in refused:
+        require_plain(error)
     assert not any("PHI" in str(error) for error in refused)
 
 
@@ -302,4 +437,5 @@ def test_bomb_is_refused_by_name(name: str, pool_of_one: Decoder) -> None:
         pool_of_one.open(data)
     assert time.monotonic() - start < 10
     assert caller.memory_info().rss - before < 256 * 2**20
-    assert refused.value.code in BOMBS[name].reasons <= set(REASONS)
+    require_plain(refused.value)
+    assert refused.value.code in BOMBS[name].reasons

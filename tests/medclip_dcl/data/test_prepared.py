@@ -1,7 +1,8 @@
-"""Repeated pictures among prepared images."""
+"""Prepared images: repeated pictures, and shards as `datasets` loads them."""
 
 from pathlib import Path
 
+import datasets
 import numpy as np
 
 from medclip_dcl.artifact import make_fingerprint
@@ -35,3 +36,17 @@ def test_a_large_cluster_has_two_tasks_of_four_images_for_each_core() -> None:
     for cores, rows, shards in ((2, 512, 2), (64, 512, 2), (256, 512, 5), (1000, 512, 17)):
         assert shards_ahead(lambda cores=cores: cores, rows) == shards
         assert (shards - 1) * rows >= 2 * cores * 4
+
+
+def test_datasets_loads_the_shards(tmp_path: Path) -> None:
+    """As docs/tutorials/export.md has it."""
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 64, 64), dtype=np.uint8)
+    write(tmp_path, pixels)
+    datasets.disable_progress_bars()
+    files = str(tmp_path / "prepared/shard-*.arrow")
+    images = datasets.load_dataset(
+        "arrow", data_files=files, split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert images["image_id"][:] == [f"image{row}" for row in range(6)]
+    for row, image in enumerate(images):
+        assert np.frombuffer(image["pixels"], "uint8").tobytes() == pixels[row].tobytes()

@@ -15,7 +15,7 @@ from medclip_dcl.data.records import (
     Study,
     Text,
 )
-from medclip_dcl.data.selection import select
+from medclip_dcl.data.selection import require_few_rejects, select
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import StudyError
 from testing.records import CLEAR, image, studies
@@ -121,8 +121,16 @@ def test_the_reasons_of_what_is_lost_add_up_to_it(tmp_path: Path) -> None:
     assert chosen.reasons == {"bad_header": 1, "duplicate_id": 1, "no_report": 1}
     assert (chosen.candidates, chosen.lost) == (4, chosen.reasons.total())
     strict = SourceConfig(max_reject_share=0.5)
-    with pytest.raises(StudyError, match=r"3 of 4 rows.*; 3 others are not asked for .*: 2"):
+    with pytest.raises(
+        StudyError, match=r"3 of 4 rows.*; 3 others are not asked for .*: 2"
+    ) as lost:
         manifest.write_manifest(tmp_path, Source(raw, BoxTable([], set(), 0)), strict)
+    assert "'no_report': 1" in str(lost.value)
+    assert "source.max_reject_share is 0.5: correct the source, or set it to 0.75" in str(
+        lost.value
+    )
+    assert chosen.least_share == 0.75
+    require_few_rejects(chosen, chosen.least_share)
     blank = replace(raw, studies=[Study("s1", "p1", Text("", "", ""))], images=raw.images[:1])
     assert select(blank, CONFIG).reasons == {"bad_header": 1, "empty_report": 1}
     mixed = RawStudies(tmp_path, rejects=rejects[1:])

@@ -1,6 +1,8 @@
 """Table files: every form gives the same strings, and what is not a table is refused by name."""
 
+import csv
 import gzip
+import io
 import json
 from pathlib import Path
 
@@ -8,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from medclip_dcl.data.table_files import read_rows
+from medclip_dcl.data import csv_files
+from medclip_dcl.data.table_columns import clean_id, read_rows, would_join
 from medclip_dcl.errors import StudyError
 
 ROWS = [{"id": "007", "text": "one\ntwo"}, {"id": "8", "text": None}]
@@ -44,7 +47,20 @@ def test_all_formats_say_the_same(tmp_path: Path) -> None:
         (b"\x1f\x8brest", "is compressed"),
         (b"id,text\n1,\0\n", "bytes that are not text"),
         (b"\xff\xfei\0d", "damaged UTF-16"),
-        (b"id,text\n1,a\n2,b,c\n", "row 1 .* has 3 fields.* quote texts"),
+        (b"<table><tr><td>id</td></tr></table>", "is HTML"),
+        (b"ARROW1\0\0", "is Arrow"),
+        (b"id,text\n1,a\n2,b,c\n", "line 3 .* has 3 fields, and the header in line 1 2,.* quote"),
+        (b'id,text\n1,"a\nb"\n2\n', "line 4 .* has 1 fields"),
+        (b"id,text\n1,a\nTotal\n", "line 3 .* has 1 fields.* below the table"),
+        (b"List of 2026\nid,text\n1,a\n", "line 1 .* has 1 fields, and every row below 2,? "),
+        (b"# by X, 2026\nid,text,a\n1,a,b\n", "line 1 .* has 2 fields, and every row below 3 "),
+        (b"Export;;\n;;\nid;text;a\n1;a;b\n", "line 1 .* names one column of 3; delete lines"),
+        (b"#id,text\n1,a\n", r"no column \['id'\]; it has \['#id'\]"),
+        (b'id,text\n1,"a \\"b\\", c"\n', "line 2 .* has 3 fields.* write quotes in them twice"),
+        # https://github.com/pandas-dev/pandas/issues/14124 and 9295: pandas shifts the columns
+        (b"id,text\n1,a,\n2,b,\n", "line 1 .* every row below 3, the last of them blank"),
+        (b"id,text\n1,a,\n2,b\n", "line 2 .* has 3 fields, and the header in line 1 2"),
+        (b"sep=;\nid;text\n1;a;b\n2;c\n", "line 3 .* has 3 fields, and the header in line 2"),
         (b"id,text,text\n1,2,3\n", "twice"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n", "pointer"),
     ],
@@ -53,6 +69,71 @@ def test_tables_that_cannot_be_used_are_refused(tmp_path: Path, data: bytes, mes
     (tmp_path / "t.csv").write_bytes(data)
     with pytest.raises(StudyError, match=message):
         read_rows(tmp_path / "t.csv", ["id", "text"])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'id,text\n1,a\n2,"b\n3,c\n4,d\n', "begin in line 3 .* do not end"),
+        (b'id,text\r\n1,a\r\n"2,b\r\n3,c', "begin in line 3 .* do not end"),
+        (b'id,text\r1,a\r2,"b\r3,c\r', "begin in line 3 .* do not end"),
+        (b'"id,text\n1,a\n2,b\n', "begin in line 1 .* do not end"),
+        (b'id;text\n1;"a ""b"" c\n', "begin in line 2 .* do not end"),
+        (b'id,text\n1,"x\ny"\n2,"b""\n', "begin in line 4 .* do not end"),
+        # https://github.com/JoshClose/CsvHelper/issues/308
+        (b'id,text,a\n1,b,c\n2,"d\n"",e\n3,f,g\n', "begin in line 3 .* do not end"),
+        (b'sep=;\nid;text\n1;"a\n', "begin in line 3 .* do not end"),
+        ('id,text\n1,"é\n2,b\n'.encode("utf-16"), "begin in line 2 .* do not end"),
+        (b'id,text\n1,"a\n2,b\n3,"c\n', "begin in line 2 .* end within line 4"),
+        (b'id,text\n1,"a 5" tube\nb"\n', "line 3 .* has 1 fields"),
+        (b'id,text\n1,"a\n5" tube"\n', "begin in line 2 .* end within line 3"),
+    ],
+)
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+def test_quotes_that_do_not_end_are_refused_with_their_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, data: bytes, message: str
+) -> None:
+    """However the file is cut into pieces; else all rows below would be one text."""
+    monkeypatch.setattr(csv_files, "_PIECE", piece)
+    (tmp_path / "t.csv").write_bytes(data)
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(data))
+    for name in ("t.csv", "t.csv.gz"):
+        with pytest.raises(StudyError, match=message):
+            read_rows(tmp_path / name, ["id", "text"])
+
+
+@pytest.mark.parametrize("piece", [1, 5, 1 << 20])
+def test_quotes_are_checked_as_the_csv_module_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(csv_files, "_PIECE", piece)
+    texts = ['a "b" c', 'x\ny, "z"', '"', '""', "", '5 " tube', "a\r\nb", ",", "\n"]
+    stream = io.StringIO()
+    csv.writer(stream).writerows([["id", "text"], *((str(n), x) for n, x in enumerate(texts))])
+    (tmp_path / "t.csv").write_bytes(stream.getvalue().encode())
+    assert read_rows(tmp_path / "t.csv", ["text"])["text"] == texts
+    (tmp_path / "t.csv").write_bytes(b'id,text\n1,a 5" tube\n2,b\n')  # a quote within a field
+    assert read_rows(tmp_path / "t.csv", ["text"])["text"] == ['a 5" tube', "b"]
+
+
+def test_a_text_that_holds_rows_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [f"{n},p{n},clear {n}" for n in range(20)]
+    for first, last, warned in ((5, 12, True), (5, 6, False)):
+        caplog.clear()
+        swallowed = [*rows]
+        swallowed[first] = '5,p5,"clear 5'
+        swallowed[last] += '"'
+        (tmp_path / "t.csv").write_text("\n".join(["id,who,text", *swallowed]))
+        assert len(read_rows(tmp_path / "t.csv", ["id"])["id"]) == 20 - (last - first)
+        assert ("line 7 of table t.csv" in caplog.text) == warned
+        assert "clear" not in caplog.text
+    caplog.clear()
+    text = "FINDINGS:\nHeart, lungs, bones normal.\nNo edema, no effusion, clear.\nEnd.\nBye."
+    (tmp_path / "t.csv").write_text(f'id,who,text\n1,2,"{text}"\n')
+    assert read_rows(tmp_path / "t.csv", ["text"])["text"] == [text]
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(
@@ -66,6 +147,12 @@ def test_tables_that_cannot_be_used_are_refused(tmp_path: Path, data: bytes, mes
         '\ufeffid,text\n007,"one, two"\n8,three\n'.encode("utf-16-be"),
         b"id;a,b,c;text\n007;;one, two\n8;x;three\n",
         b'id;text\n007;"one, two"\n\n8;three',
+        b"sep=;\r\nid;text\r\n007;one, two\r\n8;three\r\n",
+        b'\xef\xbb\xbf"sep=;"\nid;text\n007;one, two\n8;three\n',
+        "sep=\t\nid\ttext\n007\tone, two\n8\tthree\n".encode("utf-16"),
+        b"id|text|\n007|one, two|\n8|three|\n",
+        b'id;text\r007;"one, two"\r8;three\r',
+        "\ufeff\ufeff id ; text \n007;one, two\n8;three\n".encode(),
     ],
 )
 def test_every_usual_spelling_of_csv_is_read(tmp_path: Path, data: bytes) -> None:
@@ -74,6 +161,97 @@ def test_every_usual_spelling_of_csv_is_read(tmp_path: Path, data: bytes) -> Non
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(data))
     for name in ("t.csv", "t.csv.gz"):
         assert read_rows(tmp_path / name, ["id", "text"]) == want
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"id": "007", "n": 1}\r\n{"id": 8, "n": NaN}\r\n',
+        '[{"id": "007", "n": 1},\n{"id": 8}]',
+        '{"a": {"id": "007", "n": 1}, "b": {"id": 8, "n": null}}',
+    ],
+)
+def test_json_is_read_as_other_programs_write_it(tmp_path: Path, text: str, encoding: str) -> None:
+    """Byte order marks, NaN, and numbers next to texts, in either file.
+
+    Source: https://github.com/huggingface/datasets/issues/8241, of the marks.
+    """
+    for name in ("t.json", "t.jsonl"):
+        (tmp_path / name).write_bytes(text.encode(encoding))
+        assert read_rows(tmp_path / name, ["id", "n"]) == {"id": ["007", "8"], "n": ["1", ""]}
+
+
+@pytest.mark.parametrize(
+    ("column", "want"),
+    [
+        (pa.array([7.0, None, 123456789012.0]), ["7", "", "123456789012"]),
+        (pa.array([7.5, float("nan"), float("inf")]), ["7.5", "", ""]),
+        (pa.array([2.0**52, 1.0, 2.0]), ["4503599627370496", "1", "2"]),
+        (pa.array([7, 8, None]).dictionary_encode(), ["7", "8", ""]),
+        (pa.array(["007", "b", None], pa.large_string()), ["007", "b", ""]),
+        (pa.array([b"007", b"b", None]), ["007", "b", ""]),
+        (pa.array([True, False, None]), ["true", "false", ""]),
+    ],
+)
+def test_columns_of_parquet_are_what_they_mean(
+    tmp_path: Path, column: pa.Array, want: list[str]
+) -> None:
+    pq.write_table(pa.table({"id": column}), tmp_path / "t.parquet")
+    assert read_rows(tmp_path / "t.parquet", ["id"])["id"] == want
+
+
+def test_bytes_are_no_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [b"\x89PNG\xff"]}), tmp_path / "t.parquet")
+    with pytest.raises(StudyError, match=r"source\.kind huggingface"):
+        read_rows(tmp_path / "t.parquet", ["x"])
+
+
+def test_a_column_written_in_another_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("Patient ID,Doe\n1,2\n")
+    with pytest.raises(StudyError, match=r"'patient_id', 'text'\]; it has \['Patient ID'\]"):
+        read_rows(tmp_path / "t.csv", ["patient_id", "text"])
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        (" s1\t", "s1"),
+        ("\u00a0s1\u3000", "s1"),
+        ("\ufeff s1\u200b", "s1"),
+        ('="007"', "007"),
+        ("Mu\u0308ller", "Müller"),
+        ("s 1", "s 1"),
+        ("1E5", "1E5"),
+    ],
+)
+def test_ids_lose_what_no_eye_sees(text: str, want: str) -> None:
+    assert clean_id(text) == want
+
+
+@pytest.mark.parametrize("text", ["1.23457E+12", "1,2E+05", "1e+22"])
+def test_ids_whose_digits_a_spreadsheet_dropped_are_refused(text: str) -> None:
+    with pytest.raises(StudyError, match="scientific notation"):
+        clean_id(text)
+
+
+@pytest.mark.parametrize(
+    ("names", "others", "words"),
+    [
+        (["a1", "a2"], ["A1", "A2"], "; 2 of 2 would be found but for case"),
+        (["7", "8"], ["007", "9"], "; 1 of 2 would be found but for leading zeros"),
+        (["7.0"], ["7"], "; 1 of 1 would be found but for a final .0"),
+        (["s 1"], ["s1"], "; 1 of 1 would be found but for blanks"),
+        (["s50"], ["50"], "; 1 of 1 would be found but for letters before the number"),
+        (["x/a.png"], ["a.png"], "; 1 of 1 would be found but for folders"),
+        (["a"], ["a.dcm"], "; 1 of 1 would be found but for the ending of a file's name"),
+        (["S07.0"], ["7"], "; 1 of 1 would be found but for case, leading zeros"),
+        (["a"], ["b"], ""),
+    ],
+)
+def test_what_would_join_is_named(names: list[str], others: list[str], words: str) -> None:
+    assert would_join(names, others).startswith(words)
+    assert bool(would_join(names, others)) == bool(words)
 
 
 def test_a_name_with_another_separator_keeps_the_comma(tmp_path: Path) -> None:
@@ -98,8 +276,12 @@ def test_what_is_set_already_is_not_recommended(tmp_path: Path) -> None:
         ("t.jsonl", '{"id": ' * 100_000 + "1" + "}" * 100_000, "200 deep"),
         ("t.jsonl", '{"id":\n' * 100_000 + "1" + "}" * 100_000, "200 deep"),
         ("t.jsonl", "1\n2\n", "one object a line"),
-        ("t.jsonl", '{"id": 1, "id": 2}\n', "one object a line"),
+        ("t.jsonl", '{"id": 1, "id": 2}\n', "line 1 .* twice.* one object a line"),
         ("t.jsonl", '{"id": [1, {"a": 2}]}\n', "one object a line"),
+        ("t.jsonl", '{"id": 1}\n\n{"id": 2,}\n', "line 3, column .* is not JSON"),
+        ("t.jsonl", '{"id": 1\n{"id": 2}\n', "line 1, column 9 .* is not JSON"),
+        ("t.json", '[{"id": 1},\n {"id": 2}', "line 2, column 11 .* is not JSON"),
+        ("t.json", "[\n {'id': 1}]", "line 2, column 3 .* is not JSON"),
     ],
 )
 def test_json_of_another_form_is_refused(

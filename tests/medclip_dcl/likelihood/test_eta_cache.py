@@ -7,7 +7,7 @@ import pytest
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ScoreError
 from medclip_dcl.likelihood import eta
-from medclip_dcl.likelihood.eta import read_given_table
+from medclip_dcl.likelihood.eta_sources import read_given_table
 from medclip_dcl.text.sentences import text_key
 from testing.corpus import commit_tables
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from medclip_dcl.errors import ScoreError
-from medclip_dcl.likelihood.eta import (
+from medclip_dcl.likelihood.eta_sources import (
     NOT_MENTIONED,
     SentenceClaims,
     eta_from_frequency,

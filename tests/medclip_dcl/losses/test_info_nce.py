@@ -6,7 +6,7 @@ from pytorch_metric_learning.losses import NTXentLoss
 from torch.nn.functional import cross_entropy, normalize
 
 from medclip_dcl.errors import ObjectiveError
-from medclip_dcl.losses.info_nce import check_range, info_nce_loss, sigmoid_loss
+from medclip_dcl.losses.info_nce import check_range, info_nce_loss
 
 
 def test_uniform_weights_give_cross_entropy_and_its_gradient() -> None:
@@ -75,28 +75,3 @@ def test_a_compiled_loss_checks_its_values_on_the_device(monkeypatch: pytest.Mon
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ObjectiveError, match="give positive"):
         info_nce_loss(torch.zeros(3, 2))
-
-
-def test_sigmoid_loss_of_two_pairs_by_hand() -> None:
-    s = torch.tensor([[3.0, -1.0], [0.5, 2.0]], dtype=torch.float64)
-
-    def cost(logit: float) -> float:
-        return math.log1p(math.exp(-logit))
-
-    expected = (cost(3 - 1) + cost(1 + 1) + cost(-0.5 + 1) + cost(2 - 1)) / 2
-    assert sigmoid_loss(s, bias=-1.0).item() == pytest.approx(expected, abs=1e-14)
-
-
-def test_sigmoid_is_calibrated_at_its_start() -> None:
-    """Scores of 0 at a bias of -ln(candidates - 1): each pair counts as positive once in eight."""
-    bias = torch.tensor(-math.log(7), dtype=torch.float64, requires_grad=True)
-    loss = sigmoid_loss(torch.zeros(8, 8, dtype=torch.float64), bias=bias)
-    assert loss.item() == pytest.approx(-math.log(1 / 8) - 7 * math.log(7 / 8), abs=1e-12)
-    assert torch.autograd.grad(loss, bias)[0].item() == pytest.approx(0, abs=1e-12)
-
-
-def test_sigmoid_pairs_do_not_share_a_denominator() -> None:
-    s = torch.randn(4, 4, requires_grad=True)
-    gradient = torch.autograd.grad(sigmoid_loss(s, bias=0.0), s)[0]
-    negative = s.detach()[0, 1]
-    assert gradient[0, 1].item() == pytest.approx(negative.sigmoid().item() / 4, rel=1e-6)

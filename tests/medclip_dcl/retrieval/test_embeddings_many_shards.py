@@ -12,12 +12,10 @@ from medclip_dcl.errors import ArtifactCorrupt, TooManyOpenFiles
 from medclip_dcl.files import raise_open_file_limit
 from medclip_dcl.retrieval.embeddings import (
     TEXTS,
-    map_array,
     shard_name,
-    write_array,
     write_pictures,
 )
-from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.tables import map_array, read_table, write_array, write_table
 
 SHARDS, LIMIT = 1100, 256
 
@@ -71,7 +69,7 @@ def test_an_array_that_is_cut_is_damaged(tmp_path: Path, size: int) -> None:
     path = tmp_path / "texts-00000.npy"
     write_array(path, np.ones((2, 3), dtype=np.float32))
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ArtifactCorrupt, match="cannot be read; rerun build_index"):
+    with pytest.raises(ArtifactCorrupt, match="cannot be read; rerun the job that made it"):
         map_array(path, np.float32)
 
 

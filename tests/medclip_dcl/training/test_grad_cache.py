@@ -1,14 +1,11 @@
 """A batch that is encoded chunk by chunk: the gradients of one that is encoded at once."""
 
 import dataclasses
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from medclip_dcl.errors import ConfigError
@@ -19,13 +16,11 @@ from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.grad_cache import backward_in_chunks
-from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import set_training_mode
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import TrainStep
 from medclip_dcl.training.validation import validation_loss
-from testing.process_group import run_processes
 from testing.tiny_models import pair_batch, tiny_dual_encoder
 
 PAIRS, CHUNK = 10, 3
@@ -33,7 +28,6 @@ OBJECTIVES: list[dict[str, Any]] = [
     {},
     {"directions": "both", "image_anchor": "same", "floor": "zero"},
     {"kind": "infonce", "negatives": "hard"},
-    {"kind": "sigmoid"},
     {"kind": "multipositive", "relation": "claims", "directions": "both"},
     {"relation": "claims", "place_weight": 0.3},
     {"negatives": "remove_labels"},
@@ -53,18 +47,18 @@ def supervised_batch(mine: slice | None = None, pairs: int = PAIRS) -> ImageText
     vectors = nn.functional.normalize(torch.randn(pairs, 5, generator=torch.manual_seed(0)), dim=1)
     return dataclasses.replace(
         pair_batch(pairs, mine=mine),
-        sentence_codes=codes,
-        report_codes=codes,
-        zones=encode_zones(said),
-        labels=torch.arange(5) == torch.arange(pairs)[:, None] % 5,
-        text_vectors=vectors,
+        columns={
+            "sentence_codes": codes,
+            "report_codes": codes,
+            "zones": encode_zones(said),
+            "labels": torch.arange(5) == torch.arange(pairs)[:, None] % 5,
+            "text_vectors": vectors,
+        },
     )
 
 
-def make_encoder(dropout: float = 0.0, *, bias: bool = False) -> DualEncoder:
+def make_encoder(dropout: float = 0.0) -> DualEncoder:
     encoder = tiny_dual_encoder()
-    if bias:
-        encoder.add_bias(-2.0)
     set_training_mode(encoder, freeze_batchnorm=True)
     for module in encoder.modules():
         if isinstance(module, nn.Dropout):
@@ -107,7 +101,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 @pytest.mark.parametrize("settings", OBJECTIVES, ids=lambda item: "-".join(map(str, item.values())))
 def test_every_objective_has_the_gradients_of_the_plain_step(settings: dict[str, Any]) -> None:
     objective = ObjectiveConfig.model_validate(settings)
-    encoder, batch = make_encoder(bias=objective.kind == "sigmoid"), supervised_batch()
+    encoder, batch = make_encoder(), supervised_batch()
     plain = ContrastiveObjective(objective, 0, 0.5).compute_loss(encoder, encoder, batch)
     plain.loss.backward()
     expected = gradients(encoder)
@@ -162,29 +156,3 @@ def test_a_step_in_chunks_moves_the_weights_as_a_plain_one() -> None:
         moved[-1]["validation"] = torch.tensor(figures["validation_loss"])
     for name, value in moved[0].items():
         torch.testing.assert_close(value, moved[1][name], rtol=1e-6, atol=1e-9)
-
-
-def two_processes(rank: int, folder: Path) -> None:
-    """Write the gradients of two distributed processes with half of the batch each."""
-    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    os.environ.update({name: str(value) for name, value in ranks.items()})
-    half = PAIRS // 2
-    batch = supervised_batch(slice(rank * half, (rank + 1) * half))
-    accelerator = start_accelerator(TrainConfig(processes=2, torch_threads=1))
-    encoder = make_encoder()
-    network = accelerator.prepare_model(encoder)
-    for name in ("first", "second"):  # the wrapper is in order for a next step
-        objective = ContrastiveObjective(ObjectiveConfig(), 0, chunk=2)
-        backward_in_chunks(accelerator, network, encoder, objective, batch, 2, seeds_of(batch, 2))
-        if rank == 0:
-            save_file(gradients(encoder), folder / f"{name}.safetensors")
-        encoder.zero_grad()
-
-
-def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
-    encoder, objective = make_encoder(), ContrastiveObjective(ObjectiveConfig(), 0)
-    objective.compute_loss(encoder, encoder, supervised_batch()).loss.backward()
-    expected = gradients(encoder)
-    run_processes(two_processes, 2, tmp_path)
-    for name in ("first", "second"):
-        assert_same(expected, load_file(tmp_path / f"{name}.safetensors"))

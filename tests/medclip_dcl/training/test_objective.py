@@ -8,19 +8,19 @@ from torch.nn import functional
 
 from medclip_dcl.errors import ObjectiveError
 from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
-from medclip_dcl.losses.info_nce import info_nce_loss, sigmoid_loss
+from medclip_dcl.losses.info_nce import info_nce_loss
 from medclip_dcl.losses.multi_positive import multi_positive_loss
 from medclip_dcl.losses.place import encode_zones, place_loss
 from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR, encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.text.labeler.labels import ReportLabels
-from medclip_dcl.training.augment import jitter
-from medclip_dcl.training.dataset import ImageTextBatch
+from medclip_dcl.training.dataset import ImageTextBatch, jitter
 from medclip_dcl.training.objective import (
     ContrastiveObjective,
     ObjectiveInputs,
     direction_loss,
     mean_output,
+    place_term,
 )
 from medclip_dcl.training.settings import ObjectiveConfig
 from testing.tiny_models import pair_batch, tiny_dual_encoder
@@ -47,7 +47,6 @@ def inputs() -> ObjectiveInputs:
         positive=torch.arange(6, 12),
         eta=torch.linspace(0, 0.2, 6, dtype=torch.float64),
         gamma=torch.tensor(math.sqrt(14)),
-        bias=torch.tensor(-2.5, requires_grad=True),
         relation=relation,
         text_similarity=torch.rand(6, 12),
         threshold=0.6,
@@ -130,17 +129,6 @@ def test_multipositive_pulls_same_and_leaves_unclear_out() -> None:
     assert output.gauges.keys() == GAUGES
 
 
-def test_sigmoid_learns_its_bias() -> None:
-    batch = inputs()
-    output = direction_loss(ObjectiveConfig(kind="sigmoid"), batch)
-    assert torch.equal(output.loss, sigmoid_loss(batch.s, batch.positive, bias=-2.5))
-    assert batch.bias is not None
-    slope = torch.autograd.grad(output.loss, batch.bias)[0].item()
-    # Twelve pairs an anchor are counted as positive by as much as their sigmoids, one is.
-    expected = (batch.s - 2.5).sigmoid().sum(dim=1).mean().item() - 1
-    assert slope == pytest.approx(expected, rel=1e-6)
-
-
 NEGATIVES = ("remove_labels", "remove_similar", "resample_similar", "reweight_similar", "hard")
 
 
@@ -186,7 +174,6 @@ def test_gauges_tell_how_far_a_rival_is_from_treating_all_alike() -> None:
     [
         ({"relation": "claims"}, "relation", "needs relation"),
         ({"kind": "multipositive", "relation": "claims"}, "relation", "needs relation"),
-        ({"kind": "sigmoid"}, "bias", "needs bias"),
         ({"negatives": "remove_labels"}, "label_overlap", "needs label_overlap"),
         ({"negatives": "remove_similar"}, "text_similarity", "needs text_similarity"),
         ({"negatives": "resample_similar"}, "generator", "hand it a generator"),
@@ -205,7 +192,7 @@ def test_input_that_the_settings_need_is_asked_for(
     [
         {"kind": "multipositive"},
         {"kind": "infonce", "relation": "claims"},
-        {"kind": "sigmoid", "negatives": "hard"},
+        {"kind": "multipositive", "relation": "claims", "negatives": "hard"},
         {"similar_by": "table"},
         {"similar_table": "vectors.parquet"},
     ],
@@ -287,7 +274,9 @@ def test_the_relation_of_an_image_anchor_is_that_of_the_sentences_to_its_report(
     reports = encode_claims(
         [claims("Edema"), claims("Edema", "Fracture"), claims("Fracture"), claims()]
     )
-    batch = dataclasses.replace(pair_batch(4), sentence_codes=sentences, report_codes=reports)
+    batch = dataclasses.replace(
+        pair_batch(4), columns={"sentence_codes": sentences, "report_codes": reports}
+    )
     # Sentences 0 and 1 are true of images 0 and 1, sentence 2 of images 1 and 2.
     _, of_texts = loss_of(batch, relation="claims", directions="t2i")
     _, of_images = loss_of(batch, relation="claims", directions="i2t")
@@ -302,7 +291,9 @@ def test_own_image_anchors_are_infonce_whatever_is_known_of_the_pairs() -> None:
     sentences = encode_claims([claims("Edema"), claims("Edema"), claims("Fracture"), claims()])
     relations = {"kind": "multipositive", "relation": "claims"}
     for reports in (sentences, sentences.flip(0)):
-        batch = dataclasses.replace(plain, sentence_codes=sentences, report_codes=reports)
+        batch = dataclasses.replace(
+            plain, columns={"sentence_codes": sentences, "report_codes": reports}
+        )
         for settings in (relations, {"relation": "claims"}, {"negatives": "hard"}):
             texts, gauges = loss_of(batch, directions="t2i", **settings)
             both, of_both = loss_of(batch, directions="both", **settings)
@@ -313,7 +304,9 @@ def test_own_image_anchors_are_infonce_whatever_is_known_of_the_pairs() -> None:
 def test_without_relations_cross_is_symmetric_infonce() -> None:
     encoder = tiny_dual_encoder().eval()
     nothing = encode_claims([claims()] * 5)
-    batch = dataclasses.replace(pair_batch(5), sentence_codes=nothing, report_codes=nothing)
+    batch = dataclasses.replace(
+        pair_batch(5), columns={"sentence_codes": nothing, "report_codes": nothing}
+    )
     slopes = []
     for settings in (
         {"kind": "multipositive", "relation": "claims"},
@@ -337,7 +330,8 @@ def placed_batch() -> ImageTextBatch:
     ]
     codes = encode_claims(said)
     zones = encode_zones(said)
-    return dataclasses.replace(pair_batch(6), sentence_codes=codes, report_codes=codes, zones=zones)
+    columns = {"sentence_codes": codes, "report_codes": codes, "zones": zones}
+    return dataclasses.replace(pair_batch(6), columns=columns)
 
 
 def test_the_place_loss_is_added_with_its_weight() -> None:
@@ -361,12 +355,12 @@ def test_the_place_loss_is_added_with_its_weight() -> None:
 
 def test_processes_share_the_place_loss_by_the_pairs_that_have_a_place() -> None:
     batch, model = placed_batch(), tiny_dual_encoder().eval()
-    objective = ContrastiveObjective(ObjectiveConfig(place_weight=1.0), 0)
+    place = place_term(ObjectiveConfig(place_weight=1.0))
     pixels = jitter(batch.crops, batch.brightness, batch.contrast)
     regions, sentences = model(pixels, batch.input_ids, batch.attention_mask)
-    whole = objective._place(regions, sentences, model.gamma, batch).loss.item()
+    whole = place(regions, sentences, model.gamma, batch).loss.item()
     parts = [
-        objective._place(
+        place(
             regions[mine], sentences[mine], model.gamma, dataclasses.replace(batch, mine=mine)
         ).loss.item()
         for mine in (slice(0, 2), slice(2, 4), slice(4, 6))
@@ -384,7 +378,7 @@ def test_shuffled_places_are_those_of_other_pairs() -> None:
 
 def test_shared_labels_leave_the_negatives() -> None:
     labels = torch.tensor([[1, 0], [1, 1], [0, 1], [0, 0]], dtype=torch.bool)
-    batch = dataclasses.replace(pair_batch(4, eta=0.0), labels=labels)
+    batch = dataclasses.replace(pair_batch(4, eta=0.0), columns={"labels": labels})
     s = scores(batch)
     kept = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1], [1, 0, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
     expected = functional.cross_entropy(s.masked_fill(~kept, -torch.inf), torch.arange(4))
@@ -395,7 +389,7 @@ def test_shared_labels_leave_the_negatives() -> None:
 def test_texts_are_compared_by_their_vectors_and_the_closest_leave_the_negatives() -> None:
     # Texts 0 and 1 say the same (cosine 1), 2 is at 60 degrees to them (cosine .5), 3 opposite.
     vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5], [-1.0, 0.0]])
-    batch = dataclasses.replace(pair_batch(4, eta=0.0), text_vectors=vectors)
+    batch = dataclasses.replace(pair_batch(4, eta=0.0), columns={"text_vectors": vectors})
     s = scores(batch)
     kept = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
     expected = functional.cross_entropy(s.masked_fill(~kept, -torch.inf), torch.arange(4))

@@ -61,9 +61,9 @@ def test_what_a_vision_transformer_adds_to_its_patches_does_not_decay(kind: str)
     assert weights & free == added
 
 
-def test_gamma_and_the_bias_of_the_sigmoid_loss_have_their_own_learning_rate() -> None:
+def test_gamma_and_what_an_objective_adds_have_their_own_learning_rate() -> None:
     model = tiny_dual_encoder()
-    model.add_bias(-4.0)
+    model.bias = nn.Parameter(torch.tensor(-4.0))
     own = SETTINGS.model_copy(update={"scale_learning_rate": 1e-4})
     names = {parameter: name for name, parameter in model.named_parameters()}
     peaks = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex, Windows
+from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 
 STUDIES, BATCH = 50, 8
 
@@ -115,38 +115,3 @@ def test_fewer_studies_than_places_are_refused() -> None:
     seven = RaggedIndex(np.arange(7), 7)
     with pytest.raises(ConfigError, match="global_batch 8 exceeds the 7 training studies"):
         ImageTextSampler(seven, seven, 8, 0, False)
-
-
-def windowed(studies: int = 4096, shards: int = 64, window: int = 2) -> ImageTextSampler:
-    """Two images a study, in different shards."""
-    shard_of = np.arange(2 * studies) % shards
-    images = RaggedIndex(np.repeat(np.arange(studies), 2), studies)
-    sentences = RaggedIndex(np.arange(studies), studies)
-    return ImageTextSampler(images, sentences, 64, 3, False, Windows(shard_of, window))
-
-
-def test_windows_show_each_study_once_an_epoch_and_depend_on_seed_and_step_alone() -> None:
-    drawn = windowed(4100)
-    batches = [drawn.draw(step) for step in range(130)]
-    first, second = (
-        np.concatenate([b.studies for b in part]) for part in (batches[:64], batches[64:128])
-    )
-    assert len(set(first.tolist())) == len(set(second.tolist())) == 4096
-    assert not np.array_equal(first, second)
-    for step in (129, 70, 3):
-        again = windowed(4100).draw(step)
-        assert np.array_equal(again.images, batches[step].images)
-        assert np.array_equal(again.images // 2, again.studies)
-    shown = np.concatenate([b.images for b in batches[:64]]) % 2
-    assert 0.45 < shown.mean() < 0.55  # either image of a study
-
-
-def test_a_lane_of_a_batch_reads_the_shards_of_its_window() -> None:
-    drawn = windowed()
-    batches = [drawn.draw(step).images.reshape(8, 8) % 64 for step in range(64)]
-    for lane in range(8):
-        of_lane = [set(batch[lane].tolist()) for batch in batches]
-        assert len(set.union(*of_lane)) <= 10  # of 64: eight, and what is cut at both ends
-        for step in range(0, 64, 16):  # four windows of two shards
-            assert len(set.union(*of_lane[step : step + 16])) <= 4
-    assert len({shard for batch in batches[:4] for shard in batch.ravel().tolist()}) > 12

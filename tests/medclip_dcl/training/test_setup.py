@@ -8,13 +8,14 @@ from accelerate import Accelerator
 
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.errors import ConfigError
 from medclip_dcl.likelihood import eta, masked_lm
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.text import sentences
+from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.setup import TrainInputs, TrainSetup, set_up, slow_start
+from medclip_dcl.training.trainer import run
 from pipelines.config import load_config
 from testing.corpus import ETA, write_config, write_corpus
 
@@ -34,11 +35,8 @@ def prepare(work: Path, **sections: dict[str, Any]) -> tuple[TrainSetup, list[di
         prepared=opened(prepared.ARTIFACT),
         sentences=opened(sentences.ARTIFACT),
         eta_cache=opened(eta.ARTIFACT),
-        claims=None,
-        text_folder=opened(masked_lm.ARTIFACT).path,
-        truth=None,
-        image_weights=None,
-        findings=(),
+        text_weights=opened(masked_lm.ARTIFACT).path,
+        prompts=(),
     )
     config = load_config(write_config(work / "config.yaml", work, **sections))
     facts: list[dict[str, Any]] = []
@@ -50,31 +48,52 @@ def prepare(work: Path, **sections: dict[str, Any]) -> tuple[TrainSetup, list[di
 
 def test_the_training_split_alone_is_trained_on(work: Path) -> None:
     setup, facts = prepare(work)
-    assert len(setup.corpus.study_ids) == 24
-    assert setup.corpus.images.sizes.tolist() == 6 * [2, 1, 1, 1]
-    assert setup.dataset.batch(0).eta.tolist() == pytest.approx([ETA] * 8)
-    assert (setup.validation, setup.metrics) == ([], None)
+    corpus, dataset, _ = setup.data
+    assert len(corpus.study_ids) == 24
+    assert corpus.images.sizes.tolist() == 6 * [2, 1, 1, 1]
+    assert dataset.batch(0).eta.tolist() == pytest.approx([ETA] * 8)
+    assert setup.validation is None
+    assert setup.hooks.validate is None
     assert any(fact.get("weights") == "text" for fact in facts)
 
 
 def test_a_small_validation_split_is_one_batch_and_is_warned_of(work: Path) -> None:
     settings = {"global_batch": 12, "validate_every_steps": 2, "validate_images": 0}
     setup, facts = prepare(work, train=settings)
-    assert [len(batch.eta) for batch in setup.validation] == [8]
+    assert setup.validation is not None
+    assert [len(batch.eta) for batch in setup.validation.batches] == [8]
     warnings = [str(fact["warning"]) for fact in facts if "warning" in fact]
     assert any("of batches of 8, with 7 negatives in place of 11" in text for text in warnings)
 
 
 def test_validation_batches_are_the_same_at_every_start(work: Path) -> None:
     settings = {"validate_every_steps": 2, "validate_images": 0}
-    first, again = (prepare(work, train=settings)[0].validation for _ in range(2))
+    first, again = (prepare(work, train=settings)[0].validation.batches for _ in range(2))
     assert [batch.study_ids for batch in first] == [batch.study_ids for batch in again]
     assert (first[0].crops == again[0].crops).all()
 
 
-def test_features_are_not_kept_of_encoders_that_adapters_change(work: Path) -> None:
-    with pytest.raises(ConfigError, match=r"set model\.lora to"):
-        prepare(work, train={"cache_features": True}, model={"lora": {"text": 2}})
+def test_another_number_of_processes_goes_on_and_says_what_differs(
+    work: Path, tmp_path: Path
+) -> None:
+    setup, facts = prepare(work, train={"steps": 4})
+    store = CheckpointStore(tmp_path / "checkpoints", {"of": "this run"})
+    with store.locked():
+        store.save(Snapshot(2, setup.encoder.state_dict(), {}, {"launches": [[0, 2]]}))
+        result = run(
+            setup.data,
+            setup.encoder,
+            setup.objective,
+            setup.hooks,
+            settings=setup.config.train,
+            seed=0,
+            accelerator=Accelerator(cpu=True),
+            store=store,
+        )
+    assert result.finished
+    assert result.state.resumed_with == [{"from_step": 2, "processes": 1}]
+    (warning,) = [fact["warning"] for fact in facts if "another number" in fact.get("warning", "")]
+    assert "not bit-equal" in warning
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,8 @@ def evidence_of(work: Path, truth: Truth | None = None, **settings: object) -> S
 def test_sentences_are_true_of_studies_of_their_kind(work: Path, relation: str) -> None:
     corpus = read_tiny_corpus(work)
     found = evidence_of(work, relation=relation)
-    assert found.sentence_codes is not None
-    assert found.report_codes is not None
-    same = relation_matrix(found.sentence_codes, found.report_codes) == SAME
+    codes = found.of_texts["sentence_codes"], found.of_studies["report_codes"]
+    same = relation_matrix(*codes) == SAME
     kind_of_study = torch.tensor([int(study[1:]) % 4 for study in corpus.study_ids])
     for text, row in zip(corpus.texts, same, strict=True):
         kinds = set(kind_of_study[row].tolist())
@@ -45,8 +44,7 @@ def test_sentences_are_true_of_studies_of_their_kind(work: Path, relation: str) 
 
 
 def test_labels_are_those_of_the_five_findings(work: Path) -> None:
-    labels = evidence_of(work, negatives="remove_labels").labels
-    assert labels is not None
+    labels = evidence_of(work, negatives="remove_labels").of_studies["labels"]
     assert labels.shape == (24, 5)
     assert labels.sum(dim=0).tolist() == [6, 0, 0, 6, 6]
 
@@ -63,8 +61,7 @@ def test_truth_takes_findings_and_sides_of_every_image_of_a_study(work: Path) ->
     found = evidence_of(work, Truth(shown, {}, frozenset(), sentences), relation="truth")
     expected = [{"Pneumothorax": frozenset({"left", "right"})}]
     expected += [{"Cardiomegaly": frozenset()}] * 23
-    assert found.report_codes is not None
-    assert torch.equal(found.report_codes, encode_truth(expected))
+    assert torch.equal(found.of_studies["report_codes"], encode_truth(expected))
 
 
 def test_truth_of_a_source_that_has_none_is_refused(work: Path) -> None:

@@ -7,9 +7,21 @@ import numpy as np
 import pytest
 
 from medclip_dcl.data.images import open_image
-from testing.dicom import J2K, JPEG_LS, RLE, SV1, dicom_bytes, ramp, raster_bytes, refusal, scaled
+from testing.dicom import (
+    BIG_ENDIAN,
+    J2K,
+    JPEG_LS,
+    RLE,
+    SV1,
+    dicom_bytes,
+    ramp,
+    raster_bytes,
+    refusal,
+    scaled,
+)
 
 BASELINE = "1.2.840.10008.1.2.4.50"
+IMPLICIT, EXPLICIT = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1"
 
 
 def test_pixels_of_unknown_representation_are_words() -> None:
@@ -51,6 +63,101 @@ def test_stream_too_short_for_its_claim_is_refused() -> None:
     claim = np.zeros((6000, 6000), dtype=np.uint8)
     file = dicom_bytes(claim, bits_stored=8, syntax=BASELINE, frame=bytes(small))
     assert refusal(file) == "truncated"
+
+
+@pytest.mark.parametrize("syntax", [IMPLICIT, BIG_ENDIAN, EXPLICIT])
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize(
+    "padding", [b"\0\0", b"\xff" * 4, bytes(range(256)) * 3, bytes(100_000)], ids=len
+)
+def test_padding_behind_native_pixels_is_cut_off(syntax: str, bits: int, padding: bytes) -> None:
+    """DICOM PS3.5, 8.1.1; four tests of pydicom's `test_decoders_base.py` ask the same."""
+    image = ramp(31, 47).astype(np.uint16) if bits == 16 else ramp(31, 47, 255).astype(np.uint8)
+    padding = b"\0" * (image.nbytes % 2) + padding
+    file = dicom_bytes(image, syntax=syntax, padding=padding)
+    if bits == 8 and syntax == BIG_ENDIAN:
+        file = file.replace(b"OW", b"OB")
+    assert np.array_equal(open_image(file).pixels, scaled(image))
+
+
+def test_as_much_as_another_frame_is_no_padding() -> None:
+    image = ramp()
+    for padding in (image.tobytes(), 2 * image[::-1].tobytes()):
+        assert refusal(dicom_bytes(image, padding=padding)) == "size_mismatch"
+    halved = dicom_bytes(image, BitsAllocated=8, BitsStored=8, HighBit=7)
+    assert refusal(halved) == "size_mismatch"
+
+
+SIGNED = np.linspace(-2048, 2047, 40 * 50).round().astype(np.int16).reshape(40, 50)
+SAME_BITS = (SIGNED & 4095).astype(np.uint16)
+WIDE = ramp(top=60_000)
+
+
+def jpeg2000(samples: np.ndarray, precision: int = 16) -> bytes:
+    return bytes(
+        imagecodecs.jpeg2k_encode(samples, codecformat="j2k", level=0, bitspersample=precision)
+    )
+
+
+@pytest.mark.parametrize(
+    ("samples", "precision", "sign", "stored", "expected"),
+    [
+        (SIGNED, 12, 0, 12, SIGNED),
+        (SIGNED, 16, 0, 12, SIGNED),
+        (SIGNED, 12, 0, 16, SIGNED),
+        (SIGNED, 16, 1, 12, SIGNED),
+        (SAME_BITS, 12, 1, 12, SIGNED),
+        (SAME_BITS, 16, 1, 12, SIGNED),
+        (SAME_BITS, 12, 1, 16, SIGNED),
+        # more bits than the header names
+        (WIDE, 16, 0, 12, WIDE),
+        (ramp(), 12, 0, 10, ramp()),
+        (2 * SIGNED, 16, 0, 12, SIGNED),
+        (2 * SIGNED, 16, 1, 12, SIGNED),
+        (ramp().astype(np.int16), 16, 0, 12, ramp()),
+    ],
+)
+def test_where_header_and_stream_disagree_the_streams_sign_and_bits_count(
+    samples: np.ndarray, precision: int, sign: int, stored: int, expected: np.ndarray
+) -> None:
+    file = dicom_bytes(
+        ramp(),
+        syntax=J2K,
+        frame=jpeg2000(samples, precision),
+        PixelRepresentation=sign,
+        BitsStored=stored,
+        HighBit=stored - 1,
+    )
+    assert np.abs(open_image(file).pixels.astype(int) - scaled(expected)).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("syntax", "stream"),
+    [
+        (J2K, jpeg2000(WIDE)),
+        (JPEG_LS, bytes(imagecodecs.jpegls_encode(WIDE))),
+        (SV1, bytes(imagecodecs.ljpeg_encode(WIDE, bitspersample=16))),
+    ],
+    ids=["j2k", "jpeg_ls", "lossless"],
+)
+def test_a_stream_of_more_bits_than_are_allocated_is_read(syntax: str, stream: bytes) -> None:
+    small = np.zeros(WIDE.shape, np.uint8)
+    file = dicom_bytes(small, bits_stored=8, syntax=syntax, frame=stream)
+    assert np.array_equal(open_image(file).pixels, scaled(WIDE))
+
+
+@pytest.mark.parametrize("padding", [b"\0", b"\0" * 9, b"\x80" * 4, b"\x81\7" * 3])
+def test_padding_of_rle_segments_is_cut_off(padding: bytes) -> None:
+    """pydicom's `test_decoders_pydicom.py` reads segments that unpack to more than a plane."""
+    image = ramp()
+    planes = [
+        bytes(imagecodecs.packbits_encode((image >> shift).astype(np.uint8).ravel()))
+        for shift in (8, 0)
+    ]
+    high, low = (plane + padding for plane in planes)
+    header = struct.pack("<16I", 2, 64, 64 + len(high), *[0] * 13)
+    file = dicom_bytes(image, syntax=RLE, frame=header + high + low)
+    assert np.array_equal(open_image(file).pixels, scaled(image))
 
 
 def test_rle_that_unpacks_to_too_much_is_refused() -> None:

@@ -1,15 +1,19 @@
 """DICOM images: what the tags say of the pixels, and what is refused by a header alone."""
 
+import io
 import struct
 import time
 
 import imagecodecs
 import numpy as np
+import pydicom
 import pytest
+from pydicom.datadict import dictionary_VR
 from pydicom.dataset import Dataset
+from pydicom.pixels.processing import apply_rescale, apply_windowing
+from pydicom.tag import Tag
 
 from medclip_dcl.data.dicom import metadata, reader
-from medclip_dcl.data.dicom.header import separate
 from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import open_image
@@ -68,11 +72,6 @@ def test_signed_values_and_rescale_give_the_same_picture() -> None:
     )
 
 
-def test_blank_rescale_is_none() -> None:
-    file = dicom_bytes(ramp(), RescaleSlope="", RescaleIntercept="")
-    assert np.array_equal(open_image(file).pixels, scaled(ramp()))
-
-
 def test_icon_within_an_image_is_not_the_image() -> None:
     icon = Dataset()
     icon.Rows = icon.Columns = 8
@@ -103,10 +102,101 @@ def test_window_is_a_note_unless_it_is_asked_for() -> None:
     assert (applied.pixels[image > 1260] == 65535).all()
 
 
-def test_window_that_is_text_is_left_aside() -> None:
-    file = dicom_bytes(ramp(), WindowCenter="1234", WindowWidth="5")
-    assert open_image(file).window is not None
-    assert open_image(file.replace(b"1234", b"n/a ")).window is None
+WINDOW = {"WindowCenter": "1000", "WindowWidth": "500"}
+RESCALE = {"RescaleSlope": "2", "RescaleIntercept": "-1024"}
+
+
+def as_written(**tags: object) -> bytes:
+    """A file with values of any text, which pydicom would not write into a number."""
+    texts = {
+        name: ("LO", value) if isinstance(value, str) else value for name, value in tags.items()
+    }
+    file = dicom_bytes(ramp(), **texts)
+    for name in tags:
+        tag = struct.pack("<HH", Tag(name).group, Tag(name).element)
+        file = file.replace(tag + b"LO", tag + dictionary_VR(name).encode()[:2])
+    return file
+
+
+BROKEN_TABLE = Dataset()
+BROKEN_TABLE.LUTDescriptor = [4096, 0, 16]
+BROKEN_TABLE.add_new("LUTData", "OW", bytes(8))
+
+
+@pytest.mark.parametrize(
+    ("tags", "ignored"),
+    [
+        ({"WindowCenter": "2048", "WindowWidth": width}, "WindowCenter WindowWidth")
+        for width in ("0", "-100", ".5", "nan", "inf", "n/a", "0\\-1", "1,5")
+    ]
+    + [
+        ({"WindowCenter": centre, "WindowWidth": "100"}, "WindowCenter WindowWidth")
+        for centre in ("nan", "n/a")
+    ]
+    + [
+        ({"WindowWidth": "", "WindowCenter": "40"}, "WindowCenter"),
+        ({"WindowCenter": "40"}, "WindowCenter"),
+        ({"WindowCenter": "", "WindowWidth": "", "VOILUTFunction": ""}, ""),
+        ({"VOILUTFunction": "LINEAR_EX"}, "VOILUTFunction"),
+        ({"VOILUTSequence": [Dataset()]}, "VOILUTSequence"),
+        ({"VOILUTSequence": [BROKEN_TABLE]}, "VOILUTSequence"),
+        ({"RescaleSlope": "", "RescaleIntercept": ""}, ""),
+        ({"RescaleSlope": "1"}, ""),
+        (
+            {**WINDOW, **RESCALE, "RescaleSlope": "0"},
+            "RescaleSlope RescaleIntercept WindowCenter WindowWidth",
+        ),
+        ({**RESCALE, "RescaleSlope": "nan"}, "RescaleSlope RescaleIntercept"),
+        ({**RESCALE, "RescaleSlope": "1e308"}, "RescaleSlope RescaleIntercept"),
+        ({**RESCALE, "RescaleIntercept": "n/a"}, "RescaleSlope RescaleIntercept"),
+        ({**RESCALE, "RescaleSlope": "1\\2"}, "RescaleSlope RescaleIntercept"),
+        ({"PixelPaddingValue": "none"}, "PixelPaddingValue"),
+        ({"PixelPaddingValue": ("US", [0, 1])}, "PixelPaddingValue"),
+        ({"PixelSpacing": ["0", "0"]}, "PixelSpacing"),
+        ({"ImagerPixelSpacing": "nan\\1", "PixelSpacing": ["0.2", "0.1"]}, "ImagerPixelSpacing"),
+        ({"PatientBirthDate": "31.12.1960", "PatientAge": "old", "StudyTime": "noon"}, ""),
+    ],
+    ids=str,
+)
+def test_an_optional_attribute_that_cannot_be_used_is_left_aside_and_named(
+    tags: dict[str, object], ignored: str
+) -> None:
+    read = read_dicom(as_written(**tags), ImagesConfig(voi="dicom"))
+    assert np.array_equal(read.shades.pixels, scaled(ramp()))
+    assert read.ignored == tuple(ignored.split())
+
+
+def test_a_modality_table_that_cannot_be_used_leaves_the_greys_unknown() -> None:
+    BROKEN_TABLE.ModalityLUTType = "US"
+    for table in (BROKEN_TABLE, Dataset()):
+        assert refusal(dicom_bytes(ramp(), ModalityLUTSequence=[table])) == "bad_intensities"
+    assert open_image(dicom_bytes(ramp(), ModalityLUTSequence=[])).ignored == ()
+
+
+@pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID", "", None])
+@pytest.mark.parametrize(("centre", "width"), [(1500, 700), (-200, 1), (2047.5, 4096)])
+def test_a_window_is_applied_as_pydicom_does(
+    function: str | None, centre: float, width: float
+) -> None:
+    tags = {"WindowCenter": str(centre), "WindowWidth": str(width), **RESCALE}
+    tags |= {} if function is None else {"VOILUTFunction": function}
+    data = dicom_bytes(ramp(), **tags)
+    reference = pydicom.dcmread(io.BytesIO(data))
+    reference.VOILUTFunction = function or "LINEAR"
+    with np.errstate(over="ignore"):
+        expected = apply_windowing(apply_rescale(reference.pixel_array, reference), reference)
+    pixels = open_image(data, ImagesConfig(voi="dicom")).pixels
+    assert np.abs(pixels.astype(int) - scaled(expected)).max() <= 1
+
+
+def test_of_several_windows_the_first_that_can_be_used_is_applied() -> None:
+    several = as_written(WindowCenter="0\\x\\1000\\9", WindowWidth="0\\5\\500")
+    for settings in (ImagesConfig(), ImagesConfig(voi="dicom")):
+        one, other = (
+            open_image(data, settings) for data in (dicom_bytes(ramp(), **WINDOW), several)
+        )
+        assert np.array_equal(one.pixels, other.pixels)
+        assert one.window == other.window
 
 
 def test_spacing_is_millimetres_down_and_across() -> None:
@@ -127,7 +217,6 @@ def test_refused_by_header_before_anything_is_allocated() -> None:
     assert refusal(dicom_bytes(image, SamplesPerPixel=3)) == "not_greyscale"
     assert refusal(dicom_bytes(image, HighBit=3)) == "bad_tags"
     assert refusal(dicom_bytes(image, syntax=MPEG2, frame=b"\0" * 64)) == "transfer_syntax"
-    assert refusal(dicom_bytes(image, RescaleSlope="0", RescaleIntercept="0")) == "bad_intensities"
 
 
 def test_burned_in_text_is_refused_unless_allowed() -> None:
@@ -141,29 +230,34 @@ def test_burned_in_text_is_refused_unless_allowed() -> None:
 )
 @pytest.mark.parametrize("place", ["among the tags", "behind the pixels", "behind compressed ones"])
 def test_whatever_an_annotation_says_but_no_is_burned_in(value: bytes, place: str) -> None:
-    def annotated(value: bytes) -> bytes:
-        element = b"\x28\x00\x01\x03CS" + len(value).to_bytes(2, "little") + value
-        compressed = {"syntax": JPEG_LS, "frame": imagecodecs.jpegls_encode(ramp())}
-        ids = {"StudyInstanceUID": "1.2", "SeriesInstanceUID": "1.3"}
-        file = dicom_bytes(ramp(), **ids, **(compressed if "compressed" in place else {}))
-        if "behind" in place:
-            padding = b"\xfc\xff\xfc\xffOB\0\0\4\0\0\0\0\0\0\0"
-            return file + padding + element
-        at = file.index(b"\xe0\x7f\x10\x00")
-        return file[:at] + element + file[at:]
+    compressed = {"syntax": JPEG_LS, "frame": imagecodecs.jpegls_encode(ramp())}
+    file = dicom_bytes(ramp(), **(compressed if "compressed" in place else {}))
+    padding = element(b"OB", (0xFFFC, 0xFFFC), bytes(4))
 
-    strict, lenient = ImagesConfig(), ImagesConfig(reject_burned_in=False)
-    for ask in (read_dicom, separate):
-        with pytest.raises(ImageError) as refused:
-            ask(annotated(value), strict)
-        assert refused.value.code == "burned_in"
-        for fine in (b"NO", b"no", b"", b"NO\0\0"):
-            ask(annotated(fine), strict)
-    # where it is allowed here, whoever gets the image without identity is told
-    stripped = separate(annotated(value), lenient).stripped
-    read_dicom(stripped, lenient)
-    with pytest.raises(ImageError, match="burned_in"):
-        read_dicom(stripped, strict)
+    def annotated(*values: bytes) -> bytes:
+        elements = b"".join(element(b"CS", (0x0028, 0x0301), value) for value in values)
+        at = file.index(b"\xe0\x7f\x10\x00")
+        return file + padding + elements if "behind" in place else file[:at] + elements + file[at:]
+
+    for says_text in ((value,), (value, b"NO"), (b"NO", value), (b"", value, b"no")):
+        assert refusal(annotated(*says_text)) == "burned_in"
+    for fine in (b"NO", b"no", b"", b"NO\0\0"):
+        read_dicom(annotated(fine, b"NO"), ImagesConfig())
+
+
+def test_an_annotation_behind_more_elements_than_any_image_has_is_not_passed_over() -> None:
+    many = b"".join(element(b"LO", (0x7FE1, number), b"x ") for number in range(4001))
+    hidden = element(b"CS", (0x0028, 0x0301), b"YES ")
+    assert refusal(dicom_bytes(ramp()) + many + hidden) == "too_many_elements"
+    assert refusal(dicom_bytes(ramp()) + many[: 10 * 3998] + hidden) == "burned_in"
+
+
+def element(kind: bytes, tag: tuple[int, int], value: bytes) -> bytes:
+    """An element in explicit VR, little endian."""
+    length = len(value).to_bytes(2, "little")
+    if kind == b"OB":
+        length = b"\0\0" + len(value).to_bytes(4, "little")
+    return b"".join(part.to_bytes(2, "little") for part in tag) + kind + length + value
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+../../medclip_dcl/exchange.py

@@ -1,0 +1,221 @@
+"""Radiographs of patients who do not exist, headers as archives hold them, and an answer."""
+
+import datetime as dt
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pydicom
+
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.errors import ImageError
+from medclip_dcl.schemas import (
+    ClassifyAnswer,
+    Code,
+    FindingAnswer,
+    ImageFacts,
+    Location,
+    Point,
+    Rectangle,
+)
+from medclip_hospital.instance import EncodedObject, ResultsConfig
+from medclip_hospital.results import encode_results
+from testing.dicom import dicom_bytes, ramp
+
+ALL_OBJECTS = ResultsConfig()
+ANSWERED_AT = dt.datetime(2026, 3, 4, 5, 6, 7, tzinfo=dt.UTC)
+CLEAN: dict[str, Any] = {
+    "SpecificCharacterSet": "ISO_IR 100",
+    "PatientID": "P1",
+    "PatientName": "Muster^Max",
+    "PatientBirthDate": "19400305",
+    "PatientSex": "M",
+    "PatientAge": "084Y",
+    "AccessionNumber": "A1",
+    "StudyID": "S1",
+    "StudyDate": "20240826",
+    "StudyTime": "102233",
+    "StudyDescription": "CHEST",
+    "ReferringPhysicianName": "Doe^Jane",
+    "StudyInstanceUID": "1.2.3.4",
+    "SeriesInstanceUID": "1.2.3.5",
+    "SOPInstanceUID": "1.2.3.6",
+    "FrameOfReferenceUID": "1.2.3.7",
+    "PatientOrientation": ["L", "F"],
+}
+"""A header without a fault."""
+
+
+def radiograph(
+    pixels: np.ndarray | None = None, photometric: str = "MONOCHROME2", **changes: Any
+) -> bytes:
+    """A DICOM radiograph with the clean header, changed; a tag that is set to `...` is left out."""
+    tags = {name: value for name, value in (CLEAN | changes).items() if value is not ...}
+    charset = tags.get("SpecificCharacterSet")
+    wild = isinstance(charset, str) and charset not in pydicom.charset.python_encoding
+    if wild:  # pydicom would not write it
+        tags["SpecificCharacterSet"] = "ISO_IR 101"
+        assert len(charset) == len("ISO_IR 101")
+    missing = [name for name, value in changes.items() if value is ... and name not in tags]
+    data = dicom_bytes(ramp(96, 64) if pixels is None else pixels, photometric=photometric, **tags)
+    if "SOPInstanceUID" in missing:  # `dicom_bytes` gives every file one
+        data = data.replace(b"\x08\x00\x18\x00UI", b"\x08\x00\x19\x00UI", 1)
+    return data.replace(b"ISO_IR 101", charset.encode()) if wild else data
+
+
+def answer_of(
+    height_px: int,
+    width_px: int,
+    present: tuple[str, ...] = ("effusion", "pneumonia"),
+    flags: Sequence[str] = (),
+) -> ClassifyAnswer:
+    """An answer on four findings; what is present has a box that leaves the image on the right."""
+    grid = np.zeros((4, 4))
+    grid[2, 1] = 0.5
+    where = Location(
+        affine=(width_px / 4, 0, width_px / 8, 0, height_px / 4, height_px / 8),
+        peak=Point(x=1.5 * width_px / 4, y=2.5 * height_px / 4, score=0.5),
+        threshold=0.25,
+        box=Rectangle(x=width_px / 4, y=height_px / 2, width=width_px, height=height_px / 4),
+    )
+    coded = {"effusion": Code(value="60046008", scheme="SCT", meaning="Pleural effusion")}
+    probabilities = {"effusion": 0.83, "edema": 0.08}
+    return ClassifyAnswer(
+        model="ab" * 32,
+        image=ImageFacts(width_px=width_px, height_px=height_px, source="dicom", flags=[*flags]),
+        findings=[
+            FindingAnswer(
+                name=name,
+                score=0.61,
+                margin=0.1,
+                decision=name in present,
+                probability=probabilities.get(name),
+                probability_note="" if name in probabilities else "no calibration was fitted",
+                heatmap=grid.tolist(),
+                where=where if name != "edema" else where.model_copy(update={"box": None}),
+                code=coded.get(name),
+            )
+            for name in ("effusion", "pneumonia", "edema", "cardiomegaly")
+        ],
+        engine="openvino",
+        precision="bfloat16",
+    )
+
+
+def results_of(
+    data: bytes,
+    decoder: Decoder,
+    answer: ClassifyAnswer | None = None,
+    answered_at: dt.datetime = ANSWERED_AT,
+    settings: ResultsConfig = ALL_OBJECTS,
+) -> tuple[EncodedObject, ...]:
+    """The objects of a file, by the fixed answer."""
+    picture = decoder.open(data)
+    answer = answer or answer_of(*picture.pixels.shape)
+    return encode_results(decoder.separate(data).header, answer, picture, answered_at, settings)
+
+
+@dataclass(frozen=True)
+class DirtyHeader:
+    """A fault of a header, and what comes of it: a refusal, or values in the objects."""
+
+    changes: Mapping[str, Any]
+    refused: str = ""
+    values: Mapping[str, str | None] = field(default_factory=dict)  # None: the tag is not there
+
+
+def _emptied(name: str, value: Any = ...) -> DirtyHeader:
+    return DirtyHeader({name: value}, values={name: ""})
+
+
+DIRTY_HEADERS: dict[str, DirtyHeader] = {
+    "impossible date": _emptied("StudyDate", "20041350"),
+    "time with colons": DirtyHeader({"StudyTime": "10:22:33"}, values={"StudyTime": "102233"}),
+    "hour 25": _emptied("StudyTime", "250000"),
+    "birth date with dashes": _emptied("PatientBirthDate", "1940-03-05"),
+    "unknown character set": DirtyHeader(
+        {"SpecificCharacterSet": "ISO_IR 999"}, values={"SpecificCharacterSet": None}
+    ),
+    "misspelt character set": DirtyHeader(
+        {"SpecificCharacterSet": "ISO-IR 100"}, values={"SpecificCharacterSet": "ISO_IR 100"}
+    ),
+    "no study UID": DirtyHeader({"StudyInstanceUID": ...}, "no_identity"),
+    "no series UID": DirtyHeader({"SeriesInstanceUID": ...}, "no_identity"),
+    "no SOP UID": DirtyHeader({"SOPInstanceUID": ...}, "no_identity"),
+    "no rows": DirtyHeader({"Rows": None}, "bad_tags"),
+    "orientation of unknown letters": _emptied("PatientOrientation", ["X", "Q"]),
+    "date of ACR-NEMA": DirtyHeader({"StudyDate": "2004.08.26"}, values={"StudyDate": "20040826"}),
+    "accession number of 40": DirtyHeader(
+        {"AccessionNumber": 40 * "7"}, values={"AccessionNumber": 40 * "7"}
+    ),
+    "description of 200": DirtyHeader(
+        {"StudyDescription": 200 * "D"}, values={"StudyDescription": None}
+    ),
+    "name of 200": DirtyHeader({"PatientName": 200 * "N"}, values={"PatientName": 200 * "N"}),
+    "name of six carets": DirtyHeader(
+        {"PatientName": "A^B^C^D^E^F^G"}, values={"PatientName": "A^B^C^D^E^F^G"}
+    ),
+    "letters in a UID": DirtyHeader({"StudyInstanceUID": "1.2.x.4"}, "no_identity"),
+    "leading zero in a UID": DirtyHeader({"SeriesInstanceUID": "1.02.3"}, "no_identity"),
+    "empty study UID": DirtyHeader({"StudyInstanceUID": ""}, "no_identity"),
+    "laterality B": _emptied("Laterality", "B"),
+    "empty frame of reference": DirtyHeader(
+        {"FrameOfReferenceUID": ""}, values={"FrameOfReferenceUID": None}
+    ),
+    "no patient id": _emptied("PatientID"),
+    "no name": _emptied("PatientName"),
+    "no sex": _emptied("PatientSex"),
+    "no birth date": _emptied("PatientBirthDate"),
+    "no accession number": _emptied("AccessionNumber"),
+    "no study id": _emptied("StudyID"),
+    "no dates": DirtyHeader(
+        {"StudyDate": ..., "StudyTime": ...}, values={"StudyDate": "", "StudyTime": ""}
+    ),
+    "sex X": _emptied("PatientSex", "X"),
+    "age 45": DirtyHeader({"PatientAge": "45"}, values={"PatientAge": None}),
+    "one-valued orientation": _emptied("PatientOrientation", ["L"]),
+}
+"""Headers as archives hold them; highdicom raises on eleven of them, and copies ten as they are."""
+
+
+def header_outcome(
+    dirty: DirtyHeader, decoder: Decoder, settings: ResultsConfig = ALL_OBJECTS
+) -> tuple[str, list[pydicom.Dataset]]:
+    """The refusal, or the objects as pydicom reads them."""
+    try:
+        made = results_of(radiograph(**dirty.changes), decoder, settings=settings)
+    except ImageError as error:
+        return error.code, []
+    return "", [read(item) for item in made]
+
+
+def as_expected(
+    dirty: DirtyHeader, decoder: Decoder, settings: ResultsConfig = ALL_OBJECTS
+) -> bool:
+    """Whether a dirty header came to what it should."""
+    refused, made = header_outcome(dirty, decoder, settings)
+    if refused != dirty.refused:
+        return False
+    capture_alone = {"PatientOrientation", "Laterality"}
+    return all(
+        _text(item, name) == value
+        for item in made
+        for name, value in dirty.values.items()
+        if name not in capture_alone or item.Modality == "OT"
+    )
+
+
+def read(item: EncodedObject) -> pydicom.Dataset:
+    """An encoded object as pydicom reads it, which must find it whole."""
+    return pydicom.dcmread(io.BytesIO(item.data))
+
+
+def _text(item: pydicom.Dataset, name: str) -> str | None:
+    if name not in item:
+        return None
+    with warnings.catch_warnings(action="ignore"):  # what is verbatim may be too long
+        value = item[name].value
+    return "" if value is None else str(value)

@@ -1,1 +1,0 @@
-"""Answers as DICOM objects: structured report, presentation state, secondary capture."""
