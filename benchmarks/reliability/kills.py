@@ -65,7 +65,7 @@ from testing.service import png
 Base = Literal["studies", "evaluated"]
 Before = tuple[str, tuple[Any, ...]]
 QUICK = ("score_sentences", "prepare_images", "build_index", "train", "train on two processes")
-EVERY = {"quick": 40, "normal": 40, "long": 1}
+EVERY = {"quick": 200, "normal": 40, "long": 1}
 """One write in so many fails, in each way."""
 MOMENTS = {"quick": 3, "normal": 12, "long": 60}
 """Kills at random moments of each command that has them."""
@@ -95,7 +95,7 @@ _GRID = {
     "axes": {"eta.constant": [0.0, 0.1]},
     "settings": {"eta.source": "constant"},
     "seeds": [0],
-    "figures": ["grounding.cnr"],
+    "figures": {"CNR": "grounding.cnr"},
 }
 
 
@@ -198,6 +198,7 @@ def arm(folder: str, counter: str, at: int, error: int, lasting: int) -> None:
 
 
 REPLACING = ("--config", "{config}", "--set", "work={work}", "--replace")
+_COMPARED = ("{work}", "{work}", "--json", "{work}/comparison.json")
 _VECTORS = ("{work}/sentences/sentences.parquet", "--sentences", "text")
 _VECTORS += ("--model", "{work}", "--out", "{work}/vectors.parquet")
 _PUSHED = ("--config", "{config}", "--set", "work={work}", "--repo", "someone/model")
@@ -230,17 +231,18 @@ def commands() -> tuple[Command, ...]:
         evaluated("evaluate", old=("evaluate.bootstrap=5",)),
         evaluated("write_cards", old=("card.licence=apache-2.0",)),
         evaluated("build_index", old=("index.shard_rows=8",), moments=True),
-        evaluated("ask_service"),
-        evaluated("write_report", old=("report.private=true",)),
-        evaluated("compare", words=("{work}", "{work}", "--json", "{work}/comparison.json")),
-        evaluated("embed", words=_VECTORS, once=True),
+        evaluated("ask_service", leaf=True),
+        evaluated("write_report", leaf=True, old=("report.private=true",)),
+        evaluated("compare", words=_COMPARED, leaf=True),
+        evaluated("embed", words=_VECTORS, once=True, leaf=True),
         evaluated(
             "export",
             words=("{work}", "--to", "transformers", "--out", "{work}/exported"),
             once=True,
+            leaf=True,
         ),
-        evaluated("push_model", words=_PUSHED),
-        evaluated("sweep", words=_SWEPT, varying=("sweep.csv", "sweep.html")),
+        evaluated("push_model", words=_PUSHED, leaf=True),
+        evaluated("sweep", words=_SWEPT, varying=("sweep.json", "sweep.png"), leaf=True),
         evaluated("train", old=("seed=1",), words=REPLACING, moments=True),
         evaluated(
             "train on two processes",

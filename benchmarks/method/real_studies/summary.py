@@ -49,6 +49,19 @@ FIGURES: dict[str, tuple[str, Callable[[Figures], float]]] = {
 }
 """Name -> heading and reader. The first is primary."""
 PRIMARY = next(iter(FIGURES))
+COLUMNS = ("auc_four", "auc_one", "auc_six", "auprc", "rank", "recall")
+"""Figures of the page's tables."""
+SHOWN = ("relations_both", "cross", "best_constant", "paper", "infonce_both", "infonce_both_early")
+SHOWN += ("relations_both_shuffled", "cross_shuffled", "ceiling")
+"""Rows of the page's tables."""
+PAIRS = (
+    *(("random", "relations_both", other) for other in (*SHOWN[2:7], "cross", "ceiling")),
+    *(("random", "cross", other) for other in (*SHOWN[2:5], "cross_shuffled")),
+    *(("random", "paper", other) for other in ("infonce_both", "infonce_texts", "eta_shuffled")),
+    *(("warm", row, "infonce_both") for row in SHOWN[:4]),
+    *(("warm", "relations_both", other) for other in ("best_constant", "ceiling")),
+)
+"""Start, row, and the row that it is compared with, of the page's table of differences."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +82,8 @@ class Difference:
 
     def __str__(self) -> str:
         if self.folds < _LEAST_FOLDS:
-            return f"{self.value:+.3f}"
-        return f"{self.value:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+            return _signed(self.value)
+        return f"{_signed(self.value)} [{_signed(self.low)}, {_signed(self.high)}]"
 
 
 def compare(one: Sequence[float], other: Sequence[float]) -> Difference:
@@ -177,14 +190,31 @@ def read_runs(files: Sequence[str] = RUNS) -> Runs:
 
 
 def table(runs: Runs, start: str, rows: Sequence[str], figures: Sequence[str]) -> str:
-    """Lay out rows in Markdown: each figure's mean, and the primary one's gain over InfoNCE."""
+    """Lay out rows in Markdown: each figure's mean, and the primary one's gain over InfoNCE.
+
+    `folds` are those with the primary figure, and in brackets those with any.
+    """
     heads = ["", "folds", *(FIGURES[name][0] for name in figures), "minus InfoNCE", "ahead in"]
     lines = [_line(heads), "|---" * len(heads) + "|"]
     for row in rows:
-        cells = [TITLES[row], str(len(runs.by_fold(start, row, "auc_one")))]
+        asked, run = (len(runs.by_fold(start, row, name)) for name in (PRIMARY, "auc_one"))
+        cells = [TITLES[row], str(asked) if asked == run else f"{asked} ({run})"]
         cells += [show(runs.mean(start, row, name), name) for name in figures]
         gain = None if row == BASELINE else runs.minus(row, BASELINE, start=start)
-        cells += ["", ""] if gain is None else [str(gain), f"{gain.ahead} of {gain.folds}"]
+        cells += ["-", "-"] if gain is None else [str(gain), f"{gain.ahead} of {gain.folds}"]
+        lines.append(_line(cells))
+    return "\n".join(lines)
+
+
+def comparisons(runs: Runs, pairs: Sequence[tuple[str, str, str]] = PAIRS) -> str:
+    """Lay out differences of rows in Markdown: asked by four sentences a side, and by one pair."""
+    heads = ["row", "minus", "four sentences a side", "ahead in", "one pair", "ahead in"]
+    lines = [_line(heads), "|---" * len(heads) + "|"]
+    for start, one, other in pairs:
+        cells = [f"{TITLES[one]}{' (pretrained)' * (start == 'warm')}", TITLES[other]]
+        for figure in (PRIMARY, "auc_one"):
+            gap = runs.minus(one, other, figure, start)
+            cells += ["-", "-"] if gap is None else [str(gap), f"{gap.ahead} of {gap.folds}"]
         lines.append(_line(cells))
     return "\n".join(lines)
 
@@ -196,16 +226,20 @@ def show(value: float | None, figure: str) -> str:
     return f"{value:.0f}" if figure.endswith("rank") else f"{value:.3f}".replace("0.", ".")
 
 
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("+0.", "+.").replace("-0.", "-.")
+
+
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
 def main(_argv: Sequence[str] | None = None) -> int:
-    """Print every row of every start."""
+    """Print every row of every start, and the comparisons of the page."""
     runs = read_runs()
-    columns = ("auc_four", "auc_one", "auc_six", "auprc", "rank", "recall")
     for start in ("random", "warm"):
-        print(f"\n{start} start\n\n{table(runs, start, runs.rows(start), columns)}")
+        print(f"\n{start} start\n\n{table(runs, start, runs.rows(start), COLUMNS)}")
+    print(f"\n{comparisons(runs)}")
     return 0
 
 

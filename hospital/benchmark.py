@@ -1,6 +1,6 @@
 """Kill -9 of the gateway and the PACS, disks that fail: is what was acknowledged answered, once?
 
-    python -m benchmarks.reliability.gateway [--quick | --long] [--strict]
+    python -m hospital.benchmark [--quick | --long] [--strict]
 
 A modality sends every image twice, and again until it is acknowledged; Orthanc receives the
 answers, a stub gives them. The gateway is killed while an image arrives and while one is worked
@@ -38,7 +38,8 @@ from typing import Any
 from pydicom.uid import generate_uid
 
 from benchmarks.record import finish
-from benchmarks.reliability.faults import failing_disk
+from benchmarks.reliability.kills import arm as arm_disk
+from benchmarks.reliability.kills import failing_disk
 from hospital.tests.support import orthanc
 from hospital.tests.support.orthanc import Orthanc, radiograph, send, wait_until
 from medclip_dcl.data.images import Decoder
@@ -60,7 +61,7 @@ TIERS = {
     "long": (30, 120, 60, 20, 1),
 }
 PRELOADED = ("medclip_hospital.gateway.launcher", "medclip_hospital.structured_report")
-PRELOADED += ("benchmarks.reliability.faults", "hospital.tests.support.orthanc")
+PRELOADED += ("benchmarks.reliability.kills", "hospital.tests.support.orthanc")
 """What the process that gateways are forked from has imported."""
 _FAR = 1 << 40  # call that fails; the counter is set to just before it
 
@@ -267,9 +268,7 @@ def _moment(bench: Bench) -> str:
 
 def arm(folder: str, counter: str, error: int, lasting: int) -> None:
     """Let a call far away fail; called in the process that is to suffer."""
-    from benchmarks.reliability import faults
-
-    faults.arm(folder, counter, _FAR, error, lasting)
+    arm_disk(folder, counter, _FAR, error, lasting)
 
 
 class Disk:
@@ -309,9 +308,7 @@ def disks(bench: Bench, step: int, counter: Path) -> dict[str, float]:
         return modality.is_idle() and bench.is_done()
 
     for error, lasting in ((errno.EIO, 0), (errno.ENOSPC, 1)):
-        bench.start(
-            ("benchmarks.reliability.gateway:arm", (str(bench.spool), str(counter), error, lasting))
-        )
+        bench.start(("hospital.benchmark:arm", (str(bench.spool), str(counter), error, lasting)))
         modality = Modality(bench.port)
         disk.heal()
         deliver()
@@ -361,7 +358,7 @@ def lost_by_early_acknowledgement(bench: Bench) -> int:
     """Kill a gateway after each acknowledgement that came too early; count lost objects."""
     images = [radiograph(number) for number in range(2000, 2004)]
     for image in images:
-        bench.start(("benchmarks.reliability.gateway:acknowledge_early", ()))
+        bench.start(("hospital.benchmark:acknowledge_early", ()))
         assert send(bench.port, [image]) == [0]
         bench.kill()
     bench.start()
@@ -375,7 +372,7 @@ def doubled_by_drawn_uids(bench: Bench) -> int:
     images = [radiograph(number) for number in range(3000, 3002)]
     counts = []
     for _ in range(2):
-        bench.start(("benchmarks.reliability.gateway:draw_uids", ()))
+        bench.start(("hospital.benchmark:draw_uids", ()))
         assert send(bench.port, images) == [0] * len(images)
         wait_until(bench.is_done, PATIENCE_S)
         bench.kill()
@@ -390,7 +387,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     With `--strict` 1 where an image was lost, doubled, or the gateway ended, or where a wrong one
     was not found out.
     """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.gateway")
+    parser = argparse.ArgumentParser(prog="python -m hospital.benchmark")
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
     parser.add_argument("--long", action="store_const", const="long", dest="tier")
     parser.add_argument("--strict", action="store_true")
