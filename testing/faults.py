@@ -28,7 +28,7 @@ from medclip_synthetic import tree
 from medclip_synthetic.patients import NATURAL, Item, Patient
 from medclip_synthetic.radiograph import DrawnImage
 from medclip_synthetic.settings import GenerateConfig
-from medclip_synthetic.tree import plan_patients
+from medclip_synthetic.tree import BOX_TABLE, plan_patients
 
 FAULT_LIST = "truth/faults.csv"
 """The fault list, relative to the tree's root."""
@@ -413,3 +413,14 @@ def leaks(work: Path, images: Sequence[dict[str, Any]], reports: Sequence[dict[s
         boxed = {row["path"].split("/")[2][1:] for row in csv.DictReader(stream)}
     both = sum(len(found) > 1 for found in splits.values())
     return both + sum("train" in splits[subject] for subject in boxed & splits.keys())
+
+
+def _images_without_report(
+    planted: Sequence[Planted], images: Sequence[dict[str, str]]
+) -> set[str]:
+    spoilt = {item.study_id for item in planted if item.fault in _TEXT_FAULTS}
+    return {
+        row["dicom_id"]
+        for row in images
+        if row["study_id"] in spoilt and row["view"] in {"AP", "PA"}
+    }

@@ -1,4 +1,4 @@
-"""The figures of the page on real studies are those of the kept runs, by statistics held by hand."""
+"""The page on real studies states what the kept runs give, by statistics held by hand."""
 
 import re
 from pathlib import Path
