@@ -11,7 +11,7 @@ METHOD = ("demo", "labeler", "method", "real_likelihood", "real_studies")
 
 LONG = ("kills", "fuzz", "demo", "service", "serve", "retrieve", "soak")
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
-_TIERED = {"kills", "fuzz", "serve", "service"}
+_TIERED = {"kills", "fuzz", "serve"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
