@@ -7,7 +7,7 @@ PIP = $(BIN)/pip install --quiet --no-compile --constraint requirements.lock
 COMPILE = $(BIN)/python -m compileall -qq --workers 0 .venv/lib || true # pip itself takes one core
 export PYTHONDONTWRITEBYTECODE := # the demo compiles what it imports, and nothing else
 CONFIG ?= configs/demo.yaml
-MUTATION := build/mutation/lib
+MUTATION := build/mutation
 AXE := axe-playwright-python==0.1.8
 
 .PHONY: demo test check docs serve bench bench-compare long mutants containers lock clean
@@ -52,11 +52,13 @@ bench-compare: $(INSTALLED) ## make bench-compare BASE=commit: speed of this che
 long: $(INSTALLED) ## the counts that take hours; results are kept in benchmarks/results
 	$(BIN)/python -m benchmarks --long
 
-mutants: $(INSTALLED) ## make mutants ROOM=name: share of wrong changes to its code that its tests notice
-	test -d $(MUTATION)/cosmic_ray || { \
-	  $(BIN)/python -m pip install --quiet --target $(MUTATION) 'pip>=25.1' && \
-	  PYTHONPATH=$(MUTATION) $(BIN)/python -m pip install --quiet --target $(MUTATION) --group mutants; }
-	$(BIN)/python -m checks.mutation $(addprefix --room ,$(ROOM)) $(MUTANTS)
+mutants: $(INSTALLED) ## make mutants MODULE=x.py TESTS=test_x.py: wrong changes to code that its tests do not notice
+	test -d $(MUTATION)/lib || $(BIN)/python -m pip install --quiet --target $(MUTATION)/lib 'cosmic-ray>=8.7,<9'
+	rm -rf $(MUTATION)/tree && mkdir -p $(MUTATION)/tree && git archive HEAD | tar -x -C $(MUTATION)/tree
+	sed 's|MODULE|$(MODULE)|; s|TESTS|$(TESTS)|; s|PYTHON|$(CURDIR)/$(BIN)/python|' checks/mutation.toml >$(MUTATION)/tree/mutation.toml
+	cd $(MUTATION)/tree && export PYTHONPATH=$(CURDIR)/$(MUTATION)/tree:$(CURDIR)/$(MUTATION)/lib && \
+	  for step in init exec; do ../lib/bin/cosmic-ray $$step mutation.toml ../session.sqlite || exit 1; done && \
+	  ../lib/bin/cr-report ../session.sqlite --show-pending
 
 docs: $(INSTALLED) ## figures, and the machines of results, then the site
 	$(BIN)/python -m tests.house.documents

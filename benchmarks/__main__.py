@@ -5,16 +5,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "gpu")
-SPEED += ("scale", "scale_limits", "scale_training")
-RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
-RELIABILITY += ("gateway", "soak")
-METHOD = ("bias", "demo", "labeler", "method", "real_likelihood", "real_recipe", "real_studies")
+SPEED = ("loss", "pll", "prepare", "train", "serve", "retrieve", "gpu")
+RELIABILITY = ("fuzz", "kills", "privacy", "service", "soak")
+METHOD = ("demo", "labeler", "method", "real_likelihood", "real_studies")
 
-LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo")
-LONG += ("service", "serve", "retrieve", "gateway", "soak", "real_recipe")
+LONG = ("kills", "fuzz", "demo", "service", "serve", "retrieve", "soak")
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
-_TIERED = {"kills", "faults", "fuzz", "gateway", "serve", "service"}
+_TIERED = {"kills", "fuzz", "serve"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

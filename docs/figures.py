@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.method.real_studies.summary import BASELINE, SHOWN, TITLES, read_runs  # noqa: E402
 from medclip_dcl import debiased_contrastive_loss, read_claims  # noqa: E402
 
 FOLDER = ROOT / "docs" / "figures"
@@ -151,29 +152,26 @@ def _differences(rows: dict[str, str], panels: list[tuple[str, str, str]], unit:
 
 def real_studies() -> Figure:
     """Draw what each objective does on real studies from either start, and against InfoNCE."""
-    text = (ROOT / "benchmarks/results/real_studies.json").read_text(encoding="utf-8")
-    tables: dict[str, Any] = json.loads(text)["tables"]
-    random, warm = (tables[start]["rows"] for start in ("random", "warm"))
-    shown = [name for name, row in warm.items() if row["runs"] == 5 <= random[name]["runs"]]
-    shown.sort(key=lambda name: -warm[name]["mean_auc"])
+    runs = read_runs()
+    shown = [row for row in SHOWN if row != "ceiling"]
+    shown.sort(key=lambda row: -(runs.mean("warm", row) or 0))
     figure = Figure(figsize=(7, 1.2 + 0.27 * len(shown)), layout="constrained")
     level, gain = figure.subplots(1, 2, sharey=True)
-    starts = ((random, BLUE, "random weights"), (warm, ORANGE, "pretrained on the images"))
-    for rows, color, label in starts:
-        for place, row in enumerate(rows[name] for name in shown):
-            at = place + (0.14 if rows is warm else -0.14)
-            level.plot(row["mean_auc"], at, "o", color=color, markersize=5, label=label)
+    starts = {"random": (BLUE, "random weights"), "warm": (ORANGE, "pretrained on the images")}
+    for start, (color, label) in starts.items():
+        for place, row in enumerate(shown):
+            at = place + (0.14 if start == "warm" else -0.14)
+            level.plot(runs.mean(start, row), at, "o", color=color, markersize=5, label=label)
             label = ""  # once in the legend
-            if (against := row["against_baseline"]) is not None:
-                reach = [[against["value"] - against["low"]], [against["high"] - against["value"]]]
-                fill = color if against["low"] > 0 else "white"
-                gain.errorbar(
-                    against["value"], at, xerr=reach, fmt="o", color=color, markersize=5, mfc=fill
-                )
+            if row == BASELINE or (against := runs.minus(row, BASELINE, start=start)) is None:
+                continue
+            reach = [[against.value - against.low], [against.high - against.value]]
+            fill = color if against.low > 0 else "white"
+            gain.errorbar(against.value, at, xerr=reach, fmt="o", color=color, ms=5, mfc=fill)
     gain.axvline(0, color="black", linewidth=0.6)
-    level.set_title("zero-shot AUC", fontsize=9)
+    level.set_title("zero-shot AUC, four sentences a side", fontsize=9)
     gain.set_title("minus InfoNCE, 95 %", fontsize=9)
-    level.set_yticks(range(len(shown)), [random[name]["title"] for name in shown])
+    level.set_yticks(range(len(shown)), [TITLES[row] for row in shown])
     level.set_ylim(len(shown) - 0.5, -0.5)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure

@@ -1,4 +1,4 @@
-/* Lets writes below a folder fail, for benchmarks/faults.py: preloaded, it stands between a
+/* Lets writes below a folder fail, for benchmarks/reliability/kills.py: preloaded, it stands between a
  * process and its C library. Counted are the calls that change the disk: opening for writing,
  * writing, flushing, renaming, making and removing.
  */

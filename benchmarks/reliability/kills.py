@@ -1,186 +1,606 @@
-"""Kill -9 at random moments of a job, start it again: is the end that of an uninterrupted run?
+"""Kill a command, or let its disk fail; run it again: is the end that of an undisturbed run?
 
-    python -m benchmarks.reliability.kills [--quick | --long] [--strict] [--job NAME]
-        [--work FOLDER]
+    python -m benchmarks.reliability.kills [--quick | --long] [--strict]
+        [--work FOLDER] [--only NAME ...]
 
-`faults` kills every command at each of its writes; here four jobs are killed between them as well,
-with all their workers. A job works on a small folder, in which an artifact of other settings stands
-in the place of its own; its process group is killed at a random moment, and started and killed
-again, until a run comes to its end. At least a third of the kills is aimed: the group is frozen
-when a half-written file is seen, and killed where that file is still there. After every kill
-whatever bears its final name must be the old one or the new one, every byte of it, and units of
-work that were whole must be as they were; the end must have the files of an undisturbed run. What
-`exactness` asks of training, such as its curve, is not asked again. Ends that were reached are
-noted in FOLDER and not repeated.
+Every command that writes (`commands`) runs on a small folder, in most cases where an artifact of
+other settings is in its place. The n-th call that changes the disk below that folder
+
+    eio     fails once
+    full    fails with ENOSPC, as all after it do, the last write cut in half
+    kill    is not reached: the process and its workers are killed there; so is the next run, at a
+            call that is drawn
+
+(`failing_disk.c`, which needs a C compiler), and
+
+    moment  the process group is killed at a random moment, again and again; at least a third of
+            these kills hit a half-written file
+
+A command that fails must end with exit code 4 and say so in one line. Whatever bears its final name
+must open and be the old or the new one, every byte of it. What was whole must not be made again,
+and the same command must then end with the files of an undisturbed run: for training, on one
+process and on two, with the same bits in every weight.
+
+Trials that were made are noted in FOLDER and not repeated.
 """
 
 import argparse
+import ctypes
+import errno
 import functools
+import mmap
 import os
 import random
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+
+import yaml
 
 from benchmarks.record import finish
-from benchmarks.reliability.faults import Bench, Scene, is_new, is_old_or_new
-from benchmarks.reliability.writers import REPLACING, Writer, snapshot, units
 from benchmarks.run_log import RunLog
-from medclip_dcl.files import STAGED
+from medclip_dcl.artifact import HEADER, ArtifactType, open_artifact, read_artifact_header
+from medclip_dcl.data import manifest
+from medclip_dcl.errors import ArtifactError
+from medclip_dcl.files import STAGED, sha256_file
 from medclip_dcl.progress import Progress
+from medclip_dcl.tables import read_table
+from testing import forkserver
+from testing.corpus import write_config
+from testing.evaluated import PROMPTS, write_evaluated
+from testing.processes import free_port
+from testing.service import png
 
-KILLS = {"quick": 6, "normal": 12, "long": 60}
+Base = Literal["studies", "evaluated"]
+Before = tuple[str, tuple[Any, ...]]
+QUICK = ("score_sentences", "prepare_images", "build_index", "train", "train on two processes")
+EVERY = {"quick": 200, "normal": 40, "long": 1}
+"""One write in so many fails, in each way."""
+MOMENTS = {"quick": 3, "normal": 12, "long": 60}
+"""Kills at random moments of each command that has them."""
 AIMED = 1 / 3
-"""Share of the kills that must hit a flush."""
-_QUICK_SHARE = {"train": 1 / 3}  # its restarts are long
+"""Share of these that must hit a half-written file."""
+FAULTS = {"eio": (errno.EIO, 0), "full": (errno.ENOSPC, 1), "kill": (0, 0)}
+_WRONG = ("unclear", "silent", "broken", "different", "again")
 _POLL_S = 0.0002
-_SMALL = (
-    *("generate.patients=150", "generate.size_px=128", "images.size_px=144", "workers=2"),
-    *("likelihood.unit_pieces=500", "language_model.steps=20"),
-    "language_model.vocabulary=2000",  # no sentence is longer than a unit, so each has one score
+_SHA256_DIGITS = 64
+_DRAFT = re.compile(r"/\.([^/]+)\.draft/")
+_UNITS = ("unit-*.json", "shard-*", "run.json", "data/*.parquet")
+_STUDIES = (
+    *("generate.patients=8", "generate.size_px=64", "images.size_px=64"),
+    *("workers=1", "source.max_reject_share=1"),
+    *("language_model.steps=3", "language_model.vocabulary=300"),
+    *("language_model.hidden_size=32", "likelihood.unit_pieces=1500"),
 )
+_EVALUATED: dict[str, dict[str, Any]] = {
+    "source": {"root": "${WORK}"},
+    "evaluate": {"prompts": "${WORK}/prompts.yaml", "bootstrap": 10, "retrieval_pool": 4},
+    "card": {"intended_use": "Tests.", "limits": ["Tiny."], "licence": "mit", "data": "CC0-1.0"},
+    "probabilities": {"least_per_class": 2},
+    "train": {"steps": 12, "save_every_steps": 2},
+    "index": {"shard_rows": 2},
+}
+_GRID = {
+    "axes": {"eta.constant": [0.0, 0.1]},
+    "settings": {"eta.source": "constant"},
+    "seeds": [0],
+    "figures": {"CNR": "grounding.cnr"},
+}
 
 
-def killed_jobs(_hub: str = "") -> tuple[Writer, ...]:
-    """List the jobs that are killed, and those that they need before them."""
-    studies = functools.partial(Writer, base="studies", settings=_SMALL)
-    evaluated = functools.partial(Writer, base="evaluated")
+@dataclass(frozen=True)
+class Command:
+    """A command that writes into a work folder."""
+
+    name: str
+    """Its module in `pipelines`, and what sets it apart from another of that module."""
+    base: Base
+    settings: tuple[str, ...] = ()
+    old: tuple[str, ...] | None = None
+    """Settings of the artifact that is there before; None: there is none."""
+    once: bool = False
+    """Whether it refuses to run where what it writes is there already."""
+    leaf: bool = False
+    """Whether no later one reads what it writes."""
+    words: tuple[str, ...] = ("--config", "{config}", "--set", "work={work}")
+    varying: tuple[str, ...] = ()
+    """Names of files with times in them."""
+    stride: int = 1
+    """At most one in so many of its writes fails: it takes long."""
+    moments: bool = False
+    """Whether it is killed at random moments as well."""
+    processes: int = 1
+
+    @property
+    def module(self) -> str:
+        """Its module in `pipelines`."""
+        return self.name.partition(" ")[0]
+
+    def start(
+        self, work: Path, log: Path, before: Before | None = None, extra: Sequence[str] = ()
+    ) -> list[ForkServerProcess]:
+        """Start it, each process in a group of its own; `before` is called first in the first."""
+        config = "configs/demo.yaml" if self.base == "studies" else str(work / "config.yaml")
+        words = [
+            word.replace("{config}", config).replace("{work}", str(work)) for word in self.words
+        ]
+        if "--config" in words:
+            given = [*(_STUDIES if self.base == "studies" else ()), *self.settings, *extra]
+            words += [word for item in given for word in ("--set", item)]
+        temporary = work / "tmp"
+        temporary.mkdir(exist_ok=True)
+        shared = {"TMPDIR": str(temporary), "HF_HOME": str(temporary)}
+        shared |= {"MEDCLIP_ENGINE": "torch"}  # a conversion of graphs takes seconds
+        group = {"GLOO_SOCKET_IFNAME": "lo", "ACCELERATE_USE_CPU": "true"}
+        if self.processes > 1:
+            group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+            group |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(self.processes))
+        started = []
+        for rank in range(self.processes):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.processes > 1 else {}
+            file = log if rank == 0 else log.with_name(f"{log.name}-{rank}")
+            calls = [before] if before and rank == 0 else []
+            started.append(
+                forkserver.start(
+                    f"pipelines.{self.module}",
+                    words,
+                    file,
+                    environment=shared | group | own,
+                    before=("benchmarks.reliability.kills:call", (calls,)),
+                )
+            )
+        return started
+
+    def run(self, *arguments: Any, **more: Any) -> int:
+        """Run it to its end, or to that of its first process; the exit code of that one."""
+        return end_of(self.start(*arguments, **more))
+
+
+def end_of(processes: Sequence[ForkServerProcess]) -> int:
+    """Wait for the first process, end the others as a launcher would; the first's exit code."""
+    first, *others = processes
+    first.join()
+    assert first.exitcode is not None
+    for other in others:
+        other.join(60 if first.exitcode == 0 else 1)
+        if other.exitcode is None:
+            kill(other, signal.SIGKILL)
+            other.join()
+    return first.exitcode
+
+
+def call(functions: Sequence[Before]) -> None:
+    """Call functions by their names; called in the process that is to suffer."""
+    tempfile.tempdir = None  # that of the process which this one was forked from
+    for name, arguments in functions:
+        module, _, function = name.partition(":")
+        getattr(sys.modules.get(module) or __import__(module, fromlist=[function]), function)(
+            *arguments
+        )
+
+
+def arm(folder: str, counter: str, at: int, error: int, lasting: int) -> None:
+    """Let this process's writes fail; called in the process that is to suffer."""
+    ctypes.CDLL(None).disk_fails(
+        folder.encode(), counter.encode(), ctypes.c_long(at), error, lasting
+    )
+
+
+REPLACING = ("--config", "{config}", "--set", "work={work}", "--replace")
+_COMPARED = ("{work}", "{work}", "--json", "{work}/comparison.json")
+_VECTORS = ("{work}/sentences/sentences.parquet", "--sentences", "text")
+_VECTORS += ("--model", "{work}", "--out", "{work}/vectors.parquet")
+_PUSHED = ("--config", "{config}", "--set", "work={work}", "--repo", "someone/model")
+_PUSHED += ("--dry-run", "--allow-vocabulary")
+_SWEPT = ("--config", "{config}", "--set", "work={work}", "--grid", "{work}/grid.yaml")
+_SWEPT += ("--processes", "1")
+
+
+def commands() -> tuple[Command, ...]:
+    """List them in the order in which they need one another."""
+    studies = functools.partial(Command, base="studies")
+    evaluated = functools.partial(Command, base="evaluated")
     return (
-        *(studies(name) for name in ("generate_studies", "build_manifest")),
-        studies("prepare_images", old=("images.size_px=48",), leaf=True),
-        *(studies(name) for name in ("split_sentences", "fit_language_model")),
-        studies("score_sentences", old=("likelihood.variant=within_word_l2r",)),
-        evaluated("build_index", settings=("index.shard_rows=2",), old=("index.shard_rows=8",)),
+        studies("generate_studies", old=("seed=1",)),
+        studies("build_manifest", old=("seed=1", "source.test_share=0.5")),
+        studies("check_data", leaf=True, old=("seed=1",)),
+        studies("prepare_images", leaf=True, old=("images.size_px=48",), moments=True),
+        studies("split_sentences", old=('sentences.sections=["findings"]',)),
+        studies("read_claims"),
+        studies("fit_language_model", old=("language_model.steps=2",)),
+        studies("score_sentences", old=("likelihood.variant=within_word_l2r",), moments=True),
+        studies("build_eta_cache", old=("eta.a=0.1",)),
         evaluated(
-            "train",
-            settings=("train.steps=48", "train.save_every_steps=4"),
-            old=("seed=1",),
+            "pretrain_images",
+            old=("pretrain.eta=0.1",),
+            settings=("pretrain.steps=4", "train.save_every_steps=2"),
+        ),
+        evaluated("calibrate_scores"),
+        evaluated("fit_head"),
+        evaluated("evaluate", old=("evaluate.bootstrap=5",)),
+        evaluated("write_cards", old=("card.licence=apache-2.0",)),
+        evaluated("build_index", old=("index.shard_rows=8",), moments=True),
+        evaluated("ask_service", leaf=True),
+        evaluated("write_report", leaf=True, old=("report.private=true",)),
+        evaluated("compare", words=_COMPARED, leaf=True),
+        evaluated("embed", words=_VECTORS, once=True, leaf=True),
+        evaluated(
+            "export",
+            words=("{work}", "--to", "transformers", "--out", "{work}/exported"),
+            once=True,
+            leaf=True,
+        ),
+        evaluated("push_model", words=_PUSHED, leaf=True),
+        evaluated("sweep", words=_SWEPT, varying=("sweep.json", "sweep.png"), leaf=True),
+        evaluated("train", old=("seed=1",), words=REPLACING, moments=True),
+        evaluated(
+            "train on two processes",
+            settings=("train.processes=2", "train.global_batch=4"),
             words=REPLACING,
+            moments=True,
+            stride=40,
+            processes=2,
         ),
     )
 
 
-JOBS = ("prepare_images", "score_sentences", "build_index", "train")
+def write_base(base: Base, work: Path) -> Path:
+    """Write what the first command of a base works on."""
+    if base == "studies":
+        work.mkdir(parents=True)
+        return work
+    write_evaluated(work)
+    for row in read_table(work / "manifest", manifest.IMAGES).to_pylist():
+        (work / row["path"]).write_bytes(png())
+    (work / "prompts.yaml").write_text(PROMPTS)
+    (work / "grid.yaml").write_text(yaml.safe_dump(_GRID))
+    write_config(work / "config.yaml", work, **_EVALUATED)
+    with (work / "config.yaml").open("a") as stream:
+        stream.write("jobs: [train]\n")  # a grid's runs find everything before it
+    return work
+
+
+# --- What is left on the disk
+
+
+def snapshot(work: Path) -> dict[str, str]:
+    """Digest every artifact below a folder, and every file outside of one.
+
+    An artifact that does not open is called by its error's type.
+    """
+    digests: dict[str, str] = {}
+    folders = [path.parent for path in work.rglob(HEADER) if _is_seen(path, work)]
+    folders += [  # its writer ended between two renames
+        path.with_name(path.name[1:].removesuffix(".retired"))
+        for path in work.rglob(".*.retired")
+        if (path / HEADER).is_file()
+    ]
+    for folder in sorted(set(folders)):
+        digests[folder.relative_to(work).as_posix()] = digest_of(folder)
+    for path in sorted(work.rglob("*")):
+        inside = any(parent in folders for parent in path.parents)
+        if path.is_file() and not inside and _is_seen(path, work):
+            digests[path.relative_to(work).as_posix()] = sha256_file(path)
+    return digests
+
+
+def digest_of(folder: Path) -> str:
+    """Digest an artifact, every byte checked; its error's type where it does not open."""
+    retired = folder.with_name(f".{folder.name}.retired")
+    try:
+        head = read_artifact_header(folder if folder.exists() else retired)
+        return open_artifact(folder, ArtifactType(head.kind, head.version, "its job")).digest
+    except ArtifactError as error:
+        return type(error).__name__
+
+
+def _is_seen(path: Path, work: Path) -> bool:
+    parts = path.relative_to(work).parts
+    return parts[0] != "tmp" and not any(part.startswith(".") for part in parts)
+
+
+def units(work: Path, *, drafts: bool = False) -> dict[str, tuple[str, int]]:
+    """Digest and time of whole files that the next run must not make again, in drafts or anywhere.
+
+    Their names are the same in a draft and after its commit.
+    """
+    paths = {path for pattern in _UNITS for path in work.rglob(pattern) if path.is_file()}
+    named = [(_DRAFT.sub(r"/\1/", f"/{path.relative_to(work)}"), path) for path in paths]
+    return {
+        name: (sha256_file(path), path.stat().st_mtime_ns)
+        for name, path in sorted(named, key=lambda item: _DRAFT.search(str(item[1])) is not None)
+        if not path.name.startswith(STAGED) and not (drafts and _DRAFT.search(str(path)) is None)
+    }
 
 
 def half_written(work: Path) -> bool:
-    """Return whether a file that has not yet been renamed stands anywhere below a folder."""
+    """Return whether a file that has not yet been renamed is anywhere below a folder."""
     try:
         return any(work.rglob(f"{STAGED}*"))
     except FileNotFoundError:  # a folder on the way was removed meanwhile
         return False
 
 
-def kill_once(scene: Scene, work: Path, log: Path, rng: random.Random, *, aimed: bool) -> int:
-    """Start a job and kill it at a random moment, or in the first flush after it where `aimed`.
+def is_clear(job: str, code: int, log: Path) -> bool:
+    """Return whether a failing command named what the disk refused, in one line and no trace."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    clear = ("could not be written", "its log.txt says why")  # the log of one of many runs
+    lines = [line for line in text.splitlines() if line.startswith(f"{job}: ")]
+    own = [line for line in lines if any(words in line for words in clear)]
+    return code == 4 and len(own) == 1 and "Traceback" not in text
 
-    Gives the exit code: 0 where it came to its end before.
+
+# --- Trials
+
+
+@dataclass
+class Scene:
+    """What a command starts from, and what an undisturbed run of it leaves."""
+
+    command: Command
+    start: Path
+    old: Mapping[str, str]
+    new: Mapping[str, str]
+    seconds: float = 0.0
+    calls: int = 0
+    """Calls of an undisturbed run that change the disk."""
+    varies: frozenset[str] = frozenset()
+    """Files that hold times or the like: two undisturbed runs do not write the same."""
+
+    def differing(self, seen: Mapping[str, str]) -> list[str]:
+        """Name what is not as an undisturbed run leaves it."""
+        names = {*seen, *self.new} - {name for name in self.varies if name in seen}
+        return sorted(name for name in names if seen.get(name) != self.new.get(name))
+
+    def broken(self, seen: Mapping[str, str]) -> list[str]:
+        """Name what is neither the old one nor the new one, whole."""
+        return [name for name in {*seen, *self.old, *self.new} if not self._is_whole(seen, name)]
+
+    def _is_whole(self, seen: Mapping[str, str], name: str) -> bool:
+        if name not in seen and name not in self.new:  # it goes when the new is whole
+            return all(
+                seen.get(other) == self.new[other] for other in self.new.keys() - self.varies
+            )
+        if (name in self.varies and name in seen) or (
+            name not in self.old and name not in self.new
+        ):
+            # a time, or a checkpoint that goes at the end: it opens
+            return len(seen[name]) == _SHA256_DIGITS
+        return seen.get(name) in {self.old.get(name), self.new.get(name)}
+
+
+class Bench:
+    """The folders that trials start from, made command by command."""
+
+    def __init__(self, folder: Path, chosen: Sequence[str]) -> None:
+        self._folder, self._chosen = folder, chosen
+        self.log, self._counter = folder / "log", folder / "calls"
+
+    def scenes(self) -> Iterator[Scene]:
+        """Yield every chosen command in the order in which they need one another."""
+        for base in get_args(Base):
+            table = [item for item in commands() if item.base == base]
+            last = max((n for n, item in enumerate(table) if item.name in self._chosen), default=-1)
+            if last < 0:
+                continue
+            work = write_base(base, self._folder / base)
+            for command in table[: last + 1]:
+                if command.name in self._chosen:
+                    yield from self._scene(command, work)
+                elif not command.leaf:
+                    self._must_run(command, work)
+
+    def _scene(self, command: Command, work: Path) -> Iterator[Scene]:
+        if command.old is not None:
+            self._must_run(command, work, extra=command.old)
+        start, old = self._copy(work, "start"), snapshot(work)
+        began = time.monotonic()
+        self._must_run(command, work)
+        scene = Scene(command, start, old, snapshot(work), time.monotonic() - began)
+        again = self._copy(start, "trial")
+        self._must_run(command, again, self.armed(again, 0, "eio"))
+        scene.calls = int.from_bytes(self._counter.read_bytes()[:8], sys.byteorder)
+        seen = snapshot(again)
+        scene.varies = frozenset(
+            name
+            for name in scene.new
+            if seen.get(name) != scene.new[name] or Path(name).name in command.varying
+        )
+        shutil.rmtree(again)
+        yield scene
+        shutil.rmtree(start)
+
+    def _must_run(self, command: Command, work: Path, *arguments: Any, **more: Any) -> None:
+        if code := command.run(work, self.log, *arguments, **more):
+            raise RuntimeError(f"{command.name} ended with exit code {code}: {self.printed()}")
+
+    def _copy(self, base: Path, name: str) -> Path:
+        return Path(shutil.copytree(base, self._folder / name, symlinks=True))
+
+    def armed(self, work: Path, at: int, fault: str) -> Before:
+        """Prepare a fault at the n-th change of a folder; 0: none, but they are counted."""
+        self._counter.write_bytes(bytes(mmap.PAGESIZE))
+        where = (str(work), str(self._counter), at, *FAULTS[fault])
+        return "benchmarks.reliability.kills:arm", where
+
+    def printed(self) -> str:
+        """Return the end of what the last command printed."""
+        return self.log.read_text(encoding="utf-8", errors="replace")[-600:]
+
+    def suffer(self, scene: Scene, fault: str, at: int) -> dict[str, Any]:
+        """Run a command with a fault, look at what is left, run it again, and compare."""
+        command, work, notes = scene.command, self._copy(scene.start, "trial"), []
+        code = command.run(work, self.log, self.armed(work, at, fault))
+        count = Counter(trials=1, failed=code > 0, killed=code < 0)
+        if code > 0 and not is_clear(command.module, code, self.log):
+            count["unclear"] = 1
+            notes.append(f"exit code {code}: {self.printed()}")
+        if code < 0:  # the next run is killed at a call that is drawn
+            before = units(work, drafts=True)
+            drawn = random.Random(f"{command.name} {at}").randint(1, scene.calls)
+            count["killed"] += command.run(work, self.log, self.armed(work, drawn, "kill")) < 0
+            count += _made_again(before, work)
+        seen = snapshot(work)
+        broken = scene.broken(seen)
+        count["broken"] = len(broken)
+        count["silent"] = code == 0 and bool(scene.differing(seen))
+        code = 0
+        if not (command.once and not scene.differing(seen)):
+            code = command.run(work, self.log)
+            seen = snapshot(work)
+        count["different"] = code != 0 or bool(scene.differing(seen))
+        if code:
+            notes.append(f"then exit code {code}: {self.printed()}")
+        elif count["different"] or count["silent"]:
+            notes += [f"{name} differs" for name in scene.differing(seen)]
+        notes += [f"{name} is neither old nor new" for name in broken]
+        shutil.rmtree(work)
+        return {**count, **({"notes": notes} if notes else {})}
+
+    def kill_at_moments(self, scene: Scene, kills: int, rng: random.Random) -> dict[str, Any]:
+        """Kill a command again and again, until a run ends after so many kills."""
+        work, count = self._copy(scene.start, "trial"), Counter[str](trials=1)
+        aims, before, code = int(kills * AIMED), dict[str, tuple[str, int]](), -1
+        while code:
+            if count["killed"] >= kills and count["in_flush"] >= aims:
+                code = scene.command.run(work, self.log)
+            else:
+                aimed = count["in_flush"] < aims
+                code = kill_once(scene, work, self.log, rng, aimed=aimed)
+            if code not in {0, -signal.SIGKILL}:
+                raise RuntimeError(f"{scene.command.name} ended with {code}: {self.printed()}")
+            count += _made_again(before, work)
+            if code:
+                count["killed"] += 1
+                count["in_flush"] += half_written(work)
+                before = units(work, drafts=True)
+                count["broken"] += len(scene.broken(snapshot(work)))
+            elif count["killed"] < kills or count["in_flush"] < aims:  # it came to its end before
+                count["different"] += bool(scene.differing(snapshot(work)))
+                shutil.rmtree(work)
+                work, before, code = self._copy(scene.start, "trial"), {}, -1
+        count["different"] += bool(scene.differing(snapshot(work)))
+        shutil.rmtree(work)
+        return {name: int(value) for name, value in count.items()}
+
+
+def _made_again(before: Mapping[str, tuple[str, int]], work: Path) -> Counter[str]:
+    after = units(work)
+    again = sum(after.get(unit, stamp) != stamp for unit, stamp in before.items())
+    return Counter(acknowledged=len(before), again=again)
+
+
+def kill_once(scene: Scene, work: Path, log: Path, rng: random.Random, *, aimed: bool) -> int:
+    """Start a command and kill it at a random moment, or in the first flush after it.
+
+    Returns the exit code: 0 where it came to its end before.
     """
-    process = scene.writer.start(work, log)
-    assert process.pid is not None
-    moment = time.monotonic() + rng.uniform(0, scene.seconds)
-    while process.is_alive() and time.monotonic() < moment:
+    processes = scene.command.start(work, log)
+    first, moment = processes[0], time.monotonic() + rng.uniform(0, scene.seconds)
+    while first.is_alive() and time.monotonic() < moment:
         time.sleep(_POLL_S)
-    while process.is_alive():
+    while first.is_alive():
         if aimed and not half_written(work):
             continue
-        _signal(process.pid, signal.SIGSTOP)
+        kill(first, signal.SIGSTOP)  # the file must still be there when the kill comes
         if not aimed or half_written(work):
             break
-        _signal(process.pid, signal.SIGCONT)
-    _signal(process.pid, signal.SIGKILL)
-    process.join()
-    assert process.exitcode is not None
-    return process.exitcode
+        kill(first, signal.SIGCONT)
+    kill(first, signal.SIGKILL)
+    return end_of(processes)
 
 
-def _signal(pid: int, number: int) -> None:
+def kill(process: ForkServerProcess, number: int) -> None:
+    """Send a signal to the group of a process, if there is one."""
+    assert process.pid is not None
     try:
-        os.killpg(pid, number)
+        os.killpg(process.pid, number)
     except ProcessLookupError:
         return
 
 
-def reach_end(
-    bench: Bench, scene: Scene, kills: int, flushes: int, rng: random.Random
-) -> dict[str, Any]:
-    """Kill a job until a run of it ends, or until that many kills and flushes; count what it left.
-
-    The run after the last kill is left alone.
-    """
-    work, found = bench.copy(scene.start, "trial"), Counter[str](ends=1)
-    before: dict[str, tuple[str, int]] = {}
-    code = -signal.SIGKILL
-    while code:
-        if found["kills"] >= kills and found["in_flush"] >= flushes:
-            code = scene.writer.run(work, bench.log)
-        else:
-            aimed = found["in_flush"] < flushes and found["in_flush"] <= AIMED * found["kills"]
-            code = kill_once(scene, work, bench.log, rng, aimed=aimed)
-        if code not in {0, -signal.SIGKILL}:
-            raise RuntimeError(f"{scene.writer.name} ended with {code}: {bench.said()}")
-        if code:
-            found["kills"] += 1
-            found["in_flush"] += half_written(work)
-            after = units(work)
-            found["lost"] += sum(after.get(name, kept) != kept for name, kept in before.items())
-            before = units(work, drafts=True)
-            found["acknowledged"] += len(before)
-            seen = snapshot(work)
-            names = {*seen, *scene.old, *scene.new}
-            found["broken"] += sum(not is_old_or_new(scene, seen, name) for name in names)
-    found["different"] = not is_new(scene, snapshot(work))
-    shutil.rmtree(work)
-    return {name: int(value) for name, value in found.items()}
-
-
-def try_job(bench: Bench, scene: Scene, tier: str, log: RunLog) -> Counter[str]:
-    """Let a job reach one end after the other until it was killed often enough."""
-    name, count = scene.writer.name, Counter[str]()
-    kills = max(1, round(KILLS[tier] * (_QUICK_SHARE.get(name, 1) if tier == "quick" else 1)))
-    flushes = int(kills * AIMED)
-    with Progress(name, kills, "kill") as progress:
-        while count["kills"] < kills or count["in_flush"] < flushes:
-            trial = f"{name} {count['ends']}"
-            left = (kills - count["kills"], flushes - count["in_flush"])
-            run = functools.partial(reach_end, bench, scene, *left, random.Random(trial))
-            found = log.once(trial, run)
-            count.update(found)
-            progress.advance(found.get("kills", 0))
+def try_command(bench: Bench, scene: Scene, tier: str, log: RunLog) -> Counter[str]:
+    """Let each n-th call fail in every way, then kill at random moments."""
+    name, count = scene.command.name, Counter[str](calls=scene.calls)
+    step = max(EVERY[tier], scene.command.stride)
+    trials = [
+        (f"{fault} {at}", functools.partial(bench.suffer, scene, fault, at))
+        for number, fault in enumerate(FAULTS)
+        for at in range(1 + number * step // len(FAULTS), scene.calls + 1, step)
+    ]
+    if scene.command.moments:
+        rng = random.Random(name)
+        kills = functools.partial(bench.kill_at_moments, scene, MOMENTS[tier], rng)
+        trials.append((f"moments {MOMENTS[tier]}", kills))
+    with Progress(name, len(trials), "trial") as progress:
+        for trial, run in trials:
+            result = log.once(f"{name} {trial}", run)
+            for note in result.get("notes", ()):
+                print(f"{name} {trial}: {note}")
+            count += Counter({key: value for key, value in result.items() if key != "notes"})
+            progress.advance()
     return count
 
 
+@contextmanager
+def failing_disk(folder: Path) -> Iterator[bool]:
+    """Compile the library that lets writes fail, and have trials start with it.
+
+    False where there is no compiler.
+    """
+    library = folder / "failing_disk.so"
+    source = Path(__file__).with_name("failing_disk.c")
+    compiler = shutil.which("cc")
+    if compiler is None:
+        yield False
+        return
+    flags = ["-shared", "-fPIC", "-O1"]
+    subprocess.run([compiler, *flags, "-o", str(library), str(source), "-ldl"], check=True)
+    os.environ["LD_PRELOAD"] = str(library)
+    try:
+        yield True
+    finally:
+        del os.environ["LD_PRELOAD"]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kill every job in turn and print what was left; 1 where `--strict` and a bar is missed."""
+    """Disturb the commands and print what came of it; 1 where one cannot be run, or a bar fails."""
+    names = [item.name for item in commands()]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.kills")
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
     parser.add_argument("--long", action="store_const", const="long", dest="tier")
     parser.add_argument("--work", type=Path, metavar="FOLDER")
     parser.add_argument("--strict", action="store_true", help="1 where a bar is missed")
-    parser.add_argument("--job", choices=JOBS, action="append")
+    parser.add_argument("--only", nargs="+", choices=names)
     arguments = parser.parse_args(argv)
     tier, log = arguments.tier or "normal", RunLog(arguments.work, "kills")
-    figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), arguments.job or JOBS, killed_jobs, counted=False)
+    chosen = arguments.only or (QUICK if tier == "quick" else names)
+    count: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as name, failing_disk(Path(name)) as can_fail:
+        if not can_fail:
+            print("no C compiler: nothing is measured")
+            return 0
+        forkserver.context(sorted({f"pipelines.{item.module}" for item in commands()}))
+        bench = Bench(Path(name), chosen)
         for scene in bench.scenes():
-            found, name = try_job(bench, scene, tier, log), scene.writer.name
-            shown = ", ".join(f"{key} {value}" for key, value in found.items())
-            print(f"{name:18}{shown}", flush=True)
-            figures |= {f"{name}_{key}": value for key, value in found.items()}
-    bars = {}
-    for key in ("different", "lost", "broken"):
-        bars[key] = ("0", not any(figures.get(f"{job}_{key}", 0) for job in JOBS))
-    for job in JOBS:
-        if least := int(figures.get(f"{job}_kills", 0) * AIMED):
-            bars[f"{job}_in_flush"] = (f">= {least}", figures[f"{job}_in_flush"] >= least)
-    return finish("kills", figures, bars, log.commits, strict=arguments.strict)
+            result = try_command(bench, scene, tier, log)
+            shown = ", ".join(f"{key} {value}" for key, value in result.items())
+            varying = f"; varies: {', '.join(sorted(scene.varies))}" if scene.varies else ""
+            print(f"{scene.command.name:26}{shown}{varying}", flush=True)
+            count += result
+    bars = {key: ("0", not count[key]) for key in _WRONG}
+    return finish("kills", dict(count), bars, log.commits, strict=arguments.strict)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the service makes of its own document, of hostile requests, of bombs and of thieves.
 
-    python -m benchmarks.reliability.service [--quick | --long] [--strict] [--work FOLDER]
+    python -m benchmarks.reliability.service [--quick] [--strict]
 
 A tiny model is served by a real process behind a key. schemathesis holds every answer to the
 OpenAPI document, all checks switched on; named hostile requests and spoilt ones must be
@@ -8,8 +8,6 @@ answered without a fault, by a code that the document names for that route, and 
 brought may stand in no answer, log line or figure; every bomb must be refused by name within
 ten seconds while the process lives on and does not grow; every route is asked for with every
 method, wrong credential and trick of a path. `--strict` ends with 1 where a bar is missed.
-`--long` goes by parts, each with a seed of its own; those that stand in the work folder are not
-repeated.
 """
 
 import argparse
@@ -22,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +28,15 @@ import httpx
 from api.app import create_app
 from api.settings import ServeSettings
 from benchmarks.record import finish, judge
-from benchmarks.run_log import RunLog
-from medclip_dcl.progress import Progress
 from testing.bombs import BOMBS
 from testing.hostile import CANARY, mutant, named
 from testing.service import ROOT, Service, running, store
 from testing.surface import KEYED, OPEN, routes_of, try_everything
 from testing.wire import Answer, Part, Request, exchange, form
 
-TIERS = {"quick": (1, 8, 500, 7), "normal": (1, 150, 5_000, 1), "long": (10, 150, 10_000, 1)}
-"""Parts; in each, examples of schemathesis per operation and spoilt requests; and one in so many
-of the matrix."""
-LEAST = {"quick": (200, 500), "normal": (2_000, 5_000), "long": (20_000, 100_000)}
-"""Cases of schemathesis, and spoilt requests."""
-
+TIERS = {"quick": (8, 500, 7, 200), "normal": (150, 5_000, 1, 2_000)}
+"""Examples of schemathesis per operation, spoilt requests, one in so many of the matrix, and the
+least cases of schemathesis."""
 LIMIT_S = 10.0
 _NONE = (
     *("_breaches", "_refused", "_unclassified", "_failures", "_errors", "_faults", "_echoes"),
@@ -59,16 +51,10 @@ _LINE = 300  # characters; a request with an image is one of thousands
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve, ask, count; 1 where nothing could be measured, or `--strict` and a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.service")
-    parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
-    parser.add_argument("--long", action="store_const", const="long", dest="tier")
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--strict", action="store_true")
-    parser.add_argument(
-        "--work", type=Path, help="keeps finished parts; default of --long: runs/service"
-    )
     arguments = parser.parse_args(argv)
-    tier = arguments.tier or "normal"
-    parts, examples, mutants, every = TIERS[tier]
-    begun = time.monotonic()
+    examples, mutants, every, cases = TIERS["quick" if arguments.quick else "normal"]
     with tempfile.TemporaryDirectory() as name:
         folder = store(Path(name))
         key_file = folder / "key"
@@ -77,20 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures = try_surface(key_file, every)
         settings = {"publish_schema": True, "key_file": str(key_file)}
         with running(folder, fresh=True, max_body_mb=4, body_deadline_s=0.5, **settings) as service:
-            work = arguments.work or (Path("runs/service") if tier == "long" else folder)
-            log, found = RunLog(work, "parts"), []
-            for part in range(parts):
-                document = partial(try_document, service, examples, part + 1)
-                found.append(log.once(f"service / {tier} / document / {part}", document))
-                numbers = range(part * mutants, (part + 1) * mutants)
-                hostile = partial(try_hostile, service, numbers)
-                found.append(log.once(f"service / {tier} / hostile / {part}", hostile))
-        figures |= _together(found)
+            figures |= try_document(service, examples)
+            figures |= try_hostile(service, mutants)
         with running(folder, fresh=True, **settings) as service:
             figures |= try_bombs(service)
-    figures["seconds"] = time.monotonic() - begun
-    bars = judge(figures, _bars(figures, tier))
-    return finish("service", figures, bars, strict=arguments.strict)
+    least = {"document_cases": cases, "hostile_named": 300, "hostile_spoilt": mutants, "bombs": 25}
+    bars = {name: f">= {value}" for name, value in least.items()}
+    bars["bombs_slowest_s"] = f"<= {LIMIT_S:.0f}"
+    ends = {"_growth_mib": "<= 256", "_alive": "1"} | dict.fromkeys(_NONE, "0")
+    bars |= {name: bar for name in figures for end, bar in ends.items() if name.endswith(end)}
+    return finish("service", figures, judge(figures, bars), strict=arguments.strict)
 
 
 def try_surface(key_file: Path, every: int) -> dict[str, float]:
@@ -114,17 +96,7 @@ def try_surface(key_file: Path, every: int) -> dict[str, float]:
     }
 
 
-def _together(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Sums; of what is no count, the worst."""
-    worst = {"_growth_mib": max, "_alive": min, "_operations": min, "_named": min}
-    found: dict[str, float] = {}
-    for name in {name: 0 for part in parts for name in part if name != "cpu s"}:  # in parts of old
-        values = [part[name] for part in parts if name in part]
-        found[name] = next((worst[end] for end in worst if name.endswith(end)), sum)(values)
-    return found
-
-
-def try_document(service: Service, examples: int, seed: int) -> dict[str, float]:
+def try_document(service: Service, examples: int) -> dict[str, float]:
     """Let schemathesis hold the service to its OpenAPI document: cases, failures and errors.
 
     `examples` are the most per operation and phase.
@@ -134,7 +106,7 @@ def try_document(service: Service, examples: int, seed: int) -> dict[str, float]
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{service.url}openapi.json"),
             *("--checks", "all", "--header", f"X-API-Key: {_KEY}"),
-            *("--seed", str(seed), "--max-examples", str(examples)),
+            *("--seed", "1", "--max-examples", str(examples)),
             *("--continue-on-failure", "--output-truncate", "true"),
             *("--report", "json", "--report-json-path", str(report)),
         ],
@@ -157,18 +129,16 @@ def try_document(service: Service, examples: int, seed: int) -> dict[str, float]
     }
 
 
-def try_hostile(service: Service, numbers: range) -> dict[str, float]:
-    """Send the named requests and those spoilt ones, then look for canaries."""
+def try_hostile(service: Service, mutants: int) -> dict[str, float]:
+    """Send the named requests and some spoilt ones, then look for canaries."""
     asked = named()
-    requests = list(asked.items()) + [(f"mutant {number}", mutant(number)) for number in numbers]
+    requests = list(asked.items()) + [
+        (f"mutant {number}", mutant(number)) for number in range(mutants)
+    ]
     before, address = service.resident_mb(), service.address
     with ThreadPoolExecutor(_THREADS) as threads:
-        answers = []
-        progress = Progress("hostile requests", len(requests), "request")
-        for answer in threads.map(lambda item: exchange(address, item[1].encoded(_KEY)), requests):
-            answers.append(answer)
-            progress.advance()
-        progress.close()
+        asking = threads.map(lambda item: exchange(address, item[1].encoded(_KEY)), requests)
+        answers = list(asking)
     documented = _documented(service)
     odd: dict[str, list[str]] = {"faults": [], "echoes": [], "undocumented": [], "silent": []}
     for (name, request), answer in zip(requests, answers, strict=True):
@@ -178,7 +148,7 @@ def try_hostile(service: Service, numbers: range) -> dict[str, float]:
         f"{answer.status} {_code(answer)}" if answer.status >= 500 else str(answer.status)
         for answer in answers
     )
-    print(f"hostile: {len(asked)} named, {len(numbers)} spoilt; {dict(sorted(statuses.items()))}")
+    print(f"hostile: {len(asked)} named, {mutants} spoilt; {dict(sorted(statuses.items()))}")
     for kind, names in odd.items():
         _show(kind, names)
     with service.client(**{"X-API-Key": _KEY}) as client:
@@ -188,7 +158,7 @@ def try_hostile(service: Service, numbers: range) -> dict[str, float]:
     _show("canary or key in", leaks)
     return {
         "hostile_named": len(asked),
-        "hostile_spoilt": len(numbers),
+        "hostile_spoilt": mutants,
         "hostile_faults": len(odd["faults"]),
         "hostile_echoes": len(odd["echoes"]) + len(leaks),
         "hostile_undocumented": len(odd["undocumented"]),
@@ -229,15 +199,6 @@ def try_bombs(service: Service) -> dict[str, float]:
         "bombs_alive": int(alive and service.process.pid == pid),
         "bombs_logged": int(_holds(log.encode())),
     }
-
-
-def _bars(figures: dict[str, float], tier: str) -> dict[str, str]:
-    cases, spoilt = LEAST[tier]
-    least = {"document_cases": cases, "hostile_named": 300, "hostile_spoilt": spoilt, "bombs": 25}
-    bars = {name: f">= {value}" for name, value in least.items()}
-    bars["bombs_slowest_s"] = f"<= {LIMIT_S:.0f}"
-    ends = {"_growth_mib": "<= 256", "_alive": "1"} | dict.fromkeys(_NONE, "0")
-    return bars | {name: bar for name in figures for end, bar in ends.items() if name.endswith(end)}
 
 
 def _faults(

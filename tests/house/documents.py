@@ -8,9 +8,10 @@ in lines that name a kept result, as `make docs` does; `.ci/run` stops where tha
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from benchmarks.method.real_studies import summary
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -18,80 +19,19 @@ RESULT_PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 
 
 def real_studies_table() -> str:
-    """One row per objective: its figures on tested patients, and what it gains over InfoNCE."""
-    head = ("", "runs", "AUC", "of six", "alone", "AUPRC", "accuracy, offset", "inverted",
-            "minus InfoNCE", "would have been seen")  # fmt: skip
-    rows = [_row(*head), "|---" * len(head) + "|"]
-    figures = (
-        "mean_auc",
-        "mean_auc_of_six",
-        "mean_auc_alone",
-        "mean_auprc",
-        "mean_accuracy_offset",
-    )
-    for row in _real_rows():
-        against = row["against_baseline"]
-        numbers = [*map(_share, (row[name] for name in figures)), _inverted(row), _gain(against)]
-        seen = None if against is None else against["seen"]
-        rows.append(_row(row["title"], str(row["runs"]), *numbers, _share(seen)))
-    return "\n".join(rows)
+    """Every row of the kept runs on real studies."""
+    runs = summary.read_runs()
+    return summary.table(runs, "random", runs.rows("random"), summary.COLUMNS)
 
 
-def real_warm_table() -> str:
-    """One row per objective: its figures from pretrained images, and what these give and cost."""
-    head = ("warm start", "runs", "AUC", "inverted", "minus InfoNCE", "minus its random start")
-    rows = [_row(*head), "|---" * len(head) + "|"]
-    for row in _real_rows("warm"):
-        if row["runs"] < 5:  # a constant that some folds chose
-            continue
-        gains = (_gain(row[f"against_{other}"]) for other in ("baseline", "random"))
-        figures = (str(row["runs"]), _share(row["mean_auc"]), _inverted(row))
-        rows.append(_row(row["title"], *figures, *gains))
-    return "\n".join(rows)
+def real_pretrained_table() -> str:
+    """Rows from an image encoder that was pretrained on the images."""
+    return summary.table(summary.read_runs(), "warm", summary.SHOWN, summary.COLUMNS)
 
 
-def real_findings_table() -> str:
-    """One row per objective: the AUC of each finding, and how alike its two sentences score."""
-    rows, found = [], _real_rows()
-    names = ("Atelectasis", "Cardiomegaly", "Effusion", "Emphysema", "Nodule", "normal")
-    rows = [_row("AUC; correlation of the pair", *names), "|---" * (len(names) + 1) + "|"]
-    for row in found:
-        cells = (f"{_share(row['auc'][n])}; {_share(row['correlation'][n])}" for n in names)
-        rows.append(_row(row["title"], *cells))
-    return "\n".join(rows)
-
-
-def real_questions_table() -> str:
-    """One row per objective: retrieval, probes and false negatives."""
-    head = ("", "image of a report, R@10", "report of an image, R@10", "median rank",
-            "probe, 1 % of labels", "10 %", "all", "false negatives", "pushed away")  # fmt: skip
-    rows = [_row(*head), "|---" * len(head) + "|"]
-    for row in _real_rows():
-        if not row["retrieval"]:
-            continue
-        found, probe, false = row["retrieval"], row["probe"], row["false_negatives"]
-        ranks = (found["report_to_image_r10"], found["image_to_report_r10"])
-        shares = (*(probe[name] for name in ("0.01", "0.1", "1")), false["share"], false["pushed"])
-        median = f"{found['report_to_image_median']:.0f}"
-        rows.append(_row(row["title"], *map(_share, ranks), median, *map(_share, shares)))
-    return "\n".join(rows)
-
-
-def real_primary_table() -> str:
-    """One row per comparison that decides: difference, interval, p after Holm, what was visible."""
-    head = ("mean AUC", "difference", "95 %", "runs ahead", "p (Holm)", "would have been seen")
-    rows = [_row(*head), "|---" * len(head) + "|"]
-    kept = json.loads((RESULTS / "real_studies.json").read_text("utf-8"))["tables"]["random"]
-    titles = {name: row["title"] for name, row in kept["rows"].items()}
-    for name, found in kept["primary"].items():
-        one, other = (titles[part] for part in name.split(" - "))
-        interval = f"{found['low']:+.3f} to {found['high']:+.3f}"
-        ahead, p = f"{found['better']} of {found['runs']}", f"{found['holm']:.2f}"
-        difference = f"{found['value']:+.3f}"
-        rows.append(
-            _row(f"{one}, minus {other}", difference, interval, ahead, p, _share(found["seen"]))
-        )
-    return "\n".join(rows)
+def real_differences_table() -> str:
+    """Differences of rows, by four sentences and by one pair."""
+    return summary.comparisons(summary.read_runs())
 
 
 def real_likelihood_table() -> str:
@@ -109,32 +49,10 @@ def real_likelihood_table() -> str:
     return "\n".join(rows)
 
 
-def _real_rows(start: str = "random") -> list[dict[str, Any]]:
-    kept = json.loads((RESULTS / "real_studies.json").read_text("utf-8"))["tables"][start]
-    return sorted(kept["rows"].values(), key=lambda row: -row["mean_auc"])
-
-
-def _inverted(row: Mapping[str, Any]) -> str:
-    return f"{row['inverted']} of {row['asked']}"
-
-
-def _gain(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return "-"
-    interval = "" if found["low"] is None else f" [{found['low']:+.3f}, {found['high']:+.3f}]"
-    return f"{found['value']:+.3f}{interval}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "real_studies": real_studies_table,
-    "real_warm": real_warm_table,
-    "real_primary": real_primary_table,
-    "real_findings": real_findings_table,
-    "real_questions": real_questions_table,
+    "real_pretrained": real_pretrained_table,
+    "real_differences": real_differences_table,
     "real_likelihood": real_likelihood_table,
 }
 

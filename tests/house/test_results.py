@@ -32,6 +32,7 @@ NOT_KEPT = {
 
 COMPUTED = {
     ("examples.md", "Memory bank"),
+    ("real_studies.md", "Which objective"),  # again by tests/benchmarks/method/test_summary.py
     ("reliability.md", "The gateway"),
     ("speed.md", "Processes"),
 }

@@ -10,7 +10,7 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.schemas import ClassifyAnswer
 from pipelines.__main__ import main
 from pipelines.ask import write_findings
-from testing.service import png, running
+from testing.service import png, running, store
 
 
 def test_a_folder_becomes_a_table_and_a_cut_one_goes_on(

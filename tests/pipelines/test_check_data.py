@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reliability.archive import compare
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.tables import read_table
 from medclip_reporting import preflight
@@ -17,7 +16,7 @@ from medclip_synthetic.tree import BOX_TABLE
 from pipelines.build_manifest import main as build_manifest
 from pipelines.check_data import PAGE, main
 from testing.dicom import dicom_bytes, ramp
-from testing.faults import read_fault_list, write_spoilt_tree
+from testing.faults import compare, read_fault_list, write_spoilt_tree
 from testing.published import publish
 from testing.release import REPORT, Release, release
 

@@ -118,7 +118,7 @@ def test_whole_scores_are_reused_where_another_engine_is_at_hand(config_file, ca
     assert "settings.engine: " in capsys.readouterr().out.splitlines()[-1]
 
 
-VALUES = {"variant": "within_word_l2r", "dtype": "bfloat16", "engine": "plain"}
+VALUES = {"variant": "within_word_l2r", "dtype": "bfloat16", "engine": "torch"}
 
 
 def change_one(change, config_file, monkeypatch) -> list[str]:

@@ -2,10 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -109,18 +107,6 @@ class Client:
         if self._streams is not None:
             self._streams[1].close()
         self._streams = None
-
-
-@asynccontextmanager
-async def meanwhile(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Let what never ends run along; it is cancelled in the end."""
-    tasks = [asyncio.ensure_future(item) for item in work]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def crowd(

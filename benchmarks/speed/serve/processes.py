@@ -9,7 +9,6 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -65,28 +64,26 @@ class Bare:
         self._process = process
         self._answer()
 
-    def ask(self, what: str, subject: object, times: int) -> dict[str, float]:
-        """Measure `forward` or `decode`: medians of `cpu_ms` and `wall_ms`.
-
-        `subject` is the images in a forward pass, or the file of an image.
-        """
+    def forward(self, images: int, times: int) -> tuple[float, float]:
+        """Measure forward passes: median CPU and wall seconds an image."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{what} {subject} {times}\n")
+        self._process.stdin.write(f"{images} {times}\n")
         self._process.stdin.flush()
-        return self._answer()
+        cpu_s, wall_s = self._answer()
+        return cpu_s, wall_s
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self) -> list[float]:
         assert self._process.stdout is not None
-        reply: dict[str, Any] = json.loads(self._process.stdout.readline())
+        reply: list[float] = json.loads(self._process.stdout.readline())
         return reply
 
 
 @contextlib.contextmanager
-def bare(model: Path, engine: Engine = PYTORCH) -> Iterator[Bare]:
+def bare(model: Path) -> Iterator[Bare]:
     """Start a bare model on the first core."""
     with one_core():
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.speed.serve.bare", str(model), *engine],
+            [sys.executable, "-m", "benchmarks.speed.serve.bare", str(model)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

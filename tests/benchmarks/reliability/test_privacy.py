@@ -1,7 +1,14 @@
 """The search for canaries finds each in every encoding and container, and knows what is allowed."""
 
+import base64
+import gzip
+import io
+import json
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydicom import dcmread
@@ -11,17 +18,93 @@ from benchmarks.reliability.privacy import ALLOWED
 from hospital.tests.support.orthanc import radiograph
 from medclip_dcl.data.images import open_image
 from testing.canaries import (
+    CANARIES,
     HEADER,
     NATIVE,
     SLICES,
     TEXT_VRS,
     UNREAD_TAGS,
     WORD,
+    contents,
     found_in,
-    not_found,
     search,
     spoil_header,
 )
+
+
+def _shifted(shift: int) -> Callable[[str], bytes]:
+    return lambda word: base64.b64encode(b"\xff" * shift + word.encode() + b"\xfe\xfd")
+
+
+ENCODERS: dict[str, Callable[[str], bytes]] = {
+    "plain": str.encode,
+    "case": lambda word: word.swapcase().encode(),
+    "utf-16-le": lambda word: word.encode("utf-16-le"),
+    "utf-16-be": lambda word: word.capitalize().encode("utf-16-be"),
+    "hex": lambda word: word.encode().hex().encode(),
+    "hex, capitals": lambda word: word.encode().hex().upper().encode(),
+    **{f"base64, {shift}": _shifted(shift) for shift in range(3)},
+    "base64, url": lambda word: base64.urlsafe_b64encode(b">>>" + word.encode() + b"?"),
+    "url": lambda word: "".join(f"%{byte:02X}" for byte in word.encode()).encode(),
+    "url, small": lambda word: "".join(f"%{byte:02x}" for byte in word.encode()).encode(),
+    "misread": lambda word: word.encode().decode("latin-1").encode(),
+    "json": lambda word: json.dumps(word).encode(),
+    "html": lambda word: word.encode("ascii", "xmlcharrefreplace"),
+}
+
+
+def _zipped(data: bytes, name: str = "a") -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as pack:
+        pack.writestr(name, data)
+    return stream.getvalue()
+
+
+def _table(data: bytes, *, arrow: bool) -> bytes:
+    stream, table = io.BytesIO(), pa.table({"a": [None, [{"b": data}]]})
+    if arrow:
+        with pa.ipc.new_file(stream, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pq.write_table(table, stream, compression="zstd")
+    return stream.getvalue()
+
+
+def _npz(data: bytes) -> bytes:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, a=np.frombuffer(data, np.uint8))
+    return stream.getvalue()
+
+
+def _safetensors(data: bytes) -> bytes:
+    from safetensors.numpy import save
+
+    return save({"a": np.frombuffer(data, np.uint8)})
+
+
+CONTAINERS: dict[str, Callable[[bytes], bytes]] = {
+    "bytes": lambda data: b"\0\xff" + data + b"\xff\0",
+    "gz": gzip.compress,
+    "zip": _zipped,
+    "zip of gz": lambda data: _zipped(gzip.compress(data)),
+    "npz": _npz,
+    "safetensors": _safetensors,
+    "parquet": lambda data: _table(data, arrow=False),
+    "arrow": lambda data: _table(data, arrow=True),
+}
+
+
+def not_found() -> list[str]:
+    """Hide every canary in every encoding and container; name what the search does not find."""
+    missed = []
+    for kind, words in CANARIES.items():
+        for word in words:
+            for encoding, encode in ENCODERS.items():
+                for container, put in CONTAINERS.items():
+                    parts = [data for _, data in contents("x", put(encode(word)))]
+                    if not any(kind in found_in(data) for data in parts):
+                        missed.append(f"{kind}: {word} as {encoding} in {container}")
+    return missed
 
 
 def test_every_canary_is_found_in_every_encoding_and_container() -> None:

@@ -1,6 +1,6 @@
 """Kill -9 of the gateway and the PACS, disks that fail: is what was acknowledged answered, once?
 
-    python -m benchmarks.reliability.gateway [--quick | --long] [--strict]
+    python -m hospital.benchmark [--quick | --long] [--strict]
 
 A modality sends every image twice, and again until it is acknowledged; Orthanc receives the
 answers, a stub gives them. The gateway is killed while an image arrives and while one is worked
@@ -13,41 +13,51 @@ there on with ENOSPC, until the disk is healed (`failing_disk.c`, which needs a 
 gateway must refuse or wait, and must not end.
 
 Two gateways that are wrong must be found out: one that acknowledges before the image is durable
-loses images, one that draws its UIDs doubles objects. Needs the Debian packages orthanc and
-orthanc-dicomweb.
+loses images, one that draws its UIDs doubles objects. Last, images whose headers are canaries go
+through it: none may be in what it logs, shows, sends to the service or leaves in its spool. Needs
+the Debian packages orthanc and orthanc-dicomweb.
 """
 
 import argparse
+import contextlib
 import datetime as dt
 import errno
 import json
 import mmap
 import random
+import shutil
 import struct
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import httpx
 from pydicom.uid import generate_uid
 
 from benchmarks.record import finish
-from benchmarks.reliability.faults import failing_disk
+from benchmarks.reliability.kills import arm as arm_disk
+from benchmarks.reliability.kills import failing_disk
 from hospital.tests.support import orthanc
 from hospital.tests.support.orthanc import Orthanc, radiograph, send, wait_until
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.schemas import ClassifyAnswer
+from medclip_hospital.gateway.destinations import SendError
 from medclip_hospital.gateway.journal import WAITING, Journal
+from medclip_hospital.gateway.launcher import started
+from medclip_hospital.gateway.monitoring import silence_libraries
+from medclip_hospital.gateway.settings import GatewaySettings
 from medclip_hospital.instance import ResultsConfig
 from medclip_hospital.results import encode_results
 from testing import forkserver
+from testing.canaries import HEADER, search, spoil_header
 from testing.stub_service import StubService, stub_answer, stub_service
 
 PATIENCE_S = 600.0
@@ -60,7 +70,7 @@ TIERS = {
     "long": (30, 120, 60, 20, 1),
 }
 PRELOADED = ("medclip_hospital.gateway.launcher", "medclip_hospital.structured_report")
-PRELOADED += ("benchmarks.reliability.faults", "hospital.tests.support.orthanc")
+PRELOADED += ("benchmarks.reliability.kills", "hospital.tests.support.orthanc")
 """What the process that gateways are forked from has imported."""
 _FAR = 1 << 40  # call that fails; the counter is set to just before it
 
@@ -267,9 +277,7 @@ def _moment(bench: Bench) -> str:
 
 def arm(folder: str, counter: str, error: int, lasting: int) -> None:
     """Let a call far away fail; called in the process that is to suffer."""
-    from benchmarks.reliability import faults
-
-    faults.arm(folder, counter, _FAR, error, lasting)
+    arm_disk(folder, counter, _FAR, error, lasting)
 
 
 class Disk:
@@ -309,9 +317,7 @@ def disks(bench: Bench, step: int, counter: Path) -> dict[str, float]:
         return modality.is_idle() and bench.is_done()
 
     for error, lasting in ((errno.EIO, 0), (errno.ENOSPC, 1)):
-        bench.start(
-            ("benchmarks.reliability.gateway:arm", (str(bench.spool), str(counter), error, lasting))
-        )
+        bench.start(("hospital.benchmark:arm", (str(bench.spool), str(counter), error, lasting)))
         modality = Modality(bench.port)
         disk.heal()
         deliver()
@@ -361,7 +367,7 @@ def lost_by_early_acknowledgement(bench: Bench) -> int:
     """Kill a gateway after each acknowledgement that came too early; count lost objects."""
     images = [radiograph(number) for number in range(2000, 2004)]
     for image in images:
-        bench.start(("benchmarks.reliability.gateway:acknowledge_early", ()))
+        bench.start(("hospital.benchmark:acknowledge_early", ()))
         assert send(bench.port, [image]) == [0]
         bench.kill()
     bench.start()
@@ -375,7 +381,7 @@ def doubled_by_drawn_uids(bench: Bench) -> int:
     images = [radiograph(number) for number in range(3000, 3002)]
     counts = []
     for _ in range(2):
-        bench.start(("benchmarks.reliability.gateway:draw_uids", ()))
+        bench.start(("hospital.benchmark:draw_uids", ()))
         assert send(bench.port, images) == [0] * len(images)
         wait_until(bench.is_done, PATIENCE_S)
         bench.kill()
@@ -384,13 +390,66 @@ def doubled_by_drawn_uids(bench: Bench) -> int:
     return counts[1] - counts[0]
 
 
+def canaries(base: Path) -> dict[str, float]:
+    """Send images whose headers are canaries, and search what the gateway said and left.
+
+    `objects_named` are those stored with the patient's name, as they must be.
+    """
+    stored: list[bytes] = []
+    out = base / "out"
+    out.mkdir(parents=True)
+    images: dict[str, dict[str, str]] = {
+        "answered": {},
+        "refused": {"ViewPosition": "LL"},
+        "nameless": {"StudyInstanceUID": HEADER},
+    }
+    files = []
+    for number, (name, tags) in enumerate(images.items()):
+        path = base / f"{name}.dcm"
+        path.write_bytes(radiograph(number, **tags))
+        spoil_header(path, number)
+        files.append(path.read_bytes())
+
+    class Pacs:
+        def send(self, objects: Mapping[str, Path]) -> Sequence[str]:
+            stored.extend(path.read_bytes() for path in objects.values())
+            if len(stored) == len(objects):
+                raise SendError("unreachable")  # once
+            return list(objects)
+
+    silence_libraries()
+    with (out / "log").open("w") as log, contextlib.redirect_stderr(log), stub_service() as service:
+        tree = {"port": 0, "metrics_port": 0, "callers": {"MODALITY": ["127.0.0.1"]}}
+        tree |= {"service": service.url, "spool": str(base / "spool"), "keep_hours": 0}
+        tree["destination"] = {"kind": "dicomweb", "url": "http://127.0.0.1:9"}
+        settings = GatewaySettings.model_validate(tree)
+        with started(settings, Pacs()) as running_gateway:
+            send(running_gateway.port, files)
+            with contextlib.suppress(ConnectionRefusedError):
+                send(running_gateway.port, files, calling=HEADER)
+            wait_until(lambda: running_gateway.journal.counts()["refused"] == len(files) - 1)
+            wait_until(lambda: running_gateway.journal.counts()["done"] == 1)
+            for page in ("metrics", "health"):
+                text = httpx.get(f"http://127.0.0.1:{running_gateway.metrics_port}/{page}").text
+                (out / page).write_text(text)
+            running_gateway.tidy()
+        (out / "sent_to_service").write_bytes(b"".join(service.bodies))
+    folders = ("images", "objects", "incoming")
+    left = sum(path.is_file() for name in folders for path in (base / "spool" / name).rglob("*"))
+    shutil.copytree(base / "spool", out / "spool")
+    leaks = search(out, {"header": {}, "text": {}})["header_leaks"]
+    print(*leaks, sep="\n")
+    named = sum(HEADER.encode() in data for data in stored)
+    return {"objects_named": named, "spool_left": left, "header_leaks": len(leaks)}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Kill, let disks fail, try the wrong gateways, and print what was left.
 
     With `--strict` 1 where an image was lost, doubled, or the gateway ended, or where a wrong one
     was not found out.
     """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.gateway")
+    parser = argparse.ArgumentParser(prog="python -m hospital.benchmark")
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
     parser.add_argument("--long", action="store_const", const="long", dest="tier")
     parser.add_argument("--strict", action="store_true")
@@ -413,6 +472,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lost = lost_by_early_acknowledgement(Bench(base / "early", pacs, service, ("pr",)))
         doubled = doubled_by_drawn_uids(Bench(base / "drawn", pacs, service, ("pr",)))
         figures |= {"control_lost": lost, "control_doubled": doubled}
+        figures |= canaries(base / "canaries")
         if has_compiler:
             bench = Bench(base / "disks", pacs, service, ("pr",))
             figures |= disks(bench, TIERS[tier][-1], base / "calls")
@@ -421,8 +481,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures["seconds"] = round(time.monotonic() - begun, 1)
     bars = {
         name: ("0", not figures.get(name, 0))
-        for name in ("lost", "doubled", "added_without_journal", "disk_ended", "disk_lost")
-    } | {name: (">= 1", figures[name] >= 1) for name in ("control_lost", "control_doubled")}
+        for name in ("lost", "doubled", "added_without_journal", "disk_ended", "disk_lost",
+                     "spool_left", "header_leaks")
+    } | {
+        name: (">= 1", figures[name] >= 1)
+        for name in ("control_lost", "control_doubled", "objects_named")
+    }  # fmt: skip
     return finish("gateway", figures, bars, strict=arguments.strict)
 
 

@@ -1,1 +1,0 @@
-"""Small wrong changes to our own code, and how many of them the tests notice."""

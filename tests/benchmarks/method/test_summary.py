@@ -1,0 +1,143 @@
+"""The page on real studies states what the kept runs give, by statistics held by hand."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.method.real_studies.summary import (
+    COLUMNS,
+    PRIMARY,
+    SHOWN,
+    Runs,
+    compare,
+    read_runs,
+    show,
+    table,
+)
+
+PAGE = Path(__file__).parents[3] / "docs" / "results" / "real_studies.md"
+PROSE = (
+    # start, row, minus, figure: in the order of the page
+    *(("random", "relations_both", "infonce_both", figure) for figure in ("auc_four", "auc_one")),
+    *(("warm", "relations_both", "infonce_both", figure) for figure in ("auc_four", "auc_one")),
+    ("random", "relations_both", "best_constant", "auc_four"),
+    ("random", "relations_both", "paper", "auc_four"),
+    ("random", "relations_both", "paper", "auc_one"),
+    ("random", "relations_both", "relations_both_shuffled", "auc_four"),
+    *(
+        ("random", "relations_both", "ceiling", figure)
+        for figure in ("auc_one", "auprc_one", "auc_six_one", "emphysema")
+    ),
+    ("random", "cross", "cross_shuffled", "auc_four"),
+    ("random", "paper", "infonce_texts", "auc_one"),
+    ("random", "paper", "eta_shuffled", "auc_four"),
+    ("random", "paper", "eta_shuffled", "auc_one"),
+    ("random", "paper", "infonce_both", "auc_one"),
+)
+
+
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    return read_runs()
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return PAGE.read_text(encoding="utf-8")
+
+
+def line(row: str, fold: int, seed: int, auc: float, judged: float = 0.0) -> dict[str, Any]:
+    figures = {
+        "several_prompts": {"mean_auc": auc},
+        "validation": {"validation_report_auc": judged},
+    }
+    run = {"start": "random", "row": row, "value": "", "fold": fold, "seed": seed}
+    return {"run": run, "figures": figures}
+
+
+def test_seeds_of_a_fold_are_averaged_before_rows_are_compared() -> None:
+    lines = [line("one", 0, 0, 0.6), line("one", 0, 1, 0.8), line("one", 1, 0, 0.9)]
+    lines += [line("other", 0, 0, 0.5), line("other", 2, 0, 0.5)]
+    runs = Runs(lines)
+    assert runs.by_fold("random", "one") == {0: pytest.approx(0.7), 1: 0.9}
+    gap = runs.minus("one", "other")
+    assert gap is not None
+    assert (gap.value, gap.folds, gap.ahead) == (pytest.approx(0.2), 1, 1)
+
+
+def test_variance_of_folds_is_corrected() -> None:
+    gap = compare([0.3, 0.2, 0.1], [0.2, 0.0, 0.0])
+    # gaps .1 .2 .1: mean .13333, variance .0033333; (1/3 + .2/.72) of it is .0020370, its root
+    # .045134; t of two degrees of freedom at .975 is 4.30265
+    assert gap.value == pytest.approx(0.133333, abs=1e-6)
+    assert gap.low == pytest.approx(0.133333 - 4.30265 * 0.045134, abs=1e-5)
+    assert gap.high == pytest.approx(0.133333 + 4.30265 * 0.045134, abs=1e-5)
+    assert gap.ahead == gap.folds == 3
+
+
+def test_best_constant_is_that_of_the_folds_validation() -> None:
+    rows = {"constant_0.02": 0.5, "constant_0.05": 0.9, "constant_0.1": 0.7, "constant_0.2": 0.6}
+    judged = {"constant_0.02": 0.1, "constant_0.05": 0.2, "constant_0.1": 0.8, "constant_0.2": 0.3}
+    lines = [line(row, 0, 0, auc, judged[row]) for row, auc in rows.items()]
+    assert Runs(lines).by_fold("random", "best_constant") == {0: 0.7}  # not the best on the test
+    assert Runs(lines[:3]).by_fold("random", "best_constant") == {}
+
+
+def test_table_of_the_page_is_that_of_the_kept_runs(runs: Runs, page: str) -> None:
+    assert f"\n{table(runs, 'random', SHOWN, COLUMNS)}\n" in page
+
+
+def test_every_difference_in_words_is_that_of_the_kept_runs(runs: Runs, page: str) -> None:
+    prose = re.sub(r"\s+", " ", re.sub(r"^\|.*$", "", page, flags=re.MULTILINE))
+    expected = [str(runs.minus(one, other, figure, start)) for start, one, other, figure in PROSE]
+    assert re.findall(r"[-+]\.\d+ \[[^\]]+\]", prose) == expected
+    assert len(re.findall(r"\[[-+]\.", prose)) == len(expected)
+
+
+def test_levels_and_ranks_in_words_are_those_of_the_kept_runs(runs: Runs, page: str) -> None:
+    prose = re.sub(r"\s+", " ", page)
+
+    def mean(start: str, row: str, figure: str) -> str:
+        return show(runs.mean(start, row, figure), figure)
+
+    rows = ("relations_both", "infonce_both")
+    ranks = [mean(start, row, "rank") for start in ("random", "warm") for row in rows]
+    assert (
+        "rank is {} where that of InfoNCE is {}, and {} where it is {} from".format(*ranks) in prose
+    )
+    tens = [mean("random", row, "recall") for row in reversed(rows)]
+    assert "first ten falls from {} to {}.".format(*tens) in prose
+    assert f"relations towers has {mean('warm', 'relations_both', 'probe')}." in prose
+    ((fold, four),) = runs.by_fold("random", "sigmoid").items()
+    sigmoid = (runs.by_fold("random", "sigmoid", "auc_one")[fold], four)
+    words = "has {} with one pair and {} with four on".format(*(show(x, PRIMARY) for x in sigmoid))
+    assert words in prose
+    for start in ("random", "warm"):
+        rank = runs.minus(*rows, "rank", start)
+        assert rank is not None
+        assert (rank.ahead, rank.low > 0) == (5, True)
+
+
+def test_what_the_page_says_of_rows_holds(runs: Runs) -> None:
+    for start in ("random", "warm"):
+        means = {row: runs.mean(start, row) or 0 for row in SHOWN}
+        assert max(means, key=lambda row: means[row]) == "relations_both"
+        gaps = [runs.minus(row, "infonce_both", start=start) for row in runs.rows(start)]
+        judged = [gap.p for gap in gaps if gap is not None and gap.p < 1]
+        assert min(judged) * len(judged) > 0.05  # Holm: the smallest is above its first step
+    for other in ("infonce_both", "best_constant", "paper"):
+        gap = runs.minus("relations_both", other)
+        assert gap is not None
+        assert gap.ahead == gap.folds == 5
+    for row in ("relations_both", "cross", "best_constant", "paper", "infonce_both"):
+        gained = runs.gained(row, "warm")
+        assert gained is not None
+        assert gained.low > 0
+    texts = runs.minus("paper", "infonce_texts", "auc_one")
+    assert texts is not None
+    assert (texts.ahead, texts.folds) == (3, 3)
+    six = runs.minus("relations_both", "ceiling", "auc_six_one")
+    assert six is not None
+    assert six.ahead == 0
