@@ -18,12 +18,11 @@ from tests.house.tree import SHIPPED, modules, name_of, syntax, tracked
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 FOLDERS = (
     "medclip_dcl",
-    "pipelines",
     "api",
+    "client",
     "hospital",
     "configs",
     "tests",
-    "docker",
     "benchmarks",
     "examples",
 )
@@ -41,7 +40,7 @@ def test_every_setting_is_described_and_on_the_site() -> None:
     page = PAGES["reference/settings.md"]()
     schemas = (Config, ServeSettings, GatewaySettings)
     settings = [one for schema in schemas for one in setting_references(schema)]
-    assert len(settings) > 220
+    assert len(settings) > 150
     assert [one.name for one in settings if len(one.meaning) < 5] == []
     assert [one.name for one in settings if f"\n### `{one.name}` " not in page] == []
     assert "of `infonce` · " in page
@@ -81,7 +80,8 @@ def test_links_lead_to_files() -> None:
 
 @pytest.mark.parametrize("name", sorted(figures.FIGURES))
 def test_figures_are_drawn_by_the_code_and_have_alternative_texts(name: str) -> None:
-    words = re.compile(r">([^<]+)</text>")  # paths may differ in their last digits elsewhere
+    # Words, and arrows by their names: paths may differ in their last digits elsewhere.
+    words = re.compile(r">([^<]+)</text>|<g id=\"(\w+ imports \w+)\"")
     kept = (ROOT / f"docs/figures/{name}.svg").read_text(encoding="utf-8")
     assert len(kept) < 40_000
     assert words.findall(figures.svg(name)) == words.findall(kept) != [], "run `make docs`"
@@ -109,7 +109,7 @@ def test_the_tutorial_goes_through_every_section_of_the_report() -> None:
     pages = [path for path in tracked(".html") if path.parent.name == "medclip_reporting"]
     pages = [path for path in pages if path.name != "check_page.html"]  # another command's
     sections = re.findall(r"<h2>(.*?)</h2>", "".join(page.read_text("utf-8") for page in pages))
-    text = (ROOT / "docs/tutorials/report.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/report.md").read_text(encoding="utf-8")
     explained = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert len(explained) == 12
     assert set(sections) - set(explained) == {"Is the data sound?"}  # the page of check_data
