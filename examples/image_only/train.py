@@ -3,8 +3,9 @@
     python examples/image_only/train.py --data digits --loss true --ratio 0.25 --out runs/digits_r
 
 The image-only experiments of both papers. A recipe holds the settings of one;
-examples/README.md says whose each is. Everything random is a function of the seed and a place (class, epoch, step). So there is
-no random state to save, and a batch does not depend on the number of processes.
+examples/README.md says whose each is. Everything random is a function of the seed and a place
+(class, epoch, step). So there is no random state to save, and a batch does not depend on the number
+of processes.
 
 Sources: Chen et al. 2020 (SimCLR); Chuang et al. 2020, Figure 4 (CIFAR10, STL10), and their code
 (both views as anchors, the ranges of the views); Wang et al. 2023, Section 3.1 (CIFAR10-r, eta by
