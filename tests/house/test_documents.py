@@ -16,6 +16,7 @@ from tests.house.documents import RESULT_PAGES, ROOT, RUN
 from tests.house.tree import SHIPPED, modules, name_of, syntax, tracked
 
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+ANCHOR = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)#([^)\s]+)\)")
 FOLDERS = (
     "medclip_dcl",
     "api",
@@ -75,6 +76,18 @@ def test_links_lead_to_files() -> None:
         for target in LINK.findall(page.read_text(encoding="utf-8"))
         if not (page.parent / target).exists() and target not in PAGES
     ]
+    assert broken == []
+
+
+def test_anchors_lead_to_headings() -> None:
+    broken = []
+    for page in tracked(".md"):
+        for target, anchor in ANCHOR.findall(page.read_text(encoding="utf-8")):
+            file = page.parent / target if target else page
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+            if anchor not in slugs:
+                broken.append(f"{name_of(page)} -> {target}#{anchor}")
     assert broken == []
 
 
