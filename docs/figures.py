@@ -1,11 +1,12 @@
-"""The figures of "How it works", drawn from the public loss, the labeler and kept results.
+"""The figures of the pages, drawn from the public loss, the labeler, kept results and the imports.
 
 python docs/figures.py      # writes docs/figures/*.svg; the same input gives the same bytes
 """
 
+import ast
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.method.real_studies.summary import BASELINE, SHOWN, TITLES, read_runs  # noqa: E402
 from medclip_dcl import debiased_contrastive_loss, read_claims  # noqa: E402
+from tests.house.tree import HOSPITAL, SHIPPED, modules, syntax  # noqa: E402
 
 FOLDER = ROOT / "docs" / "figures"
 BLUE, ORANGE, GREY = "#00796b", "#e65100", "#9e9e9e"
@@ -177,7 +179,107 @@ def real_studies() -> Figure:
     return figure
 
 
+_CLIENT = ("client", "client_options", "exchange", "model_schemas", "schemas")
+_PUBLISHED = ("input_range", "model_package")  # modules about a finished model
+
+
+def _room(parts: tuple[str, ...]) -> str:
+    """Room of a module: a subpackage of the library, its core, or a folder beside it."""
+    if parts[0] != "medclip_dcl":
+        return parts[0].removeprefix("medclip_")
+    if parts[1] in _CLIENT:
+        return "client"
+    if parts[1] in _PUBLISHED:
+        return "inference"
+    return parts[1] if (ROOT / "medclip_dcl" / parts[1]).is_dir() else "core"
+
+
+def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those that type checkers alone read."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from _run_nodes(node)
+
+
+def imports_of_rooms() -> dict[str, set[str]]:
+    """Room -> the rooms that it imports, without those that follow from others."""
+    imports: dict[str, set[str]] = {}
+    for path in modules(*SHIPPED, HOSPITAL):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = parts[1:] if parts[0] == "hospital" else parts
+        if parts == ("medclip_dcl", "__init__"):  # which loads any public name on first use
+            continue
+        room = imports.setdefault(_room(parts), set())
+        for node in _run_nodes(syntax(path)):
+            if isinstance(node, ast.ImportFrom):
+                here = parts[: -node.level] if node.level else ()
+                base = (*here, *filter(None, [node.module]))
+                names = [".".join((*base, alias.name)) for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            for other in (tuple(name.split(".")) for name in names):
+                if other[0] in {*SHIPPED, "medclip_hospital"} and len(other) > 1:
+                    room.add(_room(other))
+    for room, others in imports.items():
+        others.discard(room)
+    reached = {room: set[str]() for room in imports}
+    for _ in imports:  # as many rounds as rooms reach everything
+        for room, others in imports.items():
+            reached[room] |= others.union(*(reached[other] for other in others))
+    return {
+        room: {
+            other
+            for other in others
+            if not any(other in reached[between] for between in others - {other})
+        }
+        for room, others in imports.items()
+    }
+
+
+def architecture() -> Figure:
+    """Draw the rooms of the code in layers, each above those that it imports."""
+    imports = imports_of_rooms()
+    layer = dict.fromkeys(imports, 0)
+    for _ in imports:
+        for room, others in imports.items():
+            layer[room] = max((layer[other] + 1 for other in others), default=0)
+    layers = [[room for room in sorted(imports) if layer[room] == n] for n in set(layer.values())]
+    center = {
+        room: (7 * (slot + 1) / (len(row) + 1), 0.75 * height)
+        for height, row in enumerate(layers)
+        for slot, room in enumerate(row)
+    }
+    figure = Figure(figsize=(7, 0.62 * len(layers)), layout="constrained")
+    axes = figure.subplots()
+    for room, others in sorted(imports.items()):
+        for other in sorted(others):
+            (x, y), (below_x, below_y) = center[room], center[other]
+            arrow = mpl.patches.FancyArrowPatch(
+                (x, y - 0.17),
+                (below_x, below_y + 0.19),
+                arrowstyle="-|>",
+                mutation_scale=7,
+                color=GREY,
+                linewidth=0.8,
+                gid=f"{room} imports {other}",
+            )
+            axes.add_patch(arrow)
+    for room, (x, y) in center.items():
+        color = ORANGE if room in {"hospital", "client"} else BLUE
+        box = {"boxstyle": "round", "facecolor": color, "edgecolor": "none"}
+        axes.text(x, y, room, color="w", ha="center", va="center", bbox=box)
+    axes.set_xlim(0, 7)
+    axes.set_ylim(-0.3, 0.75 * len(layers) - 0.4)
+    axes.set_axis_off()
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
+    "architecture": architecture,
     "false_negatives": false_negatives,
     "gradient": gradient,
     "when_it_helps": when_it_helps,

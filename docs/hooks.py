@@ -2,7 +2,7 @@
 
 A README keeps its place in the repository and is `code/FOLDER/README.md` on the site; links
 between pages are rewritten to that. A link to a file that is no page becomes its plain label.
-`<!-- file: PATH -->` becomes that file's text, `<!-- table: NAME -->` a table of results.
+`<!-- table: NAME -->` becomes a table of results.
 """
 
 import os
@@ -21,7 +21,6 @@ from tests.house.documents import with_tables  # noqa: E402
 from tests.house.tree import name_of, tracked  # noqa: E402
 
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]*)(#[^)\s]*)?\)")
-_FILE = re.compile(r"<!-- file: (\S+) -->")
 _PICTURES = {".jpg", ".png", ".svg"}
 
 
@@ -32,7 +31,7 @@ def _tracked() -> list[str]:
 def _site_path(name: str) -> str:
     """Where a file of the repository is on the site."""
     if name == NOTEBOOK:
-        return "tutorials/trained_model.md"
+        return "trained_model.md"
     return name.removeprefix("docs/") if name.startswith("docs/") else f"code/{name}"
 
 
@@ -52,7 +51,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
-    """Rewrite links for the site, and put files in."""
+    """Rewrite links for the site, and put tables in."""
     uri = page.file.src_uri
     if uri in PAGES:
         return markdown
@@ -67,8 +66,4 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
         relative = os.path.relpath(found, PurePosixPath(uri).parent)
         return f"{mark}[{label}]({relative}{anchor or ''})"
 
-    def inserted(match: re.Match[str]) -> str:
-        text = (ROOT / match[1]).read_text(encoding="utf-8").rstrip()
-        return f"```python\n{text}\n```"
-
-    return _FILE.sub(inserted, _LINK.sub(rewrite, with_tables(markdown)))
+    return _LINK.sub(rewrite, with_tables(markdown))

@@ -297,7 +297,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/settings.md": settings_page,
     "reference/targets.md": targets_page,
     "reference/troubleshooting.md": troubleshooting_page,
-    "tutorials/trained_model.md": notebook_page,
+    "trained_model.md": notebook_page,
 }
 """Path on the site -> its text."""
 

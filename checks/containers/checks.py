@@ -34,8 +34,8 @@ from checks.containers.clients import (
 from checks.containers.engine import ROOT, Engine
 from hospital.tests.support import orthanc
 
-PAGE = ROOT / "docs/deployment/containers.md"
-TUTORIAL = ROOT / "docs/tutorials/pacs.md"
+PAGE = ROOT / "docs/deployment.md"
+HOSPITAL = ROOT / "hospital/README.md"
 CANARIES = ("CANARYFILE", "CANARYQUERY", "CANARYHOST", "CANARYPHRASE")
 DASHBOARD = "docker/watch/grafana/dashboards/medclip.json"
 LARGEST_IMAGE_GB = 1.5
@@ -448,7 +448,7 @@ def _hospital(engine: Engine, report: Report) -> None:
     if shutil.which("npm") is None:
         report.that("hospital: skipped, there is no npm", True)
         return
-    page = TUTORIAL.read_text().partition("## In containers")[2]
+    page = HOSPITAL.read_text().partition("### In containers")[2].partition("\n#")[0]
     (start,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     engine.shell(start)
     report.equal("page: gateway, PACS and viewer", len(engine.containers("gateway")), 1)

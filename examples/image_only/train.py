@@ -2,9 +2,10 @@
 
     python examples/image_only/train.py --data digits --loss true --ratio 0.25 --out runs/digits_r
 
-The image-only experiments of both papers. A recipe holds the settings of one; README.md says whose
-each is. Everything random is a function of the seed and a place (class, epoch, step). So there is
-no random state to save, and a batch does not depend on the number of processes.
+The image-only experiments of both papers. A recipe holds the settings of one;
+examples/README.md says whose each is. Everything random is a function of the seed and a place
+(class, epoch, step). So there is no random state to save, and a batch does not depend on the number
+of processes.
 
 Sources: Chen et al. 2020 (SimCLR); Chuang et al. 2020, Figure 4 (CIFAR10, STL10), and their code
 (both views as anchors, the ranges of the views); Wang et al. 2023, Section 3.1 (CIFAR10-r, eta by
@@ -107,7 +108,7 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--per-class", type=int, default=0, help="most training images; 0: all")
     add("--test-per-class", type=int, default=0, help="test images; 0: all")
     losses = ("cl", "low", "high", "true", "constant", "oracle")
-    add("--loss", choices=losses, help="see README.md")
+    add("--loss", choices=losses, help="see examples/README.md")
     add("--eta", type=float, default=0.1, help="tau+ of Chuang et al., for --loss constant")
     add("--positives", type=int, default=1, help="M, views that estimate the correction")
     add("--floor", choices=("floor", "zero", "fallback"), default="floor")

@@ -20,7 +20,7 @@ from testing.tls import HAS_OPENSSL, Certificates, make_certificates
 ROOT = Path(__file__).parents[2]
 SITE = (ROOT / "deploy/systemd/nginx.conf").read_text()
 PROXY = (ROOT / "docker/nginx.conf").read_text()
-PAGE = (ROOT / "docs/deployment/containers.md").read_text()
+PAGE = (ROOT / "docs/deployment.md").read_text()
 
 pytestmark = pytest.mark.skipif(
     shutil.which("nginx") is None or not HAS_OPENSSL, reason="not installed: nginx, openssl"

@@ -149,13 +149,14 @@ def borrow(names: Sequence[str], binaries: Path) -> None:
                 (site / source.name).symlink_to(source)
 
 
-def test_the_losses_alone_run_their_readme_with_torch_and_jaxtyping(tmp_path: Path) -> None:
+def test_the_losses_alone_run_their_page_with_torch_and_jaxtyping(tmp_path: Path) -> None:
     _, wheel = build(tracked_copy(tmp_path / "source") / "losses", tmp_path / "dist")
     binaries = environment_with(wheel, tmp_path / "venv", [])
     borrow(OF_TORCH, binaries)
-    (example,) = re.findall(
-        r"```python\n(.+?)```", (ROOT / "losses/README.md").read_text("utf-8"), re.DOTALL
-    )
+    page = (ROOT / "medclip_dcl/losses/README.md").read_text("utf-8")
+    examples = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
+    (example,) = (code for code in examples if "s.requires_grad_()" in code)
+    example = example.replace("from medclip_dcl import", "from medclip_dcl_losses import")
     more = "import importlib.util as u, math; assert math.isfinite(loss) and s.grad.norm() > 0"
     more += "; print([n for n in ('medclip_dcl', 'numpy', 'transformers') if u.find_spec(n)])"
     printed = run([binaries / "python", "-W", "ignore", "-c", f"{example}\n{more}"], tmp_path)

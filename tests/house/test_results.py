@@ -20,21 +20,18 @@ KEPT = ROOT / "benchmarks" / "results"
 PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 
 NOT_KEPT = {
-    ("classification.md", "Text anchors alone do not compare sentences"),
-    ("classification.md", "Real images"),
-    ("examples.md", "Images alone"),
     ("index.md", "The demo learns"),
-    ("labeler.md", "Against expert labels"),
-    ("labeler.md", "Places and degrees"),
+    ("index.md", "Text anchors alone do not compare sentences"),
+    ("index.md", "Real images"),
+    ("index.md", "Report labeler"),
+    ("index.md", "Examples of Chuang et al."),
     ("speed.md", "The size of MIMIC-CXR"),
 }
 """Sections with figures of which no output was kept; each says so."""
 
 COMPUTED = {
-    ("examples.md", "Memory bank"),
     ("real_studies.md", "Which objective"),  # again by tests/benchmarks/method/test_summary.py
     ("reliability.md", "The gateway"),
-    ("speed.md", "Processes"),
 }
 """Sections with differences, ratios or sums of what was kept."""
 

@@ -1,8 +1,9 @@
-"""Plugins: the pages' own code, put where a user would, does what the pages say."""
+"""Plugins: the page's own code, put where a user would, does what the page says."""
 
 import hashlib
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ from pipelines.config import load_config
 from testing.service import PATIENCE_S, store
 from testing.tiny_models import tiny_text_config
 
-PAGES = Path(__file__).parents[2] / "docs/extending"
+PAGE = Path(__file__).parents[2] / "docs/extending.md"
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +52,9 @@ def nothing_kept() -> Iterator[None]:
 
 
 def of_page(name: str, folder: Path) -> Path:
-    """Write the plugin and the config of a page into a folder, and give the config."""
-    text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    """Write plugin and config of a section of the page into a folder, and return the config."""
+    text = re.split(r"^## An? ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (text,) = (part for part in text if part.startswith(f"{name}\n"))
     code, settings = (text.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "yaml"))
     (file,) = settings.split("plugins: [")[1].split("]")[0].split(", ")
     (folder / file).write_text(code)
@@ -96,7 +98,7 @@ def test_a_source_becomes_a_manifest(tmp_path: Path) -> None:
 
 
 def test_an_encoder_is_built_by_its_settings(tmp_path: Path) -> None:
-    settings = load_config(of_page("encoder", tmp_path)).model
+    settings = load_config(of_page("image encoder", tmp_path)).model
     model = build_dual_encoder(settings, tiny_text_config(), seed=0)
     assert (model.image.width, model.image.grid(160)) == (96, 10)
     same = build_dual_encoder(settings, tiny_text_config(), seed=0)

@@ -158,8 +158,11 @@ def test_the_tutorial_loads_plain_classes(
     _, folder = exported("transformers", "lse_nl")
     (tmp_path / "elsewhere").symlink_to(folder)
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/tutorials/export.md").read_text(encoding="utf-8")
-    code, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)  # the first is of transformers
+    page = (ROOT / "docs/using_a_model.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## Exports")
+    code, *_ = re.findall(
+        r"```python\n(.*?)```", section, re.DOTALL
+    )  # the first is of transformers
     names: dict[str, Any] = {}
     exec(code, names)
     assert names["image_tower"].config.model_type == "resnet"
