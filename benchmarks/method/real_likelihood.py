@@ -27,20 +27,20 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 import yaml
+from jaxtyping import Bool
 from numpy.typing import NDArray
 
-from benchmarks.method.real_studies.questions import fitting
-from benchmarks.method.real_studies.studies import Fold, read_folds, read_patients
+from benchmarks.method.real_studies.studies import CHEXPERT, Fold, read_folds, read_patients
 from benchmarks.record import finish, is_quick
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.likelihood import eta, masked_lm, scoring
 from medclip_dcl.likelihood.eta_fit import Line, best_constant, measure_shares
 from medclip_dcl.likelihood.settings import EtaConfig
-from medclip_dcl.losses.relations import encode_claims
+from medclip_dcl.losses.relations import ASSERTED, HEDGED, NEGATED, encode_claims
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.text.labeler.labels import read_claims
+from medclip_dcl.text.labeler.labels import FINDINGS, read_claims
 from medclip_reporting.diagnostics import compare_with_truth, spearman
 from testing.processes import options
 
@@ -57,6 +57,35 @@ COMMON, BLIND = 0.3, 0.01
 LEAST_SHARE = 1e-3
 
 Floats = NDArray[np.float64]
+
+
+_KNOWN = [FINDINGS.index(name) for name in CHEXPERT if name in FINDINGS]
+
+
+def fitting(
+    codes: np.ndarray, gold: Sequence[Mapping[str, bool]]
+) -> tuple[Bool[np.ndarray, "texts studies"], Bool[np.ndarray, " texts"]]:
+    """Say of which studies a sentence is true by the experts' labels, where labels can tell.
+
+    They can of a sentence that claims something, hedges nothing, and names no finding without a
+    label.
+    """
+    shown = np.array(
+        [[any(own[name] for name in CHEXPERT[FINDINGS[column]]) for column in _KNOWN]
+         for own in gold]
+    )  # fmt: skip
+    normal = np.array([own["normal"] for own in gold])
+    findings, calls_normal = codes[:, :-1], codes[:, -1] != 0
+    known = np.zeros(findings.shape[1], dtype=bool)
+    known[_KNOWN] = True
+    asserted, negated = findings & ASSERTED != 0, findings == NEGATED
+    names = (findings != 0).any(axis=1)
+    answered = (names | calls_normal) & ~(findings & HEDGED != 0).any(axis=1)
+    answered &= ~(findings != 0)[:, ~known].any(axis=1)
+    wrong = asserted[:, _KNOWN].astype(int) @ (~shown).T.astype(int)
+    wrong += negated[:, _KNOWN].astype(int) @ shown.T.astype(int)
+    wrong += ((calls_normal & ~names)[:, None] & ~normal[None, :]).astype(int)
+    return wrong == 0, answered
 
 
 def true_shares(fold: Fold) -> tuple[Floats, NDArray[np.int64], list[str]]:
