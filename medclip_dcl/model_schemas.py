@@ -39,7 +39,7 @@ class HeadFacts(Schema):
 
     name: str
     """The label that it was fitted to."""
-    kind: Literal["linear", "knn", "prototypes"]
+    kind: Literal["linear"]
     """How it decides."""
     features: Literal["space", "encoder"]
     """What it reads: the mean region in the shared space, or the encoder's features."""

@@ -207,7 +207,7 @@ class HeadAnswer(Schema):
 
     name: str
     """The label."""
-    kind: Literal["linear", "knn", "prototypes"]
+    kind: Literal["linear"]
     """How it decides."""
     score: float
     """How much the image looks like those with the label, 0 to 1; no probability."""

@@ -24,7 +24,6 @@ SECTIONS = (
     "retrieval",
     "provenance",
 )
-CANARY = "a canary sings in the left lung"
 
 
 class Page(HTMLParser):
@@ -65,14 +64,12 @@ def report(work, **sections):
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """Evaluated, with calibrated scores and prompts in other words."""
+    """Evaluated, with calibrated scores."""
     work = write_evaluated(tmp_path_factory.mktemp("reported") / "work")
     publish(work / "model", ["elsewhere"], seed=37, centred=True)
     gallery = work / "gallery.txt"
     gallery.write_text("\n".join(said for _, said, _ in KINDS))
     (work / "prompts.yaml").write_text(f"format_version: 1\nfindings: {PROMPTS}\n")
-    pair = "{name: pneumonia, label: Pneumonia, positive: [pneumonia, %s], negative: no pneumonia}"
-    (work / "other.yaml").write_text(f"format_version: 1\nfindings: [{pair % CANARY}]\n")
     config_file = write_config(
         work / "config.yaml",
         work,
@@ -80,7 +77,6 @@ def work(tmp_path_factory):
             "bootstrap": 20,
             "gallery": str(gallery),
             "prompts": str(work / "prompts.yaml"),
-            "paraphrases": str(work / "other.yaml"),
         },
         probabilities={"least_per_class": 2},
         source={"root": str(work)},
@@ -215,7 +211,6 @@ def test_trust_and_false_negatives_have_their_sections(open_page):
     assert 'id="audit"' in text
     assert "Reliability: share of images" in text
     assert "best minus worst AUC" not in text  # one view alone: no gap
-    assert CANARY in text
     assert "Pairs most likely to be false" in text
     assert any(said in text for _, *pair in KINDS for said in pair)
 
@@ -225,7 +220,6 @@ def test_a_private_page_keeps_the_figures_and_drops_prompts_images_and_sentences
     assert 'id="trust"' in text
     assert 'id="audit"' in text
     assert "Reliability: share of images" in text
-    assert CANARY not in text
     assert "Pairs most likely" not in text
     assert "data:image" not in text
     assert not any(said in text for _, *pair in KINDS for said in pair)
