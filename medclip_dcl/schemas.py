@@ -208,7 +208,7 @@ class HeadAnswer(Schema):
 
     name: str
     """The label."""
-    kind: Literal["linear", "knn", "prototypes"]
+    kind: Literal["linear"]
     """How it decides."""
     score: float
     """How much the image looks like those with the label, 0 to 1; no probability."""
@@ -430,7 +430,7 @@ class HeadFacts(Schema):
 
     name: str
     """The label that it was fitted to."""
-    kind: Literal["linear", "knn", "prototypes"]
+    kind: Literal["linear"]
     """How it decides."""
     features: Literal["space", "encoder"]
     """What it reads: the mean region in the shared space, or the encoder's features."""

@@ -1,8 +1,8 @@
 """A model package as it may leave the institution: no patient, no folder, with its cards.
 
 What stays behind: the hashes of the training patients' ids (who knows how ids are formed can
-try them all), the encoded images of the bank (the offsets of the model's own prompts go along) and
-of heads that hold some (`knn`), and every setting but those of `TrainingConfig`, whose own places
+try them all), the encoded images of the bank (the offsets of the model's own prompts go along), and
+every setting but those of `TrainingConfig`, whose own places
 (folders, tables, hosts) are withheld. A vocabulary that was learned from the reports consists of
 pieces of them, so it is refused unless it is allowed.
 """
@@ -75,7 +75,7 @@ def export_model(
         (writer.directory / TEXT).mkdir(exist_ok=True)
         for name in kept:
             write_bytes(writer.directory / name, source.file(name).read_bytes())
-        if heads := [head for head in read_heads(model) if head.card.kind != "knn"]:
+        if heads := read_heads(model):
             write_heads(writer.directory, heads)
         card = {name: found.card[name] for name in _CARD if name in found.card}
         if "objective" in card:  # of an earlier version, it may name a table

@@ -42,10 +42,7 @@ _SPANS = {"cnr": (0.0, 3.0), "cnr_signed": (-3.0, 3.0)}
 
 
 def describe_results(sources: Sources) -> View | None:
-    """Give the tree of `results.json` and what is drawn from it; None without results.
-
-    A private report has no prompts.
-    """
+    """Give the tree of `results.json` and what is drawn from it; None without results."""
     found = sources.get(results.ARTIFACT)
     if found is None:
         return None
@@ -62,7 +59,6 @@ def describe_results(sources: Sources) -> View | None:
         "roc": _roc(sources),
         "reliability": _reliability(sources),
         "least_images": _LEAST_BIN,
-        "prompts": _prompts(sources),
     }
 
 
@@ -210,18 +206,6 @@ def _reliability(sources: Sources) -> str | None:
         "share of images with the finding",
     )
     return draw_lines(lines, labels, diagonal=True) if lines else None
-
-
-def _prompts(sources: Sources) -> dict[str, list[View]]:
-    if sources.settings.private:
-        return {}
-    rows = read_table(sources.artifacts[results.ARTIFACT.name].path, results.PROMPTS).to_pylist()
-    by_finding: dict[str, list[View]] = {}
-    for row in rows:
-        by_finding.setdefault(row["finding"], []).append(row)
-    for pairs in by_finding.values():
-        pairs.sort(key=lambda row: -(row["auc"] or 0))
-    return by_finding
 
 
 _LOSSES = {

@@ -73,7 +73,10 @@ def prepare_for(job: Job, model: Path) -> Job:
     asked = config.evaluate
     if "prompts" not in asked.model_fields_set:
         asked = asked.model_copy(update={"prompts": ""})
-    config = config.model_copy(update={"images": trained.images, "evaluate": asked})
+    # What an image becomes is the model's; which images are refused, and how, is the user's.
+    own = {name: getattr(trained.images, name) for name in ("size_px", "voi", "equalize")}
+    images = config.images.model_copy(update=own)
+    config = config.model_copy(update={"images": images, "evaluate": asked})
     for stage in (build_manifest, prepare_images, split_sentences):
         stage.build(replace(job, name=stage.__name__.rpartition(".")[2], config=config))
     return replace(job, config=config)

@@ -75,7 +75,7 @@ def build(job: Job) -> None:
         heads = [*others, *found]
         model_package.rewrite_package(target, folder, names, lambda path: write_heads(path, heads))
         state = "made"
-    job.say(artifact=ARTIFACT.name, state=state, kind=rules.heads.kind, heads=len(found))
+    job.say(artifact=ARTIFACT.name, state=state, heads=len(found))
     for head in found:
         job.say(**_facts(head))
 

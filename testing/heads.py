@@ -6,13 +6,10 @@ from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.inference.heads import Head, HeadCard, HeadFigure, write_heads
 from medclip_dcl.model_package import Curve, FindingCalibration, rewrite_package
-from medclip_dcl.models.settings import HeadKind
 
 
 def head_card(
     name: str,
-    kind: HeadKind = "linear",
-    chosen: float | None = None,
     *,
     is_refused: bool = False,
     curve: Curve | None = None,
@@ -21,9 +18,9 @@ def head_card(
     reason = "upside down" if is_refused else "too few images"
     return HeadCard(
         name=name,
-        kind=kind,
+        kind="linear",
         features="space",
-        chosen=chosen,
+        chosen=None,
         threshold=0.0,
         calibration=FindingCalibration(
             finding=name,
@@ -46,17 +43,10 @@ def head_card(
     )
 
 
-def add_heads(model: Artifact, width: int, neighbors: np.ndarray | None = None) -> Artifact:
-    """Put a calibrated head and a refused one into a model; the margin of both is 0.5.
-
-    Where `neighbors` are given, a third holds them, the first with the finding.
-    """
+def add_heads(model: Artifact, width: int) -> Artifact:
+    """Put a calibrated head and a refused one into a model; the margin of both is 0.5."""
     arrays = {"weight": np.zeros(width), "bias": np.array([0.5])}
     cards = (head_card("tuberculosis", curve=Curve(slope=1.0)), head_card("tube", is_refused=True))
     heads = [Head(card, arrays) for card in cards]
-    if neighbors is not None:
-        labels = (np.arange(len(neighbors)) == 0).astype(np.float64)
-        card = head_card("effusion", "knn", 1)
-        heads.append(Head(card, {"vectors": neighbors, "labels": labels}))
     names = (model_package.HEADS_FILE, model_package.HEAD_ARRAYS_FILE)
     return rewrite_package(model, model.path, names, lambda folder: write_heads(folder, heads))

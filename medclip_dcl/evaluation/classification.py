@@ -221,11 +221,12 @@ def measure_findings(
     margins: Matrix, truth: Truth, offsets: Offsets, weights: Weights
 ) -> dict[str, Samples]:
     """Average the figures of several findings, as `metrics.mean_over_findings`."""
-    return mean_over_findings(
-        _measure(margin[known], state[known] == 1, weights[:, known], offset)
-        for margin, state, offset in zip(margins, truth, offsets, strict=True)
-        for known in (state != UNKNOWN,)
-    )
+    figures = []
+    for margin, state, offset in zip(margins, truth, offsets, strict=True):
+        is_labelled = state != UNKNOWN
+        positive = state[is_labelled] == 1
+        figures.append(_measure(margin[is_labelled], positive, weights[:, is_labelled], offset))
+    return mean_over_findings(figures)
 
 
 def _measure(

@@ -109,7 +109,8 @@ def _asked(
         name: cases.column(form, name)[chosen]
         for name in ("image_id", "finding", "margin", "truth", level)
     }
-    draws = cases.column(form, "draw")[chosen] if form is results.PROBES else chosen[chosen]
+    rows = np.flatnonzero(chosen)
+    draws = cases.column(form, "draw")[rows] if form is results.PROBES else np.zeros_like(rows)
     findings = [*zip(column["finding"].tolist(), draws.tolist(), strict=True)]
     image, first = _numbers(column["image_id"].tolist())
     finding, first_of = _numbers(findings)

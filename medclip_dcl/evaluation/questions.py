@@ -37,7 +37,6 @@ from medclip_dcl.evaluation.operating_point import (
     choose_thresholds,
     evaluate_decisions,
 )
-from medclip_dcl.evaluation.paraphrases import evaluate_paraphrases
 from medclip_dcl.evaluation.probe import FRACTIONS, evaluate_probe
 from medclip_dcl.evaluation.prompt_pairs import PairWarning, check_pairs
 from medclip_dcl.evaluation.results import EvalResult, Rows
@@ -62,7 +61,7 @@ _SEED = 0
 _NO_IMAGES, _NO_BOXES = "the split has no image", "the source has no boxes on these images"
 _IMAGE_QUESTIONS = (
     *("zero_shot", "decisions", "classes", "probe", "probe_decisions"),
-    *("probabilities", "subgroups", "paraphrases"),
+    *("probabilities", "subgroups"),
 )
 _BOX_QUESTIONS = ("grounding", "boxes", "gallery")
 
@@ -137,7 +136,6 @@ def _question_files(config: EvaluationConfig) -> Mapping[str, Path]:
     named = {
         "prompts": settings.prompts,
         "gallery": settings.gallery,
-        "paraphrases": settings.paraphrases,
         "demographics": settings.demographics,
     }
     files = {
@@ -278,13 +276,6 @@ class Evaluation:
         outcomes["subgroups"] = evaluate_subgroups(
             margins, drawn, encoded.subject_ids, traits, bootstrap, offsets=offsets
         )
-        outcomes["paraphrases"] = EvalResult("there are no paraphrases; set evaluate.paraphrases")
-        if "paraphrases" in self._files:
-            other = read_prompts(self._files["paraphrases"])
-            their_truth, _ = truth_of(self._config, self._source, rows, other)
-            outcomes["paraphrases"], self.tables[results.PROMPTS] = evaluate_paraphrases(
-                self._model, encoded, other, their_truth, bootstrap
-            )
         return margins
 
     def _threshold_rows(self, asked: Rows, findings: Sequence[Finding]) -> Rows:

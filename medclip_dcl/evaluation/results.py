@@ -70,20 +70,6 @@ SCORES = TableFormat(
 )
 """Zero-shot classification: one row per image and finding."""
 
-PROMPTS = TableFormat(
-    "prompts.parquet",
-    (
-        Column("finding", pa.string(), "name of the finding"),
-        Column("positive", pa.string(), "prompt that asserts it"),
-        Column("negative", pa.string(), "prompt that denies it"),
-        Column("auc", pa.float64(), "area under the ROC curve with this pair; null: one class"),
-        Column("balanced_accuracy", pa.float64(), "with this pair, at a margin of 0"),
-        Column("balanced_accuracy_offset", pa.float64(), "at the pair's offset; null: not known"),
-        Column("correlation", pa.float64(), "of the two scores over all images; null: undefined"),
-    ),
-)
-"""Paraphrases: one row per finding and pair of prompts."""
-
 GROUNDINGS = TableFormat(
     "groundings.parquet",
     (
@@ -168,7 +154,7 @@ GALLERY = TableFormat(
 """The gallery of sentences that boxes are matched with."""
 
 
-TABLES = (SCORES, PROMPTS, CLASSES, PROBES, GALLERY, GROUNDINGS, BOX_ANSWERS, RANKS)
+TABLES = (SCORES, CLASSES, PROBES, GALLERY, GROUNDINGS, BOX_ANSWERS, RANKS)
 
 
 @dataclass(frozen=True)

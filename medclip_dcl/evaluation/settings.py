@@ -38,9 +38,6 @@ class EvaluateConfig(Section):
     ensemble, their scores averaged, as in `chex5_ensemble.yaml`. Without a negative, the level of
     the positive over the model's bank of images decides. A finding's `code` names it in DICOM
     answers."""
-    paraphrases: str = ""
-    """Prompt file whose prompts of a side are paraphrases: every pair is asked separately,
-    and the spread is measured; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""
     demographics: str = ""
     """CSV, Parquet or JSON lines with `sex` or `gender` (F, M or words that begin so) and `age` or
     `anchor_age` (years, or `045Y` as in DICOM), such as MIMIC-IV's `patients.csv.gz`: groups whose

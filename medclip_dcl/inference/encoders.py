@@ -1,5 +1,7 @@
 """Both encoders of a published model, with the weights that it was published with."""
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from medclip_dcl.models.architectures import hub_closed
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.encoder_files import packaged_text_config, read_tokenizer
 from medclip_dcl.models.image_encoder import preprocessing_facts
+
+LOGGER = logging.getLogger("medclip.inference")
 
 _LARGEST_BUFFERS = 1 << 26  # bytes
 _LARGEST_LAYER = 1 << 29  # bytes that a layer reads and writes for one image, in float32
@@ -30,6 +34,20 @@ def load_encoders(published: SavedModel) -> tuple[DualEncoder, PreTrainedTokeniz
         text_config = packaged_text_config(published.text_folder)
         model = _build_model(published, text_config)
         return model, read_tokenizer(published.text_folder, text_config)
+
+
+def warn_of_cut_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int) -> bool:
+    """Log how many texts have more than `limit` word pieces; return whether any has."""
+    # None has more than bytes, so most need not be cut into pieces here.
+    long = [text for text in texts if len(text.encode()) > limit - 2]
+    pieces = tokenizer(long, split_special_tokens=True, verbose=False)["input_ids"] if long else []
+    if cut := sum(len(item) > limit for item in pieces):
+        LOGGER.warning(
+            "%d of %d texts are longer than the %d word pieces that the model reads: what is "
+            "beyond is not read; give sentences (this is logged once)",
+            *(cut, len(texts), limit),
+        )
+    return cut > 0
 
 
 def _build_model(published: SavedModel, text_config: PreTrainedConfig) -> DualEncoder:

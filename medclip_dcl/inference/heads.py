@@ -6,10 +6,7 @@
 A margin is above 0 where an image looks more like those with the finding than like those without
 it, as if both were equally common; a score is its logistic function.
 
-    linear      w . x + b
-    prototypes  (cos(x, mean of those with it) - cos(x, mean of those without it)) / T
-    knn         log odds of the votes of the k nearest labelled images, exp(cos / T) each; the votes
-                of a class are divided by its images
+    margin = w . x + b
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -31,14 +28,8 @@ from medclip_dcl.model_package import (
     FindingCalibration,
     read_part,
 )
-from medclip_dcl.models.settings import HeadFeatures, HeadKind
+from medclip_dcl.models.settings import HeadFeatures
 from medclip_dcl.settings import Section
-
-TEMPERATURE = 0.07
-"""T. Source: Caron et al. 2021, Section 4.1, whose votes these are."""
-
-_LEAST_VOTE = 1e-3  # so that a margin is finite where all neighbours are of one class
-_BLOCK = 256  # images that are compared with all neighbours at a time
 
 
 class HeadFigure(Section):
@@ -72,12 +63,12 @@ class HeadCard(Section):
 
     name: str
     """The label that it was fitted to."""
-    kind: HeadKind
+    kind: Literal["linear"]
     """How it decides."""
     features: HeadFeatures
     """What it reads."""
     chosen: float | None
-    """By the validation images: penalty of `linear`, neighbours of `knn`."""
+    """Penalty, by the validation images."""
     threshold: float
     """Margin from which the finding is decided to be present, chosen on the validation images."""
     calibration: FindingCalibration
@@ -109,7 +100,7 @@ class HeadScore:
 
     name: str
     """The label."""
-    kind: HeadKind
+    kind: Literal["linear"]
     """How it decides."""
     score: float
     """Logistic function of the margin, in [0, 1]; no probability."""
@@ -126,7 +117,7 @@ class HeadScore:
 
 @dataclass(frozen=True)
 class Head:
-    """A fitted head: its card, and `weight` and `bias`, or `vectors` and `labels`."""
+    """A fitted head: its card, and `weight` and `bias`."""
 
     card: HeadCard
     arrays: Mapping[str, np.ndarray]
@@ -139,7 +130,7 @@ class Head:
         Raises:
             CheckpointError: the head reads features of another width.
         """
-        return head_margins(self.card.kind, self.arrays, self.card.chosen, features)
+        return head_margins(self.arrays, features)
 
     def answer(self, features: Float[np.ndarray, "images features"]) -> list[HeadScore]:
         """Answer for every image."""
@@ -160,62 +151,20 @@ class Head:
 
 
 def head_margins(
-    kind: HeadKind,
-    arrays: Mapping[str, np.ndarray],
-    neighbours: float | None,
-    features: Float[np.ndarray, "images features"],
+    arrays: Mapping[str, np.ndarray], features: Float[np.ndarray, "images features"]
 ) -> Float[np.ndarray, " images"]:
-    """Compute the margins of a head from its arrays; `neighbours`: k of `knn`.
+    """Compute the margins of a head from its arrays.
 
     Raises:
         CheckpointError: the arrays are not those of features of this width.
     """
     try:
-        if kind == "knn":
-            labels = arrays["labels"] == 1
-            return _votes(arrays["vectors"], labels, int(neighbours or 1), features)
-        inputs = features.astype(np.float64)
-        inputs = _unit(inputs) if kind == "prototypes" else inputs
-        margins: np.ndarray = inputs @ arrays["weight"] + arrays["bias"][0]
+        margins: np.ndarray = features.astype(np.float64) @ arrays["weight"] + arrays["bias"][0]
     except (KeyError, ValueError, IndexError) as error:
         raise CheckpointError(
-            f"a {kind} head does not fit features of width {features.shape[1]}; rerun fit_head"
+            f"a head does not fit features of width {features.shape[1]}; rerun fit_head"
         ) from error
     return margins
-
-
-def _votes(
-    vectors: np.ndarray,
-    labels: Bool[np.ndarray, " labelled"],
-    count: int,
-    features: Float[np.ndarray, "images features"],
-) -> Float[np.ndarray, " images"]:
-    known, weights = vectors.astype(np.float32), np.empty(len(labels))
-    for side in (labels, ~labels):
-        weights[side] = 1 / max(1, side.sum())
-    count = min(count, len(known))
-    found = np.empty(len(features))
-    for start in range(0, len(features), _BLOCK):
-        cosines = _unit(features[start : start + _BLOCK].astype(np.float32)) @ known.T
-        nearest = np.argpartition(-cosines, count - 1, axis=1)[:, :count]
-        near = np.take_along_axis(cosines, nearest, axis=1).astype(np.float64)
-        votes = weights[nearest] * np.exp((near - near.max(axis=1, keepdims=True)) / TEMPERATURE)
-        share = (votes * labels[nearest]).sum(axis=1) / votes.sum(axis=1)
-        found[start : start + _BLOCK] = np.log((share + _LEAST_VOTE) / (1 - share + _LEAST_VOTE))
-    return found
-
-
-def unit_features(
-    features: Float[np.ndarray, "images features"],
-) -> Float[np.ndarray, "images features"]:
-    """Bring features to unit length, as prototypes and neighbours are compared."""
-    return _unit(features)
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    length = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit: np.ndarray = vectors / np.maximum(length, np.finfo(np.float32).tiny)
-    return unit
 
 
 def _logistic(margins: np.ndarray) -> np.ndarray:

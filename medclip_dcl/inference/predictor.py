@@ -3,7 +3,6 @@
 The same code serves evaluation and the service.
 """
 
-import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from medclip_dcl.artifact import HEADER
 from medclip_dcl.data.grayscale import GreyImage, square
 from medclip_dcl.errors import CheckpointError, QueryError
-from medclip_dcl.inference.encoders import load_encoders
+from medclip_dcl.inference.encoders import load_encoders, warn_of_cut_texts
 from medclip_dcl.inference.grounding import Grounding, PhraseGrids, locate
 from medclip_dcl.inference.heads import Head, HeadScore, read_heads
 from medclip_dcl.inference.prompts import Finding, parse_prompts
@@ -57,8 +56,6 @@ from medclip_dcl.models.settings import (
     settle_inference,
 )
 from medclip_dcl.models.similarity import region_scores
-
-LOGGER = logging.getLogger("medclip.inference")
 
 _TEXTS_PER_PASS = 128
 
@@ -101,7 +98,7 @@ class Predictor:
         self.heads = heads
         self._bank = None if bank is None else bank.to(device).float()
         self._tokenizer = tokenizer
-        self._may_warn = True
+        self._is_warned = False
 
     @torch.inference_mode()
     def embed_images(
@@ -129,9 +126,7 @@ class Predictor:
 
     @torch.inference_mode()
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
-        """Encode sentences; a string is one.
-
-        Those that are longer than the model reads are truncated, and the log counts the first.
+        """Encode sentences, a string being one; the log counts those that are truncated, once.
 
         Returns:
             Unit vectors in the order of the texts, on the model's device.
@@ -325,11 +320,6 @@ class Predictor:
     def _prompts(self, findings: Sequence[Finding]) -> Tensor:
         if findings is self.findings:
             return self._own_prompts  # most questions ask about them
-        if not all(isinstance(item, Finding) for item in findings):
-            raise QueryError(
-                "a finding is asked by its prompts, and not by a name; choose among the model's "
-                "own, predictor.findings, or make some by parse_prompts"
-            )
         return self.embed_sentences(prompt_texts(findings))
 
     @torch.inference_mode()
@@ -368,32 +358,17 @@ class Predictor:
         return self.embed_sentences(prompt_texts(self.findings))
 
     def _encode(self, texts: list[str]) -> Tensor:
-        self._count_truncated(texts)
+        limit = self.config.model.text.max_tokens
+        self._is_warned = self._is_warned or warn_of_cut_texts(self._tokenizer, texts, limit)
         tokens = self._tokenizer(
             texts,
             padding=True,
             truncation=True,
-            max_length=self.config.model.text.max_tokens,
+            max_length=limit,
             split_special_tokens=True,  # [MASK] in a prompt is its letters
             return_tensors="pt",
         ).to(self.device)
         return self.engine.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
-
-    def _count_truncated(self, texts: Sequence[str]) -> None:
-        # No text has more word pieces than bytes: most need not be cut into them twice.
-        limit = self.config.model.text.max_tokens
-        long = [text for text in texts if self._may_warn and len(text.encode()) > limit - 2]
-        if not long:
-            return
-        ids = self._tokenizer(long, split_special_tokens=True, verbose=False)["input_ids"]
-        lengths = map(len, ids)  # `verbose` would tell the same of one text
-        if cut := sum(length > limit for length in lengths):
-            self._may_warn = False
-            LOGGER.warning(
-                "%d of %d texts are longer than the %d word pieces that the model reads: what is "
-                "beyond is not read; give sentences (this is logged once)",
-                *(cut, len(texts), limit),
-            )
 
 
 def published_folder(path: Path) -> Path:

@@ -309,7 +309,7 @@ def predict_masked(
 
 
 @dataclass(frozen=True)
-class Engine:
+class ScoringEngine:
     """A masked language model that is ready to score, with the weights as they were."""
 
     name: EngineName
@@ -328,7 +328,7 @@ def prepare_engine(
     name: EngineName = "auto",
     precision: str | None = None,
     folder: Path | None = None,
-) -> Engine:
+) -> ScoringEngine:
     """Make a model ready to score.
 
     Args:
@@ -344,7 +344,7 @@ def prepare_engine(
         ScoreError: `openvino` is asked for and cannot be had.
     """
     if name == "torch":
-        return Engine("torch", MaskedForward(model))
+        return ScoringEngine("torch", MaskedForward(model))
     precision = precision or ("bfloat16" if model.dtype == torch.bfloat16 else "float32")
     obstacle = _obstacle(model, precision)
     if not obstacle:
@@ -356,12 +356,12 @@ def prepare_engine(
         digest = sha256_file(weights_file(folder)) if folder else ""
         runs = load_openvino(parts, precision, TOLERANCE_NATS[precision], digest, folder)
         if runs is not None:
-            return Engine("openvino", runs["masked_lm"])
+            return ScoringEngine("openvino", runs["masked_lm"])
         obstacle = "it does not run this model as PyTorch does"
     if name == "openvino":
         raise ScoreError(f"the engine openvino cannot be used: {obstacle}; set auto")
     LOGGER.info("scoring by PyTorch, not by OpenVINO: %s", obstacle)
-    return Engine("torch", MaskedForward(model))
+    return ScoringEngine("torch", MaskedForward(model))
 
 
 def _obstacle(model: PreTrainedModel, precision: str) -> str:

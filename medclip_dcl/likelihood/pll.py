@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from medclip_dcl.errors import ScoreError
-from medclip_dcl.likelihood.masked_lm import Engine, MaskedCopies, prepare_engine
+from medclip_dcl.likelihood.masked_lm import MaskedCopies, ScoringEngine, prepare_engine
 from medclip_dcl.models.settings import EngineName
 from medclip_dcl.progress import Progress
 
@@ -158,7 +158,7 @@ def score_encodings(
     variant: Variant,
     token_budget: int,
     advance: Callable[[int], None] | None = None,
-    engine: Engine | None = None,
+    engine: ScoringEngine | None = None,
 ) -> Float[Tensor, " sentences"]:
     """Score sentences that are word pieces already, repeats once: float64 nats, on the CPU.
 
@@ -269,8 +269,11 @@ def _refuse_decoders(model: PreTrainedModel) -> None:
     # A decoder predicts the next piece, from those before it: its logits would be read as others.
     config, kind = model.config, type(model)
     is_decoder = bool(getattr(config, "is_decoder", False) or config.is_encoder_decoder)
-    masked, causal = MODEL_FOR_MASKED_LM_MAPPING.values(), MODEL_FOR_CAUSAL_LM_MAPPING.values()
-    if is_decoder or (kind in set(causal) and kind not in set(masked)):
+    masked, causal = (
+        set[object](mapping.values())
+        for mapping in (MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING)
+    )
+    if is_decoder or kind in causal - masked:
         raise ScoreError(
             f"the model ({config.model_type}) is a decoder, and a pseudo-log-likelihood is that of "
             "a masked language model; give one that reads both sides, such as BERT"

@@ -56,7 +56,8 @@ class Scorer:
     def __init__(self, options: ScoringOptions) -> None:
         self._options = options
         loaded = load_language_model(options.folder)
-        self._model: Any = loaded.model.to(device=options.device)  # type: ignore[arg-type]
+        self._model = model = cast(Any, loaded.model)
+        model.to(device=options.device)
         self._tokenizer = loaded.tokenizer
         self._limit = int(self._model.config.max_position_embeddings)
         with _one_thread():
@@ -66,7 +67,7 @@ class Scorer:
         self.engine: EngineName = self._engine.name
         """Who scores: `openvino` or `torch`."""
         if self.engine == "torch":
-            self._model.to(dtype=getattr(torch, options.dtype))
+            model.to(dtype=getattr(torch, options.dtype))
         self._budget = find_budget(self._model)
 
     def score(self, task: Task) -> Scores:

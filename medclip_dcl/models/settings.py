@@ -161,13 +161,17 @@ _MOST_CHANGED = 0.01  # of a model's decisions, by bfloat16
 
 
 @cache
-def multiplies_bfloat16() -> bool:
-    """Return whether this processor has products of bfloat16; False where Linux does not say so."""
+def processor_flags() -> frozenset[str]:
+    """Return what the processor can, in Linux's words; empty where they cannot be read."""
     try:
-        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+        return frozenset(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     except OSError:
-        return False
-    return not words.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
+        return frozenset()
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether this processor has products of bfloat16; False where that is unknown."""
+    return not processor_flags().isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def settle_inference(
@@ -181,16 +185,12 @@ def settle_inference(
     return settings.model_copy(update={"precision": "bfloat16" if reduced else "float32"})
 
 
-HeadKind = Literal["linear", "knn", "prototypes"]
 HeadFeatures = Literal["space", "encoder"]
 
 
 class HeadsConfig(Section):
-    """Classifiers on labels of one's own (`fit_head`)."""
+    """Classifiers on labels of one's own, a logistic regression each (`fit_head`)."""
 
-    kind: HeadKind = "linear"
-    """`linear`: logistic regression with both classes at equal weight; `prototypes`: the nearer of
-    two mean vectors; `knn`: the nearest labelled images vote, and the model holds their vectors."""
     features: HeadFeatures = "space"
     """What is read: the mean region vector in the shared `space`, which costs the service nothing;
     or the `encoder`'s features before it, which are wider and cost it a second pass in PyTorch."""

@@ -11,10 +11,9 @@ equal length (the last may be shorter):
     pictures-00000.arrow thumbnails, where the index was built with pictures
 """
 
-import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +25,7 @@ import torch
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.files import denials_named, write_bytes
+from medclip_dcl.models.settings import processor_flags
 from medclip_dcl.tables import Column, TableFormat, map_array
 
 ARTIFACT = ArtifactType("index", 5, "build_index")
@@ -81,7 +81,6 @@ Mask = npt.NDArray[np.bool_]
 
 _REGIONS = "regions"
 _GROUPS = 64
-_TIMED = (1 << 16, 256)  # vectors of which a product is timed: more than a cache holds
 _SPARE, _SPARE_ROWS = 2, 64  # what is compared once more: so many times the count, and so many
 
 
@@ -190,7 +189,9 @@ class InMemoryIndex:
 
     def __init__(self, vectors: Shards) -> None:
         self.vectors = vectors
-        dtype = _fastest_dtype()
+        # Elsewhere oneDNN converts the whole matrix for one vector.
+        has_float16 = not processor_flags().isdisjoint({"avx512_fp16", "asimdhp"})
+        dtype = torch.float16 if has_float16 else torch.float32
         parts = [torch.from_numpy(np.array(part)).to(dtype) for part in vectors.arrays]
         self._kept = torch.cat(parts)
 
@@ -206,18 +207,6 @@ class InMemoryIndex:
             indices = np.flatnonzero(allowed)
             near = indices[highest(products[indices], _SPARE * count + _SPARE_ROWS)]
         return near[highest(self.vectors.gather(near) @ direction, count)]
-
-
-@cache
-def _fastest_dtype() -> torch.dtype:
-    # Which a processor is faster in cannot be asked: oneDNN takes float16 over where it has
-    # AVX512-FP16, and converts the whole matrix for one vector.
-    seconds = {}
-    for dtype in (torch.float16, torch.float32):
-        matrix, vector = (torch.ones(shape, dtype=dtype) for shape in (_TIMED, _TIMED[1]))
-        product = partial(torch.mv, matrix, vector)
-        seconds[dtype] = min(timeit.repeat(product, number=1, repeat=4))
-    return min(seconds, key=seconds.__getitem__)
 
 
 def highest(scores: Floats, count: int) -> Rows:

@@ -59,7 +59,6 @@ def test_every_question_is_answered_with_what_it_rests_on(evaluated):
         *("decisions", "probe_decisions"),
         "probabilities",
         "subgroups",
-        "paraphrases",
     }
     auc = questions["zero_shot"]["groups"]["pneumonia"]["auc"]
     assert 0 <= auc["low"] <= auc["value"] <= auc["high"] <= 1
@@ -181,7 +180,7 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
         ("testing.nowhere:build", "cannot be imported"),
         ("testing.clip:nothing", "cannot be imported"),
         ("testing.clip:PATCH_PX", "is not callable"),
-        ("testing.clip:broken", "without embed_images"),
+        ("testing.clip:broken", "has no embed_images"),
     ],
 )
 def test_an_adapter_that_cannot_be_built_is_a_configuration_error(work, capsys, model, message):
@@ -201,24 +200,12 @@ def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, cap
     assert decided["threshold"]["n"] == len(split_images(work, "validate"))
 
 
-PARAPHRASES = """
-format_version: 1
-findings:
-  - name: pneumonia
-    label: Pneumonia
-    positive: [pneumonia is seen, there is pneumonia]
-    negative: [the lungs are clear, no pneumonia]
-"""
-
-
-def test_groups_and_paraphrases_are_told_apart(work):
+def test_groups_of_patients_are_measured(work):
     images = read_table(manifest.ARTIFACT.at(work), manifest.IMAGES).to_pylist()
     subjects = sorted({row["subject_id"] for row in images if row["split"] == "test"})
     sexes = [f"{name},{'FM'[number % 4 == 0]}" for number, name in enumerate(subjects)]
     (work / "people.csv").write_text("\n".join(["subject_id,gender", *sexes]))
-    (work / "paraphrases.yaml").write_text(PARAPHRASES)
-    tables = {"demographics": "people.csv", "paraphrases": "paraphrases.yaml"}
-    assert run(work, **{name: str(work / file) for name, file in tables.items()}) == 0
+    assert run(work, demographics=str(work / "people.csv")) == 0
     found = figures(work)["questions"]
     pool = found["subgroups"]["pool"]
     assert pool == {
@@ -228,13 +215,6 @@ def test_groups_and_paraphrases_are_told_apart(work):
     }  # the men have two images each
     withheld = found["subgroups"]["groups"]["view: PA"]["mean_auc"]
     assert [withheld[name] for name in ("value", "n", "subjects")] == [None, 10, 8]
-    assert found["paraphrases"]["pool"] == {"pneumonia": 4}
-    spread = found["paraphrases"]["groups"]["pneumonia"]
-    rows = read_table(results.ARTIFACT.at(work), results.PROMPTS).to_pylist()
-    areas = [row["auc"] for row in rows]
-    assert len(areas) == 4
-    ends = [spread["auc_lowest"]["value"], spread["auc_highest"]["value"]]
-    assert ends == pytest.approx([min(areas), max(areas)])
 
 
 def scores(work):

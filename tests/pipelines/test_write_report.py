@@ -24,7 +24,6 @@ SECTIONS = (
     "retrieval",
     "provenance",
 )
-CANARY = "a canary sings in the left lung"
 
 
 class Page(HTMLParser):
@@ -65,14 +64,12 @@ def report(work, **sections):
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """Evaluated, with calibrated scores and prompts in other words."""
+    """Evaluated, with calibrated scores."""
     work = write_evaluated(tmp_path_factory.mktemp("reported") / "work")
     publish(work / "model", ["elsewhere"], seed=37, centred=True)
     gallery = work / "gallery.txt"
     gallery.write_text("\n".join(said for _, said, _ in KINDS))
     (work / "prompts.yaml").write_text(f"format_version: 1\nfindings: {PROMPTS}\n")
-    pair = "{name: pneumonia, label: Pneumonia, positive: [pneumonia, %s], negative: no pneumonia}"
-    (work / "other.yaml").write_text(f"format_version: 1\nfindings: [{pair % CANARY}]\n")
     config_file = write_config(
         work / "config.yaml",
         work,
@@ -80,7 +77,6 @@ def work(tmp_path_factory):
             "bootstrap": 20,
             "gallery": str(gallery),
             "prompts": str(work / "prompts.yaml"),
-            "paraphrases": str(work / "other.yaml"),
         },
         probabilities={"least_per_class": 2},
         source={"root": str(work)},
@@ -166,7 +162,6 @@ def test_a_private_report_shows_no_text_and_no_picture(private_page):
     for _, *said in KINDS:
         assert not any(sentence in text for sentence in said)
     assert "p032" not in text
-    assert CANARY not in text
     assert "Pairs most likely" not in text
     assert page.ids >= {"trust", "audit"}
     assert "image032" not in text
@@ -218,6 +213,5 @@ def test_trust_and_false_negatives_have_their_sections(open_page):
     assert 'id="audit"' in text
     assert "Reliability: share of images" in text
     assert "best minus worst AUC" not in text  # one view alone: no gap
-    assert CANARY in text
     assert "Pairs most likely to be false" in text
     assert any(said in text for _, *pair in KINDS for said in pair)

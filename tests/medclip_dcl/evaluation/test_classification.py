@@ -17,7 +17,6 @@ from medclip_dcl.evaluation.classification import (
 )
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.metrics import roc_auc
-from medclip_dcl.evaluation.paraphrases import evaluate_paraphrases
 from medclip_dcl.evaluation.results import CLASSES, SCORES
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import SimilarityConfig
@@ -237,51 +236,6 @@ def asked(images: int = 12) -> tuple[EncodedImages, np.ndarray, EvaluatedModel]:
     return EncodedImages(names, names, ((1, 1),) * images, regions), truth, model
 
 
-def test_the_spread_is_that_of_the_pairs_asked_one_by_one() -> None:
-    images, truth, model = asked()
-    outcome, rows = evaluate_paraphrases(model, images, [FINDING], truth, BootstrapOptions(20, 0))
-    points = images.regions[:, 0, 0].double().numpy()
-    areas = [
-        roc_auc(points @ (np.array(WORDS[plus]) - np.array(WORDS[minus])), truth[0] == 1)[0]
-        for plus in FINDING.positive
-        for minus in FINDING.negative
-    ]
-    assert [row["auc"] for row in rows] == pytest.approx(areas)
-    assert [(row["positive"], row["negative"]) for row in rows] == [
-        *(("yes", "no"), ("yes", "never"), ("indeed", "no"), ("indeed", "never"))
-    ]
-    figures = outcome.groups["edema"]
-    assert figures["auc_lowest"].value == pytest.approx(min(areas))
-    assert figures["auc_highest"].value == pytest.approx(max(areas))
-    assert figures["auc_spread"].value == pytest.approx(max(areas) - min(areas))
-    assert max(areas) > min(areas)
-    assert outcome.pool == {"edema": 4}
-
-
-def test_the_ensemble_averages_the_scores_of_a_side() -> None:
-    images, truth, model = asked()
-    outcome, _ = evaluate_paraphrases(model, images, [FINDING], truth, BootstrapOptions(0, 0))
-    mean = sum(np.array(WORDS[text]) for text in FINDING.positive) / 2
-    mean = mean - sum(np.array(WORDS[text]) for text in FINDING.negative) / 2
-    expected = roc_auc(images.regions[:, 0, 0].double().numpy() @ mean, truth[0] == 1)[0]
-    assert outcome.groups["edema"]["auc_ensemble"].value == pytest.approx(expected)
-
-
-def test_each_pair_is_decided_by_its_own_offset() -> None:
-    images, truth, model = asked()
-
-    class Levelled(EvaluatedModel):
-        def offsets_of(self, findings):
-            return [float(len(f"{item.positive}{item.negative}")) for item in findings]
-
-    model = Levelled(model.digest, model.encoders, model.similarity, model.gamma_squared)
-    outcome, rows = evaluate_paraphrases(model, images, [FINDING], truth, BootstrapOptions(0, 0))
-    # beyond every margin: nothing is found, and that is half right
-    assert [row["balanced_accuracy_offset"] for row in rows] == [0.5] * 4
-    assert outcome.groups["edema"]["balanced_accuracy_offset_ensemble"].value == 0.5
-    assert outcome.groups["edema"]["balanced_accuracy_ensemble"].value != 0.5
-
-
 def test_a_finding_without_a_negative_prompt_is_ranked_by_its_positive() -> None:
     images, truth, model = asked()
     alone = Finding("edema", FINDING.positive)
@@ -293,17 +247,3 @@ def test_a_finding_without_a_negative_prompt_is_ranked_by_its_positive() -> None
     assert outcome.groups["edema"]["auc"].value == pytest.approx(expected)
     assert {row["negative"] for row in rows} == {0.0}  # of a model that is not ours no level
     assert outcome.groups["edema"]["prompt_correlation"].value is None
-    _, rows = evaluate_paraphrases(model, images, [alone], truth, BootstrapOptions(0, 0))
-    areas = [roc_auc(points @ np.array(WORDS[text]), shown)[0] for text in alone.positive]
-    assert [(row["positive"], row["negative"]) for row in rows] == [("yes", ""), ("indeed", "")]
-    assert [row["auc"] for row in rows] == pytest.approx(areas)
-
-
-def test_one_pair_has_no_spread() -> None:
-    images, truth, model = asked()
-    alone = Finding("edema", ("yes",), ("no",))
-    figures = evaluate_paraphrases(model, images, [alone], truth, BootstrapOptions(5, 0))[0].groups[
-        "edema"
-    ]
-    assert figures["auc_spread"].value == 0
-    assert figures["auc_lowest"].value == figures["auc_ensemble"].value

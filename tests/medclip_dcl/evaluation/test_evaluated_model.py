@@ -80,7 +80,7 @@ def test_a_clip_is_examined_behind_two_functions():
     [
         (torch.ones(3, 12), r"embed_images gave \(3, 12\) for 3"),
         (torch.ones(2, 1, 1, 12), "for 3"),
-        (np.ones((3, 1, 1, 12)), "gave ndarray"),
+        (np.ones((3, 1, 1, 12)), "gave another value"),
         (torch.full((3, 1, 1, 12), torch.nan), "not finite"),
     ],
     ids=["no grid", "too few", "no tensor", "not a number"],

@@ -71,10 +71,10 @@ def test_shots_are_of_as_many_patients() -> None:
     rows = draw_shots(train, 5, np.random.default_rng(0))
     assert train.labels[rows].tolist().count(1) == 5
     assert len({train.subject_ids[row] for row in rows.tolist()}) == len(rows) == 10
-    found = few_shot("prototypes", train, SPLITS.test, 0)
+    found = few_shot(train, SPLITS.test, 0)
     assert [item.positives for item in found] == [1, 4]  # of 16 there are not so many patients
     assert all(len(item.auc) == 5 for item in found)
-    assert found == few_shot("prototypes", train, SPLITS.test, 0)
+    assert found == few_shot(train, SPLITS.test, 0)
 
 
 def test_what_a_head_lacks_is_named() -> None:

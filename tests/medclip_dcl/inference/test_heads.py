@@ -6,19 +6,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from medclip_dcl.errors import CheckpointError
-from medclip_dcl.evaluation.head_fitting import fit_arrays
 from medclip_dcl.evaluation.probe import Labelled, fit_logistic
 from medclip_dcl.inference.heads import (
-    TEMPERATURE,
     Head,
     head_margins,
     read_heads,
-    unit_features,
     write_heads,
 )
 from medclip_dcl.inference.predictor import load
@@ -46,40 +42,9 @@ def test_a_linear_head_is_a_balanced_logistic_regression() -> None:
     oracle = make_pipeline(
         StandardScaler(), LogisticRegression(C=1 / (0.01 * 120), class_weight="balanced")
     ).fit(TRAIN.features, TRAIN.labels)
-    margins = head_margins("linear", arrays, None, TEST.features)
+    margins = head_margins(arrays, TEST.features)
     assert margins == pytest.approx(oracle.decision_function(TEST.features), abs=1e-4)
     assert set(arrays) == {"weight", "bias"}
-
-
-def test_prototypes_compare_the_cosines_of_two_means() -> None:
-    features = np.array([[2, 0], [0, 5], [0, 1]], np.float32)
-    known = Labelled(features, np.array([1, 0, 0]), ["a", "b", "c"])
-    arrays, chosen = fit_arrays("prototypes", known, known)
-    assert chosen is None
-    asked = np.array([[3, 0], [0, 3], [3, 3]], np.float32)
-    expected = np.array([1, -1, 0]) / TEMPERATURE
-    assert head_margins("prototypes", arrays, None, asked) == pytest.approx(expected, abs=1e-5)
-
-
-def test_neighbours_vote_as_scikit_learn_s_do() -> None:
-    arrays, chosen = fit_arrays("knn", TRAIN, VALIDATE)
-    assert chosen in (1, 5, 20, 50, 100)
-    # Votes are weighted by class: scikit-learn gets each image with the finding three times.
-    vectors = arrays["vectors"].astype(np.float32)
-    labels = arrays["labels"].astype(int)
-    asked = unit_features(TEST.features)
-    oracle = KNeighborsClassifier(
-        len(vectors), metric="cosine", weights=lambda away: np.exp((1 - away) / TEMPERATURE)
-    )
-    times = np.where(labels == 1, 3, 1)
-    oracle.set_params(n_neighbors=int(times.sum()))
-    oracle.fit(np.repeat(vectors, times, axis=0), np.repeat(labels, times))
-    share = oracle.predict_proba(asked)[:, 1]
-    margins = head_margins("knn", arrays, len(vectors), TEST.features)
-    assert margins == pytest.approx(np.log((share + 1e-3) / (1.001 - share)), abs=1e-2)
-    nearest = head_margins("knn", arrays, 1, TEST.features)
-    best = labels[(asked @ vectors.T).argmax(axis=1)] == 1
-    assert ((nearest > 0) == best).all()
 
 
 def test_heads_come_back_from_plain_files_and_answer_with_the_model(tmp_path: Path) -> None:
@@ -88,14 +53,13 @@ def test_heads_come_back_from_plain_files_and_answer_with_the_model(tmp_path: Pa
     heads = [
         Head(head_card("tuberculosis"), {"weight": np.arange(width, dtype=float),
                                          "bias": np.array([0.5])}),
-        Head(head_card("device", kind="knn", chosen=1, is_refused=True),
-             {"vectors": np.eye(width, dtype=np.float16)[:2], "labels": np.array([1, 0], "i1")}),
+        Head(head_card("device", is_refused=True), {"weight": np.ones(width), "bias": np.ones(1)}),
     ]  # fmt: skip
     write_heads(model.path, heads)
     found = read_heads(model.path)
     assert [head.card for head in found] == [head.card for head in heads]
     assert set(load_file(model.path / HEAD_ARRAYS_FILE)) == {
-        "0.weight", "0.bias", "1.vectors", "1.labels"
+        "0.weight", "0.bias", "1.weight", "1.bias"
     }  # fmt: skip
     images = random_images(3, 64)
     predictor = load(publish(tmp_path / "other").path, "cpu")
@@ -105,16 +69,20 @@ def test_heads_come_back_from_plain_files_and_answer_with_the_model(tmp_path: Pa
     margin = mean @ np.arange(width) + 0.5
     answers = predictor.answer_heads(regions, images)
     for answer, expected in zip(answers, margin, strict=True):
-        linear, knn = answer
+        linear, refused = answer
         assert linear.score == pytest.approx(1 / (1 + np.exp(-expected)), rel=1e-4)
         assert linear.is_present is bool(expected >= 0)
-        assert (knn.is_present, knn.probability, knn.note) == (None, None, "upside down")
+        assert (refused.is_present, refused.probability, refused.note) == (
+            None,
+            None,
+            "upside down",
+        )
 
 
 def test_a_head_that_does_not_fit_is_refused_by_its_remedy(tmp_path: Path) -> None:
     arrays = {"weight": np.ones(WIDTH + 1), "bias": np.zeros(1)}
     with pytest.raises(CheckpointError, match="width 6; rerun fit_head"):
-        head_margins("linear", arrays, None, TEST.features)
+        head_margins(arrays, TEST.features)
     assert read_heads(tmp_path) == ()
     (tmp_path / HEADS_FILE).write_text('{"format_version": 2, "heads": []}')
     with pytest.raises(CheckpointError, match="rerun fit_head"):

@@ -8,7 +8,7 @@ from transformers import BertForMaskedLM
 
 from medclip_dcl.errors import ScoreError
 from medclip_dcl.likelihood import masked_lm, pll
-from medclip_dcl.likelihood.masked_lm import Engine, prepare_engine
+from medclip_dcl.likelihood.masked_lm import ScoringEngine, prepare_engine
 from medclip_dcl.likelihood.pll import (
     CPU_BUDGET,
     budget_that_fits,
@@ -134,7 +134,7 @@ def test_without_openvino_pytorch_scores_and_who_asks_for_it_gets_the_remedy(mon
 def test_a_few_sentences_are_not_worth_converting(monkeypatch):
     model, tokenizer, names = tiny_bert(), tiny_tokenizer(), []
 
-    def prepare(model, name) -> Engine:
+    def prepare(model, name) -> ScoringEngine:
         names.append(name)
         return prepare_engine(model, "torch")
 
