@@ -250,7 +250,8 @@ def test_a_model_of_another_run_is_evaluated_on_a_source_that_a_config_names_alo
 ):
     monkeypatch.chdir(tmp_path)
     config = another_source(tmp_path, ("a", "b", "c"), work)  # the run's folder
-    assert main(["--config", str(config)]) == 0
+    own = ("images.reject_burned_in=false", "images.max_megapixels=9", "images.equalize=true")
+    assert main(["--config", str(config), *(word for item in own for word in ("--set", item))]) == 0
     made = tmp_path / "runs/elsewhere"
     tree = figures(made)
     predictor = load(work / "model", "cpu")
@@ -261,6 +262,12 @@ def test_a_model_of_another_run_is_evaluated_on_a_source_that_a_config_names_alo
     trained = read_model_package(work / "model").config.images.size_px
     images = PreparedImages(open_artifact(prepared.ARTIFACT.at(made), prepared.ARTIFACT))
     assert images.size_px == trained != Config(work="x").images.size_px
+    settings = open_artifact(prepared.ARTIFACT.at(made), prepared.ARTIFACT).fingerprint["settings"][
+        "images"
+    ]
+    # what is refused is the user's; what an image becomes is the model's
+    names = ("reject_burned_in", "max_megapixels", "equalize")
+    assert [settings[name] for name in names] == [False, 9, False]
     auc = tree["questions"]["zero_shot"]["groups"]["effusion"]["auc"]["value"]
     rows = read_table(results.ARTIFACT.at(made), results.SCORES).to_pylist()
     margins = [row["margin"] for row in rows if row["finding"] == "effusion"]
