@@ -77,7 +77,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "header": {
         "*/manifest/images.parquet:path": "how images are found again",
-        "*/rows/*.arrow:image": "a copy of a dataset's own images, file names included",
+        "*/rows/*": "a copy of a dataset's own images, as they are",
         "vectors.parquet:path": "how the user's images are found again",
     },
 }
@@ -340,7 +340,7 @@ def sound_sources(base: Path) -> dict[str, tuple[str, ...]]:
     hub += ("source.columns={" + columns + '"image": "image"}', "source.test_share=0.3")
     table = (f"source.root={folder}", "source.kind=table", "source.table=t.csv", "source.boxes=")
     return {
-        "folder": ("source.kind=dicom",),
+        "folder": ("source.kind=dicom", "source.boxes="),
         "table": (*table, "source.columns={" + columns + '"path": "file"}'),
         "hub_rows": hub,
     }

@@ -156,7 +156,7 @@ class Fold:
 
 
 def read_folds(root: Path, work: Path, patients: Sequence[Patient]) -> list[Fold]:
-    """Divide the patients into folds; the folders are made by `prepare`."""
+    """Divide the patients into folds; no folder is made."""
     parts = divide(patients, [1 / FOLDS] * FOLDS, _SEED)
     folds = []
     for number, tested in enumerate(parts):
