@@ -6,7 +6,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.formparsers import MultiPartParser
@@ -15,9 +14,8 @@ from medclip_dcl.plugins import ROUTES, load_plugins
 
 from .auth import read_auth
 from .errors import add_handlers
-from .http_protocol import REFUSE
 from .logging import Metrics
-from .middleware import Admission, ConcurrencyLimiter, RequestMiddleware, close_silent
+from .middleware import RequestMiddleware
 from .model_manager import ModelManager, fetch_model
 from .openapi import install_openapi
 from .routes import classify, embed, ground, retrieve, service, viewer
@@ -25,7 +23,7 @@ from .settings import (
     FILE_VARIABLE,
     MAX_FIELD_KB,
     MAX_FIELDS,
-    MAX_FORM_KB,
+    MEBIBYTE,
     ServeSettings,
     read_service_settings,
 )
@@ -50,7 +48,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     # uvicorn's own access log would repeat query strings.
     logging.getLogger("uvicorn.access").disabled = True
     # What is sent stays in memory: no temporary files.
-    MultiPartParser.spool_max_size = MAX_FORM_KB * 1024
+    MultiPartParser.spool_max_size = settings.max_body_mb * MEBIBYTE
     metrics = Metrics()
     app = FastAPI(
         title="medclip-dcl",
@@ -71,9 +69,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     auth = read_auth(settings)
     if (keys := auth.keys) is not None:
         metrics.keys_current.set_function(lambda: float(keys.is_current))
-    limiter = ConcurrencyLimiter(settings.queue, metrics)
-    app.state.admission = Admission(auth, limiter, app.state.serving.body_memory, metrics)
-    app.add_middleware(RequestMiddleware, settings=settings, admission=app.state.admission)
+    app.add_middleware(RequestMiddleware, settings=settings, auth=auth, metrics=metrics)
     app.include_router(viewer.pages)
     load_plugins(settings.plugins)
     for router in [*(module.router for module in _ROUTERS), *(make() for make in ROUTES.values())]:
@@ -84,15 +80,12 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     serving: ModelManager = app.state.serving
-    settings = serving.current.settings
-    duties = [serving.load_and_watch(), serving.give_memory_back()]
-    if hasattr(app.state, "connections"):  # set by the launcher
-        duties.append(close_silent(app.state.connections, settings.header_deadline_s))
+    duties = [serving.load_and_watch(app), serving.give_memory_back()]
     tasks = [asyncio.create_task(duty) for duty in duties]
     try:
-        yield {REFUSE: app.state.admission.refuse}
+        yield
     finally:
         for task in tasks:
             task.cancel()

@@ -4,6 +4,8 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +96,7 @@ class Auth:
         if not self.hosts:
             return True
         named = [value.decode("latin-1") for name, value in headers if name == b"host"]
-        return len(named) == 1 and _without_port(named[0]) in self.hosts
+        return len(named) == 1 and _plain_host(named[0]) in self.hosts
 
 
 def read_auth(settings: ServeSettings) -> Auth:
@@ -106,7 +108,8 @@ def read_auth(settings: ServeSettings) -> Auth:
     """
     if bool(settings.key_file) == settings.allow_anonymous:
         raise ConfigError("set exactly one of key_file and allow_anonymous: true")
-    hosts = frozenset(settings.allowed_hosts or (_LOOPBACK if settings.allow_anonymous else ()))
+    named = settings.allowed_hosts or (_LOOPBACK if settings.allow_anonymous else ())
+    hosts = frozenset(map(_host_setting, named))
     if settings.allow_anonymous:
         return Auth(None, hosts)
     return Auth(ApiKeys(Path(settings.key_file)), hosts)
@@ -155,7 +158,25 @@ def _read_hashes(file: Path) -> tuple[bytes, ...]:
     return tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
 
-def _without_port(host: str) -> str:
+def _plain_host(host: str) -> str:
+    """Write a host as every spelling of it: without port and final dot, in small letters."""
     if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
+        with suppress(ValueError):
+            return f"[{ipaddress.IPv6Address(host[1:].partition(']')[0])}]"
+    return host.partition(":")[0].lower().removesuffix(".")
+
+
+def _host_setting(name: str) -> str:
+    """Read an entry of `allowed_hosts` as clients send it; ConfigError where none can."""
+    bare = name.strip()
+    with suppress(ValueError):
+        return f"[{ipaddress.IPv6Address(bare.strip('[]'))}]"
+    try:
+        plain = bare.encode("idna").decode() if not bare.isascii() else bare
+    except UnicodeError:
+        plain = ""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", plain):
+        raise ConfigError(
+            f"allowed_hosts = {name!r} is not a host name; give it without scheme, port and path"
+        )
+    return _plain_host(plain)

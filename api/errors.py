@@ -16,6 +16,7 @@ from medclip_dcl.errors import EngineError, ImageError, QueryError
 from medclip_dcl.schemas import FailureAnswer
 
 from .logging import state_of
+from .settings import MAX_FIELD_KB, MAX_FIELDS
 
 ERRORS: dict[str, tuple[int, str]] = {
     "malformed_body": (400, "the body is not a well-formed multipart form within the limits"),
@@ -52,6 +53,7 @@ IMAGE_STATUS = {
 }
 """Status of a refused image by its reason; 422 for all others."""
 
+_FORMS = {"multipart/form-data", "application/x-www-form-urlencoded"}
 _ALWAYS = (
     "unauthorized",
     "loopback_only",
@@ -127,7 +129,7 @@ async def _answer(request: Request, error: Exception) -> Response:
         status, line = IMAGE_STATUS.get(error.code, 422), image_reason(error)
         return _response(error.code, state.request_id, status, line)
     state.code = _code_of(error)
-    response = error_response(state.code, state.request_id, _detail_of(error))
+    response = error_response(state.code, state.request_id, _detail_of(request, error))
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
     return response
@@ -152,19 +154,42 @@ _RULES = frozenset(
     )
 )
 _MOST_DETAILS = 3
+_IMAGE_PART = "Send the file as a part `image` with a file name, such as -F image=@image.dcm"
+_NO_FORM = (
+    "the body is not multipart/form-data, as curl -F sends it; JSON, base64 and bare files are "
+    "not read"
+)
+# What the parser of forms says, by its first words -> what to do; none of it was sent.
+_FORM_REMEDIES = {
+    "Missing boundary": "Content-Type names no boundary; let the client library write this header",
+    "Part exceeded": f"a text field is larger than {MAX_FIELD_KB} KiB; send a file as a part with "
+    "a file name, an image as the part `image`",
+    "Field exceeded": f"a field is larger than {MAX_FIELD_KB} KiB; send files with multipart",
+    "Too many files": "more files than the route takes",
+    "Too many fields": f"more than {MAX_FIELDS} fields",
+    "The Content-Disposition": "a part has no name; an image is the part `image`",
+    "Invalid multipart": "the parts do not fit the boundary of Content-Type, or the end is missing",
+}
 
 
-def _detail_of(error: Exception) -> str:
+def _detail_of(request: Request, error: Exception) -> str:
     """Name the fields that are wrong, and the rules that they break."""
     if isinstance(error, ApiError):
         return error.detail_line
     if not isinstance(error, RequestValidationError):
-        return ""
+        line = str(getattr(error, "detail", ""))
+        remedies = (text for first, text in _FORM_REMEDIES.items() if line.startswith(first))
+        return next(remedies, "")
     rules = {  # places are names of parameters, which are ours
         str(item["loc"][1]): item["msg"] if item["type"] in _RULES else "Of the wrong kind"
         for item in error.errors()
         if len(item["loc"]) > 1
     }
+    if "image" in rules:
+        rules["image"] = _IMAGE_PART
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind and kind not in _FORMS:
+        return _NO_FORM
     return "; ".join(f"{name}: {rule}" for name, rule in [*rules.items()][:_MOST_DETAILS])
 
 

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from medclip_dcl import model_package
 from medclip_dcl.errors import ArtifactMissing, ConfigError, MedclipError
@@ -19,10 +21,38 @@ from medclip_dcl.retrieval import embeddings
 
 from .app import create_app
 from .auth import is_loopback
-from .http_protocol import ServiceProtocol
 from .logging import configure_logging
 from .model_manager import fetch_model
 from .settings import ServeSettings, read_service_settings
+
+_LONGEST_HEAD = 16 * 1024  # bytes
+_FREE_CHUNKS = 256
+_SMALLEST_CHUNKS = 64  # bytes on average; each costs h11 as much time as a large one
+
+
+class _Connection(h11.Connection):
+    """Refuses bodies in tiny chunks: 100 kB of them would hold the event loop for .2 s."""
+
+    _chunks, _bytes = 0, 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks, self._bytes = 0, 0
+            if event.http_version not in {b"1.0", b"1.1"}:
+                raise h11.RemoteProtocolError("another HTTP")
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_end
+            self._bytes += len(event.data)
+            if self._chunks > _FREE_CHUNKS and self._bytes < _SMALLEST_CHUNKS * self._chunks:
+                raise h11.RemoteProtocolError("a body in tiny chunks")
+        return event
+
+
+class _Protocol(H11Protocol):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = _Connection(h11.SERVER, _LONGEST_HEAD)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,8 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http=ServiceProtocol,
-            backlog=ServiceProtocol.backlog,
+            http=_Protocol,
             loop="asyncio",
             ws="none",
             lifespan="on",
@@ -70,7 +99,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             timeout_graceful_shutdown=settings.drain_s,
         )
     )
-    app.state.connections = server.server_state.connections
     server.run(sockets=[listener])
     return 0
 
@@ -109,5 +137,5 @@ def _listen(settings: ServeSettings) -> socket.socket:
         raise ConfigError(
             f"{settings.host}:{settings.port} cannot be bound ({error.strerror}); choose another"
         ) from error
-    listener.listen(ServiceProtocol.backlog)
+    listener.listen()
     return listener

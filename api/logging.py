@@ -9,14 +9,13 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections import Counter as Counts
 from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from starlette.types import Scope
 
-from medclip_dcl.data.ipc import SharedBytes
 from medclip_dcl.schemas import OUT_OF_RANGE, ClassifyAnswer, ImageFacts
 
 LOGGER = logging.getLogger("medclip.service")
@@ -44,14 +43,10 @@ class RequestState:
     """First digits of the hash of its API key; empty without one."""
     code: str = ""
     """Code of the error that it was answered with; empty without one."""
-    has_place: bool = False
-    """Whether a place is kept for it until the application starts."""
     deadline: float = float("inf")
     """Time on the monotonic clock after which nobody waits, seconds."""
     timings: dict[str, float] = field(default_factory=dict)
     """Stage -> milliseconds spent in it."""
-    files: Sequence[memoryview | SharedBytes] = ()
-    """Contents of its files, in order, where they were taken out of the form."""
 
 
 def state_of(scope: Scope) -> RequestState:
@@ -96,10 +91,46 @@ def _event(record: logging.LogRecord) -> str:
     return record.getMessage() if record.name.startswith("uvicorn") else f"record of {record.name}"
 
 
+class RepeatFilter(logging.Filter):
+    """Passes the first lines that strangers cause, and counts the others of a kind in one line."""
+
+    _WINDOW_S, _MOST = 10.0, 10
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since = time.monotonic()
+        self._counts: Counts[str] = Counts()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is written."""
+        self.flush()
+        kind = getattr(record, "kind", "")
+        if record.name.startswith(("uvicorn", "asyncio")) and record.levelno < logging.CRITICAL:
+            kind = f"{record.name}: {record.msg}"  # malformed requests, offers of WebSockets
+        if not kind:
+            return True
+        self._counts[kind] += 1
+        return self._counts[kind] <= self._MOST
+
+    def flush(self) -> None:
+        """Write what has been counted, once the time for that has come."""
+        if time.monotonic() - self._since < self._WINDOW_S:
+            return
+        counts, self._counts, self._since = self._counts, Counts(), time.monotonic()
+        for kind, count in counts.items():
+            if count > self._MOST:
+                log("repeated", lines=count - self._MOST, kind=kind)
+
+
+REPEATS = RepeatFilter()
+"""That of this process."""
+
+
 def configure_logging() -> None:
     """Send every record and warning of this process to standard error as JSON lines."""
     logging.captureWarnings(True)
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(REPEATS)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     LOGGER.setLevel(logging.INFO)
@@ -163,23 +194,26 @@ class Metrics:
         )
         self.keys_current.set(1)
 
-    def note_request(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count an answered request, and write its line."""
+    def note_request(
+        self, scope: Scope, status: int, seconds: float, *, by_stranger: bool = False
+    ) -> None:
+        """Count an answered request, and write its line; of strangers' only the first ones."""
         route, state = getattr(scope.get("route"), "path", "unmatched"), state_of(scope)
         self.requests.labels(route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
         if state.code:
             self.refusals.labels(state.code).inc()
         facts: dict[str, Any] = {"key": state.key_id, "code": state.code, "timings": state.timings}
-        log(
-            "request",
-            request_id=state.request_id,
-            method=scope["method"] if scope["method"] in _METHODS else "other",
-            route=route,
-            status=status,
-            ms=round(1000 * seconds, 1),
+        facts = {
+            "request_id": state.request_id,
+            "method": scope["method"] if scope["method"] in _METHODS else "other",
+            "route": route,
+            "status": status,
+            "ms": round(1000 * seconds, 1),
             **{name: fact for name, fact in facts.items() if fact},
-        )
+        }
+        kind = f"request {route} {status} {state.code}".rstrip() if by_stranger else ""
+        LOGGER.info("request", extra={"facts": facts, "kind": kind})
 
     def note(self, timings: dict[str, float], stage: str, seconds: float) -> None:
         """Count what a stage of a request took, and add it to the request's timings."""

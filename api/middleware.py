@@ -1,186 +1,244 @@
-"""Around every route: id, admission, body and log line; and silent connections."""
+"""Around every route: id, admission by the head alone, sizes, deadlines, headers and a log line."""
 
 import asyncio
 import re
 import time
 import uuid
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Awaitable
+from typing import TypeVar
 
-from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .auth import Auth
-from .bodies import STEP, Answer, Body, BodyMemory, refusal_bytes
-from .errors import ERRORS, ApiError, error_response
-from .logging import Metrics, RequestState, log_fault, state_of
-from .settings import ServeSettings
+from .errors import ApiError, error_response
+from .logging import Metrics, RequestState, log_fault
+from .settings import MAX_FORM_KB, MEBIBYTE, ServeSettings
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
+    (b"content-security-policy", _POLICY.encode()),
+    (b"cache-control", b"no-store"),
+)
+_STRANGERS = {"unauthorized", "loopback_only", "host_refused"}
+_READ_ANYWAY = 16 * 1024  # bytes of a refused body; the connection of a stranger ends after less
+_SAFE_S = 0.5  # who has moved bytes within so many seconds keeps its room
+_MOST_PARSING_S = 2.0  # for a form; an honest one of 64 MiB takes a tenth
 
+PIECE = 64 * 1024
+"""Bytes of an answer that its reader has to take in `PIECE_S`."""
+PIECE_S = 10.0
+"""Seconds."""
 
-class ConcurrencyLimiter:
-    """Places for questions that have arrived whole; `count`: questions that are inside at once.
-
-    A slow sender holds no place, only the bytes that it has sent.
-    """
-
-    def __init__(self, count: int, metrics: Metrics) -> None:
-        self._free = count
-        self._metrics = metrics
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no place is free."""
-        return self._free == 0
-
-    def take(self) -> bool:
-        """Take a place; whether there was one."""
-        if self._free == 0:
-            return False
-        self._free -= 1
-        self._metrics.inside.inc()
-        return True
-
-    def leave(self) -> None:
-        """Give a place back."""
-        self._free += 1
-        self._metrics.inside.dec()
-
-
-@dataclass(frozen=True)
-class Admission:
-    """Checks of a request by its head alone; the body of a refused one is left unread."""
-
-    auth: Auth
-    limiter: ConcurrencyLimiter
-    memory: BodyMemory
-    metrics: Metrics
-
-    def refuse(self, scope: Scope, arrived: int) -> bytes | None:
-        """Give the whole answer to a request that is refused; None where it may come in.
-
-        For servers that can answer before they start the application (`ServiceProtocol.refuse`).
-        `arrived`: bytes of the body that came with the head, at most.
-        """
-        state = self.begin(scope)
-        if not state.code:
-            # Many requests come in one turn of the loop: each keeps a place until its task starts,
-            # and none that is still being sent.
-            length = int(dict(scope["headers"]).get(b"content-length", b"-1"))
-            is_whole = scope["method"] == "POST" and 0 <= length <= arrived
-            state.has_place = is_whole and self.limiter.take()
-            return None
-        self.metrics.note_request(scope, ERRORS[state.code][0], 0.0)
-        return refusal_bytes(state.code, state.request_id)
-
-    def begin(self, scope: Scope) -> RequestState:
-        """Give a request its state, with the code that it is refused with, if it is."""
-        states = scope.setdefault("state", {})
-        if "request" not in states:
-            states["request"] = RequestState(_request_id(scope))
-            states["request"].code = self._refusal(scope) or ""
-        return state_of(scope)
-
-    def _refusal(self, scope: Scope) -> str | None:
-        code = self.auth.refusal(scope)
-        if code is not None:
-            return code
-        named = dict(scope["headers"])
-        if named.get(b"content-encoding", b"identity").lower() != b"identity":
-            return "content_encoding"
-        declared = named.get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > self.memory.most_bytes:
-            return "body_too_large"
-        return "overloaded" if scope["method"] == "POST" and self.limiter.is_full else None
+_Result = TypeVar("_Result")
 
 
 class RequestMiddleware:
-    """ASGI middleware that admits a request, or answers it at once, and logs it in either case."""
+    """ASGI middleware that admits a request, or answers it at once, and logs it in either case.
 
-    def __init__(self, app: ASGIApp, settings: ServeSettings, admission: Admission) -> None:
-        self._app = app
-        self._settings = settings
-        self._admission = admission
-        self._limiter, self._memory = admission.limiter, admission.memory
-        self._metrics = admission.metrics
+    Attributes:
+        free: bytes of `max_bodies_mb` that no body or answer under way takes.
+        inside: questions that have arrived whole; a slow sender is not one of them.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServeSettings, auth: Auth, metrics: Metrics) -> None:
+        self.settings, self.metrics = settings, metrics
+        self.free, self.inside = settings.max_bodies_mb * MEBIBYTE, 0
+        self.moving: set[_Exchange] = set()
+        self._app, self._auth = app, auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or "trial" in scope.get("state", {}):
             await self._app(scope, receive, send)
             return
-        state = self._admission.begin(scope)
-        if state.has_place:  # it is taken again in this step where the whole body has come
-            state.has_place = False
-            self._limiter.leave()
-        started, answer = time.monotonic(), Answer(scope, receive, send, self._memory)
+        state = scope.setdefault("state", {})["request"] = RequestState(_request_id(scope))
+        exchange = _Exchange(self, state, receive, send, dict(scope["headers"]))
+        inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
-            await self._admit(scope, receive, answer.send)
+            state.code = self._refusal(scope, exchange.headers)
+            app = error_response(state.code, state.request_id) if state.code else self._app
+            await app(inner, exchange.receive, exchange.send)
         except Exception as error:  # noqa: BLE001 (the last resort: the server lives on)
             state.code = "internal"
             log_fault("fault", error, request_id=state.request_id)
-            if answer.status == 0:
-                failed = error_response("internal", state.request_id)
-                await failed(scope, receive, answer.send)
+            if exchange.status == 0:
+                await error_response("internal", state.request_id)(inner, receive, exchange.send)
         finally:
-            if answer.is_cut:
-                state.code = "client_gone"
-            self._metrics.note_request(scope, answer.status, time.monotonic() - started)
+            exchange.leave()
+            scope["route"], seconds = inner.get("route"), time.monotonic() - exchange.started
+            by_stranger = state.code in _STRANGERS or (self._auth.keys and not state.key_id)
+            self.metrics.note_request(
+                scope, exchange.status, seconds, by_stranger=bool(by_stranger)
+            )
 
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        state = state_of(scope)
-        if state.code:
-            await error_response(state.code, state.request_id)(scope, receive, send)
-            return
-        state.deadline = time.monotonic() + self._settings.deadline_s
-        if scope["method"] != "POST" or not _is_routed(scope):  # the router says 404 or 405
-            await self._app(scope, receive, send)
-            return
-        await self._with_body(scope, receive, send)
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        """Give the code by which a head alone is refused; the body is left unread."""
+        declared = headers.get(b"content-length", b"0")
+        most, is_full = self.settings.max_body_mb * MEBIBYTE, self.inside >= self.settings.queue
+        if code := self._auth.refusal(scope):
+            return code
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            return "content_encoding"
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            return "malformed_body"  # a proxy may find its end elsewhere (RFC 9112, 6.1)
+        if not declared.isdigit() or int(declared) > most:
+            return "body_too_large"
+        return "overloaded" if scope["method"] == "POST" and is_full else ""
 
-    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Gather a body, which holds no place while it arrives, and answer it in a place."""
-        state = state_of(scope)
-        body, started = Body(self._memory, self._settings.body_deadline_s), time.monotonic()
+
+class _Exchange:
+    """One request, counted as its body arrives and as its answer leaves."""
+
+    def __init__(
+        self,
+        around: RequestMiddleware,
+        state: RequestState,
+        receive: Receive,
+        send: Send,
+        headers: dict[bytes, bytes],
+    ) -> None:
+        self.headers, self.status, self.started = headers, 0, time.monotonic()
+        self.held, self.moved_at = 0, self.started
+        self._around, self._state, self._receive, self._send = around, state, receive, send
+        self._limit: asyncio.Timeout | None = None
+        self._size, self._parsing_s, self._given_at = 0, 0.0, time.monotonic()
+        self._is_whole = self._is_cut = self._has_place = False
+        self._start: Message | None = None
+        state.deadline = self.started + around.settings.deadline_s
+
+    async def receive(self) -> Message:
+        """Give the next piece of the body; ApiError where it is too large, too slow or hostile."""
+        if self._is_whole:
+            return await self._receive()
+        self._around.moving.add(self)
+        # From a piece to the next the parser of the form has the event loop to itself.
+        self._parsing_s += time.monotonic() - self._given_at if self._size else 0.0
+        left_s = self.started + self._around.settings.body_deadline_s - time.monotonic()
         try:
-            message = await body.gather(scope, receive)
-            if message["type"] == "http.disconnect":  # its form would be called malformed
-                raise ApiError("client_gone")
-            self._metrics.note(state.timings, "receive", time.monotonic() - started)
-            if body.size and not self._limiter.take():
+            message = await self._move(self._receive(), left_s)
+        except TimeoutError as error:
+            raise ApiError("overloaded" if self._is_cut else "body_deadline") from error
+        if message["type"] != "http.request":
+            raise ApiError("client_gone")
+        self._count(len(message.get("body", b"")))
+        if not message.get("more_body", False):
+            self._let_in()
+        self._given_at = time.monotonic()
+        return message
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > self._around.settings.max_body_mb * MEBIBYTE:
+            raise ApiError("body_too_large")
+        is_form = self.headers.get(b"content-type", b"").lower().startswith(b"multipart/form-data")
+        if self._parsing_s > _MOST_PARSING_S or (self._size > MAX_FORM_KB * 1024 and not is_form):
+            raise ApiError("malformed_body")
+        self._hold(size)
+
+    def _let_in(self) -> None:
+        """Give the question, whose last byte has come, a place and a deadline."""
+        around, now = self._around, time.monotonic()
+        self._is_whole = True
+        around.moving.discard(self)
+        around.metrics.note(self._state.timings, "receive", now - self.started)
+        self._state.deadline = now + around.settings.deadline_s
+        if self._size and around.inside >= around.settings.queue:
+            raise ApiError("overloaded")
+        self._has_place = self._size > 0
+        around.inside += self._has_place
+        around.metrics.inside.set(around.inside)
+
+    def leave(self) -> None:
+        """Give room and place back."""
+        self._around.moving.discard(self)
+        self._around.free += self.held
+        self._around.inside -= self._has_place
+        self._around.metrics.inside.set(self._around.inside)
+        self.held, self._has_place = 0, False
+
+    async def send(self, message: Message) -> None:
+        """Pass a message of the application on, a body in pieces."""
+        if self._is_cut and self.status:
+            return
+        self.leave()  # a slow reader keeps nobody out
+        if message["type"] == "http.response.start":
+            self._start = message  # until there is room for what follows
+            return
+        body, more = message.get("body", b""), message.get("more_body", False)
+        self._is_cut, self.moved_at = False, time.monotonic()
+        self._around.moving.add(self)
+        try:
+            self._hold(len(body) if len(body) > PIECE else 0)
+            await self._begin()
+            # The server takes a piece once the one before has almost left. So what a slow reader
+            # leaves is counted here, and not in the buffer of its connection.
+            for at in range(0, max(len(body), 1), PIECE):
+                piece = {"body": body[at : at + PIECE], "more_body": more or at + PIECE < len(body)}
+                await self._move(self._send({"type": "http.response.body", **piece}), PIECE_S)
+        except (ApiError, TimeoutError):
+            await self._stop()
+        finally:
+            self.leave()
+
+    async def _begin(self) -> None:
+        if self._start is None:
+            return
+        start, self._start = self._start, None
+        self.status, declared = start["status"], self.headers.get(b"content-length", b"0")
+        ours = [(b"x-request-id", self._state.request_id.encode()), *_HEADERS]
+        is_short = b"transfer-encoding" not in self.headers and declared.isdigit()
+        if self._state.code in _STRANGERS and is_short and int(declared) <= _READ_ANYWAY:
+            ours.append((b"connection", b"close"))  # nor are requests behind it read
+        present = {name.lower() for name, _ in start["headers"]}
+        missing = [(name, value) for name, value in ours if name not in present]
+        await self._send({**start, "headers": [*start["headers"], *missing]})
+
+    async def _stop(self) -> None:
+        """Refuse an answer that finds no room; leave one that has begun, which ends it."""
+        self._is_cut = self.status > 0
+        self._state.code = "client_gone" if self._is_cut else "overloaded"
+        if not self._is_cut:
+            refusal = error_response("overloaded", self._state.request_id)
+            await refusal({"type": "http"}, self._receive, self.send)
+
+    async def _move(self, moved: Awaitable[_Result], seconds: float) -> _Result:
+        """Await the next bytes; TimeoutError after so long, or where others need the room."""
+        try:
+            async with asyncio.timeout(seconds) as self._limit:
+                result = await moved
+        finally:
+            self._limit, self.moved_at = None, time.monotonic()
+        if self._is_cut:
+            raise TimeoutError
+        return result
+
+    def _hold(self, size: int) -> None:
+        """Take room, where it is full that of the slowest others; ApiError where there is none."""
+        while size > self._around.free:
+            late = time.monotonic() - _SAFE_S
+            others = self._around.moving - {self}
+            slow = [item for item in others if item.held and item.moved_at < late]
+            if not slow:
                 raise ApiError("overloaded")
-        except ApiError as refusal:
-            state.files = ()
-            body.release()
-            state.code = refusal.code
-            await error_response(state.code, state.request_id)(scope, receive, send)
-            return
-        state.deadline = time.monotonic() + self._settings.deadline_s
-        messages = iter([message])
-        is_inside = True
+            min(slow, key=lambda item: item.moved_at)._cut()
+        self._around.free -= size
+        self.held += size
 
-        async def whole() -> Message:
-            return next(messages, None) or await receive()
-
-        def leave() -> None:
-            nonlocal is_inside
-            if is_inside:
-                is_inside = False
-                state.files = ()
-                body.release()
-                if body.size:
-                    self._limiter.leave()
-
-        async def answered(message: Message) -> None:
-            leave()  # a slow reader keeps nobody out
-            await send(message)
-
-        try:
-            await self._app(scope, whole, answered)
-        finally:
-            leave()
+    def _cut(self) -> None:
+        self._is_cut = True
+        self.leave()
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time())
 
 
 def _request_id(scope: Scope) -> str:
@@ -188,44 +246,3 @@ def _request_id(scope: Scope) -> str:
     given = [value for name, value in scope["headers"] if name == b"x-request-id"]
     text: str = given[0].decode("latin-1") if len(given) == 1 else ""
     return text if _SAFE_ID.fullmatch(text) else uuid.uuid4().hex
-
-
-def _is_routed(scope: Scope) -> bool:
-    """Whether a route takes this path and method."""
-    return any(route.matches(scope)[0] is Match.FULL for route in scope["app"].router.routes)
-
-
-class Connection(Protocol):
-    """The HTTP connection under a request, as far as it is known; `ServiceProtocol` is one."""
-
-    is_waiting: bool
-    """Whether nothing is asked: what is not yet sent is all that is left to do."""
-    cycle: Any
-    """The request that is being, or was last, answered; None before the first."""
-    transport: asyncio.Transport
-    """The socket."""
-
-
-async def close_silent(connections: Collection[Connection], deadline_s: float) -> None:
-    """Close connections on which nothing happens for too long, until cancelled.
-
-    `deadline_s`: seconds that a client has, from connecting or from the answer before, to send the
-    headers of a request, and for each `STEP` bytes of an answer that waits to be read.
-    """
-    silent: dict[Connection, tuple[Any, float]] = {}
-    while True:
-        await asyncio.sleep(deadline_s / 10)
-        now = time.monotonic()
-        marks = {item: _mark(item) for item in connections if item.is_waiting}
-        silent = {
-            item: silent[item] if item in silent and silent[item][0] == mark else (mark, now)
-            for item, mark in marks.items()
-        }
-        for connection, (_, since) in silent.items():
-            if now - since > deadline_s:
-                connection.transport.abort()
-
-
-def _mark(connection: Connection) -> tuple[Any, int]:
-    """Give the request and what waits to be sent; an answer that leaves changes one of them."""
-    return connection.cycle, -(-connection.transport.get_write_buffer_size() // STEP)

@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import io
+import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -17,30 +19,53 @@ import numpy as np
 import torch
 from fastapi import Depends, Request
 from PIL import Image
+from pydantic import ValidationError
+from starlette.types import ASGIApp, Message
 
 from medclip_dcl.artifact import HEADER
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import ArtifactStale, ArtifactUnreadable, MedclipError
+from medclip_dcl.errors import ArtifactStale, ArtifactUnreadable, CheckpointError, MedclipError
 from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.model_package import SavedModel, read_model_package
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import InferenceConfig
-from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
+from medclip_dcl.retrieval.search import RetrievalIndex
+from medclip_dcl.schemas import (
+    ClassifyAnswer,
+    EmbedAnswer,
+    GroundAnswer,
+    ModelAnswer,
+    RetrieveAnswer,
+    Schema,
+)
 
 from .batching import MicroBatcher, WorkerSlots, start_threads
-from .bodies import BodyMemory
 from .errors import ApiError
-from .logging import Metrics, log, log_fault
+from .logging import REPEATS, Metrics, RequestState, log, log_fault
 from .memory import give_memory_back
 from .settings import MEBIBYTE, ServeSettings
 
 _IDLE_S = 10.0
+_TRIAL_S = 600.0
 _SEARCHES = 4  # at once; an engine that is elsewhere is waited for
 _FINE = frozenset({"ready", "no_index"})
 
 _Result = TypeVar("_Result")
 _Mark = tuple[tuple[int, int, int] | None, ...]
+_Question = tuple[str, Mapping[str, str], type[Schema]]
+_QUESTIONS: tuple[_Question, ...] = (
+    ("classify", {"image": "", "explain": "true"}, ClassifyAnswer),
+    ("ground", {"image": "", "phrase": "pleural effusion"}, GroundAnswer),
+    ("embed", {"image": "", "what": "regions"}, EmbedAnswer),
+    ("embed", {"text": "pleural effusion"}, EmbedAnswer),
+    ("model", {}, ModelAnswer),
+)
+"""Route, fields and answer of what a model is tried with; `image` is a gradient."""
+_QUESTIONS_TO_INDEX: tuple[_Question, ...] = (
+    ("retrieve", {"image": "", "target": "image"}, RetrieveAnswer),
+    ("retrieve", {"text": "pleural effusion", "target": "text"}, RetrieveAnswer),
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +131,8 @@ class ServingState:
 
 async def _current_state(request: Request) -> ServingState:
     serving: ModelManager = request.app.state.serving
-    return serving.current
+    tried: ServingState | None = request.scope["state"].get("trial")
+    return tried or serving.current
 
 
 CurrentState = Annotated[ServingState, Depends(_current_state)]
@@ -124,7 +150,6 @@ class ModelManager:
 
     Attributes:
         current: what requests are answered with from here on.
-        body_memory: where large bodies arrive.
     """
 
     def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
@@ -137,15 +162,13 @@ class ModelManager:
             WorkerSlots("draw", settings.decode_workers, metrics),
             index_state="loading" if settings.index else "no_index",
         )
-        self.body_memory = BodyMemory(
-            settings.max_bodies_mb * MEBIBYTE, settings.max_body_mb * MEBIBYTE
-        )
         self._settings = settings
         self._metrics = metrics
         self._decoders: list[tuple[ImagesConfig, Decoder]] = []
         self._seen: _Mark = ()
         self._thread = start_threads(1, "load")
         self._denied: Path | None = None  # a file that could not be read, and may be one day
+        self._routes: ASGIApp | None = None
 
     async def load(self) -> None:
         """Load and warm up everything; a part that fails leaves its code behind."""
@@ -158,19 +181,23 @@ class ModelManager:
             index=self.current.index_state,
         )
 
-    async def load_and_watch(self) -> None:
-        """Load, and reload what is renamed into the folders, until cancelled."""
+    async def load_and_watch(self, routes: ASGIApp | None = None) -> None:
+        """Load, and reload what is renamed into the folders, until cancelled.
+
+        `routes` answer a question each before a model is served by them.
+        """
+        self._routes = routes
         await self.load()
         while self._settings.watch_s:
             await asyncio.sleep(self._settings.watch_s)
             await self.reload_if_changed()
 
     async def give_memory_back(self) -> None:
-        """Give back the room of bodies now and then, and all else when idle, until cancelled."""
+        """Give memory back when idle, and write counted log lines, until cancelled."""
         given_at = 0.0
         while True:
             await asyncio.sleep(_IDLE_S)
-            self.body_memory.give_back()
+            REPEATS.flush()
             # What the next forward pass needs is not idle while one of a long request runs.
             used_at = max(self.current.decode_slots.used_at, self.current.batcher.used_at)
             if given_at < used_at < time.monotonic() - _IDLE_S:
@@ -224,15 +251,23 @@ class ModelManager:
         self._denied = None
         try:
             published, predictor = await self._in_thread(self._read_model)
-            for images in (self._settings.batch, 1):  # what takes most memory, what is common
-                await self.current.batcher.run(partial(_try, predictor, images))
+            # What takes most memory is tried first.
+            await self.current.batcher.run(partial(_fill, predictor, self._settings.batch))
             decoder = await self._in_thread(partial(self._start_decoder, published.config.images))
+            new = replace(
+                self.current,
+                state="ready",
+                model=(published, predictor),
+                workers=decoder,
+                index_state="loading" if self._settings.index else "no_index",
+                images=None,
+            )
+            await self._ask(new, _QUESTIONS)
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
             self._explain("model_unusable", error)
             return replace(
                 self.current, state="model_unusable", model=None, workers=None, images=None
             )
-        new = replace(self.current, state="ready", model=(published, predictor), workers=decoder)
         return await self._with_index(new)
 
     async def _with_index(self, new: ServingState) -> ServingState:
@@ -243,13 +278,35 @@ class ModelManager:
             index = await self._in_thread(
                 partial(RetrievalIndex.open, folder, digest, self._settings.retrieval)
             )
-            await self.current.batcher.run(partial(_search, new.predictor, index))
+            tried = replace(new, index_state="ready", images=index)
+            await self._ask(tried, _QUESTIONS_TO_INDEX)
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
             self._explain("index_unusable", error)
             stale = isinstance(error, ArtifactStale)
             state = "index_mismatch" if stale else "index_unusable"
             return replace(new, index_state=state, images=None)
-        return replace(new, index_state="ready", images=index)
+        return tried
+
+    async def _ask(self, tried: ServingState, questions: Sequence[_Question]) -> None:
+        """Let the routes answer whole questions with what is not yet served.
+
+        Raises:
+            CheckpointError: one of them has no answer, or one that no client can read.
+        """
+        tried = replace(tried, metrics=Metrics())  # nobody has asked
+        for route, fields, kind in questions if self._routes else ():
+            assert self._routes is not None
+            status, body = await _answer(self._routes, route, fields, tried)
+            try:
+                if status != HTTPStatus.OK:
+                    code = json.loads(body)["code"]
+                    raise CheckpointError(f"/{route} answers a test with {status} {code}")
+                kind.model_validate_json(body)
+            except ValidationError as error:
+                fields_at = ".".join(map(str, error.errors()[0]["loc"]))
+                raise CheckpointError(
+                    f"/{route} answers a test with no number in {fields_at}; train again"
+                ) from error
 
     def _read_model(self) -> tuple[SavedModel, Predictor]:
         published = read_model_package(Path(self._settings.model))
@@ -308,16 +365,51 @@ class ModelManager:
         self._thread.submit(give_memory_back)
 
 
-def _try(predictor: Predictor, images: int) -> None:
-    """Answer for dark images, so that the first client finds memory and kernels ready."""
+def _fill(predictor: Predictor, images: int) -> None:
+    """Encode a whole batch, so that the first clients find memory and kernels ready."""
     size = predictor.config.images.size_px
-    regions = predictor.embed_images(np.zeros((images, size, size), dtype=np.uint8))
-    predictor.classify_regions(regions)
+    predictor.embed_images(np.zeros((images, size, size), dtype=np.uint8))
 
 
-def _search(predictor: Predictor, index: RetrievalIndex) -> None:
-    vector = predictor.embed_sentences(["warm up"])[0]
-    index.search(Query("image", 1, vector=vector, filters=Filters()))
+async def _answer(
+    routes: ASGIApp, route: str, fields: Mapping[str, str], tried: ServingState
+) -> tuple[int, bytes]:
+    """Ask one question within this process: status and body of the answer."""
+    state = RequestState("trial", deadline=time.monotonic() + _TRIAL_S)
+    scope = {
+        "type": "http",
+        "method": "POST" if fields else "GET",
+        "path": f"/{route}",
+        "query_string": b"",
+        "headers": [(b"content-type", b"multipart/form-data; boundary=x")],
+        "state": {"request": state, "trial": tried},
+    }
+    sent: list[Message] = [{"type": "http.request", "body": _form(fields)}]
+    answers: list[Message] = []
+
+    async def receive() -> Message:
+        if not sent:
+            await asyncio.Event().wait()  # who asks stays
+        return sent.pop()
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    await routes(scope, receive, send)
+    return answers[0]["status"], b"".join(item.get("body", b"") for item in answers)
+
+
+def _form(fields: Mapping[str, str]) -> bytes:
+    parts = [
+        b'--x\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
+        % (
+            name.encode(),
+            b'; filename="test.png"' if name == "image" else b"",
+            _gradient() if name == "image" else text.encode(),
+        )
+        for name, text in fields.items()
+    ]
+    return b"".join((*parts, b"--x--\r\n"))
 
 
 def _identity(file: Path) -> tuple[int, int, int] | None:

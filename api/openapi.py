@@ -12,7 +12,6 @@ from .settings import (
     MAX_FIELD_KB,
     MAX_FIELDS,
     MAX_FINDINGS,
-    MAX_FORM_KB,
     MAX_ID_CHARS,
     MAX_IMAGES,
     MAX_PHRASES,
@@ -145,8 +144,7 @@ def _describe_body(
     files = f"{MAX_IMAGES} files" if path in _OF_SEVERAL else "one file"
     body["description"] = (
         f"A form of at most {settings.max_body_mb} MiB with at most {files} and "
-        f"{MAX_FIELDS} other fields, each of at most {MAX_FIELD_KB} KiB, "
-        f"{MAX_FORM_KB} KiB together."
+        f"{MAX_FIELDS} other fields, each of at most {MAX_FIELD_KB} KiB."
     )
     written = {"image": _IMAGES} | dict.fromkeys(("findings", "box", "boxes"), "application/json")
     form["encoding"] = {

@@ -20,7 +20,7 @@ MAX_FIELDS = 64
 MAX_FIELD_KB = 64
 """Largest text field of a form, KiB."""
 MAX_FORM_KB = 1024
-"""Largest form without the content of its image, KiB."""
+"""Largest form without files (`application/x-www-form-urlencoded`), KiB."""
 MAX_PHRASES = 16
 """Most phrases of one `/ground`."""
 MAX_FINDINGS = 32
@@ -78,9 +78,6 @@ class ServeSettings(Section):
     """Questions inside at once, counted from their last byte; others get 503 and Retry-After."""
     deadline_s: Annotated[float, Field(gt=0)] = 30
     """Seconds after which a question that still waits for its forward pass is given up."""
-    header_deadline_s: Annotated[float, Field(gt=0)] = 10
-    """Seconds that a connection may be silent, take to send headers, or to read the last 64 KiB of
-    an answer; the launcher holds it."""
     body_deadline_s: Annotated[float, Field(gt=0)] = 30
     """Seconds that a client may take to send a body."""
     drain_s: Annotated[int, Field(ge=0)] = 30

@@ -9,13 +9,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from medclip_dcl.data.grayscale import GreyImage, SquareImage
-from medclip_dcl.data.ipc import SharedBytes
 from medclip_dcl.errors import ImageError
 from medclip_dcl.inference.prompts import Finding, parse_prompts
 from medclip_dcl.schemas import RefusedImage
 
 from .errors import ApiError, image_reason
-from .logging import state_of
 from .model_manager import CurrentState, ServingState
 from .settings import MAX_FINDINGS, MAX_IMAGES, MAX_PHRASES, MAX_TEXT_CHARS
 
@@ -28,37 +26,17 @@ _BOX = TypeAdapter(PixelBox)
 _BOXES = TypeAdapter(list[PixelBox])
 
 
-FileContent = bytes | memoryview | SharedBytes
-"""Content of a file of the form."""
-
-
-async def _read(request: Request, upload: UploadFile) -> FileContent:
-    (content,) = await _read_all(request, [upload])
+async def _read(upload: UploadFile) -> bytes:
+    """Take the content of a file out of the form, which needs no copy of it."""
+    content = await upload.read()
+    await upload.close()
     return content
-
-
-async def _read_all(request: Request, uploads: Sequence[UploadFile]) -> list[FileContent]:
-    """Read all files of a form, in its order."""
-    aside = state_of(request.scope).files
-    if aside and len(aside) != len(uploads):  # one cannot tell whose what was set aside is
-        raise ApiError("malformed_body")
-    rests: list[bytes] = []
-    for upload in uploads:
-        await upload.seek(0)  # a form may be read for two purposes
-        rests.append(await upload.read())
-    return [*map(_joined, aside, rests)] if aside else [*rests]
-
-
-def _joined(begun: memoryview | SharedBytes, rest: bytes) -> FileContent:
-    if not rest:
-        return begun
-    return (begun.view if isinstance(begun, SharedBytes) else begun).tobytes() + rest
 
 
 _ImageFile = Annotated[UploadFile, File(description="an image: DICOM, PNG or JPEG")]
 
 
-async def _decode_square(request: Request, serving: ServingState, data: FileContent) -> SquareImage:
+async def _decode_square(request: Request, serving: ServingState, data: bytes) -> SquareImage:
     """Decode an image in its turn, as the model sees it; ImageError where it is refused."""
     decoder, model = serving.decoder, serving.predictor
     images = model.config.images
@@ -71,7 +49,7 @@ async def _decode_square(request: Request, serving: ServingState, data: FileCont
         raise
 
 
-async def decode_whole(request: Request, serving: ServingState, data: FileContent) -> GreyImage:
+async def decode_whole(request: Request, serving: ServingState, data: bytes) -> GreyImage:
     """Decode an image with all its pixels in its turn; ImageError where it is refused."""
     decoder = serving.decoder
     return await serving.decode_slots.run(request, lambda: decoder.open(data))
@@ -80,7 +58,7 @@ async def decode_whole(request: Request, serving: ServingState, data: FileConten
 async def answer_each(
     request: Request,
     serving: ServingState,
-    files: Sequence[FileContent],
+    files: Sequence[bytes],
     answer: Callable[[int, SquareImage], Awaitable[_Answer]],
 ) -> list[_Answer | RefusedImage]:
     """Decode images and answer each, some at a time, so that other requests get their turn.
@@ -90,7 +68,7 @@ async def answer_each(
     """
     turns = asyncio.Semaphore(_BATCHES * serving.settings.batch)
 
-    async def one(place: int, data: FileContent) -> _Answer | RefusedImage:
+    async def one(place: int, data: bytes) -> _Answer | RefusedImage:
         async with turns:
             try:
                 image = await _decode_square(request, serving, data)
@@ -122,7 +100,7 @@ async def _optional_image(
 ) -> SquareImage | None:
     if image is None:
         return None
-    return await _decode_square(request, serving, await _read(request, image))
+    return await _decode_square(request, serving, await _read(image))
 
 
 _ImageList = Annotated[
@@ -130,21 +108,20 @@ _ImageList = Annotated[
 ]
 
 
-async def _image_files(request: Request, image: _ImageList) -> list[FileContent]:
-    return await _read_all(request, image)
+async def _image_files(image: _ImageList) -> list[bytes]:
+    return [await _read(upload) for upload in image]
 
 
 async def _optional_files(
-    request: Request,
     image: Annotated[
         list[UploadFile] | None, File(description="an image: DICOM, PNG or JPEG; several times")
     ] = None,
-) -> list[FileContent]:
-    return await _read_all(request, image or ())
+) -> list[bytes]:
+    return [await _read(upload) for upload in image or ()]
 
 
 async def _whole_image(request: Request, serving: CurrentState, image: _ImageFile) -> GreyImage:
-    return await decode_whole(request, serving, await _read(request, image))
+    return await decode_whole(request, serving, await _read(image))
 
 
 async def _phrases(
@@ -168,10 +145,10 @@ async def _sentences(
 OptionalImage = Annotated[SquareImage | None, Depends(_optional_image)]
 """The image of the form, where it has one, prepared for the model."""
 
-ImageFiles = Annotated[list[FileContent], Depends(_image_files)]
+ImageFiles = Annotated[list[bytes], Depends(_image_files)]
 """The image files of the form, one at least, in its order, not yet decoded."""
 
-OptionalFiles = Annotated[list[FileContent], Depends(_optional_files)]
+OptionalFiles = Annotated[list[bytes], Depends(_optional_files)]
 """The image files of the form, where it has some, likewise."""
 
 WholeImage = Annotated[GreyImage, Depends(_whole_image)]

@@ -9,8 +9,8 @@ with the same fingerprint resumes where it stopped.
     checksum     SHA-256 of the header itself
     origin       time, package versions and digests of the code that made it; in neither
                  fingerprint nor digest, so an edited module does not make an artifact invalid
-    stamps       size, times and inode of each file that was hashed, in a hidden note next to the
-                 header: a file that still has them is not hashed again
+    stamps       size, times and inode of each file that was hashed, in a note in this user's own
+                 cache: a file that still has them is not hashed again
 """
 
 import dataclasses
@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactError, ArtifactMissing, ArtifactStale
-from medclip_dcl.files import denials_named, sha256_file, write_text
+from medclip_dcl.files import cache_root, denials_named, sha256_file, write_text
 from medclip_dcl.settings import Section
 
 HEADER = "artifact.json"
 
-_NOTE = ".verified"
+_NOTES = "verified"  # folder in the cache: who may write to an artifact must not vouch for it
+_MOST_NOTES = 1000
 _TICK_NS = 2 * 10**9  # a file that is changed this soon after it was hashed may keep its times
 
 
@@ -159,21 +160,30 @@ def file_stamp(file: Path) -> Stamp:
 
 
 def note_stamps(artifact: Artifact, stamps: Mapping[str, Stamp]) -> None:
-    """Note with which stamps the files of an artifact have its digest; not where none may write."""
+    """Note with which stamps the files of an artifact have its digest, if there is a cache."""
     now = time.time_ns()
     if all(max(stamp[1:3]) + _TICK_NS > now for stamp in stamps.values()):
         return  # nothing that could be trusted later
     with suppress(OSError, ArtifactError):
-        text = json.dumps({"digest": artifact.digest, "files": stamps})
-        write_text(artifact.path / _NOTE, text)
+        note = _note_of(artifact)
+        note.parent.mkdir(mode=0o700, exist_ok=True)
+        write_text(note, json.dumps({"digest": artifact.digest, "files": stamps}))
+        notes = sorted(note.parent.glob("*.json"), key=lambda item: item.stat().st_mtime_ns)
+        for old in notes[:-_MOST_NOTES]:
+            old.unlink()
+
+
+def _note_of(artifact: Artifact) -> Path:
+    """Name the note on an artifact: one a folder, which a new digest replaces."""
+    name = hashlib.sha256(os.fsencode(artifact.path.resolve())).hexdigest()
+    return cache_root() / _NOTES / f"{name}.json"
 
 
 def _read_stamps(artifact: Artifact) -> dict[str, Stamp]:
     """Read the stamps of files that had settled when they were hashed; none after a change."""
-    note = artifact.path / _NOTE
     try:
+        note = _note_of(artifact)
         tree = json.loads(note.read_text(encoding="utf-8"))
-        # The note's own time: a server's clock may not be ours.
         latest = note.stat().st_mtime_ns - _TICK_NS
         if tree["digest"] != artifact.digest:
             return {}

@@ -27,7 +27,6 @@ from pydantic import ValidationError
 from .errors import ConfigError, ImageError, MedclipError, ServiceError
 from .exchange import Exchange, Reply, UnboundedReply
 from .files import read_keys
-from .model_schemas import ModelAnswer
 from .schemas import (
     OUT_OF_RANGE,
     OUT_OF_RANGE_NOTE,
@@ -37,6 +36,7 @@ from .schemas import (
     GroundAnswer,
     GroundAnswers,
     ImageFacts,
+    ModelAnswer,
     RefusedImage,
     RetrieveAnswer,
     Schema,
@@ -62,13 +62,15 @@ _Several = TypeVar("_Several", ClassifyAnswers, GroundAnswers)
 
 Image = Path | str | bytes
 """Path of a DICOM, PNG or JPEG file, or the whole file."""
+_ONE_IMAGE = (Path, str, bytes)
 
 
 class Client:
     """A connection to one service; closed at the end of a `with` block.
 
-    Every question takes DICOM, PNG or JPEG, as a path or as its bytes. It raises ImageError where
-    the image cannot be read, ServiceError where the service cannot be reached or refuses.
+    Every question takes DICOM, PNG or JPEG, as a path or as its bytes; where a list is taken, one
+    image or sentence may stand alone. It raises ImageError where the image cannot be read,
+    ServiceError where the service cannot be reached or refuses.
     """
 
     def __init__(
@@ -179,10 +181,11 @@ class Client:
         """
         fields: dict[str, Any] = {"what": what, "dtype": dtype, "format": encoding}
         if texts:
-            fields["text"] = list(texts)
+            fields["text"] = _listed(texts, str)
         if boxes:
-            fields["boxes"] = json.dumps([list(box) for box in boxes])
-        return self._ask("/v1/embed", EmbedAnswer, fields, *images)
+            one = (boxes,) if isinstance(boxes[0], int | float) else boxes
+            fields["boxes"] = json.dumps([list(box) for box in one])
+        return self._ask("/v1/embed", EmbedAnswer, fields, *_listed(images, _ONE_IMAGE))
 
     def retrieve(
         self,
@@ -233,6 +236,7 @@ class Client:
         fields: Mapping[str, Any],
         images: Sequence[Image],
     ) -> list[_Answer | RefusedImage]:
+        images = _listed(images, _ONE_IMAGE)
         if len(images) != 1:
             found: Any = self._ask(route, several, fields, *images)
             answers: list[_Answer | RefusedImage] = found.answers
@@ -261,17 +265,22 @@ class Client:
             time.sleep(wait)
 
 
+def _listed(given: Any, one: type | tuple[type, ...]) -> list[Any]:
+    """Take one item for a list of it: a string is one sentence, never its letters."""
+    return [given] if isinstance(given, one) else [*given]
+
+
 def _classify_fields(
     findings: Sequence[Mapping[str, Any]] | None, *, explain: bool
 ) -> dict[str, Any]:
     fields = {"explain": str(explain).lower()}
     if findings is not None:
-        fields["findings"] = json.dumps([dict(item) for item in findings])
+        fields["findings"] = json.dumps([dict(item) for item in _listed(findings, Mapping)])
     return fields
 
 
 def _ground_fields(phrases: Sequence[str], threshold: float | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {"phrase": list(phrases)}
+    fields: dict[str, Any] = {"phrase": _listed(phrases, str)}
     if threshold is not None:
         fields["threshold"] = str(threshold)
     return fields
@@ -332,9 +341,48 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.c
 
     `prog` is what the help calls this command.
     """
-    from .client_options import client_parser  # who asks from Python needs no command line
-
     return answer_question(client_parser(prog).parse_args(argv))
+
+
+def client_parser(prog: str) -> argparse.ArgumentParser:
+    """Make the parser of a question to a service; the help calls the command `prog`."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service")
+    shared.add_argument("--key-file", type=Path, help="file with the API key")
+    shared.add_argument(
+        "--ca", type=Path, help="PEM file of the authorities that sign the other side's certificate"
+    )
+    parser = argparse.ArgumentParser(prog=prog)
+    questions = parser.add_subparsers(dest="question", required=True)
+    classify = questions.add_parser("classify", parents=[shared], help="which findings?")
+    classify.add_argument("image", type=Path, nargs="+")
+    classify.add_argument("--explain", action="store_true", help="with heatmaps")
+    ground = questions.add_parser("ground", parents=[shared], help="where is it seen?")
+    ground.add_argument("image", type=Path)
+    ground.add_argument("phrase", nargs="+")
+    ground.add_argument("--threshold", type=float, help="score from which boxes are traced")
+    embed = questions.add_parser("embed", parents=[shared], help="vectors of images or sentences")
+    embed.add_argument("image", type=Path, nargs="*")
+    embed.add_argument("--text", action="append", default=[], help="a sentence, not an image")
+    embed.add_argument("--what", choices=["global", "regions"], default="global")
+    numbers = ("X", "Y", "WIDTH", "HEIGHT")
+    embed.add_argument(
+        "--box", type=float, nargs=4, metavar=numbers, action="append", default=[],
+        help="of the vector, on each image, pixels",
+    )  # fmt: skip
+    embed.add_argument("--dtype", choices=["float32", "float16"], default="float32")
+    embed.add_argument("--format", choices=["json", "base64"], default="json")
+    retrieve = questions.add_parser("retrieve", parents=[shared], help="what is similar?")
+    retrieve.add_argument("--target", choices=["image", "text"], required=True)
+    asked = retrieve.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--text", default="", help="a sentence")
+    asked.add_argument("--image", type=Path)
+    retrieve.add_argument("--box", type=float, nargs=4, metavar=("X", "Y", "WIDTH", "HEIGHT"))
+    retrieve.add_argument("-k", type=int, default=10, help="hits at most")
+    for name in ("split", "view", "finding"):
+        retrieve.add_argument(f"--{name}", action="append", default=[])
+    retrieve.add_argument("--exclude-patient", default="")
+    return parser
 
 
 def answer_question(arguments: argparse.Namespace) -> int:

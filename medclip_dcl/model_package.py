@@ -23,6 +23,8 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,12 +36,12 @@ import torch
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import CheckpointError
+from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.models.settings import ModelConfig, ProbabilitiesConfig
 from medclip_dcl.settings import Section
@@ -143,7 +145,7 @@ class ScoreCalibration(Section):
 
 def read_calibration(model: Artifact) -> ScoreCalibration | None:
     """Read the calibration of an opened model; None where it has none."""
-    return _read_part(model.path / CALIBRATION_FILE, ScoreCalibration, "calibrate_scores")
+    return _read_section(model, CALIBRATION_FILE, ScoreCalibration, "calibrate_scores")
 
 
 class PromptOffset(Section):
@@ -177,20 +179,20 @@ def write_offsets(folder: Path, offsets: PromptOffsets, bank: Tensor) -> None:
     write_bytes(folder / BANK_FILE, save({"regions": bank.cpu().contiguous()}))
 
 
-def read_offsets(folder: Path) -> PromptOffsets | None:
+def read_offsets(source: Path | Artifact) -> PromptOffsets | None:
     """Read the offsets of a model whose bytes have been checked; None: an earlier version's."""
-    return _read_part(folder / OFFSETS_FILE, PromptOffsets)
+    return _read_section(source, OFFSETS_FILE, PromptOffsets)
 
 
-def read_bank(folder: Path) -> Float[Tensor, "images rows columns dim"] | None:
+def read_bank(source: Path | Artifact) -> Float[Tensor, "images rows columns dim"] | None:
     """Read the bank's region vectors, float16; None where there is none, as in an export."""
-    path = folder / BANK_FILE
-    if not path.is_file():
+    content = read_part(source, BANK_FILE)
+    if content is None:
         return None
     try:
-        regions: Tensor = load_file(path)["regions"]
-    except (OSError, KeyError, SafetensorError) as error:
-        raise _unreadable(path) from error
+        regions: Tensor = load(content)["regions"]
+    except (KeyError, SafetensorError) as error:
+        raise _unreadable(_path_of(source, BANK_FILE)) from error
     return regions
 
 
@@ -221,21 +223,48 @@ def write_input_range(folder: Path, found: InputRange) -> None:
     write_text(folder / INPUT_RANGE_FILE, json.dumps(found.model_dump()) + "\n")
 
 
-def read_input_range(folder: Path) -> InputRange | None:
+def read_input_range(source: Path | Artifact) -> InputRange | None:
     """Read the range of a model whose bytes have been checked; None where it has none."""
-    return _read_part(folder / INPUT_RANGE_FILE, InputRange)
+    return _read_section(source, INPUT_RANGE_FILE, InputRange)
 
 
 _Part = TypeVar("_Part", bound=Section)
 
 
-def _read_part(path: Path, kind: type[_Part], job: str = "train") -> _Part | None:
-    if not path.is_file():
+def read_part(source: Path | Artifact, name: str) -> bytes | None:
+    """Read a file of a model whole; None where it has none.
+
+    Of an opened artifact it is hashed again, since the folder may have been replaced since. Of a
+    folder, such as a draft's, it is taken as it stands.
+
+    Raises:
+        ArtifactCorrupt: it is no longer the file that the artifact's digest is made of.
+    """
+    if isinstance(source, Path):
+        return (source / name).read_bytes() if (source / name).is_file() else None
+    if name not in source.files:
         return None
+    content = source.file(name).read_bytes()
+    if hashlib.sha256(content).hexdigest() != source.files[name]["sha256"]:
+        raise ArtifactCorrupt(
+            f"{name} of {source.path} was replaced while model {source.digest[:12]} was read; "
+            "read it again"
+        )
+    return content
+
+
+def _path_of(source: Path | Artifact, name: str) -> Path:
+    return (source if isinstance(source, Path) else source.path) / name
+
+
+def _read_section(
+    source: Path | Artifact, name: str, kind: type[_Part], job: str = "train"
+) -> _Part | None:
     try:
-        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+        content = read_part(source, name)
+        return None if content is None else kind.model_validate_json(content)
     except (OSError, ValueError) as error:
-        raise _unreadable(path, job) from error
+        raise _unreadable(_path_of(source, name), job) from error
 
 
 def _unreadable(path: Path, job: str = "train") -> CheckpointError:
@@ -290,16 +319,34 @@ class SavedModel:
     """`subject_hash` of every training patient; None in an export."""
     calibration: ScoreCalibration | None = None
     """How its scores become probabilities; None where nobody has fitted that."""
+    artifact: Artifact | None = None
+    """Header that its files are held to; None of a draft, which has none yet."""
 
     @property
+    def source(self) -> Path | Artifact:
+        """Origin of its files, as `read_part` takes it."""
+        return self.artifact or self.path
+
+    @cached_property
     def text_folder(self) -> Path:
-        """Folder with the text encoder's configuration and tokenizer."""
-        return self.path / TEXT
+        """Folder with the text encoder's configuration and tokenizer, this object's own copy.
+
+        transformers reads by path, and the model's folder may be replaced meanwhile.
+        """
+        if self.artifact is None:
+            return self.path / TEXT
+        folder = tempfile.TemporaryDirectory(prefix="medclip-text-", ignore_cleanup_errors=True)
+        weakref.finalize(self, folder.cleanup)
+        for name in TEXT_FILES:
+            content = read_part(self.source, f"{TEXT}/{name}")
+            if content is not None:
+                write_bytes(Path(folder.name) / name, content)
+        return Path(folder.name)
 
     def weights(self) -> dict[str, Tensor]:
         """Read parameters and buffers by name, on the CPU; CheckpointError where not finite."""
         try:
-            tensors: dict[str, Tensor] = load_file(self.path / WEIGHTS)
+            tensors: dict[str, Tensor] = load(read_part(self.source, WEIGHTS) or b"")
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"weights of {self.path} cannot be read; rerun train") from error
         for name, tensor in tensors.items():
@@ -384,7 +431,7 @@ def read_model_package(path: Path) -> SavedModel:
     """
     artifact = open_artifact(path, ARTIFACT)
     try:
-        texts = [artifact.file(name).read_text("utf-8") for name in (CONFIG, CARD, SUBJECTS)]
+        texts = [read_part(artifact, name) or b"" for name in (CONFIG, CARD, SUBJECTS)]
         config = PackagedConfig.model_validate_json(texts[0])
         card = _Card.model_validate_json(texts[1]).model_dump(exclude_unset=True)
         hashes = _HASHES.validate_json(texts[2])
@@ -397,7 +444,8 @@ def read_model_package(path: Path) -> SavedModel:
             )
         raise CheckpointError(f"model in {path} has a configuration that {remedy}") from error
     known = None if hashes is None else frozenset(hashes)
-    return SavedModel(path, artifact.digest, config, card, known, read_calibration(artifact))
+    fitted = read_calibration(artifact)
+    return SavedModel(path, artifact.digest, config, card, known, fitted, artifact)
 
 
 def _lacks_encoder(error: ValidationError) -> bool:

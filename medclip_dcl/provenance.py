@@ -15,7 +15,7 @@ from medclip_dcl.plugins import plugin_files
 
 _PACKAGES = (
     *("medclip-dcl", "torch", "transformers", "tokenizers", "accelerate", "numpy", "pyarrow"),
-    *("pydicom", "imagecodecs", "pillow", "pysbd", "scikit-learn"),
+    *("pydicom", "imagecodecs", "pillow", "scikit-learn"),
 )
 
 

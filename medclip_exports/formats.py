@@ -24,7 +24,9 @@ consists of pieces of them.
 """
 
 import json
+import logging
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -50,13 +52,8 @@ from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.model_package import TEXT
 from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.models.engines import Method, Part, Run, encoder_parts, largest_difference
 from medclip_dcl.models.image_encoder import MEAN, SPREAD, to_input
-from medclip_dcl.models.onnx_graphs import (
-    Run,
-    largest_difference,
-    model_parts,
-    write_graph,
-)
 
 EXPORT = ArtifactType("export", 1, "export")
 
@@ -188,7 +185,7 @@ def _transformers_differences(model: DualEncoder, px: int, folder: Path) -> dict
         states = text(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return _projected(states[:, 0], head, "text")
 
-    parts = model_parts(model, px)
+    parts = encoder_parts(model, px, px)
     return {
         "image": largest_difference(regions, parts["image"]),
         "text": largest_difference(sentences, parts["text"]),
@@ -213,11 +210,65 @@ def _write_onnx(predictor: Predictor, folder: Path) -> dict[str, float]:
         "logit_scale": float(model.gamma.square()),
     }
     write_text(folder / "model.json", json.dumps(facts, indent=1, sort_keys=True) + "\n")
+    # A ResNet takes any size; another backbone may have its grid in its weights.
+    is_resnet, px = model.image.kind.startswith("resnet"), settings.image.input_px
+    tall = px + model.image.stride if is_resnet else px
+    parts = encoder_parts(model, tall, px) | {"similarity": _similarity(model)}
     differences = {}
-    for name, part in model_parts(model, settings.image.input_px).items():
-        write_graph(part, folder / f"{name}.onnx")
+    for name, part in parts.items():
+        axes, output = _GRAPHS[name]
+        if name == "image" and is_resnet:
+            axes = {"pixels": {**axes["pixels"], 2: "height", 3: "width"}}
+        _write_graph(part, axes, output, folder / f"{name}.onnx")
         differences[name] = largest_difference(_run_onnxruntime(folder / f"{name}.onnx"), part)
     return differences
+
+
+_WORDS = {0: "texts", 1: "tokens"}
+_GRAPHS: dict[str, tuple[dict[str, dict[int, str]], str]] = {
+    "image": ({"pixels": {0: "images"}}, "regions"),
+    "text": ({"input_ids": _WORDS, "attention_mask": _WORDS}, "sentences"),
+    "similarity": (
+        {"regions": {0: "images", 1: "rows", 2: "columns"}, "sentences": {0: "texts"}},
+        "scores",
+    ),
+}
+"""Graph -> inputs, with the axes that may have any length, and the name of its output."""
+
+
+def _similarity(model: DualEncoder) -> Part:
+    rng, dim = torch.Generator().manual_seed(0), model.similarity.dim
+    cases = tuple(
+        tuple(
+            functional.normalize(torch.randn(*shape, dim, generator=rng), dim=-1)
+            for shape in ((images, 3, 4), (texts,))
+        )
+        for images, texts in ((2, 6), (1, 3), (3, 8))
+    )
+    return Part(Method(model, model.score), cases)
+
+
+def _write_graph(
+    part: Part, axes: Mapping[str, Mapping[int, str]], output: str, file: Path
+) -> None:
+    with torch.no_grad(), warnings.catch_warnings():
+        # of torchvision, which is left out on purpose, and of changes to come
+        warnings.simplefilter("ignore")
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        program = torch.onnx.export(
+            part.module,
+            part.cases[0],
+            dynamo=True,
+            opset_version=20,
+            input_names=list(axes),
+            output_names=[output],
+            dynamic_shapes=tuple(map(dict, axes.values())),
+            verbose=False,
+        )
+    assert program is not None
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # lines of our code, with the folders that it is in
+    program.save(str(file))
 
 
 def _run_onnxruntime(file: Path) -> Run:

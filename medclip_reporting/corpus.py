@@ -8,8 +8,8 @@ from medclip_dcl.data import manifest, prepared, selection
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.tables import SPLITS, read_table, spread_rows
 from medclip_dcl.text import sentences
+from medclip_dcl.text.language import count_languages
 from medclip_reporting.charts import image_uri
-from medclip_reporting.language import count_foreign
 from medclip_reporting.sources import EXAMPLES, Sources
 
 View = dict[str, Any]
@@ -55,12 +55,12 @@ _READ = 20_000  # sentences whose language is looked at
 def _language(sources: Sources) -> View:
     texts = sources.get(sentences.ARTIFACT)
     if texts is None:
-        return {"foreign": 0, "read": 0}
+        return {"languages": {}}
     reports: dict[str, list[str]] = defaultdict(list)
     table = read_table(texts[0].path, sentences.SENTENCES, ["study_id", "text"])
     for row in table.slice(0, _READ).to_pylist():
         reports[row["study_id"]].append(row["text"])
-    return {"foreign": count_foreign(map(" ".join, reports.values())), "read": len(reports)}
+    return {"languages": count_languages(map(" ".join, reports.values()))}
 
 
 def count_splits(source: Artifact) -> dict[str, View]:

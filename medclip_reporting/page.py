@@ -18,7 +18,7 @@ from medclip_reporting.outcomes import (
     show_gallery_answers,
     show_heatmaps,
 )
-from medclip_reporting.preflight import read_preflight
+from medclip_reporting.preflight import read_preflight, reading_warnings
 from medclip_reporting.sources import Sources, describe_provenance
 from medclip_reporting.verdict import describe_verdict
 
@@ -47,6 +47,8 @@ def render_report(sources: Sources) -> str:
             "is_private": sources.settings.private,
             "check": check and read_preflight(check[0]),
             "doubles": (),
+            "reports": (),
+            "reading_warnings": check and reading_warnings(read_preflight(check[0])),
             "examples": show_examples(sources),
             "audit": audit_negatives(sources),
             "heatmaps": show_heatmaps(sources),
@@ -58,14 +60,21 @@ def render_report(sources: Sources) -> str:
     )
 
 
-def render_check(name: str, artifact: Artifact, doubles: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Make the page about a source alone, from its preflight: counts, no ids and no texts.
+def render_check(
+    name: str,
+    artifact: Artifact,
+    doubles: Sequence[Mapping[str, Any]] = (),
+    reports: Sequence[Sequence[Mapping[str, Any]]] = (),
+) -> str:
+    """Make the page about a source alone, from its preflight: counts, and no ids.
 
-    `doubles` are pictures that several images share: `uri`, `images` and `patients`.
+    `doubles` are pictures that several images share: `uri`, `images` and `patients`. `reports` are
+    lists of pieces: `text`, `section`, `reason` why it is left out, and what it `says`.
     """
     facts = {"digest": artifact.digest, "committed_at": artifact.origin["committed_at"]}
-    view = facts | {"name": name, "check": read_preflight(artifact), "doubles": doubles}
-    return render(view, "check_page.html")
+    check = read_preflight(artifact)
+    view = facts | {"name": name, "check": check, "doubles": doubles, "reports": reports}
+    return render(view | {"reading_warnings": reading_warnings(check)}, "check_page.html")
 
 
 def render(view: Mapping[str, Any], template: str = "page.html") -> str:

@@ -8,7 +8,8 @@
     splits      per split, as the manifest assigns it: images, reports, patients
     images      images listed and opened: formats, bits, sizes, how many are MONOCHROME1
     duplicates  same pixels, same text: groups, images or reports beyond the first of each
-    text        reports listed and read, and the sentences that are left of them
+    text        reports listed and read, the sentences that are left of them, the reports of each
+                language, and their characters: all, and those left out by reason
     labels      where label frequencies come from, and studies per finding and answer
     verdict     shares and leaks with what is allowed, and whether all is `clean`
 
@@ -25,6 +26,7 @@ from pydantic import Field
 from medclip_dcl.artifact import Artifact, ArtifactType, read_object
 from medclip_dcl.settings import Section
 from medclip_dcl.tables import Column, TableFormat
+from medclip_dcl.text.language import language_warning
 
 
 class CheckConfig(Section):
@@ -95,6 +97,37 @@ FIGURES = "preflight.json"
 def read_preflight(artifact: Artifact) -> dict[str, Any]:
     """Read `preflight.json`; `ArtifactCorrupt` where it is not a JSON object."""
     return read_object(artifact, FIGURES, ARTIFACT)
+
+
+_MOST_DROPPED = 0.05
+"""Share of the reports' characters that may go for a reason that no report should have."""
+_EXPECTED = frozenset(
+    (*("history", "indication", "technique", "comparison", "examination", "recommendation"),
+     *("recommendations", "signature", "preamble", "punctuation", "enumerator"),
+     *("findings", "impression", "withdrawn", "other part of the body"))
+)  # fmt: skip
+"""Reasons that no one need look at: sections not of the image, or not asked for; corrections."""
+
+
+def reading_warnings(tree: Mapping[str, Any]) -> list[str]:
+    """Warn of reports that are hardly read: of another language, or with much text left out."""
+    text = tree["text"]
+    doubtful = {name: count for name, count in text["dropped"].items() if name not in _EXPECTED}
+    share = sum(doubtful.values()) / max(1, text["characters"])
+    warnings = [language_warning(text["languages"])]
+    if share > _MOST_DROPPED:
+        reasons = ", ".join(f"{name} {count}" for name, count in doubtful.items())
+        warnings.append(
+            f"{share:.1%} of the reports' text is left out though it stands under no heading of "
+            f"history or technique (characters: {reasons}); see preflight.html, and name findings "
+            "and impression by their usual headings, or by columns of their own"
+        )
+    elif doubtful.get("other heading"):
+        warnings.append(
+            "text under headings that are not usual is left out "
+            f"({doubtful['other heading']} characters); see preflight.html for their names"
+        )
+    return [warning for warning in warnings if warning]
 
 
 def preflight_table(tree: Mapping[str, Any]) -> str:

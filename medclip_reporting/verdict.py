@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from medclip_dcl.text.language import language_warning
+
 View = dict[str, Any]
 
 GOOD_AUC = 0.8
@@ -44,12 +46,8 @@ def describe_verdict(
             "Every step was clipped, so only the direction of the gradient counted. With AdamW "
             "that rarely matters; if the loss jumps, lower the learning rates."
         )
-    if data is not None and data["foreign"]:
-        warnings.append(
-            f"{data['foreign']:,} of {data['read']:,} reports read like another language than "
-            "English. Sentences are split, and labels read, by English rules: translate them, or "
-            "leave them out."
-        )
+    if data is not None and (warning := language_warning(data["languages"])):
+        warnings.append(f"{warning}.")
     return {
         "sentence": None if results is None else _sentence(results["questions"]),
         "tiles": [] if results is None else _tiles(results["headlines"]),

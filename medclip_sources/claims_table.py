@@ -13,8 +13,9 @@ from medclip_dcl.data.source_settings import LABEL_CODES
 from medclip_dcl.data.table_columns import clean_id, take_rows
 from medclip_dcl.data.table_files import read_any
 from medclip_dcl.errors import StudyError
+from medclip_dcl.text.boundaries import without_number
 from medclip_dcl.text.labeler.labels import SILENT, GivenClaims, ReportLabels, unite
-from medclip_dcl.text.sentences import text_key, without_number
+from medclip_dcl.text.sentences import text_key
 
 _SUBJECTS = ("text", "study_id")
 _SIDES = {"": (), "left": ("left",), "right": ("right",), "both": ("left", "right")}

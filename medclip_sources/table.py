@@ -13,6 +13,7 @@ from medclip_dcl.data.records import (
     ImageRecord,
     RawStudies,
     Reject,
+    ReportText,
     Study,
     TableRows,
     Text,
@@ -35,7 +36,6 @@ from medclip_dcl.data.table_columns import (
 )
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.tables import SPLITS
-from medclip_dcl.text.sections import read_loose_sections
 from medclip_sources.boxes import boxes_of_image
 from medclip_sources.labels import label_table, read_row_labels
 
@@ -263,7 +263,7 @@ class _RowRecords:
             return
         if where is not None:
             self._add_images(images, made)
-        self._add_study(study_id, subject, _text(text, study_id))
+        self._add_study(study_id, subject, _text(text))
         split = file.split or (text.get("split") and _split_name(text["split"], number))
         if split:
             self.splits.setdefault(subject, set()).add(split)
@@ -319,7 +319,7 @@ class _RowRecords:
         size = (_pixels(of(side), row) for side in ("width", "height"))
         return ImageRecord(name, study_id, subject, of("view"), self.relative(path.strip()), *size)
 
-    def _add_study(self, study_id: str, subject: str, text: Text) -> None:
+    def _add_study(self, study_id: str, subject: str, text: Text | ReportText) -> None:
         before = self.studies.get(study_id)
         if before is None or not any(before.report):
             self.studies[study_id] = Study(study_id, subject, text)
@@ -383,12 +383,11 @@ def _pixels(value: str, row: int) -> int:
     return int(side)
 
 
-def _text(columns: Mapping[str, str], study_id: str) -> Text:
+def _text(columns: Mapping[str, str]) -> Text | ReportText:
     findings, impression = (columns.get(name, "").strip() for name in ("findings", "impression"))
     if findings or impression:
         return Text(findings, impression, "")
-    report = columns.get("report", "").replace("\r\n", "\n").replace("\r", "\n")
-    return Text(*read_loose_sections(report, study_id))
+    return ReportText(columns.get("report", "").replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def _split_name(name: str, row: int) -> str:

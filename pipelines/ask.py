@@ -27,6 +27,7 @@ Authorities = Annotated[
 _URL = "http://127.0.0.1:8000"
 _KINDS = ("score", "probability", "decision")
 """What the columns of a table hold of a finding or head."""
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 _MOST_BYTES = 16 << 20
 """Of the images that are sent at once: below what a service takes in a body."""
 
@@ -167,8 +168,9 @@ def ask_similar(
 def write_findings(client: Client, images: Sequence[Path], table: Path) -> None:
     """Write a row for each image, and each file of a folder, that the table does not have yet.
 
-    Columns: `image`; score, probability and decision of each finding and head; `refused`: why an
-    image has none of them. ConfigError where the table has other columns.
+    Columns: `image`; `model`, the digest of what answered; score, probability and decision of each
+    finding and head; `refused`: why an image has none of them. ConfigError where the table has
+    other columns, or rows of another model.
     """
     names = [image.as_posix() for image in images if not image.is_dir()]
     for folder in (image for image in images if image.is_dir()):
@@ -176,9 +178,10 @@ def write_findings(client: Client, images: Sequence[Path], table: Path) -> None:
         names += [(folder / name).as_posix() for name in below]
     model = client.model()
     labels = [each["name"] for each in model.card["prompts"]] + [each.name for each in model.heads]
-    columns = ["image", *(f"{label} {kind}" for label in labels for kind in _KINDS), "refused"]
-    written = _read_images(table, columns)
-    waiting = [name for name in dict.fromkeys(names) if name not in written]
+    asked = [_cell(f"{label} {kind}") for label in labels for kind in _KINDS]
+    columns = ["image", "model", *asked, "refused"]
+    written = _read_images(table, columns, model.digest)
+    waiting = [name for name in dict.fromkeys(names) if _name_cell(name) not in written]
     at_once = int(model.limits["max_images"])
     with (
         table.open("a", encoding="utf-8", newline="") as stream,
@@ -188,8 +191,15 @@ def write_findings(client: Client, images: Sequence[Path], table: Path) -> None:
         if not stream.tell():
             rows.writerow(columns)
         for batch in _batches(waiting, at_once):
-            for name, answer in zip(batch, _answers(client, batch), strict=True):
-                rows.writerow([name, *_cells(answer, len(columns) - 1)])
+            answers = _answers(client, batch)
+            of = {each.model for each in answers if isinstance(each, ClassifyAnswer)}
+            if of - {model.digest}:
+                raise ConfigError(
+                    f"--csv {table}: the service answers with another model since this run began; "
+                    "name another file, which holds the rows of that one"
+                )
+            for name, answer in zip(batch, answers, strict=True):
+                rows.writerow([_name_cell(name), model.digest, *_cells(answer, len(asked))])
             stream.flush()
             progress.advance(len(batch))
 
@@ -217,7 +227,18 @@ def _answers(client: Client, batch: Sequence[str]) -> list[ClassifyAnswer | Refu
         return [RefusedImage(code=error.code, message=str(error))]
 
 
-def _read_images(table: Path, columns: Sequence[str]) -> set[str]:
+def _cell(text: str) -> str:
+    """Keep a spreadsheet from taking a text for a formula."""
+    return f"'{text}" if text.startswith(_FORMULAS) else text
+
+
+def _name_cell(name: str) -> str:
+    """Write a path as one line that is no formula: `=1.png` as `./=1.png`, which is the same."""
+    plain = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in name)
+    return f"./{plain}" if name.startswith(_FORMULAS) else plain
+
+
+def _read_images(table: Path, columns: Sequence[str], digest: str) -> set[str]:
     """Give the images of a table's rows; the end of one that a kill cut off is taken away."""
     if not table.exists():
         return set()
@@ -226,6 +247,11 @@ def _read_images(table: Path, columns: Sequence[str]) -> set[str]:
     head, *rows = csv.reader(io.StringIO(whole.decode("utf-8", "replace"))) if whole else [columns]
     if head != list(columns):
         raise ConfigError(f"--csv {table}: its columns are not this model's; name another file")
+    if others := {row[1] for row in rows} - {digest}:
+        raise ConfigError(
+            f"--csv {table}: it has rows of model {min(others)[:12]}, {digest[:12]} answers now; "
+            "name another file"
+        )
     with table.open("r+b") as stream:
         stream.truncate(len(whole))
     return {row[0] for row in rows}
@@ -233,8 +259,8 @@ def _read_images(table: Path, columns: Sequence[str]) -> set[str]:
 
 def _cells(answer: ClassifyAnswer | RefusedImage, count: int) -> Iterator[Any]:
     if isinstance(answer, RefusedImage):
-        yield from [""] * (count - 1)
-        yield answer.code
+        yield from [""] * count
+        yield _cell(answer.code)
         return
     for each in (*answer.findings, *answer.heads):
         yield from (getattr(each, kind) for kind in _KINDS)

@@ -26,7 +26,7 @@ from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminate
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
-from medclip_dcl.models.engines import multiplies_bfloat16
+from medclip_dcl.models.settings import multiplies_bfloat16
 from medclip_dcl.settings import resolve_path
 
 from .job import Job, job_main

@@ -7,7 +7,7 @@ images or reports, and images that an earlier check of the same files opened are
 
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, read_artifact_header
@@ -16,10 +16,11 @@ from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.manifest import split_patients
 from medclip_dcl.data.records import Source
-from medclip_dcl.data.selection import select
+from medclip_dcl.data.selection import parts_of_report, select
 from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.files import path_under, write_text
 from medclip_dcl.tables import read_table
+from medclip_dcl.text.mimic_sections import Part
 from medclip_dcl.text.sentences import SPLITTER
 from medclip_reporting import preflight
 from medclip_reporting.charts import image_uri
@@ -27,7 +28,7 @@ from medclip_reporting.page import render_check
 
 from .build_manifest import source_of
 from .faults import Inspection, write_preflight
-from .inspection import Row, inspect_images, read_reports
+from .inspection import Row, inspect_images, read_reports, show_reports
 from .job import Job, job_main
 
 PAGE = "preflight.html"
@@ -62,7 +63,8 @@ def build(job: Job) -> None:
         folder, sample, seed = writer.directory, config.check.sample, config.seed
         chosen = select(source.raw, config.source)
         split_of = split_patients(source, chosen, config.source)
-        reports = read_reports(folder, chosen.texts, config.sentences, sample, seed)
+        parts_of = _parts_of(source, config.source.fallback_encoding)
+        reports = read_reports(folder, chosen.texts, parts_of, config.sentences, sample, seed)
         images = known or inspect_images(
             folder, chosen.images, source.raw.root, config.images, sample, seed, config.workers
         )
@@ -72,10 +74,15 @@ def build(job: Job) -> None:
 
     artifact = job.make(preflight.ARTIFACT, settings, inputs, fill)
     tree = preflight.read_preflight(artifact)
-    doubles = _doubles(job, source, artifact)
-    write_text(job.work / PAGE, render_check(job.work.name, artifact, doubles))
+    page = job.work / PAGE
+    page.touch(mode=0o600)
+    doubles, reports = _doubles(job, source, artifact), _shown_reports(job, source)
+    write_text(page, render_check(job.work.name, artifact, doubles, reports))
+    page.chmod(0o600)  # it holds reports
     print(preflight.preflight_table(tree), flush=True)
-    job.say(page=str(job.work / PAGE))
+    job.say(page=str(page))
+    for warning in preflight.reading_warnings(tree):
+        job.say(warning=warning)
     _warn_of_small_validation(job, tree["splits"]["validate"]["reports"])
     if not tree["verdict"]["clean"]:
         raise StudyError(
@@ -85,7 +92,24 @@ def build(job: Job) -> None:
         )
 
 
-_SHOWN, _SHOWN_PX = 6, 160
+_SHOWN, _SHOWN_PX, _SHOWN_REPORTS = 6, 160, 20
+
+
+def _parts_of(source: Source, fallback_encoding: str) -> Callable[[str], list[Part]]:
+    """Make what cuts the report of a study, by its id, into parts."""
+    study_of = {study.study_id: study for study in source.raw.studies}
+    root = source.raw.reports_root
+    return lambda study: parts_of_report(study_of[study], root, fallback_encoding)
+
+
+def _shown_reports(job: Job, source: Source) -> list[list[Row]]:
+    """Show how some reports are read; none where `report.private` is set."""
+    config = job.config
+    if config.report.private:
+        return []
+    texts = select(source.raw, config.source).texts
+    parts_of = _parts_of(source, config.source.fallback_encoding)
+    return show_reports([*texts], texts, parts_of, config.sentences, _SHOWN_REPORTS, config.seed)
 
 
 def _doubles(job: Job, source: Source, artifact: Artifact) -> list[Row]:

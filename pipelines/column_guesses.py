@@ -23,6 +23,7 @@ from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.files import path_under
 from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.language import count_languages
 from medclip_sources.labels import OTHER_NAMES
 from medclip_sources.table import SPELLINGS
 
@@ -42,7 +43,6 @@ _NAMES = {
     "split": r"(.*_)?(split|subset|partition|fold)",
     "path": r"(.*_)?(path|file|filename|file_name|filepath|image|img|images|dicom)(_path|_file)?",
 }
-_ENGLISH = frozenset({"the", "of", "is", "are", "and", "with", "there", "or"})
 _SUFFIXES = (".dcm", ".dicom", ".jpg", ".jpeg", ".png")
 _SAMPLE = 200  # values of a column
 _TRIED = 40  # paths of these that are looked for
@@ -76,8 +76,8 @@ class TableGuess:
     labels: dict[str, str] | str
     """Finding -> column, or the column that lists what is there; empty: none."""
     prefix_strip: str
-    is_english: bool
-    """Whether most reports have a common English word."""
+    languages: Mapping[str, int]
+    """Language -> sampled reports that read like it, as `count_languages` returns them."""
     views: dict[str, str]
     """Value of the column of views, in capitals -> `frontal`, `lateral` or empty: unknown."""
     unused: dict[str, str]
@@ -134,7 +134,7 @@ def guess_table(
         columns={role: columns[role] for role in ROLES if role in columns},
         labels=labels,
         prefix_strip=found.strip,
-        is_english=_is_english(samples[text]),
+        languages=count_languages(samples[text]),
         views={value: read_view(value) for value in view_values if value},
         unused={
             name: _in_words(values[name]) if name in values else "lists"
@@ -307,11 +307,6 @@ def _texts(
 def _are_texts(values: Sequence[str]) -> bool:
     is_list = _share(values, lambda value: "|" in value) > 0.1  # of labels
     return not is_list and _share(values, _is_wording) > 0.5
-
-
-def _is_english(texts: Sequence[str]) -> bool:
-    long = [text for text in texts if len(text.split()) >= _LEAST_WORDS]
-    return _share(long, lambda text: _ENGLISH & set(re.findall(r"[a-z]+", text.lower()))) > 0.5
 
 
 def _find_images(

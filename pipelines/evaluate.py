@@ -29,7 +29,7 @@ from medclip_dcl.evaluation.questions import (
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference.predictor import load, published_folder
 from medclip_dcl.inference.prompts import Finding
-from medclip_dcl.models.engines import settle_inference
+from medclip_dcl.models.settings import settle_inference
 from medclip_dcl.plugins import METRICS
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import write_table

@@ -196,6 +196,11 @@ def _describe(
             "listed": len(chosen.texts),
             "reports": len(read),
             "sentences": sum(row["kept"] for row in read.values()),
+            "languages": dict(Counter(row["language"] for row in read.values()).most_common()),
+            "characters": sum(row["characters"] for row in read.values()),
+            "dropped": dict(
+                sum((Counter(row["dropped"]) for row in read.values()), Counter()).most_common()
+            ),
         },
         "labels": count_labels(raw.labels, chosen.subjects, read.values()),
         "verdict": judge(chosen, facts, found, max_share),

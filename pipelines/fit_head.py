@@ -37,8 +37,7 @@ from medclip_dcl.inference.heads import Head, read_heads, write_heads
 from medclip_dcl.inference.predictor import Predictor, load, published_folder
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.model_package import ARTIFACT, HEAD_ARRAYS_FILE, HEADS_FILE, WEIGHTS
-from medclip_dcl.models.engines import settle_inference
-from medclip_dcl.models.settings import HeadFeatures
+from medclip_dcl.models.settings import HeadFeatures, settle_inference
 from medclip_dcl.settings import resolve_path
 from medclip_dcl.tables import SPLITS
 

@@ -22,6 +22,7 @@ import yaml
 
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import write_text
+from medclip_dcl.text.language import language_warning
 
 from .cli import tool_main
 from .column_guesses import ROLES, TableGuess, guess_table
@@ -107,6 +108,8 @@ def command(
     guess = guess_table(table, images, given)
     asks = sys.stdin.isatty() and not yes
     print(*_shown(guess), sep="\n")
+    if warning := language_warning(guess.languages):
+        print(f"warning: {warning}")
     if "subject_id" not in guess.columns:
         print("no column names patients: each study counts as one, and the same patient may be in "
               "training and in test; name it with --column subject_id=NAME")  # fmt: skip
@@ -233,7 +236,7 @@ def config_text(guess: TableGuess, trial: _Trial) -> str:
     validation = ""
     if trial.splits.get("validate", 0) >= 2:
         validation = "\n  validate_every_steps: 200\n  best_metric: validation_uncorrected_loss"
-        if guess.is_english and trial.can_judge:
+        if not language_warning(guess.languages) and trial.can_judge:
             validation = f"""
   validate_every_steps: 200
   validate_images: {_MOST_JUDGED}
@@ -242,7 +245,7 @@ def config_text(guess: TableGuess, trial: _Trial) -> str:
 # Written by `medclip init` for {guess.table.name}; every setting: configs/README.md.
 {source}
 {_FOR_GPU if torch.cuda.is_available() else _FOR_CPU}
-{_RELATIONS if guess.is_english else _WITHOUT_CLAIMS}
+{_WITHOUT_CLAIMS if language_warning(guess.languages) else _RELATIONS}
 train:
   global_batch: {batch}
   {f"epochs: {_EPOCHS}" if is_long else f"steps: {_LEAST_STEPS}"}

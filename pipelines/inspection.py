@@ -2,11 +2,12 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,22 @@ from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError
 from medclip_dcl.files import path_under
 from medclip_dcl.progress import Progress
-from medclip_dcl.text.labeler.labels import read_claims
+from medclip_dcl.text.boundaries import find_sentences
+from medclip_dcl.text.labeler.labels import (
+    ReportLabels,
+    read_sentence,
+    report_labels_of,
+)
 from medclip_dcl.text.labeler.lexicon import LABELS
-from medclip_dcl.text.sentences import SentencesConfig, split_section, used_sections
+from medclip_dcl.text.language import prevailing
+from medclip_dcl.text.mimic_sections import Part
+from medclip_dcl.text.sections import ELSEWHERE, USUAL_NAMES
+from medclip_dcl.text.sentences import (
+    LONGEST_SECTION,
+    SentencesConfig,
+    broken_rule,
+    used_sections,
+)
 from medclip_reporting.preflight import ANSWERS, IMAGES
 
 UNIT = 256  # images or reports in one unit of work: what a kill can lose, some seconds
@@ -40,35 +54,122 @@ def _draw(ids: Sequence[str], wanted: int, seed: int) -> list[str]:
     return [ids[index] for index in sorted(indices.tolist())]
 
 
-_split = lru_cache(1 << 16)(split_section)  # many reports share their impression
+class Piece(NamedTuple):
+    """A stretch of a report and what is done with it."""
+
+    text: str
+    reason: str
+    """Why it is left out; empty where it is a sentence that is kept, or a heading."""
+    section: str
+    labels: ReportLabels | None = None
+    """What a kept sentence says."""
 
 
-def describe_report(sections: Sequence[str]) -> Row:
-    """Count the sentences `kept` of a report, and give what is `said`: finding -> answer."""
-    claims = read_claims("\n\n".join(sections))
+_read = lru_cache(1 << 16)(read_sentence)  # many reports say the same
+OTHER_HEADING = "other heading"
+UNNAMED = "before the first heading"
+
+
+def mark_report(parts: Sequence[Part], used: Collection[str]) -> list[Piece]:
+    """Mark what is done with every stretch of a report; `used`: sections that are split."""
+    pieces: list[Piece] = []
+    for part in parts:
+        pieces.append(Piece(part.heading, "", part.section or part.name))
+        if part.section not in used:
+            name = part.section or part.name or UNNAMED
+            is_usual = name in USUAL_NAMES or name in {UNNAMED, ELSEWHERE, "withdrawn"}
+            pieces.append(Piece(part.body, name if is_usual else OTHER_HEADING, name))
+            continue
+        last = 0
+        for start, end, sentence in find_sentences(part.body):
+            rule = broken_rule(sentence)
+            if start >= LONGEST_SECTION:
+                rule = "too long"
+            labels = None if rule else report_labels_of([_read(sentence)])
+            pieces.append(Piece(part.body[last:start], "", part.section))
+            pieces.append(Piece(part.body[start:end], rule, part.section, labels))
+            last = end
+        pieces.append(Piece(part.body[last:], "", part.section))
+    return pieces
+
+
+def describe_report(parts: Sequence[Part], used: Collection[str]) -> Row:
+    """Count the sentences `kept` of a report, its characters and those left out, by reason.
+
+    `said` is finding -> answer, and `language` as `language_of` names it.
+    """
+    pieces = mark_report(parts, used)
+    kept = [" ".join(piece.text.split()) for piece in pieces if piece.labels is not None]
+    readings = [_read(sentence) for sentence in kept]
+    claims = report_labels_of(readings)
     said = dict.fromkeys(claims.negated, "absent")
     said |= dict.fromkeys(claims.uncertain, "uncertain") | dict.fromkeys(claims.asserted, "present")
     if claims.normal:
         said["No Finding"] = "present"
-    return {"kept": sum(len(_split(text).sentences) for text in sections), "said": said}
+    dropped: Counter[str] = Counter()
+    for piece in pieces:
+        dropped[piece.reason] += len("".join(piece.text.split()))
+    return {
+        "kept": len(kept),
+        "said": said,
+        "language": prevailing(chain(*(reading.languages for reading in readings))),
+        "characters": dropped.total(),
+        "dropped": {reason: count for reason, count in dropped.items() if reason and count},
+    }
 
 
 def read_reports(
-    folder: Path, texts: Mapping[str, Text], settings: SentencesConfig, wanted: int, seed: int
+    folder: Path,
+    texts: Mapping[str, Text],
+    parts_of: Callable[[str], Sequence[Part]],
+    settings: SentencesConfig,
+    wanted: int,
+    seed: int,
 ) -> dict[str, Row]:
-    """Read as many reports as are wanted (0: all), drawn with the seed; resumable in `folder`."""
+    """Read as many reports as are wanted (0: all), drawn with the seed; resumable in `folder`.
+
+    `parts_of` cuts the report of a study into its parts.
+    """
     studies = _draw(sorted(texts), wanted, seed)
 
     def read(part: Sequence[str]) -> list[Row]:
-        reports = [texts[study]._asdict() for study in part]
         return [
-            describe_report([report[name] for name in used_sections(report, settings)])
-            for report in reports
+            describe_report(parts_of(study), used_sections(texts[study]._asdict(), settings))
+            for study in part
         ]
 
     with Progress("reports read", len(studies), "report") as progress:
         rows = map_resumable(folder, "reports", studies, UNIT, read, progress.advance)
     return dict(zip(studies, rows, strict=True))
+
+
+def show_reports(
+    studies: Sequence[str],
+    texts: Mapping[str, Text],
+    parts_of: Callable[[str], Sequence[Part]],
+    settings: SentencesConfig,
+    wanted: int,
+    seed: int,
+) -> list[list[Row]]:
+    """Show some of the studies' reports, drawn with the seed, as pieces of the check's page."""
+    shown = []
+    for study in _draw(sorted(studies), wanted, seed):
+        pieces = mark_report(parts_of(study), used_sections(texts[study]._asdict(), settings))
+        shown.append([piece._asdict() | {"says": _in_words(piece.labels)} for piece in pieces])
+    return shown
+
+
+def _in_words(labels: ReportLabels | None) -> list[Row]:
+    """List what a sentence says: finding with its sides, and polarity."""
+    if labels is None:
+        return []
+    marks = [
+        {"name": " ".join([*sorted(sides), name]), "polarity": "present"}
+        for name, sides in sorted(labels.asserted.items())
+    ]
+    marks += [{"name": name, "polarity": "absent"} for name in sorted(labels.negated)]
+    marks += [{"name": name, "polarity": "uncertain"} for name in sorted(labels.uncertain)]
+    return marks + ([{"name": "normal", "polarity": "normal"}] if labels.normal else [])
 
 
 def count_labels(labels: pa.Table | None, studies: Collection[str], rows: Iterable[Row]) -> Row:

@@ -11,6 +11,7 @@ from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.tables import read_in_parts
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.language import language_warning
 from medclip_sources.claims_table import read_claims_table
 
 from .job import Job, job_main
@@ -28,7 +29,9 @@ def build(job: Job) -> None:
         rows = read_in_parts(source.path, sentences.SENTENCES, columns, whole="study_id")
         return labels.write_claims(writer.directory, distinct, rows, given)
 
-    job.make(labels.ARTIFACT, {"reader": labels.reader_digest()}, inputs.digests, write)
+    artifact = job.make(labels.ARTIFACT, {"reader": labels.reader_digest()}, inputs.digests, write)
+    if not job.config.claims.table and (warning := language_warning(artifact.summary["languages"])):
+        job.say(warning=warning)
 
 
 main = job_main("read_claims", build)

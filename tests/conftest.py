@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,9 @@ import jaxtyping
 import numpy as np
 import pytest
 
+# Notes on hashed artifacts and engines' graphs are the tests' own, and stay for the next run.
+_CACHE = Path(tempfile.gettempdir()) / f"medclip-tests-{os.geteuid()}"
+os.environ.setdefault("XDG_CACHE_HOME", str(_CACHE))
 _MEMORY = Path("/dev/shm")  # a file that is written over waits for a disk, there for none
 if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 4 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))

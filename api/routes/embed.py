@@ -21,7 +21,6 @@ from ..errors import ApiError, documented
 from ..model_manager import CurrentState, ServingState
 from ..settings import MAX_IMAGES, MEBIBYTE
 from ..uploads import (
-    FileContent,
     OptionalFiles,
     PixelBox,
     Sentences,
@@ -105,7 +104,7 @@ def check_size(vectors: _Floats, encoding: Literal["json", "base64"], max_bytes:
 async def _embed_images(
     request: Request,
     serving: ServingState,
-    files: Sequence[FileContent],
+    files: Sequence[bytes],
     what: _What,
     boxes: Sequence[PixelBox | None],
 ) -> tuple[_Floats, list[ImageFacts | RefusedImage]]:

@@ -3,8 +3,7 @@
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from medclip_dcl.model_schemas import HeadFacts, ModelAnswer, RefusedFinding
-from medclip_dcl.schemas import State
+from medclip_dcl.schemas import HeadFacts, ModelAnswer, RefusedFinding, State
 
 from ..errors import ApiError, documented
 from ..model_manager import CurrentState

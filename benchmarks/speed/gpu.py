@@ -208,8 +208,7 @@ def _flop_per_pair(config: Any, text: Any, px: int) -> float:
 def measure_likelihood(options: Options) -> Figures:
     """Word pieces/s of PLL with a BERT of random weights, and its drift from the CPU's float32."""
     from benchmarks.speed.pll import SIZES, Size, random_bert
-    from medclip_dcl.likelihood.engines import find_budget
-    from medclip_dcl.likelihood.pll import Encoding, score_encodings
+    from medclip_dcl.likelihood.pll import Encoding, find_budget, score_encodings
 
     on_gpu, dtype = _device().type == "cuda", DTYPES[options["precision"]]
     model = random_bert(SIZES["base"] if options["text"] == "base" else Size(64, 2, 4))

@@ -189,7 +189,7 @@ def _answer(
     request: dict[str, Any], handle: int | None, settings: ImagesConfig
 ) -> tuple[dict[str, Any], Any]:
     try:
-        data = _contents(handle, request.get("start", 0), request.get("bytes", 0))
+        data = _contents(handle, request.get("bytes", 0))
         if "function" in request:
             return _separated(request["function"], data, settings)
         image = read_image(data, settings)
@@ -241,18 +241,16 @@ def _scratch(data: npt.NDArray[Any]) -> Iterator[int]:
         os.close(handle)
 
 
-def _contents(handle: int | None, start: int, size: int) -> bytes:
-    """Read a file from a start on, to its end where no size is given."""
+def _contents(handle: int | None, size: int) -> bytes:
+    """Read the first bytes of a file, all where no size is given."""
     if handle is None:
         raise ImageError("missing", "the request carries no file")
     # Not mmap: after an image that hit the cap, malloc has free memory but the address space has
     # none; and a file that is cut while it is mapped kills the process.
     try:
         size = size or os.fstat(handle).st_size
-        data = os.pread(handle, size, start)
-        while 0 < len(data) < size and (
-            more := os.pread(handle, size - len(data), start + len(data))
-        ):
+        data = os.pread(handle, size, 0)
+        while 0 < len(data) < size and (more := os.pread(handle, size - len(data), len(data))):
             data += more
     except OSError as error:
         raise ImageError("missing", "the file cannot be read") from error

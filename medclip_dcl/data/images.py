@@ -24,7 +24,6 @@ from medclip_dcl.data.ipc import (
     KEPT_BYTES,
     Closed,
     SharedBuffer,
-    SharedBytes,
     read_array,
     receive,
     send,
@@ -82,7 +81,7 @@ def _separation() -> str:
     return str(points[0].value)
 
 
-ImageSource = Path | bytes | memoryview | SharedBytes
+ImageSource = Path | bytes | memoryview
 """The path of a regular file, or the whole file."""
 
 
@@ -178,16 +177,13 @@ class _Worker:
         self._closed = False
 
     def ask(
-        self, request: dict[str, Any], image: "int | bytes | memoryview | SharedBytes"
+        self, request: dict[str, Any], image: "int | bytes | memoryview"
     ) -> tuple[dict[str, Any], npt.NDArray[Any] | None]:
         try:
             channel = self._started()
             channel.settimeout(self._settings.deadline_s)
             if isinstance(image, int):
                 send(channel, request, image)
-            elif isinstance(image, SharedBytes):
-                place = {"start": image.start, "bytes": len(image)}
-                send(channel, request | place, image.memory.handle)
             else:  # they go by the shared buffer, which is longer than they are
                 send(channel, {**request, "bytes": len(image)}, self._buffer.write(image))
                 if len(image) > KEPT_BYTES:
@@ -280,16 +276,13 @@ def _spawn(settings: ImagesConfig) -> tuple[socket.socket, subprocess.Popen[byte
 
 
 @contextlib.contextmanager
-def _checked(
-    source: ImageSource, max_bytes: int
-) -> Iterator[int | bytes | memoryview | SharedBytes]:
+def _checked(source: ImageSource, max_bytes: int) -> Iterator[int | bytes | memoryview]:
     """Look at size and first bytes of what is to be read; a path becomes a descriptor.
 
     The worker gets that descriptor: a file that is exchanged meanwhile is not what it reads.
     """
     if not isinstance(source, Path):
-        view = source.view if isinstance(source, SharedBytes) else source
-        require_image(bytes(view[:PREAMBLE]), len(view), max_bytes)
+        require_image(bytes(source[:PREAMBLE]), len(source), max_bytes)
         yield source
         return
     try:

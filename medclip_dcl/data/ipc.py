@@ -6,70 +6,19 @@ that. A worker that is killed leaves nothing behind. Where a system has no such 
 they lie in its folder for temporary ones: what is lost is that no image touches a disk.
 """
 
-import fcntl
 import json
-import mmap
 import os
 import socket
 import struct
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 KEPT_BYTES = 32 << 20
 """Memory for images is used again for the next one, unless one took more than this."""
-_SEALS = 0x01 | 0x02 | 0x04 | 0x10  # no other seal, shrinking, growing, writer (linux/fcntl.h)
-
-
-@dataclass(frozen=True, eq=False)
-class SharedMemory:
-    """Memory that this process writes and decode workers can only read."""
-
-    handle: int
-    """Of a nameless file; whoever gives the memory up closes it."""
-    map: mmap.mmap
-
-    @classmethod
-    def of_size(cls, size: int) -> Self:
-        """Lay out `size` bytes, which the system gives as they are written."""
-        # A worker that an image has taken over can neither change the memory nor cut it short,
-        # which would end this process where it reads on: it is sealed, or open for reading alone.
-        if not hasattr(os, "memfd_create"):
-            with tempfile.NamedTemporaryFile() as file:
-                file.truncate(size)
-                return cls(
-                    os.open(file.name, os.O_RDONLY | os.O_CLOEXEC), mmap.mmap(file.fileno(), size)
-                )
-        handle = os.memfd_create("images", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(handle, size)
-            memory = cls(handle, mmap.mmap(handle, size))
-            fcntl.fcntl(handle, fcntl.F_ADD_SEALS, _SEALS)
-        except BaseException:
-            os.close(handle)
-            raise
-        return memory
-
-
-@dataclass(frozen=True)
-class SharedBytes:
-    """An image file in shared memory, of which workers need no copy."""
-
-    memory: SharedMemory
-    start: int
-    stop: int
-
-    @property
-    def view(self) -> memoryview:
-        """Its bytes."""
-        return memoryview(self.memory.map)[self.start : self.stop]
-
-    def __len__(self) -> int:
-        return self.stop - self.start
 
 
 _LENGTH = struct.Struct("<I")

@@ -44,6 +44,12 @@ class Text(NamedTuple):
     last_paragraph: str
 
 
+class ReportText(NamedTuple):
+    """A study's whole report as it came, of any layout."""
+
+    text: str
+
+
 class Reject(NamedTuple):
     """An image or study that is left out, and why (a key of `selection.SOURCE_REASONS`)."""
 
@@ -52,14 +58,14 @@ class Reject(NamedTuple):
 
 
 class Study(NamedTuple):
-    """A study, its patient and its report: sections, or a path relative to the reports' root.
+    """A study, its patient and its report: sections, its text, or a path below the reports' root.
 
-    A file is read as MIMIC-CXR's reports are laid out; a reader of other reports gives sections.
+    A file is read as MIMIC-CXR's reports are laid out.
     """
 
     study_id: str
     subject_id: str
-    report: Text | str
+    report: Text | ReportText | str
 
 
 @dataclass

@@ -13,6 +13,7 @@ from medclip_dcl.data.records import (
     ImageRecord,
     RawStudies,
     Reject,
+    ReportText,
     Study,
     Text,
 )
@@ -20,7 +21,8 @@ from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.table_files import POINTER_BYTES, is_pointer
 from medclip_dcl.errors import StudyError
 from medclip_dcl.files import path_under
-from medclip_dcl.text.sections import read_sections
+from medclip_dcl.text.mimic_sections import Part, cut_release_report, read_sections
+from medclip_dcl.text.sections import cut_report, read_loose_sections
 
 SOURCE_REASONS: dict[str, str] = {
     "bad_id": "an id is empty or holds characters that no path may; the reject names the row",
@@ -183,23 +185,42 @@ def file_fault(image: ImageRecord, root: Path) -> str:
 
 def _text(study: Study, root: Path, fallback: str) -> Text | str:
     """Return the sections, or the code of the reason why there are none."""
-    report = study.report
+    report = _report_of(study, root, fallback)
     if isinstance(report, str):
-        try:
-            path = path_under(root, report)
-        except StudyError:
-            return "no_report"
-        if path.stat().st_size > LONGEST_REPORT:
-            return "report_too_long"
-        text = _decoded(path.read_bytes(), fallback)
-        if text is None:
-            return "not_utf8"
-        if is_pointer(text.encode()):
-            return "pointer_file"
-        report = Text(*read_sections(text, study.study_id))
-    if any(is_pointer(section.encode("utf-8", "surrogatepass")) for section in report):
+        return report
+    if any(is_pointer(text.encode("utf-8", "surrogatepass")) for text in report):
         return "pointer_file"
+    if isinstance(report, ReportText):
+        is_file = isinstance(study.report, str)
+        sections = read_sections if is_file else read_loose_sections
+        report = Text(*sections(report.text, study.study_id))
     return report if any(section.strip() for section in report) else "empty_report"
+
+
+def _report_of(study: Study, root: Path, fallback: str) -> Text | ReportText | str:
+    """Return a report as it came, or the code of the reason why it cannot be read."""
+    report = study.report
+    if not isinstance(report, str):
+        return report
+    try:
+        path = path_under(root, report)
+    except StudyError:
+        return "no_report"
+    if path.stat().st_size > LONGEST_REPORT:
+        return "report_too_long"
+    text = _decoded(path.read_bytes(), fallback)
+    return "not_utf8" if text is None else ReportText(text)
+
+
+def parts_of_report(study: Study, root: Path, fallback: str) -> list[Part]:
+    """Cut a report that is read into its parts, those that are left out as well."""
+    report = _report_of(study, root, fallback)
+    assert not isinstance(report, str), "a report without fault"
+    if isinstance(report, Text):
+        return [Part(name, "", body, name) for name, body in report._asdict().items() if body]
+    if isinstance(study.report, str):
+        return cut_release_report(report.text, study.study_id)
+    return cut_report(report.text)
 
 
 def _decoded(data: bytes, fallback: str) -> str | None:

@@ -93,8 +93,8 @@ def load_adapter(config: EvaluationConfig) -> EvaluatedModel:
     for name in ("embed_images", "embed_sentences"):
         if not callable(getattr(encoders, name, None)):
             raise ConfigError(
-                f"{settings.model} builds a {type(encoders).__name__} without {name}; it needs "
-                "embed_images and embed_sentences"
+                f"what {settings.model} builds has no {name}; it needs embed_images and "
+                "embed_sentences"
             )
     return EvaluatedModel(adapter_digest(config), encoders, similarity, _ADAPTED_GAMMA_SQUARED)
 

@@ -402,7 +402,7 @@ _ASKED = {
 
 def _checked(vectors: Tensor, count: int, axes: int, function: str) -> Tensor:
     if not isinstance(vectors, Tensor) or vectors.ndim != axes or len(vectors) != count:
-        given = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
+        given = tuple(vectors.shape) if isinstance(vectors, Tensor) else "another value"
         raise CheckpointError(
             f"{function} gave {given} for {count}; it must give {_ASKED[function]} tensors"
         )

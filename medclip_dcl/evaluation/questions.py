@@ -156,8 +156,8 @@ def _refuse_missing_features(config: EvaluationConfig, model: EvaluatedModel) ->
     asked = config.evaluate
     if asked.probe_images and not model.has_features:
         raise ConfigError(
-            f"{asked.adapter.model} builds a {type(model.encoders).__name__} without "
-            "embed_features, which a probe needs; add it, or set evaluate.probe_images=0"
+            f"what {asked.adapter.model} builds has no embed_features, which a probe needs; "
+            "add it, or set evaluate.probe_images=0"
         )
 
 
@@ -415,8 +415,9 @@ class Evaluation:
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            reason = type(error).__name__
-            raise ConfigError(f"evaluate.gallery cannot be read ({reason}); give UTF-8") from error
+            raise ConfigError(
+                f"evaluate.gallery, {file}, cannot be read as UTF-8; save it so"
+            ) from error
         lines = [normalise_text(line) for line in text.splitlines()]
         return [(line, line) for line in dict.fromkeys(lines) if line]
 

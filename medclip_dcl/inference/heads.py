@@ -20,11 +20,17 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load, save
 
+from medclip_dcl.artifact import Artifact
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.files import write_bytes, write_text
-from medclip_dcl.model_package import HEAD_ARRAYS_FILE, HEADS_FILE, FindingCalibration
+from medclip_dcl.model_package import (
+    HEAD_ARRAYS_FILE,
+    HEADS_FILE,
+    FindingCalibration,
+    read_part,
+)
 from medclip_dcl.models.settings import HeadFeatures, HeadKind
 from medclip_dcl.settings import Section
 
@@ -229,21 +235,21 @@ def write_heads(folder: Path, heads: Sequence[Head]) -> None:
     write_bytes(folder / HEAD_ARRAYS_FILE, save(arrays))
 
 
-def read_heads(folder: Path) -> tuple[Head, ...]:
+def read_heads(source: Path | Artifact) -> tuple[Head, ...]:
     """Read the heads of a model whose bytes have been checked; none where it has none.
 
     Raises:
         CheckpointError: they cannot be read by this version, or are not finite.
     """
-    path = folder / HEADS_FILE
-    if not path.is_file():
+    folder, content = getattr(source, "path", source), read_part(source, HEADS_FILE)
+    if content is None:
         return ()
     try:
-        cards = _Heads.model_validate_json(path.read_text(encoding="utf-8")).heads
-        arrays = load_file(folder / HEAD_ARRAYS_FILE)
+        cards = _Heads.model_validate_json(content).heads
+        arrays = load(read_part(source, HEAD_ARRAYS_FILE) or b"")
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(
-            f"{path.name} of {folder} cannot be read by this version; rerun fit_head"
+            f"{HEADS_FILE} of {folder} cannot be read by this version; rerun fit_head"
         ) from error
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise CheckpointError(f"a head of {folder} is not finite; rerun fit_head")

@@ -3,6 +3,7 @@
 The same code serves evaluation and the service.
 """
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -46,11 +47,18 @@ from medclip_dcl.model_package import (
     read_offsets,
 )
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.engines import Engine, choose_engine, settle_inference
+from medclip_dcl.models.engines import Engine, choose_engine
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
-from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision
+from medclip_dcl.models.settings import (
+    EngineName,
+    InferenceConfig,
+    Precision,
+    settle_inference,
+)
 from medclip_dcl.models.similarity import region_scores
+
+LOGGER = logging.getLogger("medclip.inference")
 
 _TEXTS_PER_PASS = 128
 
@@ -93,6 +101,7 @@ class Predictor:
         self.heads = heads
         self._bank = None if bank is None else bank.to(device).float()
         self._tokenizer = tokenizer
+        self._may_warn = True
 
     @torch.inference_mode()
     def embed_images(
@@ -120,7 +129,9 @@ class Predictor:
 
     @torch.inference_mode()
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
-        """Encode sentences; longer ones than the model reads are truncated.
+        """Encode sentences; a string is one.
+
+        Those that are longer than the model reads are truncated, and the log counts the first.
 
         Returns:
             Unit vectors in the order of the texts, on the model's device.
@@ -128,6 +139,7 @@ class Predictor:
         Raises:
             QueryError: there is no text, or one is blank.
         """
+        texts = [texts] if isinstance(texts, str) else texts
         plain = [" ".join(text.split()) for text in texts]
         if not plain or not all(plain):
             raise QueryError("a sentence is empty; give text with at least one word")
@@ -155,8 +167,8 @@ class Predictor:
         """
         if not isinstance(image, GreyImage):
             raise QueryError(
-                f"the image is of type {type(image).__name__}; give what open_image(path or bytes) "
-                "returns, which knows what the greys mean"
+                "the image is not a decoded one; give what open_image(path or bytes) returns, "
+                "which knows what the greys mean"
             )
         images = self.config.images
         prepared: np.ndarray = square(image, images.size_px, images.equalize)
@@ -275,6 +287,7 @@ class Predictor:
         self, regions: Float[Tensor, "images rows columns dim"], phrases: Sequence[str]
     ) -> list[PhraseGrids]:
         """Score every region of images from `embed_images` against every phrase."""
+        phrases = [phrases] if isinstance(phrases, str) else phrases
         vectors = self.embed_sentences(phrases)
         grids = region_scores(regions, vectors).transpose(0, 1).cpu().numpy()
         shares: list[list[float | None]] = [[None] * len(phrases) for _ in grids]
@@ -312,6 +325,11 @@ class Predictor:
     def _prompts(self, findings: Sequence[Finding]) -> Tensor:
         if findings is self.findings:
             return self._own_prompts  # most questions ask about them
+        if not all(isinstance(item, Finding) for item in findings):
+            raise QueryError(
+                "a finding is asked by its prompts, and not by a name; choose among the model's "
+                "own, predictor.findings, or make some by parse_prompts"
+            )
         return self.embed_sentences(prompt_texts(findings))
 
     @torch.inference_mode()
@@ -350,6 +368,7 @@ class Predictor:
         return self.embed_sentences(prompt_texts(self.findings))
 
     def _encode(self, texts: list[str]) -> Tensor:
+        self._count_truncated(texts)
         tokens = self._tokenizer(
             texts,
             padding=True,
@@ -359,6 +378,21 @@ class Predictor:
             return_tensors="pt",
         ).to(self.device)
         return self.engine.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
+
+    def _count_truncated(self, texts: Sequence[str]) -> None:
+        # No text has more word pieces than bytes: most need not be cut into them twice.
+        limit = self.config.model.text.max_tokens
+        long = [text for text in texts if self._may_warn and len(text.encode()) > limit - 2]
+        if not long:
+            return
+        lengths = map(len, self._tokenizer(long, split_special_tokens=True)["input_ids"])
+        if cut := sum(length > limit for length in lengths):
+            self._may_warn = False
+            LOGGER.warning(
+                "%d of %d texts are longer than the %d word pieces that the model reads: what is "
+                "beyond is not read; give sentences (this is logged once)",
+                *(cut, len(texts), limit),
+            )
 
 
 def published_folder(path: Path) -> Path:
@@ -433,8 +467,8 @@ def build_predictor(
         published.digest,
         engine,
         published.calibration,
-        read_input_range(published.path),
-        read_offsets(published.path),
-        read_bank(published.path),
-        read_heads(published.path),
+        read_input_range(published.source),
+        read_offsets(published.source),
+        read_bank(published.source),
+        read_heads(published.source),
     )

@@ -27,9 +27,10 @@ from medclip_dcl.likelihood.eta import ETA, Floats, cap_eta, eta_from_pll
 from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.tables import read_table, write_table
 from medclip_dcl.text import sentences
+from medclip_dcl.text.boundaries import without_number
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.lexicon import LABELS
-from medclip_dcl.text.sentences import text_key, without_number
+from medclip_dcl.text.sentences import text_key
 
 NOT_MENTIONED = -2
 """Label of a finding that a study's label table leaves blank."""

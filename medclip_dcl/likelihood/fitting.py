@@ -32,8 +32,8 @@ from medclip_dcl.likelihood.masked_corpus import (
 from medclip_dcl.likelihood.masked_lm import (
     CARD,
     LanguageModel,
-    asked_logits,
     load_language_model,
+    predict_masked,
     save_language_model,
 )
 from medclip_dcl.likelihood.pll import Encoding, encode_sentences
@@ -157,7 +157,7 @@ def _step(
 def _predict(model: BertForMaskedLM, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
     ids, labels = batch.ids.to(model.device), batch.labels.to(model.device)
     row, position = (labels != NOT_ASKED).nonzero(as_tuple=True)
-    return asked_logits(model, ids, position, row), labels[row, position]
+    return predict_masked(model, ids, row, position), labels[row, position]
 
 
 def _optimizer(model: BertForMaskedLM, learning_rate: float) -> torch.optim.AdamW:
@@ -259,12 +259,12 @@ def fit_language_model(
         TrainingError: the loss is not finite.
     """
     torch.set_num_threads(settings.threads or available_cores())
-    fitted, held_out = _texts(source)
-    loaded = load_language_model(pretrained) if pretrained else _small_bert(fitted, settings, seed)
+    rows = _training_rows(source)
+    texts = [text for study, text in rows if not _is_held_out(study)]
+    loaded = load_language_model(pretrained) if pretrained else _small_bert(texts, settings, seed)
+    corpus, unseen, dropped = _corpora(loaded, rows)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded.model.to(device)  # type: ignore[arg-type] # transformers wraps it untyped
-    corpus, dropped = _corpus(loaded, fitted)
-    unseen, _ = _corpus(loaded, held_out)
     state = FitStateFile(folder)
 
     def measured() -> dict[str, float]:
@@ -315,20 +315,15 @@ def _write(
     write_text(folder / CARD, _card(facts, settings, began))
 
 
-def _texts(source: Artifact) -> tuple[list[str], list[str]]:
-    # By report, so that no held-out sentence stands in a report that is fitted.
+def _training_rows(source: Artifact) -> list[tuple[str, str]]:
+    # Report and text of every sentence of the training split.
     table = read_table(source.path, sentences.SENTENCES, ["study_id", "split", "text"])
     rows = [row for row in table.to_pylist() if row["split"] == "train"]
-    kept_back = {
-        study for study in {row["study_id"] for row in rows} if _share(study) < _HELD_OUT_SHARE
-    }
-    fitted = [row["text"] for row in rows if row["study_id"] not in kept_back]
-    held_out = [row["text"] for row in rows if row["study_id"] in kept_back]
-    if not fitted or not held_out:
-        raise ReportError(
-            f"{len(rows)} training sentences are too few to fit to and hold out from; add reports"
-        )
-    return fitted, held_out
+    return [(row["study_id"], row["text"]) for row in rows]
+
+
+def _is_held_out(study_id: str) -> bool:
+    return _share(study_id) < _HELD_OUT_SHARE
 
 
 def _share(study_id: str) -> float:
@@ -353,21 +348,50 @@ def _small_bert(texts: Sequence[str], settings: LanguageModelConfig, seed: int) 
         return LanguageModel(BertForMaskedLM(config), tokenizer, ())
 
 
-def _corpus(loaded: LanguageModel, texts: Sequence[str]) -> tuple[EncodedCorpus, int]:
-    distinct = list(dict.fromkeys(texts))  # repeats share an encoding, which takes kilobytes
-    known: dict[str, Encoding] = {}
+def _corpora(
+    loaded: LanguageModel, rows: Sequence[tuple[str, str]]
+) -> tuple[EncodedCorpus, EncodedCorpus, int]:
+    """Encode the sentences to fit to and those that are held out; count those that are too long.
+
+    Sentences are held out by report, so that none of them stands in a report that is fitted: of
+    the reports with a sentence that is short enough, a fixed share, and one at least.
+    """
+    distinct = list(dict.fromkeys(text for _, text in rows))  # an encoding takes kilobytes
+    encoding_of: dict[str, Encoding] = {}
     for start in range(0, len(distinct), _ENCODED_AT_ONCE):
         part = distinct[start : start + _ENCODED_AT_ONCE]
-        known |= zip(part, encode_sentences(loaded.tokenizer, part), strict=True)
-    encodings = [known[text] for text in texts]
-    kept = [item for item in encodings if len(item.ids) <= _MAX_TOKENS]
-    if not kept:
+        encoding_of |= zip(part, encode_sentences(loaded.tokenizer, part), strict=True)
+    short = [
+        (study, encoding_of[text])
+        for study, text in rows
+        if len(encoding_of[text].ids) <= _MAX_TOKENS
+    ]
+    studies = {study for study, _ in short}
+    if rows and not short:
+        shortest = min(len(encoding.ids) for encoding in encoding_of.values())
         raise ReportError(
-            f"every sentence is longer than {_MAX_TOKENS} word pieces; check split_sentences"
+            f"the shortest of {len(rows)} training sentences has {shortest} word pieces, and "
+            f"sentences are fitted up to {_MAX_TOKENS}; check that split_sentences finds the "
+            "sentences, or set language_model.pretrained and steps 0"
         )
+    if len(studies) < 2:
+        raise ReportError(
+            f"{len(studies)} training reports have sentences to fit to, and 2 are needed: one is "
+            "held out; add reports"
+        )
+    held_out = {study for study in studies if _is_held_out(study)} or {min(studies, key=_share)}
+    if held_out == studies:
+        held_out = {min(studies, key=_share)}
     tokenizer: BertTokenizer = loaded.tokenizer
-    corpus = EncodedCorpus(kept, len(tokenizer), tokenizer.mask_token_id)
-    return corpus, len(encodings) - len(kept)
+    fitted, unseen = (
+        EncodedCorpus(
+            [encoding for study, encoding in short if (study in held_out) == is_held_out],
+            len(tokenizer),
+            tokenizer.mask_token_id,
+        )
+        for is_held_out in (False, True)
+    )
+    return fitted, unseen, len(rows) - len(short)
 
 
 def _train(

@@ -11,32 +11,37 @@ passes an allow-list, so that `auto_map` and `model_type` of the CXR-BERT releas
 part, and nothing asks whether remote code may run. Weights come from safetensors, or from a
 release's `pytorch_model.bin` as `models.pretrained` reads it.
 
-Scoring and fitting ask for a few positions only. BERT's last layer and its vocabulary head
-therefore run on those alone; keys and values still come from the whole row.
+Scoring and fitting ask for a few positions only, and do no more of BERT than those need.
+PyTorch runs a model on any device; on a CPU, where OpenVINO is installed, it is the faster engine.
 
 Axes
     sentences   distinct inputs of one length
-    rows        masked copies of them
+    inputs      sentences, and a row of masks; or the copies, where these are fewer
+    rows        masked copies of the sentences
     length      word pieces of a row
     vocab       the vocabulary
 """
 
+import copy
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BertForMaskedLM, BertTokenizer, PreTrainedModel
 
 from medclip_dcl.artifact import Artifact, ArtifactType, json_digest
-from medclip_dcl.errors import CheckpointError
+from medclip_dcl.errors import CheckpointError, ScoreError
 from medclip_dcl.files import sha256_file, write_bytes, write_text
+from medclip_dcl.models.engines import Part, Run, has_openvino, load_openvino
 from medclip_dcl.models.pretrained import modern_key, read_tensors, weights_file
+from medclip_dcl.models.settings import EngineName, multiplies_bfloat16
 from medclip_dcl.models.text_encoder import (
     BERT_FIELDS,
     TOKENIZER,
@@ -46,6 +51,11 @@ from medclip_dcl.models.text_encoder import (
 )
 
 ARTIFACT = ArtifactType("language_model", 2, "fit_language_model")
+
+LOGGER = logging.getLogger("medclip.likelihood")
+
+TOLERANCE_NATS = {"float32": 1e-3, "bfloat16": 1.0}
+"""Largest difference of one word piece's log-probability to PyTorch's in float32, by precision."""
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -190,36 +200,88 @@ class MaskedCopies:
         """Token ids of the word pieces that are asked."""
         return self.ids[self.sentence, self.position]
 
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Inputs of `MaskedForward`, in its order."""
+        rows, length = self.hidden.shape
+        column = torch.arange(length, device=self.ids.device)
+        if rows <= len(self.ids):  # fewer copies than sentences
+            ids = self.masked()
+            index = column.expand(rows, length) + length * torch.arange(rows)[:, None].to(column)
+        else:
+            masks = torch.full_like(self.ids[:1], self.mask_id)
+            ids = torch.cat([self.ids, masks])
+            own = self.sentence[:, None] * length + column
+            index = torch.where(self.hidden, len(self.ids) * length + column, own)
+        return ids, index, self.position, self.targets()
 
-@runtime_checkable
-class Engine(Protocol):
-    """A way to run a masked language model."""
 
-    def log_probs(self, copies: MaskedCopies) -> Float[Tensor, " rows"]:
-        """Give the log-probability of each row's asked piece, nats, float32.
+class MaskedForward(nn.Module):
+    """Log-probability of one word piece a row, and no more of the model than that needs.
 
-        The copies are on the model's device.
-        """
-        ...
+    Of BERT, exactly (any other model is run as transformers does):
 
-
-class PlainEngine:
-    """Runs any masked language model as transformers does; in eval mode whenever it scores."""
+        layer 1      queries, keys and values are computed once per sentence, and once for a
+                     mask at each position; rows gather theirs from both
+        last layer   queries, and all behind attention, of asked positions alone
+        head         asked positions alone
+        padding      none: rows are of one length, so there is no attention mask
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+        super().__init__()
+        self.model: Any = model
 
-    def log_probs(self, copies: MaskedCopies) -> Float[Tensor, " rows"]:
-        """Score as `Engine` says, in float32 whatever the model's dtype."""
-        ids, model = copies.masked(), self._model
-        if is_bert(model):
-            logits = asked_logits(cast(BertForMaskedLM, model), ids, copies.position)
+    def forward(
+        self,
+        ids: Int[Tensor, "inputs length"],
+        index: Int[Tensor, "rows length"],
+        position: Int[Tensor, " rows"],
+        target: Int[Tensor, " rows"],
+    ) -> Float[Tensor, " rows"]:
+        """Compute float32 nats of each row's piece `target` at its `position`.
+
+        `index` counts, through all of `ids`, the word piece at each place of each row.
+        """
+        rows = torch.arange(index.shape[0], device=index.device)
+        if is_bert(self.model):
+            logits = self._bert_logits(ids, index, rows, position)
         else:
-            row = torch.arange(len(ids), device=ids.device)
-            whole = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-            logits = whole[row, copies.position]
+            copies = ids.flatten()[index]
+            answer = self.model(input_ids=copies, attention_mask=torch.ones_like(copies))
+            whole = getattr(answer, "logits", None)
+            size = (*copies.shape, self.model.config.vocab_size)
+            if whole is None or tuple(whole.shape) != size:
+                raise ScoreError(
+                    f"the model ({self.model.config.model_type}) gives no logit of every piece of "
+                    f"its vocabulary of {size[-1]}; give one with a masked-language-model head"
+                )
+            logits = whole[rows, position]
         logits = logits.float()
-        return logits.log_softmax(-1).gather(1, copies.targets()[:, None])[:, 0]
+        return logits.gather(1, target[:, None])[:, 0] - logits.logsumexp(-1)
+
+    def _bert_logits(self, ids: Tensor, index: Tensor, rows: Tensor, position: Tensor) -> Tensor:
+        layers: list[Any] = list(self.model.bert.encoder.layer)
+        states = self.model.bert.embeddings(input_ids=ids).flatten(0, 1)  # (pieces, width)
+        for layer in layers:
+            own, is_last = layer.attention.self, layer is layers[-1]
+            keys, values = own.key(states), own.value(states)
+            queries = states if is_last else own.query(states)
+            if layer is layers[0]:
+                # Copies differ at their masks alone, and nothing has mixed positions yet.
+                keys, values, queries, states = (
+                    item[index] for item in (keys, values, queries, states)
+                )
+            if is_last:  # nothing reads the other positions
+                states = states[rows, position].unsqueeze(1)
+                queries = own.query(states)
+            heads = index.shape[0], -1, own.num_attention_heads, own.attention_head_size
+            queries, keys, values = (
+                item.view(heads).transpose(1, 2) for item in (queries, keys, values)
+            )
+            context = F.scaled_dot_product_attention(queries, keys, values, scale=own.scaling)
+            context = context.transpose(1, 2).reshape(states.shape)
+            states = layer.feed_forward_chunk(layer.attention.output(context, states))
+        return cast(Tensor, self.model.cls(states.squeeze(1)))
 
 
 def is_bert(model: PreTrainedModel) -> bool:
@@ -227,44 +289,100 @@ def is_bert(model: PreTrainedModel) -> bool:
     return type(model) is BertForMaskedLM and not model.config.is_decoder
 
 
-def asked_logits(
+def predict_masked(
     model: BertForMaskedLM,
     ids: Int[Tensor, "rows length"],
+    row: Int[Tensor, " asked"],
     position: Int[Tensor, " asked"],
-    row: Int[Tensor, " asked"] | None = None,
 ) -> Float[Tensor, "asked vocab"]:
-    """Compute logits of the vocabulary at some positions only, of rows without padding.
-
-    `row` has the rows of the positions; None: one of every row in order, of a model that is in
-    eval mode.
-    """
+    """Compute logits of the vocabulary at some positions only, of rows without padding."""
     bert: Any = model.bert
     states = bert.embeddings(input_ids=ids)  # (rows, length, width)
     layers: list[Any] = list(bert.encoder.layer)
     for layer in layers[:-1]:
         states = layer(states)
-    # Nothing reads the last layer at positions that are not asked: only keys and values see all.
-    last = layers[-1]
-    if row is None:
-        asked = states[torch.arange(len(ids), device=ids.device), position]
-        context = _attend_from(last.attention.self, asked, states)
-    else:  # several a row: one pass over all queries costs less than keys copied for each
-        context = last.attention.self(states)[0][row, position]
-        asked = states[row, position]
-    attended = last.attention.output(context, asked)
-    logits: Tensor = model.cls(last.feed_forward_chunk(attended))
+    # Behind the last layer's attention nothing reads the other positions.
+    context = layers[-1].attention.self(states)[0][row, position]
+    attended = layers[-1].attention.output(context, states[row, position])
+    logits: Tensor = model.cls(layers[-1].feed_forward_chunk(attended))
     return logits
 
 
-def _attend_from(
-    attention: Any, asked: Float[Tensor, "rows width"], states: Float[Tensor, "rows length width"]
-) -> Float[Tensor, "rows width"]:
-    # One query a row: the matrix of queries meets one state instead of all.
-    shape = (len(asked), -1, attention.num_attention_heads, attention.attention_head_size)
-    context = F.scaled_dot_product_attention(
-        attention.query(asked).view(shape).transpose(1, 2),
-        attention.key(states).view(shape).transpose(1, 2),
-        attention.value(states).view(shape).transpose(1, 2),
-        scale=attention.scaling,
-    )  # (rows, heads, 1, head width)
-    return context.reshape(asked.shape)
+@dataclass(frozen=True)
+class Engine:
+    """A masked language model that is ready to score, with the weights as they were."""
+
+    name: EngineName
+    _forward: Run
+
+    def log_probs(self, copies: MaskedCopies) -> Float[Tensor, " rows"]:
+        """Compute the log-probability of each row's asked piece, nats, float32.
+
+        The copies are on the model's device.
+        """
+        return self._forward(*copies.inputs())
+
+
+def prepare_engine(
+    model: PreTrainedModel,
+    name: EngineName = "auto",
+    precision: str | None = None,
+    folder: Path | None = None,
+) -> Engine:
+    """Make a model ready to score.
+
+    Args:
+        model: the model, in eval mode whenever it scores. PyTorch runs it in its own dtype.
+        name: `openvino`: BERT on a CPU, in as many threads as torch uses now; `torch`: any model
+            on any device; `auto`: openvino where it can be had and answers like PyTorch, else
+            torch, with a line in the log that says why.
+        precision: of OpenVINO's products; None: the model's.
+        folder: the language model's own, whose graph is kept in the user's cache; None: the model
+            is converted each time.
+
+    Raises:
+        ScoreError: `openvino` is asked for and cannot be had.
+    """
+    if name == "torch":
+        return Engine("torch", MaskedForward(model))
+    precision = precision or ("bfloat16" if model.dtype == torch.bfloat16 else "float32")
+    obstacle = _obstacle(model, precision)
+    if not obstacle:
+        whole = model
+        if model.training or model.dtype != torch.float32:
+            whole = copy.deepcopy(model).float()  # type: ignore[no-untyped-call]
+        forward = MaskedForward(whole).eval()
+        parts = {"masked_lm": Part(forward, _example_inputs(int(model.config.vocab_size)))}
+        digest = sha256_file(weights_file(folder)) if folder else ""
+        runs = load_openvino(parts, precision, TOLERANCE_NATS[precision], digest, folder)
+        if runs is not None:
+            return Engine("openvino", runs["masked_lm"])
+        obstacle = "it does not run this model as PyTorch does"
+    if name == "openvino":
+        raise ScoreError(f"the engine openvino cannot be used: {obstacle}; set auto")
+    LOGGER.info("scoring by PyTorch, not by OpenVINO: %s", obstacle)
+    return Engine("torch", MaskedForward(model))
+
+
+def _obstacle(model: PreTrainedModel, precision: str) -> str:
+    # What keeps a model from OpenVINO; empty where nothing does.
+    if not has_openvino():
+        return "it is not installed (run pip install '.[fast]' in the checkout)"
+    if not is_bert(model) or model.device.type != "cpu":
+        return "it is for BERT on a CPU"
+    if model.dtype not in {torch.float32, torch.bfloat16}:
+        return "the weights are neither float32 nor bfloat16"
+    if precision == "bfloat16" and not multiplies_bfloat16():
+        return "this processor does not multiply in bfloat16"
+    return ""
+
+
+def _example_inputs(vocabulary: int) -> tuple[tuple[Tensor, ...], ...]:
+    # Every axis has two lengths, so that none is fixed in the graph.
+    cases = []
+    for count, rows, length in ((2, 5, 4), (3, 7, 6)):
+        ids = torch.arange(count * length).mul(7919).remainder(vocabulary).view(count, length)
+        sentence, position = torch.arange(rows) % count, torch.arange(rows) % length
+        hidden = torch.arange(length) == position[:, None]
+        cases.append(MaskedCopies(ids, sentence, position, hidden, vocabulary - 1).inputs())
+    return tuple(cases)

@@ -21,11 +21,16 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from medclip_dcl.errors import ScoreError
-from medclip_dcl.likelihood.engines import EngineName, find_budget, prepare_engine, rows_within
-from medclip_dcl.likelihood.masked_lm import Engine, MaskedCopies, PlainEngine
+from medclip_dcl.likelihood.masked_lm import Engine, MaskedCopies, prepare_engine
+from medclip_dcl.models.settings import EngineName
 from medclip_dcl.progress import Progress
 
 
@@ -49,7 +54,8 @@ def encode_sentences(
 ) -> list[Encoding]:
     """Cut sentences into word pieces, by a fast tokenizer, one that knows the word of each piece.
 
-    Encodings longer than `max_tokens`, own tokens included, are truncated; None: none is.
+    Encodings longer than `max_tokens`, own tokens included, are truncated; None: none is. Text is
+    text: `[MASK]` in a report is its letters. A string is one sentence.
 
     Raises:
         ScoreError: the tokenizer is not a fast one, or a sentence has no word piece.
@@ -59,9 +65,10 @@ def encode_sentences(
     if not sentences:
         return []
     batch = tokenizer(
-        list(sentences),
+        [sentences] if isinstance(sentences, str) else list(sentences),
         truncation=max_tokens is not None,
         max_length=max_tokens,
+        split_special_tokens=True,
         return_special_tokens_mask=True,
     )
     encodings = []
@@ -81,7 +88,16 @@ def encode_sentences(
 
 Variant = Literal["original", "within_word_l2r"]
 
-_WORTH_PREPARING = 2000  # word pieces through the model; fewer cost less than packing its weights
+CPU_BUDGET = 1024
+"""Word pieces in one forward pass on a CPU; more are no faster, and take more memory."""
+
+_SHORTEST = 8  # word pieces that a row counts at least: short rows cost their logits
+_WIDE = 256  # word pieces of a row whose attention takes as much memory as all else
+_MOST_BUDGET = 1 << 16  # word pieces; a GPU is busy long before
+_LEAST_BUDGET = 1 << 10
+_SHARE_OF_FREE = 0.25  # of a GPU's free memory; its allocator keeps blocks of several shapes
+
+_WORTH_PREPARING = 10_000  # word pieces through the model; fewer cost less than converting it
 
 
 def pseudo_log_likelihood(
@@ -100,28 +116,29 @@ def pseudo_log_likelihood(
         model: a masked language model of transformers, on any device. Dropout is off
             while it scores, whatever mode it is in.
         tokenizer: its tokenizer, a fast one.
-        sentences: the sentences, as they are; nothing is normalised here.
+        sentences: the sentences, as they are; nothing is normalised here. A string is one.
         variant: what is masked besides the piece that is scored.
         token_budget: word pieces in one forward pass; 0: what suits the device, by its
             free memory on a GPU.
-        engine: how the model is run, as in `prepare_engine`; `auto` takes the plain way
-            for a few sentences, which cost less than preparing a faster one.
+        engine: how the model is run, as in `prepare_engine`; `auto` takes PyTorch for a few
+            sentences, which cost less than preparing a faster one.
         progress: whether to show progress.
 
     Returns:
         One sum per sentence in float32 nats, at most 0, in order, on the CPU.
 
     Raises:
-        ScoreError: a sentence is empty or too long for the model, a score is not a number,
-            or the engine that is asked for cannot be had.
+        ScoreError: the model is not a masked language model, a sentence is empty or too long
+            for it, a score is not a number, or the engine that is asked for cannot be had.
 
     Source: Salazar et al. 2020, Section 2; Kauf and Ivanova 2023, Section 3.
     """
+    _refuse_decoders(model)
     encodings = encode_sentences(tokenizer, sentences)
     mask_id = _mask_id(tokenizer)
     distinct = set(encodings)
     if engine == "auto" and _pieces(distinct) < _WORTH_PREPARING:
-        engine = "plain"
+        engine = "torch"
     prepared = prepare_engine(model, engine)
 
     def score(advance: Callable[[int], None] | None) -> Tensor:
@@ -146,7 +163,7 @@ def score_encodings(
     """Score sentences that are word pieces already, repeats once: float64 nats, on the CPU.
 
     `advance` is called with the number of masked copies after each forward pass; `engine` is the
-    model prepared by `prepare_engine`, None: as transformers runs it.
+    model prepared by `prepare_engine`, None: PyTorch's.
 
     Raises:
         ScoreError: a sentence is too long for the model, or a score is not a number.
@@ -160,7 +177,7 @@ def score_encodings(
     index_of = {encoding: number for number, encoding in enumerate(distinct)}
     sums = torch.zeros(len(distinct), dtype=torch.float64)
     device = next(model.parameters()).device
-    engine = engine or PlainEngine(model)
+    engine = engine or prepare_engine(model, "torch")
     first = 0
     with torch.inference_mode(), _evaluating(model):
         for group in _by_length(distinct):
@@ -176,6 +193,38 @@ def score_encodings(
     if not bool(torch.isfinite(sums).all()):
         raise ScoreError("the language model returned a log-probability that is not finite")
     return sums[[index_of[encoding] for encoding in encodings]]
+
+
+def find_budget(model: PreTrainedModel) -> int:
+    """Find how many word pieces one forward pass should hold on the model's device.
+
+    On a GPU that is a power of two which fits its free memory: a little more or less of it gives
+    the same batches.
+    """
+    device = next(model.parameters()).device
+    if device.type != "cuda":
+        return CPU_BUDGET
+    free, _ = torch.cuda.mem_get_info(device)
+    return budget_that_fits(free, model)
+
+
+def rows_within(token_budget: int, length: int) -> int:
+    """Find how many rows of a length one forward pass should hold: at least 1."""
+    # A long row counts more than its word pieces, for its attention, so that the memory of a
+    # pass hardly depends on the length of the sentences.
+    cost = max(_SHORTEST, length + length * length // _WIDE)
+    return max(1, token_budget // cost)
+
+
+def budget_that_fits(free_bytes: int, model: PreTrainedModel) -> int:
+    """Find the largest budget, a power of two, that leaves most of a GPU's free memory alone."""
+    config = model.config
+    width = int(getattr(config, "hidden_size", 768))
+    inner = int(getattr(config, "intermediate_size", 4 * width))
+    logits = 3 * int(config.vocab_size) / _SHORTEST  # of a row: raw, float32, normalised
+    piece_bytes = 4 * (8 * width + 2 * inner + logits)
+    fits = _SHARE_OF_FREE * free_bytes / piece_bytes
+    return max(_LEAST_BUDGET, min(_MOST_BUDGET, 1 << max(0, int(fits).bit_length() - 1)))
 
 
 def _batches(
@@ -214,6 +263,18 @@ def _by_length(encodings: Sequence[Encoding]) -> Iterator[list[Encoding]]:
 def _pieces(encodings: Collection[Encoding]) -> int:
     # That pass through the model: each scored piece asks for a copy of the whole sentence.
     return sum(item.tokens * len(item.ids) for item in encodings)
+
+
+def _refuse_decoders(model: PreTrainedModel) -> None:
+    # A decoder predicts the next piece, from those before it: its logits would be read as others.
+    config, kind = model.config, type(model)
+    is_decoder = bool(getattr(config, "is_decoder", False) or config.is_encoder_decoder)
+    masked, causal = MODEL_FOR_MASKED_LM_MAPPING.values(), MODEL_FOR_CAUSAL_LM_MAPPING.values()
+    if is_decoder or (kind in set(causal) and kind not in set(masked)):
+        raise ScoreError(
+            f"the model ({config.model_type}) is a decoder, and a pseudo-log-likelihood is that of "
+            "a masked language model; give one that reads both sides, such as BERT"
+        )
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Processes that score units of sentences, one thread or one GPU each."""
 
 import multiprocessing
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -16,12 +16,10 @@ from medclip_dcl.errors import (
     ScoreError,
     ending_with_fault,
 )
-from medclip_dcl.likelihood.engines import EngineName, find_budget, prepare_engine, resolve_engine
-from medclip_dcl.likelihood.masked_lm import (
-    load_language_model,
-)
-from medclip_dcl.likelihood.pll import Variant, encode_sentences, score_encodings
+from medclip_dcl.likelihood.masked_lm import load_language_model, prepare_engine
+from medclip_dcl.likelihood.pll import Variant, encode_sentences, find_budget, score_encodings
 from medclip_dcl.likelihood.work_units import part_of
+from medclip_dcl.models.settings import EngineName
 
 _ALL = 1 << 16  # past the last word piece of any input
 
@@ -52,38 +50,33 @@ class Scores(NamedTuple):
     pll_nats: tuple[float, ...]
 
 
-def engine_of(options: ScoringOptions) -> EngineName:
-    """Find the engine that scores on this machine; ScoreError where the one asked for cannot."""
-    if options.engine == "plain":
-        return "plain"
-    model: Any = load_language_model(options.folder).model
-    model.to(device=options.device, dtype=getattr(torch, options.dtype))
-    return resolve_engine(model, options.engine)
-
-
 class Scorer:
     """Scores tasks in this process."""
 
     def __init__(self, options: ScoringOptions) -> None:
         self._options = options
         loaded = load_language_model(options.folder)
-        self._model = loaded.model
-        cast(Any, self._model).to(device=options.device, dtype=getattr(torch, options.dtype))
+        self._model: Any = loaded.model.to(device=options.device)  # type: ignore[arg-type]
         self._tokenizer = loaded.tokenizer
         self._limit = int(self._model.config.max_position_embeddings)
-        self._engine = prepare_engine(self._model, options.engine, threads=1)
+        with _one_thread():
+            self._engine = prepare_engine(
+                self._model, options.engine, options.dtype, options.folder
+            )
+        self.engine: EngineName = self._engine.name
+        """Who scores: `openvino` or `torch`."""
+        if self.engine == "torch":
+            self._model.to(dtype=getattr(torch, options.dtype))
         self._budget = find_budget(self._model)
 
     def score(self, task: Task) -> Scores:
         """Score a task, in order; sentences too long for the model are truncated."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # so that the bits of a score do not depend on their number
-        try:
-            whole = encode_sentences(self._tokenizer, task.texts, self._limit)
-            parts = [
-                part_of(encoding, first, last)
-                for encoding, (first, last) in zip(whole, task.spans, strict=True)
-            ]
+        whole = encode_sentences(self._tokenizer, task.texts, self._limit)
+        parts = [
+            part_of(encoding, first, last)
+            for encoding, (first, last) in zip(whole, task.spans, strict=True)
+        ]
+        with _one_thread():
             pll_nats = score_encodings(
                 self._model,
                 parts,
@@ -92,9 +85,18 @@ class Scorer:
                 self._budget,
                 engine=self._engine,
             )
-        finally:
-            torch.set_num_threads(threads)
         return Scores(task.number, tuple(pll_nats.tolist()))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    # So that the bits of a score do not depend on the number of threads.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def drift(options: ScoringOptions, texts: Sequence[str]) -> float:

@@ -30,16 +30,17 @@ from medclip_dcl.errors import (
     ArtifactCorrupt,
     ArtifactStale,
     LaunchError,
+    ScoreError,
 )
 from medclip_dcl.files import write_bytes
-from medclip_dcl.likelihood.engines import EngineName
 from medclip_dcl.likelihood.masked_lm import (
     model_digest,
     tokenizer_digest,
 )
-from medclip_dcl.likelihood.scorer import ScoringOptions, Task, drift, engine_of, score_tasks
+from medclip_dcl.likelihood.scorer import Scorer, ScoringOptions, Task, drift, score_tasks
 from medclip_dcl.likelihood.settings import LikelihoodConfig
 from medclip_dcl.likelihood.work_units import Plan, plan_units, span_codes, units_of
+from medclip_dcl.models.settings import EngineName
 from medclip_dcl.models.text_encoder import read_bert_config, read_bert_tokenizer
 from medclip_dcl.progress import Progress
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table
@@ -142,6 +143,7 @@ class CorpusScoring:
         say: Callable[..., None],
         workers: int = 0,
     ) -> None:
+        """Share the work of a launch; ScoreError where several workers would share a GPU."""
         self._source, self._model, self._settings = source, model, settings
         self._launch, self._say, self._asked_workers = launch, say, workers
         device = "cpu"
@@ -154,6 +156,11 @@ class CorpusScoring:
             device,
             settings.engine,
         )
+        if workers > 1 and device != "cpu":
+            raise ScoreError(
+                f"workers {workers} would share one GPU and its memory, and a GPU is scored on by "
+                "one process; leave workers out, and start one process a GPU with torchrun"
+            )
         self._others_wait = launch.processes > 1
 
     def choose_engine(self, existing: Artifact | None) -> dict[str, str]:
@@ -162,11 +169,10 @@ class CorpusScoring:
         `existing` likelihoods may be reused, whatever engine this machine has.
         """
         header = score_header(self._source, self._model, self._settings)
-        said = existing.fingerprint["settings"] if existing else {}
-        if self._settings.engine == "auto" and said == {**header, "engine": said.get("engine")}:
-            engine = cast("EngineName", said["engine"])
-        else:
-            engine = engine_of(self._options)
+        scored_with = dict(existing.fingerprint["settings"]) if existing else {}
+        engine: EngineName = scored_with.pop("engine", "auto")
+        if self._settings.engine != "auto" or scored_with != header:
+            engine = Scorer(self._options).engine
         self._options = replace(self._options, engine=engine)
         return {**header, "engine": engine}
 

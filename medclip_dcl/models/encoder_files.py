@@ -23,7 +23,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from medclip_dcl.artifact import json_digest
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.files import sha256_file
-from medclip_dcl.models.architectures import REFUSALS, TEXT_TYPES, build_config, own_fields
+from medclip_dcl.models.architectures import (
+    REFUSALS,
+    TEXT_TYPES,
+    build_config,
+    check_tokenizer,
+    own_fields,
+)
 from medclip_dcl.models.settings import ImageEncoderConfig, TextEncoderConfig
 from medclip_dcl.models.text_encoder import CONFIG, TOKENIZER, read_bert_config, read_bert_tokenizer
 
@@ -156,6 +162,7 @@ def read_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
             f"{folder} has no {TOKENIZER}; write one with AutoTokenizer's save_pretrained"
         )
     else:
+        check_tokenizer(folder / TOKENIZER)
         try:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False

@@ -1,12 +1,9 @@
-"""Engines of the two encoders: PyTorch, or OpenVINO on a CPU.
+"""Engines of finished networks: PyTorch on any device, OpenVINO on a CPU.
 
-    image.onnx          pixels -> unit vector of every region
-    text.onnx           input_ids, attention_mask -> unit vector of every sentence
-
-OpenVINO reads these graphs, which are exported once for a model and kept in this user's cache,
+OpenVINO's graphs are converted from torch modules once for a model and kept in this user's cache,
 `$XDG_CACHE_HOME/medclip-dcl` or `~/.cache/medclip-dcl`, where nobody else may write: a graph next
 to a package would be anybody's, and its digest is not the model's. OpenVINO is taken only after it
-has answered like PyTorch; else the log says why, and PyTorch serves.
+has answered like PyTorch; else the log gives the reason, and PyTorch runs.
 """
 
 import hashlib
@@ -14,29 +11,25 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_if_current
 from medclip_dcl.errors import ArtifactError, ConfigError
 from medclip_dcl.files import cache_root
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.onnx_graphs import (
-    ModelPart,
-    Run,
-    largest_difference,
-    model_parts,
-    write_graph,
-)
+from medclip_dcl.models.image_encoder import MEAN, SPREAD
 from medclip_dcl.models.settings import InferenceConfig
 
 LOGGER = logging.getLogger("medclip.engines")
@@ -44,89 +37,31 @@ LOGGER = logging.getLogger("medclip.engines")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 2e-2}
 """Largest difference of an entry of a unit vector to PyTorch's in float32, by precision."""
 
-_GRAPHS = ArtifactType("graphs", 1, "the engine openvino")
-_PACKAGES = ("openvino", "onnx", "onnxscript")
-_MOST_CHANGED = 0.01  # of a model's decisions, by bfloat16
+_GRAPHS = ArtifactType("graphs", 2, "the engine openvino")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _OPENVINO_TYPES = {"float32": "f32", "bfloat16": "bf16"}
 
-
-class TorchEngine:
-    """The model as it is; in a reduced precision by autocast, which leaves vectors float32."""
-
-    name: Literal["torch"] = "torch"
-
-    def __init__(self, model: DualEncoder, precision: str = "float32") -> None:
-        self.precision = precision
-        self._model, self._dtype = model, _DTYPES.get(precision)
-
-    def encode_images(
-        self, pixels: Float[Tensor, "images 1 height width"]
-    ) -> Float[Tensor, "images rows columns dim"]:
-        """As `DualEncoder` does."""
-        with torch.autocast(pixels.device.type, self._dtype, enabled=self._dtype is not None):
-            # Channels last is the layout that convolutions are fastest in, on CPU and GPU.
-            return self._model.encode_images(pixels.contiguous(memory_format=torch.channels_last))
-
-    def encode_sentences(
-        self,
-        input_ids: Int[Tensor, "texts tokens"],
-        attention_mask: Int[Tensor, "texts tokens"],
-    ) -> Float[Tensor, "texts dim"]:
-        """As `DualEncoder` does."""
-        with torch.autocast(input_ids.device.type, self._dtype, enabled=self._dtype is not None):
-            return self._model.encode_sentences(input_ids, attention_mask)
+Run = Callable[..., Tensor]
+"""Inputs in the module's order -> its output; without gradients."""
 
 
-class OpenVinoEngine:
-    """A model's exported graphs, run by OpenVINO on the CPU."""
+@dataclass(frozen=True)
+class Part:
+    """A module in evaluation mode, and inputs to convert it with and to compare engines on."""
 
-    name: Literal["openvino"] = "openvino"
-
-    def __init__(self, folder: Path, precision: str) -> None:
-        self.precision = precision
-        self._image, self._text = (
-            run_openvino(folder / f"{name}.onnx", precision) for name in ("image", "text")
-        )
-
-    def encode_images(
-        self, pixels: Float[Tensor, "images 1 height width"]
-    ) -> Float[Tensor, "images rows columns dim"]:
-        """As `DualEncoder` does."""
-        return self._image(pixels)
-
-    def encode_sentences(
-        self,
-        input_ids: Int[Tensor, "texts tokens"],
-        attention_mask: Int[Tensor, "texts tokens"],
-    ) -> Float[Tensor, "texts dim"]:
-        """As `DualEncoder` does."""
-        return self._text(input_ids, attention_mask)
+    module: nn.Module
+    cases: tuple[tuple[Tensor, ...], ...]
+    """An axis that is as long in all cases has a fixed length in the graph."""
 
 
-Engine = TorchEngine | OpenVinoEngine
-"""Runs a model's encoders, in evaluation mode and without gradients."""
+@dataclass(frozen=True)
+class Engine:
+    """Runs a model's encoders, with the inputs and outputs of `DualEncoder`'s methods."""
 
-
-@cache
-def multiplies_bfloat16() -> bool:
-    """Return whether this processor has products of bfloat16; False where Linux does not say so."""
-    try:
-        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    except OSError:
-        return False
-    return not words.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
-
-
-def settle_inference(
-    settings: InferenceConfig, changed: float | None = None, device: str = "cpu"
-) -> InferenceConfig:
-    """Say what `auto` is where bfloat16 changes that share of the decisions; None: float32."""
-    if settings.precision != "auto":
-        return settings
-    keeps = changed is not None and changed <= _MOST_CHANGED
-    reduced = keeps and device == "cpu" and multiplies_bfloat16()
-    return settings.model_copy(update={"precision": "bfloat16" if reduced else "float32"})
+    name: Literal["torch", "openvino"]
+    precision: str
+    encode_images: Run
+    encode_sentences: Run
 
 
 def choose_engine(
@@ -134,39 +69,55 @@ def choose_engine(
 ) -> Engine:
     """Choose who runs a model that is in evaluation mode on its device.
 
-    Args:
-        model: the model.
-        settings: the engine and precision asked for.
-        input_px: side of the model's input.
-        package: its folder; one model is kept for each.
-        digest: names the model.
-
-    Raises:
-        ConfigError: the engine asked for is not installed, or has not that precision.
+    `input_px` is the side of its input; graphs of one model, which the digest names, are kept for
+    each folder `package`. ConfigError: the engine asked for is not here, or has not that precision.
     """
     precision, is_cpu = settings.precision, model.gamma.device.type == "cpu"
     if precision == "float16" and is_cpu:
         raise ConfigError("inference in float16 needs a GPU; set bfloat16 or float32 on a CPU")
-    fast = _takes_openvino(settings, is_cpu=is_cpu)
-    plain = TorchEngine(model)
+    if settings.engine == "openvino" and not (is_cpu and has_openvino()):
+        remedy = "run pip install '.[fast]' in the checkout" if is_cpu else "it runs on a CPU here"
+        raise ConfigError(f"engine openvino cannot be used: {remedy}, or set engine torch")
+    plain, fast = _torch_engine(model), settings.engine != "torch" and is_cpu and has_openvino()
     if not fast and precision == "float32":
         return plain
-    parts = model_parts(model, input_px)
+    limit, parts = TOLERANCE[precision], encoder_parts(model, input_px, input_px)
     if fast:
-        try:
-            with _graphs(parts, package, digest) as folder:
-                engine = OpenVinoEngine(folder, precision)
-                if _agrees(engine, parts):
-                    return engine
-        except Exception as error:  # noqa: BLE001 (no exporter knows every backbone; PyTorch does)
-            LOGGER.warning("PyTorch runs the encoders: %s in an export", type(error).__name__)
-    reduced = TorchEngine(model, precision)
-    return reduced if precision != "float32" and _agrees(reduced, parts) else plain
+        runs = load_openvino(parts, precision, limit, digest, package)
+        if runs is not None:
+            return Engine("openvino", precision, runs["image"], runs["text"])
+    reduced = _torch_engine(model, precision)
+    runs = {"image": reduced.encode_images, "text": reduced.encode_sentences}
+    return reduced if _agrees(f"torch in {precision}", runs, parts, limit) else plain
+
+
+def has_openvino() -> bool:
+    """Whether OpenVINO is installed."""
+    return find_spec("openvino") is not None
+
+
+def load_openvino(
+    parts: Mapping[str, Part], precision: str, limit: float, digest: str, owner: Path | None
+) -> dict[str, Run] | None:
+    """Compile modules, on the CPU in float32, by OpenVINO; `run_openvino` of each.
+
+    `precision` is that of products, `limit` the largest difference of an output to PyTorch's,
+    `digest` names the weights, and `owner` is the model's folder, which the graphs are kept for;
+    None: they are not kept. None, with a line in the log, where OpenVINO cannot run one of them or
+    answers otherwise.
+    """
+    try:
+        with _graphs(parts, digest, owner) as folder:
+            runs = {name: run_openvino(folder / f"{name}.xml", precision) for name in parts}
+    except Exception as error:  # noqa: BLE001 (no converter knows every network; PyTorch does)
+        LOGGER.warning("OpenVINO cannot run this model (%s): PyTorch does", type(error).__name__)
+        return None
+    return runs if _agrees(f"openvino in {precision}", runs, parts, limit) else None
 
 
 @cache
 def openvino_core() -> Any:
-    """Give the one OpenVINO runtime of a process, which lives as long as the process.
+    """Return the one OpenVINO runtime of a process, which lives as long as the process.
 
     Each runtime gives the thread that makes it another stack for signals. Where several end in
     another order than they began, that stack is freed and stays in use, and the next signal, such
@@ -177,16 +128,10 @@ def openvino_core() -> Any:
 
 def run_openvino(file: Path, precision: str) -> Run:
     """Load a graph into OpenVINO, with as many threads as torch uses now."""
-    compiled = openvino_core().compile_model(
-        str(file),
-        "CPU",
-        {
-            "INFERENCE_PRECISION_HINT": _OPENVINO_TYPES[precision],
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            "NUM_STREAMS": 1,
-        },
-    )
-    request, turn = compiled.create_infer_request(), threading.Lock()
+    kind, threads = _OPENVINO_TYPES[precision], torch.get_num_threads()
+    options = {"INFERENCE_PRECISION_HINT": kind, "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
+    request = openvino_core().compile_model(file, "CPU", options).create_infer_request()
+    turn = threading.Lock()
 
     def run(*inputs: Tensor) -> Tensor:
         with turn:  # a request holds the memory of one answer
@@ -196,60 +141,110 @@ def run_openvino(file: Path, precision: str) -> Run:
     return run
 
 
-def _takes_openvino(settings: InferenceConfig, *, is_cpu: bool) -> bool:
-    missing = [package for package in _PACKAGES if find_spec(package) is None]
-    if settings.engine != "openvino":
-        return settings.engine == "auto" and is_cpu and not missing
-    if not is_cpu:
-        raise ConfigError("openvino runs on a CPU here; set engine torch for a GPU")
-    if missing:
-        raise ConfigError(
-            f"engine openvino needs {', '.join(missing)}; run pip install '.[openvino]' in the "
-            "checkout"
-        )
-    return True
+@torch.no_grad()
+def largest_difference(run: Run, part: Part) -> float:
+    """Measure how far an engine's outputs are from PyTorch's, at most, over all cases."""
+    worst = [(run(*case) - part.module(*case)).abs().max() for case in part.cases]
+    return float(torch.stack(worst).max())  # NaN where one is
 
 
-def _agrees(engine: Engine, parts: dict[str, ModelPart]) -> bool:
-    """Compare an engine's answers with PyTorch's in float32; the log gets the one too far off."""
-    limit = TOLERANCE[engine.precision]
-    for name, run in (("image", engine.encode_images), ("text", engine.encode_sentences)):
-        difference = largest_difference(run, parts[name])
-        if not difference <= limit:  # NaN included
-            LOGGER.warning(
-                "%s in %s is not used: %s vectors differ from PyTorch's by %.2g, above %g",
-                *(engine.name, engine.precision, name, difference, limit),
-            )
+def encoder_parts(model: DualEncoder, height_px: int, width_px: int) -> dict[str, Part]:
+    """Return the two encoders of a model in evaluation mode, `image` and `text`."""
+    device, vocabulary = model.gamma.device, int(model.text.backbone.config.vocab_size)
+    images = tuple((_images(count, height_px, width_px).to(device),) for count in (2, 1, 3))
+    texts = tuple(_tokens(vocabulary, *size).to(device) for size in ((2, 6), (1, 3), (3, 8)))
+    return {
+        "image": Part(Method(model, model.encode_images), images),
+        "text": Part(Method(model, model.encode_sentences), tuple(map(tuple, texts))),
+    }
+
+
+class Method(nn.Module):
+    """A method of a model in evaluation mode as a module, as converters ask for."""
+
+    def __init__(self, model: nn.Module, method: Run) -> None:
+        super().__init__()
+        self.model, self.forward = model, method
+        self.training = False
+
+
+def _torch_engine(model: DualEncoder, precision: str = "float32") -> Engine:
+    # Reduced precision is by autocast, which leaves vectors float32.
+    device, dtype = model.gamma.device.type, _DTYPES.get(precision)
+
+    def encode_images(pixels: Tensor) -> Tensor:
+        with torch.autocast(device, dtype, enabled=dtype is not None):
+            # Channels last is the layout that convolutions are fastest in, on CPU and GPU.
+            return model.encode_images(pixels.contiguous(memory_format=torch.channels_last))
+
+    def encode_sentences(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        with torch.autocast(device, dtype, enabled=dtype is not None):
+            return model.encode_sentences(input_ids, attention_mask)
+
+    return Engine("torch", precision, encode_images, encode_sentences)
+
+
+def _agrees(engine: str, runs: Mapping[str, Run], parts: Mapping[str, Part], limit: float) -> bool:
+    for name, part in parts.items():
+        worst = largest_difference(runs[name], part)
+        if not worst <= limit:  # NaN included
+            text = "%s is not used: %s outputs differ from PyTorch's by %.2g, above %g"
+            LOGGER.warning(text, engine, name, worst, limit)
             return False
     return True
 
 
 @contextmanager
-def _graphs(parts: dict[str, ModelPart], package: Path, digest: str) -> Iterator[Path]:
-    """Give a folder with the graphs of both encoders while they are loaded."""
+def _graphs(parts: Mapping[str, Part], digest: str, owner: Path | None) -> Iterator[Path]:
+    # A folder with the graphs, while they are loaded.
     from medclip_dcl.artifact_writer import write_artifact  # PyTorch needs no writer
 
-    fingerprint = make_fingerprint(_GRAPHS, {"torch": torch.__version__}, {"model": digest})
-    with ExitStack() as until_loaded:
+    settings = {"torch": torch.__version__, "openvino": version("openvino")}
+    fingerprint = make_fingerprint(_GRAPHS, settings, {"model": digest})
+    if owner is not None:
         try:
-            kept = _cache_folder(package)
-            if open_if_current(kept, _GRAPHS, fingerprint) is None:
-                with write_artifact(kept, _GRAPHS, fingerprint) as writer:
-                    _export(parts, writer.directory)
+            place = hashlib.sha256(os.fsencode(owner.resolve())).hexdigest()[:32]
+            folder = cache_root() / f"graphs-{place}"  # OSError where others may write there
+            if open_if_current(folder, _GRAPHS, fingerprint) is None:
+                with write_artifact(folder, _GRAPHS, fingerprint) as writer:
+                    _write(parts, writer.directory)
                     writer.commit({})
         except (ArtifactError, OSError) as error:  # no home, a read-only one, or another one writes
             LOGGER.warning("graphs are not kept in the cache: %s", type(error).__name__)
-            kept = Path(until_loaded.enter_context(tempfile.TemporaryDirectory()))
-            _export(parts, kept)
-        yield kept
+        else:
+            yield folder
+            return
+    with tempfile.TemporaryDirectory() as scratch:
+        _write(parts, Path(scratch))
+        yield Path(scratch)
 
 
-def _cache_folder(package: Path) -> Path:
-    """Give the folder of a package's graphs in the cache; OSError where others may write there."""
-    place = os.fsencode(package.resolve())
-    return cache_root() / f"graphs-{hashlib.sha256(place).hexdigest()[:32]}"
+def _write(parts: Mapping[str, Part], folder: Path) -> None:
+    openvino: Any = import_module("openvino")
+    for name, part in parts.items():
+        inputs = zip(*([item.shape for item in case] for case in part.cases), strict=True)
+        lengths = [[set(axis) for axis in zip(*shapes, strict=True)] for shapes in inputs]
+        shapes = [[-1 if len(axis) > 1 else axis.pop() for axis in axes] for axes in lengths]
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tracing; the cases show what it has fixed
+            warnings.filterwarnings("error", "Using len")  # a fixed length can end the process
+            graph = openvino.convert_model(part.module, example_input=part.cases[0], input=shapes)
+        openvino.save_model(graph, folder / f"{name}.xml", compress_to_fp16=False)
 
 
-def _export(parts: dict[str, ModelPart], folder: Path) -> None:
-    for name in ("image", "text"):
-        write_graph(parts[name], folder / f"{name}.onnx")
+def _images(count: int, height: int, width: int) -> Tensor:
+    # Prepared images as a model is given them, -2 to 2, no two alike: noise, slopes, two halves.
+    noise = torch.rand(height, width, generator=torch.Generator().manual_seed(count))
+    slope = torch.linspace(0, 1, height)[:, None] * torch.linspace(0, 1, width)
+    halves = (torch.linspace(0, 1, width) > 0.5).float().expand(height, width)
+    kinds = (noise, slope, slope.sqrt(), halves)
+    grey = torch.stack([kinds[(count + item) % len(kinds)] for item in range(count)])
+    return grey.mul(255).round().div(255).sub(MEAN).div(SPREAD).unsqueeze(1)
+
+
+def _tokens(vocabulary: int, texts: int, tokens: int) -> Tensor:
+    # Word pieces, any will do, and the mask; the last sentence is the shortest.
+    ids = torch.arange(texts * tokens).mul(7919).remainder(vocabulary).view(texts, tokens)
+    mask = torch.ones_like(ids)
+    mask[-1, tokens // 2 :] = 0
+    return torch.stack([ids, mask])

@@ -109,8 +109,8 @@ def _build_vit(tree: Mapping[str, Any], input_px: int) -> nn.Module:
         patches = config.patch_size
     except REFUSALS as error:
         raise ConfigError(
-            f"{_SETTING}: transformers refuses this configuration of {kind} "
-            f"({type(error).__name__}), or it is not a vision transformer; compare it with the "
+            f"{_SETTING}: transformers refuses this configuration of {kind}, "
+            "or it is not a vision transformer; compare it with the "
             "config.json of a released one"
         ) from error
     if not isinstance(patches, int):
@@ -134,8 +134,8 @@ def _build_map_backbone(tree: Mapping[str, Any]) -> nn.Module:
         )
     except REFUSALS as error:
         raise ConfigError(
-            f"{_SETTING}: transformers refuses this configuration of {tree['model_type']} "
-            f"({type(error).__name__}); compare it with the config.json of a released one"
+            f"{_SETTING}: transformers refuses this configuration of {tree['model_type']}; "
+            "compare it with the config.json of a released one"
         ) from error
     return backbone
 
@@ -262,7 +262,7 @@ class ImageEncoder(nn.Module):
         side = pixels.shape[-1] // self.stride
         # One channel times three scales is a product that OpenVINO folds into the patches' weights,
         # which then do not fit the one channel: its MultiplyConvolutionFusion throws.
-        pixels = pixels.expand(-1, len(self._scale), -1, -1)
+        pixels = pixels.expand(-1, self._scale.shape[0], -1, -1)
         answer = self.backbone(pixels * self._scale + self._shift)
         states: Tensor = answer.last_hidden_state
         if self._settings.regions == "pooled":
@@ -274,7 +274,8 @@ class ImageEncoder(nn.Module):
             cells = head(cells.reshape(-1, 1, self.width)).view_as(cells)
         elif self.backbone.config.model_type == "clip_vision_model":  # normalises its pooled state
             cells = self.backbone.post_layernorm(cells)
-        grid: Tensor = cells.transpose(1, 2).reshape(len(cells), self.width, side, side)
+        # not `len`, which a traced graph would hold fixed
+        grid: Tensor = cells.transpose(1, 2).reshape(cells.shape[0], self.width, side, side)
         return grid
 
     def _map(self, pixels: Tensor) -> Tensor:

@@ -243,6 +243,6 @@ def fetch_weights(path: Path, files: Sequence[str] = _FETCHED) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
     except Exception as error:  # the hub's client raises those of its transport
         raise ConfigError(
-            f"{given} cannot be fetched ({type(error).__name__}); accept its terms on the hub and "
-            "set HF_TOKEN where it is gated, or name a folder that holds it"
+            f"{given} cannot be fetched; see that the hub is reached and has it, accept its terms "
+            "there and set HF_TOKEN where it is gated, or name a folder that holds it"
         ) from error

@@ -1,5 +1,7 @@
 """Settings of the two encoders and of the similarity between them."""
 
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
@@ -153,6 +155,30 @@ class InferenceConfig(Section):
     """Of the encoders; scores are always float32. `auto`: bfloat16 on a CPU that multiplies in it,
     where that changes at most 1 % of the model's decisions, as `calibrate_scores` found; else
     float32, as always in `evaluate` and `fit_head`. `float16` is for GPUs."""
+
+
+_MOST_CHANGED = 0.01  # of a model's decisions, by bfloat16
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Return whether this processor has products of bfloat16; False where Linux does not say so."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return False
+    return not words.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def settle_inference(
+    settings: InferenceConfig, changed: float | None = None, device: str = "cpu"
+) -> InferenceConfig:
+    """Say what `auto` is where bfloat16 changes that share of the decisions; None: float32."""
+    if settings.precision != "auto":
+        return settings
+    is_near = changed is not None and changed <= _MOST_CHANGED
+    reduced = is_near and device == "cpu" and multiplies_bfloat16()
+    return settings.model_copy(update={"precision": "bfloat16" if reduced else "float32"})
 
 
 HeadKind = Literal["linear", "knn", "prototypes"]

@@ -19,7 +19,7 @@ from torch.nn import functional
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizer, PreTrainedConfig
 
 from medclip_dcl.errors import CheckpointError, ConfigError
-from medclip_dcl.models.architectures import REFUSALS, TEXT_TYPES, check_sizes
+from medclip_dcl.models.architectures import REFUSALS, TEXT_TYPES, check_sizes, check_tokenizer
 from medclip_dcl.models.pretrained import LoadReport, fill, modern_key, read_tensors
 from medclip_dcl.models.settings import TextEncoderConfig
 
@@ -96,7 +96,9 @@ class TextEncoder(nn.Module):
             weights = attention_mask.unsqueeze(-1).to(states.dtype)
             return (states * weights).sum(dim=1) / weights.sum(dim=1)
         if self.pooling == "eos":
-            rows = torch.arange(len(states), device=states.device)
+            rows = torch.arange(
+                states.shape[0], device=states.device
+            )  # `len` would be fixed in a graph
             return states[rows, attention_mask.sum(dim=1) - 1]
         return states[:, 0]
 
@@ -201,6 +203,8 @@ def read_bert_tokenizer(folder: Path) -> BertTokenizer:
     """
     if not (folder / TOKENIZER).is_file() and not (folder / VOCABULARY).is_file():
         raise CheckpointError(f"neither {TOKENIZER} nor {VOCABULARY} is there; add one")
+    if (folder / TOKENIZER).is_file():
+        check_tokenizer(folder / TOKENIZER)
     try:
         tokenizer: BertTokenizer = BertTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False

@@ -163,7 +163,7 @@ class Milvus:
         try:
             yield
         except self._refusals as error:
-            code = getattr(error, "code", type(error).__name__)
+            code = getattr(error, "code", "unknown")
             raise EngineError(
                 f"retrieval.uri = {self._settings.uri!r} does not answer as it should "
                 f"(Milvus's code {code}); start it, or unset retrieval.uri"

@@ -1,173 +1,361 @@
-"""Report -> findings and impression.
-
-Two readers share one table of header names: `read_sections` follows MIMIC-CXR's own section
-parser to the letter, `read_loose_sections` reads reports of any other layout.
-
-54 reports of MIMIC-CXR cannot be found by their headers. Whoever made the release read them
-and recorded where their text is: under a header that usually means something else, or
-between two characters.
-
-Source: function `custom_mimic_cxr_rules` in mimic-iv-cxr/txt/section_parser.py of
-    github.com/MIT-LCP/mimic-code, commit 20fe4496d96cec2634ed4ae99924b8dc548cd62e.
-    Licence: MIT, Copyright (c) 2019 MIT Laboratory for Computational Physiology. Ids and
-    numbers are theirs; no text of a report is repeated here.
-"""
+"""Report of any layout -> findings and impression, and what is left out of it."""
 
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
-import yaml
-
-_TREE: dict[str, Any] = yaml.safe_load(
-    Path(__file__).with_name("sections.yaml").read_text(encoding="utf-8")
-)
-
-
-def _inverted(lists: Mapping[str, str]) -> dict[str, str]:
-    """Name -> words, separated by semicolons, as word -> name."""
-    return {word.strip(): name for name, words in lists.items() for word in words.split(";")}
+from medclip_dcl.text.boundaries import cut_sentences, end_of_first_line, find_sentences
+from medclip_dcl.text.cleaning import clean_text
+from medclip_dcl.text.labeler.labels import read_claims
+from medclip_dcl.text.labeler.lexicon import Cue
+from medclip_dcl.text.labeler.phrases import find_marks, words
+from medclip_dcl.text.mimic_sections import NAMES, TREE, VIEW, Part, Sections
 
 
-HEADER_OF: dict[str, str] = {
-    study: name for name, ids in _TREE["studies_under"].items() for study in ids.split()
+def _plain_name(heading: str) -> str:
+    return " ".join(word for word in words(_IN_BRACKETS.sub("", heading)) if word.isalnum())
+
+
+_IN_BRACKETS = re.compile(r"\([^()]*\)?")
+_USUAL: dict[str, str] = {
+    _plain_name(spelling): name
+    for name, spellings in TREE["usual"].items()
+    for spelling in spellings.split(";")
 }
-"""Study -> name of the section that holds its report: 23 studies."""
-
-SPAN_OF = {
-    study: (int(start), int(end))
-    for study, start, end in (entry.split() for entry in _TREE["spans"].split(";"))
+_USUAL |= {
+    _plain_name(spelling): name
+    for spelling, name in NAMES.items()
+    if name in TREE["usual"] and _plain_name(spelling) not in _USUAL
 }
-"""Study -> first character of its text and the one after its last: 31 studies."""
+USUAL_NAMES = frozenset({*_USUAL.values(), *NAMES.values(), "preamble"})
+"""Names of sections that reports have as a rule; any other is left out for want of a name."""
+_WEAK = frozenset(_plain_name(name) for name in TREE["weak"].split(";"))
+_STRONG = frozenset(_plain_name(name) for name in TREE["strong"].split(";"))
+_OF_IMAGE = {"findings": "findings", "impression": "impression", "addendum": "impression"}
+"""Usual name -> the section that its text is read into; what has other names is left out."""
+_BRIEF = {"technique", "comparison", "examination"}
+"""Sections of a line or two: a paragraph behind them is not theirs."""
+_MOST_WORDS = 5
 
-_HEADER = re.compile(r"\n ([A-Z ()/,-]+):\s")
-_LOOSE_HEADER = re.compile(
-    r"^[ \t]*([A-Z][A-Z ()/,&-]+):|"
-    r"(?<![A-Za-z])(FINDINGS?|IMPRESSIONS?|CONCLUSIONS?|INDICATIONS?|COMPARISONS?|TECHNIQUE|"
-    r"HISTORY|CLINICAL HISTORY|CLINICAL INFORMATION|EXAMINATION|RECOMMENDATIONS?):",
-    re.MULTILINE,
+_LINE_HEAD = re.compile(
+    r"[*_#>\d.)( \t\u2022-]{0,12}"
+    r"(?P<head>[A-Za-z](?:[\w ()/,&'.\t]|(?<=\w)-(?=\w)){0,60}?)(?P<end>[*_]{0,3}[ \t]*"
+    r"(?:(?:\||(?<!\d):|:(?!\d))[*_]{0,3}|$"
+    r"|(?<=[ \t])[-\u2013]{1,2}(?=[ \t])|-(?=[A-Z ])|\u2014|\u2013(?=\w)))"
 )
-_BLANK_LINE = "\n \n"
-_LOOSE_BLANK_LINE = re.compile(r"\n[ \t]*\n")
-
-_NAMES: dict[str, str] = _inverted(_TREE["spellings"]) | {name: name for name in _TREE["spellings"]}
-_TELLING = ("impression", "findings", "history", "comparison", "addendum")
-"""A header that holds one of these words has this name; the first in this order counts."""
-_VIEW = re.compile("|".join(_inverted({"view": _TREE["views"]})))
-_LOOSE_NAMES = _inverted(_TREE["loose"])
-_USUAL = {*_NAMES.values(), *_TELLING, "technique", "procedure", "reason"}
-
-
-class Sections(NamedTuple):
-    """The parts of a report that are trained on; an empty string where there is none."""
-
-    findings: str
-    impression: str
-    last_paragraph: str
-
-
-_Found = list[tuple[str, str]]
-
-
-def read_sections(text: str, study_id: str = "") -> Sections:
-    """Find findings and impression of a MIMIC-CXR report, or what stands in for both.
-
-    A header is a line that is indented by one space and starts with capitals and a colon.
-    Of several sections of one name the last counts; empty findings and impressions do not.
-    Where neither exists, what follows the first line that holds one space in the last
-    section stands in, and where there is no such line the comparison, under which some
-    reports are written. For 54 studies the release says by hand where the text stands.
-
-    Args:
-        text: the report, lines divided by newlines.
-        study_id: the study, digits alone; empty where it is none of the release.
-
-    Source: section_parser.py and create_section_files.py of MIT-LCP/mimic-code, rules
-        re-expressed; outcomes were compared on 200,000 generated reports.
-    """
-    if study_id in SPAN_OF:
-        start, end = SPAN_OF[study_id]
-        return Sections("", "", text[start:end].strip())
-    kept = _without_empty(_split(text))
-    sections = dict(kept)
-    if not {"findings", "impression"} & sections.keys():
-        name, last = kept[-1]
-        head, blank_line, rest = last.partition(_BLANK_LINE)
-        sections |= {name: head, "last_paragraph": rest} if blank_line else {}
-    order = [HEADER_OF.get(study_id, ""), "findings", "impression", "last_paragraph", "comparison"]
-    first = next((name for name in order if name in sections), "")
-    if first in {"findings", "impression"}:
-        return _both(sections)
-    return Sections("", "", sections.get(first, "").strip())
+_SEPARATOR = re.compile(
+    r"[*_]{0,3}[ \t]?(?P<mark>[:|][*_]{0,3}|(?<=[ \t])[-\u2013\u2014]{1,2}(?=[ \t]))"
+)
+_CAPITALS = re.compile(
+    rf"(?<![\w-])(?:{'|'.join(name.strip().upper() for name in TREE['strong'].split(';'))})S?"
+    r"(?=[ \t]+(?:[A-Z]?[a-z]|\d))"
+)
+_ANSWERED = re.compile(r"\s*(?:yes|no|none|absent|present|neg(?:ative)?|[yn])\b", re.IGNORECASE)
+_UNPUNCTUATED = re.compile(r"[.:;|]")
+_BARE = re.compile(
+    r"(?:^[ \t]*(?P<first>exam|clinical history|history|indication|technique|comparison)"
+    r"|(?:^|(?<=\s))(?P<name>findings|impression|conclusion))"
+    r"(?=\s|$)(?!\s+(?:is|are|was|were|of|on|in|to|with|may|could|suggest\w*|consistent|compatible|"
+    r"represent\w*|and)\b)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""Headings of dictated text, which has neither colons nor stops."""
+_HISTORY_OF = re.compile(r"\A\s*(?P<name>history)(?=\s+of\b)", re.IGNORECASE)
+ELSEWHERE = "other part of the body"
+_EXAM = re.compile(
+    r"[ \t]*(?:exam(?:ination)?(?: [a-z\d]{1,2})?|study|procedure)[ \t]*[:.]", re.IGNORECASE
+)
+_TITLE = re.compile(
+    r"[ \t]*(?:(?:xr|x-?ray|radiographs?|ct|mri?|us|ultrasound)\b"
+    r"|(?:[a-z]+[ \t,]+){1,4}(?:[a-z\d]+[ \t]views?|x-?rays?|radiographs?)\b)",
+    re.IGNORECASE,
+)
+_STATES = re.compile(
+    r"\b(?:is|are|was|were|may|should|shows?|showed|if|for|advised|recommended|suggested|no)\b",
+    re.I,
+)
+_CHEST = re.compile(r"\b(?:chest|thorax|thoracic|cxr|ribs?|lungs?)\b", re.IGNORECASE)
+_OTHER_PART = re.compile(
+    r"\b(?:shoulder|knee|hip|pelvis|abdomen|kub|hand|wrist|foot|feet|ankle|elbow|femur|tibia|fibula|"
+    r"humerus|forearm|arm|leg|thigh|finger|toe|cervical|lumbar|sacrum|skull|facial|sinus(?:es)?|"
+    r"brain|head|neck|mandible|orbits?|clavicle)\b",
+    re.IGNORECASE,
+)
+_NUMBERED = re.compile(r"[ \t]*\(?\d{1,2}[.)]")
+_BULLET = re.compile(r"[ \t]*[-*\u2022\u25cf\u25aa\u00b7][ \t]*\w")
+_PARAGRAPH = re.compile(r"\n[ \t]*\n")
 
 
 def read_loose_sections(text: str, _study_id: str = "") -> Sections:
     """Find findings and impression of a report of any layout, or what stands in for both.
 
-    A header is a line that starts with capitals and a colon, or one of the usual names in
-    capitals with a colon anywhere in a line. A report without headers, or with none that is
-    usual, stands in as a whole; one with usual headers, but neither findings nor impression,
-    by what follows the first blank line of its last section. The id is not used: both
-    readers are called alike.
+    Sections of one name are joined; addenda and corrections join the impression. The id is not
+    used: both readers are called alike.
     """
-    headers = list(_LOOSE_HEADER.finditer(text))
-    if not headers:
-        return Sections("", "", text.strip())
-    ends = [header.start() for header in headers[1:]] + [len(text)]
-    found = [
-        (_loose_name(header.group(1) or header.group(2)), text[header.end() : end])
-        for header, end in zip(headers, ends, strict=True)
-    ]
-    kept = _without_empty(found)
-    sections = dict(kept)
-    if "findings" in sections or "impression" in sections:
-        return _both(sections)
-    if _USUAL.isdisjoint(dict(found)):  # "PC: fever. BG: asthma." is a text, no list of sections
-        return Sections("", "", text.strip())
-    parts = _LOOSE_BLANK_LINE.split(found[-1][1].strip(), maxsplit=1)
-    return Sections("", "", parts[1].strip() if len(parts) > 1 else "")
+    parts = cut_report(text)
+    joined = {
+        section: "\n\n".join(
+            part.body.strip() for part in parts if part.section == section and part.body.strip()
+        )
+        for section in Sections._fields
+    }
+    return Sections(**joined)
 
 
-def section_name(header: str) -> str:
-    """Bring a header, without its colon and in any case, to its usual name in lower case.
+def cut_report(text: str) -> list[Part]:
+    """Cut a report, without its mark-up, into parts; headings and texts make up all of it.
 
-    A header that names both parts is `impression`; one that names a projection alone is
-    `findings`. Source: section_parser.py of MIT-LCP/mimic-code.
+    A heading is a usual name, in any case, at a line's start or behind a stop, with a colon, a dash
+    or alone on its line. Behind findings or impression any other heading is a sub-heading and stays
+    inside; elsewhere one that names a part of the body begins the findings.
+
+    Where there are no findings, what precedes the first heading, or follows the paragraph of
+    another section, stands in, if it speaks of a finding. A report without a usual heading stands
+    in as a whole. A sentence that a correction takes back is left out, as the part `withdrawn`.
     """
-    name = header.lower().strip()
-    if name in _NAMES:
-        return _NAMES[name]
-    telling = next((word for word in _TELLING if word in name), "")
-    return telling or ("findings" if _VIEW.search(name) else name)
+    text = clean_text(text)
+    parts = _parts(text)
+    if not any(part.heading and part.name in USUAL_NAMES for part in parts):
+        used = [part for part in parts if part.name != ELSEWHERE]
+        if len(used) == len(parts):
+            return [Part("", "", text, "last_paragraph")]
+        return [
+            part if part.name == ELSEWHERE else part._replace(section="last_paragraph")
+            for part in parts
+        ]
+    if not parts[0].name and _has_labels(parts[0].body):
+        parts[0] = parts[0]._replace(section="findings")
+    if not _has("findings", parts):
+        parts = [piece for part in parts for piece in _with_unnamed(part)]
+    if not _has("", parts):
+        parts = [piece for part in parts for piece in _with_rest(part)]
+    return _without_withdrawn(parts)
 
 
-def _loose_name(header: str) -> str:
-    name = " ".join(header.lower().split())
-    return _LOOSE_NAMES.get(name) or section_name(name)
+def _has_labels(body: str) -> bool:
+    """Whether a line of a text begins with a label of a part of the body: "Pleura: clear"."""
+    heads = (match["head"] for line in body.split("\n") if (match := _LINE_HEAD.match(line)))
+    return ":" in body and any(
+        mark.region not in {"", "chest"} or mark.concept
+        for head in heads
+        for mark in find_marks(head)
+    )
 
 
-def _split(text: str) -> _Found:
-    """Give name and text of what precedes the first header, and of every section, in order."""
-    header = _HEADER.search(text)
-    found = [("preamble", text if header is None else text[: header.start(1)])]
-    while header is not None:
-        line_end = text.find("\n", header.end())  # a header ends its line: none follows in it
-        following = _HEADER.search(text, header.end() if line_end < 0 else line_end)
-        end = len(text) if following is None else following.start()
-        found.append((section_name(header.group(1)), text[header.end() : end]))
-        header = following
-    return found
+def _has(section: str, parts: Iterable[Part]) -> bool:
+    """Whether a section, or with "" any, has text."""
+    return any(
+        part.section
+        and section in {"", part.section}
+        and any(letter.isalpha() for letter in part.body)
+        for part in parts
+    )
 
 
-def _without_empty(found: Iterable[tuple[str, str]]) -> _Found:
+def _parts(text: str) -> list[Part]:
+    found = [("", 0, 0)]  # name, and where heading and body begin
+    for start, end, name in _headings(text):
+        found.append((name, start, end))
+    ends = [start for _, start, _ in found[1:]] + [len(text)]
     return [
-        (name, body)
-        for name, body in found
-        if name not in {"findings", "impression"} or body.strip()
+        Part(name, text[start:body], text[body:end], _OF_IMAGE.get(name, ""))
+        for (name, start, body), end in zip(found, ends, strict=True)
     ]
 
 
-def _both(sections: dict[str, str]) -> Sections:
-    findings, impression = sections.get("findings", ""), sections.get("impression", "")
-    return Sections(findings.strip(), impression.strip(), "")
+def _headings(text: str) -> Iterator[tuple[int, int, str]]:
+    """Find start, end and name of every heading that begins a section."""
+    if not _UNPUNCTUATED.search(text):
+        for match in sorted(
+            [*_BARE.finditer(text), *_HISTORY_OF.finditer(text)], key=lambda match: match.start()
+        ):
+            name = match.group().strip()
+            yield match.end() - len(name), match.end(), _USUAL[_plain_name(name)]
+        return
+    current, offset, begins_list, elsewhere = "", 0, False, False
+    given: set[str] = set()
+    previous = ""  # the line before
+    for line in text.split("\n"):
+        found = [*_line_heading(line, previous, current)]
+        if not found and begins_list and _BULLET.match(line) and _speaks(line):
+            found = [(0, 0, "findings")]  # "INDICATION: fall" and, below it, the findings
+        found += _inner_headings(line, found[-1][1] if found else 0)
+        elsewhere = _is_elsewhere(line, elsewhere)
+        if elsewhere and not found and current != ELSEWHERE:
+            found = [(0, 0, ELSEWHERE)]
+        for start, end, name in found:
+            # an impression that is the first of all is about the chest as well
+            is_common = name == "impression" and "impression" not in given
+            current = name if is_common or not elsewhere else ELSEWHERE
+            given.add(name)
+            yield offset + start, offset + end, current
+        begins_list = current not in _OF_IMAGE and bool(
+            found and line[found[-1][1] :].strip(" \t:") and not line.rstrip().endswith(":")
+        )
+        previous = line
+        offset += len(line) + 1
+
+
+def _is_elsewhere(line: str, before: bool) -> bool:
+    """Whether what follows is about another part of the body than the chest."""
+    head, stop, _ = line.partition(". ")
+    exam = _EXAM.match(head)
+    is_title = exam or (not stop and not line.rstrip().endswith(".") and _TITLE.match(head))
+    if not is_title or _STATES.search(head):
+        return before
+    return not _CHEST.search(head) and (before or bool(_OTHER_PART.search(head)))
+
+
+def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int, int, str]]:
+    match = _LINE_HEAD.match(line)
+    if match is None:
+        return
+    head, mark = match["head"].strip(), match["end"].strip(" \t*_")
+    plain = _plain_name(head)
+    start, end = 0, match.end()
+    if current in _OF_IMAGE and plain in _WEAK:
+        return
+    if mark not in {":", "|"}:
+        is_line = not mark
+        follows_text = bool(previous.strip()) and not previous.rstrip().endswith((".", ":", "?"))
+        if plain not in _USUAL or (is_line and follows_text and head.islower()):
+            return
+        if is_line or plain not in _WEAK:
+            yield start, end, _USUAL[plain]
+        return
+    name = _USUAL.get(plain, "") if _NUMBERED.match(line) else usual_name(head)
+    if name:
+        yield start, end, name
+    elif not current or current in _OF_IMAGE:
+        return
+    elif named := [item for item in find_marks(head) if item.region or item.concept]:
+        if all(item.region == "chest" for item in named):
+            return  # "radiograph of last week: effusion"
+        is_apart = current not in {"history", "indication"} or not previous.strip()
+        of_body = any(item.region for item in named)
+        if is_apart or of_body or head.isupper() or _ANSWERED.match(line[end:]):
+            yield start, start, "findings"  # its label is part of the text: "Pneumothorax: no"
+    elif head.isupper() and len(head) > 2:
+        yield start, end, plain
+
+
+def _inner_headings(line: str, begin: int) -> Iterator[tuple[int, int, str]]:
+    """Find usual names behind a stop, or capitalised, in a line."""
+    found: list[tuple[int, int, str]] = []
+    last = begin
+    for match in _SEPARATOR.finditer(line, begin):
+        before = list(re.finditer(r"\S+", line[max(last, match.start() - 60) : match.start()]))
+        shift = max(last, match.start() - 60)
+        for token in before[-_MOST_WORDS:]:
+            start = shift + token.start()
+            name = line[start : match.start()]
+            plain = _plain_name(name)
+            stop = line[:start].rstrip()[-1:]
+            if start == 0 or plain not in _USUAL or not stop or plain in _WEAK:
+                continue
+            behind_stop = stop in ".?!;"
+            if behind_stop or (match["mark"][0] in ":|" and name.lstrip("*_")[:1].isupper()):
+                found.append((start, match.end(), _USUAL[plain]))
+                last = match.end()
+                break
+    if not line.isupper():
+        found += [
+            (match.start(), match.end(), _USUAL[_plain_name(match.group())])
+            for match in _CAPITALS.finditer(line, begin)
+        ]
+    return iter(sorted(found))
+
+
+def usual_name(heading: str) -> str:
+    """Bring a heading to its usual name; empty where it has none.
+
+    One that names several parts has the name of what is about the image, the impression first.
+    """
+    plain = _plain_name(heading)
+    if plain in _USUAL:
+        return _USUAL[plain]
+    parts = [_plain_name(part) for part in re.split(r"[/,&+]|\band\b", heading, flags=re.I)]
+    named = [_USUAL[part] for part in parts if part in _USUAL]
+    if named and len(named) == len(parts):
+        return next((name for name in ("impression", "findings") if name in named), named[0])
+    listed = plain.split()
+    if len(listed) <= _MOST_WORDS:
+        for name in (listed[-1:], listed[:1]):
+            if name and name[0] in _STRONG:
+                return _USUAL[name[0]]
+        if (heading.isupper() or "view" in plain) and VIEW.search(plain) and "pain" not in plain:
+            return "findings"
+    return ""
+
+
+def _speaks(text: str) -> bool:
+    """Whether a text speaks of a finding, or calls anything normal or not."""
+    return any(mark.concept or mark.cue in _SPEAKING for mark in find_marks(text))
+
+
+_SPEAKING = {Cue.NORMAL, Cue.LARGE, Cue.ABNORMALITY}
+
+
+def _with_unnamed(part: Part) -> list[Part]:
+    """Read as findings what stands behind no heading of its own, where there are no findings."""
+    if part.section or not _speaks(part.body):
+        return [part]
+    if not part.name:
+        return [part._replace(section="findings")]
+    body = part.body
+    paragraph = _PARAGRAPH.search(body, len(body) - len(body.lstrip()))
+    if paragraph and _speaks(body[paragraph.end() :]):
+        return _cut(part, paragraph.end())
+    if part.name in _BRIEF:
+        lines = end_of_first_line(body)
+        if lines < len(body) and _speaks(body[lines:]):
+            return _cut(part, lines)
+        if part.name == "examination" and len(cut_sentences(body)) > 1:
+            return _cut(part, 0)
+    return [part]
+
+
+def _with_rest(part: Part) -> list[Part]:
+    """Read what follows the first line, or the first statements, of a report that has no more."""
+    body = part.body
+    lines = end_of_first_line(body)
+    if lines < len(body) and _speaks(body[lines:]):
+        return _cut(part, lines)
+    if part.name in {*_BRIEF, "indication"} or len(cut_sentences(body)) > 2:
+        start = 0
+        while match := _STATEMENT.match(body, start):
+            start = match.end()
+            if not _OF_OTHERS.match(body[start:]):
+                break
+        if _speaks(body[start:]):
+            return _cut(part, start)
+    return [part]
+
+
+_STATEMENT = re.compile(r"\s*[^\n]*?[^\n.](?:[.](?=\s|$)|\n)")
+_OF_OTHERS = re.compile(
+    r"\s*(?:compar|technique|indication|history|rule|evaluate|assess|query)", re.I
+)
+
+
+def _cut(part: Part, end: int) -> list[Part]:
+    rest = Part("", "", part.body[end:], "findings")
+    return [part._replace(body=part.body[:end]), rest]
+
+
+def _without_withdrawn(parts: Sequence[Part]) -> list[Part]:
+    """Leave out sentences that assert what a later correction denies."""
+    last = max((at for at, part in enumerate(parts) if part.name == "addendum"), default=0)
+    denied = read_claims(" ".join(part.body for part in parts if part.name == "addendum")).negated
+    if not denied:
+        return list(parts)
+    left: list[Part] = []
+    for at, part in enumerate(parts):
+        start, body = 0, part.body
+        for first, end, sentence in find_sentences(body) if part.section and at < last else ():
+            asserted = read_claims(sentence).asserted.keys()
+            if asserted and asserted <= denied:
+                left.append(part._replace(body=body[start:first]))
+                left.append(Part("withdrawn", "", body[first:end], ""))
+                part, start = part._replace(heading=""), end
+        left.append(part._replace(body=part.body[start:]))
+    return left

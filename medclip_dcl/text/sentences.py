@@ -1,38 +1,23 @@
 """Sentences: reports split, and the table of one row per usable sentence.
 
-PySBD splits, behind one function; it is unmaintained, and its known faults are met here:
-    line wraps          whitespace is collapsed first: PySBD would end a sentence at each
-    glued stops         "clear.There" and "XXXX.In" get the space that ends a sentence
-    double stops        "seen.. No" and "seen. ." leave a lone "." that is dropped
-    bare enumerators    "1." on its own is dropped, "1. Clear." loses its number
-    pathological text   endless lists take it quadratic time: it is given a deadline, after
-                        which the section is cut at every stop that a space follows
-    words changed       should it not return the words it was given, the same
-    slow                where no rule of it but the full stop can act, the text is cut at its stops
-
 Rules by which a sentence is dropped, in the order in which they are tried:
     punctuation   nothing but marks: a lone full stop
     enumerator    bare list numbers: "1." or "2) 3)"
     masked        no letter outside the de-identification tokens ___ and XXXX
-    short         fewer than two words with a letter outside ___ and XXXX
+    short         fewer than two words with a letter outside ___ and XXXX, and the labeler reads
+                  nothing in it: "Unchanged." goes, "Cardiomegaly." and "Normal." stay
 
-A kept sentence loses the number of a list item in front, so that equal statements are one
-sentence. For every section, `plain + separated - dropped = kept`.
+A kept sentence loses the bullet or number of a list item in front, so that equal statements are one
+sentence. For every section, `found - dropped = kept`.
 """
 
-import contextlib
 import functools
 import hashlib
 import re
-import signal
-import threading
-import warnings
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
-from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -42,6 +27,9 @@ from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.errors import StudyError
 from medclip_dcl.settings import Section
 from medclip_dcl.tables import Column, TableFormat, read_in_parts
+from medclip_dcl.text.boundaries import cut_sentences, without_number
+from medclip_dcl.text.cleaning import fold_unicode
+from medclip_dcl.text.labeler.labels import read_sentence
 
 
 class SentencesConfig(Section):
@@ -56,13 +44,11 @@ _FEWEST_WORDS = 2  # keeps "No pneumothorax.", which is what this method is abou
 LONGEST_SENTENCE = 1000
 """Characters; longer sentences are truncated and counted: a model reads far less."""
 LONGEST_SECTION = 20_000
-"""Characters; longer sections are truncated and counted, which bounds the time of a split."""
-DEADLINE_S = 3.0
-"""CPU seconds that PySBD may take for a section; a section of usual length takes a thousandth."""
+"""Characters; longer sections are truncated and counted."""
 
-ARTIFACT = ArtifactType("sentences", 2, "split_sentences")
+ARTIFACT = ArtifactType("sentences", 3, "split_sentences")
 
-NORMALISATION = "whitespace collapsed, case and marks kept"
+NORMALISATION = "Unicode folded, whitespace collapsed, case and marks kept"
 """Names what `normalise_text` does; part of the fingerprint of everything that is keyed by text."""
 
 SENTENCES = TableFormat(
@@ -81,8 +67,8 @@ SENTENCES = TableFormat(
 
 
 def normalise_text(text: str) -> str:
-    """Replace every run of whitespace by one space: the form that is keyed, scored, trained on."""
-    return " ".join(text.split())
+    """Fold Unicode, and whitespace to single spaces: the form that is keyed and trained on."""
+    return " ".join(fold_unicode(text).split())
 
 
 def text_key(text: str) -> str:
@@ -142,48 +128,17 @@ def training_reports(artifact: Artifact) -> int:
     )
 
 
-with warnings.catch_warnings():  # its regular expressions are plain strings with bad escapes
-    warnings.simplefilter("ignore", SyntaxWarning)
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import pysbd
-
 RULES = ("punctuation", "enumerator", "masked", "short")
 """Names of the rules that drop a sentence, in the order in which they are tried."""
 
-SPLITTER = f"pysbd {metadata.version('pysbd')} en, rules 2"
+SPLITTER = "rules 3"
 """Names how reports are split; part of the fingerprint of all that is made from sentences."""
 
 MASK = re.compile(r"_{2,}|\bX{3,}s?\b")
 """De-identification tokens: MIMIC's ___ and Open-i's XXXX."""
 
 _ENUMERATOR = re.compile(r"(\(?(\d{1,3}|[A-Za-z])[.):]+ *)+")
-_NUMBER = re.compile(r"^(\(?(\d{1,2}|[a-h])[.):]+ +)+(?=\S)")
-_GLUED = re.compile(r"((?<=[a-z]{3})|(?<=XXX)|(?<=___)|(?<![\w.-])\d{1,2})\.(?=[A-Z][a-z])")
-"""A stop, or a list number and its stop, that a word follows at once."""
 _KNOWN_SECTIONS = 1 << 16  # of which the splits are kept: most repeats are of a few
-_STOP = re.compile(r"(?<=[.?!]) +")
-_SEGMENTER = pysbd.Segmenter(language="en", clean=False)
-_PLAIN = re.compile(r"[\w ,:;/%'.-]+", re.ASCII)
-_WORDS = _SEGMENTER.language_module.Abbreviation
-_TITLES, _SHORT = (
-    "|".join(map(re.escape, words))
-    for words in (_WORDS.PREPOSITIVE_ABBREVIATIONS, _WORDS.ABBREVIATIONS)
-)
-_OTHER_RULES = re.compile(
-    r"  |\A | \Z|--"  # blanks and dashes
-    r"|(?<![A-Za-z])'|'(?![A-Za-z])"  # quotes; an apostrophe stands between letters
-    r"|\.(?! |\Z|(?<=\d\.)\d)"  # marks that are neither a full stop nor decimal
-    r"|(?<![\w%])\.|(?<![^ ][^ ])(?<!\d)\."  # ellipses, items a. and A.
-    r"|\A\d\d?\. |\d\. .*\d\. "  # items 1. and 2.
-    rf"|(?<![^ ])(?i:(?:{_TITLES})\.|(?:{_SHORT})\.(?-i:(?! [A-HJ-Z]|\Z)))",
-    re.ASCII,
-)
-"""Where a rule of PySBD other than the full stop may act on a text of `_PLAIN`."""
-_AFTER_STOP = re.compile(r"(?<=\.) ")
-
-
-class _Late(BaseException):
-    """PySBD exceeded its deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,55 +147,35 @@ class Split:
 
     sentences: tuple[tuple[int, str], ...]
     """Place among all sentences of the section, from 0, and normalised text."""
-    plain: int
-    """Sentences that the segmenter alone makes of the section."""
-    separated: int
-    """Sentences more (or fewer) where glued stops were separated first."""
+    found: int
+    """Sentences of the section, kept or not."""
     dropped: Mapping[str, int]
     """Rule -> sentences that it dropped."""
     truncated_sentences: int
     """Kept sentences that were cut to the longest length allowed."""
     truncated_sections: int
     """1 where the section itself was cut before it was split."""
-    unsegmented: int
-    """1 where the section was cut at its stops, PySBD being late or changing words."""
 
 
 def split_section(text: str) -> Split:
-    """Split one section of a report into the sentences that are scored and trained on.
-
-    Source: Sadvilkar and Neumann 2020 (PySBD); the rules are ours.
-    """
-    whole = normalise_text(text)
-    section = whole[:LONGEST_SECTION]
-    repaired = _GLUED.sub(lambda match: f"{match.group()} ", section)
-    pieces, is_plain = _pieces(repaired)
-    plain = len(pieces)
-    if repaired != section:
-        plain = len(segment(section) if is_plain else _cut_at_stops(section))
+    """Split one section of a report into the sentences that are scored and trained on."""
+    found = cut_sentences(text[:LONGEST_SECTION])
     kept, dropped, cut = [], dict.fromkeys(RULES, 0), 0
-    for index, sentence in enumerate(pieces):
+    for index, sentence in enumerate(found):
+        stated = normalise_text(without_number(sentence))
         rule = broken_rule(sentence)
         if rule:
             dropped[rule] += 1
             continue
-        stated = without_number(sentence)
         cut += len(stated) > LONGEST_SENTENCE
         kept.append((index, normalise_text(stated[:LONGEST_SENTENCE])))
     return Split(
         sentences=tuple(kept),
-        plain=plain,
-        separated=len(pieces) - plain,
+        found=len(found),
         dropped=dropped,
         truncated_sentences=cut,
-        truncated_sections=int(len(whole) > len(section)),
-        unsegmented=int(not is_plain),
+        truncated_sections=int(len(text) > LONGEST_SECTION),
     )
-
-
-def without_number(sentence: str) -> str:
-    """Cut off the number of a list item: "2. No effusion." gives "No effusion."."""
-    return _NUMBER.sub("", sentence)
 
 
 def split_reports(
@@ -250,8 +185,8 @@ def split_reports(
 ) -> dict[str, Any]:
     """Split parts of the reports, in order of study_id, write `SENTENCES` in order, and sum up.
 
-    A section that repeats is split once as long as it is remembered: PySBD is slow. By the summary,
-    plain_sentences + separated - all that was dropped = sentences.
+    A section that repeats is split once as long as it is remembered. By the summary,
+    found_sentences - all that was dropped = sentences.
     """
     split = functools.lru_cache(_KNOWN_SECTIONS)(split_section)
     counts: Counter[str] = Counter()
@@ -307,62 +242,11 @@ def used_sections(report: Mapping[str, str], settings: SentencesConfig) -> list[
 
 def _losses(splits: Sequence[Split]) -> dict[str, int]:
     return {
-        "plain_sentences": sum(split.plain for split in splits),
-        "separated": sum(split.separated for split in splits),
+        "found_sentences": sum(split.found for split in splits),
         **{f"dropped_{rule}": sum(split.dropped[rule] for split in splits) for rule in RULES},
         "truncated_sentences": sum(split.truncated_sentences for split in splits),
         "truncated_sections": sum(split.truncated_sections for split in splits),
-        "unsegmented_sections": sum(split.unsegmented for split in splits),
     }
-
-
-def segment(text: str) -> list[str]:
-    """Split a text of collapsed whitespace at the ends of its sentences and drop nothing."""
-    if is_plain(text):
-        return _AFTER_STOP.split(text)  # what PySBD gives, twenty times as fast
-    stripped = (normalise_text(piece) for piece in _SEGMENTER.segment(text))
-    return [piece for piece in stripped if piece]
-
-
-def is_plain(text: str) -> bool:
-    """Whether PySBD ends a sentence of the text at each full stop, and changes nothing else."""
-    return bool(_PLAIN.fullmatch(text)) and not _OTHER_RULES.search(text)
-
-
-def _pieces(text: str) -> tuple[list[str], bool]:
-    """Segment a text, or cut it at its stops; True where it was segmented."""
-    with contextlib.suppress(_Late), _deadline(DEADLINE_S):
-        pieces = segment(text)
-        if "".join(pieces).replace(" ", "") == text.replace(" ", ""):
-            return pieces, True
-    return _cut_at_stops(text), False
-
-
-def _cut_at_stops(text: str) -> list[str]:
-    return [piece for piece in _STOP.split(text) if piece]
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    """Raise `_Late` after so much of this process's own CPU time.
-
-    CPU time, because a busy machine must not change what a corpus is split into. Only the
-    main thread can be interrupted; elsewhere the longest section bounds the time alone.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def late(_number: int, _frame: FrameType | None) -> None:
-        raise _Late
-
-    previous = signal.signal(signal.SIGVTALRM, late)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, previous)
 
 
 def broken_rule(sentence: str) -> str:
@@ -373,4 +257,9 @@ def broken_rule(sentence: str) -> str:
         return "enumerator"
     readable = MASK.sub(" ", sentence)
     words = sum(any(c.isalpha() for c in word) for word in readable.split())
-    return "masked" if words == 0 else "short" if words < _FEWEST_WORDS else ""
+    if words == 0:
+        return "masked"
+    if words >= _FEWEST_WORDS:
+        return ""
+    reading = read_sentence(sentence)
+    return "" if reading.mentions or reading.normal else "short"

@@ -122,6 +122,31 @@ def test_with_keys_hosts_are_checked_where_they_are_named(key_file: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("setting", "asked"),
+    [
+        ("Radio.Klinik.Example", ("radio.klinik.example", "RADIO.KLINIK.EXAMPLE.:8000")),
+        ("radio.klinik.example.", ("Radio.Klinik.Example:443", "radio.klinik.example.")),
+        ("Röntgen.Klinik.Example", ("xn--rntgen-wxa.klinik.example:8000",)),
+        ("LOCALHOST", ("localhost", "LocalHost:1")),
+        ("::1", ("[::1]:8000", "[0:0:0:0:0:0:0:1]")),
+        ("[2001:DB8::1]", ("[2001:db8::1]", "[2001:db8:0::1]:443")),
+    ],
+)
+def test_a_host_is_the_same_in_every_spelling(setting: str, asked: tuple[str, ...]) -> None:
+    auth = read_auth(ServeSettings(model="m", allow_anonymous=True, allowed_hosts=(setting,)))
+    for host in asked:
+        assert auth.refusal(scope(host=host)) is None
+    for host in ("klinik.example", "radio.klinik.example.evil", "[::2]", "", "."):
+        assert auth.refusal(scope(host=host)) == "host_refused"
+
+
+@pytest.mark.parametrize("name", ["a.example:8000", "http://a.example", "a/b", "", "a b", "*"])
+def test_a_host_setting_that_no_request_can_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is not a host name; give it without scheme, port"):
+        read_auth(ServeSettings(model="m", allow_anonymous=True, allowed_hosts=(name,)))
+
+
+@pytest.mark.parametrize(
     ("server", "admitted"),
     [
         (None, True),

@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from api.logging import LOGGER, JsonFormatter, log_fault
+from api.logging import LOGGER, JsonFormatter, RepeatFilter, log_fault
 
 
 def line_of(record: logging.LogRecord) -> dict[str, object]:
@@ -51,3 +51,22 @@ def test_a_fault_names_its_type_and_place_but_not_its_message(
     assert line["error"] == "ValueError"
     assert "test_logging" in str(line["where"])
     assert "Doe" not in json.dumps(line)
+
+
+def test_of_lines_that_strangers_cause_the_first_are_written_and_the_others_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    repeats, counted = RepeatFilter(), []
+    monkeypatch.setattr("api.logging.log", lambda event, **facts: counted.append((event, facts)))
+    stranger = record(LOGGER.name, "request", kind="request /x 401 unauthorized")
+    malformed = record("uvicorn.error", "Invalid HTTP request received.")
+    known = record(LOGGER.name, "request", kind="")
+    for line, written in ((stranger, 10), (malformed, 10), (known, 50)):
+        assert sum(repeats.filter(line) for _ in range(50)) == written
+    assert counted == []
+    repeats._since -= 11
+    assert repeats.filter(stranger)
+    assert counted == [
+        ("repeated", {"lines": 40, "kind": "request /x 401 unauthorized"}),
+        ("repeated", {"lines": 40, "kind": "uvicorn.error: Invalid HTTP request received."}),
+    ]

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -12,34 +12,28 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message
 
-from api import bodies
+from api import middleware
 from api.auth import Auth
 from api.batching import WorkerSlots
-from api.bodies import STEP, BodyMemory
 from api.errors import ERRORS, ApiError, add_handlers, error_response
 from api.logging import Metrics, RequestState, state_of
-from api.middleware import Admission, ConcurrencyLimiter, RequestMiddleware, close_silent
+from api.middleware import PIECE, RequestMiddleware
 from api.settings import ServeSettings
 from medclip_dcl.data.limits import REASONS
 from medclip_dcl.errors import ImageError
 
-ROOM = 8 << 20
 OPEN = Auth(None, frozenset())
 
 
-def app_with(
-    limiter: ConcurrencyLimiter | None = None, metrics: Metrics | None = None, **settings: Any
-) -> FastAPI:
-    metrics, served = metrics or Metrics(), ServeSettings(model="m", **settings)
+def app_with(auth: Auth = OPEN, metrics: Metrics | None = None, **settings: Any) -> FastAPI:
+    served = ServeSettings(model="m", **{"queue": 1, "max_bodies_mb": 8} | settings)
     app = FastAPI()
-    memory = BodyMemory(ROOM, served.max_body_mb << 20)
-    admission = Admission(OPEN, limiter or ConcurrencyLimiter(1, metrics), memory, metrics)
-    app.add_middleware(RequestMiddleware, settings=served, admission=admission)
+    app.add_middleware(RequestMiddleware, settings=served, auth=auth, metrics=metrics or Metrics())
     add_handlers(app)
 
     @app.post("/count")
     async def count(request: Request) -> int:
-        return len(await request.body()) + sum(map(len, state_of(request.scope).files))
+        return len(await request.body())
 
     @app.api_route("/left", methods=["GET", "POST"])
     async def left(request: Request) -> float:
@@ -57,6 +51,25 @@ def app_with(
 
         return StreamingResponse(pieces())
 
+    @app.post("/wait")
+    async def wait(request: Request) -> int:
+        size = len(await request.body())
+        await asyncio.sleep(0.2)
+        return size
+
+    @app.get("/vast")
+    async def vast() -> Response:
+        return Response(bytes(2 << 20))
+
+    @app.get("/large")
+    async def large() -> Response:
+        return Response(bytes(SIZE))
+
+    @app.post("/form")
+    async def form(request: Request) -> int:
+        async with request.form() as form:
+            return len(form)
+
     @app.post("/fault")
     async def fault() -> None:
         raise ZeroDivisionError("a secret")
@@ -68,6 +81,7 @@ def app_with(
     return app
 
 
+SIZE = 4 * PIECE + 1  # of a large answer
 Piece = bytes | float | Callable[[], object]
 
 
@@ -77,12 +91,17 @@ def ask(app: FastAPI, pieces: list[Piece], path: str = "/count", **headers: str)
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
 
 
-def exchange(
+def exchange(*args: Any, **kwargs: Any) -> list[Message]:
+    return asyncio.run(converse(*args, **kwargs))
+
+
+async def converse(
     app: FastAPI,
     pieces: list[Piece],
     path: str,
     method: str = "POST",
     headers: list[tuple[str, str]] = [],  # noqa: B006 (it is only read)
+    read_s: float = 0.0,
 ) -> list[Message]:
     headers = [("content-type", "multipart/form-data; boundary=x"), *headers]
     sent: list[Message] = []
@@ -101,6 +120,8 @@ def exchange(
 
     async def send(message: Message) -> None:
         sent.append(message)
+        if message["type"] == "http.response.body":
+            await asyncio.sleep(read_s)
 
     scope = {
         "type": "http",
@@ -116,38 +137,37 @@ def exchange(
         "root_path": "",
         "asgi": {"version": "3.0"},
     }
-    asyncio.run(app(scope, receive, send))
+    await app(scope, receive, send)
     return sent
 
 
 MEBIBYTE = bytes(1 << 20)
-HEAD = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
-END = b"\r\n--x--\r\n"
+CHUNKED = {"transfer_encoding": "chunked"}
 
 
-def whole_form(size: int) -> bytes:
-    """A form of so many bytes, most of them of an image."""
-    return HEAD + bytes(size - len(HEAD + END)) + END
-
-
-def test_an_undeclared_body_is_cut_off_where_it_passes_the_limit() -> None:
-    status, body = ask(app_with(max_body_mb=2), [MEBIBYTE, MEBIBYTE, b"x"])
-    assert (status, b"body_too_large" in body) == (413, True)
-
-
-@pytest.mark.parametrize("length", [str((2 << 20) + 1), "1e9", "-1"])
-def test_a_declared_body_beyond_the_limit_is_refused_unread(length: str) -> None:
-    status, body = ask(app_with(max_body_mb=2), [3600.0], content_length=length)
-    assert (status, b"body_too_large" in body) == (413, True)
-
-
-@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", ""])
-def test_a_large_body_that_is_no_form_with_a_file_is_refused_as_it_comes(kind: str) -> None:
-    for body in ([MEBIBYTE, b"&", 3600.0], [bytes(2 << 20), 3600.0]):
-        status, answer = ask(app_with(), body, content_type=kind)
-        assert (status, b"malformed_body" in answer) == (400, True)
-    status, answer = ask(app_with(), [HEAD.replace(b"filename", b"x") + MEBIBYTE + END])
-    assert (status, b"malformed_body" in answer) == (400, True)
+@pytest.mark.parametrize(
+    ("pieces", "headers", "settings", "status", "code"),
+    [
+        ([MEBIBYTE, MEBIBYTE, b"x"], {}, {"max_body_mb": 2}, 413, "body_too_large"),
+        ([3600.0], {"content_length": "2097153"}, {"max_body_mb": 2}, 413, "body_too_large"),
+        ([3600.0], {"content_length": "1e9"}, {}, 413, "body_too_large"),
+        ([3600.0], {"content_length": "-1"}, {}, 413, "body_too_large"),
+        ([3600.0], {"content_length": "3"} | CHUNKED, {}, 400, "malformed_body"),
+        ([3600.0], {"content_encoding": "gzip"}, {}, 415, "content_encoding"),
+        ([b"a", 30.0, b"b"], {}, {"body_deadline_s": 0.1}, 408, "body_deadline"),
+        ([MEBIBYTE, b"&", 3600.0], {"content_type": "text/plain"}, {}, 400, "malformed_body"),
+        ([MEBIBYTE, b"&", 3600.0], {"content_type": ""}, {}, 400, "malformed_body"),
+        ([9 * MEBIBYTE, 3600.0], {}, {"max_body_mb": 10}, 503, "overloaded"),
+        ([bytes(6 << 20), 0.01], {}, {}, 499, "client_gone"),
+    ],
+)  # fmt: skip
+def test_a_body_that_breaks_a_rule_is_refused_as_soon_as_it_does(
+    pieces: list[Piece], headers: dict[str, str], settings: dict[str, float], status: int, code: str
+) -> None:
+    app = app_with(**settings)
+    found = ask(app, pieces, **headers)
+    assert (found[0], code.encode() in found[1]) == (status, True)
+    assert ask(app, [bytes(2 << 20)]) == (200, str(2 << 20).encode())  # nothing is left behind
 
 
 @pytest.mark.parametrize(
@@ -158,72 +178,103 @@ def test_no_body_is_read_that_no_route_takes(path: str, method: str) -> None:
     assert sent[0]["status"] in (404, 405)
 
 
-def test_a_slow_body_is_given_up() -> None:
-    status, body = ask(app_with(body_deadline_s=0.1), [b"a", 30.0, b"b"])
-    assert (status, b"body_deadline" in body) == (408, True)
+def test_who_has_no_key_is_refused_unread_and_not_heard_further() -> None:
+    stranger = app_with(Auth(None, frozenset({"here"})))
+    for length, closes in (("0", True), ("16384", True), ("16385", False)):
+        sent = exchange(stranger, [3600.0], "/count", headers=[("content-length", length)])
+        assert sent[0]["status"] == 421
+        assert (("connection", "close") in headers_of(sent)) is closes
+    sent = exchange(stranger, [3600.0], "/count", headers=[("transfer-encoding", "chunked")])
+    assert ("connection", "close") not in headers_of(sent)
 
 
-def test_a_large_body_that_stalls_is_given_up_long_before_its_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bodies, "STEP_S", 0.1)
-    body, started = whole_form(1 << 20), time.monotonic()
-    status, answer = ask(app_with(), [body[: 512 * 1024], 30.0, body[512 * 1024 :]])
-    assert (status, b"body_deadline" in answer) == (408, True)
-    pieces: list[Piece] = [body[at : at + 65536] for at in range(0, len(body), 65536)]
-    slow = [item for piece in pieces for item in (piece, 0.02)][:-1]
-    assert ask(app_with(), slow) == (200, str(1 << 20).encode())
-    assert time.monotonic() - started < 5
+def test_a_form_that_takes_the_parser_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+    honest = [head, *64 * [bytes(64 << 10)], b"\r\n--x--\r\n"]
+    assert ask(app_with(), honest, "/form") == (200, b"1")
+    monkeypatch.setattr(middleware, "_MOST_PARSING_S", 0.05)
+    almost = [head, *16 * [b"\r\n--xQ" * 10_000], b"\r\n--x--\r\n"]
+    status, answer = ask(app_with(), almost, "/form")
+    assert (status, b"malformed_body" in answer) == (400, True)
 
 
-def test_without_a_place_nothing_is_read() -> None:
-    limiter = ConcurrencyLimiter(1, Metrics())
-    assert limiter.take()
-    status, body = ask(app_with(limiter), [3600.0])
-    assert (status, b"overloaded" in body) == (503, True)
-    limiter.leave()
-    assert ask(app_with(limiter), [b"abc"]) == (200, b"3")
+def together(*asked: Coroutine[Any, Any, list[Message]]) -> list[tuple[int, bytes]]:
+    """Converse with one app as several clients at once: status and body of each."""
+
+    async def all_of_them() -> list[list[Message]]:
+        return await asyncio.gather(*asked)
+
+    return [
+        (sent[0]["status"], b"".join(message.get("body", b"") for message in sent))
+        for sent in asyncio.run(all_of_them())
+    ]
 
 
-def test_a_refusal_of_the_connection_is_the_one_of_the_application() -> None:
-    limiter, metrics = ConcurrencyLimiter(2, Metrics()), Metrics()
-    admission = Admission(OPEN, limiter, BodyMemory(ROOM, ROOM), metrics)
-    headers = [(b"x-request-id", b"one"), (b"content-length", b"9")]
-    scope = {"method": "POST", "headers": headers, "path": "/count"}
-    # Six requests in one turn of the loop, and two places: of three the body is still to come.
-    *others, last = (
-        admission.refuse({**scope, "state": {}}, arrived) for arrived in (8, 9, 0, 8, 9, 9)
+def test_a_question_has_a_place_from_its_last_byte_on_and_others_are_refused() -> None:
+    app = app_with(queue=1)
+    slow = converse(app, [b"a", 0.4, b"b"], "/wait")  # sends while the next one is inside
+    found = together(
+        slow,
+        converse(app, [b"ab"], "/wait"),
+        converse(app, [0.1, b"ab"], "/count"),  # whole while the second is inside
+        converse(app, [], "/framed", "GET"),
     )
-    assert others == [None] * 5
-    assert metrics.registry.get_sample_value("medclip_refusals_total", {"code": "overloaded"}) == 1
-    head, _, body = (last or b"").partition(b"\r\n\r\n")
-    status, *lines = head.split(b"\r\n")
-    assert status == b"HTTP/1.1 503 Service Unavailable"
-    start, sent = exchange(app_with(limiter), [], "/count", headers=[("x-request-id", "one")])
-    assert [tuple(line.split(b": ", 1)) for line in lines] == start["headers"]
-    assert (start["status"], sent["body"]) == (503, body)
+    assert [status for status, _ in found] == [200, 200, 503, 200]
+    assert b"overloaded" in found[2][1]
+    assert ask(app, [b"abc"]) == (200, b"3")
+
+    async def late() -> list[Message]:
+        await asyncio.sleep(0.1)
+        return await converse(app, [3600.0], "/count")  # full: nothing is read
+
+    assert [status for status, _ in together(converse(app, [b"ab"], "/wait"), late())] == [200, 503]
 
 
-def test_who_finds_no_place_left_when_the_body_has_arrived_gives_its_bytes_back() -> None:
-    limiter = ConcurrencyLimiter(1, Metrics())
-    app = app_with(limiter)
-    status, body = ask(
-        app, [whole_form(6 << 20), limiter.take, b"a"]
-    )  # of eight MiB for all bodies
+def test_a_body_that_stalls_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "_SAFE_S", 0.05)
+    app, most = app_with(queue=2), bytes(6 << 20)
+    found = together(
+        converse(app, [most, 5.0, b"x"], "/count"), converse(app, [0.2, most], "/count")
+    )
+    assert [status for status, _ in found] == [503, 200]
+
+
+def test_an_answer_leaves_in_pieces_and_takes_room_until_it_is_read() -> None:
+    sent = exchange(app_with(), [], "/large", "GET")
+    assert [len(message["body"]) for message in sent[1:]] == [PIECE] * 4 + [1]
+    assert [message["more_body"] for message in sent[1:]] == [True] * 4 + [False]
+    status, body = together(converse(app_with(max_bodies_mb=1), [], "/vast", "GET"))[0]
     assert (status, b"overloaded" in body) == (503, True)
-    assert limiter.is_full  # another's place is not given away
-    limiter.leave()
-    assert ask(app, [whole_form(6 << 20)]) == (200, str(6 << 20).encode())
+
+
+def test_a_reader_that_stops_is_cut_and_one_that_goes_on_is_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(middleware, "PIECE_S", 0.3)
+    app = app_with()
+    found = together(*(converse(app, [], "/large", "GET", read_s=pause) for pause in (0.1, 2.0)))
+    assert [len(body) for _, body in found] == [SIZE, PIECE]
+    codes = [vars(record)["facts"].get("code") for record in caplog.records]
+    assert sorted(codes, key=str) == [None, "client_gone"]
+
+
+def test_the_slowest_reader_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "_SAFE_S", 0.05)
+    app, large = app_with(max_bodies_mb=1), bytes(900 << 10)
+    found = together(
+        converse(app, [], "/large", "GET", read_s=5.0), converse(app, [0.3, large], "/count")
+    )
+    assert [len(found[0][1]), found[1][0]] == [PIECE, 200]
 
 
 def test_places_are_given_back_after_faults() -> None:
-    limiter = ConcurrencyLimiter(1, Metrics())
-    app = app_with(limiter)
+    app = app_with()
     for _ in range(3):
-        status, body = ask(app, [b""], path="/fault")
+        status, body = ask(app, [b"a"], path="/fault")
         assert (status, b"internal" in body) == (500, True)
         assert b"secret" not in body
-    assert limiter.take()
+    assert ask(app, [b"abc"]) == (200, b"3")
 
 
 def test_a_fault_within_an_answer_begins_no_second_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -303,34 +354,17 @@ def test_the_deadline_is_counted_from_the_last_byte() -> None:
         assert 4.55 < left_s <= 5
 
 
-def test_questions_without_a_body_are_answered_when_all_places_are_taken() -> None:
-    limiter = ConcurrencyLimiter(1, Metrics())
-    app = app_with(limiter)
-    assert not limiter.is_full
-    assert limiter.take()
-    assert limiter.is_full
-    assert exchange(app, [], "/framed", "GET")[0]["status"] == 200
-    limiter.leave()
-    assert ask(app, [b""], content_encoding="Identity") == (200, b"0")
-    assert ask(app, [b"abc"], content_length="3") == (200, b"3")
-    assert not limiter.is_full
+def test_bodies_up_to_the_limit_pass() -> None:
+    for declared in ({}, {"content_length": str(2 << 20)}):
+        found = ask(app_with(max_body_mb=2), [MEBIBYTE, MEBIBYTE], **declared)
+        assert found == (200, str(2 << 20).encode())
+    assert ask(app_with(), [b""], content_encoding="Identity") == (200, b"0")
 
 
-def test_who_leaves_while_sending_leaves_nothing_behind_and_is_no_fault() -> None:
-    limiter, metrics = ConcurrencyLimiter(1, Metrics()), Metrics()
-    app = app_with(limiter, metrics)
-    status, body = ask(app, [bytes(6 << 20), 0.01])  # of eight MiB for all bodies
-    assert (status, b"client_gone" in body) == (499, True)
-    assert metrics.registry.get_sample_value("medclip_refusals_total", {"code": "client_gone"}) == 1
-    assert ask(app, [whole_form(6 << 20)]) == (200, str(6 << 20).encode())
-    assert not limiter.is_full
-
-
-@pytest.mark.parametrize("declared", [{}, {"content_length": str(2 << 20)}])
-def test_bodies_up_to_the_limit_pass(declared: dict[str, str]) -> None:
-    body = whole_form(2 << 20)
-    found = ask(app_with(max_body_mb=2), [body[:9], body[9:]], **declared)
-    assert found == (200, str(2 << 20).encode())
+def test_head_is_answered_as_get_without_a_body_by_the_server() -> None:
+    sent = exchange(app_with(), [], "/framed", "HEAD")
+    assert (sent[0]["status"], ("cache-control", "max-age=60") in headers_of(sent)) == (200, True)
+    assert exchange(app_with(), [], "/count", "HEAD")[0]["status"] == 405
 
 
 def test_what_is_no_request_goes_by() -> None:
@@ -339,10 +373,9 @@ def test_what_is_no_request_goes_by() -> None:
     async def app(scope: Any, _receive: Any, _send: Any) -> None:
         passed.append(scope)
 
-    admission = Admission(OPEN, ConcurrencyLimiter(0, Metrics()), BodyMemory(0, 0), Metrics())
-    middleware: Any = RequestMiddleware(app, ServeSettings(model="m"), admission)
+    around: Any = RequestMiddleware(app, ServeSettings(model="m"), OPEN, Metrics())
     for kind in ("lifespan", "websocket", "a"):
-        asyncio.run(middleware({"type": kind}, None, None))
+        asyncio.run(around({"type": kind}, None, None))
     assert passed == [{"type": "lifespan"}, {"type": "websocket"}, {"type": "a"}]
 
 
@@ -464,16 +497,6 @@ def test_closing_drops_what_has_not_begun_and_waits_for_nothing() -> None:
     asyncio.run(ask())
 
 
-def test_places_are_as_many_as_were_made() -> None:
-    metrics = Metrics()
-    limiter = ConcurrencyLimiter(2, metrics)
-    assert [limiter.take(), limiter.take(), limiter.take()] == [True, True, False]
-    assert metrics.registry.get_sample_value("medclip_inside") == 2
-    limiter.leave()
-    assert metrics.registry.get_sample_value("medclip_inside") == 1
-    assert [limiter.take(), limiter.take()] == [True, False]
-
-
 def test_all_threads_run_from_the_beginning() -> None:
     def named() -> int:
         return sum(thread.name.startswith("early") for thread in threading.enumerate())
@@ -499,44 +522,3 @@ def test_waiting_and_work_are_timed_apart() -> None:
         assert 50 <= second_ms["decode"] < 5000
 
     asyncio.run(ask())
-
-
-class Wire:
-    """What was written to a connection's socket."""
-
-    def __init__(self) -> None:
-        self.is_closed = False
-        self.unread = 0
-
-    def abort(self) -> None:
-        self.is_closed = True
-
-    def get_write_buffer_size(self) -> int:
-        return self.unread
-
-
-class Connection:
-    def __init__(self, *, is_waiting: bool, unread: int = 0) -> None:
-        self.transport = Wire()
-        self.transport.unread = unread
-        self.cycle: object = None
-        self.is_waiting = is_waiting
-
-
-def test_connections_on_which_nothing_happens_are_closed_and_others_are_not() -> None:
-    silent, busy, lively = (Connection(is_waiting=waits) for waits in (True, False, True))
-    stuck, reading = (Connection(is_waiting=True, unread=10 * STEP) for _ in range(2))
-
-    async def watch() -> None:
-        every = {silent, busy, lively, stuck, reading}
-        task = asyncio.ensure_future(close_silent(every, 0.2))
-        for _ in range(5):
-            await asyncio.sleep(0.1)
-            lively.cycle = object()  # another request has come and been answered
-            reading.transport.unread -= STEP
-            stuck.transport.unread -= 1
-        task.cancel()
-
-    asyncio.run(watch())
-    closed = [item.transport.is_closed for item in (silent, busy, lively, stuck, reading)]
-    assert closed == [True, False, False, True, False]

@@ -5,19 +5,23 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import save
 
 from medclip_dcl.artifact import read_artifact_header
+from medclip_dcl.model_package import BANK_FILE, rewrite_package
 from pipelines import build_index
 from testing import forkserver
 from testing.corpus import KINDS, write_config, write_corpus
-from testing.published import publish
+from testing.published import publish, random_range
 from testing.service import PATIENCE_S, Service, png, running, store
+from testing.tiny_models import random_images
 
 CLIENTS = 4
 PARTS = ("model", "index")
@@ -213,24 +217,36 @@ def test_who_is_inside_when_the_service_stops_is_answered_and_nobody_else(tmp_pa
             socket.create_connection((host, int(port)))
 
 
-def test_slow_senders_keep_nobody_out_and_are_closed(tmp_path: Path) -> None:
-    folder = store(tmp_path)
-    with running(folder, queue=2, body_deadline_s=0.8, header_deadline_s=0.6) as service:
-        host, port = service.url.removeprefix("http://").strip("/").split(":")
-        slow = [socket.create_connection((host, int(port)), timeout=20) for _ in range(12)]
-        for number, sender in enumerate(slow):
-            head = b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-            rest = b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 99\r\n\r\n--"
-            sender.sendall(head + (rest if number % 2 else b""))
-        with service.client() as client:
-            answer = client.post("/classify", files={"image": ("image", png())})
-            assert answer.status_code == 200
-        ends = [
-            b"".join(iter(lambda sender=sender: sender.recv(4096), b"")) for sender in slow[1::2]
-        ]
-        assert all(b" 408 " in end and b"body_deadline" in end for end in ends)
-        for sender in slow[::2]:  # without headers there is nothing to answer
-            with suppress(ConnectionResetError):
-                assert sender.recv(4096) == b""
-        for sender in slow:
-            sender.close()
+def of_other_features(folder: Path) -> None:
+    """Publish a model whose range is of other features than images have."""
+    known = random_range()
+    short = known.model_copy(update={"mean": (0.0,), "precision": ((1.0,),)})
+    publish(folder, seed=2, known=short)
+
+
+def with_a_bank_of_another_width(folder: Path) -> None:
+    """Publish a model whose bank has vectors of another length than its own."""
+    model = publish(folder, seed=2, bank=random_images(6, 64))
+
+    def write(draft: Path) -> None:
+        (draft / BANK_FILE).write_bytes(save({"regions": torch.ones(6, 4, 4, 5).half()}))
+
+    rewrite_package(model, folder, [BANK_FILE], write)
+
+
+@pytest.mark.parametrize("spoil", [of_other_features, with_a_bank_of_another_width])
+def test_a_model_that_cannot_answer_is_never_ready_and_replaces_none_that_can(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    folder, new = store(tmp_path / "now"), tmp_path / "new"
+    spoil(new / "model")
+    with running(new, wait=False, index="") as service, service.client() as client:
+        wait_for(service, "not_ready")
+        assert client.get("/ready").json()["code"] == "model_unusable"
+    before = digests(folder)[0]
+    with running(folder, watch_s=0.1, index="") as service, service.client() as client:
+        put(new, folder, "model")
+        wait_for(service, "swap_refused")
+        assert client.get("/ready").status_code == 200
+        answer = client.post("/classify", files={"image": ("image", png())})
+        assert (answer.status_code, answer.json()["model"]) == (200, before)

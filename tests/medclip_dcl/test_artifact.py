@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from medclip_dcl import artifact as artifact_module
 from medclip_dcl.artifact import (
     HEADER,
     Artifact,
@@ -282,5 +283,36 @@ def test_a_file_that_is_as_young_as_its_note_is_hashed_again(
 def test_a_damaged_note_is_no_note(
     settled: Artifact, monkeypatch: pytest.MonkeyPatch, note: str
 ) -> None:
-    (settled.path / ".verified").write_bytes(note.encode("latin-1"))
+    artifact_module._note_of(settled).write_bytes(note.encode("latin-1"))
     assert hashed_files(settled, monkeypatch) == ["data.txt"]
+
+
+def test_who_may_write_to_a_folder_cannot_vouch_for_it(
+    settled: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, note = settled.file("data.txt"), artifact_module._note_of(settled)
+    assert settled.path not in note.parents
+    file.write_bytes(b"CONTENT")  # as long as what was hashed
+    forged = json.dumps({"digest": settled.digest, "files": {"data.txt": file_stamp(file)}})
+    for name in (".verified", f".{note.name}"):
+        (settled.path / name).write_text(forged)
+    with pytest.raises(ArtifactCorrupt, match=r"data\.txt .* damaged"):
+        open_artifact(settled.path, ARTIFACT)
+    shared = tmp_path / "shared/medclip-dcl"
+    shared.mkdir(parents=True)
+    shared.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared.parent))
+    (shared / "verified").mkdir()
+    (shared / "verified" / note.name).write_text(forged)
+    with pytest.raises(ArtifactCorrupt, match=r"data\.txt .* damaged"):
+        open_artifact(settled.path, ARTIFACT)
+
+
+def test_notes_on_artifacts_of_long_ago_are_removed(
+    settled: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifact_module, "_MOST_NOTES", 2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = [open_artifact(make(tmp_path / f"thing-{number}").path, ARTIFACT) for number in range(4)]
+    notes = {file.name for file in artifact_module._note_of(settled).parent.iterdir()}
+    assert notes == {artifact_module._note_of(item).name for item in made[2:]}

@@ -80,6 +80,22 @@ def test_every_question_is_answered(service: Service, folder: Path) -> None:
     assert [hit.score for hit in texts.hits] == sorted((h.score for h in texts.hits), reverse=True)
 
 
+def test_one_sentence_or_image_stands_for_a_list_of_it(service: Service, folder: Path) -> None:
+    path = folder / "image.dcm"
+    finding = {"name": "one", "positive": "Effusion", "negative": "No effusion"}
+    with Client(service.url, KEY) as client:
+        assert client.embed(texts="Effusion").shape[0] == 1
+        assert client.embed(texts=["Effusion"]) == client.embed(texts="Effusion")
+        assert len(client.ground(path, "Left effusion").phrases) == 1
+        assert len(client.ground_all(str(path), "Left effusion")) == 1
+        for image in (path, str(path), path.read_bytes()):
+            assert client.embed(image).shape[0] == 1
+            assert len(client.classify_all(image)) == 1
+        assert [item.name for item in client.classify(path, finding).findings] == ["one"]
+        boxed = client.embed(path, what="box", boxes=(10, 20, 30, 40))
+    assert boxed.shape[0] == 1
+
+
 def test_refusals_bear_the_code_of_the_service(service: Service, folder: Path) -> None:
     with Client(service.url, "w" * 40) as stranger, pytest.raises(ServiceError) as refusal:
         stranger.ground(folder / "image.dcm", ["Effusion"])

@@ -40,17 +40,17 @@ def test_the_sentence_counts_findings_and_names_the_weakest() -> None:
 def test_what_makes_a_run_worthless_is_said() -> None:
     backwards = results(edema=figure(0.037, 0.011, 0.077), effusion=figure(0.45, 0.3, 0.6))
     view = describe_verdict(
-        backwards, {"expected": 0.02}, {"clipped": 1.0}, {"foreign": 15, "read": 360}
+        backwards, {"expected": 0.02}, {"clipped": 1.0}, {"languages": {"en": 300, "de": 60}}
     )
     found = " ".join(view["warnings"])
     assert "edema is read backwards: AUC 0.037" in found
     assert "effusion" not in found  # its interval holds chance
     assert "negatives 0.02 are expected to be false" in found
     assert "Every step was clipped" in found
-    assert "15 of 360 reports" in found
+    assert "60 of 360 reports" in found
     assert len(view["warnings"]) == 4
 
 
 def test_a_run_without_results_has_no_sentence() -> None:
-    view = describe_verdict(None, {"expected": 3.0}, {"clipped": None}, {"foreign": 0, "read": 9})
+    view = describe_verdict(None, {"expected": 3.0}, {"clipped": None}, {"languages": {"en": 9}})
     assert view == {"sentence": None, "tiles": [], "warnings": []}

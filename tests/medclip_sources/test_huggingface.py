@@ -15,7 +15,7 @@ import pytest
 
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.records import Source
+from medclip_dcl.data.records import ReportText, Source
 from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ConfigError, HubError, StudyError
@@ -121,7 +121,7 @@ def test_every_form_gives_the_same(tmp_path: Path, forms: Path, form: str) -> No
     assert [raw.splits[f"p{n}"] for n in (2, 3, 4)] == [{"train"}, {"validate"}, {"test"}]
     assert raw.labels is not None
     assert raw.labels["Edema"].to_pylist() == [int(n % 2 == 0) for n in [*SPLITS["train"], 3, 4, 0]]
-    assert raw.studies[1].report == ("number 1.", "", "")
+    assert raw.studies[1].report == ReportText("FINDINGS: number 1.")
     for image in raw.images:
         assert path_under(root, image.path).read_bytes() == picture(int(image.subject_id[1:]))
     if form == "parquet":

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.client import Client
+from medclip_dcl.errors import ConfigError
 from medclip_dcl.schemas import ClassifyAnswer
 from pipelines.__main__ import main
+from pipelines.ask import write_findings
 from testing.service import png, running
 
 
@@ -16,7 +18,8 @@ def test_a_folder_becomes_a_table_and_a_cut_one_goes_on(
 ) -> None:
     images, table = tmp_path / "images", tmp_path / "answers.csv"
     (images / "b").mkdir(parents=True)
-    for name, content in (("a.png", png(seed=1)), ("b/c.png", png(seed=2)), ("d.txt", b"none")):
+    contents = {"a.png": png(seed=1), "b/c.png": png(seed=2), "d.txt": b"none"}
+    for name, content in contents.items():
         (images / name).write_bytes(content)
     with running(published) as service:
         words = ["ask", "classify", str(images), "--csv", str(table), "--url", service.url]
@@ -35,7 +38,55 @@ def test_a_folder_becomes_a_table_and_a_cut_one_goes_on(
         assert main(words) == 0
         again = list(csv.DictReader(table.read_text().splitlines()))
         assert [row["image"] for row in again] == [row["image"] for row in rows]
+        digest = again[0]["model"]
+        assert {row["model"] for row in again} == {answer.model} == {digest}  # of refused ones too
+        table.write_bytes(whole.replace(digest.encode(), b"f" * 64, 1))
+        capfd.readouterr()
+        assert main(words) == 2
+        assert "rows of model ffffffffffff" in capfd.readouterr().err
         table.write_text("image,other\n")
         capfd.readouterr()
         assert main(words) == 2
         assert "name another file" in capfd.readouterr().err
+
+
+def test_no_name_is_a_formula_or_breaks_a_row(
+    tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {
+        "=cmd|' calc'!A0.png": "./=cmd|' calc'!A0.png",
+        "+1.png": "./+1.png",
+        "-2+3.png": "./-2+3.png",
+        "@SUM(1).png": "./@SUM(1).png",
+        "\t=1.png": "./\\x09=1.png",
+        "\r=1.png": "./\\x0d=1.png",
+        "a\rb.png": "a\\x0db.png",
+        "a\nb.png": "a\\x0ab.png",
+        "a\u2028b.png": "a\\x2028b.png",
+        'q"x, y.png': 'q"x, y.png',
+        "Röntgen 胸.png": "Röntgen 胸.png",
+    }
+    folder, table = tmp_path / "in", tmp_path / "answers.csv"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_bytes(png())
+    monkeypatch.chdir(folder)
+    with running(published) as service:
+        words = ["ask", "classify", ".", "--csv", str(table)]
+        for _ in range(2):  # the second has nothing to ask
+            assert main([*words, "--url", service.url]) == 0
+            rows = list(csv.DictReader(table.read_text("utf-8").splitlines()))
+            assert {row["image"] for row in rows} == {*names.values()}
+            assert len(rows) == len(names)
+            assert not any(row["refused"] for row in rows)
+
+
+def test_a_model_that_is_exchanged_meanwhile_is_not_mixed_in(
+    tmp_path: Path, published: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    with running(published) as service, Client(service.url) as client:
+        facts = client.model().model_copy(update={"digest": "f" * 64})
+        client.model = lambda: facts  # what the service had said before the exchange
+        with pytest.raises(ConfigError, match="another model since this run began"):
+            write_findings(client, [tmp_path / "a.png"], tmp_path / "answers.csv")

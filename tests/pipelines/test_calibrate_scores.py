@@ -98,7 +98,7 @@ def test_decisions_that_bfloat16_changes_are_counted_where_it_is_fast(
     found = calibrated(work, least=3).changed_in_bfloat16
     assert found is not None
     assert 20 * found == pytest.approx(round(20 * found))  # of ten images and two findings
-    monkeypatch.setattr("medclip_dcl.models.engines.multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr("medclip_dcl.models.settings.multiplies_bfloat16", lambda: True)
     taken = load(work / "model", "cpu", precision="auto").engine.precision
     assert taken == ("bfloat16" if found <= 0.01 else "float32")
     predictor = load(work / "model", "cpu")

@@ -142,8 +142,52 @@ def test_no_text_and_no_name_leaves_the_check(
     assert check(tmp_path, given) == 3  # one picture, two patients
     printed = capsys.readouterr()
     assert "PHISENT" not in printed.out + printed.err
+    page = tmp_path / "work" / PAGE  # which holds reports, for its owner alone
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert "PHISENTINEL has clear lungs" in page.read_text()
+    assert check(tmp_path, report={"private": True}) == 3
     for path in (tmp_path / "work").rglob("*"):
         assert not path.is_file() or b"PHISENT" not in path.read_bytes()
+
+
+def table_of(tmp_path: Path, texts: list[str]) -> dict[str, Any]:
+    (tmp_path / "source").mkdir()
+    lines = [{"uid": n, "text": text} for n, text in enumerate(texts)]
+    table = tmp_path / "source/reports.jsonl"
+    table.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    columns = {"subject_id": "uid", "report": "text"}
+    return {"kind": "table", "table": "reports.jsonl", "columns": columns, "boxes": ""}
+
+
+def test_the_page_shows_how_reports_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = "HISTORY: Old fracture.\nFINDINGS: No left effusion. Unchanged.\nIMPRESSION: Edema."
+    assert check(tmp_path, source=table_of(tmp_path, [report, "FINDINGS: Clear lungs."])) == 0
+    page = (tmp_path / "work" / PAGE).read_text()
+    assert '<mark class="r-out" title="left out: history"> Old fracture.\n</mark>' in page
+    assert '<mark class="r-absent" title="findings">No left effusion.</mark>' in page
+    assert '<mark class="r-out" title="left out: short">Unchanged.</mark>' in page
+    assert '<small class="r-present">+Edema</small>' in page
+    text = tree(tmp_path)["text"]
+    assert text["dropped"] == {"history": 12, "short": 10}
+    assert text["languages"] == {"en": 2}
+    printed = capsys.readouterr()
+    assert "fracture" not in printed.out + printed.err
+    assert "left out though" in printed.out  # a tenth of the text is a short sentence
+
+
+def test_a_corpus_of_another_language_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["Kein Pneumothorax. Herz normal groß.", "Pleuraerguss links.", "No effusion."]
+    assert check(tmp_path, source=table_of(tmp_path, texts)) == 0
+    assert "2 of 3 reports read like another language than English (German)" in (
+        capsys.readouterr().out
+    )
+    labels = tree(tmp_path)["labels"]["findings"]
+    assert labels["Pneumothorax"] == {"present": 0, "absent": 0, "uncertain": 0}
+    assert labels["Pleural Effusion"] == {"present": 0, "absent": 1, "uncertain": 0}
 
 
 def test_a_table_of_reports_alone_is_held_against_the_thresholds(tmp_path: Path) -> None:

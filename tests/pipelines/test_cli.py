@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 import medclip_dcl
-from medclip_dcl.client_options import client_parser
+from medclip_dcl.client import client_parser
 from pipelines import ask
 from pipelines import run as run_module
 from pipelines.__main__ import COMMANDS, main

@@ -7,6 +7,7 @@ import pytest
 from medclip_dcl.data.source_settings import SourceConfig, relative_to_root
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.files import path_under
+from medclip_dcl.text.language import language_warning
 from pipelines.column_guesses import TableGuess, guess_table, read_view
 
 REPORT = "The heart is enlarged and there is no effusion."
@@ -40,7 +41,7 @@ def test_english_names_next_to_the_images(tmp_path: Path) -> None:
         "report": "Report", "view": "ViewPosition", "split": "Split",
     }  # fmt: skip
     assert (found.root, found.prefix_strip) == (tmp_path, "")
-    assert (found.encoding, found.rows, found.is_english) == ("", 8, True)
+    assert (found.encoding, found.rows, set(found.languages)) == ("", 8, {"en"})
     assert found.views == {"AP SUPINE": "frontal"}
     assert found.unused == {"age": "50", "notes": "8 different values"}
 
@@ -54,7 +55,7 @@ def test_a_german_export_of_excel(tmp_path: Path) -> None:
     }  # fmt: skip
     assert found.encoding == "cp1252"
     assert found.root == tmp_path / "scans"
-    assert not found.is_english
+    assert language_warning(found.languages)
 
 
 def test_paths_of_another_machine_lose_what_is_not_here(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Inspection: images are opened by the gate, reports are read once."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,16 @@ from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.records import ImageRecord, Text
 from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.mimic_sections import Part
+from medclip_dcl.text.sections import cut_report
 from medclip_dcl.text.sentences import SentencesConfig
 from pipelines import inspection
 from pipelines.inspection import (
+    UNNAMED,
     count_labels,
     describe_report,
     inspect_image,
+    mark_report,
     read_reports,
 )
 from testing.dicom import dicom_bytes, ramp
@@ -71,13 +76,19 @@ def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> No
     )
 
 
+def parts_in(texts: dict[str, Text]) -> Callable[[str], list[Part]]:
+    return lambda study: [
+        Part(name, "", body, name) for name, body in texts[study]._asdict().items() if body
+    ]
+
+
 def test_reports_are_read_once_and_their_answers_counted(tmp_path: Path) -> None:
     texts = {
         "both": Text("There is a left pleural effusion. Compared to ___.", "No pneumothorax.", ""),
         "hidden": Text("XXXX.", "", ""),
         "normal": Text("No acute process. The lungs are clear.", "", ""),
     }
-    found = read_reports(tmp_path, texts, SentencesConfig(), 0, 1)
+    found = read_reports(tmp_path, texts, parts_in(texts), SentencesConfig(), 0, 1)
     assert {study: row["kept"] for study, row in found.items()} == {
         "both": 3,
         "hidden": 0,
@@ -91,10 +102,24 @@ def test_reports_are_read_once_and_their_answers_counted(tmp_path: Path) -> None
     assert labels["findings"]["No Finding"]["present"] == 1
     sample = tmp_path / "sample"
     sample.mkdir()
-    assert set(read_reports(sample, texts, SentencesConfig(), 2, 1)) < set(texts)
+    assert set(read_reports(sample, texts, parts_in(texts), SentencesConfig(), 2, 1)) < set(texts)
 
 
 def test_what_one_section_asserts_no_other_takes_back() -> None:
-    sections = ["There is pneumonia", "No pneumonia. Possible edema.", "No edema."]
-    said = describe_report(sections)["said"]
+    report = "FINDINGS: There is pneumonia.\nIMPRESSION: No pneumonia. Possible edema. No edema."
+    said = describe_report(cut_report(report), ["findings", "impression"])["said"]
     assert said == {"Pneumonia": "present", "Edema": "uncertain"}
+
+
+def test_every_character_of_a_report_is_marked_with_what_is_done_with_it() -> None:
+    report = "XR\nHISTORY: Old left effusion.\nFINDINGS: Clear lungs. 2. Unchanged.\nABC:\nx"
+    pieces = mark_report(cut_report(report), ["findings", "impression"])
+    assert "".join(piece.text for piece in pieces) == report
+    assert [(piece.text, piece.reason) for piece in pieces if piece.reason and piece.text] == [
+        ("XR\n", UNNAMED),
+        (" Old left effusion.\n", "history"),
+        ("2. Unchanged.", "short"),
+    ]
+    row = describe_report(cut_report(report), ["findings"])
+    assert row["dropped"] == {UNNAMED: 2, "history": 16, "short": 12}
+    assert (row["characters"], row["language"]) == (len("".join(report.split())), "en")

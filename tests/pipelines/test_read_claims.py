@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -18,8 +18,7 @@ REPORTS = {
 }
 
 
-@pytest.fixture
-def config_file(tmp_path: Path) -> Path:
+def write_config(tmp_path: Path, reports: dict[str, list[str]]) -> Path:
     rows = [
         {
             "study_id": study,
@@ -30,13 +29,23 @@ def config_file(tmp_path: Path) -> Path:
             "text": text,
             "text_key": sentences.text_key(text),
         }
-        for study, texts in REPORTS.items()
+        for study, texts in reports.items()
         for position, text in enumerate(texts)
     ]
     commit_tables(tmp_path, sentences.ARTIFACT, {sentences.SENTENCES: rows})
     config = tmp_path / "config.yaml"
     config.write_text(f"work: {tmp_path}\n")
     return config
+
+
+def read(tmp_path: Path, reports: dict[str, list[str]]) -> Artifact:
+    assert main(["--config", str(write_config(tmp_path, reports))]) == 0
+    return open_artifact(labels.ARTIFACT.at(tmp_path), labels.ARTIFACT)
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    return write_config(tmp_path, REPORTS)
 
 
 def test_sentences_and_reports_get_their_claims(config_file: Path) -> None:
@@ -57,6 +66,23 @@ def test_sentences_and_reports_get_their_claims(config_file: Path) -> None:
     assert list(said) == sorted(said)
     assert len(said) == 6
     assert said[sentences.text_key("No acute disease.")]["normal"]
+
+
+def test_foreign_reports_have_no_claims_and_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {"s1": ["Kein Erguss links.", "Pneumothorax."], "s2": ["No effusion."]}
+    claims = read(tmp_path, texts)
+    assert [
+        row["negated"] for row in read_table(claims.path, labels.REPORT_CLAIMS).to_pylist()
+    ] == [
+        [],
+        ["Pleural Effusion"],
+    ]
+    # "Pneumothorax." says so by itself, but stands in a German report alone
+    assert read_table(claims.path, labels.SENTENCE_CLAIMS)["asserted"].to_pylist() == [[], [], []]
+    assert claims.summary["languages"] == {"de": 1, "en": 1}
+    assert "1 of 2 reports read like another language" in capsys.readouterr().out
 
 
 def test_a_table_of_claims_stands_for_our_reading(config_file: Path) -> None:

@@ -30,7 +30,7 @@ def work(tmp_path: Path) -> Path:
     """A folder with what a run of the default settings would leave."""
     made = config(tmp_path, train={"precision": "bf16"})
     make(tmp_path, "manifest", source=made.source.result_settings())
-    make(tmp_path, "likelihoods", variant=made.likelihood.variant, engine="onnxruntime")
+    make(tmp_path, "likelihoods", variant=made.likelihood.variant, engine="torch")
     make(tmp_path, "eta_cache", eta=eta_sources.used_settings(made.eta))
     settings = {"objective": made.objective, "train": made.train.result_settings()}
     make(tmp_path, "model", seed=0, model=made.model, **settings)

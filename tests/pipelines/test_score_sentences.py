@@ -109,16 +109,16 @@ def test_scores_and_counts_are_those_of_the_sentences(config_file):
 
 def test_whole_scores_are_reused_where_another_engine_is_at_hand(config_file, capsys):
     assert (
-        run(config_file, "--set", "likelihood.engine=plain").fingerprint["settings"]["engine"]
-        == "plain"
+        run(config_file, "--set", "likelihood.engine=torch").fingerprint["settings"]["engine"]
+        == "torch"
     )
-    assert run(config_file).fingerprint["settings"]["engine"] == "plain"
+    assert run(config_file).fingerprint["settings"]["engine"] == "torch"
     assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
-    run(config_file, "--set", "likelihood.engine=onnxruntime")
+    run(config_file, "--set", "likelihood.engine=openvino")
     assert "settings.engine: " in capsys.readouterr().out.splitlines()[-1]
 
 
-VALUES = {"variant": "within_word_l2r", "dtype": "bfloat16", "engine": "plain"}
+VALUES = {"variant": "within_word_l2r", "dtype": "bfloat16", "engine": "torch"}
 
 
 def change_one(change, config_file, monkeypatch) -> list[str]:
@@ -223,3 +223,10 @@ def test_two_launched_processes_share_the_units_and_end_with_the_bytes_of_one(co
     assert launch(config_file, 2) == [0, 0]
     assert '"state": "reused"' in (config_file.parent / "log-0").read_text()
     assert "score sentences" not in (config_file.parent / "log-1").read_text()
+
+
+def test_workers_do_not_share_a_gpu(config_file, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert score_sentences.main(["--config", str(config_file), "--set", "workers=2"]) != 0
+    assert "workers 2 would share one GPU" in capsys.readouterr().err

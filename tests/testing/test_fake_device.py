@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.likelihood.engines import prepare_engine
-from medclip_dcl.likelihood.masked_lm import MaskedCopies
+from medclip_dcl.likelihood.masked_lm import MaskedCopies, prepare_engine
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import TrainStep

@@ -29,7 +29,7 @@ ALLOWED = {200, 429, 503}
 _CLIENTS = 16
 _HEALTH_EVERY_S = 0.05
 _LEAVES_AT_ONCE_S = 0.002
-_RUDE = {"body_deadline_s": 15, "header_deadline_s": 5}
+_RUDE = {"body_deadline_s": 15}
 _SETTLE_S = 1.0
 _REST_S = 22.0
 """After which a service that nobody asks has given memory back."""

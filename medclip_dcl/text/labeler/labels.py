@@ -1,28 +1,20 @@
 """Labels: what a sentence or a report says about the 13 CheXpert findings.
 
-The rules, in the order in which they are applied:
-    1  A text is cut into sentences at full stops that are not in a number, at semicolons,
-       exclamation marks and empty lines.
-    2  The longest phrase of the lexicon and of the cues counts at each position (`phrases`).
-    3  "but", "except", "there is" ... cut a sentence into clauses; no rule looks across. After
-       "which" the part of the image just named is the subject.
-    4  Cues give every concept its polarity (`negation`).
-    5  Side words give it its sides, other words its zone and degree (`laterality`).
-    6  Parts of the image called normal or enlarged add theirs (`normality`).
-    7  Concepts become findings, and the sentences of a report are united: asserted anywhere
-       beats hedged, hedged beats negated, negated beats asked for, which alone is hedged; a
-       finding that no sentence names has no label.
+`read_sentence` applies the rules in their order; the README of `text` lists them. A sentence that
+reads like another language than English says nothing, and neither does a report in which such
+sentences prevail. In a report asserted beats hedged, hedged beats negated, negated beats asked for,
+which alone is hedged; a finding that no sentence names has no label.
 
 A claim is a finding with a polarity and, where it is asserted, its sides.
 """
 
 import hashlib
 import json
-import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,10 +25,11 @@ import pyarrow.compute as pc
 
 from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.tables import Column, TableFormat, TableWriter
+from medclip_dcl.text.boundaries import cut_sentences
 from medclip_dcl.text.labeler import lexicon
+from medclip_dcl.text.labeler.forms import silence_labels, write_out
 from medclip_dcl.text.labeler.laterality import read_laterality, read_modifiers
 from medclip_dcl.text.labeler.lexicon import (
-    CUES,
     FINDINGS_OF,
     LABELS,
     LEFT_OPEN_BY,
@@ -53,8 +46,9 @@ from medclip_dcl.text.labeler.phrases import (
     find_marks,
     find_modifiers,
 )
+from medclip_dcl.text.language import ENGLISH, WORDS_OF, language_of, prevailing
 
-ARTIFACT = ArtifactType("claims", 3, "read_claims")
+ARTIFACT = ArtifactType("claims", 4, "read_claims")
 
 _FINDINGS = pa.list_(pa.string())
 
@@ -87,10 +81,8 @@ REPORT_CLAIMS = TableFormat(
 """One row per study, in order of study_id."""
 
 
-RULES = 3
+RULES = 4
 """Version of the rules; raised with every change of the code that applies them."""
-
-_SENTENCE_END = re.compile(r"(?<!\d)\.|\.(?!\d)|[;!]|\n[ \t]*\n")
 
 
 @dataclass
@@ -99,6 +91,8 @@ class Reading:
 
     mentions: list[Mention] = field(default_factory=list)
     normal: bool = False
+    languages: tuple[str, ...] = ()
+    """Language of each sentence that has one, as `language_of` names it."""
 
 
 def read_sentence(text: str) -> Reading:
@@ -106,8 +100,15 @@ def read_sentence(text: str) -> Reading:
 
     Source: ours; cues with a scope are the idea of NegEx (Chapman et al. 2001).
     """
-    marks = find_marks(text)
-    reading = Reading(normal=bool(marks) and all(mark.cue is Cue.NORMAL for mark in marks))
+    language = language_of(text)
+    if language not in {"", ENGLISH}:
+        return Reading(languages=(language,))
+    text = write_out(text)
+    marks = silence_labels(find_marks(text))
+    languages = (language,) if language else ()
+    reading = Reading(
+        languages=languages, normal=bool(marks) and all(mark.cue is Cue.NORMAL for mark in marks)
+    )
     for clause in cut_clauses(marks):
         polarities = read_negation(clause)
         for index, sides in read_laterality(clause).items():
@@ -131,28 +132,17 @@ def read_sentence(text: str) -> Reading:
 def read_report(text: str) -> Reading:
     """Read every sentence of a text: all mentions in order; normal where one says so."""
     whole = Reading()
-    for sentence in _SENTENCE_END.split(text):
+    for sentence in cut_sentences(text):
         reading = read_sentence(sentence)
         whole.mentions += reading.mentions
         whole.normal |= reading.normal
+        whole.languages += reading.languages
     return whole
 
 
 def reader_digest() -> str:
     """Name the rules and words that claims are read with, by 16 hexadecimal digits."""
-    data = [
-        RULES,
-        {cue.name: text for cue, text in CUES.items()},
-        lexicon.PHRASES_OF,
-        lexicon.REGIONS_OF,
-        lexicon.FINDINGS_OF,
-        lexicon.LEFT_OPEN_BY,
-        lexicon.NEGATED_WHERE_NORMAL,
-        lexicon.ASSERTED_WHERE_LARGE,
-        lexicon.ZONES,
-        lexicon.SEVERITIES,
-        sorted(lexicon.MIDLINE),
-    ]
+    data = [RULES, lexicon.TREE, WORDS_OF, sorted(lexicon.MIDLINE)]
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
 
 
@@ -223,13 +213,7 @@ SILENT = ReportLabels({}, frozenset(), frozenset(), normal=False)
 
 
 def read_claims(text: str) -> ReportLabels:
-    """Read what a sentence or a whole report says about the findings.
-
-    Args:
-        text: findings, impression or one sentence; any text is allowed.
-
-    Returns:
-        Its claims; a text that says nothing of the findings gives empty ones.
+    """Read what a sentence or a whole report says about the findings; any text is allowed.
 
     Source: ours; findings of CheXpert (Irvin et al. 2019).
     """
@@ -266,27 +250,39 @@ def write_claims(
         said = [SILENT, *given.sentences.values()]
         number = {key: code for code, key in enumerate(given.sentences, 1)}
         reading_of = np.array([number.get(key, 0) for key in keys.to_pylist()], np.int32)
-    with _Written(folder, SENTENCE_CLAIMS, "text_key") as written:
-        for start in range(0, len(keys), _ROWS_AT_ONCE):
-            codes = reading_of[start : start + _ROWS_AT_ONCE].tolist()
-            some = keys[start : start + len(codes)].to_pylist()
-            written.add_claims(zip(some, (said[code] for code in codes), strict=True))
     speaks = np.array([bool(claim) for claim in said], dtype=bool)
+    in_english = np.ones(len(keys), dtype=bool)  # whether a report that is read has the sentence
+    languages = Counter[str]()
     rows = speaking = 0
 
-    def claims_of(study: str, codes: Sequence[int]) -> ReportLabels:
+    def claims_of(study: str, places: Sequence[int]) -> ReportLabels:
+        codes = reading_of[places].tolist()
+        if readings:
+            language = prevailing(chain(*(readings[code].languages for code in codes)))
+            languages[language] += 1
+            in_english[places] |= language in {"", ENGLISH}
         if given.reports is not None:
             return given.reports.get(study, SILENT)
         if given.sentences is not None:
             return unite(said[code] for code in codes)
         return report_labels_of(readings[code] for code in codes)
 
+    if readings:
+        in_english[:] = False
     with _Written(folder, REPORT_CLAIMS, "study_id") as reports:
         for part in parts:
-            codes = reading_of[pc.index_in(part["text_key"], keys).to_numpy()]
-            rows, speaking = rows + len(codes), speaking + int(speaks[codes].sum())
-            owners = _runs(part["study_id"], codes)
+            places = pc.index_in(part["text_key"], keys).to_numpy()
+            rows, speaking = rows + len(places), speaking + int(speaks[reading_of[places]].sum())
+            owners = _runs(part["study_id"], places)
             reports.add_claims((study, claims_of(study, own)) for study, own in owners)
+    with _Written(folder, SENTENCE_CLAIMS, "text_key") as written:
+        for start in range(0, len(keys), _ROWS_AT_ONCE):
+            codes = reading_of[start : start + _ROWS_AT_ONCE].tolist()
+            some = keys[start : start + len(codes)].to_pylist()
+            written.add_claims(
+                (key, said[code] if in_english[start + at] else SILENT)
+                for at, (key, code) in enumerate(zip(some, codes, strict=True))
+            )
     findings = (*FINDINGS, *sorted((written.named | reports.named) - set(FINDINGS)))
     return {
         "sentences": rows,
@@ -294,6 +290,7 @@ def write_claims(
         "reports": reports.rows,
         "share_with_claims": round(speaking / max(1, rows), 4),
         "normal_reports": reports.normal,
+        "languages": dict(languages.most_common()),
         "findings": list(findings),
         "reports_per_finding": {
             name: {kind: reports.counts[kind][name] for kind in _KINDS} for name in findings
@@ -328,7 +325,7 @@ class _Written(TableWriter):
 
 
 def _runs(
-    owners: pa.ChunkedArray, values: npt.NDArray[np.int32]
+    owners: pa.ChunkedArray, values: npt.NDArray[np.integer[Any]]
 ) -> Iterator[tuple[str, list[int]]]:
     """Give each owner of rows that are next to each other with their values."""
     coded = owners.combine_chunks().dictionary_encode()
@@ -350,7 +347,8 @@ def _read_all(texts: pa.ChunkedArray) -> tuple[list[Reading], npt.NDArray[np.int
                 (m.concept, m.polarity, m.sides, frozenset(m.zones), frozenset(m.severities))
                 for m in reading.mentions
             )
-            number = known.setdefault((reading.normal, content), len(readings))
+            content_key = (reading.normal, prevailing(reading.languages), content)
+            number = known.setdefault(content_key, len(readings))
             if number == len(readings):
                 readings.append(reading)
             numbers.append(number)
@@ -389,7 +387,9 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
     negated, uncertain, asked = set[str](), set[str](), set[str]()
     zones, severities = set[str](), set[str]()
     normal = abnormal = False
+    languages: list[str] = []
     for reading in readings:
+        languages += reading.languages
         normal |= reading.normal
         for mention in reading.mentions:
             # concepts beyond the 13 findings count here: an image with a hernia is not normal
@@ -406,10 +406,10 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
                     negated.add(finding)
                 elif polarity is Polarity.ASKED:
                     asked.add(finding)
-    # A report hedges in one sentence and asserts in another ("possible edema", "edema is
-    # worse"): the stronger word stands.
-    # "evaluate for edema", "sensitivity for edema is low" and what a concept leaves open
-    # give way to any other word.
+    if prevailing(languages) not in {"", ENGLISH}:
+        return SILENT
+    # "Possible edema" and "edema is worse": the stronger word stands. "Evaluate for edema" and
+    # what a concept leaves open give way to any other word.
     uncertain = (uncertain | (asked - negated)) - asserted.keys()
     negated -= asserted.keys() | uncertain
     normal |= all(negated & part for part in _CHECKED_WHERE_NORMAL)

@@ -22,6 +22,9 @@ _SHARING_JOINTS = {Cue.AND, Cue.OR, Cue.WITH, Cue.HEDGE_BOTH}
 _JOINTS = _SHARING_JOINTS | {Cue.COMMA, Cue.HEDGE, Cue.DENY, Cue.VERB}
 _ENDS = _JOINTS | {Cue.BREAK, Cue.WHICH}
 
+_PARTS = {Cue.COMMA, Cue.AND}
+_PREDICATES = {Cue.VERB, Cue.NORMAL, Cue.LARGE, Cue.SEEN}
+
 Sides = frozenset[str]
 
 
@@ -32,8 +35,8 @@ def read_laterality(clause: Sequence[Mark]) -> dict[int, Sides]:
     after = dict.fromkeys(indices, Sides())
     if not indices:
         return {}
-    before[indices[0]] = _named(clause[: indices[0]])
-    after[indices[-1]] = _named(clause[indices[-1] :])
+    before[indices[0]] = _named(clause[_own_start(clause, indices[0]) : indices[0]])
+    after[indices[-1]] = _named(clause[indices[-1] : _own_end(clause, indices[-1])])
     for index, following in pairwise(indices):
         gap = clause[index + 1 : following]
         joint = max((i for i, mark in enumerate(gap) if mark.cue in _JOINTS), default=-1)
@@ -46,6 +49,26 @@ def read_laterality(clause: Sequence[Mark]) -> dict[int, Sides]:
         if not sides[index] and _is_shared(clause[index + 1 : following]):
             sides[index] = after[index] = after[following]
     return sides
+
+
+def _own_start(clause: Sequence[Mark], concept: int) -> int:
+    """Find where the first concept's statement begins: "left lung is clear, right lung shows"."""
+    start = 0
+    for index, mark in enumerate(clause[:concept]):
+        is_stated = any(item.cue in _PREDICATES for item in clause[start:index])
+        if mark.cue in _PARTS and is_stated:
+            start = index + 1
+    return start
+
+
+def _own_end(clause: Sequence[Mark], concept: int) -> int:
+    """Find where the statement of the last concept ends: "left effusion, right lung is clear"."""
+    for index in range(concept + 1, len(clause)):
+        rest = clause[index:]
+        speaks = any(item.region for item in rest) and any(item.cue in _PREDICATES for item in rest)
+        if clause[index].cue in _PARTS and speaks:
+            return index
+    return len(clause)
 
 
 def _named(marks: Sequence[Mark]) -> Sides:

@@ -52,6 +52,8 @@ class Cue(Enum):
     PAST_BEFORE = auto()
     CHANGE = auto()
     BREAK = auto()
+    COLON = auto()
+    DASH = auto()
     WHICH = auto()
     OR = auto()
     AND = auto()
@@ -72,26 +74,26 @@ class Cue(Enum):
     BOTH = auto()
 
 
-_TREE: dict[str, Any] = yaml.safe_load(
+TREE: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_name("lexicon.yaml").read_text(encoding="utf-8")
 )
-CUES: dict[Cue, str] = {Cue[name]: text for name, text in _TREE["cues"].items()}
+CUES: dict[Cue, str] = {Cue[name]: text for name, text in TREE["cues"].items()}
 """Cue -> phrases, separated by semicolons."""
-PHRASES_OF: dict[str, str] = _TREE["concepts"]
+PHRASES_OF: dict[str, str] = TREE["concepts"]
 """Concept -> phrases."""
-REGIONS_OF: dict[str, str] = _TREE["regions"]
+REGIONS_OF: dict[str, str] = TREE["regions"]
 """Part of the image -> phrases."""
-FINDINGS_OF: dict[str, list[str]] = _TREE["findings"]
+FINDINGS_OF: dict[str, list[str]] = TREE["findings"]
 """Concept -> CheXpert findings, perhaps none."""
-LEFT_OPEN_BY: dict[str, list[str]] = _TREE["left_open_by"]
+LEFT_OPEN_BY: dict[str, list[str]] = TREE["left_open_by"]
 """Concept -> findings that it makes possible."""
-NEGATED_WHERE_NORMAL: dict[str, list[str]] = _TREE["negated_where_normal"]
+NEGATED_WHERE_NORMAL: dict[str, list[str]] = TREE["negated_where_normal"]
 """Part of the image -> concepts."""
-ASSERTED_WHERE_LARGE: dict[str, str] = _TREE["asserted_where_large"]
+ASSERTED_WHERE_LARGE: dict[str, str] = TREE["asserted_where_large"]
 """Part of the image -> concept."""
-ZONES: dict[str, str] = _TREE["zones"]
+ZONES: dict[str, str] = TREE["zones"]
 """Zone of the lungs -> phrases; that of "" name none."""
-SEVERITIES: dict[str, str] = _TREE["severities"]
+SEVERITIES: dict[str, str] = TREE["severities"]
 """Size or degree -> phrases."""
 
 

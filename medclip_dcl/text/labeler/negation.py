@@ -38,6 +38,8 @@ _NEGATIONS = {Cue.DENY, Cue.NOT}
 _LISTS = {Cue.AND, Cue.COMMA}
 _HEDGES = {Cue.HEDGE, Cue.HEDGE_BOTH}
 _BEGINS_STATEMENT = {Cue.DEGREE, Cue.HEDGE, Cue.LEFT, Cue.RIGHT, Cue.BOTH}
+_OPEN = {Polarity.UNCERTAIN, Polarity.ASKED}
+_QUALITIES = {Cue.LARGE, Cue.ABNORMALITY}
 _SUBJECT_ENDS = {Cue.VERB, Cue.SEEN, Cue.WITH}
 
 
@@ -88,6 +90,8 @@ def _next_polarity(clause: Sequence[Mark], index: int, polarity: Polarity) -> Po
         return Polarity.ASSERTED if doubled else Polarity.NEGATED
     if mark.cue is Cue.EXCLUDE and polarity is Polarity.NEGATED:
         return Polarity.UNCERTAIN  # "cannot exclude"
+    if polarity is Polarity.PAST and _POLARITIES[mark.cue] in _OPEN:
+        return polarity  # "at that time the question was pneumothorax"
     if mark.cue in _HEDGES and polarity is Polarity.NEGATED:
         # "no possible effusion" denies; "no effusion, possible edema" hedges what follows
         separate = previous is not None and previous.cue in _LISTS
@@ -134,7 +138,7 @@ def _turns_back(clause: Sequence[Mark], index: int) -> bool:
     if clause[index].cue is Cue.IF_ANY:
         return any(mark.concept for mark in clause[:index])
     return clause[index].cue is Cue.HEDGE_EITHER and not any(
-        mark.concept for mark in clause[index + 1 :]
+        mark.concept or mark.cue is Cue.LARGE for mark in clause[index + 1 :]
     )
 
 
@@ -160,12 +164,16 @@ def _look_back(
     clause: Sequence[Mark], polarities: list[Polarity], index: int, polarity: Polarity
 ) -> None:
     # "the edema is mild and the effusion has resolved": the verb shields the edema
-    reached_subject = is_list = False
+    reached_subject = is_list = passed = False
     is_hedge = polarity is Polarity.UNCERTAIN
     for position in range(index - 1, -1, -1):
         cue = clause[position].cue
         is_list |= cue in {Cue.AND, Cue.OR}
-        if clause[position].concept:
+        passed |= bool(clause[position].region)
+        # as in: heart enlarged: no; widening of the mediastinum is questioned
+        is_stated = position > 0 and clause[position - 1].cue is Cue.VERB
+        quality = cue in _QUALITIES and not (reached_subject or (passed and is_stated))
+        if clause[position].concept or quality:
             polarities[position] = polarity
             reached_subject = True
         elif reached_subject and (

@@ -12,6 +12,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from medclip_dcl.text.cleaning import fold_unicode
 from medclip_dcl.text.labeler.lexicon import (
     CUES,
     PHRASES_OF,
@@ -22,7 +23,9 @@ from medclip_dcl.text.labeler.lexicon import (
     split_phrases,
 )
 
-_WORD = re.compile(r"\d+(?:[.,/]\d+)*|[a-z]+(?:'[a-z]+)?|[,;:/?()]")
+_WORD = re.compile(r"\d+(?:[.,/:]\d+)*|[a-z]+\d*(?:'[a-z]+)?|[,:/?()|=!\u2014]")
+_LEADER = re.compile(r"(?<=\s)\.{2,}(?=\s)")  # dots between a label and what is stated of it
+_DASH = re.compile(r"(?<=\s)[-\u2013]+(?=\s)|--+|\u2014")
 _FORGIVEN_LENGTH = 8
 """Letters from which one wrong letter is forgiven; shorter words are too alike."""
 _LONGEST_CLAUSE = 100
@@ -38,11 +41,15 @@ class Match(NamedTuple):
 
 
 def words(text: str) -> list[str]:
-    """Cut text into lower-case words in the singular, numbers and the marks `, ; : / ? ( )`.
+    """Cut text into lower-case words in the singular, numbers and marks; `;` becomes `!`.
 
-    Hyphens separate words, so that "air-space" is two.
+    Hyphens separate words, so that "air-space" is two; a dash with a space on both sides, or a long
+    one, is a mark.
     """
-    return [_singular(word) for word in _WORD.findall(text.lower())]
+    folded = fold_unicode(text).lower().replace(";", "!")
+    return [
+        _singular(word) for word in _WORD.findall(_DASH.sub("\u2014", _LEADER.sub(":", folded)))
+    ]
 
 
 class PhraseTable:
@@ -203,6 +210,27 @@ def find_marks(sentence: str) -> list[Mark]:
     ]
 
 
+def is_term(word: str) -> bool:
+    """Whether a word is one of the lexicon's."""
+    return _singular(word.lower()) in _VOCABULARY
+
+
+_VOCABULARY = {word for phrase in _terms() for word in words(phrase) if len(word) > 3}
+_JOINS = {Cue.AND, Cue.OR, Cue.COMMA, Cue.COLON, Cue.LEFT, Cue.RIGHT}
+
+
+def names_regions_alone(line: str) -> bool:
+    """Whether a line is nothing but the names of parts of the image: a label."""
+    if len(line) > 40 or not line or line.endswith("."):
+        return False
+    marks = find_marks(line)
+    return (
+        any(mark.region for mark in marks)
+        and all(mark.region or mark.cue in _JOINS for mark in marks)
+        and sum(mark.end - mark.start for mark in marks) == len(words(line))
+    )
+
+
 _MODIFIERS = PhraseTable(
     {phrase: name for texts in (ZONES, SEVERITIES) for phrase, name in _phrases(texts)}, forgiven=()
 )
@@ -211,6 +239,18 @@ _MODIFIERS = PhraseTable(
 def find_modifiers(sentence: str) -> list[tuple[str, int]]:
     """Find the words that name a zone of the lungs, a size or a degree, and their places."""
     return [(name, start) for name, start, _ in _MODIFIERS.find(sentence) if name]
+
+
+_BY_PLEURA = {"Effusion", "Pneumothorax", "Pleural Thickening", "Hydropneumothorax"}
+
+
+def name_thickening(marks: Sequence[Mark]) -> list[Mark]:
+    """Name a thickening the pleura's where the sentence speaks of it, or of what is in it."""
+    of_pleura = any(mark.region == "pleura" or mark.concept in _BY_PLEURA for mark in marks)
+    if not of_pleura:
+        return list(marks)
+    name = "Pleural Thickening"
+    return [mark._replace(concept=name) if mark.concept == "Thickening" else mark for mark in marks]
 
 
 def cut_clauses(marks: Sequence[Mark]) -> Iterator[list[Mark]]:
@@ -222,13 +262,29 @@ def cut_clauses(marks: Sequence[Mark]) -> Iterator[list[Mark]]:
     read in more than a time that grows with its length.
     """
     clause: list[Mark] = []
-    for mark in marks:
-        if mark.cue in _CUTS or len(clause) == _LONGEST_CLAUSE:
+    for index, mark in enumerate(marks):
+        unmarked = bool(clause) and _begins_unmarked(marks, index)
+        if mark.cue in _CUTS or unmarked or len(clause) == _LONGEST_CLAUSE:
             yield clause
             clause = _region_at_end(clause) if mark.cue is Cue.WHICH else []
         if mark.cue not in _CUTS:
             clause.append(mark)
     yield clause
+
+
+def _begins_unmarked(marks: Sequence[Mark], index: int) -> bool:
+    """Whether a statement begins without any stop: "no pneumothorax the heart is enlarged"."""
+    before = marks[index - 1]
+    is_seen = before.cue is Cue.SEEN and index > 1 and marks[index - 2].cue is Cue.VERB
+    if not (before.concept or is_seen) or before.end != marks[index].start:
+        return False
+    if marks[index].concept == "Device" != before.concept:  # "no effusion picc line is in place"
+        return index + 1 < len(marks) and marks[index + 1].cue is Cue.VERB
+    while index + 1 < len(marks) and marks[index].cue is Cue.DEGREE:
+        if marks[index].end != marks[index + 1].start:
+            return False
+        index += 1
+    return bool(marks[index].region)
 
 
 def _region_at_end(clause: Sequence[Mark]) -> list[Mark]:

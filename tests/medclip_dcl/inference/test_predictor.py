@@ -1,4 +1,6 @@
+import gc
 import hashlib
+import logging
 import shutil
 from dataclasses import replace
 
@@ -144,7 +146,7 @@ def test_without_a_negative_prompt_the_level_of_the_positive_decides(levelled, t
 
     shutil.copytree(levelled, tmp_path / "model")
     (tmp_path / "model" / BANK_FILE).unlink()
-    model = replace(read_model_package(levelled), path=tmp_path / "model")
+    model = replace(read_model_package(levelled), path=tmp_path / "model", artifact=None)
     with pytest.raises(QueryError, match="finding 0 has no negative prompt, and this model no"):
         build_predictor(model, torch.device("cpu")).classify(image(), [heart])
 
@@ -170,7 +172,7 @@ def test_an_image_is_ranked_among_those_of_the_bank(levelled):
 def test_without_the_bank_own_prompts_keep_their_offsets_and_others_have_none(levelled, tmp_path):
     shutil.copytree(levelled, tmp_path / "model")
     (tmp_path / "model" / BANK_FILE).unlink()
-    model = replace(read_model_package(levelled), path=tmp_path / "model")
+    model = replace(read_model_package(levelled), path=tmp_path / "model", artifact=None)
     predictor = build_predictor(model, torch.device("cpu"))
     other = Finding("heart", ("The heart is enlarged.",), ("Normal.",))
     own = load(levelled, "cpu").offsets_of(predictor.findings)
@@ -189,7 +191,7 @@ def test_offsets_that_cannot_be_read_are_named(levelled, tmp_path, name, content
     shutil.copytree(levelled, tmp_path / "model")
     (tmp_path / "model" / name).unlink()
     (tmp_path / "model" / name).write_bytes(content)
-    model = replace(read_model_package(levelled), path=tmp_path / "model")
+    model = replace(read_model_package(levelled), path=tmp_path / "model", artifact=None)
     with pytest.raises(CheckpointError, match=f"{name} of .* rerun train"):
         build_predictor(model, torch.device("cpu"))
 
@@ -219,6 +221,37 @@ def test_damaged_weights_are_refused(tmp_path):
     weights.write_bytes(bytes(data))
     with pytest.raises(ArtifactCorrupt):
         load(artifact.path)
+
+
+FILES = ("model.safetensors", "text/tokenizer.json", "text/config.json", BANK_FILE, OFFSETS_FILE)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_replaced_after_its_check_is_never_loaded(levelled, tmp_path, name):
+    one = shutil.copytree(levelled, tmp_path / "live")
+    published = read_model_package(one)
+    (one / name).write_bytes((one / name).read_bytes() + b" ")
+    with pytest.raises(ArtifactCorrupt, match=f"{name} .* was replaced while model"):
+        build_predictor(published, torch.device("cpu"))
+
+
+def test_another_model_that_is_published_during_a_load_does_not_answer_for_the_first(
+    levelled, tmp_path
+):
+    one = shutil.copytree(levelled, tmp_path / "live")
+    published = read_model_package(one)
+    tokenizer = published.text_folder / "tokenizer.json"
+    one.rename(tmp_path / "old")
+    publish(one, seed=1)
+    with pytest.raises(ArtifactCorrupt, match="was replaced while model"):
+        build_predictor(published, torch.device("cpu"))
+    shutil.rmtree(one)
+    (tmp_path / "old").rename(one)  # and taken back: the first model's files again
+    assert build_predictor(published, torch.device("cpu")).digest == published.digest
+    assert tokenizer.read_bytes() == (one / "text/tokenizer.json").read_bytes()
+    del published
+    gc.collect()
+    assert not tokenizer.exists()
 
 
 def test_a_card_without_prompts_is_refused(artifact):
@@ -252,5 +285,30 @@ def test_a_run_s_folder_is_taken_for_its_model(artifact, predictor):
 
 def test_pixels_without_a_meaning_are_refused_by_name(predictor):
     for other in (np.zeros((64, 64), np.uint8), Image.new("L", (64, 64))):
-        with pytest.raises(QueryError, match=rf"type {type(other).__name__}; give what open_image"):
+        with pytest.raises(QueryError, match="not a decoded one; give what open_image"):
             predictor.classify(other)
+
+
+def test_a_string_is_one_sentence_and_a_name_is_not_a_finding(predictor):
+    assert predictor.embed_sentences("Effusion").shape == (1, 16)
+    (found,) = predictor.ground(image(), "Effusion")
+    (expected,) = predictor.ground(image(), ["Effusion"])
+    assert np.array_equal(found.grid, expected.grid)
+    for findings in ("effusion", ["effusion"]):
+        with pytest.raises(QueryError, match="asked by its prompts, and not by a name"):
+            predictor.classify(image(), findings)
+
+
+def test_texts_that_are_cut_are_counted_once(artifact, caplog):
+    predictor = load(artifact.path, "cpu")
+    limit = predictor.config.model.text.max_tokens
+    long = [f"{'effusion ' * limit}{end}" for end in ("left", "right")]
+    with caplog.at_level(logging.WARNING):
+        predictor.embed_sentences(["Effusion", "effusion " * (limit - 2)])
+        assert not caplog.records
+        one, two = predictor.embed_sentences(long)
+        predictor.embed_sentences(long)
+    assert torch.equal(one, two)
+    (record,) = caplog.records
+    assert f"2 of 2 texts are longer than the {limit} word pieces" in record.getMessage()
+    assert "effusion" not in record.getMessage()

@@ -1,5 +1,6 @@
 """A package of anybody's runs no code, asks nobody, and takes no more memory than its weights."""
 
+import base64
 import builtins
 import json
 import shutil
@@ -11,16 +12,31 @@ from typing import Any, NoReturn
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub.errors import OfflineModeIsEnabled
-from transformers import RobertaConfig
+from transformers import (
+    BertConfig,
+    BertTokenizer,
+    CamembertTokenizer,
+    CLIPTokenizer,
+    DebertaTokenizer,
+    DebertaV2Tokenizer,
+    MPNetTokenizer,
+    RobertaConfig,
+    RobertaTokenizer,
+    XLMRobertaTokenizer,
+)
 
 from medclip_dcl.artifact import make_fingerprint, open_artifact
 from medclip_dcl.artifact_writer import write_artifact
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
+from medclip_dcl.inference import encoders
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS
-from medclip_dcl.models.architectures import hub_closed
+from medclip_dcl.models.architectures import check_tokenizer, hub_closed
+from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.encoder_files import read_tokenizer
+from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.text_encoder import read_bert_config
 from testing.published import publish
 
@@ -32,6 +48,7 @@ VIT = {
     "num_attention_heads": 1,
     "patch_size": 8,
 }
+SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
 Tree = dict[str, Any]
 
 
@@ -142,6 +159,117 @@ def test_a_tokenizer_that_is_none_is_refused(
     for config in (bert, RobertaConfig(vocab_size=bert.vocab_size)):
         with pytest.raises(CheckpointError, match="tokenizer"):
             read_tokenizer(tmp_path / "text", config)
+
+
+def _input_px(size_px: int, **sizes: Any) -> Callable[[Tree], Tree]:
+    def change(tree: Tree) -> Tree:
+        image = {**tree["model"]["image"], "input_px": size_px, **sizes}
+        return {**tree, "model": {**tree["model"], "image": image}}
+
+    return change
+
+
+@pytest.mark.parametrize("size_px", [4096, 8192])
+def test_an_input_that_takes_gigabytes_is_refused_before_anything_is_built(
+    package: Path, tmp_path: Path, size_px: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoders, "_check_preprocessing", lambda _: None)
+    monkeypatch.setattr(encoders, "build_dual_encoder", lambda *_args, **_more: 1 / 0)
+    path = foreign(package, tmp_path / "model", CONFIG, _input_px(size_px))
+    with pytest.raises(CheckpointError, match=f"input_px {size_px} makes .* regions"):
+        load(path, "cpu")
+
+
+def test_buffers_that_no_weight_bounds_are_refused() -> None:
+    text = BertConfig(**SIZES)
+    with torch.device("meta"):
+        encoder = DualEncoder(ModelConfig(), text)
+        encoder.register_buffer("table", torch.zeros(2**25), persistent=False)
+    with pytest.raises(CheckpointError, match=r"hold 134,.* bytes besides their 1,000 of weights"):
+        encoders._check_memory(encoder, 64, 1000)
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+TABLE = base64.b64encode((4).to_bytes(4, "little") + bytes(4) + b"x" * 65).decode()
+
+
+def _sequence(**steps: list[Tree]) -> Tree:
+    return {"type": "Sequence", **steps}
+
+
+@pytest.mark.parametrize(
+    ("part", "step", "reason"),
+    [
+        ("normalizer", REPLACE, "puts 2 characters where fewer were"),
+        ("normalizer", _sequence(normalizers=[{"type": "NFC"}] * 17), "17 steps, above 16"),
+        (
+            "normalizer",
+            _sequence(normalizers=[_sequence(normalizers=[REPLACE])]),
+            "puts 2 characters",
+        ),
+        ("normalizer", {"type": "Prepend", "prepend": "aaaaa"}, "puts in 5 characters, above 4"),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": TABLE}, "to 65 bytes"),
+        ("normalizer", {"type": "Unheard"}, "a step of type Unheard"),
+        (
+            "normalizer",
+            {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": ""},
+            "not one of releases",
+        ),
+        ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}}, "one of releases"),
+        ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "a*a*a*a*b"}}, "one of releases"),
+        ("pre_tokenizer", {"type": "Split", "pattern": {"String": ""}}, "searches for nothing"),
+        ("model", {"type": "WordPiece", "max_input_chars_per_word": 10**9}, "up to 1000000000"),
+        ("model", {"type": "WordPiece", "continuing_subword_prefix": "#" * 99}, "puts in 99"),
+        (
+            "post_processor",
+            {
+                "type": "TemplateProcessing",
+                "single": [],
+                "pair": [],
+                "special_tokens": {"[CLS]": {"ids": [2] * 10**5}},
+            },
+            "100000 pieces, above 16",
+        ),
+    ],
+)
+def test_a_tokenizer_that_could_hold_or_end_the_process_is_refused(
+    package: Path, tmp_path: Path, part: str, step: Tree, reason: str
+) -> None:
+    shutil.copytree(package / "text", tmp_path / "text")
+    file = tmp_path / "text/tokenizer.json"
+    tree = json.loads(file.read_text())
+    file.write_text(json.dumps({**tree, part: {**(tree[part] or {}), **step}}))
+    bert = read_bert_config(tmp_path / "text")
+    for config in (bert, RobertaConfig(vocab_size=bert.vocab_size)):
+        with pytest.raises(CheckpointError, match=reason):
+            read_tokenizer(tmp_path / "text", config)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        CLIPTokenizer(),
+        BertTokenizer(),
+        RobertaTokenizer(),
+        XLMRobertaTokenizer(),
+        CamembertTokenizer(),
+        DebertaTokenizer(),
+        DebertaV2Tokenizer(),
+        MPNetTokenizer(),
+    ],
+    ids=lambda item: type(item).__name__,
+)
+def test_tokenizers_of_releases_pass(backend: Any, tmp_path: Path) -> None:
+    backend.save_pretrained(str(tmp_path))
+    check_tokenizer(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("pattern", [r"[!\"#\.\]\-]", r"\s+", " {2,}", r"\s{2,}|[\n\r\t]"])
+def test_classes_of_characters_pass(package: Path, tmp_path: Path, pattern: str) -> None:
+    tree = json.loads((package / "text/tokenizer.json").read_text())
+    step = {"type": "Replace", "pattern": {"Regex": pattern}, "content": " "}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**tree, "normalizer": step}))
+    check_tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_code_next_to_weights_is_left_alone(package: Path, tmp_path: Path) -> None:

@@ -1,22 +1,23 @@
-"""The fast engine: the plain one's scores, and the plain one wherever it does not fit."""
+"""Engines give the whole model's log-probabilities, or PyTorch scores."""
 
 import logging
 
 import pytest
 import torch
+from transformers import BertForMaskedLM
 
 from medclip_dcl.errors import ScoreError
-from medclip_dcl.likelihood import engines as module
-from medclip_dcl.likelihood.engines import (
+from medclip_dcl.likelihood import masked_lm, pll
+from medclip_dcl.likelihood.masked_lm import Engine, prepare_engine
+from medclip_dcl.likelihood.pll import (
     CPU_BUDGET,
-    BertGraphEngine,
     budget_that_fits,
+    encode_sentences,
     find_budget,
-    prepare_engine,
+    pseudo_log_likelihood,
     rows_within,
+    score_encodings,
 )
-from medclip_dcl.likelihood.masked_lm import PlainEngine
-from medclip_dcl.likelihood.pll import encode_sentences, pseudo_log_likelihood, score_encodings
 from testing.bert import MASK, SENTENCES, copies, tiny_bert, tiny_tokenizer, whole_model
 
 
@@ -25,63 +26,75 @@ def test_copies_are_masked_where_hidden_and_ask_what_was_there():
     assert copies().targets().tolist() == [5, 7, 10]
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_inputs_index_the_word_pieces_of_every_copy(rows):
+    ids, index, position, target = copies(rows).inputs()
+    assert ids.flatten()[index].tolist() == copies(rows).masked().tolist()
+    assert (position.tolist(), target.tolist()) == ([1, 2, 3][:rows], [5, 7, 10][:rows])
+
+
 @pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", ["onnxruntime", "plain"])
-def test_engines_give_the_whole_models_log_probabilities(name, layers, rows):
+@pytest.mark.parametrize("name", ["openvino", "torch"])
+def test_engines_give_the_whole_models_log_probabilities(name, layers):
     model = tiny_bert(layers=layers)
+    engine = prepare_engine(model, name)
+    assert engine.name == name
+    for rows in (1, 3):
+        with torch.inference_mode():
+            got = engine.log_probs(copies(rows))
+        expected = whole_model(tiny_bert(layers=layers), copies(rows))
+        assert got.dtype == torch.float32
+        assert expected.max() < -1
+        assert got.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_new", "silu"])
+def test_every_activation_is_the_models(activation):
+    config = tiny_bert().config
+    config.hidden_act = activation
+    torch.manual_seed(3)
+    model = BertForMaskedLM(config).train(False)
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
     with torch.inference_mode():
-        got = prepare_engine(model, name, 1).log_probs(copies(rows))
-    assert got.dtype == torch.float32
-    expected = whole_model(model, copies(rows))
-    assert expected.max() < -1
-    assert got.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
+        got = prepare_engine(model, "openvino").log_probs(copies())
+    assert got.tolist() == pytest.approx(whole_model(model, copies()).tolist(), abs=2e-5)
 
 
 @pytest.mark.parametrize("variant", ["original", "within_word_l2r"])
-@pytest.mark.parametrize("budget", [1, 30, 4096])
-def test_scores_of_the_engines_agree_whatever_the_budget(variant, budget):
-    model, tokenizer = tiny_bert(), tiny_tokenizer()
-    texts = [*SENTENCES, SENTENCES[0], "no effusion or " * 15]
-    plain, fast = (
-        pseudo_log_likelihood(
-            model, tokenizer, texts, variant=variant, engine=name, token_budget=budget
-        )
-        for name in ("plain", "onnxruntime")
+def test_scores_of_the_engines_agree_whatever_the_budget(variant):
+    model, encodings = (
+        tiny_bert(),
+        encode_sentences(tiny_tokenizer(), [*SENTENCES, SENTENCES[0], "no effusion or " * 15]),
     )
-    assert fast.tolist() == pytest.approx(plain.tolist(), abs=2e-4)
+    fast, plain = prepare_engine(model, "openvino"), prepare_engine(model, "torch")
+    for budget in (1, 30, 4096):
+        one, other = (
+            score_encodings(model, encodings, MASK, variant, budget, None, engine)
+            for engine in (fast, plain)
+        )
+        assert one.tolist() == pytest.approx(other.tolist(), abs=2e-4)
 
 
-def test_bfloat16_is_near_float32_on_both_engines_and_asks_for_weights_in_it(monkeypatch):
-    monkeypatch.setattr(module, "_capabilities", lambda: ["BF16"])  # slow elsewhere, and the same
+def test_bfloat16_is_near_float32_on_both_engines(monkeypatch):
+    monkeypatch.setattr(masked_lm, "multiplies_bfloat16", lambda: True)  # slow elsewhere
     exact = tiny_bert()
-    rough, expected = tiny_bert().bfloat16(), prepare_engine(exact, "plain").log_probs(copies())
-    for name in ("openvino", "plain"):
+    expected = prepare_engine(exact, "torch").log_probs(copies())
+    rough = (
+        prepare_engine(tiny_bert().bfloat16(), "torch"),
+        prepare_engine(tiny_bert().bfloat16(), "openvino"),
+        prepare_engine(exact, "openvino", "bfloat16"),
+    )
+    for engine in rough:
         with torch.inference_mode():
-            got = prepare_engine(rough, name, 1).log_probs(copies())
+            got = engine.log_probs(copies())
         assert got.dtype == torch.float32
         assert 0 < (got - expected).abs().max() < 0.1
-    with pytest.raises(ScoreError, match="weights are not bfloat16"):
-        prepare_engine(exact, "openvino")
-    with pytest.raises(ScoreError, match="weights are not float32"):
-        prepare_engine(rough, "onnxruntime")
 
 
-def test_two_threads_give_the_scores_of_one():
-    model, encodings = tiny_bert(), encode_sentences(tiny_tokenizer(), SENTENCES)
-    one, two = (
-        score_encodings(
-            model, encodings, MASK, "original", 64, None, prepare_engine(model, "onnxruntime", n)
-        )
-        for n in (1, 2)
-    )
-    assert two.tolist() == pytest.approx(one.tolist(), abs=1e-5)
-
-
-def test_auto_takes_the_fast_way_for_bert_and_holds_its_weights_as_they_were():
+def test_an_engine_holds_the_weights_as_they_were():
     model, encodings = tiny_bert(), encode_sentences(tiny_tokenizer(), SENTENCES)
     engine = prepare_engine(model)
-    assert isinstance(engine, BertGraphEngine)
     before = score_encodings(model, encodings, MASK, "original", 64, None, engine)
     model.bert.encoder.layer[0].output.dense.weight.data.add_(1.0)
     after = score_encodings(model, encodings, MASK, "original", 64, None, engine)
@@ -91,43 +104,45 @@ def test_auto_takes_the_fast_way_for_bert_and_holds_its_weights_as_they_were():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda model: model.double(), "not float32"),
-        (lambda model: setattr(model.config, "is_decoder", True), "not BertForMaskedLM"),
-        (lambda model: setattr(model.config, "hidden_act", "silu"), "'silu' is none of"),
-        (
-            lambda model: setattr(model.bert.encoder.layer[0].output, "dense", torch.nn.GRU(1, 1)),
-            r"weights in \['GRU'\]",
-        ),
+        (lambda model: model.double(), "neither float32 nor bfloat16"),
+        (lambda model: setattr(model.config, "is_decoder", True), "for BERT on a CPU"),
+        (lambda model: model.bfloat16(), "does not multiply in bfloat16"),
+        (lambda model: model.cls.predictions.bias.data.fill_(torch.nan), "as PyTorch does"),
     ],
 )
-def test_a_model_that_does_not_fit_is_run_plainly_with_one_line_in_the_log(change, reason, caplog):
+def test_a_model_that_does_not_fit_is_run_by_pytorch_with_one_line_in_the_log(
+    change, reason, caplog, monkeypatch
+):
+    monkeypatch.setattr(masked_lm, "multiplies_bfloat16", lambda: False)
     model = tiny_bert()
     change(model)
     with caplog.at_level(logging.INFO, "medclip.likelihood"):
-        assert isinstance(prepare_engine(model), PlainEngine)
-    (record,) = caplog.records
-    assert record.levelno == logging.INFO
+        assert prepare_engine(model).name == "torch"
+    (record,) = [item for item in caplog.records if item.name == "medclip.likelihood"]
+    assert reason in record.message
     with pytest.raises(ScoreError, match=reason):
-        prepare_engine(model, "onnxruntime")
+        prepare_engine(model, "openvino")
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"), [(["FP32", "BF16"], BertGraphEngine), (["FP32"], PlainEngine)]
-)
-def test_auto_takes_openvino_in_bfloat16_where_the_processor_has_it(monkeypatch, said, expected):
-    monkeypatch.setattr(module, "_capabilities", lambda: said)
-    assert type(prepare_engine(tiny_bert().bfloat16())) is expected
+def test_without_openvino_pytorch_scores_and_who_asks_for_it_gets_the_remedy(monkeypatch):
+    monkeypatch.setattr(masked_lm, "has_openvino", lambda: False)
+    assert prepare_engine(tiny_bert()).name == "torch"
+    with pytest.raises(ScoreError, match=r"pip install '\.\[fast\]'"):
+        prepare_engine(tiny_bert(), "openvino")
 
 
-def test_a_few_sentences_are_not_worth_preparing(monkeypatch):
-    model, tokenizer, made = tiny_bert(), tiny_tokenizer(), []
-    monkeypatch.setattr(
-        module, "BertGraphEngine", lambda *call: made.append(call) or PlainEngine(model)
-    )
+def test_a_few_sentences_are_not_worth_converting(monkeypatch):
+    model, tokenizer, names = tiny_bert(), tiny_tokenizer(), []
+
+    def prepare(model, name) -> Engine:
+        names.append(name)
+        return prepare_engine(model, "torch")
+
+    monkeypatch.setattr(pll, "prepare_engine", prepare)
+    monkeypatch.setattr(pll, "_WORTH_PREPARING", 2000)
     pseudo_log_likelihood(model, tokenizer, SENTENCES)
-    assert not made
     pseudo_log_likelihood(model, tokenizer, [*SENTENCES, "no effusion or " * 18])
-    assert len(made) == 1
+    assert names == ["torch", "auto"]
 
 
 def test_rows_keep_to_the_budget_and_long_ones_count_more():

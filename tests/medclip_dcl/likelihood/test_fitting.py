@@ -3,15 +3,18 @@
 import pytest
 import torch
 
-from medclip_dcl.errors import TrainingError
+from medclip_dcl.errors import ReportError, TrainingError
 from medclip_dcl.likelihood.fitting import (
     NOT_ASKED,
     EncodedCorpus,
     FitStateFile,
+    _corpora,
+    _is_held_out,
     _predict,
     fit_model,
     masked_accuracy,
 )
+from medclip_dcl.likelihood.masked_lm import LanguageModel
 from medclip_dcl.likelihood.pll import encode_sentences
 from medclip_dcl.likelihood.settings import LanguageModelConfig
 from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer
@@ -134,3 +137,35 @@ def test_eight_of_ten_asked_pieces_are_masks():
     assert sum(len(b.ids) for b in corpus.all_once(50, 0.3, generator)) == len(corpus) == 600
     assert masks / asked == pytest.approx(0.8, abs=0.04)
     assert same / asked == pytest.approx(0.1, abs=0.04)
+
+
+LOADED = LanguageModel(tiny_bert(), tiny_tokenizer(), ())
+LONG = "no effusion or " * 43  # 129 word pieces and two of the tokenizer's own
+
+
+def test_reports_are_held_out_whole_and_long_sentences_are_counted():
+    rows = [(f"s{number}", text) for number in range(100) for text in (SENTENCES[0], LONG)]
+    held_out = sum(_is_held_out(f"s{number}") for number in range(100))
+    fitted, unseen, dropped = _corpora(LOADED, rows)
+    assert 0 < held_out < 20
+    assert (len(fitted), len(unseen), dropped) == (100 - held_out, held_out, 100)
+
+
+def test_where_held_out_reports_have_long_sentences_alone_others_are_held_out():
+    studies = [f"s{number}" for number in range(100)]
+    rows = [(study, LONG if _is_held_out(study) else SENTENCES[1]) for study in studies]
+    fitted, unseen, dropped = _corpora(LOADED, rows)
+    assert (len(fitted), len(unseen)) == (100 - dropped - 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([("a", LONG), ("b", LONG)], "shortest of 2 training sentences has 131 .* up to 128"),
+        ([("a", SENTENCES[0]), ("b", LONG)], "1 training reports have sentences .* 2 are needed"),
+        ([], "0 training reports"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_with_its_figures(rows, reason):
+    with pytest.raises(ReportError, match=reason):
+        _corpora(LOADED, rows)

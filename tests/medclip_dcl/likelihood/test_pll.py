@@ -9,10 +9,18 @@ import torch
 from transformers import (
     AlbertConfig,
     AlbertForMaskedLM,
+    BertForMaskedLM,
+    BertForTokenClassification,
+    BertLMHeadModel,
+    BertModel,
     DistilBertConfig,
     DistilBertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     RobertaConfig,
     RobertaForMaskedLM,
+    T5Config,
+    T5ForConditionalGeneration,
     XLMRobertaConfig,
     XLMRobertaForMaskedLM,
 )
@@ -102,16 +110,17 @@ def test_each_distinct_sentence_is_scored_once():
     rows = []
     model.bert.embeddings.register_forward_hook(lambda *call: rows.append(len(call[2])))
     scores = pseudo_log_likelihood(model, tokenizer, ["No effusion."] * 5 + ["no  EFFUSION ."])
-    assert sum(rows) == 3
+    assert sum(rows) == 2  # the sentence, and a row of masks
     assert len(set(scores.tolist())) == 1
 
 
 def test_no_forward_pass_exceeds_the_budget_even_for_one_long_sentence():
     model, tokenizer = tiny_bert(), tiny_tokenizer()
     sizes = []
-    model.bert.embeddings.register_forward_hook(lambda *call: sizes.append(call[2].shape[:2]))
+    keys = model.bert.encoder.layer[1].attention.self.key
+    keys.register_forward_hook(lambda *call: sizes.append(call[2].shape[:2]))
     pseudo_log_likelihood(
-        model, tokenizer, ["no effusion or " * 15], token_budget=200, engine="plain"
+        model, tokenizer, ["no effusion or " * 15], token_budget=200, engine="torch"
     )
     assert len(sizes) > 1
     assert max(rows * length for rows, length in sizes) <= 200
@@ -212,7 +221,46 @@ def test_progress_counts_masked_copies_where_it_is_asked_for(capsys):
     assert '"done": 3, "total": 3' in capsys.readouterr().err
 
 
-def test_literal_special_tokens_in_a_text_are_its_own_pieces():
-    encoding = encode_sentences(tiny_tokenizer(), ["no [MASK] ."])[0]
-    assert encoding.tokens == 3
-    assert encoding.words[0] == encoding.words[-1] == -1
+@pytest.mark.parametrize("special", ["[MASK]", "[CLS]", "[SEP]", "[PAD]", "[UNK]"])
+def test_special_tokens_in_a_text_are_its_letters(special):
+    tokenizer = tiny_tokenizer()
+    (encoding,) = encode_sentences(tokenizer, [f"no {special} effusion"])
+    unknown, (no, effusion) = 1, tokenizer.convert_tokens_to_ids(["no", "effusion"])
+    assert encoding.ids == (2, no, unknown, unknown, unknown, effusion, 3)  # "[", the word, "]"
+    assert encoding.words == (-1, 0, 1, 2, 3, 4, -1)
+
+
+def test_a_string_is_one_sentence():
+    model, tokenizer = tiny_bert(), tiny_tokenizer()
+    one = pseudo_log_likelihood(model, tokenizer, SENTENCES[0])
+    assert torch.equal(one, pseudo_log_likelihood(model, tokenizer, [SENTENCES[0]]))
+
+
+def _causal_bert():
+    config = tiny_bert().config
+    config.is_decoder = True
+    return BertForMaskedLM(config)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_causal_bert, "bert. is a decoder"),
+        (lambda: BertLMHeadModel(tiny_bert().config), "bert. is a decoder"),
+        (
+            lambda: GPT2LMHeadModel(GPT2Config(vocab_size=34, n_embd=16, n_layer=1, n_head=2)),
+            "gpt2. is a decoder",
+        ),
+        (
+            lambda: T5ForConditionalGeneration(
+                T5Config(vocab_size=34, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+            ),
+            "t5. is a decoder",
+        ),
+        (lambda: BertModel(tiny_bert().config), "no logit of every piece of its vocabulary of 34"),
+        (lambda: BertForTokenClassification(tiny_bert().config), "masked-language-model head"),
+    ],
+)
+def test_only_a_masked_language_model_scores(make, reason):
+    with pytest.raises(ScoreError, match=reason):
+        pseudo_log_likelihood(make(), tiny_tokenizer(), SENTENCES)

@@ -1,5 +1,6 @@
 """Engines answer as PyTorch does, or are refused; their graphs are kept, and nothing is sent."""
 
+import hashlib
 import logging
 import os
 import shutil
@@ -20,15 +21,14 @@ from medclip_dcl.data.images import open_image
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.model_package import ARTIFACT
-from medclip_dcl.models import engines
-from medclip_dcl.models.engines import settle_inference
+from medclip_dcl.models import engines, settings
 from medclip_dcl.models.image_encoder import ImageEncoder
-from medclip_dcl.models.onnx_graphs import model_parts
 from medclip_dcl.models.settings import (
     EngineName,
     ImageEncoderConfig,
     InferenceConfig,
     Precision,
+    settle_inference,
 )
 from testing import forkserver
 from testing.published import publish
@@ -66,10 +66,20 @@ def images(count: int, size_px: int = 64) -> np.ndarray:
     return np.random.default_rng(count).integers(0, 256, (count, size_px, size_px), dtype=np.uint8)
 
 
-def copy_graphs(package: Path, folder: Path) -> None:
-    """Put the graphs of a model where they would have been exported to."""
-    for file in engines._cache_folder(package).glob("*.onnx"):
-        shutil.copy(file, folder)
+@pytest.fixture
+def converted(package: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders that graphs are written to from now on: those of `package`, which takes no time."""
+    place = hashlib.sha256(os.fsencode(package.resolve())).hexdigest()[:32]
+    graphs = cache / "medclip-dcl" / f"graphs-{place}"
+    folders: list[Path] = []
+
+    def write(_parts: object, folder: Path) -> None:
+        folders.append(folder)
+        for file in (item for item in graphs.iterdir() if item.suffix in {".xml", ".bin"}):
+            shutil.copy(file, folder)
+
+    monkeypatch.setattr(engines, "_write", write)
+    return folders
 
 
 def farthest(theirs: Predictor, ours: Predictor, count: int) -> tuple[float, float]:
@@ -79,7 +89,6 @@ def farthest(theirs: Predictor, ours: Predictor, count: int) -> tuple[float, flo
     return float(regions.abs().max()), float(texts.abs().max())
 
 
-@pytest.mark.filterwarnings("default")  # of the libraries, not ours
 @pytest.mark.parametrize("count", [1, 5])
 def test_openvino_answers_as_pytorch_in_float32(count: int, package: Path) -> None:
     theirs, ours = load(package, "cpu", "openvino"), load(package, "cpu")
@@ -95,7 +104,6 @@ def test_openvino_answers_as_pytorch_in_float32(count: int, package: Path) -> No
 
 @pytest.mark.parametrize("name", ["torch", "openvino"])
 def test_bfloat16_is_near_and_is_not_float32(name: EngineName, package: Path) -> None:
-    pytest.importorskip(name)
     theirs, ours = load(package, "cpu", name, "bfloat16"), load(package, "cpu")
     assert (theirs.engine.name, theirs.engine.precision) == (name, "bfloat16")
     away = max(farthest(theirs, ours, 2))
@@ -103,19 +111,25 @@ def test_bfloat16_is_near_and_is_not_float32(name: EngineName, package: Path) ->
     assert theirs.embed_images(images(1)).dtype == torch.float32
 
 
-@pytest.mark.filterwarnings("ignore")  # of tracing, which is quicker than our export
 @torch.no_grad()
 def test_openvino_runs_a_vision_transformer() -> None:
     """One grey channel times three scales must not be folded into the weights of patches."""
-    openvino = pytest.importorskip("openvino")
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 8}
     tree = {"kind": "vit", "backbone": {"model_type": "dinov2", **sizes}, "input_px": 32}
     encoder = ImageEncoder(ImageEncoderConfig.model_validate(tree)).eval()
-    pixels = torch.linspace(-2, 2, 2048).view(2, 1, 32, 32)
-    graph = openvino.convert_model(encoder, example_input=pixels, input=[2, 1, 32, 32])
-    run = openvino.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    (answer,) = run([pixels.numpy()]).values()
-    np.testing.assert_allclose(answer, encoder(pixels), atol=2e-6)
+    cases = tuple((torch.linspace(-2, 2, n * 1024).view(n, 1, 32, 32),) for n in (2, 1))
+    part = engines.Part(encoder, cases)
+    runs = engines.load_openvino({"vit": part}, "float32", 2e-6, "", None)
+    assert runs is not None
+
+
+def test_a_difference_that_is_not_a_number_is_seen_whichever_case_has_it() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return x if len(x) < 3 else x * torch.nan
+
+    cases = tuple((torch.ones(length),) for length in (2, 3, 1))
+    part = engines.Part(torch.nn.Identity(), cases)
+    assert np.isnan(engines.largest_difference(run, part))
 
 
 def test_auto_takes_openvino_where_it_is_installed(
@@ -141,74 +155,58 @@ def test_an_engine_that_answers_otherwise_is_refused_and_pytorch_serves(
     assert "differ from PyTorch's by 0.0002, above 0.0001" in caplog.text
 
 
-def test_a_model_that_cannot_be_exported_is_served_by_pytorch(
+def test_a_model_that_cannot_be_converted_is_served_by_pytorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuses(*_: object) -> NoReturn:
         raise NotImplementedError("an operator of a new backbone")
 
-    monkeypatch.setattr(engines, "write_graph", refuses)
+    monkeypatch.setattr(engines, "_write", refuses)
     with caplog.at_level(logging.WARNING):
         assert load(publish(tmp_path / "model").path, "cpu", "openvino").engine.name == "torch"
     assert "NotImplementedError" in caplog.text
 
 
-def test_graphs_are_exported_once_for_a_model(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_graphs_are_converted_once_for_a_model(
+    tmp_path: Path, cache: Path, converted: list[Path]
 ) -> None:
-    path = publish(tmp_path / "model").path
-    exported: list[Path] = []
-
-    def export(_parts: object, folder: Path) -> None:
-        exported.append(folder)
-        copy_graphs(package, folder)
-
-    monkeypatch.setattr(engines, "_export", export)
+    path, before = publish(tmp_path / "model").path, set(cache.glob("*/graphs-*"))
     for _ in range(2):
         assert load(path, "cpu", "openvino").engine.name == "openvino"
-    assert len(exported) == 1
-    graph = engines._cache_folder(path) / "image.onnx"
-    graph.write_bytes(graph.read_bytes()[:-1] + b"x")
+    assert len(converted) == 1
+    (folder,) = set(cache.glob("*/graphs-*")) - before
+    weights = folder / "image.bin"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     load(path, "cpu", "openvino")  # a damaged one is made again
-    assert len(exported) == 2
+    assert len(converted) == 2
     publish(path, seed=1)  # another model in its place, whose graphs these are not
     assert load(path, "cpu", "openvino").engine.name == "torch"
-    assert len(exported) == 3
+    assert len(converted) == 3
 
 
 def test_a_cache_that_cannot_be_kept_or_is_open_to_others_is_done_without(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, converted: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = publish(tmp_path / "model").path
-    graphs = engines._cache_folder(package)
-    exported: list[Path] = []
-
-    def export(_parts: object, folder: Path) -> None:
-        exported.append(folder)
-        for file in graphs.glob("*.onnx"):
-            shutil.copy(file, folder)
-
-    monkeypatch.setattr(engines, "_export", export)
     (tmp_path / "open/medclip-dcl").mkdir(parents=True)
     (tmp_path / "open/medclip-dcl").chmod(0o777)
     (tmp_path / "file").touch()
     for root in ("open", "file"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / root))
         assert load(path, "cpu", "openvino").engine.name == "openvino"
-    assert len(exported) == 2
-    assert not any(folder.is_relative_to(tmp_path) for folder in exported)
+    assert len(converted) == 2
+    assert not any(folder.is_relative_to(tmp_path) for folder in converted)
 
 
 def test_graphs_next_to_a_package_are_not_read(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, converted: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = publish(tmp_path / "model").path
     digest = open_artifact(path, ARTIFACT).digest
-    settings = {"torch": torch.__version__}
-    fingerprint = make_fingerprint(engines._GRAPHS, settings, {"model": digest})
+    fingerprint = make_fingerprint(engines._GRAPHS, {}, {"model": digest})
     with write_artifact(tmp_path / "model.graphs", engines._GRAPHS, fingerprint) as writer:
         for name in ("image", "text"):
-            (writer.directory / f"{name}.onnx").write_bytes(b"anybody's")
+            (writer.directory / f"{name}.xml").write_bytes(b"anybody's")
         writer.commit({})
     read: list[Path] = []
     run = engines.run_openvino
@@ -218,14 +216,15 @@ def test_graphs_next_to_a_package_are_not_read(
         return run(file, precision)
 
     monkeypatch.setattr(engines, "run_openvino", record)
-    monkeypatch.setattr(engines, "_export", lambda _parts, folder: copy_graphs(package, folder))
     assert load(path, "cpu", "openvino").engine.name == "openvino"
+    assert len(converted) == 1
     assert not any(file.is_relative_to(tmp_path / "model.graphs") for file in read)
 
 
 def test_engines_are_compared_on_several_images_as_a_model_sees_them(package: Path) -> None:
     model = load(package, "cpu").model
-    images = [image for (case,) in model_parts(model, 64)["image"].cases for image in case]
+    cases = engines.encoder_parts(model, 64, 64)["image"].cases
+    images = [image for (case,) in cases for image in case]
     assert len(images) >= 6
     assert all(-2 <= image.min() < image.max() <= 2 for image in images)
     kinds = {round(float(image.diff(dim=-1).abs().mean()), 4) for image in images}
@@ -266,17 +265,17 @@ def test_bfloat16_is_taken_where_it_is_faster_and_decisions_stay(
     asked: str, changed: float | None, device: str, multiplies: bool, taken: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(engines, "multiplies_bfloat16", lambda: multiplies)
-    settings = InferenceConfig.model_validate({"precision": asked})
-    assert settle_inference(settings, changed, device).precision == taken
-    assert settle_inference(settings).precision == ("float32" if asked == "auto" else asked)
+    monkeypatch.setattr(settings, "multiplies_bfloat16", lambda: multiplies)
+    inference = InferenceConfig.model_validate({"precision": asked})
+    assert settle_inference(inference, changed, device).precision == taken
+    assert settle_inference(inference).precision == ("float32" if asked == "auto" else asked)
 
 
 @pytest.mark.parametrize(
     ("name", "precision", "reason"),
     [
         ("auto", "float16", "float16 needs a GPU"),
-        ("openvino", "float32", "pip install '\\.\\[openvino\\]' in the checkout"),
+        ("openvino", "float32", "pip install '\\.\\[fast\\]' in the checkout"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_remedy(
@@ -292,9 +291,7 @@ def test_what_cannot_be_had_is_refused_with_the_remedy(
         load(package, "cpu", name, precision)
 
 
-@pytest.mark.filterwarnings("default")
 def test_openvino_asks_no_network(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("openvino")
 
     def refuses(*_: object) -> NoReturn:
         raise AssertionError("a connection was tried")
@@ -318,8 +315,6 @@ def test_the_service_answers_alike_and_names_its_engine(package: Path) -> None:
 
 
 def test_no_engine_keeps_an_id_of_this_machine_to_report_with(tmp_path: Path) -> None:
-    for name in ("onnxruntime", "openvino"):
-        pytest.importorskip(name)
     # a process of its own: they write it when they are first imported, and not where CI is set
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-c", "import medclip_dcl, onnxruntime, openvino"]
@@ -328,8 +323,6 @@ def test_no_engine_keeps_an_id_of_this_machine_to_report_with(tmp_path: Path) ->
 
 
 def test_a_signal_after_two_models_does_not_end_the_process(tmp_path: Path) -> None:
-    for package in ("openvino", "onnx"):
-        pytest.importorskip(package)
     log = tmp_path / "log"
-    code = forkserver.run("testing.two_models", [str(tmp_path / "relu.onnx")], log)
+    code = forkserver.run("testing.two_models", [str(tmp_path / "relu.xml")], log)
     assert (code, log.read_text()) == (0, "stopped\n")

@@ -1,15 +1,19 @@
 """Sections: the release's own rules on layouts that its reports have, and looser ones."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from medclip_dcl.text.sections import (
+from medclip_dcl.text.cleaning import clean_text
+from medclip_dcl.text.mimic_sections import (
     HEADER_OF,
     SPAN_OF,
     Sections,
-    read_loose_sections,
+    cut_release_report,
     read_sections,
     section_name,
 )
+from medclip_dcl.text.sections import cut_report, read_loose_sections
 
 NOTHING = Sections("", "", "")
 
@@ -117,7 +121,7 @@ def test_headers_get_their_usual_name(header: str, name: str) -> None:
         ("FINDINGS: Clear.\nIMPRESSION:\nNormal.", Sections("Clear.", "Normal.", "")),
         ("INDICATION: Cough. FINDINGS: Clear. IMPRESSION: Normal.", ("Clear.", "Normal.", "")),
         ("\tOPINION: Normal.", Sections("", "Normal.", "")),
-        ("TECHNIQUE: Portable.\n\nClear lungs.\n\nDone.", ("", "", "Clear lungs.\n\nDone.")),
+        ("TECHNIQUE: Portable.\n\nClear lungs.\n\nDone.", ("Clear lungs.\n\nDone.", "", "")),
         ("First line.\n\nSecond line.", Sections("", "", "First line.\n\nSecond line.")),
         ("Note: no header. Ratio 3:1.", Sections("", "", "Note: no header. Ratio 3:1.")),
         ("PC: Fever. BG: None.\nClear.", ("", "", "PC: Fever. BG: None.\nClear.")),
@@ -127,3 +131,52 @@ def test_headers_get_their_usual_name(header: str, name: str) -> None:
 )
 def test_other_layouts_are_read_too(text: str, sections: tuple[str, str, str]) -> None:
     assert read_loose_sections(text, "") == sections
+
+
+@pytest.mark.parametrize(
+    ("text", "sections"),
+    [
+        ("FINDINGS:\nLUNGS: Clear.\nABC: x.\nIMPRESSION: y.", ("LUNGS: Clear.\nABC: x.", "y.", "")),
+        (
+            "TECHNIQUE: PA.\nHEART: Large.\nLungs: Clear.",
+            ("HEART: Large.\nLungs: Clear.", "", ""),
+        ),
+        ("FINDINGS: a.\nCOMPARISON: b.\nFINDINGS: c.", ("a.\n\nc.", "", "")),
+        ("Clinical History\nPneumonia.\nFindings\nClear.", ("Clear.", "", "")),
+        ("findings - clear. impression - normal.", ("clear.", "normal.", "")),
+        ("**Findings:** Clear.\n## Impression\nNormal.", ("Clear.", "Normal.", "")),
+        ("Pertinent findings: Clear. Reason for exam: cough.", ("Clear.", "", "")),
+        ("Findings | Clear\nHistory | Edema", ("Clear", "", "")),
+        ("History/indication: edema\nFindings/Impression: Clear.", ("", "Clear.", "")),
+        ("Lungs are clear.\n\nIMPRESSION: Normal.", ("Lungs are clear.", "Normal.", "")),
+        ("INDICATION: fall\n* no effusion\n* edema", ("* no effusion\n* edema", "", "")),
+        ("exam chest findings no edema impression normal", ("no edema", "normal", "")),
+        ("FINDINGS: Clear.\nADDENDUM: Edema.", ("Clear.", "Edema.", "")),
+        ("FINDINGS: Edema. Clear.\nCORRECTION: No edema.", ("Clear.", "No edema.", "")),
+        ("XR CHEST\nClear.\n\nXR KNEE\nFracture.", ("", "", "XR CHEST\nClear.")),
+        ("PORTABLE CHEST, 06:20\nHistory: edema.\nNo effusion.", ("No effusion.", "", "")),
+        (
+            "Pleura: clear\nHeart: large\nComment: edema",
+            ("Pleura: clear\nHeart: large\n\nedema", "", ""),
+        ),
+        ("There is a history\nof edema. Findings are stable.", None),
+    ],
+)
+def test_headings_are_found_in_every_form(text: str, sections: tuple[str, str, str] | None) -> None:
+    assert read_loose_sections(text) == (sections or ("", "", text))
+
+
+@given(st.text(max_size=300))
+def test_parts_of_any_text_are_all_of_it(text: str) -> None:
+    parts = cut_report(text)
+    assert "".join(part.heading + part.body for part in parts) == clean_text(text)
+
+
+def test_a_report_of_the_release_is_cut_as_it_is_read() -> None:
+    text = report("INDICATION: Cough.", "", "FINDINGS: Clear.", "", "IMPRESSION: Normal.")
+    parts = {part.name: (part.body.strip(), part.section) for part in cut_release_report(text)}
+    assert parts["indication"] == ("Cough.", "")
+    assert (parts["findings"], parts["impression"]) == (
+        ("Clear.", "findings"),
+        ("Normal.", "impression"),
+    )

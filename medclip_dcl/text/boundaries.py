@@ -1,0 +1,231 @@
+"""Where the sentences of a report begin and end: lines, items of lists, full stops.
+
+Reports are prose that was wrapped, lists with bullets or numbers, tables, and lines without any
+stop. A line begins a sentence where the line before it was not wrapped: it has a bullet or a
+label, or its first word would still have fitted on the line before. Inside a line a stop ends a
+sentence unless an abbreviation explains it; the next number or bullet of a list does, too.
+
+Every rule looks at a bounded stretch of text, so the time grows with its length alone.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from medclip_dcl.text.cleaning import clean_text
+from medclip_dcl.text.labeler.phrases import is_term, names_regions_alone
+
+_DOTS = "\u2022\u2023\u25aa\u25ab\u25cf\u25cb\u25e6\u25a0\u25ba\u25b8\u27a2\u27a4\u2713\u2714\u00b7"
+_BOX = (
+    r"(?:\[[ \t]?[xX*\u2713\u2714]?[ \t]?\]|\([xX\u2713]\)|\([ \t]{1,2}\)"
+    r"|[\u2610\u2611\u2612\u25a1\u25fb])"
+)
+_MARK = (
+    rf"(?:[*{_DOTS}>][ \t]*|[-\u2013\u2014]{{1,2}}[ \t]+|-(?=[A-Z])"
+    r"|\(?(?:\d{1,2}|[a-hA-H]|[ivx]{1,4})[.):]+(?:[ \t]+|(?=[A-Z][a-z])))"
+)
+_MARKED = re.compile(rf"[ \t]*(?:{_MARK}(?=\S)|{_BOX})")
+_MARKS = re.compile(rf"\A\s*(?:{_MARK})+(?=\S)")
+_BOX_FIRST = re.compile(rf"\s*{_BOX}")
+_NEXT_BOX = re.compile(rf"(?<=\S)\s+(?={_BOX})")
+_NEXT_DOT = re.compile(rf"(?<=\S)\s+(?=[{_DOTS}])|(?<=\])\s+(?=\[)")
+_SPOKEN_FIRST = re.compile(r"\s*(?:number\s+)?one\b.*\btwo\b", re.I)
+_UNSPOKEN = re.compile(r"[.,;:]")
+_NEXT_DASH = re.compile(r"(?<=\S)\s+(?=([-*])\s+[A-Z])")
+_LABEL = re.compile(r"[ \t]*[A-Za-z][A-Za-z0-9 ()/,&'-]{0,40}(?::(?!\d)|[ \t]\||[ \t]\.{2,}[ \t])")
+_LEADER = re.compile(r"\S[ \t]+\.{2,}[ \t]+\S")
+_DANGLING = re.compile(
+    r"(?:[,:&/(+-]|.{26}\bno|"
+    r"\b(?:a|an|the|of|or|and|with|without|to|in|on|at|by|for|from|is|are|was|were|"
+    r"has|have|be|been|than|that|which|versus|vs|per|as|over|into|between|likely|possible|probable|"
+    r"represent|representing|reflect|suggest|suggesting|dr|mr|mrs|ms|right|left|small|mild|moderate|"
+    r"upper|lower|middle|acute|new|pleural|focal|via))$",
+    re.I,
+)
+_CONTINUES = re.compile(
+    r"(?:or|and|of|with|without|in|on|at|to|from|by|for|than|is|are|was|were|has|have|which|that|"
+    r"but|due|consistent|compatible|seen|noted|versus|vs|as|not)\b"
+)
+_LEAST_WIDTH, _MOST_WIDTH = 60, 100
+"""Columns: hardly any report is wrapped narrower, and a longer line was not wrapped at all."""
+
+_NUMBER = re.compile(r"(?:^|(?<=\s))\(?(\d{1,2})[.)]+(?:\s+(?=[A-Za-z])|(?=[A-Z][a-z]))")
+_STOP = re.compile(
+    r"(?<=[\w)\]])\.(?=\.(?!\.))|[.?!]+[\"')\]>]*(?=\s)"
+    r"|(?:(?<=[a-z]{3})|(?<=XXX)|(?<=___)|(?<=\)))\.(?=[A-Z][A-Za-z])"  # glued: "clear.There"
+    r"|(?<=[A-Z]{3})\.(?=[A-Z]{2})|(?<=[a-z]{4})\.(?=[a-z]{2,}(?:\s|$))"
+)
+_NEVER_LAST = re.compile(r"\b(?:dr|mr|mrs|ms|prof|st|vs|figs?|e\.g|i\.e|cf|approx|viz)$", re.I)
+_SHORTENED = re.compile(
+    r"\b(?:(?:[a-z]\.)+[a-z]|etc|al|inc|lat|inf|sup|ant|post|bilat|mod|sm|lg|incr|decr|prev|"
+    r"temp|min|max|l|r|lt|rt|w|c|s|poss|prob|jr|sr|jan|feb|mar|apr|jun|jul|"
+    r"aug|sept?|oct|nov|dec)$",
+    re.I,
+)
+_INITIAL = re.compile(r"(?<![A-Za-z.])[A-HJ-Z]$")
+_STARTS = re.compile(
+    r"(?:no|the|there|heart|lungs?|cardiac|mild|small|stable|normal|bony|osseous|pleural|visualized|"
+    r"unchanged|impression|findings|trachea|mediastin\w+|costophrenic|pulmonary|left|right)\b",
+    re.I,
+)
+_SURELY_STARTS = re.compile(r"(?:no|the|there|unchanged)\b")
+_ANSWER = re.compile(
+    r"(?:yes|no|none|absent|present|nil|neg(?:ative)?|[yn]|uncertain|unclear|possibl[ey]|probabl[ey]|"
+    r"maybe|equivocal|indeterminate)\s*(?:[.,;|(]|$)",
+    re.I,
+)
+
+
+def cut_sentences(text: str) -> list[str]:
+    """Cut a text into its sentences, whitespace collapsed, each with its bullet or number.
+
+    Nothing is lost but mark-up and whitespace.
+    """
+    return [
+        sentence
+        for block in _join_lines(clean_text(text).split("\n"))
+        for item in _cut_items(block)
+        for sentence in _cut_at_stops(item)
+    ]
+
+
+def find_sentences(text: str) -> Iterator[tuple[int, int, str]]:
+    """Find start, end and text of each sentence of a text without mark-up.
+
+    A sentence whose word was parted at the end of a line is not found.
+    """
+    start = 0
+    for sentence in cut_sentences(text):
+        pattern = r"\s+".join(map(re.escape, sentence.split()))
+        match = re.compile(pattern).search(text, start)
+        if match is not None:
+            yield match.start(), match.end(), sentence
+            start = match.end()
+
+
+def without_number(sentence: str) -> str:
+    """Cut off the bullet or number of an item: "2. No effusion." gives "No effusion."."""
+    return _MARKS.sub("", sentence, count=1)
+
+
+def end_of_first_line(text: str) -> int:
+    """Find where the first line with text ends, and the lines that it was wrapped into."""
+    width, is_lower = _layout(text.split("\n"))
+    end, previous = 0, ""
+    for line in text.splitlines(keepends=True):
+        if previous and (not line.strip() or _begins(previous, line, width, is_lower)):
+            break
+        end += len(line)
+        previous = line.strip() or previous
+    return end
+
+
+def _layout(lines: Sequence[str]) -> tuple[int, bool]:
+    """The width that lines were wrapped to, and whether nothing but lines parts the sentences."""
+    width = min(max(_LEAST_WIDTH, *map(len, lines)), _MOST_WIDTH)
+    return width, not any(re.search(r"[A-Z]|[.?!](?:\s|$)", line) for line in lines)
+
+
+def _join_lines(lines: Sequence[str]) -> Iterator[str]:
+    """Join the lines that were wrapped; the others begin a block."""
+    width, is_lower = _layout(lines)
+    block: list[str] = []
+    previous = ""
+    for line in lines:
+        words = line.split()
+        if block and (not words or _begins(previous, line, width, is_lower)):
+            yield " ".join(block)
+            block = []
+        if block and block[-1].endswith("-") and is_term(block[-1][:-1] + words[0].rstrip(".,;:")):
+            words[0] = block.pop()[:-1] + words[0]  # "effu-" and "sion"
+        block += words
+        previous = line.strip()
+    yield " ".join(block)
+
+
+def _begins(previous: str, line: str, width: int, is_lower: bool) -> bool:
+    """Whether a line begins a sentence, though no blank line parts it from the previous."""
+    if names_regions_alone(previous) and not _LABEL.match(line):
+        return False  # "Heart" and, on a line of its own, "Enlarged"
+    in_form = ("|" in previous and "|" in line) or "\t" in previous or _LEADER.search(previous)
+    if _MARKED.match(line) or in_form:
+        return True
+    if previous.endswith((".", "?", "!")):
+        return not _NEVER_LAST.search(previous[:-1][-10:])
+    stripped = line.lstrip()
+    if _DANGLING.search(previous[-40:]):
+        return False
+    if _LABEL.match(line):
+        return True
+    first = stripped.split(None, 1)[0]
+    fits = len(previous) + 1 + len(first) <= width
+    is_capital = not stripped[0].islower()
+    return fits and (is_capital or (is_lower and not _CONTINUES.match(stripped)))
+
+
+def _cut_items(block: str) -> Iterator[str]:
+    """Cut a line that holds several items of a list."""
+    if _BOX_FIRST.match(block):
+        cuts = [match.end() for match in _NEXT_BOX.finditer(block)]
+    elif block.startswith(("- ", "* ")):
+        cuts = [match.end() for match in _NEXT_DASH.finditer(block) if match[1] == block[0]]
+    else:
+        cuts = [match.end() for match in _NEXT_DOT.finditer(block)]
+        cuts += [match.start() for match in _spoken_numbers(block)]
+        last = 0
+        for match in _NUMBER.finditer(block):
+            if last < int(match[1]) <= last + 2 and (last or int(match[1]) == 1):
+                last = int(match[1])
+                cuts.append(match.start())
+    start = 0
+    for cut in sorted(cuts):
+        if block[start:cut].strip():
+            yield block[start:cut]
+            start = cut
+    yield block[start:]
+
+
+def _spoken_numbers(block: str) -> Iterator[re.Match[str]]:
+    """Find "one", "two" ... of a dictated list, which has no marks at all."""
+    if not _SPOKEN_FIRST.match(block) or _UNSPOKEN.search(block):
+        return
+    start = 0
+    for word in ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine"):
+        match = re.compile(rf"\b(?:number\s+)?{word}\b(?!\s+(?:cm|centimet|mm|view))", re.I).search(
+            block, start
+        )
+        if match is None:
+            return
+        yield match
+        start = match.end()
+
+
+def _cut_at_stops(item: str) -> Iterator[str]:
+    start = 0
+    for match in _STOP.finditer(item):
+        if _is_end(item, start, match):
+            yield item[start : match.end()].strip()
+            start = match.end()
+    if rest := item[start:].strip():
+        yield rest
+
+
+def _is_end(item: str, start: int, match: re.Match[str]) -> bool:
+    """Whether a stop ends the sentence that began at `start`."""
+    before = item[max(start, match.start() - 12) : match.start()]
+    after = item[match.end() : match.end() + 40].lstrip()
+    if "?" in match.group():
+        return bool(before[-1:].strip()) and not _ANSWER.match(after)
+    if "!" in match.group() or not after:
+        return True
+    if match.group().startswith("..") and not before[-1:].strip():
+        return False  # dots that lead from a label to what is stated of it
+    if after.startswith("."):  # "seen.."
+        return True
+    if start + len(before) == match.start() and re.fullmatch(r"\s*\(?(?:\d{1,2}|[A-Za-z])", before):
+        return False  # the number of an item
+    if _NEVER_LAST.search(before) or (before[-3:].strip().lower() == "no" and after[0].isdigit()):
+        return False
+    if _SHORTENED.search(before):
+        starts = _STARTS if after[0].isupper() else _SURELY_STARTS
+        return bool(starts.match(after)) or ("." in before and after[0].isupper())
+    return not _INITIAL.search(before) or bool(_STARTS.match(after) and after[0].isupper())

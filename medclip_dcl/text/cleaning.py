@@ -1,0 +1,143 @@
+"""Text as it came -> plain text: mark-up is cut, Unicode brought to one form, lines stay lines.
+
+Reports leave hospital systems as HTML, Markdown, RTF or HL7 escapes, and in every form of
+Unicode. What is cut here is never text: tags, marks of emphasis, controls.
+"""
+
+import html
+import re
+import unicodedata
+from collections.abc import Iterator, Set
+from functools import partial
+
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\ufe0f\ufeff"
+    "\x00-\x08\x0e-\x1f\x7f]"
+)
+_LINE_END = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
+_BEFORE = str.maketrans({"\u2116": "#"})  # NUMERO SIGN would become the denial "No"
+_AFTER = str.maketrans(
+    dict.fromkeys("\u2010\u2011\u2012\u2212\ufe63", "-")
+    | {"\u2015": "\u2014", "\u2e3a": "\u2014", "\u2e3b": "\u2014"}
+    | dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u02bc\u00b4", "'")
+    | dict.fromkeys("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb", '"')
+)
+
+
+def fold_unicode(text: str) -> str:
+    """Fold compatibility forms, hyphens, quotes and line ends; cut what is invisible.
+
+    Forms that differ in normalisation alone (NFC, NFD, NFKC, NFKD) become one; en and em dashes
+    stay, since they part clauses where a hyphen does not.
+    """
+    if text.isascii() and not _INVISIBLE.search(text) and not _LINE_END.search(text):
+        return text
+    text = _INVISIBLE.sub("", _LINE_END.sub("\n", text.translate(_BEFORE)))
+    return unicodedata.normalize("NFKC", text).translate(_AFTER)
+
+
+_HIDDEN = re.compile(
+    r"<!--.{0,20000}?-->|<(style|script)\b[^<>]{0,500}>.{0,20000}?</\1\s{0,9}>", re.DOTALL | re.I
+)
+_TAG = re.compile(r"<[/!?]?([A-Za-z][\w:.-]{0,40})(?:\s[^<>]{0,2000})?/?>")
+_INLINE = frozenset(
+    "a abbr b bdi big cite code em font i img ins input label mark o:p q s small span strike "  # noqa: SIM905
+    "strong sub sup tt u var".split()
+)
+_ALONE = frozenset({"br", "hr", "p", "li", "td", "th", "tr", "dt", "dd", "div", "meta", "link"})
+_CLOSED = re.compile(r"</([A-Za-z][\w:.-]{0,40})")
+_CELLS = {"td", "th"}
+_ENTITY = re.compile(r"&(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]{2,8}\d{0,2});")
+_ESCAPE = re.compile(r"\\\.(br|sp|in|ti)[+-]?\d{0,3}\\|\\X0[AaDd](?:0[AaDd])?\\|_x000[aAdD]_")
+_HL7 = re.compile(r"\\([FSTRHNE])\\")
+_HL7_MARK = {"F": "|", "S": "^", "T": "&", "R": "~", "E": "\\"}
+_WRITTEN_LINE_END = re.compile(r"(?:\\r)?\\n|\\r(?![a-z])")  # in two characters, as in some CSV
+_MARKDOWN = re.compile(
+    r"^[ \t]*#{1,6}[ \t]+|^[ \t]*>[ \t]|\*\*|~~[^~\n]{0,200}~~|`"
+    r"|^[ \t]*\|[ \t]?|[ \t]*\|[ \t]*$"  # outer borders of a table
+    r"|^[ \t]*(?=[-=|:+*]{0,200}[-=|:+*]{3})[-=|:+* \t]+$",  # rules of a page or a table
+    re.MULTILINE,
+)
+_EMPHASIS = re.compile(r"(?<![\w*])\*(\w[^*\n]{0,60})(?<=[\w.:])\*(?!\w)")
+_PUNCTUATED = re.compile(r"[.,;:|]")
+_SPOKEN = re.compile(r"[ \t]*\b(period|full stop|comma|new line|new paragraph)\b", re.IGNORECASE)
+_SPOKEN_MARK = {"period": ".", "full": ".", "comma": ",", "new": "\n"}
+_RTF_GROUP = re.compile(
+    r"\{\\(?:fonttbl|colortbl|stylesheet|info|\*)[^{}]{0,9000}(?:\{[^{}]{0,9000}\}[^{}]{0,9000}){0,99}\}"
+)
+_RTF_WORD = re.compile(
+    r"\\'([0-9a-fA-F]{2})|\\u(-?\d{1,5}) ?\??|\\([a-zA-Z]{1,32})-?\d{0,9} ?|[{}]"
+)
+_RTF_LINES = {"par", "line", "row", "sect", "page"}
+
+
+def clean_text(text: str) -> str:
+    """Cut the mark-up out of a text and fold its Unicode; lines stay lines.
+
+    Cells of a table are parted by `|`, items of a list begin with `-`.
+    """
+    if text.lstrip().startswith("{\\rtf"):
+        text = _RTF_WORD.sub(_plain_rtf, _RTF_GROUP.sub("", text))
+    if "\\" in text or "_x000" in text:
+        text = _ESCAPE.sub("\n", text)
+        text = _HL7.sub(lambda match: _HL7_MARK.get(match.group(1), ""), text)
+        text = _WRITTEN_LINE_END.sub("\n", text).replace("\\t", "\t")
+    for _ in range(2):  # mark-up may itself be escaped: "&lt;br&gt;"
+        if "<" in text:
+            text = _HIDDEN.sub("", text)
+            closed = {name.lower() for name in _CLOSED.findall(text)}
+            text = _TAG.sub(partial(_plain_tag, closed=closed), text)
+        if "&" in text:
+            text = _ENTITY.sub(lambda match: html.unescape(match.group()), text)
+    text = _MARKDOWN.sub("", fold_unicode(text))
+    text = _EMPHASIS.sub(r"\1", text) if text.count("*") > 1 else text
+    if not _PUNCTUATED.search(text):
+        text = _SPOKEN.sub(lambda match: _SPOKEN_MARK[match[1].lower().split()[0]], text)
+    return "\n".join(_fill_ticks(text.split("\n"))) if _COLUMNS.search(text) else text
+
+
+def _fill_ticks(lines: list[str]) -> Iterator[str]:
+    """Replace ticks in columns headed yes and no by the heads: "Effusion | | x"."""
+    heads: list[str] = []
+    for line in lines:
+        cells = [cell.strip() for cell in re.split(r"[|\t]", line)]
+        if sum(cell.lower() in _HEADS for cell in cells) > 1:
+            heads = cells
+        ticked = [
+            at for at, cell in enumerate(cells) if cell.lower() in _TICKS and 0 < at < len(heads)
+        ]
+        if len(ticked) == 1 and cells[0] and heads[ticked[0]].lower() in _HEADS:
+            line = f"{cells[0]} | {heads[ticked[0]]}"
+        elif heads and len(cells) == 1 and line.strip():
+            heads = []
+        yield line
+
+
+_HEADS = {"yes", "no", "present", "absent", "positive", "negative", "possible"}
+_TICKS = {"x", "[x]", "(x)", "\u2713", "\u2714", "\u2611", "\u2612", "*"}
+_COLUMNS = re.compile(r"[|\t][ ]*(?:yes|no|present|absent)\b[ ]*(?=[|\t])", re.IGNORECASE)
+
+
+def _plain_tag(match: re.Match[str], closed: Set[str]) -> str:
+    """Write a tag out; what is in brackets and no tag stays: "effusion <small>"."""
+    name, closes = match.group(1).lower(), match.group().startswith("</")
+    if not (name in closed or name in _INLINE or name in _ALONE or match.group()[1] in "!?"):
+        return match.group()
+    if name in _INLINE:
+        return ""
+    if name in _CELLS:
+        return " | " if closes else ""
+    if name in {"dt", "dd"}:
+        return ": " if closes and name == "dt" else "\n" if closes or name == "dt" else ""
+    return "\n- " if name == "li" and not closes else "\n"
+
+
+def _plain_rtf(match: re.Match[str]) -> str:
+    byte, point, word = match.groups()
+    if byte:
+        return bytes.fromhex(byte).decode("cp1252", "replace")
+    if point:
+        return chr(int(point) % 0x10000)
+    if word == "cell":
+        return " | "
+    return "\n" if word in _RTF_LINES else "\t" if word == "tab" else ""

@@ -1,0 +1,212 @@
+"""Forms -> prose: "Pneumothorax: No" -> "Pneumothorax absent", check boxes, shorthand.
+
+Reports that were clicked together answer rather than tell: a label, a mark, and yes or no. An
+answer becomes a word that looks back, so that the rules of `negation` hold for forms as well.
+"""
+
+import re
+from collections.abc import Sequence
+
+from medclip_dcl.text.cleaning import fold_unicode
+from medclip_dcl.text.labeler.lexicon import Cue
+from medclip_dcl.text.labeler.phrases import Mark, name_thickening
+
+_SEEN = (
+    r"(?:seen|identified|detected|present|evident|visible|visuali[sz]ed|demonstrated|noted|found|"
+    r"appreciated|apparent|observed|shown|suspected|evidence)"
+)
+_NO = (
+    rf"(?:no {_SEEN}|not (?:clearly |definitely )?{_SEEN}|none {_SEEN}|none at all|none|no|absent|"
+    r"negative|neg|nil|without|nothing|false|denied|unlikely|excluded|ruled out)"
+)
+_YES = r"(?:yes|present|positive|pos|true|seen|noted|identified|evident|visible|confirmed)"
+_OPEN = (
+    r"(?:possible|possibly|probable|probably|questionable|suspected|equivocal|indeterminate|uncertain|"
+    r"maybe|unclear|cannot (?:be )?exclude(?:d)?|can't (?:be )?exclude(?:d)?|cannot rule out|"
+    r"not excluded|may be present|borderline possible|\?)"
+)
+_SILENT = (
+    r"(?:n/a|na|not applicable|not assessed|not evaluated|not mentioned|not reported|unknown|"
+    r"see (?:above|below|text|impression|findings))"
+)
+_SHORT_NO = r"(?:0(?![.,]\d)|\u00d8|\u00f8|\u2205|n|-ve|\(-\)|-|\u2717|\u2718|x(?=\s*$))"
+_SHORT_YES = r"(?:1(?![.,]\d)|y|\+ve|\(\+\)|\+{1,4}|\u2713|\u2714)"
+_SEP = (
+    r"(?:\s*(?:[:;=|?]|-+>|\.{2,}|[-\u2013\u2014]{1,2}(?=\s)|(?<=\s)[-\u2013\u2014]{1,2}(?=\w)"
+    r"|\()[\s:=|]*)"
+)
+_LABEL = r"(?=\s+(?:[A-Za-z][A-Za-z/-]*\s+){0,4}[A-Za-z/-]+\s*[:=|?](?!\d))"
+_END = rf"\)?(?=\s*(?:$|[.,;|)(\]!])|\s+[-\u2013\u2014]{{1,2}}\s|{_LABEL})"
+_ANSWER = re.compile(
+    rf"{_SEP}(?:(?P<silent>{_SILENT})|(?P<no>{_NO}|{_SHORT_NO})|(?P<yes>{_YES}|{_SHORT_YES})"
+    rf"|(?P<open>{_OPEN})){_END}",
+    re.I,
+)
+_BARE_ANSWER = re.compile(
+    r"(?<=[a-z)]),?\s+(?:(?P<no>no|neg|negative|nil|\(-\)|-ve|\u00d8)|(?P<yes>yes|pos|positive|\(\+\)|\+ve|\+{1,4})"
+    r"|(?P<open>,?\s*possible|questionable|suspected|equivocal|\(\?\)))\s*(?=$|[.,;](?:\s|$))",
+    re.I,
+)
+_WRITTEN = {
+    "no": " absent ; ",
+    "yes": " present ; ",
+    "open": " is possible ; ",
+    "silent": " n / a ; ",
+}
+_BEFORE = re.compile(r"(?:^|(?<=[\s,;(]))(?:[\u00d8\u00f8\u2205]|\(-\)|-ve)\s*(?=[A-Za-z])")
+_ASKED_BOTH = re.compile(
+    r"\(?\b(?:yes|y)\s*/\s*(?:no|n)\b\)?|\(?\b(?:no|n)\s*/\s*(?:yes|y)\b\)?", re.I
+)
+_CHOSEN = re.compile(
+    r"(?:yes|no)\s*/\s*\[\s*(?P<first>yes|no)\s*\]|\[\s*(?P<second>yes|no)\s*\]\s*/\s*(?:yes|no)",
+    re.I,
+)
+_PLUS = re.compile(
+    r"(?<=[A-Za-z)])\+{1,4}(?=\s|$)|(?<=\s)\+{1,4}(?=\s*(?:$|(?:left|right|[lr]|both|bilat\w*|r[uml]l|l[ul]l)\b))",
+    re.I,
+)
+_MINUS = re.compile(r"^(?P<label>\W*(?:[A-Za-z/]+\s+){1,4})[-\u2013]\s*$")
+_EMPTY = r"(?:\[\s?\]|\(\s{1,2}\)|[\u2610\u25a1\u25fb])"
+_TICKED = r"(?:\[\s?[xX*\u2713\u2714]\s?\]|\([xX\u2713]\)|[\u2611\u2612])"
+_WORD = r"\s*(?P<word>yes|no|absent|present|none|normal|abnormal|possible|y|n)\b"
+_EMPTY_ANSWER = re.compile(rf"{_EMPTY}{_WORD}", re.I)
+_TICKED_ANSWER = re.compile(rf"[:=|?-]?\s*{_TICKED}{_WORD}(?!\s+[a-z])", re.I)
+_BOX = re.compile(rf"(?P<empty>{_EMPTY})|{_TICKED}")
+_LINES = re.compile(r"^\W*lines?(?=\s*[:=|-])", re.I)
+_CARDIOMEGALY = re.compile(
+    r"(?<![\d.xX]\s)(?<![\d.])\bCM\b(?!\s+(?:above|below|from|in|x|to)\b)(?!\s*\.?\d)", re.I
+)
+_SELF_DENIED = re.compile(r"\s*(?:no|without|normal|clear|negative|absent|not)\b", re.I)
+_HOLDS_MARK = re.compile(
+    r"[:;=|?(\[+\u00d8\u00f8\u2205\u2610-\u2612\u25a1\u25fb]|\s[-\u2013\u2014]|->|\.\.\.|-ve|CM\b|cm\b|\b(?:no|neg|negative|nil|yes|pos|positive|possible|questionable|suspected|equivocal)\W*$",
+    re.I,
+)
+
+
+def write_out(sentence: str) -> str:
+    """Write a sentence out as prose: answers, check boxes, signs and letters become words."""
+    text = fold_unicode(sentence)
+    if not _HOLDS_MARK.search(text):
+        return text
+    text = _CHOSEN.sub(lambda match: f" {match['first'] or match['second']} ", text)
+    text = _PLUS.sub(" present ; ", text.replace("+/-", " possible "))
+    head, bar, cells = text.partition("|")
+    text = f"{head}{bar}{cells.replace('|', ' ; ')}" if cells.count("|") else text
+    text = _LINES.sub("line and tube", _ASKED_BOTH.sub(" ", text))
+    text = _write_out_boxes(text)
+    text = _MINUS.sub(r"\g<label> absent", _BEFORE.sub("no ", text))
+    text = _ANSWER.sub(_as_word, text)
+    text = _BARE_ANSWER.sub(_as_word, text)
+    return _CARDIOMEGALY.sub("cardiomegaly", text) if "CM" in text else text
+
+
+def _as_word(match: re.Match[str]) -> str:
+    kind = match.lastgroup or "silent"
+    if kind == "yes" and re.match(r"\s*[,(]", match.string[match.end() :]):
+        return " present"  # "yes, small left"
+    return _WRITTEN[kind]
+
+
+def _write_out_boxes(text: str) -> str:
+    """Write out check boxes: an empty one denies, a ticked one states."""
+    if not _BOX.search(text):
+        return text
+    text = _EMPTY_ANSWER.sub(" ", text)
+    text = _TICKED_ANSWER.sub(lambda match: f": {match['word']} ;", text)
+    boxes = list(_BOX.finditer(text))
+    if not boxes:
+        return text
+    if boxes[0].start() > len(text) - len(text.lstrip()):  # boxes behind their labels
+        return _BOX.sub(lambda match: " absent ; " if match["empty"] else " present ; ", text)
+    written = []
+    ends = [box.start() for box in boxes[1:]] + [len(text)]
+    for box, end in zip(boxes, ends, strict=True):
+        label = text[box.end() : end]
+        if box["empty"] is None:
+            written.append(label)
+        elif not _SELF_DENIED.match(label):  # an empty "[ ] No effusion" says nothing
+            written.append(f" no {label}")
+    return " ; ".join(written)
+
+
+_OF_LABELS = {
+    *(Cue.LEFT, Cue.RIGHT, Cue.BOTH, Cue.AND, Cue.OR, Cue.COMMA, Cue.DEGREE, Cue.NEUTRAL),
+    *(Cue.ABNORMALITY, Cue.BREAK),
+}
+_SPEAKS = {Cue.BREAK, Cue.NORMAL, Cue.NEAR_NORMAL, Cue.WHICH}
+
+
+def silence_labels(marks: Sequence[Mark]) -> list[Mark]:
+    """Drop labels before a colon that claim nothing, and break clauses at dashes.
+
+    "Pneumothorax: small left" is a claim of its label; "Pneumothorax: the lungs are expanded",
+    "Lines and tubes: none of it" and a bare "Effusion:" are not. A part of the body stays the
+    subject where what follows names none. A dash ends a clause unless its end calls what is
+    before it normal, large, or of a size or side.
+    """
+    marks = name_thickening(marks)
+    left: list[Mark] = []
+    start = 0  # of the clause in `left`
+    for index, mark in enumerate(marks):
+        if mark.cue is Cue.COLON:
+            label, rest = left[start:], marks[index + 1 :]
+            if label and all(item.cue is None or item.cue in _OF_LABELS for item in label):
+                left[start:] = _label_left(label, rest)
+        elif mark.cue is Cue.DASH:
+            following = marks[index + 1].cue if index + 1 < len(marks) else None
+            speaks = {item.cue for item in left[start:]} & _DECIDED
+            is_region = bool(left[start:]) and all(
+                item.region or item.cue in _OF_LABELS for item in left[start:]
+            )
+            if following is not Cue.OR and (speaks or not (is_region or following in _QUALITIES)):
+                left.append(mark._replace(cue=Cue.BREAK))
+                start = len(left)
+        else:
+            left.append(mark)
+            if mark.cue is Cue.BREAK:
+                start = len(left)
+    return left
+
+
+_DECIDED = {
+    Cue.DENY,
+    Cue.NOT,
+    Cue.DENY_BEFORE,
+    Cue.HEDGE,
+    Cue.EXCLUDED,
+    Cue.EXCLUDE,
+    Cue.NORMAL,
+    Cue.VERB,
+}
+_QUALITIES = {
+    *(Cue.NORMAL, Cue.LARGE, Cue.NEAR_NORMAL, Cue.DEGREE, Cue.LEFT, Cue.RIGHT, Cue.BOTH),
+    *(Cue.HEDGE_BEFORE, Cue.DENY_BEFORE, Cue.ASK_BEFORE, Cue.IF_ANY, Cue.HEDGE_EITHER),
+}
+
+
+_SIDES = {Cue.LEFT, Cue.RIGHT, Cue.BOTH}
+
+
+def _label_left(label: Sequence[Mark], rest: Sequence[Mark]) -> list[Mark]:
+    """Drop what a label before a colon does not claim."""
+    clause = list(rest)
+    for index, mark in enumerate(rest):
+        if mark.cue in {Cue.BREAK, Cue.COLON, Cue.DASH}:
+            clause = list(rest[:index])
+            break
+    speaking = [mark for mark in clause if mark.cue not in {Cue.COMMA, Cue.NEUTRAL, Cue.VERB}]
+    first = speaking[0] if speaking else None
+    own_region = any(mark.region for mark in clause)
+    if any(mark.concept for mark in label) and any(mark.cue in _SIDES for mark in label):
+        claims = True  # "opacity left base: consolidation"
+    elif first is None:
+        claims = False
+    elif any(mark.concept == "Device" for mark in label) and first.region:
+        claims = True  # "nasogastric tube: stomach"
+    elif first.cue is Cue.DENY:
+        claims = len(speaking) > 1 and speaking[1].cue is Cue.CHANGE
+    else:
+        claims = not (first.concept or first.region or first.cue in _SPEAKS)
+    return [
+        mark for mark in label if (claims or not mark.concept) and not (mark.region and own_region)
+    ]

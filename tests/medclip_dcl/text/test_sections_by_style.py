@@ -1,0 +1,63 @@
+"""Whole reports by style, written by someone who had not seen the reader: score of each style."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medclip_dcl.text.labeler.labels import ReportLabels, read_report, report_labels_of
+from medclip_dcl.text.sections import read_loose_sections
+from medclip_dcl.text.sentences import split_section
+
+_FILES = sorted((Path(__file__).parents[2] / "data" / "reports").glob("*.jsonl"))
+REPORTS = [
+    json.loads(line) for file in _FILES for line in file.read_text(encoding="utf-8").splitlines()
+]
+LEAST = 0.95
+"""Share of a style's claims that are read as expected."""
+
+
+def read(text: str) -> ReportLabels:
+    sections = [section for section in read_loose_sections(text) if section]
+    sentences = [text for section in sections for _, text in split_section(section).sentences]
+    return report_labels_of(map(read_report, sentences))
+
+
+def score(report: dict[str, Any], labels: ReportLabels) -> tuple[int, int]:
+    """Right and all claims: those expected, and those read where none is expected."""
+    kinds = ("asserted", "negated", "uncertain")
+    expected = {name: kind for kind in kinds for name in report[kind]}
+    claimed = {name: kind for kind in kinds for name in getattr(labels, kind)}
+    either, contested = {*report.get("either", ())}, {*report.get("any", ())}
+    surplus = [
+        name
+        for name, kind in claimed.items()
+        if name not in expected.keys() | contested and not (name in either and kind == "negated")
+    ]
+    wanted = [name for name in expected if name not in contested]
+    right = sum(claimed.get(name) == expected[name] for name in wanted)
+    judged = report["normal"] is not None
+    right += judged and report["normal"] == labels.normal
+    return right, len(wanted) + len(surplus) + judged
+
+
+@pytest.mark.parametrize("style", sorted({report["style"] for report in REPORTS}))
+def test_reports_of_a_style_are_read(style: str) -> None:
+    counts: Counter[str] = Counter()
+    wrong = []
+    for report in REPORTS:
+        if report["style"] == style:
+            right, whole = score(report, read(report["text"]))
+            counts.update(right=right, whole=whole)
+            wrong += [report["id"]] if right < whole else []
+    share = counts["right"] / counts["whole"]
+    print(f"{style:24}{share:.3f} of {counts['whole']}")
+    assert share >= LEAST, wrong
+
+
+def test_reports_of_other_languages_have_no_labels() -> None:
+    foreign = [report for report in REPORTS if report["style"] == "foreign"]
+    assert len(foreign) > 20
+    assert [report["id"] for report in foreign if read(report["text"])] == []
