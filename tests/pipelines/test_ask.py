@@ -10,7 +10,7 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.schemas import ClassifyAnswer
 from pipelines.__main__ import main
 from pipelines.ask import write_findings
-from testing.service import png, running, store
+from testing.service import png, running
 
 
 def test_a_folder_becomes_a_table_and_a_cut_one_goes_on(
@@ -51,7 +51,7 @@ def test_a_folder_becomes_a_table_and_a_cut_one_goes_on(
 
 
 def test_no_name_is_a_formula_or_breaks_a_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {
         "=cmd|' calc'!A0.png": "./=cmd|' calc'!A0.png",
@@ -71,7 +71,7 @@ def test_no_name_is_a_formula_or_breaks_a_row(
     for name in names:
         (folder / name).write_bytes(png())
     monkeypatch.chdir(folder)
-    with running(store(tmp_path)) as service:
+    with running(published) as service:
         words = ["ask", "classify", ".", "--csv", str(table)]
         for _ in range(2):  # the second has nothing to ask
             assert main([*words, "--url", service.url]) == 0
@@ -81,9 +81,11 @@ def test_no_name_is_a_formula_or_breaks_a_row(
             assert not any(row["refused"] for row in rows)
 
 
-def test_a_model_that_is_exchanged_meanwhile_is_not_mixed_in(tmp_path: Path) -> None:
+def test_a_model_that_is_exchanged_meanwhile_is_not_mixed_in(
+    tmp_path: Path, published: Path
+) -> None:
     (tmp_path / "a.png").write_bytes(png())
-    with running(store(tmp_path)) as service, Client(service.url) as client:
+    with running(published) as service, Client(service.url) as client:
         facts = client.model().model_copy(update={"digest": "f" * 64})
         client.model = lambda: facts  # what the service had said before the exchange
         with pytest.raises(ConfigError, match="another model since this run began"):

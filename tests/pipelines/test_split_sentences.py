@@ -38,6 +38,18 @@ def test_every_sentence_has_its_place_and_key(config_file):
     assert order == sorted(order)
 
 
+def test_summary_counts_everything(config_file):
+    summary = run(config_file).summary
+    assert summary["reports"] == 62
+    assert summary["reports_with_sentences"] == 62  # "Normal." is one
+    assert summary["dropped_enumerator"] + summary["dropped_punctuation"] >= 12
+    assert summary["dropped_short"] == 0
+    dropped = sum(count for name, count in summary.items() if name.startswith("dropped_"))
+    assert summary["found_sentences"] - dropped == summary["sentences"]
+    assert 0 < summary["masked_share"] < 0.2
+    assert summary["unique"] < summary["sentences"] < 62 * 4
+
+
 def test_no_report_text_is_printed(config_file, capsys):
     run(config_file)
     out, err = capsys.readouterr()
