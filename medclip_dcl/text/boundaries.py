@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from medclip_dcl.text.cleaning import clean_text
-from medclip_dcl.text.labeler.phrases import is_term, names_regions_alone
+from medclip_dcl.text.labeler.phrases import is_term, names_parts_alone
 
 _DOTS = "\u2022\u2023\u25aa\u25ab\u25cf\u25cb\u25e6\u25a0\u25ba\u25b8\u27a2\u27a4\u2713\u2714\u00b7"
 _BOX = (
@@ -21,6 +21,7 @@ _BOX = (
 )
 _MARK = (
     rf"(?:[*{_DOTS}>][ \t]*|[-\u2013\u2014]{{1,2}}[ \t]+|-(?=[A-Z])"
+    r"|o[ \t]+(?=[A-Z])|\d{1,2}/[ \t]+|[QA]\d{1,2}[.):]+[ \t]+"
     r"|\(?(?:\d{1,2}|[a-hA-H]|[ivx]{1,4})[.):]+(?:[ \t]+|(?=[A-Z][a-z])))"
 )
 _MARKED = re.compile(rf"[ \t]*(?:{_MARK}(?=\S)|{_BOX})")
@@ -34,7 +35,7 @@ _NEXT_DASH = re.compile(r"(?<=\S)\s+(?=([-*])\s+[A-Z])")
 _LABEL = re.compile(r"[ \t]*[A-Za-z][A-Za-z0-9 ()/,&'-]{0,40}(?::(?!\d)|[ \t]\||[ \t]\.{2,}[ \t])")
 _LEADER = re.compile(r"\S[ \t]+\.{2,}[ \t]+\S")
 _DANGLING = re.compile(
-    r"(?:[,:&/(+-]|.{26}\bno|"
+    r"(?:[,:&/(+-]|.{26}(?<![])?:|] )(?<!  )\b(?-i:no|NO)|"
     r"\b(?:a|an|the|of|or|and|with|without|to|in|on|at|by|for|from|is|are|was|were|"
     r"has|have|be|been|than|that|which|versus|vs|per|as|over|into|between|likely|possible|probable|"
     r"represent|representing|reflect|suggest|suggesting|dr|mr|mrs|ms|right|left|small|mild|moderate|"
@@ -70,7 +71,7 @@ _STARTS = re.compile(
 _SURELY_STARTS = re.compile(r"(?:no|the|there|unchanged)\b")
 _ANSWER = re.compile(
     r"(?:yes|no|none|absent|present|nil|neg(?:ative)?|[yn]|uncertain|unclear|possibl[ey]|probabl[ey]|"
-    r"maybe|equivocal|indeterminate)\s*(?:[.,;|(]|$)",
+    r"maybe|equivocal|indeterminate)\s*(?:[.,;|(-]|$)",
     re.I,
 )
 
@@ -78,11 +79,11 @@ _ANSWER = re.compile(
 def cut_sentences(text: str) -> list[str]:
     """Cut a text into its sentences, whitespace collapsed, each with its bullet or number.
 
-    Nothing is lost but mark-up and whitespace.
+    Nothing is lost but mark-up, whitespace, and heads of lists ("Absent:"), which go to the items.
     """
     return [
         sentence
-        for block in _join_lines(clean_text(text).split("\n"))
+        for block in _join_lines(_carry_heads(clean_text(text).split("\n")))
         for item in _cut_items(block)
         for sentence in _cut_at_stops(item)
     ]
@@ -125,6 +126,30 @@ def _layout(lines: Sequence[str]) -> tuple[int, bool]:
     return width, not any(re.search(r"[A-Z]|[.?!](?:\s|$)", line) for line in lines)
 
 
+LIST_HEAD = re.compile(
+    r"\W*(?:(?:pertinent|relevant|significant)\s+)?(?:"
+    r"(?P<no>negatives?|absent|not (?:seen|present)|none of(?: the following)?|no(?: evidence of)?"
+    r"|excluded|denied)|(?P<yes>positives?|present|seen)"
+    r"|(?P<possible>possible|uncertain|equivocal|indeterminate|suspected))"
+    r"(?: findings?)?\s*:\s*",
+    re.I,
+)
+
+
+def _carry_heads(lines: Sequence[str]) -> list[str]:
+    """Say of each item what the head of its list says: "Absent:", then "- effusion"."""
+    carried, head = [], ""
+    for line in lines:
+        begun = LIST_HEAD.fullmatch(line)
+        marks = _MARKS.match(line)
+        if begun or (line.strip() and not marks):
+            head = begun.lastgroup or "" if begun else ""
+        if head in {"no", "possible"} and marks and not line.lower().startswith("no ", marks.end()):
+            line = f"{marks.group()}{head} {line[marks.end() :]}"
+        carried.append("" if begun else line)
+    return carried
+
+
 def _join_lines(lines: Sequence[str]) -> Iterator[str]:
     """Join the lines that were wrapped; the others begin a block."""
     width, is_lower = _layout(lines)
@@ -137,6 +162,8 @@ def _join_lines(lines: Sequence[str]) -> Iterator[str]:
             block = []
         if block and block[-1].endswith("-") and is_term(block[-1][:-1] + words[0].rstrip(".,;:")):
             words[0] = block.pop()[:-1] + words[0]  # "effu-" and "sion"
+        if block and block[-1].endswith("?"):
+            words = _MARKS.sub("", line).split()  # "Q1. Effusion?" and "A1. None."
         block += words
         previous = line.strip()
     yield " ".join(block)
@@ -144,7 +171,10 @@ def _join_lines(lines: Sequence[str]) -> Iterator[str]:
 
 def _begins(previous: str, line: str, width: int, is_lower: bool) -> bool:
     """Whether a line begins a sentence, though no blank line parts it from the previous."""
-    if names_regions_alone(previous) and not _LABEL.match(line):
+    answers = _ANSWER.match(_MARKS.sub("", line).lstrip())
+    if answers and (previous.endswith("?") or names_parts_alone(previous, findings=True)):
+        return False  # "Effusion" or "Effusion?", and on a line of its own "None."
+    if names_parts_alone(previous) and not _LABEL.match(line):
         return False  # "Heart" and, on a line of its own, "Enlarged"
     in_form = ("|" in previous and "|" in line) or "\t" in previous or _LEADER.search(previous)
     if _MARKED.match(line) or in_form:

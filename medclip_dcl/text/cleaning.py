@@ -45,6 +45,11 @@ _INLINE = frozenset(
     "strong sub sup tt u var".split()
 )
 _ALONE = frozenset({"br", "hr", "p", "li", "td", "th", "tr", "dt", "dd", "div", "meta", "link"})
+_SECTION = re.compile(
+    r"(?:clinical_?)?(?:findings?|impression|history|indication|technique|comparison|conclusion|"
+    r"exam(?:ination)?|recommendations?|addendum|opinion|information)"
+)
+"""Names of tags that are headings, as in XML."""
 _CLOSED = re.compile(r"</([A-Za-z][\w:.-]{0,40})")
 _CELLS = {"td", "th"}
 _ENTITY = re.compile(r"&(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]{2,8}\d{0,2});")
@@ -58,6 +63,16 @@ _MARKDOWN = re.compile(
     r"|^[ \t]*(?=[-=|:+*]{0,200}[-=|:+*]{3})[-=|:+* \t]+$",  # rules of a page or a table
     re.MULTILINE,
 )
+_BONE = r"(?:ribs?|clavicles?|scapulae?|sternum|humerus)\b"
+_FRACTURE = re.compile(
+    rf"#[ ]?(?=(?:(?:left|right|[lr]|lt|rt|old|new|heal(?:ed|ing)|multiple|post\w*|ant\w*|lat\w*"
+    rf"|\d\w*,?)\.?[ ]){{1,5}}{_BONE})|#(?={_BONE})|#[ ](?={_BONE}[ ]\S)",
+    re.IGNORECASE,
+)
+"""The sign in the shorthand of British hospitals: "# R clavicle"."""
+_TAB = re.compile(r"(?<=[\w)]) ?\t+(?=\S)")
+_SEMICOLONS = re.compile(r"^[^;:\n]+(?:;(?!\s)[^;:\n]*){2,9}$", re.MULTILINE)
+"""A row of a table whose cells semicolons part."""
 _EMPHASIS = re.compile(r"(?<![\w*])\*(\w[^*\n]{0,60})(?<=[\w.:])\*(?!\w)")
 _PUNCTUATED = re.compile(r"[.,;:|]")
 _SPOKEN = re.compile(r"[ \t]*\b(period|full stop|comma|new line|new paragraph)\b", re.IGNORECASE)
@@ -89,7 +104,13 @@ def clean_text(text: str) -> str:
             text = _TAG.sub(partial(_plain_tag, closed=closed), text)
         if "&" in text:
             text = _ENTITY.sub(lambda match: html.unescape(match.group()), text)
-    text = _MARKDOWN.sub("", fold_unicode(text))
+    text = fold_unicode(text)
+    if "#" in text:
+        text = _FRACTURE.sub("fracture ", text)
+    if "\t" in text or ";" in text:
+        text = _TAB.sub(" | ", text)
+        text = _SEMICOLONS.sub(lambda match: match.group().replace(";", " | "), text)
+    text = _MARKDOWN.sub("", text)
     text = _EMPHASIS.sub(r"\1", text) if text.count("*") > 1 else text
     if not _PUNCTUATED.search(text):
         text = _SPOKEN.sub(lambda match: _SPOKEN_MARK[match[1].lower().split()[0]], text)
@@ -125,6 +146,8 @@ def _plain_tag(match: re.Match[str], closed: Set[str]) -> str:
         return match.group()
     if name in _INLINE:
         return ""
+    if _SECTION.fullmatch(name):
+        return "\n" if closes else f"\n{name}: "
     if name in _CELLS:
         return " | " if closes else ""
     if name in {"dt", "dd"}:

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from medclip_dcl.text.boundaries import cut_sentences, end_of_first_line, find_sentences
+from medclip_dcl.text.boundaries import LIST_HEAD, cut_sentences, end_of_first_line, find_sentences
 from medclip_dcl.text.cleaning import clean_text
 from medclip_dcl.text.labeler.labels import read_claims
 from medclip_dcl.text.labeler.lexicon import Cue
-from medclip_dcl.text.labeler.phrases import find_marks, words
+from medclip_dcl.text.labeler.phrases import find_marks, names_parts_alone, words
 from medclip_dcl.text.mimic_sections import NAMES, TREE, VIEW, Part, Sections
 
 
@@ -62,7 +62,7 @@ _BARE = re.compile(
 _HISTORY_OF = re.compile(r"\A\s*(?P<name>history)(?=\s+of\b)", re.IGNORECASE)
 ELSEWHERE = "other part of the body"
 _EXAM = re.compile(
-    r"[ \t]*(?:exam(?:ination)?(?: [a-z\d]{1,2})?|study|procedure)[ \t]*[:.]", re.IGNORECASE
+    r"[ \t]*(?:exam(?:ination)?|study|procedure)(?: [a-z\d]{1,2})?[ \t]*[:.]", re.IGNORECASE
 )
 _TITLE = re.compile(
     r"[ \t]*(?:(?:xr|x-?ray|radiographs?|ct|mri?|us|ultrasound)\b"
@@ -79,6 +79,14 @@ _OTHER_PART = re.compile(
     r"humerus|forearm|arm|leg|thigh|finger|toe|cervical|lumbar|sacrum|skull|facial|sinus(?:es)?|"
     r"brain|head|neck|mandible|orbits?|clavicle)\b",
     re.IGNORECASE,
+)
+_LIMB = re.compile(
+    r"\b(?:shoulder|knee|hip|pelvis|hand|wrist|foot|feet|ankle|elbow|femur|tibia|humerus|forearm|"
+    r"arm|leg|thigh|finger|toe|skull|facial|mandible|orbits?)\b(?! film| view)",
+    re.IGNORECASE,
+)
+_LABELLED = re.compile(
+    r"[ \t]*(?:\(?\d{1,2}[.)][ \t]*|[-*\u2022][ \t]*)?(?P<label>[A-Za-z][A-Za-z ,()-]{0,30}):"
 )
 _NUMBERED = re.compile(r"[ \t]*\(?\d{1,2}[.)]")
 _BULLET = re.compile(r"[ \t]*[-*\u2022\u25cf\u25aa\u00b7][ \t]*\w")
@@ -132,7 +140,9 @@ def cut_report(text: str) -> list[Part]:
 
 
 def _has_labels(body: str) -> bool:
-    """Whether a line of a text begins with a label of a part of the body: "Pleura: clear"."""
+    """Whether a line of a text is or begins with a label of a part: "Pleura: clear"."""
+    if sum(map(names_parts_alone, body.split("\n"))) > 1:
+        return True
     heads = (match["head"] for line in body.split("\n") if (match := _LINE_HEAD.match(line)))
     return ":" in body and any(
         mark.region not in {"", "chest"} or mark.concept
@@ -180,8 +190,8 @@ def _headings(text: str) -> Iterator[tuple[int, int, str]]:
             found = [(0, 0, "findings")]  # "INDICATION: fall" and, below it, the findings
         found += _inner_headings(line, found[-1][1] if found else 0)
         elsewhere = _is_elsewhere(line, elsewhere)
-        if elsewhere and not found and current != ELSEWHERE:
-            found = [(0, 0, ELSEWHERE)]
+        if not found and elsewhere != (current == ELSEWHERE):
+            found = [(0, 0, ELSEWHERE if elsewhere else "findings")]
         for start, end, name in found:
             # an impression that is the first of all is about the chest as well
             is_common = name == "impression" and "impression" not in given
@@ -197,6 +207,11 @@ def _headings(text: str) -> Iterator[tuple[int, int, str]]:
 
 def _is_elsewhere(line: str, before: bool) -> bool:
     """Whether what follows is about another part of the body than the chest."""
+    label = _LABELLED.match(line)
+    if label and _LIMB.search(label["label"]) and not _CHEST.search(label["label"]):
+        return True
+    if label and before and find_marks(label["label"]):
+        return not _names_chest(label["label"])
     head, stop, _ = line.partition(". ")
     exam = _EXAM.match(head)
     is_title = exam or (not stop and not line.rstrip().endswith(".") and _TITLE.match(head))
@@ -205,9 +220,15 @@ def _is_elsewhere(line: str, before: bool) -> bool:
     return not _CHEST.search(head) and (before or bool(_OTHER_PART.search(head)))
 
 
+def _names_chest(label: str) -> bool:
+    return bool(_CHEST.search(label)) or any(
+        mark.region != "other" for mark in find_marks(label) if mark.region
+    )
+
+
 def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int, int, str]]:
     match = _LINE_HEAD.match(line)
-    if match is None:
+    if match is None or LIST_HEAD.fullmatch(line):
         return
     head, mark = match["head"].strip(), match["end"].strip(" \t*_")
     plain = _plain_name(head)
@@ -217,10 +238,17 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
     if mark not in {":", "|"}:
         is_line = not mark
         follows_text = bool(previous.strip()) and not previous.rstrip().endswith((".", ":", "?"))
-        if plain not in _USUAL or (is_line and follows_text and head.islower()):
-            return
-        if is_line or plain not in _WEAK:
-            yield start, end, _USUAL[plain]
+        name = _USUAL.get(plain, "")
+        if (
+            is_line
+            and not previous.strip()
+            and head == head.title()
+            and len(head.split()) < _MOST_WORDS
+        ):
+            name = name or usual_name(head)  # "Critical Findings", alone behind a blank line
+        is_own = plain not in _WEAK if not is_line else not (follows_text and head.islower())
+        if name and is_own:
+            yield start, end, name
         return
     name = _USUAL.get(plain, "") if _NUMBERED.match(line) else usual_name(head)
     if name:

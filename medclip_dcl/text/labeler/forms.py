@@ -42,6 +42,13 @@ _ANSWER = re.compile(
     rf"|(?P<open>{_OPEN})){_END}",
     re.I,
 )
+_ASKED_OF = re.compile(r"(?:^|(?<=[\s(,-]))\?(?=[A-Za-z])")
+_SLASHED_NO = re.compile(r"(?:^| / )no\b", re.I)
+_BY_SIDE = re.compile(
+    r"^(?P<label>[A-Za-z][A-Za-z ]{2,40}?)"
+    r"(?P<answers>(?:\s*[|\s;]\s*(?:yes|no|none|absent|present|nil|[yn])\b){2})\s*$",
+    re.I,
+)
 _BARE_ANSWER = re.compile(
     r"(?<=[a-z)]),?\s+(?:(?P<no>no|neg|negative|nil|\(-\)|-ve|\u00d8)|(?P<yes>yes|pos|positive|\(\+\)|\+ve|\+{1,4})"
     r"|(?P<open>,?\s*possible|questionable|suspected|equivocal|\(\?\)))\s*(?=$|[.,;](?:\s|$))",
@@ -78,7 +85,10 @@ _CARDIOMEGALY = re.compile(
 )
 _SELF_DENIED = re.compile(r"\s*(?:no|without|normal|clear|negative|absent|not)\b", re.I)
 _HOLDS_MARK = re.compile(
-    r"[:;=|?(\[+\u00d8\u00f8\u2205\u2610-\u2612\u25a1\u25fb]|\s[-\u2013\u2014]|->|\.\.\.|-ve|CM\b|cm\b|\b(?:no|neg|negative|nil|yes|pos|positive|possible|questionable|suspected|equivocal)\W*$",
+    r"[:;=|?(\[+\u00d8\u00f8\u2205\u2610-\u2612\u25a1\u25fb]"
+    r"|\s[-\u2013\u2014]|->|\.\.\.|-ve|CM\b|cm\b| / no\b"
+    r"|\b(?:no|neg|negative|nil|yes|pos|positive|possible|questionable|suspected|equivocal|[yn]|none"
+    r"|absent|present)\W*$",
     re.I,
 )
 
@@ -88,6 +98,10 @@ def write_out(sentence: str) -> str:
     text = fold_unicode(sentence)
     if not _HOLDS_MARK.search(text):
         return text
+    text = _ASKED_OF.sub(" possible ", text)
+    if len(_SLASHED_NO.findall(text)) > 1:  # "no ptx / no edema / aicd": each a statement
+        text = text.replace(" / ", " ; ")
+    text = _BY_SIDE.sub(_both_sides, text)
     text = _CHOSEN.sub(lambda match: f" {match['first'] or match['second']} ", text)
     text = _PLUS.sub(" present ; ", text.replace("+/-", " possible "))
     head, bar, cells = text.partition("|")
@@ -98,6 +112,13 @@ def write_out(sentence: str) -> str:
     text = _ANSWER.sub(_as_word, text)
     text = _BARE_ANSWER.sub(_as_word, text)
     return _CARDIOMEGALY.sub("cardiomegaly", text) if "CM" in text else text
+
+
+def _both_sides(match: re.Match[str]) -> str:
+    """Write out the answers for right and left, in columns: "Effusion  no  yes"."""
+    answers = set(re.findall("[a-z]+", match["answers"].lower()))
+    denied = answers <= {"no", "none", "absent", "n", "nil"}
+    return f"{match['label']} {'absent' if denied else 'present'}"
 
 
 def _as_word(match: re.Match[str]) -> str:

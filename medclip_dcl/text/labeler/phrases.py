@@ -142,8 +142,17 @@ def _one_slip(word: str, known: str) -> bool:
     )
 
 
+_BRITISH = re.compile(r"oe(?=dema|soph)|(?<=h)ae(?=m)")
+
+
 @lru_cache(maxsize=1 << 16)
 def _singular(word: str) -> str:
+    """Singular of a word, in American spelling."""
+    word = word.removesuffix("'s")
+    if "oe" in word or "haem" in word:
+        word = _BRITISH.sub("e", word)
+    if word.endswith(("ised", "isation")):
+        word = f"{word[: word.rindex('is')]}iz{word[word.rindex('is') + 2 :]}"
     if len(word) < 4 or not word.endswith("s") or word.endswith(("ss", "us", "is")):
         return word
     if word.endswith("ies"):
@@ -219,14 +228,14 @@ _VOCABULARY = {word for phrase in _terms() for word in words(phrase) if len(word
 _JOINS = {Cue.AND, Cue.OR, Cue.COMMA, Cue.COLON, Cue.LEFT, Cue.RIGHT}
 
 
-def names_regions_alone(line: str) -> bool:
-    """Whether a line is nothing but the names of parts of the image: a label."""
+def names_parts_alone(line: str, *, findings: bool = False) -> bool:
+    """Whether a line is nothing but the names of parts of the image, or of findings: a label."""
     if len(line) > 40 or not line or line.endswith("."):
         return False
     marks = find_marks(line)
     return (
-        any(mark.region for mark in marks)
-        and all(mark.region or mark.cue in _JOINS for mark in marks)
+        any(mark.cue is None for mark in marks)
+        and all(mark.region or mark.cue in _JOINS or (findings and mark.concept) for mark in marks)
         and sum(mark.end - mark.start for mark in marks) == len(words(line))
     )
 
@@ -241,16 +250,17 @@ def find_modifiers(sentence: str) -> list[tuple[str, int]]:
     return [(name, start) for name, start, _ in _MODIFIERS.find(sentence) if name]
 
 
+_OF_PLEURA = {"Thickening": "Pleural Thickening", "Fluid": "Effusion"}
 _BY_PLEURA = {"Effusion", "Pneumothorax", "Pleural Thickening", "Hydropneumothorax"}
 
 
 def name_thickening(marks: Sequence[Mark]) -> list[Mark]:
-    """Name a thickening the pleura's where the sentence speaks of it, or of what is in it."""
-    of_pleura = any(mark.region == "pleura" or mark.concept in _BY_PLEURA for mark in marks)
-    if not of_pleura:
-        return list(marks)
-    name = "Pleural Thickening"
-    return [mark._replace(concept=name) if mark.concept == "Thickening" else mark for mark in marks]
+    """Name thickening and fluid the pleura's where the sentence speaks of it or what it holds."""
+    if any(mark.concept in _OF_PLEURA for mark in marks) and any(
+        mark.region == "pleura" or mark.concept in _BY_PLEURA for mark in marks
+    ):
+        return [mark._replace(concept=_OF_PLEURA.get(mark.concept, mark.concept)) for mark in marks]
+    return list(marks)
 
 
 def cut_clauses(marks: Sequence[Mark]) -> Iterator[list[Mark]]:

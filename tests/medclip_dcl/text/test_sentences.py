@@ -197,7 +197,7 @@ def test_forms_of_unicode_have_one_key(text: str) -> None:
         ("1) No effusion 2) Left pneumonia", ["No effusion", "Left pneumonia"]),
         ("Effusion: No\nEdema: Yes", ["Effusion: No", "Edema: Yes"]),
         ("Effusion | No\nEdema | small", ["Effusion | No", "Edema | small"]),
-        ("Effusion\tNo\nEdema\tYes", ["Effusion No", "Edema Yes"]),
+        ("Effusion\tNo\nEdema\tYes", ["Effusion | No", "Edema | Yes"]),
         ("[x] Effusion [ ] Edema", ["[x] Effusion", "[ ] Edema"]),
         ("Effusion? No\nEdema? Yes", ["Effusion? No", "Edema? Yes"]),
         ("Heart\nEnlarged\nLungs\nClear", ["Heart Enlarged", "Lungs Clear"]),

@@ -149,6 +149,7 @@ NORMAL = [
     ("The costophrenic angles are sharp.", "-eff"),
     ("No acute osseous abnormality.", "-fra"),
     ("Bony structures are intact.", "-fra"),
+    ("BONES: Intact ribs.", ""),
     ("Heart size is at the upper limits of normal.", ""),
     ("Cardiomediastinal silhouette is unchanged.", ""),
     ("The right lung is clear.", ""),
