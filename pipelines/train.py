@@ -23,7 +23,6 @@ from medclip_dcl.artifact_writer import ArtifactWriter
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.model_package import ARTIFACT as MODEL
 from medclip_dcl.provenance import remove_if_code_changed
-from medclip_dcl.text.language import language_warning
 from medclip_dcl.training import checkpoint, corpus_cache
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.config import TrainingConfig
@@ -53,9 +52,11 @@ def _build(job: Job, accelerator: Accelerator) -> None:
     inputs, settings = TrainInputs(**opened.values), _settings_of(job)
     fingerprint = make_fingerprint(MODEL, settings, opened.digests)
     store = CheckpointStore(checkpoint.ARTIFACT.at(job.work), fingerprint)
-    languages = inputs.claims.summary.get("languages", {}) if inputs.claims and main else {}
-    if not config.claims.table and (warning := language_warning(languages)):
-        job.say(warning=warning)
+    if main and inputs.claims and not config.claims.table:
+        from medclip_dcl.text.language import language_warning
+
+        if warning := language_warning(inputs.claims.summary.get("languages", {})):
+            job.say(warning=warning)
     say = job.say if main else _say_nothing
     made: tuple[TrainSetup, TrainResult] | None = None
     started = time.monotonic()

@@ -27,9 +27,7 @@ from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.errors import StudyError
 from medclip_dcl.settings import Section
 from medclip_dcl.tables import Column, TableFormat, read_in_parts
-from medclip_dcl.text.boundaries import cut_sentences, without_number
 from medclip_dcl.text.cleaning import fold_unicode
-from medclip_dcl.text.labeler.labels import read_sentence
 
 
 class SentencesConfig(Section):
@@ -159,6 +157,9 @@ class Split:
 
 def split_section(text: str) -> Split:
     """Split one section of a report into the sentences that are scored and trained on."""
+    # Who reads sentences needs no labeler, by whose phrases they are cut.
+    from medclip_dcl.text.boundaries import cut_sentences, without_number
+
     found = cut_sentences(text[:LONGEST_SECTION])
     kept, dropped, cut = [], dict.fromkeys(RULES, 0), 0
     for index, sentence in enumerate(found):
@@ -261,5 +262,7 @@ def broken_rule(sentence: str) -> str:
         return "masked"
     if words >= _FEWEST_WORDS:
         return ""
+    from medclip_dcl.text.labeler.labels import read_sentence
+
     reading = read_sentence(sentence)
     return "" if reading.mentions or reading.normal else "short"
