@@ -5,7 +5,9 @@ import gzip
 import io
 import json
 import multiprocessing
+import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -176,6 +178,15 @@ def _draw_units(
 def _limit_threads() -> None:
     # As a function of this module, whose import has loaded BLAS: before, there is nothing to limit.
     threadpool_limits(_THREADS)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this worker where the process that it draws for was killed: nobody else would."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def release_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]:

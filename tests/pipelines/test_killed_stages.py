@@ -1,6 +1,7 @@
 """A stage that is killed after a unit of its work goes on from it and ends with the same bytes.
 
-`benchmarks.reliability` kills every command at each of its writes, and at random moments.
+No worker of it outlives it. `benchmarks.reliability` kills every command at each of its writes, and
+at random moments.
 """
 
 import importlib
@@ -9,6 +10,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from medclip_dcl.artifact import read_artifact_header
@@ -75,8 +77,11 @@ def test_a_killed_stage_goes_on_and_ends_with_the_same_bytes(
         assert process.is_alive(), (tmp_path / "log").read_text()
         assert time.monotonic() < end
         time.sleep(0.001)
+    workers = psutil.Process(process.pid).children()
     process.kill()
     process.join()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert alive == []
     assert process.exitcode == -signal.SIGKILL
     units = {path: path.stat().st_ino for path in work.glob(UNITS[stage])}
     assert units
