@@ -118,7 +118,7 @@ def test_a_table_that_lacks_sentences_ends_with_4_and_counts_them(config_file, c
     path = write_given(config_file, skip=2)
     run(config_file, "source=table", f"table={path}", code=4)
     message = capsys.readouterr().err
-    assert "lacks 2 of 24 sentences" in message
+    assert "lacks 2 of 25 sentences" in message
     assert "0: no correction" in message
     assert "effusion" not in message
 
