@@ -23,12 +23,12 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
-import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -327,21 +327,22 @@ class SavedModel:
         """Origin of its files, as `read_part` takes it."""
         return self.artifact or self.path
 
-    @cached_property
-    def text_folder(self) -> Path:
-        """Folder with the text encoder's configuration and tokenizer, this object's own copy.
+    @contextmanager
+    def text_folder(self) -> Iterator[Path]:
+        """Folder with the text encoder's configuration and tokenizer, there while they are read.
 
-        transformers reads by path, and the model's folder may be replaced meanwhile.
+        transformers reads by path, and the model's folder may be replaced meanwhile: of an artifact
+        it is a copy, which holds words of reports and so is removed at once.
         """
         if self.artifact is None:
-            return self.path / TEXT
-        folder = tempfile.TemporaryDirectory(prefix="medclip-text-", ignore_cleanup_errors=True)
-        weakref.finalize(self, folder.cleanup)
-        for name in TEXT_FILES:
-            content = read_part(self.source, f"{TEXT}/{name}")
-            if content is not None:
-                write_bytes(Path(folder.name) / name, content)
-        return Path(folder.name)
+            yield self.path / TEXT
+            return
+        with TemporaryDirectory(prefix="medclip-text-") as folder:
+            for name in TEXT_FILES:
+                content = read_part(self.source, f"{TEXT}/{name}")
+                if content is not None:
+                    write_bytes(Path(folder) / name, content)
+            yield Path(folder)
 
     def weights(self) -> dict[str, Tensor]:
         """Read parameters and buffers by name, on the CPU; CheckpointError where not finite."""

@@ -30,10 +30,9 @@ def load_encoders(published: SavedModel) -> tuple[DualEncoder, PreTrainedTokeniz
             prepared otherwise than this version prepares them.
     """
     _check_preprocessing(published)
-    with hub_closed():
-        text_config = packaged_text_config(published.text_folder)
-        model = _build_model(published, text_config)
-        return model, read_tokenizer(published.text_folder, text_config)
+    with hub_closed(), published.text_folder() as folder:
+        text_config = packaged_text_config(folder)
+        return _build_model(published, text_config), read_tokenizer(folder, text_config)
 
 
 def warn_of_cut_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int) -> bool:

@@ -76,11 +76,20 @@ _ANSWER = re.compile(
 )
 
 
+_SENTENCE = re.compile(
+    r"(?!.*\b(?:one|period|full stop|comma|new line|new paragraph)\b)[A-Z][A-Za-z0-9 ,'/-]*\.?",
+    re.I,
+)
+"""A sentence on a line of its own, without mark-up: no rule cuts it."""
+
+
 def cut_sentences(text: str) -> list[str]:
     """Cut a text into its sentences, whitespace collapsed, each with its bullet or number.
 
     Nothing is lost but mark-up, whitespace, and heads of lists ("Absent:"), which go to the items.
     """
+    if _SENTENCE.fullmatch(text):
+        return [" ".join(text.split())]
     return [
         sentence
         for block in _join_lines(_carry_heads(clean_text(text).split("\n")))

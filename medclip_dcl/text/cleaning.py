@@ -30,6 +30,8 @@ def fold_unicode(text: str) -> str:
     Forms that differ in normalisation alone (NFC, NFD, NFKC, NFKD) become one; en and em dashes
     stay, since they part clauses where a hyphen does not.
     """
+    if text.isascii() and text.isprintable():
+        return text
     if text.isascii() and not _INVISIBLE.search(text) and not _LINE_END.search(text):
         return text
     text = _INVISIBLE.sub("", _LINE_END.sub("\n", text.translate(_BEFORE)))

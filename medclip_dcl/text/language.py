@@ -88,8 +88,9 @@ def language_of(text: str) -> str:
     votes: dict[str, float] = defaultdict(float)
     for word in _WORD.findall(text.lower()):
         languages = _languages_of(word)
-        english += ENGLISH in languages
-        if languages and ENGLISH not in languages:
+        if ENGLISH in languages:
+            english += 1
+        elif languages:
             foreign += 1
             for name in languages - {""}:
                 votes[name] += 1 / len(languages)

@@ -30,7 +30,8 @@ def tracked(*suffixes: str) -> tuple[Path, ...]:
         text=True,
     ).stdout
     paths = [ROOT / line for line in listing.splitlines()]
-    return tuple(path for path in paths if path.is_file() and not path.is_symlink() and path.suffix in suffixes)
+    files = (path for path in paths if path.is_file() and not path.is_symlink())
+    return tuple(path for path in files if path.suffix in suffixes)
 
 
 def modules(*folders: str) -> tuple[Path, ...]:

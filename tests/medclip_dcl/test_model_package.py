@@ -37,8 +37,9 @@ def test_what_was_published_is_read_back(tmp_path: Path) -> None:
     model = read_model_package(publish(tmp_path / "model"))
     assert model.config.seed == 5
     assert model.card["limits"] == ["none"]
-    for file in (tmp_path / "model/text").iterdir():
-        assert (model.text_folder / file.name).read_bytes() == file.read_bytes()
+    with model.text_folder() as folder:
+        for file in (tmp_path / "model/text").iterdir():
+            assert (folder / file.name).read_bytes() == file.read_bytes()
     weights = model.weights()
     assert weights["gamma"] == 1
     assert torch.equal(weights["w"], torch.arange(6.0).reshape(2, 3).T)

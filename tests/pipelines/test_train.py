@@ -98,7 +98,8 @@ def test_a_run_publishes_a_model_that_says_what_it_is(whole_run: Path) -> None:
     assert len(model.card["prompts"]) == 5
     assert subject_hash("p000") in model.subject_hashes
     assert subject_hash("p039") not in model.subject_hashes
-    assert {"config.json", "tokenizer.json"} <= {item.name for item in model.text_folder.iterdir()}
+    with model.text_folder() as folder:
+        assert {"config.json", "tokenizer.json"} <= {item.name for item in folder.iterdir()}
     log = figures(whole_run)
     assert [line["step"] for line in log] == list(range(1, STEPS + 1))
     assert log[0].keys() >= {"loss", "frac_floor", "mean_weight", "mean_eta", "gamma_squared", "lr"}

@@ -38,7 +38,7 @@ from medclip_dcl.text.labeler.lexicon import (
     Cue,
 )
 from medclip_dcl.text.labeler.negation import read_negation
-from medclip_dcl.text.labeler.normality import read_regions
+from medclip_dcl.text.labeler.normality import QUALITIES, read_regions
 from medclip_dcl.text.labeler.phrases import (
     Mention,
     Polarity,
@@ -110,6 +110,8 @@ def read_sentence(text: str) -> Reading:
         languages=languages, normal=bool(marks) and all(mark.cue is Cue.NORMAL for mark in marks)
     )
     for clause in cut_clauses(marks):
+        if not any(mark.concept or mark.cue in QUALITIES for mark in clause):
+            continue
         polarities = read_negation(clause)
         for index, sides in read_laterality(clause).items():
             concept, polarity = clause[index].concept, polarities[index]
@@ -406,7 +408,7 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
                     negated.add(finding)
                 elif polarity is Polarity.ASKED:
                     asked.add(finding)
-    if prevailing(languages) not in {"", ENGLISH}:
+    if not {*languages} <= {ENGLISH} and prevailing(languages) not in {"", ENGLISH}:
         return SILENT
     # "Possible edema" and "edema is worse": the stronger word stands. "Evaluate for edema" and
     # what a concept leaves open give way to any other word.

@@ -36,6 +36,8 @@ MIDLINE = frozenset({"Cardiomegaly", "Enlarged Cardiomediastinum"})
 class Cue(Enum):
     """Effect of a word or phrase on the findings near it; `lexicon.yaml` explains each."""
 
+    __hash__ = object.__hash__  # members are compared by identity; Enum's own hashes their names
+
     DENY = auto()
     NOT = auto()
     DENY_BEFORE = auto()

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from medclip_dcl.text.labeler.lexicon import ASSERTED_WHERE_LARGE, NEGATED_WHERE_NORMAL, Cue
 from medclip_dcl.text.labeler.phrases import Mark, Mention, Polarity
 
-_QUALITIES = {Cue.NORMAL, Cue.LARGE, Cue.NEAR_NORMAL, Cue.ABNORMALITY}
-_STOPS_BEFORE = _QUALITIES | {Cue.WITH}
+QUALITIES = {Cue.NORMAL, Cue.LARGE, Cue.NEAR_NORMAL, Cue.ABNORMALITY}
+_STOPS_BEFORE = QUALITIES | {Cue.WITH}
 _SKIPPED_AFTER = {Cue.AND, Cue.COMMA, Cue.OR, Cue.DEGREE, Cue.LEFT, Cue.RIGHT, Cue.BOTH}
 _WHOLE_IMAGE = {
     Cue.NORMAL: {"chest", "lungs"},
@@ -34,7 +34,7 @@ def read_regions(
     normal = False
     used: set[int] = set()
     for index, mark in enumerate(clause):
-        if mark.cue not in _QUALITIES:
+        if mark.cue not in QUALITIES:
             continue
         subjects = _subjects(clause, index, used)
         used.update(subjects)

@@ -47,9 +47,11 @@ def words(text: str) -> list[str]:
     one, is a mark.
     """
     folded = fold_unicode(text).lower().replace(";", "!")
-    return [
-        _singular(word) for word in _WORD.findall(_DASH.sub("\u2014", _LEADER.sub(":", folded)))
-    ]
+    if ".." in folded:
+        folded = _LEADER.sub(":", folded)
+    if not folded.isascii() or "-" in folded:
+        folded = _DASH.sub("\u2014", folded)
+    return [_singular(word) for word in _WORD.findall(folded)]
 
 
 class PhraseTable:
@@ -162,6 +164,8 @@ def _singular(word: str) -> str:
 
 class Polarity(Enum):
     """Polarity of a concept that a sentence names."""
+
+    __hash__ = object.__hash__
 
     ASSERTED = "asserted"
     NEGATED = "negated"

@@ -1,12 +1,19 @@
-"""Whole reports by style, written by someone who had not seen the reader: score of each style."""
+"""Whole reports by style, written by someone who had not seen the reader: score of each style.
+
+Text about the image alone counts: findings, impression, addenda. `either`: no label and a denial
+are both right, as "lungs are clear" implies; `any`: contested, not scored. Reports in another
+language have no labels.
+"""
 
 import json
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from medclip_dcl.text.boundaries import cut_sentences
 from medclip_dcl.text.labeler.labels import ReportLabels, read_report, report_labels_of
 from medclip_dcl.text.sections import read_loose_sections
 from medclip_dcl.text.sentences import split_section
@@ -59,6 +66,20 @@ def test_reports_of_a_style_are_read(style: str) -> None:
     print(f"{style:24}{share:.3f} of {wholes.total()}")
     assert share >= LEAST, wrong
     assert min(rights[file] / wholes[file] for file in wholes) >= LEAST_OF_FILE, wrong
+
+
+def test_prose_is_cut_as_pysbd_cuts_it() -> None:
+    """PySBD (Sadvilkar and Neumann 2020) is an oracle for running text alone."""
+    with warnings.catch_warnings():  # its regular expressions are strings with bad escapes
+        warnings.simplefilter("ignore")
+        import pysbd
+
+        segmenter = pysbd.Segmenter(language="en", clean=False)
+    prose = [report["text"] for report in REPORTS if report["style"] == "prose"]
+    cut = [(text, cut_sentences(text)) for text in prose if "?" not in text and "\n" not in text]
+    assert len(cut) > 20
+    for text, sentences in cut:
+        assert [sentence.strip() for sentence in segmenter.segment(text)] == sentences
 
 
 def test_reports_of_other_languages_have_no_labels() -> None:
