@@ -26,7 +26,6 @@ WORDS_OF: dict[str, str] = yaml.safe_load(
 """Language, and `english` for English beyond the lexicon -> words."""
 _WORD = re.compile(r"[^\W\d_]+")
 _UMLAUT = re.compile(r"([aou])e")
-_LAST_LATIN = "\u024f"
 _SHAPE = re.compile(
     r"[a-z]*(?:megalie|megalia|thorace|torax|ektase|ektasen|ctasia|ctasie|ttasia|cion|ciones|coes|cao|"
     r"zione|zioni|ierung|ungen|lich|liche|licher|keit|heit|aire|aires|eux|euse|itis(?:ch|che|cher)|"

@@ -81,7 +81,7 @@ REPORT_CLAIMS = TableFormat(
 """One row per study, in order of study_id."""
 
 
-RULES = 4
+RULES = 5
 """Version of the rules; raised with every change of the code that applies them."""
 
 
