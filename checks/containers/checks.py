@@ -1,6 +1,5 @@
 """What must hold of the running containers; most lines are a fault that once was there."""
 
-import asyncio
 import json
 import re
 import select
@@ -17,12 +16,8 @@ from urllib.parse import quote
 import httpx
 import pydicom
 
-from benchmarks.speed import proxy
-from benchmarks.speed.serve.processes import publish_paper_size
 from checks.containers.clients import (
-    HOST,
     MEBIBYTE,
-    PORT,
     Answer,
     ask,
     crowd,
@@ -120,7 +115,6 @@ def run(engine: Engine, report: Report, *, full: bool) -> None:
         _fast_engine(engine, report, headers | keyed, body)
         _watching(engine, report, headers | keyed, body)
         _hospital(engine, report)
-        _overload(engine, report, key)
     engine.shell(page.pop("Stop"))
     report.equal("page: containers after down", engine.containers("cpu"), [])
     report.equal("blocks of the page that were not run", list(page), [])
@@ -497,29 +491,6 @@ def _lost(ours: Any, theirs: Any, path: str = "") -> list[str]:
     else:
         return [] if ours == theirs else [path]
     return [name for item, one, other in pairs for name in _lost(one, other, item)]
-
-
-def _overload(engine: Engine, report: Report, key: str) -> None:
-    """Four times what the service answers, through the proxy, among stalled senders."""
-    folder = publish_paper_size(engine.work / "paper")
-    other = engine.work / "paper.yaml"
-    settings = "{MEDCLIP_DEVICE: cpu, MEDCLIP_INDEX: '', MEDCLIP_THREADS: '1'}"
-    other.write_text(f"services: {{cpu: {{environment: {settings}}}}}\n")
-    engine.shell(
-        f"export PUBLISHED_DIR={folder} CHECK_FILES=$CHECK_FILES:{other}\n"
-        "docker compose up --detach --wait --no-build cpu"
-    )
-    report.that("ready with ResNet-18 at 480 px", _until_ready(90))
-    target = proxy.Target(HOST, PORT, proxy.keyed_request(key))
-    figures = asyncio.run(proxy.measure(target, target, rounds=2, seconds=20))
-    figures.pop("goodput_cpu")  # the container's CPU time is not asked for
-    report.figures |= {f"overload_{name}": value for name, value in figures.items()}
-    report.equal("answers under overload other than 200, 429, 503", figures["other"], 0.0)
-    report.that(
-        f"goodput at four times the load, beside {proxy.STALLED} stalled senders",
-        figures["goodput"] >= proxy.LEAST_GOODPUT,
-        f"{figures['goodput']:.2f} of {figures['capacity_per_s']:.1f}/s",
-    )
 
 
 def _until_ready(patience_s: float) -> bool:
