@@ -92,7 +92,7 @@ def run(engine: Engine, report: Report, *, full: bool) -> None:
     _network(engine, report)
     _bodies(report, headers | keyed, headers, body)
     # Not beside these bodies: where memory runs short, the slowest transfer is the first to go.
-    slow = ThreadPoolExecutor(1).submit(trickle, {**headers, **keyed}, 60)
+    slow = ThreadPoolExecutor(1).submit(trickle, {**headers, **keyed}, body, 60)
     _keys(engine, report, page, headers, body, keyed)
     _publishing(engine, report, page, headers | keyed, body)
     status, after_s = slow.result()

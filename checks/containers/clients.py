@@ -78,8 +78,9 @@ def stalled(count: int, headers: Mapping[str, str], sent: int) -> Iterator[list[
         yield senders
 
 
-def trickle(headers: Mapping[str, str], seconds: float) -> tuple[int, float]:
-    """Send a byte a second; gives the status, 0 for none, and when the answer came."""
+def trickle(headers: Mapping[str, str], body: bytes, seconds: float) -> tuple[int, float]:
+    """Send a body a byte a second; gives the status, 0 for none, and when the answer came."""
+    left = iter(body)
     started = time.monotonic()
     with socket.create_connection((HOST, PORT)) as sender:
         head = "POST /classify HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n"
@@ -92,7 +93,7 @@ def trickle(headers: Mapping[str, str], seconds: float) -> tuple[int, float]:
                 return int(reported[9:12] or 0), time.monotonic() - started
             except TimeoutError:
                 with contextlib.suppress(OSError):
-                    sender.sendall(b"x")
+                    sender.sendall(bytes([next(left)]))
             except OSError:
                 break
     return 0, time.monotonic() - started
