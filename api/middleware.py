@@ -1,6 +1,7 @@
 """Around every route: id, admission by the head alone, sizes, deadlines, headers and a log line."""
 
 import asyncio
+import contextlib
 import re
 import time
 import uuid
@@ -31,6 +32,7 @@ _HEADERS = (
 )
 _STRANGERS = {"unauthorized", "loopback_only", "host_refused"}
 _READ_ANYWAY = 16 * 1024  # bytes of a refused body; the connection of a stranger ends after less
+_READ_ANYWAY_S = 0.5
 _SAFE_S = 0.5  # who has moved bytes within so many seconds keeps its room
 _MOST_PARSING_S = 2.0  # for a form; an honest one of 64 MiB takes a tenth
 
@@ -67,6 +69,8 @@ class RequestMiddleware:
         try:
             state.code = self._refusal(scope, exchange.headers)
             app = error_response(state.code, state.request_id) if state.code else self._app
+            if state.code in _STRANGERS:
+                await exchange.read_anyway()
             await app(inner, exchange.receive, exchange.send)
         except Exception as error:  # noqa: BLE001 (the last resort: the server lives on)
             state.code = "internal"
@@ -136,6 +140,20 @@ class _Exchange:
         self._given_at = time.monotonic()
         return message
 
+    async def read_anyway(self) -> None:
+        """Read a small body that is refused: closing over unread bytes resets the connection."""
+        if not self._ends_connection() or b"expect" in self.headers:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_READ_ANYWAY_S):
+                while (await self._receive()).get("more_body", False):
+                    pass
+
+    def _ends_connection(self) -> bool:
+        declared = self.headers.get(b"content-length", b"0")
+        is_short = b"transfer-encoding" not in self.headers and declared.isdigit()
+        return self._state.code in _STRANGERS and is_short and int(declared) <= _READ_ANYWAY
+
     def _count(self, size: int) -> None:
         self._size += size
         if self._size > self._around.settings.max_body_mb * MEBIBYTE:
@@ -194,10 +212,9 @@ class _Exchange:
         if self._start is None:
             return
         start, self._start = self._start, None
-        self.status, declared = start["status"], self.headers.get(b"content-length", b"0")
+        self.status = start["status"]
         ours = [(b"x-request-id", self._state.request_id.encode()), *_HEADERS]
-        is_short = b"transfer-encoding" not in self.headers and declared.isdigit()
-        if self._state.code in _STRANGERS and is_short and int(declared) <= _READ_ANYWAY:
+        if self._ends_connection():
             ours.append((b"connection", b"close"))  # nor are requests behind it read
         present = {name.lower() for name, _ in start["headers"]}
         missing = [(name, value) for name, value in ours if name not in present]

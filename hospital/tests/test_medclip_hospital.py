@@ -18,13 +18,14 @@ LOADED = 34
 """Modules of the project that the gateway may load."""
 _CODE = """
 import sys
+started_with = set(sys.modules)  # what `.pth` files of the environment bring
 import medclip_hospital.gateway.launcher, medclip_hospital.report
 import medclip_hospital.structured_report
 own = [name for name in sys.modules if name.split(".")[0].startswith("medclip")]
 import medclip_hospital.header, medclip_dcl.data.decode_worker  # of the decode worker
 libraries = {
     name.split(".")[0] for name, module in sys.modules.items()
-    if "site-packages" in (getattr(module, "__file__", None) or "")
+    if name not in started_with and "site-packages" in (getattr(module, "__file__", None) or "")
 }
 print(len(own), *sorted(libraries))
 """

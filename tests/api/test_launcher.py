@@ -1,4 +1,6 @@
 import json
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,12 @@ def test_with_a_key_any_address_may_be_bound_and_the_index_must_fit(tmp_path: Pa
                 answer = client.get("/ready")
             assert (answer.status_code, answer.json()["code"]) == (503, "index_mismatch")
             assert client.post("/classify", files={"image": ("a", png())}).status_code == 401
+        with socket.create_connection(service.address, timeout=10) as late:
+            late.sendall(b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+            time.sleep(0.1)
+            late.sendall(b"too late.")  # a connection that ended before would be reset
+            refusal = b"".join(iter(lambda: late.recv(4096), b""))
+            assert refusal.startswith(b"HTTP/1.1 401 ")
         with service.client(**{"X-API-Key": "s" * 32}) as client:
             asked = {"target": "image", "text": "x"}
             assert client.post("/retrieve", data=asked).json()["code"] == "index_mismatch"
