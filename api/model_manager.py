@@ -62,6 +62,12 @@ _QUESTIONS: tuple[_Question, ...] = (
     ("model", {}, ModelAnswer),
 )
 """Route, fields and answer of what a model is tried with; `image` is a gradient."""
+_QUESTIONS_OF_WHOLE: tuple[_Question, ...] = (
+    ("classify", {"image": ""}, ClassifyAnswer),
+    ("embed", {"image": ""}, EmbedAnswer),
+    *_QUESTIONS[-2:],
+)
+"""Those of a model that has no vectors of parts of an image."""
 _QUESTIONS_TO_INDEX: tuple[_Question, ...] = (
     ("retrieve", {"image": "", "target": "image"}, RetrieveAnswer),
     ("retrieve", {"text": "pleural effusion", "target": "text"}, RetrieveAnswer),
@@ -262,7 +268,8 @@ class ModelManager:
                 index_state="loading" if self._settings.index else "no_index",
                 images=None,
             )
-            await self._ask(new, _QUESTIONS)
+            asked = _QUESTIONS if predictor.has_regions else _QUESTIONS_OF_WHOLE
+            await self._ask(new, asked)
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
             self._explain("model_unusable", error)
             return replace(

@@ -247,7 +247,7 @@ def _embedded_images(
         def prepare(path: str | None) -> _Prepared:
             try:
                 source = path_under(root, path or "")
-                image = decoder.square(source, own.size_px, equalize=own.equalize)
+                image = decoder.square(source, own.size_px, equalize=own.equalize, fit=own.fit)
             except StudyError:
                 return "missing", None
             except ImageError as error:

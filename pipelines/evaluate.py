@@ -74,7 +74,7 @@ def prepare_for(job: Job, model: Path) -> Job:
     if "prompts" not in asked.model_fields_set:
         asked = asked.model_copy(update={"prompts": ""})
     # What an image becomes is the model's; which images are refused, and how, is the user's.
-    own = {name: getattr(trained.images, name) for name in ("size_px", "voi", "equalize")}
+    own = {name: getattr(trained.images, name) for name in ("size_px", "voi", "equalize", "fit")}
     images = config.images.model_copy(update=own)
     config = config.model_copy(update={"images": images, "evaluate": asked})
     for stage in (build_manifest, prepare_images, split_sentences):

@@ -274,6 +274,7 @@ TOOLS = {
     "sweep": Command(TRAINING, "a grid of settings over several seeds, such as Table 1"),
     "compare": Command(EVALUATION, "which of two configs is better, in which figure"),
     "embed": Command(SERVING, "vectors of a folder's images, or of a table's images or sentences"),
+    "adopt": Command(SERVING, "a model of a public checkpoint: CLIP, SigLIP, open_clip, BioViL"),
     "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it"),
     "push_model": Command(SERVING, "publish a model on a hub, without patients' data or texts"),
 }

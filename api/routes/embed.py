@@ -66,6 +66,8 @@ async def embed(
     if (what == "box") != bool(boxes):
         raise ApiError("invalid_request", "boxes: With what=box alone")
     model = serving.predictor
+    if what != "global" and not model.has_regions:
+        raise ApiError("no_regions")
     images: Sequence[ImageFacts | RefusedImage] = ()
     if sentences:
         found = await serving.batcher.ask(request, lambda: model.embed_sentences(sentences).cpu())
@@ -114,9 +116,11 @@ async def _embed_images(
 
     async def one(place: int, image: SquareImage) -> tuple[_Floats, ImageFacts]:
         box = boxes[place]
-        shares = box and box_shares(box, image, "boxes")
+        shares = box and box_shares(box, image, model, "boxes")
 
         def answer(part: Tensor) -> tuple[_Floats, ImageFacts]:
+            if what != "global" and model.model.image.is_pooled:  # patches are of another pass
+                part = model.embed_regions(image.pixels[None])[0]
             vectors = _box_vector(part, shares) if shares else part
             is_beyond = model.is_out_of_range(image.pixels)
             return vectors.cpu().numpy(), ImageFacts.of(image, out_of_range=is_beyond)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -28,7 +29,7 @@ from medclip_dcl.data.ipc import (
     receive,
     send,
 )
-from medclip_dcl.data.limits import PREAMBLE, ImagesConfig, require_image
+from medclip_dcl.data.limits import PREAMBLE, Fit, ImagesConfig, require_image
 from medclip_dcl.errors import ConfigError, ImageError, StudyError
 
 _START_S = 120.0  # of an import of the decoders on a busy machine
@@ -108,14 +109,17 @@ class Decoder:
         """
         facts, pixels = self._ask(source, {})
         del facts["shape"]
-        for name in ("spacing_mm", "window"):
+        for name in ("spacing_mm", "window", "levels"):
             facts[name] = tuple(facts[name]) if facts[name] else None  # JSON has no tuples
         facts["ignored"] = tuple(facts["ignored"])
         return GreyImage(pixels, **facts)
 
-    def square(self, source: ImageSource, size_px: int, *, equalize: bool) -> SquareImage:
+    def square(
+        self, source: ImageSource, size_px: int, *, equalize: bool, fit: Fit | None = None
+    ) -> SquareImage:
         """Give `grayscale.square` of what `open` gives, made in the worker; raises as `open`."""
-        facts, pixels = self._ask(source, {"size_px": size_px, "equalize": equalize})
+        own = None if fit is None else asdict(fit)
+        facts, pixels = self._ask(source, {"size_px": size_px, "equalize": equalize, "fit": own})
         height, width = facts["shape"]
         return SquareImage(
             pixels, height, width, facts["constant"], facts["source"], facts["inverted"]

@@ -356,7 +356,9 @@ def _read(
             answers.append("missing")
             continue
         try:  # no worker can start: that StudyError is not the image's fault, and ends the job
-            image = decoder.square(source, settings.size_px, equalize=settings.equalize)
+            image = decoder.square(
+                source, settings.size_px, equalize=settings.equalize, fit=settings.fit
+            )
         except ImageError as error:
             answers.append(error.code)
         else:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from medclip_dcl.artifact import HEADER
-from medclip_dcl.data.grayscale import GreyImage, square
+from medclip_dcl.data.grayscale import GreyImage, Window, square, window
 from medclip_dcl.errors import CheckpointError, QueryError
 from medclip_dcl.inference.encoders import load_encoders, warn_of_cut_texts
 from medclip_dcl.inference.grounding import Grounding, PhraseGrids, locate
@@ -55,7 +55,7 @@ from medclip_dcl.models.settings import (
     Precision,
     settle_inference,
 )
-from medclip_dcl.models.similarity import region_scores
+from medclip_dcl.models.similarity import score_grids
 
 _TEXTS_PER_PASS = 128
 
@@ -109,8 +109,47 @@ class Predictor:
         Returns:
             Unit region vectors, on the model's device.
         """
-        inputs = to_input(images, self.config.model.image.input_px).to(self.device)
-        return self.engine.encode_images(inputs)
+        return self.engine.encode_images(self._inputs(images))
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether phrases can be located: parts of an image have vectors in the common space."""
+        return self.model.has_regions
+
+    @torch.inference_mode()
+    def embed_regions(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images rows columns dim"]:
+        """Encode the regions of prepared images, by which phrases are located.
+
+        Those of `embed_images`, but of a model that scores an image by its one own vector its
+        patches, by PyTorch whatever the engine.
+
+        Raises:
+            QueryError: the model has no vectors of parts of an image.
+        """
+        self.require_regions()
+        if not self.model.image.is_pooled:
+            return self.embed_images(images)
+        return self.model.encode_patches(self._inputs(images))
+
+    def require_regions(self) -> None:
+        """Raise a QueryError where no part of an image has a vector."""
+        if not self.has_regions:
+            raise QueryError(
+                "this model has one vector of a whole image and none of its parts, such as "
+                "SigLIP, whose pooling head stands between them: no phrase can be located; ask "
+                "classify, or give a model with regions"
+            )
+
+    def window(self, height_px: int, width_px: int) -> Window:
+        """Return the part of an image of this size that the model sees, in its pixels."""
+        images = self.config.images
+        return window(height_px, width_px, images.size_px, images.fit)
+
+    def _inputs(self, images: UInt8[np.ndarray, "images size size"]) -> Tensor:
+        config = self.config
+        return to_input(images, config.model.image.input_px, config.images.fit).to(self.device)
 
     @torch.inference_mode()
     def embed_features(
@@ -120,8 +159,7 @@ class Predictor:
 
         Those before the map into the shared space, by PyTorch whatever the engine.
         """
-        inputs = to_input(images, self.config.model.image.input_px).to(self.device)
-        features: Tensor = self.model.image(inputs).float().mean(dim=(2, 3))
+        features: Tensor = self.model.image(self._inputs(images)).float().mean(dim=(2, 3))
         return features
 
     @torch.inference_mode()
@@ -166,7 +204,7 @@ class Predictor:
                 "which knows what the greys mean"
             )
         images = self.config.images
-        prepared: np.ndarray = square(image, images.size_px, images.equalize)
+        prepared: np.ndarray = square(image, images.size_px, images.equalize, images.fit)
         return prepared
 
     @torch.inference_mode()
@@ -259,9 +297,9 @@ class Predictor:
                 grid's mean and its peak.
 
         Raises:
-            QueryError: there is no phrase, or one is blank.
+            QueryError: there is no phrase, or one is blank, or the model has no regions.
         """
-        regions = self.embed_images(self.square(image)[None])
+        regions = self.embed_regions(self.square(image)[None])
         height, width = image.pixels.shape
         return self.ground_regions(regions[0], phrases, height, width, threshold)
 
@@ -273,7 +311,7 @@ class Predictor:
         width_px: int,
         threshold: float | None = None,
     ) -> list[Grounding]:
-        """Answer `ground` for one image from `embed_images`, in pixels of the original image."""
+        """Answer `ground` for one image from `embed_regions`, in pixels of the original image."""
         (found,) = self.phrase_grids(regions[None], phrases)
         return found.locate(height_px, width_px, threshold)
 
@@ -281,15 +319,18 @@ class Predictor:
     def phrase_grids(
         self, regions: Float[Tensor, "images rows columns dim"], phrases: Sequence[str]
     ) -> list[PhraseGrids]:
-        """Score every region of images from `embed_images` against every phrase."""
+        """Score every region of images from `embed_regions` against every phrase."""
         phrases = [phrases] if isinstance(phrases, str) else phrases
         vectors = self.embed_sentences(phrases)
-        grids = region_scores(regions, vectors).transpose(0, 1).cpu().numpy()
+        grids = score_grids(regions, vectors, self.model.similarity)
         shares: list[list[float | None]] = [[None] * len(phrases) for _ in grids]
-        if self._bank is not None:
+        if self._bank is not None and self._bank.shape[1:3] == regions.shape[1:3]:
             scores = (self.model.score(images, vectors) for images in (regions, self._bank))
             shares = percentiles(*scores).T.tolist()
-        return [PhraseGrids(grid, tuple(own)) for grid, own in zip(grids, shares, strict=True)]
+        return [
+            PhraseGrids(grid, tuple(own), self.window)
+            for grid, own in zip(grids, shares, strict=True)
+        ]
 
     def locate_findings(
         self,
@@ -300,17 +341,20 @@ class Predictor:
     ) -> list[Grounding]:
         """Answer where each finding is seen, by its grid of `finding_grids`.
 
-        `regions` are those of one image from `embed_images`.
+        `regions` are those of one image from `embed_regions`.
         """
-        grids = self.finding_grids(regions[None], findings)[0]
-        return [locate(grid, height_px, width_px, None) for grid in grids]
+        grids, shown = self.finding_grids(regions[None], findings)[0], self.window
+        return [
+            locate(grid, height_px, width_px, None, shown(height_px, width_px)) for grid in grids
+        ]
 
     @torch.inference_mode()
     def finding_grids(
         self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
     ) -> Float[np.ndarray, "images findings rows columns"]:
-        """Average the grids of each finding's positive prompts on images from `embed_images`."""
-        grids = region_scores(regions, self._prompts(findings)).cpu().numpy()
+        """Average the grids of each finding's positive prompts on images from `embed_regions`."""
+        prompts = self._prompts(findings)
+        grids = score_grids(regions, prompts, self.model.similarity).swapaxes(0, 1)
         means, start = [], 0
         for finding in findings:  # of each, the positive prompts stand before the negative
             means.append(grids[start : start + len(finding.positive)].mean(axis=0))
