@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.limits import Fit
-from medclip_dcl.errors import ImageError
 
 TOP = 65535
 """Brightest shade."""

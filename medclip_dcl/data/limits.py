@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from medclip_dcl.errors import ImageError
-from medclip_dcl.settings import LOCAL, NO_EFFECT, Section
+from medclip_dcl.core.errors import ImageError
+from medclip_dcl.core.settings import LOCAL, NO_EFFECT, Section
 
 Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 

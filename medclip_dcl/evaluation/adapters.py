@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.files import sha256_file
+from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
 from medclip_dcl.evaluation.settings import EvaluationConfig
-from medclip_dcl.files import sha256_file
 from medclip_dcl.models.settings import SimilarityConfig
-from medclip_dcl.settings import resolve_path
 
 # Scale of an adapted model's scores: CLIP's largest logit scale. It moves no metric, only the
 # `score` that stands next to each margin.

@@ -19,13 +19,13 @@ import torch
 import yaml
 from transformers import AutoConfig, BertConfig
 
-from medclip_dcl.artifact import Artifact, make_fingerprint
-from medclip_dcl.artifact_writer import write_artifact
+from medclip_dcl.core.artifact import Artifact, make_fingerprint
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.errors import CheckpointError, ConfigError
+from medclip_dcl.core.files import find_config, sha256_file, write_text
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import CheckpointError, ConfigError
-from medclip_dcl.files import find_config, sha256_file, write_text
+from medclip_dcl.inference.model_package import ARTIFACT, PackagedConfig, write_model_package
 from medclip_dcl.inference.prompts import read_prompts
-from medclip_dcl.model_package import ARTIFACT, PackagedConfig, write_model_package
 from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.encoder_files import plain_tree
 from medclip_dcl.models.image_encoder import preprocessing_facts

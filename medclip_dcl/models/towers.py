@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
+from medclip_dcl.core.settings import Section
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.encoder_files import (
     FRESH,
@@ -32,7 +33,6 @@ from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
 from medclip_dcl.models.pretrained import LoadReport, fill, fold_to_grey
 from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
 from medclip_dcl.models.text_encoder import TextEncoder, load_text_weights
-from medclip_dcl.settings import Section
 
 if TYPE_CHECKING:  # whole models are read where one is the start
     from medclip_dcl.models.public.checkpoint import Checkpoint

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import BertConfig
 
+from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
-from medclip_dcl.errors import CheckpointError
 from medclip_dcl.models.pretrained import modern_key, read_tensors, to_transformers
 from medclip_dcl.models.public.checkpoint import Checkpoint, Preprocessing
 from medclip_dcl.models.settings import ImageEncoderConfig

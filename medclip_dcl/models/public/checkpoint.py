@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Filter, Fit
-from medclip_dcl.errors import CheckpointError
 from medclip_dcl.models.settings import ImageEncoderConfig
 
 _FILTERS: tuple[Filter, ...] = (

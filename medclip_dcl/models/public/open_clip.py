@@ -19,8 +19,8 @@ from typing import Any
 from torch import Tensor
 from transformers import BertConfig, CLIPTextConfig, CLIPVisionConfig, PreTrainedConfig
 
+from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
-from medclip_dcl.errors import CheckpointError
 from medclip_dcl.models.encoder_files import OPEN_CLIP, PROCESSORS, read_json
 from medclip_dcl.models.pretrained import modern_key, read_tensors, weights_file
 from medclip_dcl.models.public.checkpoint import Checkpoint, Preprocessing, depth, renamed

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from medclip_dcl.errors import CheckpointError
+from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.models.encoder_files import load_model, read_config, read_json
 from medclip_dcl.models.public.checkpoint import Checkpoint
 from medclip_dcl.models.text_encoder import CONFIG
