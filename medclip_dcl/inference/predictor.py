@@ -109,7 +109,7 @@ class Predictor:
         Returns:
             Unit region vectors, on the model's device.
         """
-        return self.engine.encode_images(self._inputs(images))
+        return self.engine.encode_images(self.inputs(images))
 
     @property
     def has_regions(self) -> bool:
@@ -131,7 +131,7 @@ class Predictor:
         self.require_regions()
         if not self.model.image.is_pooled:
             return self.embed_images(images)
-        return self.model.encode_patches(self._inputs(images))
+        return self.model.encode_patches(self.inputs(images))
 
     def require_regions(self) -> None:
         """Raise a QueryError where no part of an image has a vector."""
@@ -147,7 +147,10 @@ class Predictor:
         images = self.config.images
         return window(height_px, width_px, images.size_px, images.fit)
 
-    def _inputs(self, images: UInt8[np.ndarray, "images size size"]) -> Tensor:
+    def inputs(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images 1 input input"]:
+        """Turn prepared images into the encoder's input: `to_input`, on the model's device."""
         config = self.config
         return to_input(images, config.model.image.input_px, config.images.fit).to(self.device)
 
@@ -159,7 +162,7 @@ class Predictor:
 
         Those before the map into the shared space, by PyTorch whatever the engine.
         """
-        features: Tensor = self.model.image(self._inputs(images)).float().mean(dim=(2, 3))
+        features: Tensor = self.model.image(self.inputs(images)).float().mean(dim=(2, 3))
         return features
 
     @torch.inference_mode()

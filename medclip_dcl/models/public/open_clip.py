@@ -92,7 +92,7 @@ def read(folder: Path) -> Checkpoint | None:
     strange = [
         f"{name} {value}"
         for name, value in {**vision, **text}.items()
-        if name not in _PLAIN and value not in (None, "", False, 0, [], {}, "token", "argmax", 1.0)
+        if name not in _PLAIN and value and value not in ("token", "argmax")
     ]
     if strange:
         raise CheckpointError(

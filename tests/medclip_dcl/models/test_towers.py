@@ -398,7 +398,7 @@ def test_folders_that_do_not_suffice_are_named(folders, bert, tmp_path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"no model.safetensors"):
         start(folder, bert, vit(normalisation=[[0.5, 0.5]]))
-    with pytest.raises(CheckpointError, match="model_type dinov2; give clip or siglip"):
+    with pytest.raises(CheckpointError, match="model_type dinov2, which is not a model of"):
         start(None, folders["dinov2"][0], {"pretrained": "given"}, whole=True)
 
 
