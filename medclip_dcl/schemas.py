@@ -480,6 +480,8 @@ class ModelAnswer(Schema):
     without one."""
     limits: dict[str, float]
     """Limits on what may be asked."""
+    device: str = ""
+    """Device that runs the model, such as cpu or cuda:0; empty: an older service's."""
     engine: str = "torch"
     """Who runs the encoders: torch or openvino."""
     precision: str = "float32"

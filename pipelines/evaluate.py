@@ -3,8 +3,8 @@
 Reads the model, manifest, prepared images and sentences, and where the source is a
 generated one its exact truth; writes `results`. What the data cannot measure is named
 with the reason, and a finding whose prompt pair does not decide is warned of.
-`evaluate.adapter` evaluates other people's models in the same way.
-`evaluate.model` names a model of another run: a config of `source` and it is enough.
+`evaluate.model` names a model of another run, or a public checkpoint's (`adopt`): a config of
+`source` and it is enough. `evaluate.adapter` evaluates a class of one's own in the same way.
 """
 
 import sys

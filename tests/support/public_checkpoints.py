@@ -15,6 +15,8 @@ from transformers import (
     SiglipConfig,
     SiglipModel,
 )
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from medclip_dcl.models.settings import ImageEncoderConfig
 from tests.support.bert import tiny_bert, write_cxr_bert
@@ -37,6 +39,12 @@ _TEXT = {
     "pad_token_id": 0,
     "bos_token_id": 8,
     "eos_token_id": 9,
+}
+PROCESSORS = {
+    "clip": CLIPImageProcessorPil(
+        size={"shortest_edge": PX + 4}, crop_size={"height": PX, "width": PX}
+    ),
+    "siglip": SiglipImageProcessorPil(size={"height": PX, "width": PX}),
 }
 README = "---\nlicense: mit\ntags: [x]\n---\n# A model\n"
 

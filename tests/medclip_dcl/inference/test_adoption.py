@@ -30,6 +30,7 @@ from tests.support.bert import tiny_bert, tiny_tokenizer
 from tests.support.public_checkpoints import (
     DIM,
     PATCH,
+    PROCESSORS,
     PX,
     RESNET,
     SENTENCES,
@@ -43,12 +44,6 @@ from tests.support.public_checkpoints import (
 from tests.support.resnet import torchvision_map
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
-PROCESSORS = {
-    "clip": CLIPImageProcessorPil(
-        size={"shortest_edge": PX + 4}, crop_size={"height": PX, "width": PX}
-    ),
-    "siglip": SiglipImageProcessorPil(size={"height": PX, "width": PX}),
-}
 GREY = np.random.default_rng(0).integers(20, 200, (50, 41)).astype(np.uint8)
 
 
