@@ -67,7 +67,7 @@ _MARKDOWN = re.compile(
 )
 _BONE = r"(?:ribs?|clavicles?|scapulae?|sternum|humerus)\b"
 _FRACTURE = re.compile(
-    rf"#[ ]?(?=(?:(?:left|right|[lr]|lt|rt|old|new|heal(?:ed|ing)|multiple|post\w*|ant\w*|lat\w*"
+    rf"(?<=\bno[ ])#(?=[ ])|#[ ]?(?=(?:(?:left|right|[lr]|lt|rt|old|new|heal(?:ed|ing)|multiple|post\w*|ant\w*|lat\w*"
     rf"|\d\w*,?)\.?[ ]){{1,5}}{_BONE})|#(?={_BONE})|#[ ](?={_BONE}[ ]\S)",
     re.IGNORECASE,
 )
@@ -77,6 +77,10 @@ _SEMICOLONS = re.compile(r"^[^;:\n]+(?:;(?!\s)[^;:\n]*){2,9}$", re.MULTILINE)
 """A row of a table whose cells semicolons part."""
 _EMPHASIS = re.compile(r"(?<![\w*])\*(\w[^*\n]{0,60})(?<=[\w.:])\*(?!\w)")
 _PUNCTUATED = re.compile(r"[.,;:|]")
+_SPOKEN_COLON = re.compile(
+    r"\b(findings|impression|conclusion|indication|technique|comparison|history|opinion) colon\b",
+    re.IGNORECASE,
+)
 _SPOKEN = re.compile(r"[ \t]*\b(period|full stop|comma|new line|new paragraph)\b", re.IGNORECASE)
 _SPOKEN_MARK = {"period": ".", "full": ".", "comma": ",", "new": "\n"}
 _RTF_GROUP = re.compile(
@@ -115,17 +119,28 @@ def clean_text(text: str) -> str:
     text = _MARKDOWN.sub("", text)
     text = _EMPHASIS.sub(r"\1", text) if text.count("*") > 1 else text
     if not _PUNCTUATED.search(text):
+        text = _SPOKEN_COLON.sub(r"\1:", text)
         text = _SPOKEN.sub(lambda match: _SPOKEN_MARK[match[1].lower().split()[0]], text)
     return "\n".join(_fill_ticks(text.split("\n"))) if _COLUMNS.search(text) else text
 
 
 def _fill_ticks(lines: list[str]) -> Iterator[str]:
-    """Replace ticks in columns headed yes and no by the heads: "Effusion | | x"."""
+    """Replace ticks in columns headed yes and no by the heads: "Effusion | | x".
+
+    What stands in a column headed right or left is of that side.
+    """
     heads: list[str] = []
     for line in lines:
         cells = [cell.strip() for cell in re.split(r"[|\t]", line)]
         if sum(cell.lower() in _HEADS for cell in cells) > 1:
             heads = cells
+        elif {"right", "left"} <= {cell.lower() for cell in heads} and len(cells) > 1:
+            sides = (f"{head} " if head.lower() in _SIDES else "" for head in heads[1:])
+            sided = (
+                side + cell if cell and not _ANSWER.fullmatch(cell) else cell
+                for side, cell in zip(sides, cells[1:], strict=False)
+            )
+            line = " | ".join([cells[0], *sided])
         ticked = [
             at for at, cell in enumerate(cells) if cell.lower() in _TICKS and 0 < at < len(heads)
         ]
@@ -136,9 +151,13 @@ def _fill_ticks(lines: list[str]) -> Iterator[str]:
         yield line
 
 
-_HEADS = {"yes", "no", "present", "absent", "positive", "negative", "possible"}
+_SIDES = {"right", "left"}
+_ANSWER = re.compile(r"yes|no|none|nil|absent|present|[yn]", re.IGNORECASE)
+_HEADS = {*_SIDES, "yes", "no", "present", "absent", "positive", "negative", "possible"}
 _TICKS = {"x", "[x]", "(x)", "\u2713", "\u2714", "\u2611", "\u2612", "*"}
-_COLUMNS = re.compile(r"[|\t][ ]*(?:yes|no|present|absent)\b[ ]*(?=[|\t])", re.IGNORECASE)
+_COLUMNS = re.compile(
+    r"[|\t][ ]*(?:yes|no|present|absent|right|left)\b[ ]*(?=[|\t])", re.IGNORECASE
+)
 
 
 def _plain_tag(match: re.Match[str], closed: Set[str]) -> str:

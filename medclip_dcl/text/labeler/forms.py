@@ -29,8 +29,8 @@ _SILENT = (
     r"(?:n/a|na|not applicable|not assessed|not evaluated|not mentioned|not reported|unknown|"
     r"see (?:above|below|text|impression|findings))"
 )
-_SHORT_NO = r"(?:0(?![.,]\d)|\u00d8|\u00f8|\u2205|n|-ve|\(-\)|-|\u2717|\u2718|x(?=\s*$))"
-_SHORT_YES = r"(?:1(?![.,]\d)|y|\+ve|\(\+\)|\+{1,4}|\u2713|\u2714)"
+_SHORT_NO = r"(?:0(?![.,]\d)|\u00d8|\u00f8|\u2205|n|-ve|[([]-[])]|-|\u2717|\u2718|x(?=\s*$))"
+_SHORT_YES = r"(?:1(?![.,]\d)|y|\+ve|[([]\+[])]|\+{1,4}|\u2713|\u2714)"
 _SEP = (
     r"(?:\s*(?:[:;=|?]|-+>|\.{2,}|[-\u2013\u2014]{1,2}(?=\s)|(?<=\s)[-\u2013\u2014]{1,2}(?=\w)"
     r"|\()[\s:=|]*)"
@@ -50,8 +50,8 @@ _BY_SIDE = re.compile(
     re.I,
 )
 _BARE_ANSWER = re.compile(
-    r"(?<=[a-z)]),?\s+(?:(?P<no>no|neg|negative|nil|\(-\)|-ve|\u00d8)|(?P<yes>yes|pos|positive|\(\+\)|\+ve|\+{1,4})"
-    r"|(?P<open>,?\s*possible|questionable|suspected|equivocal|\(\?\)))\s*(?=$|[.,;](?:\s|$))",
+    r"(?<=[a-z)]),?\s+(?:(?P<no>no|neg|negative|nil|[([]-[])]|-ve|\u00d8)|(?P<yes>yes|pos|positive|[([]\+[])]|\+ve|\+{1,4})"
+    r"|(?P<open>,?\s*possible|questionable|suspected|equivocal|\(\?\)))\s*(?=$|[.,;/](?:\s|$))",
     re.I,
 )
 _WRITTEN = {
@@ -69,10 +69,11 @@ _CHOSEN = re.compile(
     re.I,
 )
 _PLUS = re.compile(
-    r"(?<=[A-Za-z)])\+{1,4}(?=\s|$)|(?<=\s)\+{1,4}(?=\s*(?:$|(?:left|right|[lr]|both|bilat\w*|r[uml]l|l[ul]l)\b))",
+    r"(?<=[A-Za-z)])\+{1,4}(?=[\s.,;]|$)|(?<=\s)\+{1,4}(?=\s*(?:$|[.,;]|(?:left|right|[lr]|both|bilat\w*|r[uml]l|l[ul]l)\b))",
     re.I,
 )
-_MINUS = re.compile(r"^(?P<label>\W*(?:[A-Za-z/]+\s+){1,4})[-\u2013]\s*$")
+_MINUS = re.compile(r"(?:^|(?<=[,;])\s)(?P<label>\W*(?:[A-Za-z/]+\s+){1,4})[-\u2013]\s*(?=$|[.,;])")
+_SIGNED = re.compile(r"(?:^|(?<=[\s,;(]))(?P<sign>[-+])(?=[A-Za-z])")
 _EMPTY = r"(?:\[\s?\]|\(\s{1,2}\)|[\u2610\u25a1\u25fb])"
 _TICKED = r"(?:\[\s?[xX*\u2713\u2714]\s?\]|\([xX\u2713]\)|[\u2611\u2612])"
 _WORD = r"\s*(?P<word>yes|no|absent|present|none|normal|abnormal|possible|y|n)\b"
@@ -86,7 +87,7 @@ _CARDIOMEGALY = re.compile(
 _SELF_DENIED = re.compile(r"\s*(?:no|without|normal|clear|negative|absent|not)\b", re.I)
 _HOLDS_MARK = re.compile(
     r"[:;=|?(\[+\u00d8\u00f8\u2205\u2610-\u2612\u25a1\u25fb]"
-    r"|\s[-\u2013\u2014]|->|\.\.\.|-ve|CM\b|cm\b| / no\b"
+    r"|(?:^|\s)[-\u2013\u2014]|->|\.\.\.|-ve|CM\b|cm\b| / no\b"
     r"|\b(?:no|neg|negative|nil|yes|pos|positive|possible|questionable|suspected|equivocal|[yn]|none"
     r"|absent|present)\W*$",
     re.I,
@@ -105,6 +106,8 @@ def write_out(sentence: str) -> str:
     text = _CHOSEN.sub(lambda match: f" {match['first'] or match['second']} ", text)
     text = _PLUS.sub(" present ; ", text.replace("+/-", " possible "))
     head, bar, cells = text.partition("|")
+    if len(_SIGNED.findall(text)) > 1:  # "-eff, +ptx"
+        text = _SIGNED.sub(lambda match: "no " if match["sign"] == "-" else " ", text)
     text = f"{head}{bar}{cells.replace('|', ' ; ')}" if cells.count("|") else text
     text = _LINES.sub("line and tube", _ASKED_BOTH.sub(" ", text))
     text = _write_out_boxes(text)
