@@ -22,7 +22,7 @@ _BOX = (
 _MARK = (
     rf"(?:[*{_DOTS}>][ \t]*|[-\u2013\u2014]{{1,2}}[ \t]+|-(?=[A-Z])"
     r"|o[ \t]+(?=[A-Z])|\d{1,2}/[ \t]+|[QA]\d{0,2}[.):]+[ \t]+"
-    r"|\(?(?:\d{1,2}|[a-hA-H]|[ivx]{1,4}|[IVX]{1,4})[.):\]]+(?:[ \t]+|(?=[A-Z][a-z])))"
+    r"|[({]?(?:\d{1,2}|[a-hA-H]|[ivx]{1,4}|[IVX]{1,4})[.):\]}]+(?:[ \t]+|(?=[A-Z][a-z])))"
 )
 _MARKED = re.compile(rf"[ \t]*(?:{_MARK}(?=\S)|{_BOX})")
 _MARKS = re.compile(rf"\A\s*(?:{_MARK})+(?=\S)")
@@ -50,7 +50,7 @@ _CONTINUES = re.compile(
 _LEAST_WIDTH, _MOST_WIDTH = 60, 100
 """Columns: hardly any report is wrapped narrower, and a longer line was not wrapped at all."""
 
-_NUMBER = re.compile(r"(?:^|(?<=\s))\(?(\d{1,2})[.)]+(?:\s+(?=[A-Za-z])|(?=[A-Z][a-z]))")
+_NUMBER = re.compile(r"(?:^|(?<=\s))[({]?(\d{1,2})[.)}]+(?:\s+(?=[A-Za-z])|(?=[A-Z][a-z]))")
 _STOP = re.compile(
     r"(?<=[\w)\]])\.(?=\.(?!\.))|[.?!]+[\"')\]>]*(?=\s)"
     r"|(?:(?<=[a-z]{3})|(?<=XXX)|(?<=___)|(?<=\)))\.(?=[A-Z][A-Za-z])"  # glued: "clear.There"
@@ -70,6 +70,9 @@ _STARTS = re.compile(
     re.I,
 )
 _SURELY_STARTS = re.compile(r"(?:no|the|there|unchanged)\b")
+_ANSWERED = re.compile(
+    r"\?[ \t]*[-\u2013:]?[ \t]*(?:yes|no|none|absent|present|nil)\b[^.?]*$", re.I
+)
 _ANSWER_BESIDE = re.compile(r"\?\s+A(?:ns(?:wer)?)?\d{0,2}[.):]+\s+(?=\S)")
 _ABOUT_BEFORE = re.compile(
     r"(?:none|neither|this|these|it|both) (?:is|are|was|were|has|have) (?:now |since |also )?(?:not|no longer|"
@@ -78,7 +81,7 @@ _ABOUT_BEFORE = re.compile(
 )
 _ANSWER = re.compile(
     r"(?:yes|no|none|absent|present|nil|neg(?:ative)?|[yn]|uncertain|unclear|possibl[ey]|probabl[ey]|"
-    r"maybe|equivocal|indeterminate)\s*(?:[.,;|(-]|$)",
+    r"maybe|equivocal|indeterminate)(?:\s+(?:seen|identified|evident|detected|present))?\s*(?:[.,;|(-]|$)",
     re.I,
 )
 
@@ -207,6 +210,8 @@ def _begins(previous: str, line: str, width: int, is_lower: bool) -> bool:
     if previous.endswith((".", "?", "!")):
         return not _NEVER_LAST.search(previous[:-1][-10:])
     stripped = line.lstrip()
+    if _ANSWERED.search(previous[-60:]):
+        return True  # "an effusion? - yes (left)"
     if _DANGLING.search(previous[-40:]):
         return False
     if _LABEL.match(line):
@@ -281,7 +286,7 @@ def _is_end(item: str, start: int, match: re.Match[str]) -> bool:
     if _ABOUT_BEFORE.match(after):
         return False
     if "?" in match.group():
-        return bool(before[-1:].strip()) and not _ANSWER.match(after)
+        return bool(before[-1:].strip()) and not _ANSWER.match(after.lstrip("-\u2013: "))
     if "!" in match.group() or not after:
         return True
     if match.group().startswith("..") and not before[-1:].strip():

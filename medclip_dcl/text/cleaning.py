@@ -54,6 +54,7 @@ _SECTION = re.compile(
 """Names of tags that are headings, as in XML."""
 _CLOSED = re.compile(r"</([A-Za-z][\w:.-]{0,40})")
 _CELLS = {"td", "th"}
+_TERMS, _DEFINITIONS = {"dt", "key", "label", "name", "term"}, {"dd", "value", "val"}
 _ENTITY = re.compile(r"&(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]{2,8}\d{0,2});")
 _ESCAPE = re.compile(r"\\\.(br|sp|in|ti)[+-]?\d{0,3}\\|\\X0[AaDd](?:0[AaDd])?\\|_x000[aAdD]_")
 _HL7 = re.compile(r"\\([FSTRHNE])\\")
@@ -110,7 +111,7 @@ def clean_text(text: str) -> str:
             text = _TAG.sub(partial(_plain_tag, closed=closed), text)
         if "&" in text:
             text = _ENTITY.sub(lambda match: html.unescape(match.group()), text)
-    text = fold_unicode(text)
+    text = _ODD_BOX.sub(r"[\1]", fold_unicode(text))
     if "#" in text:
         text = _FRACTURE.sub("fracture ", text)
     if "\t" in text or ";" in text:
@@ -127,14 +128,24 @@ def clean_text(text: str) -> str:
 def _fill_ticks(lines: list[str]) -> Iterator[str]:
     """Replace ticks in columns headed yes and no by the heads: "Effusion | | x".
 
+    Columns may be parted by blanks alone; then a tick stands below its head.
+
     What stands in a column headed right or left is of that side.
     """
     heads: list[str] = []
+    places: dict[int, str] = {}  # where a head of columns parted by blanks has its middle
     for line in lines:
+        named = [word for word in _BLANK_HEAD.finditer(line) if word[1].lower() in _HEADS]
+        places = {(word.start(1) + word.end(1)) // 2: word[1] for word in named} or places
+        if places and (tick := _BLANK_TICK.fullmatch(line)):
+            at = min(places, key=lambda place: abs(place - tick.start(2)))
+            line = f"{tick[1]} | {places[at]}"
         cells = [cell.strip() for cell in re.split(r"[|\t]", line)]
         if sum(cell.lower() in _HEADS for cell in cells) > 1:
             heads = cells
-        elif {"right", "left"} <= {cell.lower() for cell in heads} and len(cells) > 1:
+            if _SIDES <= {head.lower() for head in heads}:
+                continue  # its sides go to the cells below
+        elif _SIDES <= {head.lower() for head in heads} and all(cells[:3]) and len(cells) > 2:
             sides = (f"{head} " if head.lower() in _SIDES else "" for head in heads[1:])
             sided = (
                 side + cell if cell and not _ANSWER.fullmatch(cell) else cell
@@ -153,10 +164,14 @@ def _fill_ticks(lines: list[str]) -> Iterator[str]:
 
 _SIDES = {"right", "left"}
 _ANSWER = re.compile(r"yes|no|none|nil|absent|present|[yn]", re.IGNORECASE)
+_ODD_BOX = re.compile(r"[<{][ ]?([xX ])[ ]?[>}]")
 _HEADS = {*_SIDES, "yes", "no", "present", "absent", "positive", "negative", "possible"}
 _TICKS = {"x", "[x]", "(x)", "\u2713", "\u2714", "\u2611", "\u2612", "*"}
+_BLANK_HEAD = re.compile(r"(?<=[ ]{2})([A-Za-z]+)(?=[ ]{2}|[ ]*$)")
+_BLANK_TICK = re.compile(r"[ ]*([A-Za-z][A-Za-z /()-]{2,40}?)[ ]{2,}([xX*\u2713\u2714]|\[x\])[ ]*")
 _COLUMNS = re.compile(
-    r"[|\t][ ]*(?:yes|no|present|absent|right|left)\b[ ]*(?=[|\t])", re.IGNORECASE
+    r"(?:[|\t]|[ ]{2})[ ]*(?:yes|no|present|absent|right|left)\b[ ]*(?=[|\t]|$|[ ]{2})",
+    re.IGNORECASE | re.MULTILINE,
 )
 
 
@@ -170,9 +185,10 @@ def _plain_tag(match: re.Match[str], closed: Set[str]) -> str:
     if _SECTION.fullmatch(name):
         return "\n" if closes else f"\n{name}: "
     if name in _CELLS:
-        return " | " if closes else ""
-    if name in {"dt", "dd"}:
-        return ": " if closes and name == "dt" else "\n" if closes or name == "dt" else ""
+        return " | " if closes or name not in closed else ""
+    if name in _TERMS | _DEFINITIONS:
+        is_term = name in _TERMS
+        return ": " if closes and is_term else "\n" if closes or is_term else ""
     return "\n- " if name == "li" and not closes else "\n"
 
 

@@ -81,13 +81,13 @@ _STATES = re.compile(
 _CHEST = re.compile(r"\b(?:chest|thorax|thoracic|cxr|ribs?|lungs?)\b", re.IGNORECASE)
 _OTHER_PART = re.compile(
     r"\b(?:shoulder|knee|hip|pelvis|abdomen|kub|hand|wrist|foot|feet|ankle|elbow|femur|tibia|fibula|"
-    r"humerus|forearm|arm|leg|thigh|finger|toe|cervical|lumbar|sacrum|skull|facial|sinus(?:es)?|"
+    r"humerus|forearm|arm|leg|thigh|finger|toe|breasts?|mammogra\w+|echo\w*|thyroid|cervical|lumbar|sacrum|skull|facial|sinus(?:es)?|"
     r"brain|head|neck|mandible|orbits?|clavicle)\b",
     re.IGNORECASE,
 )
 _LIMB = re.compile(
     r"\b(?:shoulder|knee|hip|pelvis|hand|wrist|foot|feet|ankle|elbow|femur|tibia|humerus|forearm|"
-    r"arm|leg|thigh|finger|toe|skull|facial|mandible|orbits?)\b(?! film| view)",
+    r"arm|leg|thigh|finger|toe|breasts?|mammogra\w+|echo\w*|thyroid|skull|facial|mandible|orbits?)\b(?! film| view)",
     re.IGNORECASE,
 )
 _LABELLED = re.compile(
@@ -256,6 +256,8 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
                 name = "findings"  # "Chest Radiograph", behind the history
         elif not is_line and not name and _is_title(head):
             name = usual_name(head)  # "Referrer's Question - "
+            if not name and current and current not in _OF_IMAGE and _names_chest_alone(head):
+                name = "findings"
         is_own = plain not in _WEAK if not is_line else not (follows_text and head.islower())
         if name and is_own:
             yield start, end, name

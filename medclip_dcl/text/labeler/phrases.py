@@ -333,12 +333,12 @@ def _begins_unmarked(marks: Sequence[Mark], index: int) -> bool:
     is_seen = before.cue is Cue.SEEN and index > 1 and marks[index - 2].cue is Cue.VERB
     if not (before.concept or is_seen) or before.end != marks[index].start:
         return False
-    if marks[index].concept == "Device" != before.concept:  # "no effusion picc line is in place"
-        return index + 1 < len(marks) and marks[index + 1].cue is Cue.VERB
     while index + 1 < len(marks) and marks[index].cue is Cue.DEGREE:
         if marks[index].end != marks[index + 1].start:
             return False
         index += 1
+    if marks[index].concept == "Device" != before.concept:  # "no effusion picc line is in place"
+        return index + 1 < len(marks) and marks[index + 1].cue is Cue.VERB
     return bool(marks[index].region)
 
 

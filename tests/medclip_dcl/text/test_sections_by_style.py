@@ -1,4 +1,6 @@
-"""Whole reports by style, written by someone who had not seen the reader: score of each style.
+"""Whole reports by style, written by people who had not seen the reader: score of each style.
+
+Set e alone was written by one who had, in forms that were likely to fail.
 
 Text about the image alone counts: findings, impression, addenda. `either`: no label and a denial
 are both right, as "lungs are clear" implies; `any`: contested, not scored. Reports in another
