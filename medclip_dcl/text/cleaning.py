@@ -9,6 +9,9 @@ import re
 import unicodedata
 from collections.abc import Iterator, Set
 from functools import partial
+from typing import Any
+
+from medclip_dcl.errors import QueryError
 
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\ufe0f\ufeff"
@@ -36,6 +39,22 @@ def fold_unicode(text: str) -> str:
         return text
     text = _INVISIBLE.sub("", _LINE_END.sub("\n", text.translate(_BEFORE)))
     return unicodedata.normalize("NFKC", text).translate(_AFTER)
+
+
+def list_texts(texts: Any) -> list[str]:
+    """List texts, of which a string is one.
+
+    Raises:
+        QueryError: one is not a string, as a missing value of a table is not.
+    """
+    try:
+        listed = [texts] if isinstance(texts, str) else list(texts)
+    except TypeError:
+        listed = [texts]
+    for index, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise QueryError(f"text {index} is not a string; leave missing texts out, decode bytes")
+    return listed
 
 
 _HIDDEN = re.compile(
@@ -68,7 +87,8 @@ _MARKDOWN = re.compile(
 )
 _BONE = r"(?:ribs?|clavicles?|scapulae?|sternum|humerus)\b"
 _FRACTURE = re.compile(
-    rf"(?<=\bno[ ])#(?=[ ])|#[ ]?(?=(?:(?:left|right|[lr]|lt|rt|old|new|heal(?:ed|ing)|multiple|post\w*|ant\w*|lat\w*"
+    rf"(?<=\bno[ ])#(?=[ ])"
+    rf"|#[ ]?(?=(?:(?:left|right|[lr]|lt|rt|old|new|heal(?:ed|ing)|multiple|post\w*|ant\w*|lat\w*"
     rf"|\d\w*,?)\.?[ ]){{1,5}}{_BONE})|#(?={_BONE})|#[ ](?={_BONE}[ ]\S)",
     re.IGNORECASE,
 )
@@ -143,9 +163,9 @@ def _fill_ticks(lines: list[str]) -> Iterator[str]:
         cells = [cell.strip() for cell in re.split(r"[|\t]", line)]
         if sum(cell.lower() in _HEADS for cell in cells) > 1:
             heads = cells
-            if _SIDES <= {head.lower() for head in heads}:
+            if {head.lower() for head in heads} >= _SIDES:
                 continue  # its sides go to the cells below
-        elif _SIDES <= {head.lower() for head in heads} and all(cells[:3]) and len(cells) > 2:
+        elif {head.lower() for head in heads} >= _SIDES and all(cells[:3]) and len(cells) > 2:
             sides = (f"{head} " if head.lower() in _SIDES else "" for head in heads[1:])
             sided = (
                 side + cell if cell and not _ANSWER.fullmatch(cell) else cell

@@ -79,15 +79,14 @@ _STATES = re.compile(
     re.I,
 )
 _CHEST = re.compile(r"\b(?:chest|thorax|thoracic|cxr|ribs?|lungs?)\b", re.IGNORECASE)
-_OTHER_PART = re.compile(
-    r"\b(?:shoulder|knee|hip|pelvis|abdomen|kub|hand|wrist|foot|feet|ankle|elbow|femur|tibia|fibula|"
-    r"humerus|forearm|arm|leg|thigh|finger|toe|breasts?|mammogra\w+|echo\w*|thyroid|cervical|lumbar|sacrum|skull|facial|sinus(?:es)?|"
-    r"brain|head|neck|mandible|orbits?|clavicle)\b",
-    re.IGNORECASE,
+_LIMBS = (
+    "shoulder|knee|hip|pelvis|hand|wrist|foot|feet|ankle|elbow|femur|tibia|humerus|forearm|arm|leg|"
+    r"thigh|finger|toe|breasts?|mammogra\w+|echo\w*|thyroid|skull|facial|mandible|orbits?"
 )
-_LIMB = re.compile(
-    r"\b(?:shoulder|knee|hip|pelvis|hand|wrist|foot|feet|ankle|elbow|femur|tibia|humerus|forearm|"
-    r"arm|leg|thigh|finger|toe|breasts?|mammogra\w+|echo\w*|thyroid|skull|facial|mandible|orbits?)\b(?! film| view)",
+_LIMB = re.compile(rf"\b(?:{_LIMBS})\b(?! film| view)", re.IGNORECASE)
+_OTHER_PART = re.compile(
+    rf"\b(?:{_LIMBS}|abdomen|kub|fibula|cervical|lumbar|sacrum|sinus(?:es)?|brain|head|neck"
+    r"|clavicle)\b",
     re.IGNORECASE,
 )
 _LABELLED = re.compile(
