@@ -76,8 +76,8 @@ _ANSWERED = re.compile(
 _ANSWER_BESIDE = re.compile(r"\?\s+A(?:ns(?:wer)?)?\d{0,2}[.):]+\s+(?=\S)")
 _ABOUT_BEFORE = re.compile(
     r"(?:none|neither|this|these|it|both) (?:is|are|was|were|has|have) (?:now |since |also )?"
-    r"(?:not|no longer|absent|gone|resolved|cleared|seen|identified|demonstrated|present|evident|visible|"
-    r"excluded)\b",
+    r"(?:not|no longer|absent|gone|resolved|cleared|seen|identified|demonstrated|present|evident|"
+    r"visible|excluded)\b",
     re.I,
 )
 _ANSWER = re.compile(
