@@ -139,8 +139,8 @@ def _read_vectors(path: Path) -> tuple[dict[str, int], Float[Tensor, "texts dim"
         vectors = np.array(table["vector"].to_pylist(), dtype=np.float32)
     except (OSError, KeyError, pa.ArrowException, ValueError, TypeError) as error:
         raise ConfigError(
-            f"objective.similar_table {path} cannot be read ({type(error).__name__}); give a "
-            "Parquet file with the columns text_key and vector, lists of one length"
+            f"objective.similar_table {path} cannot be read; give a Parquet "
+            "file with the columns text_key and vector, lists of one length"
         ) from error
     if vectors.ndim != 2 or not np.isfinite(vectors).all():
         raise ConfigError(
