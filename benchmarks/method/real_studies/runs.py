@@ -2,9 +2,9 @@
 
     TEST_DATA=FOLDER python -m benchmarks.method.real_studies.runs --jobs FILE [--work FOLDER]
 
-does the jobs of a file, one a line: row, fold, seed. What is in the log is not done again, and a run
-that was killed is done again from its start. `--once` does the first job that is missing, and exits
-with 3 where none is.
+does the jobs of a file, one a line: row, folds, seed. What is in the log is not done again, and a
+run that was killed is done again from its start. `--once` does the first job that is missing, and
+exits with 3 where none is.
 """
 
 import argparse
