@@ -3,10 +3,10 @@
     TEST_DATA=FOLDER python -m benchmarks.real_boxes NAME=MODEL ... [--work FOLDER]
 
 Each model is evaluated by configs/evaluate/boxes.yaml on three sets, asked by the name of each
-box's finding, and once more by a sentence that does not apply. Next to the figures of an evaluation,
-with intervals by image and the chance that heatmaps of other images give, a map without any model
-is judged: the mean of the boxes of the same finding on the other half of the images. It knows the
-usual place alone. NIH's labels are asked of images of 64 pixels.
+box's finding, and once more by a sentence that does not apply. Next to the figures of an
+evaluation, with intervals by image and the chance that heatmaps of other images give, a map without
+any model is judged: the mean of the boxes of the same finding on the other half of the images. It
+knows the usual place alone. NIH's labels are asked of images of 64 pixels.
 """
 
 import argparse

@@ -13,10 +13,7 @@ import numpy as np
 import torch
 import yaml
 from jaxtyping import Bool, Float
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from benchmarks.method.real_studies.studies import HERE, Fold
@@ -37,7 +34,6 @@ SEVERAL: dict[str, list[list[str]]] = yaml.safe_load(
 """Name of each question -> its sentences, and those that deny it."""
 SIX = ("Atelectasis", "Cardiomegaly", "Effusion", "Emphysema", "Nodule", "normal")
 """The questions that enough images of a fold show."""
-_PENALTY = 0.01  # of a probe, per labelled image: the middle of those that `linear_probe` tries
 _AT_ONCE = 64
 
 Figures = dict[str, Any]
@@ -56,17 +52,17 @@ def ask(setup: TrainSetup, inputs: TrainInputs, fold: Fold) -> Figures:
     parts = np.split(scores, np.cumsum([len(side) for side in sides])[:-1])
     figures["several_prompts"] = judge(np.stack([part.mean(axis=0) for part in parts]), truth)
     figures["retrieval"] = ask_reports(setup, inputs, owners, regions)
-    figures["probe"] = {"1": ask_probe(setup, fold, maps, truth)}
     return figures
 
 
 def ask_head(setup: TrainSetup, fold: Fold) -> Figures:
-    """Ask the classifier on the tower instead of sentences."""
+    """Ask the classifier on the tower; its figures stand for those by sentences too."""
     tested = [(patient.uid, path) for patient in fold.tested for path in patient.images]
     maps = encode_maps(setup, [path for _, path in tested])
     logits = setup.encoder.get_submodule("findings")(maps.mean(dim=(2, 3))).double().numpy().T
     sides = np.stack([logits, np.zeros_like(logits)], axis=1).reshape(2 * len(logits), -1)
-    return judge(sides, gold(fold, [uid for uid, _ in tested]))
+    figures = judge(sides, gold(fold, [uid for uid, _ in tested]))
+    return figures | {"several_prompts": figures}
 
 
 def gold(fold: Fold, uids: Sequence[str]) -> Bool[np.ndarray, "findings images"]:
@@ -149,20 +145,3 @@ def ask_reports(
         figures |= {f"{direction}_r{k}": float((ranks <= k).mean()) for k in (1, 5, 10)}
         figures[f"{direction}_median"] = float(np.median(ranks))
     return figures
-
-
-def ask_probe(setup: TrainSetup, fold: Fold, tested: Tensor, truth: np.ndarray) -> float:
-    """Fit a linear classifier on the tower's mean feature with all labels; its mean AUC."""
-    learned = [(patient.uid, path) for patient in fold.training for path in patient.images]
-    features = _pooled(encode_maps(setup, [path for _, path in learned]))
-    areas = []
-    for labels, shown in zip(gold(fold, [uid for uid, _ in learned]), truth, strict=True):
-        linear = LogisticRegression(C=1 / (_PENALTY * len(labels)), max_iter=500)
-        model = make_pipeline(StandardScaler(), linear).fit(features, labels)
-        areas.append(value_of(roc_auc(model.decision_function(_pooled(tested)), shown)))
-    return float(np.mean([area for area in areas if area is not None]))
-
-
-def _pooled(maps: Float[Tensor, "images channels rows columns"]) -> np.ndarray:
-    means: np.ndarray = maps.mean(dim=(2, 3)).double().numpy()
-    return means
