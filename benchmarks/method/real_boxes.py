@@ -25,11 +25,11 @@ import numpy as np
 
 from benchmarks.method.real_studies.runs import rounded
 from benchmarks.record import finish, judge
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.grounding import box_mask, is_pointed_at, signed_cnr
 from medclip_dcl.inference.prompts import read_prompts
-from medclip_dcl.tables import read_table
 
 SETS = {
     "tbx11k": ("active tuberculosis", "obsolete pulmonary tuberculosis"),

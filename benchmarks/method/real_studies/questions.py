@@ -17,15 +17,15 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from benchmarks.method.real_studies.studies import HERE, Fold
+from medclip_dcl.core.tables import read_table
+from medclip_dcl.data.sources.open_i import image_name
 from medclip_dcl.evaluation.metrics import balanced_accuracy, best_ranks, roc_auc, value_of
 from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.inference.zero_shot import prompt_texts
 from medclip_dcl.models.image_encoder import to_input
-from medclip_dcl.tables import read_table
 from medclip_dcl.text.sentences import SENTENCES
 from medclip_dcl.training.corpus import TokenTable
 from medclip_dcl.training.setup import TrainInputs, TrainSetup
-from medclip_sources.open_i import image_name
 
 QUESTIONS = read_prompts(HERE / "prompts.yaml")
 SEVERAL: dict[str, list[list[str]]] = yaml.safe_load(

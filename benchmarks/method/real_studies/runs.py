@@ -26,9 +26,9 @@ from benchmarks.method.real_studies.losses import CHANGES, ClassifierHead
 from benchmarks.method.real_studies.questions import ask, ask_head
 from benchmarks.method.real_studies.studies import HERE, Fold, read_folds, read_patients
 from benchmarks.record import commit, machine
-from medclip_dcl import model_package
-from medclip_dcl.artifact import ArtifactType
+from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.data import manifest, prepared
+from medclip_dcl.inference import model_package
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels as claims
