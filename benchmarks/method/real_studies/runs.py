@@ -25,8 +25,8 @@ import yaml
 from benchmarks.method.real_studies.losses import CHANGES, ClassifierHead
 from benchmarks.method.real_studies.questions import ask, ask_head
 from benchmarks.method.real_studies.studies import HERE, Fold, read_folds, read_patients
+from benchmarks.method.real_studies.styles import rewritten
 from benchmarks.record import commit, machine
-from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.inference import model_package
 from medclip_dcl.likelihood import masked_lm, scoring
@@ -45,8 +45,8 @@ LOG = HERE.parents[1] / "results" / "real_studies_mates.jsonl"
 ROWS: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "rows.yaml").read_text(encoding="utf-8"))[
     "rows"
 ]
-_SHARED = (prepared.ARTIFACT, claims.ARTIFACT)  # of all folds: no patient is in two of them
-_OF_FOLD = (manifest.ARTIFACT, sentences.ARTIFACT, masked_lm.ARTIFACT)
+_STAGES = (manifest, prepared, sentences, claims, masked_lm, scoring)
+"""Artifacts of a fold, in the order in which they are made; the last for the paper's eta alone."""
 _NOTHING_LEFT = 3
 
 
@@ -69,19 +69,22 @@ class Run:
         return 1000 + 100 * self.seed + self.fold
 
 
-def prepare(fold: Fold, shared: Path, kinds: Sequence[ArtifactType]) -> None:
-    """Make those artifacts of a fold that are missing; links stand for what folds share."""
-    fold.folder.mkdir(parents=True, exist_ok=True)
+def prepare(fold: Fold, shared: Fold, kinds: Sequence[Any]) -> None:
+    """Make those artifacts of a fold that are missing; images and claims are linked to the first.
+
+    A patient is in one fold's test set, and in all folds with the same image and report.
+    """
     if not (fold.folder / "studies.parquet").is_file():
         fold.write_table()
-    for kind in kinds:
-        path = kind.at(fold.folder)
+    for module in kinds:
+        path = module.ARTIFACT.at(fold.folder)
+        linked = fold != shared and (module is prepared or (module is claims and not fold.style))
         if path.exists():
             continue
-        if kind in _SHARED and shared != fold.folder:
-            path.symlink_to(kind.at(shared).resolve())
-            continue
-        _do(kind.job, fold.config(), fold.folder / "config.yaml")
+        if linked:
+            path.symlink_to(module.ARTIFACT.at(shared.folder).resolve())
+        else:
+            _do(module.ARTIFACT.job, fold.config(), fold.folder / "config.yaml")
 
 
 def _do(stage: str, config: Any, file: Path) -> None:
@@ -95,15 +98,17 @@ def _do(stage: str, config: Any, file: Path) -> None:
 def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     """Train and ask a row; its line of the log. The model of the first fold and seed is kept."""
     began, wall = time.process_time(), time.monotonic()
-    fold, row = folds[run.fold], ROWS[run.row]
-    needed = (*_OF_FOLD, *((scoring.ARTIFACT,) if row.get("likelihoods") else ()))
-    prepare(folds[0], folds[0].folder, (manifest.ARTIFACT, *_SHARED, *_OF_FOLD))
-    prepare(fold, folds[0].folder, (*_SHARED, *needed))
+    row, fold = ROWS[run.row], folds[run.fold]
+    if style := row.get("style"):
+        fold = fold.rewritten(style, [rewritten(patient, style) for patient in fold.training])
+    kinds = _STAGES if row.get("likelihoods") else _STAGES[:-1]
+    prepare(folds[0], folds[0], _STAGES[:4])
+    prepare(fold, folds[0], kinds)
     folder = work / "runs" / f"{run.row}-{run.fold}-{run.seed}"
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir(parents=True)
-    for kind in (*_SHARED, *needed):
-        kind.at(folder).symlink_to(kind.at(fold.folder).resolve())
+    for module in kinds:
+        module.ARTIFACT.at(folder).symlink_to(module.ARTIFACT.at(fold.folder).resolve())
     changes = {"work": str(folder), "seed": run.draw, **row["settings"]}
     config = fold.config(*(f"{key}={json.dumps(value)}" for key, value in changes.items()))
     _do("build_eta_cache", config, folder / "config.yaml")

@@ -6,7 +6,7 @@ model, likelihoods and eta are of its own training patients; prepared images and
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -106,6 +106,13 @@ class Fold:
     tested: tuple[Patient, ...]
     training: tuple[Patient, ...]
     validation: tuple[Patient, ...]
+    style: str = ""
+    """That in which the training reports are rewritten; empty: as they were written."""
+
+    def rewritten(self, style: str, training: Sequence[Patient]) -> "Fold":
+        """Make the same fold with other training reports, in a folder of its own."""
+        folder = self.folder.with_name(f"{self.folder.name}-{style}")
+        return replace(self, folder=folder, training=tuple(training), style=style)
 
     @cached_property
     def gold_of(self) -> dict[str, Mapping[str, bool]]:
