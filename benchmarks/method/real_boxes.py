@@ -27,8 +27,13 @@ from benchmarks.method.real_studies.runs import rounded
 from benchmarks.record import finish, judge
 from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.core.tables import read_table
+from medclip_dcl.data import prepared
+from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.grounding import box_mask, is_pointed_at, signed_cnr
+from medclip_dcl.inference.input_range import is_out_of_range
+from medclip_dcl.inference.model_package import read_input_range
+from medclip_dcl.inference.predictor import published_folder
 from medclip_dcl.inference.prompts import read_prompts
 
 SETS = {
@@ -117,6 +122,15 @@ def read_questions(made: Path) -> dict[str, Any]:
     return tree
 
 
+def outside(model: str, work: Path) -> float:
+    """Share of the images of an evaluation that a model takes for none of its kind."""
+    images = PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT))
+    known = read_input_range(published_folder(Path(model)))
+    assert known is not None
+    pixels = (images.pixels(row) for row in images.row_of.values())
+    return float(np.mean([is_out_of_range(each, known) for each in pixels]))
+
+
 def interval(values: Mapping[str, list[float]]) -> list[float]:
     """Average values; the mean, and its 95 % interval by a bootstrap of their images."""
     sums = np.array([[sum(each), len(each)] for each in values.values()])
@@ -150,6 +164,7 @@ def judge_set(models: Mapping[str, str], root: Path, work: Path, name: str) -> d
             }
             if not asked:
                 figures |= _minus(pairs, without)
+                figures["out_of_range"] = outside(folder, work / name / model)
             rows[f"{model}{asked}"] = figures
     return rows
 

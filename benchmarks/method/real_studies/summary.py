@@ -18,8 +18,11 @@ import yaml
 from scipy import stats
 
 RESULTS = Path(__file__).parents[2] / "results"
-RUNS, TODAY = ("real_studies_runs.jsonl",), ("real_studies_mates.jsonl",)
-"""Files of kept runs, one line a run: of earlier code, and of what `runs` trains."""
+RUNS = ("real_studies_runs.jsonl",)
+TODAY = ("real_studies_repeated.jsonl", "real_studies_mates.jsonl")
+"""Files of kept runs, one line a run: of earlier code; and of what `runs` trains, with runs of the
+commit before, whose batches and first weights are the same, of folds and seeds that it has not."""
+_SAME = {"infonce_both": "infonce", "relations_both": "relations"}  # of that commit's rows
 _ROWS = yaml.safe_load(Path(__file__).with_name("rows.yaml").read_text(encoding="utf-8"))
 TITLES: dict[str, str] = {
     **_ROWS["history"],
@@ -215,7 +218,15 @@ def _judged(runs: Mapping[int, Figures]) -> float:
 def read_runs(files: Sequence[str] = RUNS) -> Runs:
     """Read the kept runs."""
     texts = ((RESULTS / name).read_text(encoding="utf-8") for name in files)
-    return Runs(json.loads(line) for text in texts for line in text.splitlines())
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    return Runs(lines if files == RUNS else filter(None, map(_of_today, lines)))
+
+
+def _of_today(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    row = line["run"]["row"]
+    if row not in _ROWS["rows"] and row not in _SAME:
+        return None
+    return {"run": {**line["run"], "row": _SAME.get(row, row)}, "figures": line["figures"]}
 
 
 def table(runs: Runs, start: str, rows: Sequence[str], figures: Sequence[str]) -> str:
