@@ -63,7 +63,6 @@ ALLOWED: dict[str, dict[str, str]] = {
         "*/manifest/boxes.parquet:*": _TEXTS,
         "*/sentences/sentences.parquet:*": _TEXTS,
         "*/index/texts.parquet:text": _TEXTS,
-        "*/corpus/*/texts.arrow:text": _TEXTS,
         "*/results/gallery.parquet:*": _TEXTS,
         "*/dataset/*.parquet:*": _TEXTS,
         "*/rows/*:*": _TEXTS,
