@@ -254,9 +254,6 @@ STAGES = {
         SERVING, "vectors of all images and sentences, bound to the model", "index",
         tuple(map(artifact, ("model", "manifest", "prepared", "sentences", "claims"))),
         seconds=20),
-    "ask_service": Stage(
-        SERVING, "the service, started for real, answers three requests",
-        seconds=12, on_request=True),
     "write_report": Stage(EVALUATION, "one page to look at", seconds=9),
 }
 # fmt: on

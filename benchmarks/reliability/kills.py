@@ -231,7 +231,6 @@ def commands() -> tuple[Command, ...]:
         evaluated("evaluate", old=("evaluate.bootstrap=5",)),
         evaluated("write_cards", old=("card.licence=apache-2.0",)),
         evaluated("build_index", old=("index.shard_rows=8",), moments=True),
-        evaluated("ask_service", leaf=True),
         evaluated("write_report", leaf=True, old=("report.private=true",)),
         evaluated("compare", words=_COMPARED, leaf=True),
         evaluated("embed", words=_VECTORS, once=True, leaf=True),

@@ -71,7 +71,6 @@ ALLOWED: dict[str, dict[str, str]] = {
         "*/language_model/tokenizer.json": _VOCABULARY,
         "*/model/text/tokenizer.json": _VOCABULARY,
         "exported/*/tokenizer.json": _VOCABULARY,
-        "*/service_answers.json": _ANSWER,
         "asked/*": _ANSWER,
     },
     "header": {
