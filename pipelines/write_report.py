@@ -59,7 +59,9 @@ def _made_from(job: Job, sources: Sources) -> str:
         "work": str(job.work),
         "rho": [sources.is_generated, *sources.rho.items()],
         "negatives": sources.negatives,
-        "files": {file.name: sha256_file(file) for file in [*code, *([log] if log.is_file() else [])]},
+        "files": {
+            file.name: sha256_file(file) for file in [*code, *([log] if log.is_file() else [])]
+        },
     }
     return f"<!-- made from {json_digest(facts)} -->\n"
 
