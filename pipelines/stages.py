@@ -185,11 +185,6 @@ _TRAIN = (
         _text_checkpoint,
         lambda config: config.objective.compares_texts and bool(_text_checkpoint(config)),
     ),
-    file(
-        "similar_table",
-        lambda config: config.objective.similar_table,
-        lambda config: config.objective.compares_texts and bool(config.objective.similar_table),
-    ),
 )
 
 # --- Inputs of eta: its estimate, and what the estimate is fitted to

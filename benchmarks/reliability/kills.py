@@ -223,7 +223,7 @@ def commands() -> tuple[Command, ...]:
         studies("build_eta_cache", old=("eta.a=0.1",)),
         evaluated(
             "pretrain_images",
-            old=("pretrain.eta=0.1",),
+            old=("seed=1",),
             settings=("pretrain.steps=4", "train.save_every_steps=2"),
         ),
         evaluated("calibrate_scores"),

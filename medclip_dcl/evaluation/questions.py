@@ -15,7 +15,6 @@ from medclip_dcl.core.plugins import METRICS
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.data.demographics import read_demographics
 from medclip_dcl.data.ground_truth import read_truth, truth_files
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
@@ -136,7 +135,6 @@ def _question_files(config: EvaluationConfig) -> Mapping[str, Path]:
     named = {
         "prompts": settings.prompts,
         "gallery": settings.gallery,
-        "demographics": settings.demographics,
     }
     files = {
         name: resolve_path(path, config.work)
@@ -271,8 +269,6 @@ class Evaluation:
             self._model, encoded, findings, truth, bootstrap
         )
         traits = {"view": [row["view"] for row in rows]}
-        if "demographics" in self._files:
-            traits |= read_demographics(self._files["demographics"], rows)
         outcomes["subgroups"] = evaluate_subgroups(
             margins, drawn, encoded.subject_ids, traits, bootstrap, offsets=offsets
         )

@@ -57,8 +57,6 @@ class TrainInputs:
     text_checkpoint: Path | None = None
     """Folder of the pretrained weights that the text encoder comes from, where texts are
     compared."""
-    similar_table: Path | None = None
-    """Vectors by which texts are compared; None: an encoder's."""
 
 
 class CorpusSplit(NamedTuple):
@@ -104,13 +102,7 @@ def set_up(
     if config.objective.compares_texts:
         from medclip_dcl.training.text_similarity import TextSpace
 
-        space = TextSpace(
-            config.objective,
-            encoder.text,
-            inputs.text_checkpoint,
-            inputs.similar_table,
-            accelerator.device,
-        )
+        space = TextSpace(encoder.text, inputs.text_checkpoint, accelerator.device)
         say(texts_compared_by=space.name)
         encode = {"train": space.fit, "validate": space.vectors}  # in this order
         splits = {
