@@ -1,8 +1,7 @@
 """Learn the image encoder from images alone, before any report, by SimCLR.
 
-Reads the prepared images of the training patients, the lateral ones too where
-`source.images_per_study` is `pretrain`; writes `image_weights`. A config that names these,
-`model.image.pretrained: ${WORK}/image_weights`, has this stage before training. A killed run
+Reads the prepared images of the training patients; writes `image_weights`. A config that names
+these, `model.image.pretrained: ${WORK}/image_weights`, has this stage before training. A killed run
 resumes from its last checkpoint.
 """
 
@@ -56,11 +55,10 @@ def build(job: Job) -> None:
 
 def _rows(listed: Artifact, pictures: PreparedImages) -> list[int]:
     """List the rows of the prepared images that are learned from."""
-    learned = {"train", manifest.PRETRAIN}
     return [
         pictures.row_of[row["image_id"]]
         for row in read_table(listed.path, manifest.IMAGES, ["image_id", "split"]).to_pylist()
-        if row["split"] in learned and row["image_id"] in pictures.row_of
+        if row["split"] == "train" and row["image_id"] in pictures.row_of
     ]
 
 

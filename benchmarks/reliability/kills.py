@@ -199,8 +199,6 @@ def arm(folder: str, counter: str, at: int, error: int, lasting: int) -> None:
 
 REPLACING = ("--config", "{config}", "--set", "work={work}", "--replace")
 _COMPARED = ("{work}", "{work}", "--json", "{work}/comparison.json")
-_VECTORS = ("{work}/sentences/sentences.parquet", "--sentences", "text")
-_VECTORS += ("--model", "{work}", "--out", "{work}/vectors.parquet")
 _PUSHED = ("--config", "{config}", "--set", "work={work}", "--repo", "someone/model")
 _PUSHED += ("--dry-run", "--allow-vocabulary")
 _SWEPT = ("--config", "{config}", "--set", "work={work}", "--grid", "{work}/grid.yaml")
@@ -233,7 +231,6 @@ def commands() -> tuple[Command, ...]:
         evaluated("build_index", old=("index.shard_rows=8",), moments=True),
         evaluated("write_report", leaf=True, old=("report.private=true",)),
         evaluated("compare", words=_COMPARED, leaf=True),
-        evaluated("embed", words=_VECTORS, once=True, leaf=True),
         evaluated(
             "export",
             words=("{work}", "--to", "transformers", "--out", "{work}/exported"),
