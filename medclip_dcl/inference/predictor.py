@@ -56,7 +56,7 @@ from medclip_dcl.models.settings import (
     settle_inference,
 )
 from medclip_dcl.models.similarity import region_scores
-from medclip_dcl.text.cleaning import list_texts
+from medclip_dcl.models.text_encoder import list_texts
 
 _TEXTS_PER_PASS = 128
 
