@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from medclip_dcl import load, open_image
-from medclip_dcl.errors import ImageError
+from medclip_dcl.core.errors import ImageError
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from medclip_dcl.core.errors import ConfigError, ImageError, StudyError
 from medclip_dcl.data.grayscale import GreyImage, SquareImage
 from medclip_dcl.data.ipc import (
     KEPT_BYTES,
@@ -29,7 +30,6 @@ from medclip_dcl.data.ipc import (
     send,
 )
 from medclip_dcl.data.limits import PREAMBLE, ImagesConfig, require_image
-from medclip_dcl.errors import ConfigError, ImageError, StudyError
 
 _START_S = 120.0  # of an import of the decoders on a busy machine
 _GRACE_S = 5.0

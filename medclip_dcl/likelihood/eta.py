@@ -21,9 +21,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medclip_dcl.artifact import Artifact, ArtifactType
-from medclip_dcl.errors import ScoreError
-from medclip_dcl.tables import Column, TableFormat, read_table
+from medclip_dcl.core.artifact import Artifact, ArtifactType
+from medclip_dcl.core.errors import ScoreError
+from medclip_dcl.core.tables import Column, TableFormat, read_table
 
 Floats = NDArray[np.float64]
 

@@ -28,10 +28,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from medclip_dcl.errors import ScoreError
+from medclip_dcl.core.errors import ScoreError
+from medclip_dcl.core.progress import Progress
 from medclip_dcl.likelihood.masked_lm import MaskedCopies, ScoringEngine, prepare_engine
 from medclip_dcl.models.settings import EngineName
-from medclip_dcl.progress import Progress
 from medclip_dcl.text.cleaning import list_texts
 
 

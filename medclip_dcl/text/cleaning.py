@@ -11,7 +11,7 @@ from collections.abc import Iterator, Set
 from functools import partial
 from typing import Any
 
-from medclip_dcl.errors import QueryError
+from medclip_dcl.core.errors import QueryError
 
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\ufe0f\ufeff"
