@@ -205,8 +205,8 @@ def _begins(previous: str, line: str, width: int, is_lower: bool) -> bool:
     if names_parts_alone(previous) and not _LABEL.match(line):
         return False  # "Heart" and, on a line of its own, "Enlarged"
     in_form = ("|" in previous and "|" in line) or "\t" in previous or _LEADER.search(previous)
-    in_form = in_form or bool(_COLUMNS.match(previous) and _COLUMNS.match(line))
-    if _MARKED.match(line) or in_form:
+    in_columns = _COLUMNS.match(previous) and _COLUMNS.match(line)
+    if _MARKED.match(line) or in_form or in_columns:
         return True
     if previous.endswith((".", "?", "!")):
         return not _NEVER_LAST.search(previous[:-1][-10:])

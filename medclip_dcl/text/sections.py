@@ -328,9 +328,9 @@ def usual_name(heading: str, *, inside: bool = False) -> str:
         return next((name for name in ("impression", "findings") if name in named), named[0])
     listed = plain.split()
     if len(listed) <= _MOST_WORDS:
-        for name in (listed[-1:], listed[:1]):
-            if name and name[0] in _STRONG:
-                return _USUAL[name[0]]
+        for word in (*listed[-1:], *listed[:1]):
+            if word in _STRONG:
+                return _USUAL[word]
         if (heading.isupper() or "view" in plain) and VIEW.search(plain) and "pain" not in plain:
             return "findings"
         telling = not any(word.isdigit() for word in listed)
