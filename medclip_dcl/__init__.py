@@ -18,6 +18,7 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 if TYPE_CHECKING:
     from medclip_dcl.data.images import open_image
     from medclip_dcl.inference.predictor import load
+    from medclip_dcl.inference.prompts import Finding
     from medclip_dcl.likelihood.eta import eta_from_pll
     from medclip_dcl.likelihood.pll import pseudo_log_likelihood
     from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from medclip_dcl.text.labeler.labels import read_claims
 
 __all__ = [
+    "Finding",
     "debiased_contrastive_loss",
     "debiasing_gauges",
     "eta_from_pll",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Finding": "inference.prompts",
     "debiased_contrastive_loss": "losses.debiased",
     "debiasing_gauges": "losses.debiased",
     "eta_from_pll": "likelihood.eta",

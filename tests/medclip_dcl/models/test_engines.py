@@ -17,7 +17,6 @@ import torch
 
 from medclip_dcl.artifact import make_fingerprint, open_artifact
 from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.data.images import open_image
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.model_package import ARTIFACT
@@ -309,7 +308,7 @@ def test_the_service_answers_alike_and_names_its_engine(package: Path) -> None:
         (line,) = [line for line in service.lines() if line["event"] == "engine"]
     assert (facts["engine"], facts["precision"]) == ("openvino", "float32")
     assert (line["engine"], line["precision"]) == ("openvino", "float32")
-    expected = load(package, "cpu").classify(open_image(png()))
+    expected = load(package, "cpu").classify(png()).findings
     found = [item["score"] for item in answer["findings"]]
     np.testing.assert_allclose(found, [item.score for item in expected], atol=1e-5)
 
