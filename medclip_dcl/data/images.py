@@ -370,11 +370,8 @@ def open_any(
     """
     if isinstance(image, SquareImage):
         return image
-    if _is_of("torch", "Tensor", image):
-        plain = image.detach().cpu()
-        image = (plain.float() if plain.is_floating_point() else plain).numpy()
     is_pixels = hasattr(image, "__array_interface__") or hasattr(image, "__array__")
-    if is_pixels and not _is_of("pydicom", "Dataset", image):  # which answers to any name
+    if is_pixels and not _is_data_set(image):  # which answers to any name
         image = _from_pixels(image, settings)
     if isinstance(image, GreyImage):
         pixels = square(image, settings.size_px, settings.equalize)
@@ -390,13 +387,40 @@ def _from_pixels(image: Any, settings: ImagesConfig) -> "bytes | GreyImage":
         plain = image if image.mode in _PNG_MODES else image.convert("RGB")
         plain.save(stream, "PNG", compress_level=1, exif=image.getexif())
         return stream.getvalue()
-    values = np.asarray(image)
+    if _is_of("torch", "Tensor", image):
+        plain = image.detach().cpu()
+        image = (plain.float() if plain.is_floating_point() else plain).numpy()
+    values = image.pixels if isinstance(image, GreyImage) else np.asarray(image)
     if math.prod(sorted(values.shape)[-2:]) > settings.max_pixels:
         raise ImageError("too_many_pixels", f"{values.shape} exceeds images.max_megapixels")
     return grey_of_array(values)
 
 
 _PNG_MODES = {"1", "L", "LA", "I;16", "P", "RGB", "RGBA"}
+
+
+def is_image(given: Any) -> bool:
+    """Whether a value is one image by itself, and not a path or a text."""
+    if _is_of("numpy", "ndarray", given) or _is_of("torch", "Tensor", given):
+        return bool(given.ndim > 1)
+    return isinstance(given, bytes | bytearray | GreyImage) or _is_a_library_s(given)
+
+
+def file_bytes(image: Any) -> bytes:
+    """Write an image that is not a file as one: a data set as DICOM, pixels as PNG of 16 bits.
+
+    Raises as `open_any`.
+    """
+    if is_image(image) and not isinstance(image, bytes | bytearray):
+        image = _from_pixels(image, ImagesConfig()) if not _is_data_set(image) else image
+    if isinstance(image, GreyImage):
+        from PIL import Image
+
+        stream = io.BytesIO()
+        Image.fromarray(image.pixels).save(stream, "PNG", compress_level=1)
+        return stream.getvalue()
+    source = _file_of(image)
+    return source.read_bytes() if isinstance(source, Path) else bytes(source)
 
 
 def _file_of(image: Any) -> ImageSource:
@@ -412,7 +436,7 @@ def _file_of(image: Any) -> ImageSource:
                 "the image is a folder; give its files, such as sorted(folder.glob('*.dcm'))"
             )
         return path
-    if _is_of("pydicom", "Dataset", image):
+    if _is_data_set(image):
         stream = io.BytesIO()
         try:
             image.save_as(stream, enforce_file_format=True)
@@ -435,8 +459,12 @@ def _is_of(module: str, name: str, given: Any) -> bool:
     return kind is not None and isinstance(given, kind)
 
 
+def _is_data_set(given: Any) -> bool:
+    return _is_of("pydicom", "Dataset", given)
+
+
 def _is_a_library_s(given: Any) -> bool:
-    return _is_of("PIL.Image", "Image", given) or _is_of("pydicom", "Dataset", given)
+    return _is_of("PIL.Image", "Image", given) or _is_data_set(given)
 
 
 def shared_decoder(settings: ImagesConfig, workers: int = 1) -> Decoder:

@@ -82,6 +82,7 @@ class Predictor:
         offsets: levels of its own prompts; None: it was published without.
         heads: classifiers that `fit_head` put into it.
         card: facts about it: what it was made from, is for, and is not for.
+        folder: where its package lies; None: it was made in memory.
         engine: who runs the encoders.
     """
 
@@ -99,6 +100,7 @@ class Predictor:
         bank: Float[Tensor, "images rows columns dim"] | None = None,
         heads: tuple[Head, ...] = (),
         card: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.model, self.engine = model, engine
         self.device = device = model.gamma.device
@@ -107,7 +109,7 @@ class Predictor:
         self.calibration = calibration
         self.offsets = offsets
         self.heads = heads
-        self.card = card or {}
+        self.card, self.folder = card or {}, folder
         self._bank = None if bank is None else bank.to(device).float()
         self._tokenizer = tokenizer
         self._is_warned = False
@@ -599,4 +601,5 @@ def build_predictor(
         read_bank(published.source),
         read_heads(published.source),
         published.card,
+        published.path,
     )

@@ -12,11 +12,12 @@ under a budget of word pieces, and a long sentence is spread over several batche
 model is run is the engine's matter; scores of engines agree within 2e-4 nats.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,7 +30,13 @@ from transformers import (
 )
 
 from medclip_dcl.errors import ScoreError
-from medclip_dcl.likelihood.masked_lm import MaskedCopies, ScoringEngine, prepare_engine
+from medclip_dcl.likelihood.masked_lm import (
+    ARTIFACT,
+    MaskedCopies,
+    ScoringEngine,
+    load_language_model,
+    prepare_engine,
+)
 from medclip_dcl.models.settings import EngineName
 from medclip_dcl.progress import Progress
 
@@ -149,6 +156,29 @@ def pseudo_log_likelihood(
         return score(None).float()
     with Progress("score sentences", sum(item.tokens for item in distinct), "copy") as bar:
         return score(bar.advance).float()
+
+
+def score_sentences(
+    sentences: str | Iterable[str], model: Any, *, progress: bool = False
+) -> Float[Tensor, " sentences"]:
+    """Score sentences by a masked language model on disk: `pseudo_log_likelihood`.
+
+    Args:
+        sentences: the sentences, one or several.
+        model: folder of a BERT with its tokenizer, such as CXR-BERT; or a run or its folder, whose
+            `language_model` is taken.
+        progress: whether to show progress.
+
+    Raises:
+        CheckpointError: the folder holds no masked language model.
+        ScoreError: a sentence is not text, is empty, or is too long.
+    """
+    folder = Path(getattr(model, "folder", model))
+    loaded = load_language_model(ARTIFACT.at(folder) if ARTIFACT.at(folder).is_dir() else folder)
+    listed = [sentences] if isinstance(sentences, str) else [*sentences]
+    if not listed or not all(isinstance(sentence, str) for sentence in listed):
+        raise ScoreError("sentences must be text, one at least; give a string, or a list of them")
+    return pseudo_log_likelihood(loaded.model, loaded.tokenizer, listed, progress=progress)
 
 
 def score_encodings(
