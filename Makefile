@@ -16,7 +16,7 @@ AXE := axe-playwright-python==0.1.8
 $(RUNTIME): requirements.lock pyproject.toml setup.py
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
-	$(PIP) --no-build-isolation --editable '.[fast]'
+	$(PIP) --no-build-isolation --editable '.[all,fast]'
 	$(BIN)/medclip schema >configs/schema.json
 	touch $@
 
@@ -55,7 +55,7 @@ long: $(INSTALLED) ## the counts that take hours; results are kept in benchmarks
 mutants: $(INSTALLED) ## make mutants MODULE=x.py TESTS=test_x.py: wrong changes to code that its tests do not notice
 	test -d $(MUTATION)/lib || $(BIN)/python -m pip install --quiet --target $(MUTATION)/lib 'cosmic-ray>=8.7,<9'
 	rm -rf $(MUTATION)/tree && mkdir -p $(MUTATION)/tree && git archive HEAD | tar -x -C $(MUTATION)/tree
-	sed 's|MODULE|$(MODULE)|; s|TESTS|$(TESTS)|; s|PYTHON|$(CURDIR)/$(BIN)/python|' checks/mutation.toml >$(MUTATION)/tree/mutation.toml
+	sed 's|MODULE|$(MODULE)|; s|TESTS|$(TESTS)|; s|PYTHON|$(CURDIR)/$(BIN)/python|' tests/mutation.toml >$(MUTATION)/tree/mutation.toml
 	cd $(MUTATION)/tree && export PYTHONPATH=$(CURDIR)/$(MUTATION)/tree:$(CURDIR)/$(MUTATION)/lib && \
 	  for step in init exec; do ../lib/bin/cosmic-ray $$step mutation.toml ../session.sqlite || exit 1; done && \
 	  ../lib/bin/cr-report ../session.sqlite --show-pending
@@ -68,8 +68,8 @@ docs: $(INSTALLED) ## figures, and the machines of results, then the site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 containers: $(INSTALLED) ## docker/ built and run by real engines, as its page says; needs root and the demo
-	$(BIN)/python -m checks.containers --engine docker --full
-	$(BIN)/python -m checks.containers --engine podman --full
+	$(BIN)/python -m tests.containers --engine docker --full
+	$(BIN)/python -m tests.containers --engine podman --full
 
 lock: ## write requirements.lock again
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv

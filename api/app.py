@@ -10,7 +10,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.formparsers import MultiPartParser
 
-from medclip_dcl.plugins import ROUTES, load_plugins
+from medclip_dcl.core.plugins import ROUTES, load_plugins
 
 from .auth import read_auth
 from .errors import add_handlers

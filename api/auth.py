@@ -11,8 +11,8 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.files import read_keys
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.files import read_keys
 
 from .logging import log, state_of
 from .settings import ServeSettings

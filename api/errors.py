@@ -11,8 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from medclip_dcl.core.errors import EngineError, ImageError, QueryError
 from medclip_dcl.data.limits import REASONS
-from medclip_dcl.errors import EngineError, ImageError, QueryError
 from medclip_dcl.schemas import FailureAnswer
 
 from .logging import state_of

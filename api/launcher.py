@@ -14,9 +14,9 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from medclip_dcl import model_package
-from medclip_dcl.errors import ArtifactMissing, ConfigError, MedclipError
-from medclip_dcl.files import raise_open_file_limit
+from medclip_dcl.core.errors import ArtifactMissing, ConfigError, MedclipError
+from medclip_dcl.core.files import raise_open_file_limit
+from medclip_dcl.inference import model_package
 from medclip_dcl.retrieval import embeddings
 
 from .app import create_app

@@ -22,12 +22,12 @@ from PIL import Image
 from pydantic import ValidationError
 from starlette.types import ASGIApp, Message
 
-from medclip_dcl.artifact import HEADER
+from medclip_dcl.core.artifact import HEADER
+from medclip_dcl.core.errors import ArtifactStale, ArtifactUnreadable, CheckpointError, MedclipError
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import ArtifactStale, ArtifactUnreadable, CheckpointError, MedclipError
+from medclip_dcl.inference.model_package import SavedModel, read_model_package
 from medclip_dcl.inference.predictor import Predictor, build_predictor
-from medclip_dcl.model_package import SavedModel, read_model_package
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import InferenceConfig
 from medclip_dcl.retrieval.search import RetrievalIndex

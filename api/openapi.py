@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from medclip_dcl.tables import SPLITS
+from medclip_dcl.core.tables import SPLITS
 
 from .auth import OPEN_PATHS
 from .settings import (

@@ -8,8 +8,8 @@ from fastapi import Depends, File, Form, Request, UploadFile
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.grayscale import GreyImage, SquareImage
-from medclip_dcl.errors import ImageError
 from medclip_dcl.inference.prompts import Finding, parse_prompts
 from medclip_dcl.schemas import RefusedImage
 

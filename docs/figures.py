@@ -179,19 +179,17 @@ def real_studies() -> Figure:
     return figure
 
 
-_CLIENT = ("client", "client_options", "exchange", "model_schemas", "schemas")
-_PUBLISHED = ("input_range", "model_package")  # modules about a finished model
+_CLIENT = ("client", "exchange", "schemas")
 
 
 def _room(parts: tuple[str, ...]) -> str:
     """Room of a module: a subpackage of the library, its core, or a folder beside it."""
     if parts[0] != "medclip_dcl":
-        return parts[0].removeprefix("medclip_")
-    if parts[1] in _CLIENT:
-        return "client"
-    if parts[1] in _PUBLISHED:
-        return "inference"
-    return parts[1] if (ROOT / "medclip_dcl" / parts[1]).is_dir() else "core"
+        is_page = parts[:2] == ("pipelines", "report")
+        return "report" if is_page else parts[0].removeprefix("medclip_")
+    if parts[:3] == ("medclip_dcl", "data", "sources"):
+        return "sources"
+    return "client" if parts[1] in _CLIENT else parts[1]
 
 
 def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:

@@ -25,14 +25,14 @@ from api.errors import ERRORS, IMAGE_STATUS  # noqa: E402
 from api.settings import ServeSettings  # noqa: E402
 from benchmarks.record import processor_of  # noqa: E402
 from docs import reference  # noqa: E402
-from medclip_dcl import errors  # noqa: E402
+from medclip_dcl.core import errors  # noqa: E402
 from medclip_dcl.data.dicom import metadata, reader  # noqa: E402
 from medclip_dcl.data.limits import REASONS  # noqa: E402
 from medclip_dcl.data.selection import SOURCE_REASONS  # noqa: E402
 from medclip_hospital.gateway import destinations, listener  # noqa: E402
 from medclip_hospital.gateway.settings import GatewaySettings  # noqa: E402
-from medclip_reporting.preflight import CODES  # noqa: E402
 from pipelines.__main__ import COMMANDS, _load  # noqa: E402
+from pipelines.report.preflight import CODES  # noqa: E402
 
 NOTEBOOK = "examples/trained_model.ipynb"
 

@@ -9,16 +9,13 @@ import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from medclip_dcl.artifact import ArtifactType
-from medclip_dcl.plugins import Registry
-from medclip_dcl.settings import Section
-from medclip_dcl.tables import Column, TableFormat
+from medclip_dcl.core.artifact import ArtifactType
+from medclip_dcl.core.plugins import Registry
+from medclip_dcl.core.settings import Section
+from medclip_dcl.core.tables import Column, TableFormat
 from pipelines.config import Config
 
-PACKAGES = (
-    *("medclip_dcl", "medclip_exports"),
-    *("medclip_reporting", "medclip_sources", "medclip_synthetic"),
-)
+PACKAGES = ("medclip_dcl", "pipelines")
 """Packages whose modules own artifacts."""
 
 

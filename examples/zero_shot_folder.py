@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import medclip_dcl as medclip
-from medclip_dcl.errors import ImageError
+from medclip_dcl.core.errors import ImageError
 
 
 def main() -> int:

@@ -56,9 +56,9 @@ from medclip_hospital.gateway.monitoring import silence_libraries
 from medclip_hospital.gateway.settings import GatewaySettings
 from medclip_hospital.instance import ResultsConfig
 from medclip_hospital.results import encode_results
-from testing import forkserver
-from testing.canaries import HEADER, search, spoil_header
-from testing.stub_service import StubService, stub_answer, stub_service
+from tests.support import forkserver
+from tests.support.canaries import HEADER, search, spoil_header
+from tests.support.stub_service import StubService, stub_answer, stub_service
 
 PATIENCE_S = 600.0
 ROWS, COLUMNS = 700, 900

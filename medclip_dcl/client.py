@@ -24,9 +24,9 @@ from typing import Any, Literal, Self, TypeVar
 import httpx
 from pydantic import ValidationError
 
-from .errors import ConfigError, ImageError, MedclipError, ServiceError
+from .core.errors import ConfigError, ImageError, MedclipError, ServiceError
+from .core.files import read_keys
 from .exchange import Exchange, Reply, UnboundedReply
-from .files import read_keys
 from .schemas import (
     OUT_OF_RANGE,
     OUT_OF_RANGE_NOTE,

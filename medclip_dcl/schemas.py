@@ -18,10 +18,10 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
     from medclip_dcl.data.grayscale import SquareImage
     from medclip_dcl.inference.grounding import Grounding
     from medclip_dcl.inference.heads import Head, HeadScore
+    from medclip_dcl.inference.model_package import FindingCalibration
     from medclip_dcl.inference.predictor import Predictor
     from medclip_dcl.inference.prompts import Finding
     from medclip_dcl.inference.zero_shot import FindingScore
-    from medclip_dcl.model_package import FindingCalibration
     from medclip_dcl.retrieval.search import Hit
 
 _LOW_CONTRAST = 12.0

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from medclip_dcl.errors import withhold_messages
+from medclip_dcl.core.errors import withhold_messages
 
 from .cli import (
     ConfigFile,

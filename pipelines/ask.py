@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from medclip_dcl.client import Client, answer_question
-from medclip_dcl.errors import ConfigError, MedclipError, ServiceError
-from medclip_dcl.progress import Progress
+from medclip_dcl.core.errors import ConfigError, MedclipError, ServiceError
+from medclip_dcl.core.progress import Progress
+from medclip_dcl.retrieval.vectors import list_image_files
 from medclip_dcl.schemas import ClassifyAnswer, RefusedImage
-from medclip_exports.vectors import list_image_files
 
 from .job import run_resumable
 

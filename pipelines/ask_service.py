@@ -12,18 +12,18 @@ from typing import Any
 
 import httpx
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact
 from medclip_dcl.client import Client
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.errors import QueryError
+from medclip_dcl.core.files import path_under, write_text
+from medclip_dcl.core.settings import resolve_path
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.errors import QueryError
-from medclip_dcl.files import path_under, write_text
+from medclip_dcl.data.sources import readers
+from medclip_dcl.inference import model_package
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.schemas import Schema
-from medclip_dcl.settings import resolve_path
-from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
-from medclip_sources import readers
 
 from .cli import sibling
 from .job import Job, job_main

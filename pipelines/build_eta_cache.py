@@ -10,12 +10,12 @@ that they expect are far from what the claims of the training reports show.
 import sys
 from collections.abc import Mapping
 
-from medclip_dcl.artifact import Artifact
-from medclip_dcl.errors import ArtifactError, ArtifactMissing
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.errors import ArtifactError, ArtifactMissing
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.likelihood import eta, eta_sources, masked_lm, scoring
 from medclip_dcl.likelihood.eta_fit import mean_eta, measure_shares
 from medclip_dcl.likelihood.settings import EtaConfig
-from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from medclip_dcl.artifact import Artifact
-from medclip_dcl.artifact_writer import ArtifactWriter
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.artifact_writer import ArtifactWriter
+from medclip_dcl.core.settings import resolve_path
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.model_package import read_model_package
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.retrieval.index import findings_of, select_content, write_index
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.retrieval.sketch import open_vectors
-from medclip_dcl.settings import resolve_path
-from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 

@@ -6,13 +6,13 @@ Reads a MIMIC-CXR(-JPG) tree, Open-i, any mapped table or a folder of DICOM file
 
 import sys
 
-from medclip_dcl.artifact import Artifact
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.manifest import write_manifest
 from medclip_dcl.data.records import Source
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.settings import resolve_path
-from medclip_sources import readers
+from medclip_dcl.data.sources import readers
 
 from .config import Config
 from .job import Job, job_main

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.files import sha256_file
+from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages
@@ -23,11 +24,10 @@ from medclip_dcl.evaluation.calibration import calibrate_findings, share_changed
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
 from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT, REMEDY, pair_correlation
 from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminated, truth_of
-from medclip_dcl.files import sha256_file
+from medclip_dcl.inference import model_package
+from medclip_dcl.inference.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.models.settings import multiplies_bfloat16
-from medclip_dcl.settings import resolve_path
 
 from .job import Job, job_main
 

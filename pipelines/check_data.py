@@ -10,26 +10,26 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, read_artifact_header
-from medclip_dcl.artifact_writer import ArtifactWriter
+from medclip_dcl.core.artifact import HEADER, Artifact, make_fingerprint, read_artifact_header
+from medclip_dcl.core.artifact_writer import ArtifactWriter
+from medclip_dcl.core.errors import ArtifactError, StudyError
+from medclip_dcl.core.files import path_under, write_text
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.manifest import split_patients
 from medclip_dcl.data.records import Source
 from medclip_dcl.data.selection import parts_of_report, select
-from medclip_dcl.errors import ArtifactError, StudyError
-from medclip_dcl.files import path_under, write_text
-from medclip_dcl.tables import read_table
 from medclip_dcl.text.mimic_sections import Part
 from medclip_dcl.text.sentences import SPLITTER
-from medclip_reporting import preflight
-from medclip_reporting.charts import image_uri
-from medclip_reporting.page import render_check
 
 from .build_manifest import source_of
 from .faults import Inspection, write_preflight
 from .inspection import Row, inspect_images, read_reports, show_reports
 from .job import Job, job_main
+from .report import preflight
+from .report.charts import image_uri
+from .report.page import render_check
 
 PAGE = "preflight.html"
 """Name of the page, in the config's folder."""
@@ -166,7 +166,7 @@ def _known_images(job: Job, fingerprint: Mapping[str, Any]) -> list[Row]:
 
 def _trained(job: Job, split_of: Mapping[str, str]) -> list[str]:
     """Name evaluated patients that the model in the same folder was trained on."""
-    from medclip_dcl import model_package  # imports torch, which no other source needs
+    from medclip_dcl.inference import model_package  # imports torch, which no other source needs
 
     model = model_package.read_model_package(model_package.ARTIFACT.at(job.work))
     trained = model.subject_hashes or frozenset()

@@ -21,8 +21,8 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from medclip_dcl.errors import ArtifactMissing, MedclipError, withhold_messages
-from medclip_dcl.progress import FORMAT
+from medclip_dcl.core.errors import ArtifactMissing, MedclipError, withhold_messages
+from medclip_dcl.core.progress import FORMAT
 
 if TYPE_CHECKING:  # half a second that `--help` does not wait for
     from .config import Config
@@ -70,8 +70,8 @@ def run_folder(run: Path) -> Path:
     """
     if run.is_dir():
         return run
-    from medclip_dcl.files import find_config
-    from medclip_dcl.settings import resolve_path
+    from medclip_dcl.core.files import find_config
+    from medclip_dcl.core.settings import resolve_path
 
     if not find_config(run).is_file():
         raise ArtifactMissing(

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from medclip_dcl.core.errors import ConfigError, StudyError
+from medclip_dcl.core.files import path_under
+from medclip_dcl.core.tables import SPLITS
 from medclip_dcl.data.source_settings import LABEL_CODES, Column, SourceConfig, relative_to_root
+from medclip_dcl.data.sources.labels import OTHER_NAMES
+from medclip_dcl.data.sources.table import SPELLINGS
 from medclip_dcl.data.table_columns import is_list, strings
 from medclip_dcl.data.table_files import read_any
-from medclip_dcl.errors import ConfigError, StudyError
-from medclip_dcl.files import path_under
-from medclip_dcl.tables import SPLITS
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.language import count_languages
-from medclip_sources.labels import OTHER_NAMES
-from medclip_sources.table import SPELLINGS
 
 ROLES: tuple[Column, ...] = (
     "subject_id", "study_id", "path", "report", "findings", "impression", "view", "split",

@@ -17,20 +17,20 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from medclip_dcl.artifact import HEADER, open_artifact
-from medclip_dcl.errors import ArtifactMissing
+from medclip_dcl.core.artifact import HEADER, open_artifact
+from medclip_dcl.core.errors import ArtifactMissing
+from medclip_dcl.core.files import write_text
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.measure import read_sample_results
-from medclip_dcl.files import write_text
-from medclip_reporting.comparison import (
+
+from .cli import tool_main
+from .report.comparison import (
     LEVEL,
     Difference,
     compare_sides,
     describe_difference,
     measure_sides,
 )
-
-from .cli import tool_main
 
 SAMPLES = 1000
 

@@ -6,11 +6,20 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.files import find_config
+from medclip_dcl.core.plugins import load_plugins, locate_plugins
+from medclip_dcl.core.settings import (
+    LOCAL,
+    NO_EFFECT,
+    Section,
+    check_settings,
+    parse_value,
+    read_yaml,
+)
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.source_settings import ClaimsConfig, SourceConfig
-from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.settings import EvaluateConfig
-from medclip_dcl.files import find_config
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
 from medclip_dcl.models.settings import (
     HeadsConfig,
@@ -18,14 +27,13 @@ from medclip_dcl.models.settings import (
     ModelConfig,
     ProbabilitiesConfig,
 )
-from medclip_dcl.plugins import load_plugins, locate_plugins
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
-from medclip_dcl.settings import LOCAL, NO_EFFECT, Section, check_settings, parse_value, read_yaml
+from medclip_dcl.synthetic.settings import GenerateConfig
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
-from medclip_reporting.preflight import CheckConfig
-from medclip_reporting.settings import CardConfig, ReportConfig
-from medclip_synthetic.settings import GenerateConfig
+
+from .report.preflight import CheckConfig
+from .report.settings import CardConfig, ReportConfig
 
 
 class Config(Section):

@@ -17,12 +17,12 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data.table_columns import read_columns
-from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import EngineName, Precision
-from medclip_exports.vectors import Dtype, EmbeddedRows, list_image_files, write_vectors
+from medclip_dcl.retrieval.vectors import Dtype, EmbeddedRows, list_image_files, write_vectors
 
 from .cli import reuse_memory, run_folder, tool_main
 from .job import run_resumable

@@ -12,9 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.artifact_writer import ArtifactWriter
+from medclip_dcl.core.artifact import Artifact, open_artifact
+from medclip_dcl.core.artifact_writer import ArtifactWriter
+from medclip_dcl.core.files import sha256_file
+from medclip_dcl.core.plugins import METRICS
+from medclip_dcl.core.settings import resolve_path
+from medclip_dcl.core.tables import write_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
@@ -26,13 +29,10 @@ from medclip_dcl.evaluation.questions import (
     read_image_rows,
     refuse_contaminated,
 )
-from medclip_dcl.files import sha256_file
+from medclip_dcl.inference import model_package
 from medclip_dcl.inference.predictor import load, published_folder
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import settle_inference
-from medclip_dcl.plugins import METRICS
-from medclip_dcl.settings import resolve_path
-from medclip_dcl.tables import write_table
 from medclip_dcl.text import sentences
 
 from . import build_manifest, prepare_images, split_sentences

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import HEADER
+from medclip_dcl.core.artifact import HEADER
+from medclip_dcl.inference import model_package
+from medclip_dcl.inference.export import Format, export_formats
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
-from medclip_exports.formats import Format, export_formats
 
 from .cli import run_folder, tool_main
 

@@ -8,13 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from medclip_dcl.artifact_writer import remove_resumable
+from medclip_dcl.core.artifact_writer import remove_resumable
+from medclip_dcl.core.files import write_text
+from medclip_dcl.core.tables import SPLITS, write_table
 from medclip_dcl.data.records import ImageRecord, RawStudies, Source, Study
 from medclip_dcl.data.selection import REJECT_REASONS, VIEW_REASONS, Selection
-from medclip_dcl.files import write_text
-from medclip_dcl.tables import SPLITS, write_table
 from medclip_dcl.text.sentences import text_key
-from medclip_reporting.preflight import (
+
+from .inspection import Row, count_labels, describe_images
+from .report.preflight import (
     CODES,
     DUPLICATE,
     FIGURES,
@@ -24,8 +26,6 @@ from medclip_reporting.preflight import (
     NOTE,
     UNUSABLE,
 )
-
-from .inspection import Row, count_labels, describe_images
 
 
 class Found(NamedTuple):

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.core.artifact import Artifact, open_artifact
+from medclip_dcl.core.errors import ArtifactError, ConfigError
+from medclip_dcl.core.settings import resolve_path
+from medclip_dcl.core.tables import SPLITS
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import read_truth
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ArtifactError, ConfigError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.classification import UNKNOWN, Truth
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
@@ -33,13 +34,12 @@ from medclip_dcl.evaluation.operating_point import ThresholdRule
 from medclip_dcl.evaluation.probe import Labelled, image_features
 from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminated, truth_of
 from medclip_dcl.evaluation.results import Rows
+from medclip_dcl.inference import model_package
 from medclip_dcl.inference.heads import Head, read_heads, write_heads
+from medclip_dcl.inference.model_package import ARTIFACT, HEAD_ARRAYS_FILE, HEADS_FILE, WEIGHTS
 from medclip_dcl.inference.predictor import Predictor, load, published_folder
 from medclip_dcl.inference.prompts import Finding
-from medclip_dcl.model_package import ARTIFACT, HEAD_ARRAYS_FILE, HEADS_FILE, WEIGHTS
 from medclip_dcl.models.settings import HeadFeatures, settle_inference
-from medclip_dcl.settings import resolve_path
-from medclip_dcl.tables import SPLITS
 
 from .calibrate_scores import fitting_inputs
 from .evaluate import prepare_for

@@ -8,10 +8,10 @@ A killed fit resumes from its last saved state.
 
 import sys
 
-from medclip_dcl.artifact import json_digest
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.artifact import json_digest
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.likelihood import fitting, masked_lm
-from medclip_dcl.settings import resolve_path
 
 from .job import Job, job_main
 

@@ -2,11 +2,11 @@
 
 import sys
 
-from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, remove_retired
-from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.errors import ArtifactError
-from medclip_dcl.settings import resolve_path
-from medclip_synthetic.tree import ARTIFACT, write_tree
+from medclip_dcl.core.artifact import Artifact, make_fingerprint, open_artifact, remove_retired
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.errors import ArtifactError
+from medclip_dcl.core.settings import resolve_path
+from medclip_dcl.synthetic.tree import ARTIFACT, write_tree
 
 from .job import Job, job_main
 

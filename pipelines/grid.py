@@ -10,8 +10,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.settings import Section, check_settings, read_yaml
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.settings import Section, check_settings, read_yaml
 from medclip_dcl.training.settings import BestMetric
 
 CHANGED_SECTIONS = ("eta", "model", "objective", "train")  # sections that a grid may change

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.files import write_text
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.files import write_text
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.language import language_warning
 
@@ -172,9 +172,9 @@ def _shown(guess: TableGuess) -> Iterator[str]:
 
 def _try(guess: TableGuess, out: Path) -> Trial:
     """Read the table as a run does; `StudyError` where nothing is left."""
+    from medclip_dcl.core.tables import read_table
     from medclip_dcl.data import manifest
     from medclip_dcl.data.selection import select
-    from medclip_dcl.tables import read_table
 
     from .build_manifest import source_of
     from .config import check_config
@@ -224,7 +224,7 @@ def _label_lines(labels: Mapping[str, Sequence[int | None]], studies: int) -> It
 
 
 def _can_judge(reports: Sequence[Mapping[str, Any]], prompts: str) -> bool:
-    from medclip_dcl.files import find_config
+    from medclip_dcl.core.files import find_config
     from medclip_dcl.inference.prompts import read_prompts
     from medclip_dcl.text.labeler.labels import read_claims
 

@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from medclip_dcl.artifact_writer import map_resumable
+from medclip_dcl.core.artifact_writer import map_resumable
+from medclip_dcl.core.distributed import available_cores
+from medclip_dcl.core.errors import ImageError
+from medclip_dcl.core.files import path_under
+from medclip_dcl.core.progress import Progress
 from medclip_dcl.data import manifest
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.records import ImageRecord, Text
-from medclip_dcl.distributed import available_cores
-from medclip_dcl.errors import ImageError
-from medclip_dcl.files import path_under
-from medclip_dcl.progress import Progress
 from medclip_dcl.text.boundaries import find_sentences
 from medclip_dcl.text.labeler.labels import (
     ReportLabels,
@@ -38,7 +38,8 @@ from medclip_dcl.text.sentences import (
     broken_rule,
     used_sections,
 )
-from medclip_reporting.preflight import ANSWERS, IMAGES
+
+from .report.preflight import ANSWERS, IMAGES
 
 UNIT = 256  # images or reports in one unit of work: what a kill can lose, some seconds
 _ANSWER_OF = {1: "present", 0: "absent", -1: "uncertain"}  # in a label table

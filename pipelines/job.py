@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from medclip_dcl.artifact import (
+from medclip_dcl.core.artifact import (
     Artifact,
     ArtifactType,
     fingerprint_changes,
@@ -22,12 +22,12 @@ from medclip_dcl.artifact import (
     open_if_current,
     read_artifact_header,
 )
-from medclip_dcl.artifact_writer import ArtifactWriter, write_artifact
-from medclip_dcl.errors import ArtifactError
-from medclip_dcl.files import raise_open_file_limit
-from medclip_dcl.progress import REST, duration, writes_json
-from medclip_dcl.provenance import changed_code
-from medclip_dcl.settings import resolve_path
+from medclip_dcl.core.artifact_writer import ArtifactWriter, write_artifact
+from medclip_dcl.core.errors import ArtifactError
+from medclip_dcl.core.files import raise_open_file_limit
+from medclip_dcl.core.progress import REST, duration, writes_json
+from medclip_dcl.core.provenance import changed_code
+from medclip_dcl.core.settings import resolve_path
 
 from .cli import ConfigFile, Force, Log, Overrides, Replace, config_of, set_log, tool_main
 from .stages import STAGES, stages_of

@@ -25,9 +25,11 @@ import typer
 from torch import Tensor, UntypedStorage
 from transformers import BertConfig, PreTrainedConfig
 
-from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
+from medclip_dcl.core.artifact import Artifact, ArtifactType, open_artifact
+from medclip_dcl.core.errors import ArtifactError, MedclipError
+from medclip_dcl.core.settings import resolve_path
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.errors import ArtifactError, MedclipError
 from medclip_dcl.likelihood import eta as eta_cache
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
@@ -38,8 +40,6 @@ from medclip_dcl.models.image_encoder import CHANNELS
 from medclip_dcl.models.lora import add_adapters
 from medclip_dcl.models.pretrained import fetch_weights, weights_file
 from medclip_dcl.models.towers import read_start
-from medclip_dcl.settings import resolve_path
-from medclip_dcl.tables import read_table
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.launch import settle_precision, start_accelerator

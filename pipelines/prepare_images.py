@@ -6,10 +6,10 @@ written shard by shard, so a killed run resumes after the last whole shard.
 
 import sys
 
+from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data import prepared
 from medclip_dcl.data.records import stamp_files
-from medclip_dcl.settings import resolve_path
-from medclip_sources import readers
+from medclip_dcl.data.sources import readers
 
 from .job import Job, job_main
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
-from medclip_dcl.artifact_writer import ArtifactWriter
+from medclip_dcl.core.artifact import Artifact, make_fingerprint, open_artifact
+from medclip_dcl.core.artifact_writer import ArtifactWriter
+from medclip_dcl.core.settings import resolve_path
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.settings import resolve_path
-from medclip_dcl.tables import read_table
 from medclip_dcl.training import pretraining
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.pretraining import ImagePool

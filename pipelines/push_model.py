@@ -20,15 +20,15 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import HEADER, Artifact, open_artifact
-from medclip_dcl.errors import ConfigError, HubError
-from medclip_dcl.files import disk_faults_named
-from medclip_dcl.settings import resolve_path
-from medclip_exports.cards import cards_of
-from medclip_exports.redacted_copy import export_model
+from medclip_dcl.core.artifact import HEADER, Artifact, open_artifact
+from medclip_dcl.core.errors import ConfigError, HubError
+from medclip_dcl.core.files import disk_faults_named
+from medclip_dcl.core.settings import resolve_path
+from medclip_dcl.inference import model_package
 
+from .cards import cards_of
 from .cli import ConfigFile, Overrides, config_of, tool_main
+from .redacted_copy import export_model
 
 
 def push(copy: Artifact, repo: str, *, private: bool) -> str:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from medclip_dcl.errors import ArtifactMissing, ConfigError, JobFailed
-from medclip_dcl.files import find_config, write_bytes, write_text
-from medclip_dcl.progress import EVERY_S
+from medclip_dcl.core.errors import ArtifactMissing, ConfigError, JobFailed
+from medclip_dcl.core.files import find_config, write_bytes, write_text
+from medclip_dcl.core.progress import EVERY_S
 from medclip_dcl.schemas import html_table, text_table
 
 from .config import laid_over, load_config
@@ -45,11 +45,10 @@ OBJECTIVES: Mapping[str, dict[str, Any]] = {
 
 
 class Figures(dict[str, dict[str, Any]]):
-    """Figures of an evaluation: `question.figure` or `question.group.figure` -> the figure.
+    """Figures of an evaluation by name, such as `zero_shot.mean_auc` or `zero_shot.effusion.auc`.
 
-    Such as `zero_shot.mean_auc` and `zero_shot.effusion.auc`. A figure has `value`, `low` and
-    `high` (a 95 % interval over patients), `n`, `subjects` and `reason`. It prints as a table of the
-    headlines.
+    A figure has `value`, `low` and `high` (a 95 % interval over patients), `n`, `subjects` and
+    `reason`. All print as a table of the headlines.
     """
 
     def __init__(self, tree: Mapping[str, Any], report: Path) -> None:
@@ -106,7 +105,7 @@ class Run:
     @cached_property
     def metrics(self) -> Figures:
         """Figures on the test patients."""
-        from medclip_dcl.artifact import open_artifact
+        from medclip_dcl.core.artifact import open_artifact
         from medclip_dcl.evaluation.results import ARTIFACT, read_figures
 
         tree = read_figures(open_artifact(ARTIFACT.at(self.folder), ARTIFACT))
@@ -154,9 +153,9 @@ def train(
     """Train a model and evaluate it on patients of its own; the same call resumes.
 
     Args:
-        dataset: a table of images and reports (CSV, Parquet or JSONL), whose columns are guessed and
-            printed; a config; or the rows themselves, a data frame or mappings, whose images may be
-            anything that `Predictor.classify` takes.
+        dataset: a table of images and reports (CSV, Parquet or JSONL), whose columns are guessed
+            and printed; a config; or the rows themselves, a data frame or mappings, whose images
+            may be anything that `Predictor.classify` takes.
         out: folder of the run; by default `runs/NAME` of the file.
         base: a model package, or its `Predictor`, to start from in place of random weights.
         objective: one of `OBJECTIVES`, or settings of section `objective`; by default relations
@@ -208,7 +207,12 @@ def evaluate(
             a finding's name.
         findings: prompts of these findings, as of `Predictor.classify`; by default the model's own,
             and for other findings the usual pair.
-        out, columns, images, settings, replace, callback: as in `train`.
+        out: folder of the evaluation; by default `runs/NAME-evaluated` of the file.
+        columns: as in `train`.
+        images: as in `train`.
+        settings: as in `train`.
+        replace: whether finished results of other settings may be replaced.
+        callback: as in `train`.
 
     Returns:
         The figures, each with a 95 % interval over patients.
@@ -269,7 +273,7 @@ def _write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
                 line[name] = str(Path(value).absolute())
             elif is_image(value):
                 data = file_bytes(value)
-                path = folder / "images" / f"{number:06d}.{'png' if data[:1] == b'\x89' else 'dcm'}"
+                path = folder / "images" / f"{number:06d}{_suffix(data)}"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(path, data)
                 line[name] = str(path.absolute())
@@ -277,6 +281,10 @@ def _write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "rows.jsonl", "".join(lines))
     return folder / "rows.jsonl"
+
+
+def _suffix(data: bytes) -> str:
+    return {b"\x89": ".png", b"\xff": ".jpg"}.get(data[:1], ".dcm")
 
 
 def _tree_of(
@@ -325,7 +333,7 @@ def _folder_of(model: Any) -> Path:
 
 
 def _start_from(base: Any) -> dict[str, Any]:
-    from medclip_dcl.model_package import read_model_package
+    from medclip_dcl.inference.model_package import read_model_package
 
     folder = _folder_of(base).resolve()
     images = read_model_package(folder).config.images

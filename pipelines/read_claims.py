@@ -7,12 +7,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from medclip_dcl.artifact_writer import ArtifactWriter
-from medclip_dcl.tables import read_in_parts
+from medclip_dcl.core.artifact_writer import ArtifactWriter
+from medclip_dcl.core.tables import read_in_parts
+from medclip_dcl.data.sources.claims_table import read_claims_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.language import language_warning
-from medclip_sources.claims_table import read_claims_table
 
 from .job import Job, job_main
 

@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medclip_dcl.artifact import ArtifactType, fingerprint_changes, read_artifact_header
-from medclip_dcl.errors import ArtifactError, ArtifactStale
+from medclip_dcl.core.artifact import ArtifactType, fingerprint_changes, read_artifact_header
+from medclip_dcl.core.errors import ArtifactError, ArtifactStale
 
 from .stages import STAGES
 

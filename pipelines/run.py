@@ -23,8 +23,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medclip_dcl.errors import ConfigError, MedclipError, ending_with_fault
-from medclip_dcl.progress import EVERY_S, FORMAT, REST, duration, writes_json
+from medclip_dcl.core.errors import ConfigError, MedclipError, ending_with_fault
+from medclip_dcl.core.progress import EVERY_S, FORMAT, REST, duration, writes_json
 
 from .cli import Overrides, config_of
 from .replacing import refuse_to_replace
@@ -337,6 +337,6 @@ def _sum_up(config: "Config", seconds: float, *, name: str) -> None:
 
 
 def _folder(config: "Config") -> Path:
-    from medclip_dcl.settings import resolve_path
+    from medclip_dcl.core.settings import resolve_path
 
     return resolve_path(config.work, config.work)

@@ -8,9 +8,9 @@ the folder `work`; without them the cores of a CPU share the work.
 
 import sys
 
-from medclip_dcl.artifact import Artifact
-from medclip_dcl.distributed import joined
-from medclip_dcl.errors import ArtifactError
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.distributed import joined
+from medclip_dcl.core.errors import ArtifactError
 from medclip_dcl.likelihood import scoring
 
 from .job import Job, job_main

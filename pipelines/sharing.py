@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from medclip_dcl.artifact import HEADER
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.artifact import HEADER
+from medclip_dcl.core.errors import ConfigError
 
 from .stages import DATA_ARTIFACTS
 

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import HEADER, read_artifact_header, verify_artifact
-from medclip_dcl.errors import ArtifactCorrupt, ArtifactError, ArtifactMissing
+from medclip_dcl.core.artifact import HEADER, read_artifact_header, verify_artifact
+from medclip_dcl.core.errors import ArtifactCorrupt, ArtifactError, ArtifactMissing
 from medclip_dcl.evaluation import results
+from medclip_dcl.inference import model_package
 
 from .cli import run_folder, tool_main
 from .stages import REPORT

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from medclip_dcl.artifact import Artifact
-from medclip_dcl.artifact_writer import ArtifactWriter
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.artifact_writer import ArtifactWriter
+from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.tables import TableWriter, read_in_parts
 from medclip_dcl.data import manifest
-from medclip_dcl.progress import Progress
-from medclip_dcl.tables import TableWriter, read_in_parts
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import SPLITTER
 

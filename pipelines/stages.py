@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
 
 if TYPE_CHECKING:  # a table of contents does not wait for them
-    from medclip_dcl.artifact import Artifact, ArtifactType
+    from medclip_dcl.core.artifact import Artifact, ArtifactType
 
     from .config import Config
 
@@ -69,7 +69,7 @@ ARTIFACTS = {
     "language_model": "medclip_dcl.likelihood.masked_lm",
     "likelihoods": "medclip_dcl.likelihood.scoring",
     "eta_cache": "medclip_dcl.likelihood.eta",
-    "model": "medclip_dcl.model_package",
+    "model": "medclip_dcl.inference.model_package",
 }
 """Artifact that a stage reads -> the module that declares it, as `ARTIFACT`."""
 
@@ -98,8 +98,8 @@ def file(name: str, setting: Callable[["Config"], str], when: Callable[["Config"
     """Read the file that a setting names."""
 
     def opened(config: "Config", _open: "OpenArtifact") -> tuple[Path, str]:
-        from medclip_dcl.files import sha256_file
-        from medclip_dcl.settings import resolve_path
+        from medclip_dcl.core.files import sha256_file
+        from medclip_dcl.core.settings import resolve_path
 
         path = resolve_path(setting(config), config.work)
         if not path.is_file():
@@ -115,11 +115,11 @@ def weights(
     """Read the folder of weights, or the name of a hub, that a setting has, and its other files."""
 
     def opened(config: "Config", _open: "OpenArtifact") -> tuple[Path, str]:
-        from medclip_dcl.artifact import json_digest
-        from medclip_dcl.files import sha256_file
+        from medclip_dcl.core.artifact import json_digest
+        from medclip_dcl.core.files import sha256_file
+        from medclip_dcl.core.settings import resolve_path
         from medclip_dcl.models.encoder_files import files_digest
         from medclip_dcl.models.pretrained import fetch_weights, weights_file
-        from medclip_dcl.settings import resolve_path
 
         path = fetch_weights(resolve_path(setting(config), config.work))
         return path, json_digest([sha256_file(weights_file(path)), files_digest(path)])
@@ -160,10 +160,10 @@ def _prompts(config: "Config", open_artifact: "OpenArtifact") -> tuple[Any, "Art
 
 
 def _truth(config: "Config", _open: "OpenArtifact") -> tuple[Any, str]:
-    from medclip_dcl.artifact import json_digest
+    from medclip_dcl.core.artifact import json_digest
+    from medclip_dcl.core.files import sha256_file
+    from medclip_dcl.core.settings import resolve_path
     from medclip_dcl.data.ground_truth import read_truth, truth_files
-    from medclip_dcl.files import sha256_file
-    from medclip_dcl.settings import resolve_path
 
     root = resolve_path(config.source.root, config.work)
     return read_truth(root), json_digest([sha256_file(path) for path in truth_files(root)])

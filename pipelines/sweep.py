@@ -34,23 +34,22 @@ import typer
 import yaml
 from threadpoolctl import threadpool_limits
 
-from medclip_dcl.artifact import HEADER, json_digest, open_artifact, read_artifact_header
-from medclip_dcl.data import manifest
-from medclip_dcl.errors import (
+from medclip_dcl.core.artifact import HEADER, json_digest, open_artifact, read_artifact_header
+from medclip_dcl.core.errors import (
     ArtifactError,
     ArtifactMissing,
     ConfigError,
     JobFailed,
     ending_with_fault,
 )
+from medclip_dcl.core.files import disk_faults_named, write_bytes, write_text
+from medclip_dcl.core.progress import Progress
+from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.measure import read_sample_results
-from medclip_dcl.files import disk_faults_named, write_bytes, write_text
-from medclip_dcl.progress import Progress
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.logging import read_metrics
 from medclip_dcl.training.settings import lower_is_better
-from medclip_reporting.sweep import PointResults, draw_sweep, measure_points, sweep_text
 
 from .build_manifest import refuse_missing_labels
 from .cli import ConfigFile, Overrides, tool_main
@@ -65,6 +64,7 @@ from .grid import (
     read_grid,
 )
 from .job import STOPPED, Job, Stopped, run_job
+from .report.sweep import PointResults, draw_sweep, measure_points, sweep_text
 from .run import run_config
 from .stages import DATA_ARTIFACTS, STAGES, stages_of
 

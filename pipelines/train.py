@@ -18,11 +18,11 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from medclip_dcl.artifact import make_fingerprint, open_artifact
-from medclip_dcl.artifact_writer import ArtifactWriter
-from medclip_dcl.errors import ArtifactError
-from medclip_dcl.model_package import ARTIFACT as MODEL
-from medclip_dcl.provenance import remove_if_code_changed
+from medclip_dcl.core.artifact import make_fingerprint, open_artifact
+from medclip_dcl.core.artifact_writer import ArtifactWriter
+from medclip_dcl.core.errors import ArtifactError
+from medclip_dcl.core.provenance import remove_if_code_changed
+from medclip_dcl.inference.model_package import ARTIFACT as MODEL
 from medclip_dcl.training import checkpoint, corpus_cache
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.config import TrainingConfig

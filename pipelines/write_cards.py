@@ -10,18 +10,18 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact_writer import ArtifactWriter
+from medclip_dcl.core.artifact_writer import ArtifactWriter
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.files import write_text
+from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.ground_truth import truth_files
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.files import write_text
-from medclip_dcl.settings import resolve_path
-from medclip_exports import cards
-from medclip_reporting.cards import KINDS, data_card, data_facts, model_card, model_facts
-from medclip_reporting.sources import find_sources
+from medclip_dcl.inference import model_package
 
+from . import cards
 from .job import Job, job_main
+from .report.cards import KINDS, data_card, data_facts, model_card, model_facts
+from .report.sources import find_sources
 
 
 def build(job: Job) -> None:

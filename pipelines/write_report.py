@@ -7,20 +7,19 @@ appear where their artifact does.
 import sys
 from pathlib import Path
 
-import medclip_reporting
-from medclip_dcl.artifact import json_digest
+from medclip_dcl.core.artifact import json_digest
+from medclip_dcl.core.errors import ArtifactMissing
+from medclip_dcl.core.files import sha256_file, write_text
+from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data.ground_truth import CLASS_PROBABILITIES, truth_files
-from medclip_dcl.errors import ArtifactMissing
-from medclip_dcl.files import sha256_file, write_text
 from medclip_dcl.likelihood.eta_sources import read_given_table
-from medclip_dcl.settings import resolve_path
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.logging import FILE
-from medclip_reporting.cases import ANSWERS
-from medclip_reporting.page import render_report
-from medclip_reporting.sources import Sources, find_sources
 
 from .job import Job, job_main
+from .report.cases import ANSWERS
+from .report.page import render_report
+from .report.sources import Sources, find_sources
 from .stages import REPORT
 
 _LOOSE = (ANSWERS, f"{checkpoint.ARTIFACT.name}/{FILE}")  # no artifacts, and drawn too
@@ -52,7 +51,7 @@ def build(job: Job) -> None:
 
 def _made_from(job: Job, sources: Sources) -> str:
     # The page's last line: the same where the page would be the same.
-    own = Path(medclip_reporting.__file__).parent
+    own = Path(__file__).parent / "report"
     code = [file for file in sorted(own.iterdir()) if file.is_file()]
     others = [file for name in _LOOSE for file in [job.work / name] if file.is_file()]
     facts = {

@@ -59,7 +59,7 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model and its index, for tests that only read it or serve it."""
-    from testing.service import store  # not for the process that only hands out tests
+    from tests.support.service import store  # not for the process that only hands out tests
 
     return store(tmp_path_factory.mktemp("published"))
 

@@ -12,8 +12,8 @@ import torch
 from fastapi import APIRouter, Form, Request, Response
 from torch import Tensor
 
+from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.grayscale import SquareImage
-from medclip_dcl.errors import CheckpointError
 from medclip_dcl.models.similarity import box_vectors, global_vectors
 from medclip_dcl.schemas import EmbedAnswer, ImageFacts, RefusedImage
 

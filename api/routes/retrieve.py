@@ -6,11 +6,11 @@ import torch
 from fastapi import APIRouter, Form, Request, Response
 from torch import Tensor
 
+from medclip_dcl.core.tables import SPLITS
 from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.models.similarity import box_vectors
 from medclip_dcl.retrieval.search import Filters, Query
 from medclip_dcl.schemas import HitAnswer, RetrieveAnswer
-from medclip_dcl.tables import SPLITS
 
 from ..errors import ApiError, documented
 from ..model_manager import CurrentState, ServingState

@@ -16,15 +16,15 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.record import finish, is_quick, judge
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.evaluation import results
 from medclip_dcl.likelihood import eta, masked_lm
-from medclip_dcl.settings import resolve_path
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from pipelines.config import load_config
-from testing.processes import options
+from tests.support.processes import options
 
 CONFIG, CROSS = Path("configs/demo.yaml"), Path("configs/demo_cross.yaml")
 ROWS: dict[str, tuple[Path, tuple[int, ...], tuple[str, ...]]] = {

@@ -10,7 +10,7 @@ labels count as nothing found; the mean is given without them as well.
 
 Ways of speaking that those reports lack, such as limits of technique, indications and
 things removed, are in a table of sentences by kind (tests/medclip_dcl/text/labeler). The
-vocabulary of `medclip_synthetic` speaks so too (`speak_as_icu`); its sentences come with their
+vocabulary of `medclip_dcl.synthetic` speaks so too (`speak_as_icu`); its sentences come with their
 meaning, and no rule was written on them.
 """
 
@@ -32,6 +32,8 @@ import numpy as np
 from sklearn.metrics import precision_recall_fscore_support
 
 from benchmarks.record import finish, judge
+from medclip_dcl.synthetic.findings import TYPES, draw_findings
+from medclip_dcl.synthetic.reports import ICU, Statement, draw_report, speak_as_icu
 from medclip_dcl.text.labeler.labels import (
     Reading,
     ReportLabels,
@@ -41,8 +43,6 @@ from medclip_dcl.text.labeler.labels import (
 )
 from medclip_dcl.text.labeler.lexicon import MIDLINE
 from medclip_dcl.text.labeler.phrases import Polarity
-from medclip_synthetic.findings import TYPES, draw_findings
-from medclip_synthetic.reports import ICU, Statement, draw_report, speak_as_icu
 
 _SAME = ("Atelectasis", "Cardiomegaly", "Effusion", "Mass", "Pneumonia", "Pneumothorax")
 _SAME += ("Consolidation", "Edema", "Emphysema", "Fibrosis", "Hernia")

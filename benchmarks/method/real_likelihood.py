@@ -32,17 +32,17 @@ from numpy.typing import NDArray
 
 from benchmarks.method.real_studies.studies import CHEXPERT, Fold, read_folds, read_patients
 from benchmarks.record import finish, is_quick
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.likelihood import eta, masked_lm, scoring
 from medclip_dcl.likelihood.eta_fit import Line, best_constant, measure_shares
 from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.losses.relations import ASSERTED, HEDGED, NEGATED, encode_claims
-from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.labels import FINDINGS, read_claims
-from medclip_reporting.diagnostics import compare_with_truth, spearman
-from testing.processes import options
+from pipelines.report.diagnostics import compare_with_truth, spearman
+from tests.support.processes import options
 
 MODELS = {
     "400 steps": {"steps": 400},

@@ -34,14 +34,14 @@ from pydicom.pixels.encoders import RLELosslessEncoder
 from benchmarks.record import finish, judge
 from benchmarks.reliability.mutants import Seed, pick, read_seed
 from benchmarks.run_log import RunLog
+from medclip_dcl.core.errors import ImageError
+from medclip_dcl.core.progress import Progress
 from medclip_dcl.data.dicom.metadata import SYNTAXES
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import REASONS, ImagesConfig
-from medclip_dcl.errors import ImageError
-from medclip_dcl.progress import Progress
-from testing.bombs import BOMBS
-from testing.dicom import dicom_bytes, raster_bytes
+from tests.support.bombs import BOMBS
+from tests.support.dicom import dicom_bytes, raster_bytes
 
 MUTANTS = {"quick": 2_000, "normal": 5_000, "long": 1_000_000}
 CHUNK = 1_000

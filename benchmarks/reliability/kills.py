@@ -50,17 +50,17 @@ import yaml
 
 from benchmarks.record import finish
 from benchmarks.run_log import RunLog
-from medclip_dcl.artifact import HEADER, ArtifactType, open_artifact, read_artifact_header
+from medclip_dcl.core.artifact import HEADER, ArtifactType, open_artifact, read_artifact_header
+from medclip_dcl.core.errors import ArtifactError
+from medclip_dcl.core.files import STAGED, sha256_file
+from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.errors import ArtifactError
-from medclip_dcl.files import STAGED, sha256_file
-from medclip_dcl.progress import Progress
-from medclip_dcl.tables import read_table
-from testing import forkserver
-from testing.corpus import write_config
-from testing.evaluated import PROMPTS, write_evaluated
-from testing.processes import free_port
-from testing.service import png
+from tests.support import forkserver
+from tests.support.corpus import write_config
+from tests.support.evaluated import PROMPTS, write_evaluated
+from tests.support.processes import free_port
+from tests.support.service import png
 
 Base = Literal["studies", "evaluated"]
 Before = tuple[str, tuple[Any, ...]]

@@ -37,8 +37,8 @@ from benchmarks.record import finish, judge
 from hospital.tests.support.orthanc import radiograph, wait_until
 from pipelines.__main__ import COMMANDS
 from pipelines.config import load_config
-from testing import forkserver
-from testing.canaries import (
+from tests.support import forkserver
+from tests.support.canaries import (
     HEADER,
     NATIVE,
     READ_TAGS,
@@ -49,9 +49,9 @@ from testing.canaries import (
     spoil_header,
     spoil_tag,
 )
-from testing.corpus import TINY_DEMO
-from testing.processes import free_port
-from testing.processes import options as as_options
+from tests.support.corpus import TINY_DEMO
+from tests.support.processes import free_port
+from tests.support.processes import options as as_options
 
 CONFIG = "configs/demo.yaml"
 _TEXTS = "report texts are what this artifact is for"

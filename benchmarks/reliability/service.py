@@ -28,11 +28,11 @@ import httpx
 from api.app import create_app
 from api.settings import ServeSettings
 from benchmarks.record import finish, judge
-from testing.bombs import BOMBS
-from testing.hostile import CANARY, mutant, named
-from testing.service import ROOT, Service, running, store
-from testing.surface import KEYED, OPEN, routes_of, try_everything
-from testing.wire import Answer, Part, Request, exchange, form
+from tests.support.bombs import BOMBS
+from tests.support.hostile import CANARY, mutant, named
+from tests.support.service import ROOT, Service, running, store
+from tests.support.surface import KEYED, OPEN, routes_of, try_everything
+from tests.support.wire import Answer, Part, Request, exchange, form
 
 TIERS = {"quick": (8, 500, 7, 200), "normal": (150, 5_000, 1, 2_000)}
 """Examples of schemathesis per operation, spoilt requests, one in so many of the matrix, and the
@@ -111,7 +111,7 @@ def try_document(service: Service, examples: int) -> dict[str, float]:
             *("--report", "json", "--report-json-path", str(report)),
         ],
         cwd=ROOT,
-        env={**os.environ, "SCHEMATHESIS_HOOKS": "testing.schemathesis_hooks"},
+        env={**os.environ, "SCHEMATHESIS_HOOKS": "tests.support.schemathesis_hooks"},
         capture_output=True,
         text=True,
         errors="replace",

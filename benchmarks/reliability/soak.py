@@ -34,8 +34,8 @@ import psutil
 from scipy import stats
 
 from benchmarks.record import finish, judge
-from testing.dicom import dicom_bytes, ramp
-from testing.service import Service, png, running, store
+from tests.support.dicom import dicom_bytes, ramp
+from tests.support.service import Service, png, running, store
 
 TOLERANCE = 1.5e-5
 """Largest difference of a number: grids are rounded to five digits."""

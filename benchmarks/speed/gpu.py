@@ -367,7 +367,7 @@ def _text_config(size: str) -> Any:
 
 def _tiny_run(work: Path, steps: int, processes: int = 1) -> list[str]:
     """Write a tiny corpus; the command that trains on it."""
-    from testing.corpus import write_config, write_corpus
+    from tests.support.corpus import write_config, write_corpus
 
     torch.manual_seed(0)  # the corpus holds a language model of random weights
     write_corpus(work, size_px=40, dropout=0.0)

@@ -26,8 +26,8 @@ from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.timing import cpu_ms, interleaved, wall_ms
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from testing.dicom import dicom_bytes, raster_bytes
-from testing.processes import cpu_s
+from tests.support.dicom import dicom_bytes, raster_bytes
+from tests.support.processes import cpu_s
 
 ROWS, COLUMNS, SIZE_PX = 3000, 2500, 512
 IMAGES = 4

@@ -25,9 +25,10 @@ from torch.nn import functional
 
 from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.timing import cpu_ms, interleaved, show, wall_ms
-from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact, make_fingerprint
-from medclip_dcl.artifact_writer import write_artifact
+from medclip_dcl.core.artifact import Artifact, make_fingerprint
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.settings import resolve_path
+from medclip_dcl.inference import model_package
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
@@ -35,9 +36,8 @@ from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.index import IndexContent, write_index
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import IndexConfig
-from medclip_dcl.settings import resolve_path
+from medclip_dcl.synthetic.patients import NATURAL, draw_patient
 from medclip_dcl.text.sentences import text_key
-from medclip_synthetic.patients import NATURAL, draw_patient
 from pipelines.config import load_config
 
 CONFIG = Path("configs/demo.yaml")

@@ -34,7 +34,7 @@ from transformers import BertConfig
 
 from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.timing import cpu_ms, interleaved
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood import masked_lm
@@ -51,7 +51,7 @@ from medclip_dcl.training.step import CLIP_NORM
 from medclip_dcl.training.supervision import read_supervision
 from medclip_dcl.training.trainer import Trainer
 from pipelines.config import Config
-from testing.corpus import read_tiny_corpus, write_corpus
+from tests.support.corpus import read_tiny_corpus, write_corpus
 
 PREPARED_PX, INPUT_PX = 512, 480
 SMALL_PX = 128, 120
@@ -121,7 +121,7 @@ def make_fixture(
 ) -> TrainFixture:
     """Put the trainer's parts together: ResNet-18, defaults, one thread, a line of the log a step.
 
-    `work` is of `testing.corpus.write_corpus`. Without sizes of a text encoder it is
+    `work` is of `tests.support.corpus.write_corpus`. Without sizes of a text encoder it is
     the corpus's own language model.
     """
     config = Config.model_validate(

@@ -4,6 +4,6 @@ The four modules are those of `medclip_dcl`, linked here in the checkout and cop
 """
 
 from .client import Client
-from .errors import ImageError, MedclipError, ServiceError
+from .core.errors import ImageError, MedclipError, ServiceError
 
 __all__ = ["Client", "ImageError", "MedclipError", "ServiceError"]

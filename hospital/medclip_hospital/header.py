@@ -27,6 +27,7 @@ from pydicom.multival import MultiValue
 from pydicom.tag import Tag
 from pydicom.uid import UID, SecondaryCaptureImageStorage
 
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.dicom.metadata import DEFLATED, SYNTAXES
 from medclip_dcl.data.dicom.pixels import pixel_element
 from medclip_dcl.data.dicom.reader import (
@@ -43,7 +44,6 @@ from medclip_dcl.data.dicom.reader import (
     whole_number,
 )
 from medclip_dcl.data.limits import PREAMBLE, ImagesConfig
-from medclip_dcl.errors import ImageError
 
 VERBATIM = ("PatientID", "PatientName", "AccessionNumber", "StudyInstanceUID")
 """Tags that an archive finds an image under: their bytes are copied as they are."""

@@ -20,9 +20,9 @@ from pydicom.sr.coding import Code
 from pydicom.tag import Tag
 from pydicom.uid import UID, ExplicitVRLittleEndian
 
+from medclip_dcl.core.settings import Section
 from medclip_dcl.data.images import ImageHeader
 from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, HeadAnswer, Rectangle
-from medclip_dcl.settings import Section
 
 # As the reader of images does: identity is copied as it is, whatever its length.
 pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from medclip_dcl.client import Client
+from medclip_dcl.core.errors import MedclipError
+from medclip_dcl.core.files import write_bytes
 from medclip_dcl.data.images import shared_decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import MedclipError
-from medclip_dcl.files import write_bytes
 from medclip_dcl.schemas import OUT_OF_RANGE, OUT_OF_RANGE_NOTE
 
 from .dicomweb import DicomWeb

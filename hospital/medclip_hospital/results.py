@@ -10,9 +10,9 @@ from pydicom.dataset import Dataset
 from pydicom.tag import Tag
 from pydicom.uid import GrayscaleSoftcopyPresentationStateStorage, SecondaryCaptureImageStorage
 
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import ImageHeader
-from medclip_dcl.errors import ImageError
 from medclip_dcl.inference.grounding import draw_heat
 from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, HeadAnswer
 

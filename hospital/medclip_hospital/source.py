@@ -4,12 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from medclip_dcl.core.errors import ConfigError, ImageError
+from medclip_dcl.core.files import disk_faults_named, remove_staged, write_bytes
+from medclip_dcl.core.progress import Progress
 from medclip_dcl.data.records import RawStudies, Reject
 from medclip_dcl.data.source_settings import Resolve, SourceConfig
-from medclip_dcl.errors import ConfigError, ImageError
-from medclip_dcl.files import disk_faults_named, remove_staged, write_bytes
-from medclip_dcl.progress import Progress
-from medclip_sources.dicom_folder import read_dicom_folder
+from medclip_dcl.data.sources.dicom_folder import read_dicom_folder
 
 from .dicomweb import CONNECTIONS, ArchivedImage, DicomWeb
 

@@ -30,9 +30,9 @@ from benchmarks.record import finish, judge
 from hospital.tests.support import answers, orthanc
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from testing.browser import Page, browsing, find_browser
-from testing.dicom import ramp
-from testing.hub import Handler, served
+from tests.support.browser import Page, browsing, find_browser
+from tests.support.dicom import ramp
+from tests.support.hub import Handler, served
 
 VERSION = "3.13.2"
 BARS = {"boxes_shown": "2", "negative_lines": "4", "black_without_coordinates": "1"}

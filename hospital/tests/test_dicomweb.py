@@ -20,15 +20,15 @@ import pytest
 
 from hospital.tests.support.answers import radiograph
 from hospital.tests.support.archive import StubArchive, endless, stub_archive
+from medclip_dcl.core.errors import ArtifactUnwritable, ConfigError, ImageError, ServiceError
+from medclip_dcl.core.files import STAGED
 from medclip_dcl.data.source_settings import SourceConfig
-from medclip_dcl.errors import ArtifactUnwritable, ConfigError, ImageError, ServiceError
-from medclip_dcl.files import STAGED
 from medclip_hospital import dicomweb
 from medclip_hospital.dicomweb import ArchivedImage, DicomWeb
 from medclip_hospital.source import read_dicomweb
-from testing.dicom import ramp
-from testing.hub import Handler
-from testing.tls import HAS_OPENSSL, make_certificates
+from tests.support.dicom import ramp
+from tests.support.hub import Handler
+from tests.support.tls import HAS_OPENSSL, make_certificates
 
 IMAGE = ArchivedImage("1.1", "1.2", "1.3")
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -319,7 +319,7 @@ def test_silence_is_named() -> None:
 
 
 def test_a_config_reads_an_archive_by_its_kind(stub: StubArchive, tmp_path: Path) -> None:
-    from medclip_sources.readers import read_source
+    from medclip_dcl.data.sources.readers import read_source
 
     stub.add(1, numbered(1))
     settings = SourceConfig(kind="dicomweb", archive=stub.url, root=str(tmp_path / "images"))

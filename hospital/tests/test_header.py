@@ -12,11 +12,11 @@ from pydicom.filereader import read_dataset
 from pydicom.tag import Tag
 
 from hospital.tests.support.answers import CLEAN, radiograph
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.dicom.reader import PIXEL_TAGS, PUBLIC_TAGS
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import ImageError
-from testing.dicom import dicom_bytes, ramp
+from tests.support.dicom import dicom_bytes, ramp
 
 SETTINGS = ImagesConfig()
 

@@ -13,9 +13,9 @@ from hospital.tests.support import orthanc
 from hospital.tests.support.answers import radiograph
 from medclip_hospital.__main__ import main
 from medclip_hospital.gateway.launcher import started
-from testing.dicom import raster_bytes
-from testing.service import Service, running, store
-from testing.stub_service import stub_service
+from tests.support.dicom import raster_bytes
+from tests.support.service import Service, running, store
+from tests.support.stub_service import stub_service
 
 KEY = "k" * 40
 

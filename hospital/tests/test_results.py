@@ -21,13 +21,13 @@ from hospital.tests.support.answers import (
     read,
     results_of,
 )
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import ImageError
 from medclip_dcl.schemas import HeadAnswer
 from medclip_hospital.instance import SCHEME, ResultsConfig
 from medclip_hospital.results import encode_results
-from testing.dicom import ramp
+from tests.support.dicom import ramp
 
 REPORT_ALONE = ResultsConfig(objects=("sr",))
 WITHOUT_REPORT = ResultsConfig(objects=("pr", "sc"))

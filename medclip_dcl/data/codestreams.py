@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.grayscale import Words
-from medclip_dcl.errors import ImageError
 
 _JP2_SIGNATURE = b"\x00\x00\x00\x0cjP  "
 _BARE_MARKERS = {0x01, *range(0xD0, 0xD9)}  # TEM, RST0-7, SOI: no length follows

@@ -13,7 +13,7 @@ from typing import IO, NamedTuple
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from medclip_dcl.errors import StudyError
+from medclip_dcl.core.errors import StudyError
 
 LOGGER = logging.getLogger(__name__)
 

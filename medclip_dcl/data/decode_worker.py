@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image
 
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.codestreams import (
     plain_jpeg,
     plain_png,
@@ -35,7 +36,6 @@ from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import DecodedImage, Source, Values, Words, shade, stretch
 from medclip_dcl.data.ipc import Closed, nameless_file, receive, send
 from medclip_dcl.data.limits import ImagesConfig, is_dicom
-from medclip_dcl.errors import ImageError
 
 _MID_GREY = 128  # what a decoder puts where its stream has ended
 _WORD_MODES = {"I;16", "I;16L", "I;16B", "I;16N", "I"}

@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from medclip_dcl.core.errors import ConfigError, StudyError
 from medclip_dcl.data.table_columns import clean_id, read_rows, would_join
 from medclip_dcl.data.table_files import read_any
-from medclip_dcl.errors import ConfigError, StudyError
 
 # Trait -> names of its column: the first that the table has.
 _TRAITS = {"sex": ("sex", "gender"), "age": ("age", "anchor_age")}

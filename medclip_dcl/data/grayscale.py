@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from medclip_dcl.errors import ImageError
+from medclip_dcl.core.errors import ImageError
 
 TOP = 65535
 """Brightest shade."""

@@ -5,8 +5,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from medclip_dcl.errors import StudyError
-from medclip_dcl.files import path_under
+from medclip_dcl.core.errors import StudyError
+from medclip_dcl.core.files import path_under
 
 IMAGES, FINE = "truth/images.csv", "truth/fine.csv"
 """Tables of a generated tree, relative to its root."""

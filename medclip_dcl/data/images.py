@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from medclip_dcl.core.errors import ConfigError, ImageError, QueryError, StudyError
 from medclip_dcl.data.grayscale import GreyImage, SquareImage, grey_of_array, square
 from medclip_dcl.data.ipc import (
     KEPT_BYTES,
@@ -32,7 +33,6 @@ from medclip_dcl.data.ipc import (
     send,
 )
 from medclip_dcl.data.limits import PREAMBLE, ImagesConfig, require_image
-from medclip_dcl.errors import ConfigError, ImageError, QueryError, StudyError
 
 _START_S = 120.0  # of an import of the decoders on a busy machine
 _GRACE_S = 5.0

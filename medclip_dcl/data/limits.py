@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from medclip_dcl.errors import ImageError
-from medclip_dcl.settings import LOCAL, NO_EFFECT, Section
+from medclip_dcl.core.errors import ImageError
+from medclip_dcl.core.settings import LOCAL, NO_EFFECT, Section
 
 
 class ImagesConfig(Section):

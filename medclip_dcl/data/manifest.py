@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from medclip_dcl.artifact import Artifact, ArtifactType
+from medclip_dcl.core.artifact import Artifact, ArtifactType
+from medclip_dcl.core.errors import ArtifactCorrupt
+from medclip_dcl.core.files import write_text
+from medclip_dcl.core.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.data.source_settings import LABEL_KEY, SourceConfig
-from medclip_dcl.errors import ArtifactCorrupt
-from medclip_dcl.files import write_text
-from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 if TYPE_CHECKING:  # who reads a manifest chooses no studies

@@ -22,14 +22,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from medclip_dcl import files
-from medclip_dcl.artifact import Artifact, ArtifactType
+from medclip_dcl.core import files
+from medclip_dcl.core.artifact import Artifact, ArtifactType
+from medclip_dcl.core.distributed import available_cores
+from medclip_dcl.core.errors import (
+    ArtifactCorrupt,
+    ConfigError,
+    ImageError,
+    LaunchError,
+    StudyError,
+)
+from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.tables import Column, read_table, write_table
 from medclip_dcl.data import manifest
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.distributed import available_cores
-from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ImageError, LaunchError, StudyError
-from medclip_dcl.progress import Progress
-from medclip_dcl.tables import Column, read_table, write_table
 
 if TYPE_CHECKING:  # who reads prepared images decodes none
     from medclip_dcl.data.grayscale import SquareImage

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from medclip_dcl.artifact import json_digest
-from medclip_dcl.files import sha256_file
+from medclip_dcl.core.artifact import json_digest
+from medclip_dcl.core.files import sha256_file
 
 LONGEST_REPORT = 1_000_000
 """Bytes of the longest report file that is read."""

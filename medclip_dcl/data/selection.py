@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from medclip_dcl.core.errors import StudyError
+from medclip_dcl.core.files import path_under
 from medclip_dcl.data.limits import REASONS as IMAGE_REASONS
 from medclip_dcl.data.records import (
     LONGEST_REPORT,
@@ -19,8 +21,6 @@ from medclip_dcl.data.records import (
 )
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.table_files import POINTER_BYTES, is_pointer
-from medclip_dcl.errors import StudyError
-from medclip_dcl.files import path_under
 from medclip_dcl.text.mimic_sections import Part, cut_release_report, read_sections
 from medclip_dcl.text.sections import cut_report, read_loose_sections
 

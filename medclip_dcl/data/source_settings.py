@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from medclip_dcl.errors import StudyError
-from medclip_dcl.plugins import SOURCES
-from medclip_dcl.settings import NO_EFFECT, Section
+from medclip_dcl.core.errors import StudyError
+from medclip_dcl.core.plugins import SOURCES
+from medclip_dcl.core.settings import NO_EFFECT, Section
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 Column = Literal[

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from medclip_dcl.core.errors import StudyError
 from medclip_dcl.data.csv_files import INVISIBLE
 from medclip_dcl.data.table_files import error_words, read_any, read_table_parts
-from medclip_dcl.errors import StudyError
 
 _PART_ROWS = 20_000
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import json as arrow_json
 
+from medclip_dcl.core.errors import StudyError
 from medclip_dcl.data.csv_files import BLOCK, UTF16, open_plain, read_csv
-from medclip_dcl.errors import StudyError
 
 _POINTERS = (b"version https://git-lfs.github.com/spec/", b"/annex/objects/", b"../.git/annex/")
 _POINTER_HEAD = 200

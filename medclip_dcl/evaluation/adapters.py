@@ -22,10 +22,11 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from transformers import AutoConfig
 
-from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.core.errors import CheckpointError, ConfigError
+from medclip_dcl.core.files import sha256_file
+from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
 from medclip_dcl.evaluation.settings import EvaluationConfig
-from medclip_dcl.files import sha256_file
 from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.image_encoder import (
     MEAN,
@@ -47,7 +48,6 @@ from medclip_dcl.models.text_encoder import (
     read_bert_tokenizer,
 )
 from medclip_dcl.models.towers import read_start
-from medclip_dcl.settings import resolve_path
 
 # Scale of an adapted model's scores: CLIP's largest logit scale. It moves no metric, only the
 # `score` that stands next to each margin.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from medclip_dcl.errors import MetricError
+from medclip_dcl.core.errors import MetricError
 
 Weights = Int[np.ndarray, "S U"]
 Samples = Float[np.ndarray, " S"]

@@ -16,24 +16,24 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from medclip_dcl.artifact import Artifact
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.files import write_text
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
 from medclip_dcl.evaluation.classification import Matrix, Truth, known_images
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.metrics import brier_score, calibration_error, roc_auc, value_of
 from medclip_dcl.evaluation.prompt_pairs import CHANCE_AUC, check_pair
 from medclip_dcl.evaluation.results import EvalResult
-from medclip_dcl.files import write_text
-from medclip_dcl.inference.predictor import Predictor
-from medclip_dcl.inference.prompts import Finding
-from medclip_dcl.inference.zero_shot import UNCALIBRATED, calibrations_of
-from medclip_dcl.model_package import (
+from medclip_dcl.inference.model_package import (
     CALIBRATION_FILE,
     Curve,
     FindingCalibration,
     ScoreCalibration,
     rewrite_package,
 )
+from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.inference.zero_shot import UNCALIBRATED, calibrations_of
 from medclip_dcl.models.settings import ProbabilitiesConfig
 
 Logits = Float[np.ndarray, " images"]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Int8
 
+from medclip_dcl.core.plugins import METRICS
 from medclip_dcl.evaluation.bootstrap import (
     BootstrapOptions,
     Figure,
@@ -32,7 +33,6 @@ from medclip_dcl.evaluation.prompt_pairs import CORRELATION_FIGURE, LEAST_IMAGES
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import softmax_scores
-from medclip_dcl.plugins import METRICS
 
 Truth = Int8[np.ndarray, "findings images"]
 """1 present, 0 absent, `UNKNOWN` not known."""

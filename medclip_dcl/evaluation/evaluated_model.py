@@ -37,8 +37,9 @@ from scipy import ndimage
 from torch import Tensor
 from torch.nn import functional
 
+from medclip_dcl.core.errors import CheckpointError, QueryError
+from medclip_dcl.core.progress import Progress
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import CheckpointError, QueryError
 from medclip_dcl.inference.grounding import axis_weights, upsample
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding
@@ -47,7 +48,6 @@ from medclip_dcl.models.settings import (
     SimilarityConfig,
 )
 from medclip_dcl.models.similarity import image_sentence_scores
-from medclip_dcl.progress import Progress
 
 # Images in one forward pass: without gradients it fits wherever the model was trained.
 _BATCH = 64

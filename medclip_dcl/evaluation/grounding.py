@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch.nn import functional
 
-from medclip_dcl.errors import MetricError
+from medclip_dcl.core.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel, heatmap, scaled
 from medclip_dcl.evaluation.metrics import mean

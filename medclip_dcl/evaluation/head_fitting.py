@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from jaxtyping import Float, Int64
 
-from medclip_dcl.errors import ArtifactStale, MetricError
+from medclip_dcl.core.errors import ArtifactStale, MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.calibration import calibrate_finding, probability_figures
 from medclip_dcl.evaluation.classification import finding_figures

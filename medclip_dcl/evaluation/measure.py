@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int
 
-from medclip_dcl.artifact import Artifact
-from medclip_dcl.errors import ArtifactStale
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.errors import ArtifactStale
+from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.bootstrap import Samples, Weights, unit_weights
 from medclip_dcl.evaluation.classification import (
@@ -25,7 +26,6 @@ from medclip_dcl.evaluation.classification import (
 from medclip_dcl.evaluation.grounding import measure_grounding
 from medclip_dcl.evaluation.operating_point import measure_decisions
 from medclip_dcl.evaluation.retrieval import GALLERY_LENGTHS, measure_ranks, rank_samples
-from medclip_dcl.tables import TableFormat, read_table
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from medclip_dcl.errors import MetricError
+from medclip_dcl.core.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import Samples, Weights
 
 Scores = Float[np.ndarray, " U"]

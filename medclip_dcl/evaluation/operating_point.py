@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
-from medclip_dcl.errors import MetricError
+from medclip_dcl.core.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
 from medclip_dcl.evaluation.classification import UNKNOWN, Matrix, Truth, known_images
 from medclip_dcl.evaluation.metrics import average_precision, confusion_metrics, mean, mean_of

@@ -18,7 +18,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from medclip_dcl.errors import MetricError
+from medclip_dcl.core.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.classification import UNKNOWN, mean_finding_figures
 from medclip_dcl.evaluation.evaluated_model import EncodedImages

@@ -9,13 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.errors import ArtifactStale, ConfigError
+from medclip_dcl.core.plugins import METRICS
+from medclip_dcl.core.settings import resolve_path
+from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest
 from medclip_dcl.data.demographics import read_demographics
 from medclip_dcl.data.ground_truth import read_truth, truth_files
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ArtifactStale, ConfigError
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.calibration import evaluate_probabilities
@@ -47,11 +49,9 @@ from medclip_dcl.evaluation.retrieval import (
     reports_of_images,
 )
 from medclip_dcl.evaluation.settings import EvaluationConfig
+from medclip_dcl.inference import model_package
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding, read_prompts
-from medclip_dcl.plugins import METRICS
-from medclip_dcl.settings import resolve_path
-from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text.sentences import SENTENCES, normalise_text, text_key
 
 # Seed of the images that are drawn and of the resamples. It is not the config's, so that runs of

@@ -27,10 +27,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from medclip_dcl.artifact import Artifact, ArtifactType, read_object
+from medclip_dcl.core.artifact import Artifact, ArtifactType, read_object
+from medclip_dcl.core.files import write_text
+from medclip_dcl.core.tables import Column, TableFormat
 from medclip_dcl.evaluation.bootstrap import Figure
-from medclip_dcl.files import write_text
-from medclip_dcl.tables import Column, TableFormat
 
 ARTIFACT = ArtifactType("results", 10, "evaluate")
 

@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from pydantic import Field, model_validator
 
+from medclip_dcl.core.settings import NO_EFFECT, Section
 from medclip_dcl.data.source_settings import SourceConfig
-from medclip_dcl.settings import NO_EFFECT, Section
 
 
 class AdapterConfig(Section):

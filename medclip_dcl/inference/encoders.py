@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from medclip_dcl.errors import CheckpointError, ConfigError
-from medclip_dcl.model_package import SavedModel
+from medclip_dcl.core.errors import CheckpointError, ConfigError
+from medclip_dcl.inference.model_package import SavedModel
 from medclip_dcl.models.architectures import hub_closed
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.encoder_files import packaged_text_config, read_tokenizer

@@ -19,17 +19,17 @@ from jaxtyping import Float
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from medclip_dcl.artifact import Artifact
-from medclip_dcl.errors import CheckpointError
-from medclip_dcl.files import write_bytes, write_text
-from medclip_dcl.model_package import (
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.errors import CheckpointError
+from medclip_dcl.core.files import write_bytes, write_text
+from medclip_dcl.core.settings import Section
+from medclip_dcl.inference.model_package import (
     HEAD_ARRAYS_FILE,
     HEADS_FILE,
     FindingCalibration,
     read_part,
 )
 from medclip_dcl.models.settings import HeadFeatures
-from medclip_dcl.settings import Section
 
 
 class HeadFigure(Section):

@@ -15,12 +15,25 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from medclip_dcl.artifact import HEADER
+from medclip_dcl.core.artifact import HEADER
+from medclip_dcl.core.errors import CheckpointError, ConfigError, ImageError, QueryError
 from medclip_dcl.data.grayscale import SquareImage
-from medclip_dcl.errors import CheckpointError, ConfigError, ImageError, QueryError
 from medclip_dcl.inference.encoders import load_encoders, warn_of_cut_texts
 from medclip_dcl.inference.grounding import Grounding, PhraseGrids, locate
 from medclip_dcl.inference.heads import Head, HeadScore, read_heads
+from medclip_dcl.inference.input_range import is_out_of_range
+from medclip_dcl.inference.model_package import (
+    ARTIFACT,
+    InputRange,
+    PackagedConfig,
+    PromptOffsets,
+    SavedModel,
+    ScoreCalibration,
+    read_bank,
+    read_input_range,
+    read_model_package,
+    read_offsets,
+)
 from medclip_dcl.inference.prompts import Finding, parse_prompts
 from medclip_dcl.inference.zero_shot import (
     FindingScore,
@@ -33,19 +46,6 @@ from medclip_dcl.inference.zero_shot import (
     prompt_levels,
     prompt_texts,
     required_levels,
-)
-from medclip_dcl.input_range import is_out_of_range
-from medclip_dcl.model_package import (
-    ARTIFACT,
-    InputRange,
-    PackagedConfig,
-    PromptOffsets,
-    SavedModel,
-    ScoreCalibration,
-    read_bank,
-    read_input_range,
-    read_model_package,
-    read_offsets,
 )
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.engines import Engine, choose_engine

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.errors import ConfigError, QueryError
-from medclip_dcl.settings import read_yaml
+from medclip_dcl.core.errors import ConfigError, QueryError
+from medclip_dcl.core.settings import read_yaml
 
 _PROMPTS_VERSION = 1
 _PROMPT_KEYS = {"name", "label", "code", "positive", "negative"}

@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from medclip_dcl.errors import QueryError
-from medclip_dcl.inference.prompts import Finding
-from medclip_dcl.model_package import (
+from medclip_dcl.core.errors import QueryError
+from medclip_dcl.inference.model_package import (
     FindingCalibration,
     ScoreCalibration,
 )
+from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.dual_encoder import DualEncoder
 
 OTHER_PROMPTS = "the model is calibrated for the findings and prompts of its card alone"

@@ -12,6 +12,7 @@ map. `eta_sources` writes it, by the paper's formula or another estimate.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +22,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medclip_dcl.artifact import Artifact, ArtifactType
-from medclip_dcl.errors import ScoreError
-from medclip_dcl.tables import Column, TableFormat, read_table
+from medclip_dcl.core.artifact import Artifact, ArtifactType
+from medclip_dcl.core.errors import ScoreError
+from medclip_dcl.core.tables import Column, TableFormat, read_table
 
 Floats = NDArray[np.float64]
 
@@ -93,7 +94,7 @@ def cap_eta(eta: Float[Tensor, " sentences"], eta_max: float) -> Float[Tensor, "
 def eta(
     pll_nats: Any, a: float = 0.2, k: float = 0.35, eta_max: float = 0.2
 ) -> Float[Tensor, " sentences"]:
-    """Estimate each sentence's class probability, as `build_eta_cache` does: min(a * p**k, eta_max).
+    """Estimate each sentence's class probability, as `build_eta_cache` does, with its cap.
 
     Args:
         pll_nats: scores of `score_sentences`, or any numbers, nats, at most 0.

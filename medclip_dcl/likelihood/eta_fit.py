@@ -33,12 +33,12 @@ from jaxtyping import Bool, Float, Int, Int8, UInt8
 from scipy import optimize
 from torch import Tensor
 
-from medclip_dcl.artifact import Artifact
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.errors import ArtifactStale, ConfigError, ScoreError
+from medclip_dcl.core.tables import TableFormat, read_in_parts
 from medclip_dcl.data import manifest
-from medclip_dcl.errors import ArtifactStale, ConfigError, ScoreError
 from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
 from medclip_dcl.losses.relations import DIFFERENT, encode_claims, encode_labels, relation_matrix
-from medclip_dcl.tables import TableFormat, read_in_parts
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.labels import ReportLabels

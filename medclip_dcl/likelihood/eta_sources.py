@@ -20,12 +20,12 @@ import pyarrow.csv as pa_csv
 import torch
 from numpy.typing import NDArray
 
-from medclip_dcl.artifact import Artifact
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.errors import ArtifactStale, ConfigError, ScoreError
+from medclip_dcl.core.tables import read_table, write_table
 from medclip_dcl.data import manifest
-from medclip_dcl.errors import ArtifactStale, ConfigError, ScoreError
 from medclip_dcl.likelihood.eta import ETA, Floats, cap_eta, eta_from_pll
 from medclip_dcl.likelihood.settings import EtaConfig
-from medclip_dcl.tables import read_table, write_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.boundaries import without_number
 from medclip_dcl.text.labeler import labels

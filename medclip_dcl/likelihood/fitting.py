@@ -19,10 +19,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.artifact import Artifact
-from medclip_dcl.distributed import available_cores
-from medclip_dcl.errors import ReportError, TrainingError
-from medclip_dcl.files import write_bytes, write_text
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.distributed import available_cores
+from medclip_dcl.core.errors import ReportError, TrainingError
+from medclip_dcl.core.files import write_bytes, write_text
+from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.likelihood.masked_corpus import (
     NOT_ASKED,
     EncodedCorpus,
@@ -38,8 +40,6 @@ from medclip_dcl.likelihood.masked_lm import (
 )
 from medclip_dcl.likelihood.pll import Encoding, encode_sentences
 from medclip_dcl.likelihood.settings import HEADS, LanguageModelConfig
-from medclip_dcl.progress import Progress
-from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 
 _MASK_SHARE = 0.15  # of the word pieces; Devlin et al. 2019, Section 3.1

@@ -36,9 +36,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BertForMaskedLM, BertTokenizer, PreTrainedModel
 
-from medclip_dcl.artifact import Artifact, ArtifactType, json_digest
-from medclip_dcl.errors import CheckpointError, ScoreError
-from medclip_dcl.files import sha256_file, write_bytes, write_text
+from medclip_dcl.core.artifact import Artifact, ArtifactType, json_digest
+from medclip_dcl.core.errors import CheckpointError, ScoreError
+from medclip_dcl.core.files import sha256_file, write_bytes, write_text
 from medclip_dcl.models.engines import Part, Run, has_openvino, load_openvino
 from medclip_dcl.models.pretrained import modern_key, read_tensors, weights_file
 from medclip_dcl.models.settings import EngineName, multiplies_bfloat16

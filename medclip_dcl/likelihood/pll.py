@@ -29,7 +29,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from medclip_dcl.errors import ScoreError
+from medclip_dcl.core.errors import ScoreError
+from medclip_dcl.core.progress import Progress
 from medclip_dcl.likelihood.masked_lm import (
     ARTIFACT,
     MaskedCopies,
@@ -38,7 +39,6 @@ from medclip_dcl.likelihood.masked_lm import (
     prepare_engine,
 )
 from medclip_dcl.models.settings import EngineName
-from medclip_dcl.progress import Progress
 
 
 @dataclass(frozen=True)

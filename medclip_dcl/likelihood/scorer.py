@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from medclip_dcl.errors import (
+from medclip_dcl.core.errors import (
     MedclipError,
     ScoreError,
     ending_with_fault,

@@ -24,15 +24,17 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from medclip_dcl.artifact import Artifact, ArtifactType, fingerprint_changes
-from medclip_dcl.distributed import Launch, available_cores
-from medclip_dcl.errors import (
+from medclip_dcl.core.artifact import Artifact, ArtifactType, fingerprint_changes
+from medclip_dcl.core.distributed import Launch, available_cores
+from medclip_dcl.core.errors import (
     ArtifactCorrupt,
     ArtifactStale,
     LaunchError,
     ScoreError,
 )
-from medclip_dcl.files import write_bytes
+from medclip_dcl.core.files import write_bytes
+from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.likelihood.masked_lm import (
     model_digest,
     tokenizer_digest,
@@ -42,8 +44,6 @@ from medclip_dcl.likelihood.settings import LikelihoodConfig
 from medclip_dcl.likelihood.work_units import Plan, plan_units, span_codes, units_of
 from medclip_dcl.models.settings import EngineName
 from medclip_dcl.models.text_encoder import read_bert_config, read_bert_tokenizer
-from medclip_dcl.progress import Progress
-from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.text import sentences
 
 Floats = NDArray[np.float64]

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from medclip_dcl.core.settings import LOCAL, Section
 from medclip_dcl.models.settings import EngineName
-from medclip_dcl.settings import LOCAL, Section
 
 HEADS = 4
 """Attention heads of a BERT trained here."""

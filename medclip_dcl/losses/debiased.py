@@ -34,8 +34,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..errors import ObjectiveError
-from .info_nce import (
+from medclip_dcl.core.errors import ObjectiveError
+from medclip_dcl.losses.info_nce import (
     Reduction,
     check_range,
     checked,

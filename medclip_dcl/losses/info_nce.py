@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import ObjectiveError
+from medclip_dcl.core.errors import ObjectiveError
 
 Reduction = Literal["mean", "sum", "none"]
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .info_nce import Reduction, checked, reduce
+from medclip_dcl.losses.info_nce import Reduction, checked, reduce
 
 
 def multi_positive_loss(

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int8
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.errors import ObjectiveError
+from medclip_dcl.core.errors import ObjectiveError
 from medclip_dcl.losses.relations import ASSERTED, LEFT, RIGHT
 from medclip_dcl.text.labeler.labels import FINDINGS, ReportLabels
 

@@ -25,7 +25,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.core.errors import CheckpointError, ConfigError
 
 MAP_TYPES = (
     *("beit", "bit", "convnext", "convnextv2", "dinat", "dinov2", "dinov2_with_registers"),

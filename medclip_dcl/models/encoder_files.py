@@ -20,9 +20,9 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from medclip_dcl.artifact import json_digest
-from medclip_dcl.errors import CheckpointError, ConfigError
-from medclip_dcl.files import sha256_file
+from medclip_dcl.core.artifact import json_digest
+from medclip_dcl.core.errors import CheckpointError, ConfigError
+from medclip_dcl.core.files import sha256_file
 from medclip_dcl.models.architectures import (
     REFUSALS,
     TEXT_TYPES,

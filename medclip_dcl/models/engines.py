@@ -25,9 +25,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_if_current
-from medclip_dcl.errors import ArtifactError, ConfigError
-from medclip_dcl.files import cache_root
+from medclip_dcl.core.artifact import ArtifactType, make_fingerprint, open_if_current
+from medclip_dcl.core.errors import ArtifactError, ConfigError
+from medclip_dcl.core.files import cache_root
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import MEAN, SPREAD
 from medclip_dcl.models.settings import InferenceConfig
@@ -197,7 +197,7 @@ def _agrees(engine: str, runs: Mapping[str, Run], parts: Mapping[str, Part], lim
 @contextmanager
 def _graphs(parts: Mapping[str, Part], digest: str, owner: Path | None) -> Iterator[Path]:
     # A folder with the graphs, while they are loaded.
-    from medclip_dcl.artifact_writer import write_artifact  # PyTorch needs no writer
+    from medclip_dcl.core.artifact_writer import write_artifact  # PyTorch needs no writer
 
     settings = {"torch": torch.__version__, "openvino": version("openvino")}
     fingerprint = make_fingerprint(_GRAPHS, settings, {"model": digest})

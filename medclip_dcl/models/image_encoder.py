@@ -20,8 +20,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoBackbone, AutoModel, ResNetConfig, ResNetModel
 
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.plugins import IMAGE_ENCODERS
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.architectures import MAP_TYPES, REFUSALS, VIT_TYPES, build_config
 from medclip_dcl.models.pretrained import (
     RESNET_HEADS,
@@ -32,7 +33,6 @@ from medclip_dcl.models.pretrained import (
     to_transformers,
 )
 from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
-from medclip_dcl.plugins import IMAGE_ENCODERS
 
 # Heads and last norms that a classifier's checkpoint has besides its backbone.
 _BACKBONE_HEADS = ("classifier.", "pooler.", "layernorm.", "norm.", "head.")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, PreTrainedConfig
 
-from medclip_dcl.errors import CheckpointError
+from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.models.pretrained import read_tensors
 
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.core.errors import CheckpointError, ConfigError
 
 # The first that a folder has is read.
 _OPEN_CLIP_NAMES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from medclip_dcl.plugins import IMAGE_ENCODERS
-from medclip_dcl.settings import LOCAL, Section
+from medclip_dcl.core.plugins import IMAGE_ENCODERS
+from medclip_dcl.core.settings import LOCAL, Section
 
 RESNETS: dict[str, dict[str, Any]] = {
     "resnet18": {"depths": (2, 2, 2, 2), "widths": (64, 128, 256, 512), "layer": "basic"},

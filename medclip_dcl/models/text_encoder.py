@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizer, PreTrainedConfig
 
-from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.models.architectures import REFUSALS, TEXT_TYPES, check_sizes, check_tokenizer
 from medclip_dcl.models.pretrained import LoadReport, fill, modern_key, read_tensors
 from medclip_dcl.models.settings import TextEncoderConfig

@@ -18,7 +18,8 @@ from torch.nn import functional
 from transformers import AutoModel, BertConfig, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from medclip_dcl.errors import CheckpointError
+from medclip_dcl.core.errors import CheckpointError
+from medclip_dcl.core.settings import Section
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.encoder_files import (
     OPEN_CLIP,
@@ -34,7 +35,6 @@ from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
 from medclip_dcl.models.pretrained import LoadReport, fill, weights_file
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.text_encoder import TextEncoder, load_text_weights
-from medclip_dcl.settings import Section
 
 if TYPE_CHECKING:  # whole models are read where one is the start
     from medclip_dcl.models.pairs import PairWeights

@@ -22,11 +22,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from medclip_dcl.artifact import ArtifactType
-from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
-from medclip_dcl.files import denials_named, write_bytes
+from medclip_dcl.core.artifact import ArtifactType
+from medclip_dcl.core.errors import ArtifactCorrupt, CheckpointError
+from medclip_dcl.core.files import denials_named, write_bytes
+from medclip_dcl.core.tables import Column, TableFormat, map_array
 from medclip_dcl.models.settings import processor_flags
-from medclip_dcl.tables import Column, TableFormat, map_array
 
 ARTIFACT = ArtifactType("index", 5, "build_index")
 

@@ -15,11 +15,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from medclip_dcl.core.errors import CheckpointError, ConfigError
+from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.tables import spread_rows, write_array, write_table
 from medclip_dcl.data.manifest import label_names
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.models.settings import SimilarityConfig
-from medclip_dcl.progress import Progress
 from medclip_dcl.retrieval.embeddings import (
     IMAGES,
     OCCURRENCES,
@@ -34,7 +35,6 @@ from medclip_dcl.retrieval.embeddings import (
 )
 from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.retrieval.sketch import SKETCH, Sketch, fit_sketch, score_at
-from medclip_dcl.tables import spread_rows, write_array, write_table
 from medclip_dcl.text.labeler.labels import split_sides
 from medclip_dcl.text.labeler.lexicon import LABELS
 

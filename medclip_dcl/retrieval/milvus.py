@@ -20,10 +20,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from medclip_dcl.artifact import json_digest
-from medclip_dcl.errors import ConfigError, EngineError
-from medclip_dcl.files import read_keys
-from medclip_dcl.progress import Progress
+from medclip_dcl.core.artifact import json_digest
+from medclip_dcl.core.errors import ConfigError, EngineError
+from medclip_dcl.core.files import read_keys
+from medclip_dcl.core.progress import Progress
 from medclip_dcl.retrieval.embeddings import Floats, Mask, Nearest, Rows, Shards
 from medclip_dcl.retrieval.settings import RetrievalConfig
 

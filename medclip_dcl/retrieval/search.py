@@ -26,8 +26,9 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.errors import ArtifactCorrupt, ArtifactStale, QueryError
+from medclip_dcl.core.artifact import Artifact, open_artifact
+from medclip_dcl.core.errors import ArtifactCorrupt, ArtifactStale, QueryError
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.retrieval.embeddings import (
@@ -48,7 +49,6 @@ from medclip_dcl.retrieval.embeddings import (
 )
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.retrieval.sketch import SKETCH, Sketch, open_vectors
-from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 

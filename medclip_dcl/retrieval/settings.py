@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from medclip_dcl.settings import Section
+from medclip_dcl.core.settings import Section
 
 
 class IndexConfig(Section):

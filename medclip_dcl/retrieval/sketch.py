@@ -25,6 +25,7 @@ import torch
 from scipy import linalg
 from torch import Tensor
 
+from medclip_dcl.core.tables import map_array, write_array
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.retrieval.embeddings import (
@@ -32,7 +33,6 @@ from medclip_dcl.retrieval.embeddings import (
     Shards,
     open_shards,
 )
-from medclip_dcl.tables import map_array, write_array
 
 SKETCH = "sketch.npy"
 """Landmarks, basis and lift, side by side: (landmarks, dim + 2 x width)."""

@@ -23,10 +23,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from medclip_dcl.artifact import Artifact, ArtifactType
-from medclip_dcl.errors import StudyError
-from medclip_dcl.settings import Section
-from medclip_dcl.tables import Column, TableFormat, read_in_parts
+from medclip_dcl.core.artifact import Artifact, ArtifactType
+from medclip_dcl.core.errors import StudyError
+from medclip_dcl.core.settings import Section
+from medclip_dcl.core.tables import Column, TableFormat, read_in_parts
 from medclip_dcl.text.cleaning import fold_unicode
 
 

@@ -18,17 +18,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from medclip_dcl.artifact import (
+from medclip_dcl.core.artifact import (
     Artifact,
     ArtifactType,
     fingerprint_changes,
     open_artifact,
     read_artifact_header,
 )
-from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.errors import ArtifactError, ArtifactStale, ArtifactUnwritable, CheckpointError
-from medclip_dcl.files import disk_faults_named, write_bytes, write_text
-from medclip_dcl.provenance import remove_if_code_changed
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.errors import (
+    ArtifactError,
+    ArtifactStale,
+    ArtifactUnwritable,
+    CheckpointError,
+)
+from medclip_dcl.core.files import disk_faults_named, write_bytes, write_text
+from medclip_dcl.core.provenance import remove_if_code_changed
 
 ARTIFACT = ArtifactType("checkpoints", 2, "train")
 

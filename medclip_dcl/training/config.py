@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from medclip_dcl.errors import CheckpointError
+from medclip_dcl.core.errors import CheckpointError
+from medclip_dcl.inference.model_package import CONFIG, PackagedConfig
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig
-from medclip_dcl.model_package import CONFIG, PackagedConfig
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 
 

@@ -16,12 +16,12 @@ from jaxtyping import Float32, Int, Int32, Int64
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from medclip_dcl.artifact import Artifact
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.errors import StudyError
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.data.manifest import BOXES, IMAGES
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import StudyError
 from medclip_dcl.likelihood.eta import read_eta
-from medclip_dcl.tables import read_table
 from medclip_dcl.text.sentences import SENTENCES
 from medclip_dcl.training.sampler import RaggedIndex
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from medclip_dcl.artifact import (
+from medclip_dcl.core.artifact import (
     Artifact,
     ArtifactType,
     json_digest,
@@ -28,11 +28,10 @@ from medclip_dcl.artifact import (
     open_artifact,
     remove_retired,
 )
-from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ArtifactError
-from medclip_dcl.provenance import changed_code
-from medclip_dcl.tables import (
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.errors import ArtifactError
+from medclip_dcl.core.provenance import changed_code
+from medclip_dcl.core.tables import (
     Column,
     TableFormat,
     map_array,
@@ -40,6 +39,7 @@ from medclip_dcl.tables import (
     write_array,
     write_table,
 )
+from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.training.corpus import Corpus, Strings, TokenTable, read_corpus
 from medclip_dcl.training.sampler import RaggedIndex
 from medclip_dcl.training.settings import ObjectiveConfig

@@ -23,11 +23,11 @@ import torch
 from jaxtyping import Float, Int, Int64, UInt8
 from torch import Tensor
 
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.rng import RngStream, generator_for
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.dual_encoder import trim_padding
 from medclip_dcl.models.image_encoder import MEAN, SPREAD
-from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.supervision import Supervision

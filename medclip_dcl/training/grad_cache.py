@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput

@@ -19,8 +19,8 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from torch.optim import Optimizer
 
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.files import disk_faults_named, write_text
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.files import disk_faults_named, write_text
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.objective import ObjectiveOutput

@@ -24,14 +24,14 @@ from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from medclip_dcl.errors import ObjectiveError
+from medclip_dcl.core.errors import ObjectiveError
+from medclip_dcl.core.plugins import LOSSES
+from medclip_dcl.core.rng import RngStream, torch_generator_for
 from medclip_dcl.losses import negatives
 from medclip_dcl.losses.debiased import debiased_terms
 from medclip_dcl.losses.gather import gather_with_grad
 from medclip_dcl.losses.info_nce import info_nce_loss
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.plugins import LOSSES
-from medclip_dcl.rng import RngStream, torch_generator_for
 from medclip_dcl.training.dataset import ImageTextBatch, jitter
 from medclip_dcl.training.settings import ObjectiveConfig
 

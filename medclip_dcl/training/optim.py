@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from medclip_dcl.errors import CheckpointError
+from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.training.settings import TrainConfig
 
 

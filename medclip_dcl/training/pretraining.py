@@ -27,15 +27,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW
 
-from medclip_dcl.artifact import ArtifactType
+from medclip_dcl.core.artifact import ArtifactType
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.files import write_bytes
+from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.rng import RngStream, generator_for, seed_for
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.files import write_bytes
 from medclip_dcl.losses.debiased import debiased_contrastive_loss
 from medclip_dcl.models.image_encoder import MEAN, SPREAD, ImageEncoder
 from medclip_dcl.models.settings import ImageEncoderConfig
-from medclip_dcl.progress import Progress
-from medclip_dcl.rng import RngStream, generator_for, seed_for
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 from medclip_dcl.training.optim import (
     learning_rate_share,

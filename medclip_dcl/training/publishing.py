@@ -14,13 +14,13 @@ from jaxtyping import Float16, UInt8
 from torch import Tensor
 from transformers import BertConfig
 
+from medclip_dcl.core.files import write_text
+from medclip_dcl.core.settings import Section
+from medclip_dcl.core.tables import read_table, spread_rows
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.files import write_text
-from medclip_dcl.inference.predictor import Predictor, build_predictor
-from medclip_dcl.inference.zero_shot import prompt_levels, prompt_texts
-from medclip_dcl.input_range import fit_input_range
-from medclip_dcl.model_package import (
+from medclip_dcl.inference.input_range import fit_input_range
+from medclip_dcl.inference.model_package import (
     InputRange,
     PromptOffset,
     PromptOffsets,
@@ -29,12 +29,12 @@ from medclip_dcl.model_package import (
     write_model_package,
     write_offsets,
 )
+from medclip_dcl.inference.predictor import Predictor, build_predictor
+from medclip_dcl.inference.zero_shot import prompt_levels, prompt_texts
 from medclip_dcl.models.encoder_files import plain_tree
 from medclip_dcl.models.image_encoder import preprocessing_facts
 from medclip_dcl.models.lora import merged
 from medclip_dcl.models.text_encoder import BERT_FIELDS
-from medclip_dcl.settings import Section
-from medclip_dcl.tables import read_table, spread_rows
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.setup import TrainInputs, TrainSetup

@@ -16,8 +16,8 @@ from typing import Self
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.rng import RngStream, generator_for
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.rng import RngStream, generator_for
 
 
 class RaggedIndex:

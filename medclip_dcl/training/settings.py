@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from medclip_dcl.plugins import LOSSES
-from medclip_dcl.settings import LOCAL, NO_EFFECT, Section
+from medclip_dcl.core.plugins import LOSSES
+from medclip_dcl.core.settings import LOCAL, NO_EFFECT, Section
 
 Tracker = Literal[
     "tensorboard",

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.core.artifact import Artifact, open_artifact
+from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.towers import Start, read_start
-from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.corpus import TokenTable
 from medclip_dcl.training.corpus_cache import ARTIFACT as CORPUS

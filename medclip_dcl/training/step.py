@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.optim import (

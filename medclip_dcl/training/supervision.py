@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from medclip_dcl.artifact import Artifact
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data.manifest import label_names, read_labels
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.training.corpus import Corpus, Strings
 from medclip_dcl.training.settings import ObjectiveConfig
 

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.models.text_encoder import TextEncoder, load_trained_projection
 from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.sampler import ImageTextSampler

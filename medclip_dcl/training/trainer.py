@@ -25,9 +25,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from medclip_dcl.errors import CheckpointError, TrainingError
+from medclip_dcl.core.errors import CheckpointError, TrainingError
+from medclip_dcl.core.progress import Progress
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.progress import Progress
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 from medclip_dcl.training.corpus import Corpus
 from medclip_dcl.training.dataset import ImageTextBatch, ImageTextDataset, prefetch

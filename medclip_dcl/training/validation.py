@@ -18,17 +18,17 @@ from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int, Int8, UInt8
 from torch import Tensor, nn
 
-from medclip_dcl.artifact import Artifact
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.rng import RngStream, generator_for
 from medclip_dcl.data.manifest import read_labels
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.classification import UNKNOWN, labelled_truth
 from medclip_dcl.evaluation.metrics import best_ranks, mean_of, recall_at, roc_auc, value_of
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import margins, prompt_texts
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import to_input
-from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.text.labeler.labels import FINDINGS, REPORT_CLAIMS
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.corpus import Corpus, TokenTable

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from testing.dicom import dicom_bytes, ramp
-from testing.service import Service, running, store
+from tests.support.dicom import dicom_bytes, ramp
+from tests.support.service import Service, running, store
 
 
 @pytest.fixture(scope="session")

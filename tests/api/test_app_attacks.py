@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from testing.service import Service, png, running
-from testing.wire import Part, Request, exchange, form
+from tests.support.service import Service, png, running
+from tests.support.wire import Part, Request, exchange, form
 
 KEY = "k" * 20 + "0123456789abcdef"
 MEBIBYTE = 1 << 20

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from testing.service import Service
+from tests.support.service import Service
 
 SENTINELS = ("PHISENTINEL", "PHISENT", "PHIHIDDEN")
 

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from api.settings import ServeSettings
-from testing.surface import KEYED, OPEN, routes_of, try_everything
+from tests.support.surface import KEYED, OPEN, routes_of, try_everything
 
 KEY = "k" * 20 + "0123456789abcdef"
 

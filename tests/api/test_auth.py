@@ -11,7 +11,7 @@ from api.app import create_app
 from api.auth import is_loopback, read_auth
 from api.logging import RequestState, state_of
 from api.settings import ServeSettings
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
 
 KEY = "k" * 20 + "0123456789abcdef"
 OTHER = "o" * 40

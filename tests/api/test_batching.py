@@ -12,9 +12,9 @@ from api.batching import MicroBatcher
 from api.errors import ApiError
 from api.logging import Metrics, state_of
 from medclip_dcl.inference.predictor import Predictor, load
-from testing.published import publish
-from testing.tiny_models import random_images
 from tests.api.test_middleware import Caller
+from tests.support.published import publish
+from tests.support.tiny_models import random_images
 
 TOLERANCE = 1e-5
 

@@ -13,10 +13,10 @@ from medclip_dcl.client import Client
 from medclip_dcl.data.limits import REASONS
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.schemas import ClassifyAnswer, GroundAnswer, RefusedImage
-from testing.dicom import dicom_bytes, ramp
-from testing.heads import add_heads
-from testing.published import PROMPTS, publish, random_range, refuse
-from testing.service import Service, png, running
+from tests.support.dicom import dicom_bytes, ramp
+from tests.support.heads import add_heads
+from tests.support.published import PROMPTS, publish, random_range, refuse
+from tests.support.service import Service, png, running
 
 IMAGES = [png(seed=seed) for seed in range(3)]
 BAD, BEYOND = b"PHISENTINEL", dicom_bytes(ramp(96, 64))

@@ -13,15 +13,15 @@ from api.errors import ApiError
 from api.routes.embed import check_size
 from api.settings import MAX_IMAGES
 from medclip_dcl.client import Client
+from medclip_dcl.core.errors import ImageError, ServiceError
 from medclip_dcl.data.images import open_image
 from medclip_dcl.data.limits import REASONS
-from medclip_dcl.errors import ImageError, ServiceError
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.schemas import EmbedAnswer
-from testing.dicom import dicom_bytes, ramp
-from testing.published import SENTENCES, publish, random_range
-from testing.service import Service, png, running
-from testing.wire import Part, Request, exchange, form
+from tests.support.dicom import dicom_bytes, ramp
+from tests.support.published import SENTENCES, publish, random_range
+from tests.support.service import Service, png, running
+from tests.support.wire import Part, Request, exchange, form
 
 IMAGES = [png(seed=seed) for seed in range(3)] + [dicom_bytes(ramp(96, 64))]
 LONG = 60_000

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from api.launcher import main
-from testing.service import png, running, store
+from tests.support.service import png, running, store
 
 
 @pytest.mark.parametrize(

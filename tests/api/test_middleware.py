@@ -19,8 +19,8 @@ from api.errors import ERRORS, ApiError, add_handlers, error_response
 from api.logging import Metrics, RequestState, state_of
 from api.middleware import PIECE, RequestMiddleware
 from api.settings import ServeSettings
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.limits import REASONS
-from medclip_dcl.errors import ImageError
 
 OPEN = Auth(None, frozenset())
 

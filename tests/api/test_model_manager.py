@@ -11,12 +11,12 @@ from api.errors import ApiError
 from api.logging import Metrics
 from api.model_manager import ModelManager, _gradient
 from api.settings import ServeSettings
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import ConfigError
 from pipelines.config import Config
-from testing.published import publish
-from testing.tiny_models import tiny_model_config
-from testing.users import enterable_folder, plain_user
+from tests.support.published import publish
+from tests.support.tiny_models import tiny_model_config
+from tests.support.users import enterable_folder, plain_user
 
 
 def load(folder: Path, **settings: str) -> ModelManager:

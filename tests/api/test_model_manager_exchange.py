@@ -14,14 +14,14 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from medclip_dcl.artifact import read_artifact_header
-from medclip_dcl.model_package import BANK_FILE, rewrite_package
+from medclip_dcl.core.artifact import read_artifact_header
+from medclip_dcl.inference.model_package import BANK_FILE, rewrite_package
 from pipelines import build_index
-from testing import forkserver
-from testing.corpus import KINDS, write_config, write_corpus
-from testing.published import publish, random_range
-from testing.service import PATIENCE_S, Service, png, running, store
-from testing.tiny_models import random_images
+from tests.support import forkserver
+from tests.support.corpus import KINDS, write_config, write_corpus
+from tests.support.published import publish, random_range
+from tests.support.service import PATIENCE_S, Service, png, running, store
+from tests.support.tiny_models import random_images
 
 CLIENTS = 4
 PARTS = ("model", "index")

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import httpx
 
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.retrieval.settings import RetrievalConfig
 from medclip_dcl.retrieval.sketch import open_vectors
 from medclip_dcl.text.labeler.lexicon import LABELS
-from testing.milvus import milvus_server
-from testing.service import FINDINGS, N_IMAGES, running
+from tests.support.milvus import milvus_server
+from tests.support.service import FINDINGS, N_IMAGES, running
 
 QUESTION = {"target": "image", "text": "No pleural effusion.", "k": "99"}
 

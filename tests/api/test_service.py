@@ -16,11 +16,11 @@ from PIL import Image
 from medclip_dcl.data.images import open_image
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.schemas import ModelAnswer
-from testing import published
-from testing.dicom import raster_bytes
-from testing.service import Service, png, running
-from testing.tiny_models import random_images
-from testing.wire import BOUNDARY, Part, Request, exchange, form
+from tests.support import published
+from tests.support.dicom import raster_bytes
+from tests.support.service import Service, png, running
+from tests.support.tiny_models import random_images
+from tests.support.wire import BOUNDARY, Part, Request, exchange, form
 
 HEADERS = {
     "x-content-type-options": "nosniff",

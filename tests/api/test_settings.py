@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from api.settings import read_service_settings
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
 
 
 def write(folder: Path, text: str) -> Path:

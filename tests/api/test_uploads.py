@@ -3,8 +3,8 @@ import pytest
 
 from api.errors import ApiError
 from api.uploads import parse_box, parse_findings
+from medclip_dcl.core.errors import QueryError
 from medclip_dcl.data.grayscale import SquareImage
-from medclip_dcl.errors import QueryError
 
 
 @pytest.mark.parametrize("text", ["\ud800", "[" * 100_000, "[NaN, 1, 2, 3]", '["1", 2, 3, 4]'])

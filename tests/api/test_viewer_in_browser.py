@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from medclip_dcl.inference.predictor import load
-from testing.axe import AXE, serious_findings
-from testing.browser import Page, browsing, find_browser
-from testing.dicom import dicom_bytes, raster_bytes
-from testing.heads import add_heads
-from testing.published import publish, random_range, refuse
-from testing.service import Service, png, running
-from testing.tiny_models import random_images
+from tests.support.axe import AXE, serious_findings
+from tests.support.browser import Page, browsing, find_browser
+from tests.support.dicom import dicom_bytes, raster_bytes
+from tests.support.heads import add_heads
+from tests.support.published import publish, random_range, refuse
+from tests.support.service import Service, png, running
+from tests.support.tiny_models import random_images
 
 KEY = "k" * 32
 READY = """document.querySelectorAll('#findings button').length > 0

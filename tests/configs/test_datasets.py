@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.evaluation import results
-from medclip_dcl.tables import TableFormat, read_table
 from pipelines import build_manifest, evaluate, prepare_images
 from pipelines.config import load_config
-from testing.public_sets import SETS
-from testing.published import publish
+from tests.support.public_sets import SETS
+from tests.support.published import publish
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/datasets.md"

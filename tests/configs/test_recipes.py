@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.text import sentences
@@ -15,7 +15,7 @@ from pipelines import build_manifest, split_sentences
 from pipelines.config import load_config
 from pipelines.plan import plan
 from pipelines.stages import stages_of
-from testing.open_i import write_image, write_projections, write_xml_form
+from tests.support.open_i import write_image, write_projections, write_xml_form
 
 ROOT = Path(__file__).parents[2]
 OTHER = {"serve.yaml"}

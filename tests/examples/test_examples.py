@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from testing.bert import tiny_bert, tiny_tokenizer
-from testing.dicom import dicom_bytes, ramp
-from testing.service import png, running
 from tests.house.tree import ROOT
+from tests.support.bert import tiny_bert, tiny_tokenizer
+from tests.support.dicom import dicom_bytes, ramp
+from tests.support.service import png, running
 
 EXAMPLES = ROOT / "examples"
 KEY = "k" * 40

@@ -6,9 +6,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from testing.service import store
 from tests.examples.notebook import code_of, run
 from tests.house.tree import ROOT
+from tests.support.service import store
 
 NOTEBOOK = ROOT / "examples" / "trained_model.ipynb"
 

@@ -20,7 +20,7 @@ GATES = {
 }
 """Raw call -> the files that may make it; ruff refuses pickle, eval, exec and the like."""
 
-WRITERS = {"medclip_dcl/files.py", f"{HOSPITAL}/gateway/spool.py", "pipelines/init.py"}
+WRITERS = {"medclip_dcl/core/files.py", f"{HOSPITAL}/gateway/spool.py", "pipelines/init.py"}
 """Files that may open another for writing: the spool keeps what was written and fsynced, and the
 preview of a table is its owner's alone from the first byte."""
 

@@ -6,17 +6,11 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NEIGHBORS = (
-    "medclip_exports",
-    "medclip_reporting",
-    "medclip_sources",
-    "medclip_synthetic",
-)
-SHIPPED = ("medclip_dcl", *NEIGHBORS, "pipelines", "api")
+SHIPPED = ("medclip_dcl", "pipelines", "api")
 """Folders that the wheel has."""
 HOSPITAL = "hospital/medclip_hospital"
 """Package of the distribution in `hospital/`."""
-CODE = (*SHIPPED, HOSPITAL, "benchmarks", "testing")
+CODE = (*SHIPPED, HOSPITAL, "benchmarks", "tests/support")
 
 
 @functools.cache

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from medclip_dcl.client import Client, main
-from medclip_dcl.errors import ConfigError, ImageError, ServiceError
-from testing.dicom import dicom_bytes, ramp
-from testing.service import FINDINGS, Service, running, store
-from testing.stub_service import stub_service
+from medclip_dcl.core.errors import ConfigError, ImageError, ServiceError
+from tests.support.dicom import dicom_bytes, ramp
+from tests.support.service import FINDINGS, Service, running, store
+from tests.support.stub_service import stub_service
 
 KEY = "k" * 40
 README = (Path(__file__).parents[2] / "api/README.md").read_text(encoding="utf-8")

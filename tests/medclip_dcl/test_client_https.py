@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from medclip_dcl.client import Client, main, unreachable
-from medclip_dcl.errors import ConfigError, ServiceError
-from testing.hub import Handler, served
-from testing.stub_service import stub_answer
-from testing.tls import HAS_OPENSSL, Certificates, make_certificates
+from medclip_dcl.core.errors import ConfigError, ServiceError
+from tests.support.hub import Handler, served
+from tests.support.stub_service import stub_answer
+from tests.support.tls import HAS_OPENSSL, Certificates, make_certificates
 
 needs_openssl = pytest.mark.skipif(not HAS_OPENSSL, reason="not installed: openssl")
 

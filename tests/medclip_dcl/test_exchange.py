@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from medclip_dcl.client import Client
-from medclip_dcl.errors import ServiceError
-from testing.hub import Handler, served
+from medclip_dcl.core.errors import ServiceError
+from tests.support.hub import Handler, served
 
 MOST_BYTES = 1 << 16
 OVER = threading.Event()

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.client import Client
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.schemas import ClassifyAnswer
 from pipelines.__main__ import main
 from pipelines.ask import write_findings
-from testing.service import png, running
+from tests.support.service import png, running
 
 
 def test_a_folder_becomes_a_table_and_a_cut_one_goes_on(

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.client import Client
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
+from medclip_dcl.inference.model_package import ARTIFACT
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.model_package import ARTIFACT
-from medclip_dcl.tables import read_table
 from pipelines import ask_service, build_index, write_report
-from testing.corpus import KINDS, write_config
-from testing.evaluated import evaluate_here, write_evaluated
-from testing.service import png, running
+from tests.support.corpus import KINDS, write_config
+from tests.support.evaluated import evaluate_here, write_evaluated
+from tests.support.service import png, running
 
 SENTENCES = {sentence for _, *said in KINDS for sentence in said}
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
-from medclip_dcl.artifact_writer import write_artifact
+from medclip_dcl.core.artifact import Artifact, make_fingerprint, open_artifact
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta, eta_sources, masked_lm, scoring
-from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import distinct_sentences, text_key
 from pipelines import build_eta_cache, read_claims, split_sentences
-from testing.corpus import commit_tables, write_reports
+from tests.support.corpus import commit_tables, write_reports
 
 
 @pytest.fixture

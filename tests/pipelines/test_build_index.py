@@ -3,15 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import RetrievalConfig
 from pipelines.build_index import main
-from testing.corpus import KINDS, write_config, write_corpus
-from testing.milvus import milvus_file
-from testing.published import publish
+from tests.support.corpus import KINDS, write_config, write_corpus
+from tests.support.milvus import milvus_file
+from tests.support.published import publish
 
 STUDIES = 10
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.core.artifact import Artifact, open_artifact
+from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.tables import TableFormat, read_table
 from pipelines.build_manifest import main
-from testing.dicom import dicom_bytes, ramp
-from testing.release import Release, release
+from tests.support.dicom import dicom_bytes, ramp
+from tests.support.release import Release, release
 
 _IDS = {"SOPInstanceUID": "1.2.3", "StudyInstanceUID": "1.2", "PatientID": "MRN7"}
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.calibration import share_changed
+from medclip_dcl.inference import model_package
+from medclip_dcl.inference.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.model_package import ScoreCalibration, read_calibration
-from medclip_dcl.tables import read_table
 from pipelines import evaluate
 from pipelines.calibrate_scores import main
-from testing.corpus import commit_tables, write_config
-from testing.evaluated import write_evaluated
-from testing.published import PROMPTS, publish
-from testing.tiny_models import random_images
+from tests.support.corpus import commit_tables, write_config
+from tests.support.evaluated import write_evaluated
+from tests.support.published import PROMPTS, publish
+from tests.support.tiny_models import random_images
 
 SEED = 37
 """Of the random model: one whose score of pneumonia happens to rise with it."""

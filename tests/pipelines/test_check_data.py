@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.tables import read_table
-from medclip_reporting import preflight
-from medclip_reporting.preflight import read_preflight
-from medclip_synthetic.settings import GenerateConfig
-from medclip_synthetic.tree import BOX_TABLE
+from medclip_dcl.core.artifact import Artifact, open_artifact
+from medclip_dcl.core.tables import read_table
+from medclip_dcl.synthetic.settings import GenerateConfig
+from medclip_dcl.synthetic.tree import BOX_TABLE
 from pipelines.build_manifest import main as build_manifest
 from pipelines.check_data import PAGE, main
-from testing.dicom import dicom_bytes, ramp
-from testing.faults import compare, read_fault_list, write_spoilt_tree
-from testing.published import publish
-from testing.release import REPORT, Release, release
+from pipelines.report import preflight
+from pipelines.report.preflight import read_preflight
+from tests.support.dicom import dicom_bytes, ramp
+from tests.support.faults import compare, read_fault_list, write_spoilt_tree
+from tests.support.published import publish
+from tests.support.release import REPORT, Release, release
 
 GENERATE = GenerateConfig(patients=38, size_px=64)
 

@@ -19,8 +19,8 @@ from pipelines import ask
 from pipelines import run as run_module
 from pipelines.__main__ import COMMANDS, main
 from pipelines.stages import HEADINGS
-from testing import forkserver
 from tests.house.tree import ROOT
+from tests.support import forkserver
 
 JOBS = '["generate_studies","build_manifest"]'
 SMALL = [

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from medclip_dcl.core.errors import ConfigError, StudyError
+from medclip_dcl.core.files import path_under
 from medclip_dcl.data.source_settings import SourceConfig, relative_to_root
-from medclip_dcl.errors import ConfigError, StudyError
-from medclip_dcl.files import path_under
 from medclip_dcl.text.language import language_warning
 from pipelines.column_guesses import TableGuess, guess_table, read_view
 

@@ -5,8 +5,8 @@ import pytest
 
 from medclip_dcl.evaluation import results
 from pipelines.compare import find_runs, main
-from testing.evaluated import evaluate_here, write_evaluated
-from testing.published import publish
+from tests.support.evaluated import evaluate_here, write_evaluated
+from tests.support.published import publish
 
 
 @pytest.fixture(scope="module")

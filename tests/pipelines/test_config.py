@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from api.settings import ServeSettings
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.settings import read_settings_of, resolve_path
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.settings import read_settings_of, resolve_path
 from pipelines.config import check_config, load_config
 from pipelines.stages import stages_of
 

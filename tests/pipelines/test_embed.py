@@ -12,13 +12,13 @@ import pytest
 
 from medclip_dcl.data.images import open_image
 from medclip_dcl.inference.predictor import Predictor, load
-from medclip_exports import vectors
+from medclip_dcl.retrieval import vectors
 from pipelines import embed
-from testing.dicom import dicom_bytes, ramp, raster_bytes
-from testing.published import SENTENCES, publish, random_range
-from testing.service import png
-from testing.tiny_models import random_images
 from tests.house.tree import ROOT
+from tests.support.dicom import dicom_bytes, ramp, raster_bytes
+from tests.support.published import SENTENCES, publish, random_range
+from tests.support.service import png
+from tests.support.tiny_models import random_images
 
 SECRET = "PHISENTINEL"
 

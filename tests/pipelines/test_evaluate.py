@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, matthews_corrcoef
 
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.results import read_figures
+from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.prompts import read_prompts
-from medclip_dcl.model_package import read_model_package
-from medclip_dcl.tables import read_table
 from pipelines.config import Config
 from pipelines.evaluate import main
-from testing.corpus import write_config
-from testing.dicom import raster_bytes
-from testing.evaluated import BOXED, PROMPTS, write_evaluated
+from tests.support.corpus import write_config
+from tests.support.dicom import raster_bytes
+from tests.support.evaluated import BOXED, PROMPTS, write_evaluated
 
 SETTINGS = {"bootstrap": 20}
 
@@ -147,7 +147,7 @@ def test_pictures_that_were_trained_on_are_refused_unless_allowed(tmp_path, caps
 def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsys):
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"\x07")
-    adapter = {"model": "testing.clip:build", "weights": str(weights)}
+    adapter = {"model": "tests.support.clip:build", "weights": str(weights)}
     assert run(work, adapter=adapter, images_per_finding=4) == 0
     tree = figures(work)
     assert (tree["contaminated"], tree["repeated_images"], tree["geometry"]) == (
@@ -176,11 +176,11 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("testing.clip", "must read module:callable"),
-        ("testing.nowhere:build", "cannot be imported"),
-        ("testing.clip:nothing", "cannot be imported"),
-        ("testing.clip:PATCH_PX", "is not callable"),
-        ("testing.clip:broken", "has no embed_images"),
+        ("tests.support.clip", "must read module:callable"),
+        ("tests.support.nowhere:build", "cannot be imported"),
+        ("tests.support.clip:nothing", "cannot be imported"),
+        ("tests.support.clip:PATCH_PX", "is not callable"),
+        ("tests.support.clip:broken", "has no embed_images"),
     ],
 )
 def test_an_adapter_that_cannot_be_built_is_a_configuration_error(work, capsys, model, message):

@@ -9,9 +9,9 @@ import pytest
 from medclip_dcl.data import selection
 from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Reject, Source, Study, Text
 from medclip_dcl.data.selection import Selection
-from medclip_reporting import preflight
 from pipelines import faults
 from pipelines.faults import Found, Inspection
+from pipelines.report import preflight
 
 TEXT = Text("Clear.", "", "")
 

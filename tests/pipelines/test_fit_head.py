@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import yaml
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.inference import model_package
 from medclip_dcl.inference.heads import Head, read_heads
 from medclip_dcl.inference.predictor import load
 from pipelines.fit_head import main
-from testing.corpus import write_config
-from testing.dicom import raster_bytes
-from testing.evaluated import write_evaluated
-from testing.published import publish
-from testing.tiny_models import random_images
 from tests.house.tree import ROOT
+from tests.support.corpus import write_config
+from tests.support.dicom import raster_bytes
+from tests.support.evaluated import write_evaluated
+from tests.support.published import publish
+from tests.support.tiny_models import random_images
 
 PATIENTS = 40
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 import yaml
 
-from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.core.artifact import Artifact, open_artifact
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from pipelines import fit_language_model, split_sentences
-from testing.bert import tiny_bert, write_cxr_bert
-from testing.corpus import write_reports
+from tests.support.bert import tiny_bert, write_cxr_bert
+from tests.support.corpus import write_reports
 
 SMALL = {
     "vocabulary": 150,

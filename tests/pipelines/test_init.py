@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.data.table_files import read_any
+from medclip_dcl.inference import model_package
 from pipelines import build_manifest
 from pipelines.__main__ import main
 from pipelines.config import Config, load_config
-from testing.corpus import TINY_DEMO
-from testing.processes import options
+from tests.support.corpus import TINY_DEMO
+from tests.support.processes import options
 
 STAGES = ("build_manifest", "prepare_images", "split_sentences", "read_claims",
           "fit_language_model", "score_sentences", "build_eta_cache", "train")  # fmt: skip

@@ -21,7 +21,7 @@ from pipelines.inspection import (
     mark_report,
     read_reports,
 )
-from testing.dicom import dicom_bytes, ramp
+from tests.support.dicom import dicom_bytes, ramp
 
 
 def test_images_are_described_by_the_gate() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import ArtifactType
-from medclip_dcl.artifact_writer import ArtifactWriter
-from medclip_dcl.errors import ArtifactMissing, ConfigError, StudyError
-from medclip_dcl.files import write_text
+from medclip_dcl.core.artifact import ArtifactType
+from medclip_dcl.core.artifact_writer import ArtifactWriter
+from medclip_dcl.core.errors import ArtifactMissing, ConfigError, StudyError
+from medclip_dcl.core.files import write_text
 from pipelines.job import STOPPED, Job, Stopped, job_main
-from testing.headers import made_by_other_code
 from tests.house.tree import ROOT
+from tests.support.headers import made_by_other_code
 
 ARTIFACT = ArtifactType("thing", 1, "make_thing")
 
@@ -70,7 +70,7 @@ def test_exit_code_tells_how_it_ended(config_file: Path, error: BaseException, c
 FAULTY = """
 import sys, threading
 from multiprocessing import get_context
-from medclip_dcl.errors import ending_with_fault
+from medclip_dcl.core.errors import ending_with_fault
 from pipelines.job import job_main
 
 def fail():
@@ -124,10 +124,10 @@ def test_a_forced_job_makes_again_what_is_valid_and_reuse_names_changed_code(
 
     assert run(config_file, work) == run(config_file, work) == 0
     assert capsys.readouterr().err == ""
-    made_by_other_code(config_file.parent / "work" / "thing", "medclip_dcl/files.py")
+    made_by_other_code(config_file.parent / "work" / "thing", "medclip_dcl/core/files.py")
     assert run(config_file, work) == 0
     shown = capsys.readouterr()
-    assert "thing reused, made before medclip_dcl/files.py changed; --force" in shown.err
+    assert "thing reused, made before medclip_dcl/core/files.py changed; --force" in shown.err
     assert run(config_file, work, "--force") == run(config_file, work) == 0
     shown = capsys.readouterr()
     assert [json.loads(line)["state"] for line in shown.out.splitlines()] == ["made", "reused"]

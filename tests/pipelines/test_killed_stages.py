@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from medclip_dcl.artifact import read_artifact_header
-from medclip_synthetic import tree
+from medclip_dcl.core.artifact import read_artifact_header
+from medclip_dcl.synthetic import tree
 from pipelines.stages import STAGES
-from testing import forkserver
-from testing.corpus import TINY_DEMO
-from testing.processes import options
+from tests.support import forkserver
+from tests.support.corpus import TINY_DEMO
+from tests.support.processes import options
 
 DEADLINE_S = 120
 SETTINGS = (

@@ -10,8 +10,8 @@ from torch import Tensor
 from medclip_dcl.models.dual_encoder import DualEncoder
 from pipelines import plan
 from pipelines.config import Config, load_config
-from testing.corpus import write_config, write_corpus
-from testing.tiny_models import tiny_text_config
+from tests.support.corpus import write_config, write_corpus
+from tests.support.tiny_models import tiny_text_config
 
 PAPER = "configs/train/mimic_cxr.yaml"
 TEXT = tiny_text_config()

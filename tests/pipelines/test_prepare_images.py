@@ -10,16 +10,16 @@ import psutil
 import pytest
 from distributed import Client, LocalCluster
 
-from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.core.artifact import Artifact, open_artifact
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import open_image
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.tables import read_table
 from pipelines import build_manifest, prepare_images
-from testing import forkserver
-from testing.dicom import dicom_bytes, ramp
-from testing.release import Release, release
+from tests.support import forkserver
+from tests.support.dicom import dicom_bytes, ramp
+from tests.support.release import Release, release
 
 
 def config_file(

@@ -11,31 +11,30 @@ import pytest
 
 from api.model_manager import fetch_model
 from api.settings import ServeSettings
-from medclip_dcl import model_package
-from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, open_artifact
-from medclip_dcl.artifact_writer import write_artifact
+from medclip_dcl.core.artifact import HEADER, Artifact, make_fingerprint, open_artifact
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.errors import ArtifactStale, CheckpointError, ConfigError
+from medclip_dcl.core.settings import WITHHELD
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ArtifactStale, CheckpointError, ConfigError
 from medclip_dcl.evaluation.questions import refuse_contaminated
+from medclip_dcl.inference import model_package
 from medclip_dcl.inference.heads import read_heads
+from medclip_dcl.inference.model_package import read_model_package, subject_hash
 from medclip_dcl.inference.predictor import load, published_folder
-from medclip_dcl.model_package import read_model_package, subject_hash
-from medclip_dcl.settings import WITHHELD
 from medclip_dcl.training.config import TrainingConfig, read_training_config
-from medclip_exports import cards
-from medclip_exports.redacted_copy import export_model
-from pipelines import push_model, write_cards
+from pipelines import cards, push_model, write_cards
 from pipelines.config import Config
-from testing import forkserver
-from testing.canaries import found_in, spoil_settings
-from testing.corpus import write_config
-from testing.evaluated import write_evaluated
-from testing.heads import add_heads
-from testing.hub import COMMIT, TOKEN, running_hub
-from testing.published import publish
-from testing.tiny_models import tiny_model_config
+from pipelines.redacted_copy import export_model
+from tests.support import forkserver
+from tests.support.canaries import found_in, spoil_settings
+from tests.support.corpus import write_config
+from tests.support.evaluated import write_evaluated
+from tests.support.heads import add_heads
+from tests.support.hub import COMMIT, TOKEN, running_hub
+from tests.support.published import publish
+from tests.support.tiny_models import tiny_model_config
 
 SENT = {
     "README.md",
@@ -88,7 +87,7 @@ def pushed(config_file: Path, url: str, *options: str, **more: str) -> Pushed:
         log,
         output=output,
         environment={**own, **more},
-        before=("testing.forkserver:forget", ("huggingface_hub",)),
+        before=("tests.support.forkserver:forget", ("huggingface_hub",)),
     )
     return Pushed(code, output.read_text(), log.read_text())
 

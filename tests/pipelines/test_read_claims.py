@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.tables import read_table
+from medclip_dcl.core.artifact import Artifact, open_artifact
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from pipelines.read_claims import main
-from testing.corpus import commit_tables
+from tests.support.corpus import commit_tables
 
 REPORTS = {
     "s1": ["Small left effusion.", "No pneumothorax."],

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from medclip_dcl.artifact import Artifact, ArtifactType, make_fingerprint
-from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.errors import ArtifactStale
+from medclip_dcl.core.artifact import Artifact, ArtifactType, make_fingerprint
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.errors import ArtifactStale
 from medclip_dcl.likelihood import eta_sources
 from pipelines.__main__ import main
 from pipelines.config import Config, check_config

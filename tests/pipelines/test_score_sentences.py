@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact
-from medclip_dcl.artifact_writer import write_artifact
+from medclip_dcl.core.artifact import Artifact, make_fingerprint, open_artifact
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
 from medclip_dcl.likelihood.scorer import Scorer
 from medclip_dcl.likelihood.scoring import read_parts
-from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import distinct_sentences, text_key
 from pipelines import build_eta_cache, score_sentences, split_sentences
-from testing import forkserver
-from testing.bert import tiny_bert, tiny_tokenizer
-from testing.corpus import write_reports
+from tests.support import forkserver
+from tests.support.bert import tiny_bert, tiny_tokenizer
+from tests.support.corpus import write_reports
 
 UNITS = ("--set", "likelihood.unit_pieces=150")
 DEADLINE_S = 90

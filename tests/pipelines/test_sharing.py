@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import HEADER
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.artifact import HEADER
+from medclip_dcl.core.errors import ConfigError
 from pipelines.sharing import share_data
 
 

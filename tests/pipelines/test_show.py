@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.show import _OnePage, main
 from pipelines.stages import REPORT
-from testing.headers import make
+from tests.support.headers import make
 
 
 @pytest.fixture

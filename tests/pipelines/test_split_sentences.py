@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import open_artifact
-from medclip_dcl.tables import read_table
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import distinct_sentences, text_key, training_reports
 from pipelines import split_sentences
-from testing.corpus import write_reports
+from tests.support.corpus import write_reports
 
 
 @pytest.fixture

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import yaml
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import open_artifact, read_artifact_header
-from medclip_dcl.errors import ArtifactMissing, ConfigError
+from medclip_dcl.core.artifact import open_artifact, read_artifact_header
+from medclip_dcl.core.errors import ArtifactMissing, ConfigError
 from medclip_dcl.evaluation import results
+from medclip_dcl.inference import model_package
 from medclip_dcl.training import checkpoint, logging
 from pipelines import sweep
 from pipelines.config import load_config
 from pipelines.grid import Grid, grid_points, grid_runs, read_grid
 from pipelines.job import Job
 from pipelines.sweep import FIGURES, FOLDER, LOG, NOTE, Run, Sweep, best_value
-from testing.corpus import write_config
-from testing.evaluated import write_untrained
+from tests.support.corpus import write_config
+from tests.support.evaluated import write_untrained
 
 ROOT = Path(__file__).parents[2]
 VALIDATING = ["train.validate_images=1000"]
@@ -203,7 +203,7 @@ def test_a_given_model_is_evaluated_once_and_published_figures_stand_in_brackets
     corpus: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     work = shutil.copytree(corpus, tmp_path / "work")
-    given = {"settings": {"evaluate.adapter.model": "testing.clip:build"}, "title": "theirs"}
+    given = {"settings": {"evaluate.adapter.model": "tests.support.clip:build"}, "title": "theirs"}
     rows = {"given": given | {"published": {"signed CNR": 1.46}}}
     assert sweep.main(arguments_of(work, ROWS | {"rows": rows, "seeds": [0, 1]})) == 0
     (point,) = read_tree(work)["points"]

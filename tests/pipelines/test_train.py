@@ -20,20 +20,20 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from medclip_dcl import load, model_package
-from medclip_dcl.model_package import read_model_package, subject_hash
+from medclip_dcl.inference.model_package import read_model_package, subject_hash
 from medclip_dcl.training.logging import TIMINGS, read_metrics
 from medclip_dcl.training.setup import TrainInputs
 from pipelines.config import load_config
 from pipelines.job import Job
 from pipelines.stages import STAGES
 from pipelines.train import main
-from testing import forkserver
-from testing.corpus import (
+from tests.support import forkserver
+from tests.support.corpus import (
     write_config,
     write_corpus,
     write_eta,
 )
-from testing.headers import made_by_other_code
+from tests.support.headers import made_by_other_code
 
 STEPS = 160
 LONG = {"steps": STEPS, "save_every_steps": 20}

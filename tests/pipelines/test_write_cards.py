@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.errors import ArtifactMissing, ArtifactStale
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.errors import ArtifactMissing, ArtifactStale
 from medclip_dcl.evaluation import results
-from medclip_dcl.tables import read_table
+from medclip_dcl.inference import model_package
 from medclip_dcl.text import sentences
-from medclip_exports import cards
-from medclip_reporting.corpus import count_splits
+from pipelines import cards
+from pipelines.report.corpus import count_splits
 from pipelines.write_cards import main
-from testing.corpus import commit_tables, write_config, write_corpus
-from testing.evaluated import evaluate_here, write_evaluated
-from testing.published import publish
+from tests.support.corpus import commit_tables, write_config, write_corpus
+from tests.support.evaluated import evaluate_here, write_evaluated
+from tests.support.published import publish
 
 TABLES = (manifest.IMAGES, manifest.REPORTS, manifest.STUDY_LABELS, manifest.BOXES)
 

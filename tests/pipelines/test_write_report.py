@@ -5,14 +5,14 @@ from html.parser import HTMLParser
 
 import pytest
 
+from medclip_dcl.core.tables import read_table
 from medclip_dcl.likelihood.eta import ETA
-from medclip_dcl.tables import read_table
 from pipelines.calibrate_scores import main as calibrate
 from pipelines.evaluate import main as evaluate
 from pipelines.write_report import main
-from testing.corpus import KINDS, write_config, write_corpus
-from testing.evaluated import write_evaluated, write_texts
-from testing.published import PROMPTS, publish
+from tests.support.corpus import KINDS, write_config, write_corpus
+from tests.support.evaluated import write_evaluated, write_texts
+from tests.support.published import PROMPTS, publish
 
 SECTIONS = (
     "results",
@@ -175,7 +175,7 @@ def text_page(tmp_path_factory):
     hostile = "<script>alert(1)</script> & heart"
     kinds = ((KINDS[0][0], hostile, KINDS[0][2]), *KINDS[1:])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("testing.corpus.KINDS", kinds)
+        patch.setattr("tests.support.corpus.KINDS", kinds)
         return report(write_texts(tmp_path_factory.mktemp("text") / "work"))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from medclip_sources.open_i import image_name
+from medclip_dcl.data.sources.open_i import image_name
 from pipelines.config import Config, load_config
 
 HERE = Path(__file__).parent

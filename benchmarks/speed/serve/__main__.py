@@ -20,9 +20,9 @@ from pathlib import Path
 from benchmarks.record import finish, judge
 from benchmarks.speed.serve import loads, ratios
 from benchmarks.speed.serve.processes import publish_paper_size
-from medclip_dcl.model_package import ARTIFACT
+from medclip_dcl.inference.model_package import ARTIFACT
 from pipelines.config import load_config
-from testing.published import publish
+from tests.support.published import publish
 
 DEMO = Path("configs/demo.yaml")
 BARS = {

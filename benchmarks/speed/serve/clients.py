@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from testing.dicom import raster_bytes
-from testing.tiny_models import random_images
+from tests.support.dicom import raster_bytes
+from tests.support.tiny_models import random_images
 
 _BOUNDARY = "0123456789abcdef0123456789abcdef"  # as long as those of httpx
 

@@ -16,7 +16,7 @@ from benchmarks.speed.serve.clients import (
     get_request,
 )
 from benchmarks.speed.serve.processes import served, target_of
-from testing.service import Service
+from tests.support.service import Service
 
 OVERLOAD = 4.0
 ALLOWED = {200, 429, 503}

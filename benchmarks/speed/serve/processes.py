@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 
 from benchmarks.speed.serve.clients import Target
-from medclip_dcl.distributed import available_cores
-from medclip_dcl.model_package import ARTIFACT
+from medclip_dcl.core.distributed import available_cores
+from medclip_dcl.inference.model_package import ARTIFACT
 from pipelines.config import Config
-from testing.processes import cpu_s as own_cpu_s
-from testing.processes import free_port
-from testing.published import publish
-from testing.service import PATIENCE_S, ROOT, Process, Service, running
+from tests.support.processes import cpu_s as own_cpu_s
+from tests.support.processes import free_port
+from tests.support.published import publish
+from tests.support.service import PATIENCE_S, ROOT, Process, Service, running
 
 KEPT = {
     "MALLOC_ARENA_MAX": "1",

@@ -24,7 +24,7 @@ from benchmarks.speed.serve.processes import (
     target_of,
 )
 from benchmarks.speed.timing import Times, cpu_ms, wall_ms
-from testing.service import Process
+from tests.support.service import Process
 
 CLIENTS = 16
 _PASSES = {1: 6, 8: 2}

@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from medclip_dcl.core.errors import ConfigError, ImageError, ServiceError
 from medclip_dcl.data.limits import REASONS
-from medclip_dcl.errors import ConfigError, ImageError, ServiceError
 from medclip_hospital.dicomweb import ArchivedImage, DicomWeb
 
 from .journal import Journal

@@ -13,7 +13,7 @@ from pydicom.uid import (
 )
 from pynetdicom import AE
 
-from medclip_dcl.errors import ConfigError, ServiceError
+from medclip_dcl.core.errors import ConfigError, ServiceError
 from medclip_hospital.dicomweb import DicomWeb
 
 from .listener import client_context

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from medclip_dcl.errors import ArtifactCorrupt
+from medclip_dcl.core.errors import ArtifactCorrupt
 
 WAITING = ("received", "answered", "built")
 """States in which something is to be done."""

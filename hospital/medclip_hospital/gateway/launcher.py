@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medclip_dcl.client import Client
+from medclip_dcl.core.errors import ArtifactUnwritable, ConfigError, MedclipError
 from medclip_dcl.data.dicom.metadata import read_instance_uid
-from medclip_dcl.errors import ArtifactUnwritable, ConfigError, MedclipError
 
 from .catch_up import CatchingUp
 from .destinations import Destination, open_destination

@@ -16,8 +16,8 @@ from pydicom.uid import (
 from pynetdicom import dimse_messages, evt
 from pynetdicom.sop_class import Verification  # type: ignore[attr-defined]
 
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data.dicom.metadata import SYNTAXES
-from medclip_dcl.errors import ConfigError
 
 from .connections import HANDSHAKE_S, PDU_BYTES, Entity, Server, calling_title
 from .journal import WAITING, Journal

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from medclip_dcl.settings import Section, read_settings_of
+from medclip_dcl.core.settings import Section, read_settings_of
 from medclip_hospital.instance import Kind, OutOfRange, ResultsConfig
 
 PREFIX = "MEDCLIP_GATEWAY_"

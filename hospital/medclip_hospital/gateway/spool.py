@@ -21,9 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.files import remove_staged, sync_file, write_bytes
 from medclip_dcl.data.dicom.metadata import read_instance_uid
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.files import remove_staged, sync_file, write_bytes
 
 RESERVE_BYTES = 256 << 20
 """Free bytes of the disk below which no image is taken; of a small disk a twentieth."""

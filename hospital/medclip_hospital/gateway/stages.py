@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pydicom.filereader import read_dataset
 
 from medclip_dcl.client import Client
+from medclip_dcl.core.errors import ImageError, ServiceError
 from medclip_dcl.data.images import Decoder, ImageHeader
 from medclip_dcl.data.limits import REASONS, ImagesConfig
-from medclip_dcl.errors import ImageError, ServiceError
 from medclip_dcl.schemas import OUT_OF_RANGE, ClassifyAnswer
 from medclip_hospital.instance import ResultsConfig
 from medclip_hospital.results import encode_results

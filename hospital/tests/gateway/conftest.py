@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from testing.stub_service import StubService, stub_service
+from tests.support.stub_service import StubService, stub_service
 
 
 @pytest.fixture(scope="module")

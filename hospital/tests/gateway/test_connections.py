@@ -12,7 +12,7 @@ from pynetdicom import AE
 from hospital.tests.support.orthanc import gateway_settings, radiograph, send, tls_files, wait_until
 from medclip_hospital.gateway import connections, launcher
 from medclip_hospital.gateway.listener import client_context
-from testing.tls import HAS_OPENSSL
+from tests.support.tls import HAS_OPENSSL
 
 CR, LITTLE = "1.2.840.10008.5.1.4.1.1.1", "1.2.840.10008.1.2.1"
 REQUEST, ACCEPT, DATA = 1, 2, 4

@@ -21,14 +21,14 @@ from hospital.tests.support.orthanc import (
 )
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import open_image
-from medclip_dcl.input_range import fit_input_range
+from medclip_dcl.inference.input_range import fit_input_range
+from medclip_dcl.synthetic.patients import NATURAL, draw_patient
 from medclip_hospital.gateway import launcher
 from medclip_hospital.gateway.listener import client_context
-from medclip_synthetic.patients import NATURAL, draw_patient
-from testing import unlike
-from testing.published import publish
-from testing.service import running as running_service
-from testing.tls import HAS_OPENSSL
+from tests.support import unlike
+from tests.support.published import publish
+from tests.support.service import running as running_service
+from tests.support.tls import HAS_OPENSSL
 
 pytestmark = pytest.mark.skipif(
     bool(orthanc.missing()), reason=f"not installed: {orthanc.missing()}"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from api.settings import read_service_settings
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
 from medclip_hospital.gateway.settings import read_gateway_settings
 
 FILE = Path(__file__).parents[2] / "gateway.yaml"

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from hospital.tests.support.orthanc import gateway_settings
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
 from medclip_hospital.gateway import launcher
 from medclip_hospital.gateway.journal import Journal
 from medclip_hospital.gateway.spool import IncomingImage, Spool

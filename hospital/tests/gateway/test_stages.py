@@ -17,8 +17,8 @@ from medclip_hospital.gateway.destinations import SendError
 from medclip_hospital.gateway.journal import Journal
 from medclip_hospital.gateway.monitoring import Monitor
 from medclip_hospital.gateway.spool import Spool
-from testing.stub_service import stub_service
-from testing.tls import HAS_OPENSSL, make_certificates
+from tests.support.stub_service import stub_service
+from tests.support.tls import HAS_OPENSSL, make_certificates
 
 
 class Pacs:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pydicom
 
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.images import Decoder
-from medclip_dcl.errors import ImageError
 from medclip_dcl.schemas import (
     ClassifyAnswer,
     Code,
@@ -23,7 +23,7 @@ from medclip_dcl.schemas import (
 )
 from medclip_hospital.instance import EncodedObject, ResultsConfig
 from medclip_hospital.results import encode_results
-from testing.dicom import dicom_bytes, ramp
+from tests.support.dicom import dicom_bytes, ramp
 
 ALL_OBJECTS = ResultsConfig()
 ANSWERED_AT = dt.datetime(2026, 3, 4, 5, 6, 7, tzinfo=dt.UTC)

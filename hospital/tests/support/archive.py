@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
-from testing.hub import Handler, served
+from tests.support.hub import Handler, served
 
 _BOUNDARY = "boundary-of-the-archive"
 _INSTANCE = re.compile(r"/studies/([\d.]+)/series/([\d.]+)/instances/([\d.]+)")

@@ -22,9 +22,9 @@ from pydicom.dataset import Dataset
 from pynetdicom import AE
 
 from medclip_hospital.gateway.settings import GatewaySettings, TlsFiles
-from testing.dicom import dicom_bytes, ramp
-from testing.processes import free_port
-from testing.tls import make_certificates
+from tests.support.dicom import dicom_bytes, ramp
+from tests.support.processes import free_port
+from tests.support.tls import make_certificates
 
 PLUGIN = Path("/usr/share/orthanc/plugins/libOrthancDicomWeb.so")
 PATIENCE_S = 60.0

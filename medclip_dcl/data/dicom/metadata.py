@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.limits import PREAMBLE, is_dicom
-from medclip_dcl.errors import ImageError
 
 
 class Syntax(NamedTuple):

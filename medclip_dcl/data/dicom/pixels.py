@@ -13,6 +13,7 @@ import imagecodecs
 import numpy as np
 import numpy.typing as npt
 
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.codestreams import (
     Frame,
     read_jpeg,
@@ -23,7 +24,6 @@ from medclip_dcl.data.codestreams import (
 )
 from medclip_dcl.data.dicom.metadata import SYNTAXES, UNDEFINED, Syntax
 from medclip_dcl.data.grayscale import Layout, Words
-from medclip_dcl.errors import ImageError
 
 _ITEM = b"\xfe\xff\x00\xe0"
 _SEQUENCE_END = b"\xfe\xff\xdd\xe0"

@@ -21,6 +21,7 @@ from pydicom.filereader import read_dataset
 from pydicom.pixels.processing import apply_modality_lut, apply_voi
 from pydicom.tag import BaseTag, Tag
 
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.dicom.metadata import (
     DEFLATED,
     SYNTAXES,
@@ -41,7 +42,6 @@ from medclip_dcl.data.grayscale import (
     stored_values,
 )
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import ImageError
 
 # Archives hold values that break their VR; only the elements below are looked at, and checked here.
 pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE

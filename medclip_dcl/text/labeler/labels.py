@@ -23,8 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from medclip_dcl.artifact import Artifact, ArtifactType
-from medclip_dcl.tables import Column, TableFormat, TableWriter
+from medclip_dcl.core.artifact import Artifact, ArtifactType
+from medclip_dcl.core.tables import Column, TableFormat, TableWriter
 from medclip_dcl.text.boundaries import cut_sentences
 from medclip_dcl.text.labeler import lexicon
 from medclip_dcl.text.labeler.forms import silence_labels, write_out

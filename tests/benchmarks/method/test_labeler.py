@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.method.labeler import main, measure_generated, reads_as_meant, score_names
-from medclip_synthetic.reports import ICU, Meaning, Statement
+from medclip_dcl.synthetic.reports import ICU, Meaning, Statement
 
 
 def test_scores_are_those_of_the_counts() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from benchmarks.reliability import fuzz
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import ImageError
-from testing.dicom import dicom_bytes, ramp
+from tests.support.dicom import dicom_bytes, ramp
 
 
 class Answering(Decoder):

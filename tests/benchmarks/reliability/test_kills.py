@@ -19,8 +19,8 @@ from benchmarks.reliability.kills import (
     snapshot,
     units,
 )
-from medclip_dcl.artifact import ArtifactType, make_fingerprint
-from medclip_dcl.artifact_writer import write_artifact
+from medclip_dcl.core.artifact import ArtifactType, make_fingerprint
+from medclip_dcl.core.artifact_writer import write_artifact
 from pipelines.stages import STAGES, TOOLS
 
 KIND = ArtifactType("numbers", 1, "count")

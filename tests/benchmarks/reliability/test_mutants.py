@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.reliability.fuzz import dicom_seeds, raster_seeds
 from benchmarks.reliability.mutants import Seed, mutate, pick, read_seed
-from testing.dicom import dicom_bytes, ramp, raster_bytes
+from tests.support.dicom import dicom_bytes, ramp, raster_bytes
 
 DEFLATED = "1.2.840.10008.1.2.1.99"
 

@@ -17,7 +17,7 @@ from pydicom.datadict import DicomDictionary
 from benchmarks.reliability.privacy import ALLOWED
 from hospital.tests.support.orthanc import radiograph
 from medclip_dcl.data.images import open_image
-from testing.canaries import (
+from tests.support.canaries import (
     CANARIES,
     HEADER,
     NATIVE,

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.reliability.service import _KEY, _faults
-from testing.hostile import CANARY
-from testing.wire import Answer, Request
+from tests.support.hostile import CANARY
+from tests.support.wire import Answer, Request
 
 KNOWN = {("/classify", "post"): {"422 invalid_request", "503 overloaded"}}
 FAILED = b'{"code": "%s", "message": "x", "request_id": "y"}'

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.speed.pll import Minicons, masked_row_head
 from medclip_dcl.likelihood.pll import encode_sentences, pseudo_log_likelihood
-from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer
+from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 
 @pytest.mark.filterwarnings("ignore")

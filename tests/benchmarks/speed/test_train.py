@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.speed.train import BareStep, TrainFixture, make_fixture, run_loop
 from medclip_dcl.training.logging import read_metrics
-from testing.corpus import write_corpus
+from tests.support.corpus import write_corpus
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import imagecodecs
 import numpy as np
 import pytest
 
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.codestreams import (
     Frame,
     _mid_grey_blocks,
@@ -14,8 +15,7 @@ from medclip_dcl.data.codestreams import (
     require_whole,
 )
 from medclip_dcl.data.images import open_image
-from medclip_dcl.errors import ImageError
-from testing.dicom import dicom_bytes, ramp, raster_bytes
+from tests.support.dicom import dicom_bytes, ramp, raster_bytes
 
 IMAGE = ramp(31, 47)
 BYTES = ramp(31, 47, 255).astype(np.uint8)

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from medclip_dcl.core.errors import ConfigError, StudyError
 from medclip_dcl.data.demographics import age_band, read_demographics, sex_of
-from medclip_dcl.errors import ConfigError, StudyError
 
 IMAGES = [
     {"image_id": f"i{number}", "study_id": f"s{number}", "subject_id": subject}

@@ -21,13 +21,13 @@ import psutil
 import pytest
 from PIL import Image, ImageOps
 
+from medclip_dcl.core.errors import ImageError, StudyError
 from medclip_dcl.data import decode_worker, images, ipc
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import Decoder, open_image
 from medclip_dcl.data.limits import REASONS, ImagesConfig
-from medclip_dcl.errors import ImageError, StudyError
-from testing.bombs import BOMBS, zeros
-from testing.dicom import J2K, JPEG_LS, dicom_bytes, ramp, raster_bytes, refusal, scaled
+from tests.support.bombs import BOMBS, zeros
+from tests.support.dicom import J2K, JPEG_LS, dicom_bytes, ramp, raster_bytes, refusal, scaled
 
 
 @pytest.mark.parametrize("form", ["L", "I;16"])

@@ -22,7 +22,7 @@ from medclip_dcl.data.ipc import (
     send,
 )
 from medclip_dcl.data.limits import ImagesConfig
-from testing.dicom import dicom_bytes, ramp, raster_bytes, scaled
+from tests.support.dicom import dicom_bytes, ramp, raster_bytes, scaled
 
 
 def open_descriptors() -> int:

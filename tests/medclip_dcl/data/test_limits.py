@@ -5,7 +5,7 @@ from pathlib import Path
 
 from medclip_dcl.data.images import open_image
 from medclip_dcl.data.limits import ImagesConfig, is_dicom
-from testing.dicom import dicom_bytes, ramp, refusal
+from tests.support.dicom import dicom_bytes, ramp, refusal
 
 
 def test_refused_by_first_bytes_and_size(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from medclip_dcl.core.errors import StudyError
+from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest
 from medclip_dcl.data.manifest import assign_splits, labels_of
 from medclip_dcl.data.records import BoxTable, RawStudies, Source
 from medclip_dcl.data.source_settings import SourceConfig
-from medclip_dcl.errors import StudyError
-from medclip_dcl.tables import TableFormat, read_table
-from testing.records import image, studies
+from tests.support.records import image, studies
 
 PEOPLE = [f"p{number}" for number in range(4000)]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import datasets
 import numpy as np
 
-from medclip_dcl.artifact import make_fingerprint
-from medclip_dcl.artifact_writer import write_artifact
+from medclip_dcl.core.artifact import make_fingerprint
+from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.data import prepared
 from medclip_dcl.data.prepared import PreparedImages, shards_ahead
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from medclip_dcl.core.errors import StudyError
 from medclip_dcl.data import manifest
 from medclip_dcl.data.records import (
     LONGEST_REPORT,
@@ -17,8 +18,7 @@ from medclip_dcl.data.records import (
 )
 from medclip_dcl.data.selection import require_few_rejects, select
 from medclip_dcl.data.source_settings import SourceConfig
-from medclip_dcl.errors import StudyError
-from testing.records import CLEAR, image, studies
+from tests.support.records import CLEAR, image, studies
 
 CONFIG = SourceConfig(max_reject_share=1.0)
 HEAD = b"\n FINDINGS: "

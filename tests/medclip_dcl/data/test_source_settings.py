@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 import yaml
 
+from medclip_dcl.core.errors import StudyError
+from medclip_dcl.core.plugins import SOURCES
 from medclip_dcl.data.dicom import metadata
 from medclip_dcl.data.source_settings import (
     SourceConfig,
     find_file,
     relative_to_root,
 )
-from medclip_dcl.errors import StudyError
-from medclip_dcl.plugins import SOURCES
+from medclip_dcl.data.sources.boxes import MS_CXR_COLUMNS
+from medclip_dcl.data.sources.readers import READERS
 from medclip_dcl.text.labeler.lexicon import LABELS
-from medclip_sources.boxes import MS_CXR_COLUMNS
-from medclip_sources.readers import READERS
 from tests.house.tree import ROOT
 
 INPUTS = yaml.safe_load((ROOT / "docs/inputs.yaml").read_text(encoding="utf-8"))

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from medclip_dcl.core.errors import StudyError
 from medclip_dcl.data import csv_files
 from medclip_dcl.data.table_columns import clean_id, read_rows, would_join
-from medclip_dcl.errors import StudyError
 
 ROWS = [{"id": "007", "text": "one\ntwo"}, {"id": "8", "text": None}]
 WANT = {"id": ["007", "8"], "text": ["one\ntwo", ""]}

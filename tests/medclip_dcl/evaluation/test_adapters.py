@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from medclip_dcl.artifact import open_artifact
-from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.evaluation import adapters, results
 from medclip_dcl.evaluation.adapters import IMAGE_WEIGHTS, BioVil, load_adapter
 from medclip_dcl.models.settings import ImageEncoderConfig
 from pipelines.config import Config
-from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer, write_cxr_bert
-from testing.evaluated import evaluate_here, write_evaluated
-from testing.resnet import torchvision_map, torchvision_weights
+from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer, write_cxr_bert
+from tests.support.evaluated import evaluate_here, write_evaluated
+from tests.support.resnet import torchvision_map, torchvision_weights
 
 SMALL = ImageEncoderConfig(depths=(1, 1), widths=(32, 64), layer="bottleneck", input_px=48)
 DIM = 16

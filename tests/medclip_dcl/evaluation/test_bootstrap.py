@@ -3,7 +3,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from medclip_dcl.errors import MetricError
+from medclip_dcl.core.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import (
     BootstrapOptions,
     draw_weights,

@@ -13,10 +13,10 @@ from medclip_dcl.evaluation.calibration import (
     fit_curve,
 )
 from medclip_dcl.evaluation.classification import UNKNOWN
+from medclip_dcl.inference.model_package import Curve, FindingCalibration, ScoreCalibration
 from medclip_dcl.inference.prompts import Finding
-from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
 from medclip_dcl.models.settings import ProbabilitiesConfig
-from testing.oracle import shown
+from tests.support.oracle import shown
 
 
 def drawn(images: int, slope: float, intercept: float) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ from medclip_dcl.evaluation.metrics import roc_auc
 from medclip_dcl.evaluation.results import CLASSES, SCORES
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import SimilarityConfig
-from testing.oracle import oracle, shown
+from tests.support.oracle import oracle, shown
 
 FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))
 IMAGES = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {}, {(3, 3): "fluid"})

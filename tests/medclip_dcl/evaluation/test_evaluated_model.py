@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.errors import CheckpointError
+from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.evaluation.evaluated_model import (
     EncodedImages,
     EvaluatedModel,
@@ -13,13 +13,13 @@ from medclip_dcl.evaluation.evaluated_model import (
     heatmap,
     window_of,
 )
+from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.prompts import Finding
-from medclip_dcl.model_package import read_model_package
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.settings import SimilarityConfig
-from testing.clip import build
-from testing.published import publish
+from tests.support.clip import build
+from tests.support.published import publish
 
 FINDINGS = (Finding("edema", ("There is an effusion.",), ("No edema.",)),)
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 64, 64), dtype=np.uint8)

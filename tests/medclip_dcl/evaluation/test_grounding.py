@@ -20,7 +20,7 @@ from medclip_dcl.evaluation.grounding import (
 )
 from medclip_dcl.evaluation.results import GROUNDINGS
 from medclip_dcl.evaluation.retrieval import evaluate_boxes
-from testing.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
+from tests.support.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
 
 SAMPLING = BootstrapOptions(20, 0)
 

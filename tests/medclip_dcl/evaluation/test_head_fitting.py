@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from medclip_dcl.errors import ArtifactStale, MetricError
+from medclip_dcl.core.errors import ArtifactStale, MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.head_fitting import (
     HeadRules,

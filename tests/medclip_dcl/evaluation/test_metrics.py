@@ -9,7 +9,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from medclip_dcl.errors import MetricError
+from medclip_dcl.core.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import patient_weights
 from medclip_dcl.evaluation.metrics import (
     accuracy,

@@ -4,7 +4,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import matthews_corrcoef
 
-from medclip_dcl.errors import MetricError
+from medclip_dcl.core.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.classification import UNKNOWN
 from medclip_dcl.evaluation.evaluated_model import EncodedImages

@@ -12,7 +12,7 @@ from medclip_dcl.evaluation.prompt_pairs import (
     pair_correlation,
 )
 from medclip_dcl.inference.prompts import Finding
-from testing.oracle import oracle, shown
+from tests.support.oracle import oracle, shown
 
 RISING = np.arange(10.0) / 10
 """Scores 0, .1 to .9 of ten images: variance 8.25 / 100."""

@@ -19,7 +19,7 @@ from medclip_dcl.evaluation.retrieval import (
     reports_of_images,
 )
 from medclip_dcl.models.similarity import box_vectors
-from testing.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
+from tests.support.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
 
 IMAGES = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {}, {(3, 3): "fluid"})
 SAMPLING = BootstrapOptions(20, 0)

@@ -10,16 +10,16 @@ import torch
 from PIL import Image
 from pydicom import dcmread
 
+from medclip_dcl.core.errors import ConfigError, ImageError, QueryError
 from medclip_dcl.data.grayscale import grey_of_array
 from medclip_dcl.data.images import open_any, open_image
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import ConfigError, ImageError, QueryError
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.schemas import ClassifyAnswer, RefusedImage
-from testing.dicom import dicom_bytes, ramp, raster_bytes
-from testing.heads import add_heads
-from testing.published import SENTENCES, publish, random_range
-from testing.tiny_models import random_images
+from tests.support.dicom import dicom_bytes, ramp, raster_bytes
+from tests.support.heads import add_heads
+from tests.support.published import SENTENCES, publish, random_range
+from tests.support.tiny_models import random_images
 
 GREY = np.asarray(Image.fromarray(random_images(1)[0]).resize((48, 72)))
 BEYOND = dicom_bytes(ramp(96, 64))

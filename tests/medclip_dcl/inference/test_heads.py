@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from medclip_dcl.errors import CheckpointError
+from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.evaluation.probe import Labelled, fit_logistic
 from medclip_dcl.inference.heads import (
     Head,
@@ -17,11 +17,11 @@ from medclip_dcl.inference.heads import (
     read_heads,
     write_heads,
 )
+from medclip_dcl.inference.model_package import HEAD_ARRAYS_FILE, HEADS_FILE
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.model_package import HEAD_ARRAYS_FILE, HEADS_FILE
-from testing.heads import head_card
-from testing.published import publish
-from testing.tiny_models import random_images
+from tests.support.heads import head_card
+from tests.support.published import publish
+from tests.support.tiny_models import random_images
 
 WIDTH = 6
 

@@ -7,13 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from medclip_dcl.core.errors import ArtifactCorrupt, CheckpointError, QueryError
 from medclip_dcl.data.grayscale import GreyImage
-from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, QueryError
+from medclip_dcl.inference.model_package import (
+    BANK_FILE,
+    OFFSETS_FILE,
+    read_bank,
+    read_model_package,
+)
 from medclip_dcl.inference.predictor import build_predictor, load
 from medclip_dcl.inference.prompts import Finding
-from medclip_dcl.model_package import BANK_FILE, OFFSETS_FILE, read_bank, read_model_package
-from testing.published import SENTENCES, publish
-from testing.tiny_models import random_images
+from tests.support.published import SENTENCES, publish
+from tests.support.tiny_models import random_images
 
 
 @pytest.fixture(scope="module")

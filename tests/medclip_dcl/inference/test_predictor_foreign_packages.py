@@ -27,18 +27,18 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
-from medclip_dcl.artifact import make_fingerprint, open_artifact
-from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
+from medclip_dcl.core.artifact import make_fingerprint, open_artifact
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.inference import encoders
+from medclip_dcl.inference.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS
 from medclip_dcl.models.architectures import check_tokenizer, hub_closed
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.encoder_files import read_tokenizer
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.text_encoder import read_bert_config
-from testing.published import publish
+from tests.support.published import publish
 
 TEXT = "text/config.json"
 VIT = {

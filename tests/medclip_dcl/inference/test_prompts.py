@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.errors import QueryError
+from medclip_dcl.core.errors import QueryError
 from medclip_dcl.inference.prompts import Finding, FindingCode, parse_prompts, read_prompts
 
 PAIR = {"name": "edema", "positive": "Pulmonary  edema", "negative": ["No edema", "Clear lungs"]}

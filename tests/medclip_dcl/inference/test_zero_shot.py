@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from medclip_dcl.inference.model_package import Curve, FindingCalibration, ScoreCalibration
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import (
     calibrations_of,
@@ -11,7 +12,6 @@ from medclip_dcl.inference.zero_shot import (
     prompt_offset,
     softmax_scores,
 )
-from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
 from medclip_dcl.models.settings import ProbabilitiesConfig
 
 FITTED = {"images_with": 3, "images_without": 4, "patients": 7, "score_error": 0.2}

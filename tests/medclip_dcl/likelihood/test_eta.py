@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from medclip_dcl.errors import ScoreError
+from medclip_dcl.core.errors import ScoreError
 from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
 
 

@@ -4,12 +4,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ScoreError
+from medclip_dcl.core.artifact import Artifact, open_artifact
+from medclip_dcl.core.errors import ArtifactCorrupt, ConfigError, ScoreError
 from medclip_dcl.likelihood import eta
 from medclip_dcl.likelihood.eta_sources import read_given_table
 from medclip_dcl.text.sentences import text_key
-from testing.corpus import commit_tables
+from tests.support.corpus import commit_tables
 
 TEXTS = ("No effusion is seen.", "The lungs are clear.", "Heart size is normal.")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from medclip_dcl.errors import ScoreError
+from medclip_dcl.core.errors import ScoreError
 from medclip_dcl.likelihood.eta_fit import (
     LARGEST_A,
     LEAST_STUDIES,

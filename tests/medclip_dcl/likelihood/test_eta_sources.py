@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from medclip_dcl.errors import ScoreError
+from medclip_dcl.core.errors import ScoreError
 from medclip_dcl.likelihood.eta_sources import (
     NOT_MENTIONED,
     SentenceClaims,

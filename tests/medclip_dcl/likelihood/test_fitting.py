@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from medclip_dcl.errors import ReportError, TrainingError
+from medclip_dcl.core.errors import ReportError, TrainingError
 from medclip_dcl.likelihood.fitting import (
     NOT_ASKED,
     EncodedCorpus,
@@ -17,7 +17,7 @@ from medclip_dcl.likelihood.fitting import (
 from medclip_dcl.likelihood.masked_lm import LanguageModel
 from medclip_dcl.likelihood.pll import encode_sentences
 from medclip_dcl.likelihood.settings import LanguageModelConfig
-from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer
+from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3)
 SHORT = SETTINGS.model_copy(update={"steps": 10})

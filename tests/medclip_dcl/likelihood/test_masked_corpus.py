@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from medclip_dcl.likelihood.masked_corpus import SPECIAL_TOKENS, train_tokenizer
-from testing import forkserver
-from testing.bert import SENTENCES
+from tests.support import forkserver
+from tests.support.bert import SENTENCES
 
 
 def test_text_is_lower_cased_and_marks_are_words_of_their_own():

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertForMaskedLM
 
-from medclip_dcl.errors import CheckpointError
+from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.likelihood.masked_lm import (
     HEAD_KEYS,
     checkpoint_digests,
@@ -16,7 +16,7 @@ from medclip_dcl.likelihood.masked_lm import (
     save_language_model,
 )
 from medclip_dcl.models.text_encoder import read_bert_config
-from testing.bert import LAYOUTS, SENTENCES, tiny_bert, tiny_tokenizer, write_cxr_bert
+from tests.support.bert import LAYOUTS, SENTENCES, tiny_bert, tiny_tokenizer, write_cxr_bert
 
 IDS = torch.tensor([[2, 8, 13, 4, 5, 3]])
 

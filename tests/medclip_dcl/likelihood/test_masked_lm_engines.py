@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BertForMaskedLM
 
-from medclip_dcl.errors import ScoreError
+from medclip_dcl.core.errors import ScoreError
 from medclip_dcl.likelihood import masked_lm, pll
 from medclip_dcl.likelihood.masked_lm import ScoringEngine, prepare_engine
 from medclip_dcl.likelihood.pll import (
@@ -18,7 +18,7 @@ from medclip_dcl.likelihood.pll import (
     rows_within,
     score_encodings,
 )
-from testing.bert import MASK, SENTENCES, copies, tiny_bert, tiny_tokenizer, whole_model
+from tests.support.bert import MASK, SENTENCES, copies, tiny_bert, tiny_tokenizer, whole_model
 
 
 def test_copies_are_masked_where_hidden_and_ask_what_was_there():

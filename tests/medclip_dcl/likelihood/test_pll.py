@@ -25,9 +25,9 @@ from transformers import (
     XLMRobertaForMaskedLM,
 )
 
-from medclip_dcl.errors import ScoreError
+from medclip_dcl.core.errors import ScoreError
 from medclip_dcl.likelihood.pll import encode_sentences, pseudo_log_likelihood
-from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer
+from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 VARIANTS = ("original", "within_word_l2r")
 

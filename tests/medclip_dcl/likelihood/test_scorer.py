@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.errors import CheckpointError, ScoreError
+from medclip_dcl.core.errors import CheckpointError, ScoreError
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
 from medclip_dcl.likelihood.scorer import ScoringOptions, Task, score_tasks
-from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer
+from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 TASKS = [
     Task(0, SENTENCES[:2], ((0, 6), (0, 5))),

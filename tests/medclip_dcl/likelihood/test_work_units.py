@@ -5,7 +5,7 @@ import pytest
 
 from medclip_dcl.likelihood.pll import Variant, encode_sentences, score_encodings
 from medclip_dcl.likelihood.work_units import part_of, plan_units, span_codes, units_of
-from testing.bert import SENTENCES, tiny_bert, tiny_tokenizer
+from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 TEXTS = (*SENTENCES, "no focal consolidation .", "No " * 40, "No " * 90)
 LIMIT = 64

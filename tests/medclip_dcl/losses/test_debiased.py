@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, normalize
 
-from medclip_dcl.errors import ObjectiveError
+from medclip_dcl.core.errors import ObjectiveError
 from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiased_terms
 from medclip_dcl.losses.info_nce import info_nce_loss
 

@@ -5,7 +5,7 @@ import torch
 from pytorch_metric_learning.losses import NTXentLoss
 from torch.nn.functional import cross_entropy, normalize
 
-from medclip_dcl.errors import ObjectiveError
+from medclip_dcl.core.errors import ObjectiveError
 from medclip_dcl.losses.info_nce import check_range, info_nce_loss
 
 

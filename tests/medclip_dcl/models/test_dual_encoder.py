@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from medclip_dcl.models.image_encoder import to_input
-from testing.tiny_models import random_images, random_tokens, tiny_dual_encoder
+from tests.support.tiny_models import random_images, random_tokens, tiny_dual_encoder
 
 
 def test_regions_and_sentences_are_unit_vectors() -> None:

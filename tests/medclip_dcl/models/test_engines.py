@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.artifact import make_fingerprint, open_artifact
-from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.artifact import make_fingerprint, open_artifact
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.inference.model_package import ARTIFACT
 from medclip_dcl.inference.predictor import Predictor, load
-from medclip_dcl.model_package import ARTIFACT
 from medclip_dcl.models import engines, settings
 from medclip_dcl.models.image_encoder import ImageEncoder
 from medclip_dcl.models.settings import (
@@ -29,9 +29,9 @@ from medclip_dcl.models.settings import (
     Precision,
     settle_inference,
 )
-from testing import forkserver
-from testing.published import publish
-from testing.service import png, running
+from tests.support import forkserver
+from tests.support.published import publish
+from tests.support.service import png, running
 
 PHRASES = ("Pleural effusion", "No signs of pneumonia in the right lower lobe", "The heart")
 
@@ -323,5 +323,5 @@ def test_no_engine_keeps_an_id_of_this_machine_to_report_with(tmp_path: Path) ->
 
 def test_a_signal_after_two_models_does_not_end_the_process(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    code = forkserver.run("testing.two_models", [str(tmp_path / "relu.xml")], log)
+    code = forkserver.run("tests.support.two_models", [str(tmp_path / "relu.xml")], log)
     assert (code, log.read_text()) == (0, "stopped\n")

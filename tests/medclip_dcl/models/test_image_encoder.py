@@ -15,11 +15,11 @@ from transformers import (
     ResNetForImageClassification,
 )
 
-from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights, to_input
 from medclip_dcl.models.settings import RESNETS, ImageEncoderConfig
-from testing.resnet import torchvision_map, torchvision_weights
-from testing.tiny_models import random_images, tiny_dual_encoder, tiny_model_config
+from tests.support.resnet import torchvision_map, torchvision_weights
+from tests.support.tiny_models import random_images, tiny_dual_encoder, tiny_model_config
 
 TINY = ImageEncoderConfig(depths=(1, 1), widths=(8, 16), input_px=64)
 

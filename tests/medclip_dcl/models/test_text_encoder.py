@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import BertForMaskedLM
 
-from medclip_dcl.errors import CheckpointError
+from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.models.text_encoder import TextEncoder, load_text_weights
-from testing.tiny_models import random_tokens, tiny_text_config
+from tests.support.tiny_models import random_tokens, tiny_text_config
 
 
 def text_encoder() -> TextEncoder:

@@ -31,7 +31,7 @@ from transformers import (
     ViTModel,
 )
 
-from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.evaluation.adapters import load_adapter
 from medclip_dcl.likelihood.masked_corpus import train_tokenizer
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.errors import ArtifactCorrupt
+from medclip_dcl.core.errors import ArtifactCorrupt
+from medclip_dcl.core.tables import write_array
 from medclip_dcl.retrieval.embeddings import Shards, open_shards, shard_name
-from medclip_dcl.tables import write_array
 
 ROWS, SHARD_ROWS = 10, 4
 

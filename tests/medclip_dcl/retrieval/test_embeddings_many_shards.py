@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from medclip_dcl.errors import ArtifactCorrupt, TooManyOpenFiles
-from medclip_dcl.files import raise_open_file_limit
+from medclip_dcl.core.errors import ArtifactCorrupt, TooManyOpenFiles
+from medclip_dcl.core.files import raise_open_file_limit
+from medclip_dcl.core.tables import map_array, read_table, write_array, write_table
 from medclip_dcl.retrieval.embeddings import (
     TEXTS,
     shard_name,
     write_pictures,
 )
-from medclip_dcl.tables import map_array, read_table, write_array, write_table
 
 SHARDS, LIMIT = 1100, 256
 

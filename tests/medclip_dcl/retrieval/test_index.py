@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.retrieval.embeddings import map_array, map_pictures, pool, shard_name
 from medclip_dcl.retrieval.index import findings_of, select_content, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
-from testing.embeddings import (
+from tests.support.embeddings import (
     SIMILARITY,
     HashedEncoder,
     NumberedImages,

@@ -9,7 +9,13 @@ from medclip_dcl.retrieval.embeddings import map_array, shard_name
 from medclip_dcl.retrieval.index import measure_recall, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.retrieval.sketch import SKETCH, Sketch
-from testing.embeddings import SIMILARITY, HashedEncoder, NumberedImages, manifest_table, selection
+from tests.support.embeddings import (
+    SIMILARITY,
+    HashedEncoder,
+    NumberedImages,
+    manifest_table,
+    selection,
+)
 
 IMAGES, TEXTS = 48, 27
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.errors import ConfigError, EngineError
+from medclip_dcl.core.errors import ConfigError, EngineError
 from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards
 from medclip_dcl.retrieval.milvus import MOST_HITS, Milvus, collection_of, fill_collections
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.retrieval.sketch import open_vectors
-from testing.embeddings import MODEL_DIGEST, HashedEncoder, build
-from testing.milvus import milvus_file, milvus_server
+from tests.support.embeddings import MODEL_DIGEST, HashedEncoder, build
+from tests.support.milvus import milvus_file, milvus_server
 
 IMAGES = 48
 FILTERS = (

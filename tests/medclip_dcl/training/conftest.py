@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.corpus import write_corpus
+from tests.support.corpus import write_corpus
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from medclip_dcl.artifact import make_fingerprint
-from medclip_dcl.artifact_writer import write_artifact
-from medclip_dcl.errors import ArtifactError, ArtifactStale, CheckpointError
+from medclip_dcl.core.artifact import make_fingerprint
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.errors import ArtifactError, ArtifactStale, CheckpointError
 from medclip_dcl.training.checkpoint import ARTIFACT, WEIGHTS, CheckpointStore, Snapshot
 
 STEPS = 100

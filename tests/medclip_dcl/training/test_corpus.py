@@ -6,7 +6,7 @@ import torch
 
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.training.corpus import TokenTable
-from testing.corpus import read_tiny_corpus
+from tests.support.corpus import read_tiny_corpus
 
 
 def test_a_corpus_holds_one_split_and_no_patient_of_another(work: Path) -> None:

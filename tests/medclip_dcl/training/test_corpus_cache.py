@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
+from medclip_dcl.core.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.likelihood import eta, masked_lm
 from medclip_dcl.likelihood.masked_lm import load_language_model
@@ -20,8 +20,8 @@ from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.corpus_cache import cache_corpus, map_corpus
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.supervision import read_supervision
-from testing.corpus import read_tiny_corpus, write_corpus, write_eta
-from testing.headers import made_by_other_code
+from tests.support.corpus import read_tiny_corpus, write_corpus, write_eta
+from tests.support.headers import made_by_other_code
 
 EVERYTHING = ObjectiveConfig(relation="claims", negatives="remove_labels", place_weight=0.3)
 INPUTS: dict[str, ArtifactType] = {

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ConfigError
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.text.labeler import labels
@@ -24,7 +24,7 @@ from medclip_dcl.training.dataset import (
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.supervision import read_supervision
-from testing.corpus import KINDS, read_tiny_corpus
+from tests.support.corpus import KINDS, read_tiny_corpus
 
 
 def dataset_of(work: Path, mine: slice = slice(0, 8), seed: int | None = 0) -> ImageTextDataset:

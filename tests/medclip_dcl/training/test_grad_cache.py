@@ -8,11 +8,11 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.losses.place import encode_zones
 from medclip_dcl.losses.relations import encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.grad_cache import backward_in_chunks
@@ -21,7 +21,7 @@ from medclip_dcl.training.optim import set_training_mode
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import TrainStep
 from medclip_dcl.training.validation import validation_loss
-from testing.tiny_models import pair_batch, tiny_dual_encoder
+from tests.support.tiny_models import pair_batch, tiny_dual_encoder
 
 PAIRS, CHUNK = 10, 3
 OBJECTIVES: list[dict[str, Any]] = [

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.training.logging import FILE, MetricsLog, _plain, read_metrics, tracker_options
 from medclip_dcl.training.settings import TrainConfig
 from pipelines.config import Config

@@ -6,7 +6,7 @@ import torch
 from pydantic import ValidationError
 from torch.nn import functional
 
-from medclip_dcl.errors import ObjectiveError
+from medclip_dcl.core.errors import ObjectiveError
 from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
 from medclip_dcl.losses.multi_positive import multi_positive_loss
 from medclip_dcl.losses.place import encode_zones, place_loss
@@ -21,7 +21,7 @@ from medclip_dcl.training.objective import (
     place_term,
 )
 from medclip_dcl.training.settings import ObjectiveConfig
-from testing.tiny_models import pair_batch, tiny_dual_encoder
+from tests.support.tiny_models import pair_batch, tiny_dual_encoder
 
 GAUGES = {
     "frac_floor",

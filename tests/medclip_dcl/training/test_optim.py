@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from medclip_dcl.errors import CheckpointError
+from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import ImageEncoder, to_input
 from medclip_dcl.models.settings import ImageEncoderConfig
@@ -13,7 +13,7 @@ from medclip_dcl.training.optim import (
     optimizer_tensors,
 )
 from medclip_dcl.training.settings import TrainConfig
-from testing.tiny_models import random_images, random_tokens, tiny_dual_encoder
+from tests.support.tiny_models import random_images, random_tokens, tiny_dual_encoder
 
 SETTINGS = TrainConfig(learning_rate=1e-2, text_learning_rate=1e-3, weight_decay=0.5)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.losses.info_nce import info_nce_loss
 from medclip_dcl.models.image_encoder import MEAN, SPREAD, ImageEncoder, load_image_weights
 from medclip_dcl.models.settings import ImageEncoderConfig

@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 
 STUDIES, BATCH = 50, 8

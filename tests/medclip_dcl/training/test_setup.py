@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 
-from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
+from medclip_dcl.core.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.likelihood import eta, masked_lm
 from medclip_dcl.models.settings import ModelConfig
@@ -17,7 +17,7 @@ from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.setup import TrainInputs, TrainSetup, set_up, slow_start
 from medclip_dcl.training.trainer import run
 from pipelines.config import load_config
-from testing.corpus import ETA, write_config, write_corpus
+from tests.support.corpus import ETA, write_config, write_corpus
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
+from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
-from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import (
     ParamGroup,
@@ -21,7 +21,7 @@ from medclip_dcl.training.optim import (
 )
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import TrainStep
-from testing.tiny_models import pair_batch, tiny_dual_encoder, tiny_model_config
+from tests.support.tiny_models import pair_batch, tiny_dual_encoder, tiny_model_config
 
 SETTINGS = TrainConfig(global_batch=6, steps=10, learning_rate=1e-2, warmup_steps=0)
 

@@ -3,15 +3,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data import manifest
 from medclip_dcl.data.ground_truth import Truth
-from medclip_dcl.errors import ConfigError
 from medclip_dcl.losses.relations import SAME, encode_truth, relation_matrix
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.supervision import Supervision, needs_claims, read_supervision
-from testing.corpus import read_tiny_corpus
+from tests.support.corpus import read_tiny_corpus
 
 
 def evidence_of(work: Path, truth: Truth | None = None, **settings: object) -> Supervision:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.losses.negatives import remove_by_similarity
 from medclip_dcl.models.text_encoder import TextEncoder, load_text_weights, load_trained_projection
@@ -15,8 +15,8 @@ from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.text_similarity import TextSpace, closest_threshold
-from testing.bert import tiny_bert, write_cxr_bert
-from testing.corpus import KINDS, read_tiny_corpus
+from tests.support.bert import tiny_bert, write_cxr_bert
+from tests.support.corpus import KINDS, read_tiny_corpus
 
 CPU = torch.device("cpu")
 

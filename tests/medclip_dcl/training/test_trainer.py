@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from medclip_dcl.errors import ConfigError, TrainingError
+from medclip_dcl.core.errors import ConfigError, TrainingError
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.lora import add_adapters, merged
 from medclip_dcl.training.checkpoint import CheckpointStore
@@ -22,7 +22,7 @@ from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import CLIP_NORM, TrainStep
 from medclip_dcl.training.trainer import Trainer
 from medclip_dcl.training.validation import Validation
-from testing.tiny_models import pair_batch, random_tokens, tiny_dual_encoder
+from tests.support.tiny_models import pair_batch, random_tokens, tiny_dual_encoder
 
 TREE = {
     "global_batch": 6,

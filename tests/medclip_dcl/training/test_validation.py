@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.likelihood.masked_corpus import train_tokenizer
 from medclip_dcl.models.image_encoder import to_input
@@ -17,8 +17,8 @@ from medclip_dcl.training.corpus import TokenTable
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.validation import ValidationMetrics, validation_batch
 from pipelines.config import Config
-from testing.corpus import KINDS, read_tiny_corpus
-from testing.tiny_models import tiny_dual_encoder, tiny_model_config
+from tests.support.corpus import KINDS, read_tiny_corpus
+from tests.support.tiny_models import tiny_dual_encoder, tiny_model_config
 
 FINDINGS = (
     Finding("pneumonia", (KINDS[0][1],), (KINDS[3][1],), label="Pneumonia"),

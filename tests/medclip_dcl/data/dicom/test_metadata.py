@@ -13,7 +13,7 @@ from pydicom.uid import (
 )
 
 from medclip_dcl.data.dicom.metadata import Header, read_header, read_instance_uid
-from testing.dicom import COMPUTED_RADIOGRAPHY, dicom_bytes, ramp
+from tests.support.dicom import COMPUTED_RADIOGRAPHY, dicom_bytes, ramp
 
 IDS = {"SOPInstanceUID": "1.2.3", "StudyInstanceUID": "1.2", "PatientID": "MRN 7"}
 EXPECTED = Header("1.2.3", "1.2", b"MRN 7", "PA", "CR", COMPUTED_RADIOGRAPHY)

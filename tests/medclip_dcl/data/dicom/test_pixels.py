@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from medclip_dcl.data.images import open_image
-from testing.dicom import (
+from tests.support.dicom import (
     BIG_ENDIAN,
     J2K,
     JPEG_LS,

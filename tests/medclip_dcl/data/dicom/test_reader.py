@@ -13,14 +13,14 @@ from pydicom.dataset import Dataset
 from pydicom.pixels.processing import apply_rescale, apply_windowing
 from pydicom.tag import Tag
 
+from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.dicom import metadata, reader
 from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import open_image
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.errors import ImageError
-from testing.dicom import JPEG_LS, dicom_bytes, ramp, refusal, scaled
 from tests.medclip_dcl.data.test_images import ITEM, ITEM_END
+from tests.support.dicom import JPEG_LS, dicom_bytes, ramp, refusal, scaled
 
 DEFLATED = "1.2.840.10008.1.2.1.99"
 MPEG2 = "1.2.840.10008.1.2.4.100"

@@ -1,0 +1,1 @@
+../../../medclip_dcl/core/__init__.py

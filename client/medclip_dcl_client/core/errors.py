@@ -1,0 +1,1 @@
+../../../medclip_dcl/core/errors.py

@@ -1,1 +1,0 @@
-../../../medclip_dcl/losses/__init__.py

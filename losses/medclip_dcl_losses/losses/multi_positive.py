@@ -1,1 +1,0 @@
-../../../medclip_dcl/losses/multi_positive.py

@@ -1,0 +1,1 @@
+"""What every room stands on: artifacts, files, settings, errors, progress, randomness."""

@@ -1,0 +1,329 @@
+"""Datasets as the package `datasets` knows them: a hub's, or a folder; read by the table's reader.
+
+What `save_to_disk` wrote, Parquet, a folder of images, webdataset and JSON lines are written out
+once into the artifact `rows`: a Parquet table of the mapped columns and a file an image, bytes as
+they are. A hub's dataset is downloaded into `source.root` first.
+"""
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from medclip_dcl.core.artifact import ArtifactType, make_fingerprint, open_if_current
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.errors import ConfigError, HubError, StudyError
+from medclip_dcl.core.files import (
+    DISK_FAULTS,
+    disk_faults_named,
+    path_under,
+    write_bytes,
+    write_text,
+)
+from medclip_dcl.data.records import RawStudies, stamp_files
+from medclip_dcl.data.source_settings import Resolve, SourceConfig
+from medclip_dcl.data.sources.table import SPELLINGS, RowFile, mapped_columns, read_row_files
+from medclip_dcl.data.table_columns import take_columns
+
+ROWS = ArtifactType("rows", 2, "build_manifest")
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SPLIT = re.compile(r"\w+([.-]\w+)*")
+_DOWNLOADED = ".downloaded.json"  # in the root: which commit is there, whole
+_BATCH = 16  # rows in memory at a time
+_PART_ROWS = 512  # of the unit that is resumed
+_LARGEST = 1 << 30  # bytes of a file that is copied; the image gate has its own limit
+
+
+def read_huggingface(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
+    """Read a dataset; its splits become ours by `source.splits`, or by their usual names.
+
+    Raises:
+        ConfigError: it is not named by a commit, or a setting does not fit the dataset.
+        HubError: the hub cannot be reached, or refuses.
+        StudyError: the folder holds no dataset, or its rows cannot be read.
+    """
+    if settings.name:
+        _download(root, settings)
+    if not root.is_dir():
+        raise StudyError("source.root is not a folder; name the folder of the dataset")
+    if settings.columns.get("path"):
+        raise ConfigError(
+            "source.columns names path, and source.kind huggingface writes images out under names "
+            "of its own; name the column of images or of their paths as image"
+        )
+    files = _list_files(root, settings)
+    if not all(_SPLIT.fullmatch(split) for split in files):
+        raise StudyError("the dataset has a split whose name is not one of letters and digits")
+    ours = _our_splits(files, settings)
+    columns, image = mapped_columns(settings)
+    chosen = settings.model_dump(mode="json", include={"name", "config"})
+    inputs = {split: stamp_files(root, files[split]) for split in ours}
+    fingerprint = make_fingerprint(ROWS, chosen | {"columns": columns, "image": image}, inputs)
+    work = ROWS.at(resolve("${WORK}"))
+    if open_if_current(work, ROWS, fingerprint) is None:
+        with write_artifact(work, ROWS, fingerprint) as writer:
+            rows = {split: _write_rows(writer.directory, root, split, settings) for split in ours}
+            writer.commit({"rows": sum(rows.values()), "splits": len(rows)})
+    parts = {split: sorted(work.glob(f"{split}-*.parquet")) for split in ours}
+    tables = [RowFile(part, split, ours[split]) for split in ours for part in parts[split]]
+    raw = read_row_files(work, tables, settings)
+    counts = raw.counts | {"ignored_splits": len(files) - len(ours)}
+    return replace(raw, counts=counts, card=_read_card(root, settings))
+
+
+def _our_splits(splits: Mapping[str, Any], settings: SourceConfig) -> dict[str, str]:
+    """Map each split that is used to ours; to nothing where its patients are split by hash."""
+    if settings.splits:
+        if missing := sorted(set(settings.splits.values()) - set(splits)):
+            raise ConfigError(f"source.splits names {missing}; the dataset has {sorted(splits)}")
+        return {theirs: "" if o == "any" else o for o, theirs in settings.splits.items()}
+    if len(splits) == 1 and not settings.is_anonymous:
+        return dict.fromkeys(splits, "")
+    named = {split: SPELLINGS.get(split, split) for split in splits}
+    ours = {split: o for split, o in named.items() if o in {"train", "validate", "test"}}
+    if not ours:
+        raise ConfigError(f"the dataset's splits are {sorted(splits)}; map them in source.splits")
+    return ours
+
+
+def _is_saved(root: Path) -> bool:
+    return any((root / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def _saved(root: Path) -> dict[str, Any]:
+    # What `save_to_disk` wrote: split -> a dataset that maps its files.
+    saved = _datasets().load_from_disk(str(root))
+    return dict(saved) if isinstance(saved, dict) else {str(saved.split or "train"): saved}
+
+
+def _list_files(root: Path, settings: SourceConfig) -> dict[str, list[str]]:
+    """List a dataset's files by split, relative to the root; one outside it is refused."""
+    if "://" in json.dumps(_front_matter(root).get("configs", "")):
+        raise StudyError("README.md of the dataset names files by address; download them first")
+    try:
+        if _is_saved(root):
+            files = {
+                split: [item["filename"] for item in dataset.cache_files]
+                for split, dataset in _saved(root).items()
+            }
+        else:
+            builder = _datasets().load_dataset_builder(str(root), name=settings.config or None)
+            files = dict(builder.config.data_files.items())
+        base = root.resolve()  # the files may be links: those that lead out are refused later
+        return {
+            str(split): [
+                Path(os.path.abspath(name)).relative_to(base).as_posix()  # noqa: PTH100 (a link stays)
+                for name in names
+            ]
+            for split, names in files.items()
+        }
+    except Exception as error:  # of many kinds, whose words may quote the data
+        if isinstance(error, OSError) and error.errno in DISK_FAULTS:
+            with disk_faults_named(Path(_datasets().config.HF_DATASETS_CACHE)):
+                if not Path(error.filename or "").is_relative_to(root):
+                    raise
+        raise StudyError(
+            f"source.root holds no dataset that `datasets` can read ({type(error).__name__}); give "
+            "a folder of save_to_disk, Parquet, images or webdataset, whose files are all in it, "
+            "and its source.config"
+        ) from error
+
+
+def _datasets() -> Any:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    return import_module("datasets")
+
+
+def _write_rows(folder: Path, root: Path, split: str, settings: SourceConfig) -> int:
+    """Write a split's mapped columns and images; parts that a killed run finished stay."""
+    columns, image = mapped_columns(settings)
+    parts = sorted(folder.glob(f"{split}-*.parquet"))
+    done = sum(int(pq.read_metadata(part).num_rows) for part in parts)
+    waiting: list[pa.Table] = []
+    number = len(parts)
+
+    def finish() -> None:
+        nonlocal number
+        sink = io.BytesIO()
+        pq.write_table(pa.concat_tables(waiting, promote_options="permissive"), sink)
+        write_bytes(folder / f"{split}-{number:05d}.parquet", sink.getvalue())
+        waiting.clear()
+        number += 1
+
+    try:
+        for batch, schema in _batches(root, split, done, settings):
+            table = take_columns(batch, schema, [*columns, *([image] if image else [])], root)
+            if image:
+                place = Path(f"{split}-{number:05d}")
+                (folder / place).mkdir(exist_ok=True)
+                names = [
+                    _write_images(value, folder, place / f"{row:06d}", root)
+                    for row, value in enumerate(table.column(image).to_pylist(), done)
+                ]
+                at = table.column_names.index(image)
+                table = table.set_column(at, image, pa.array(names))
+            waiting.append(table)
+            done += table.num_rows
+            if sum(map(len, waiting)) >= _PART_ROWS:
+                finish()
+        if waiting:
+            finish()
+    except (StudyError, OSError):
+        raise
+    except Exception as error:  # of many kinds, whose words may quote the data
+        raise StudyError(
+            f"row {done} or a later one of split {split!r} cannot be read "
+            f"({type(error).__name__}); correct it and run again to go on"
+        ) from error
+    return done
+
+
+def _batches(
+    root: Path, split: str, skip: int, settings: SourceConfig
+) -> Iterator[tuple[pa.Table, pa.Schema]]:
+    """Read rows some at a time, nothing decoded, with the schema that knows their features."""
+    if _is_saved(root):
+        dataset = _saved(root)[split]
+        schema = dataset.features.arrow_schema
+        for table in dataset.skip(skip).with_format("arrow").iter(_BATCH):
+            yield table, schema
+        return
+    # Streamed from this folder: else `datasets` would write a copy of its own.
+    name = settings.config or None
+    dataset = _datasets().load_dataset(str(root), name=name, split=split, streaming=True)
+    schema = None
+    if dataset.features is not None:
+        dataset = dataset.decode(enable=False)  # only the image gate opens an image
+        schema = dataset.features.arrow_schema
+    # The last row of a tar file has its columns in another order, which Arrow refuses.
+    by_row = any(root.rglob("*.tar"))
+    for batch in dataset.skip(skip).with_format(None if by_row else "arrow").iter(_BATCH):
+        table = pa.table(batch, schema=schema) if by_row else batch
+        yield table, schema or table.schema
+
+
+def _write_images(value: Any, folder: Path, place: Path, root: Path) -> Any:
+    """Write the images of a row; return their paths, empty where there is none.
+
+    A path whose file is not in the dataset's own folder stays as it is, and is missing later:
+    nothing is fetched from an address.
+    """
+    if isinstance(value, list):
+        return [
+            _write_images(item, folder, place.with_name(f"{place.name}-{k}"), root)
+            for k, item in enumerate(value)
+        ]
+    data, path = value, None
+    if isinstance(value, dict):
+        data, path = value.get("bytes"), value.get("path")
+    elif isinstance(value, str):
+        data, path = None, value
+    if data is None and path:
+        data = _file_bytes(path, root)
+    if data is None:
+        return path or ""
+    if not isinstance(data, bytes):
+        raise StudyError(
+            "source.columns.image names a column without images; name one of bytes, of paths, of "
+            "objects of both, or of lists of these"
+        )
+    write_bytes(folder / place, data)
+    return place.as_posix()
+
+
+def _file_bytes(path: str, root: Path) -> bytes | None:
+    base = root.resolve()
+    try:
+        relative = Path(path).relative_to(base) if Path(path).is_absolute() else Path(path)
+        file = path_under(base, relative.as_posix())
+        return file.read_bytes() if file.stat().st_size <= _LARGEST else None
+    except (StudyError, ValueError, OSError):
+        return None
+
+
+def _download(root: Path, settings: SourceConfig) -> None:
+    """Bring a hub's dataset into the root, unless it is there whole; a part of one is resumed.
+
+    The token is `HF_TOKEN` of the environment alone, not one that was stored.
+    """
+    name, _, commit = settings.name.partition("@")
+    if not _COMMIT.fullmatch(commit):
+        raise ConfigError(
+            f"source.name must be {name}@COMMIT, of 40 hexadecimal digits, since a branch moves; "
+            "the hub lists commits under the dataset's files, as history"
+        )
+    wanted = json.dumps({"name": name, "commit": commit})
+    note = root / _DOWNLOADED
+    if note.is_file() and note.read_text(encoding="utf-8") == wanted:
+        return
+    held = {path.name for path in root.iterdir()} if root.is_dir() else set()
+    if held and (note.is_file() or ".cache" not in held):  # .cache: of a download that was stopped
+        raise ConfigError(
+            "source.root holds something else than this dataset; name a folder of its own, which "
+            "need not exist"
+        )
+    _datasets()
+    hub, errors = import_module("huggingface_hub"), import_module("huggingface_hub.errors")
+    try:
+        hub.snapshot_download(
+            name,
+            repo_type="dataset",
+            revision=commit,
+            endpoint=os.environ.get("HF_ENDPOINT") or None,
+            token=os.environ.get("HF_TOKEN") or False,
+            local_dir=root,
+        )
+    except errors.HFValidationError as error:
+        raise ConfigError("source.name must be OWNER/NAME@COMMIT") from error
+    except Exception as error:  # the client's HTTP library has errors of its own
+        cause = error.__cause__ or error
+        if isinstance(cause, OSError) and cause.errno in DISK_FAULTS:
+            with disk_faults_named(root):
+                raise cause from None
+        status = getattr(getattr(cause, "response", None), "status_code", 0)
+        if isinstance(cause, errors.GatedRepoError) or status in {401, 403}:
+            raise HubError(
+                f"the hub refused with status {status}: accept the agreement of {name} "
+                "with your account, put that account's token into HF_TOKEN, then run again"
+            ) from error
+        if isinstance(cause, errors.RevisionNotFoundError | errors.RepositoryNotFoundError):
+            raise HubError(f"the hub has no dataset {name}; correct source.name") from error
+        raise HubError(
+            f"the hub cannot be reached ({type(cause).__name__}), and {name} is not whole "
+            "in source.root; run again with a network, or without HF_HUB_OFFLINE"
+        ) from error
+    write_text(note, wanted)
+
+
+def _front_matter(root: Path) -> dict[str, Any]:
+    # The metadata of the dataset's card; none where it has none, or is not YAML.
+    path = root / "README.md"
+    if not path.is_file():
+        return {}
+    try:
+        card = import_module("huggingface_hub").DatasetCard(path.read_text(encoding="utf-8"))
+    except Exception:  # noqa: BLE001 (whatever YAML raises)
+        return {}
+    metadata: dict[str, Any] = card.data.to_dict()
+    return metadata
+
+
+def _read_card(root: Path, settings: SourceConfig) -> dict[str, str]:
+    """Read licence and terms in the dataset's own card, and note where it comes from."""
+    data = _front_matter(root)
+    licence: list[str] = []
+    for value in (data.get(key) for key in ("license", "license_name", "license_link")):
+        licence += [str(item) for item in (value if isinstance(value, list) else [value]) if item]
+    name, _, commit = settings.name.partition("@")
+    facts = {"name": name, "commit": commit, "config": settings.config}
+    facts |= {"licence": ", ".join(licence), "terms": str(data.get("extra_gated_prompt") or "")}
+    return {name: value for name, value in facts.items() if value}

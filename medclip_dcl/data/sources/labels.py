@@ -1,0 +1,269 @@
+"""Labels in a user's tables -> one code per study and finding of the source.
+
+A table has a column a finding, or one column that lists what is there. Either stands in the
+source's own table or in one of its own, joined by ids.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from medclip_dcl.core.errors import ConfigError, StudyError
+from medclip_dcl.data.records import RawStudies
+from medclip_dcl.data.source_settings import (
+    LABEL_CODES,
+    LABEL_KEY,
+    SourceConfig,
+    relative_to_root,
+)
+from medclip_dcl.data.table_columns import (
+    FIELD,
+    clean_id,
+    fill_pattern,
+    only_columns,
+    require_columns,
+    strings,
+    take_rows,
+    would_join,
+)
+from medclip_dcl.data.table_files import read_any
+from medclip_dcl.text.labeler.lexicon import LABELS
+
+Labels = dict[str, int]
+"""Finding -> 1 present, 0 absent, -1 uncertain; a finding that is not labelled is left out."""
+
+_NO_FINDING = "No Finding"
+# ChestX-ray14's names; what they are in CheXpert is read off the phrases of CheXpert's labeler.
+OTHER_NAMES = {
+    "Lung Lesion": ("Mass", "Nodule"),
+    "Lung Opacity": ("Infiltration",),
+    "No Finding": ("Normal",),
+    "Pleural Effusion": ("Effusion",),
+    "Pleural Other": ("Pleural Thickening",),
+}
+# What Open-i and PadChest list where nobody sorted the image: then nothing is known of it.
+_NOT_SORTED = {"no indexing", "exclude", "suboptimal study"}
+_QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+_WEIGHT = {0: 0, -1: 1, 1: 2}
+
+
+def read_row_labels(
+    table: pa.Table, file: str, settings: SourceConfig, counts: dict[str, int]
+) -> Iterable[Labels]:
+    """Read the labels of every row by `source.columns.labels`; without it, by `source.findings`.
+
+    Names in lists that stand for no finding are counted, as `unknown_labels`, each once.
+
+    Raises:
+        StudyError: a column is missing, or holds something else than labels.
+    """
+    named = settings.columns.get("labels") or {
+        name: name for name in settings.findings if name in table.column_names
+    }
+    if not named:
+        raise StudyError(
+            f"{file} has no column of source.findings"
+            f"{only_columns(file, table.column_names, _parts(_label_id(settings)[1]))}; "
+            "name the columns of labels in source.columns.labels"
+        )
+    table = table.flatten()  # `gold.Edema` is a field of `gold`
+    if isinstance(named, str):
+        return _listed(table, named, file, settings, counts)
+    require_columns(file, [*named.values()], table.column_names)
+    wanted = dict.fromkeys(named.values())
+    # One column after the other: millions of strings take gigabytes.
+    columns = read_codes(((name, strings(table[name], file, name)) for name in wanted), file)
+    return (
+        {finding: code for finding, code in zip(named, codes, strict=True) if code is not None}
+        for codes in zip(*(columns[column] for column in named.values()), strict=True)
+    )
+
+
+def label_table(
+    studies: Iterable[str], rows: Iterable[Labels], findings: Sequence[str] = LABELS
+) -> pa.Table:
+    """Unite the rows of each study in the form of `RawStudies.labels`.
+
+    Of several rows present outweighs uncertain, and uncertain absent; for `No Finding` it is the
+    other way round. Studies without a label are left out.
+    """
+    labels_of: dict[str, Labels] = {}
+    for study, row in zip(studies, rows, strict=True):
+        if row:
+            united = labels_of.setdefault(study, {})
+            for finding, code in row.items():
+                codes = (code, united.get(finding, code))
+                choose = min if finding == _NO_FINDING else max
+                united[finding] = choose(codes, key=_WEIGHT.__getitem__)
+    columns = {
+        name: pa.array([labels.get(name) for labels in labels_of.values()], pa.int8())
+        for name in findings
+    }
+    return pa.table({LABEL_KEY: pa.array(labels_of, pa.string()), **columns})
+
+
+def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table:
+    """Read `source.labels`, whose rows name a study, an image or the path of an image.
+
+    Raises:
+        ConfigError: an id may be that of a study or of another study's image.
+        StudyError: it cannot be read, has no labels, or names nothing of the source.
+    """
+    table = read_any(path, settings.fallback_encoding)
+    named, column = _label_id(settings)
+    ids = [clean_id(name) for name in fill_pattern(table, path.name, column)]
+    rows = read_row_labels(table, path.name, settings, raw.counts)
+    study_of = _studies_by_name(raw, ids, named, column)
+    relative = relative_to_root(raw.root, settings)
+    studies_named = (study_of.get(name) or study_of.get(relative(name)) for name in ids)
+    joined = [(name, row) for name, row in zip(studies_named, rows, strict=True) if name]
+    if alone := len(ids) - len(joined):
+        raw.counts["labels_without_study"] = alone
+    studies, labelled = zip(*joined, strict=True) if joined else ((), ())
+    labels = label_table(studies, labelled, settings.findings)
+    if not labels.num_rows:
+        alike = "" if joined else would_join(ids, study_of)
+        raise StudyError(
+            f"{path.name} labels no study: {len(ids)} rows, of which {len(joined)} have a study, "
+            f"image or path of the source in column {column!r}{alike}; set source.label_id "
+            "and source.columns.labels, or write ids in both tables alike"
+        )
+    return labels
+
+
+def _label_id(settings: SourceConfig) -> tuple[str, str]:
+    # What the ids of the table of labels name, empty for whichever it is; and their column.
+    given = settings.label_id
+    return ("", given) if isinstance(given, str) else next(iter(given.items()))
+
+
+def _studies_by_name(
+    raw: RawStudies, ids: Iterable[str], named: str, column: str
+) -> dict[str, str]:
+    """Look up the study of every id, or path of an image, that a table of labels may name."""
+    of_image = {image.path: image.study_id for image in raw.images if image.path}
+    of_image |= {image.image_id: image.study_id for image in raw.images}
+    of_study = {name: name for name in of_image.values()}
+    of_study |= {study.study_id: study.study_id for study in raw.studies}
+    if named:
+        return of_study if named == "study" else of_image
+    both = {name for name in ids if name in of_study and of_image.get(name, name) != name}
+    if both:
+        raise ConfigError(
+            f"source.label_id {column!r} has {len(both)} ids that are those of a study and of an "
+            f"image of another study; say which it names: {{study: {column}}} or {{image: ...}}"
+        )
+    return of_image | of_study
+
+
+def _parts(pattern: str) -> list[str]:
+    return FIELD.findall(pattern) or [pattern]
+
+
+def read_codes(
+    columns: Iterable[tuple[str, Sequence[str]]], file: str
+) -> dict[str, list[int | None]]:
+    """Read columns of labels as codes; None: not mentioned.
+
+    Raises:
+        StudyError: values are not labels; of every column it says what they are and how many.
+    """
+    codes: dict[str, list[int | None]] = {}
+    faults: list[str] = []
+    for column, values in columns:
+        word_of = {value: value.strip().lower() for value in set(values)}
+        kind_of = {v: _kind(word) for v, word in word_of.items() if word not in LABEL_CODES}
+        if kind_of:
+            faults.append(f"column {column!r}: {_count_kinds(values, kind_of)}")
+        else:
+            codes[column] = [LABEL_CODES[word_of[value]] for value in values]
+    if faults:
+        raise StudyError(
+            f"labels of {file} hold values that are not labels: {'; '.join(faults)} (rows are "
+            "counted from 0); use 1, 0, -1 and blank, true and false, or positive, negative and "
+            "uncertain"
+        )
+    return codes
+
+
+def _count_kinds(values: Sequence[str], kind_of: Mapping[str, str]) -> str:
+    # Of each kind of value: rows, different values, and the first row.
+    parts = []
+    for kind in sorted(set(kind_of.values())):
+        rows = [row for row, value in enumerate(values) if kind_of.get(value) == kind]
+        different = len({values[row] for row in rows})
+        parts.append(f"{kind} in {len(rows)} rows ({different} different), first in row {rows[0]}")
+    return ", ".join(parts)
+
+
+def _kind(word: str) -> str:
+    # What a value is, without the value: it may be about a patient.
+    try:
+        number = float(word)
+    except ValueError:
+        return "other words"
+    return "other whole numbers" if number.is_integer() else "numbers with a fraction"
+
+
+def _listed(
+    table: pa.Table,
+    column: str,
+    file: str,
+    settings: SourceConfig,
+    counts: dict[str, int],
+) -> list[Labels]:
+    given = settings.label_names
+    default: dict[str, tuple[str, ...]] = {name: (name,) for name in settings.findings}
+    if settings.findings == LABELS:
+        default |= {name: (name, *others) for name, others in OTHER_NAMES.items()}
+    names = {
+        finding: {_key(name) for name in others} for finding, others in (given or default).items()
+    }
+    all_names = set().union(*names.values())
+    lists = _lists(table, column, file, all_names)
+    ever = set().union(*(listed for listed in lists if listed))
+    counts["unknown_labels"] = len(ever - all_names - _NOT_SORTED)
+    # A finding that no row lists is not labelled: the lists may not know it.
+    listed_names = {finding: keys for finding, keys in names.items() if keys & ever}
+    if missing := sorted(set(given) - set(listed_names)) or ([] if listed_names else [*default]):
+        raise StudyError(
+            f"column {column!r} of {file} lists no name of {missing} in any row; give the names "
+            "that it uses in source.label_names, and leave out findings that it does not know"
+        )
+    return [
+        {}
+        if listed is None or listed & _NOT_SORTED
+        else {finding: int(not listed.isdisjoint(keys)) for finding, keys in listed_names.items()}
+        for listed in lists
+    ]
+
+
+def _lists(table: pa.Table, column: str, file: str, names: set[str]) -> list[set[str] | None]:
+    # What each row lists; None: the row is blank, which is not the same as an empty list.
+    values = table.column(column) if column in table.column_names else None
+    if values is None or not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
+        return [_split(text, names) for text in take_rows(table, file, [column])[column]]
+    items = iter(strings(pc.list_flatten(values), file, column))
+    return [
+        None if size is None else {_key(next(items)) for _ in range(size)}
+        for size in pc.list_value_length(values).to_pylist()
+    ]
+
+
+def _split(text: str, names: set[str]) -> set[str] | None:
+    text = text.strip()
+    if text.lower() in {"", "nan"}:
+        return None
+    if text.startswith("["):  # a list of Python's, as PadChest has it
+        parts = [one or other for one, other in _QUOTED.findall(text)] or text[1:-1].split(",")
+        return {_key(part) for part in parts}
+    parts = [_key(part) for part in re.split(r"[|;]", text)]
+    # A comma may stand within a name: "Fractures, Bone".
+    return {_key(name) for part in parts for name in ([part] if part in names else part.split(","))}
+
+
+def _key(name: str) -> str:
+    return " ".join(name.replace("_", " ").casefold().split())

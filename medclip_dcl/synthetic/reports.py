@@ -1,0 +1,333 @@
+"""Reports of generated studies: sentences with their meaning, laid out as MIMIC-CXR files them."""
+
+import json
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from medclip_dcl.synthetic.findings import COMMON_TYPES, TYPES, VOCABULARY, FineFinding
+
+_OMITTED_SHARE = 0.08
+_COARSE_SHARE = 0.35
+_HEDGED_SHARE = 0.06
+_DENIED_SHARE = 0.3
+_COMBINED_SHARE = 0.5
+_COLUMNS = 79
+
+ICU: Mapping[str, Sequence[str]] = VOCABULARY["icu"]
+"""Ways of speaking in intensive care by kind; `vocabulary.yaml` explains them."""
+_REMOVABLE = ("central line", "endotracheal tube", "enteric tube")
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """Claims of a generated sentence."""
+
+    asserted: tuple[tuple[str, str, str], ...] = ()  # type, side, zone; empty where none is named
+    negated: tuple[str, ...] = ()  # types
+    normal: bool = False  # whether it denies every finding
+    uncertain: bool = False  # whether it hedges; its truth is that of the unhedged sentence
+    asked: tuple[str, ...] = ()  # types that it leaves open: true whatever an image shows
+
+    def holds(self, findings: Collection[FineFinding]) -> bool:
+        """Return whether each asserted finding is there and no denied one is."""
+        if self.normal:
+            return not findings
+        if any(finding.type in self.negated for finding in findings):
+            return False
+        return all(any(_matches(claim, item) for item in findings) for claim in self.asserted)
+
+    def to_json(self) -> str:
+        """Write the meaning as a JSON object with the attributes as keys."""
+        claims = [dict(zip(("type", "side", "zone"), item, strict=True)) for item in self.asserted]
+        tree = asdict(self) | {"asserted": claims}
+        if not self.asked:  # studies without such sentences stay what they were, byte for byte
+            del tree["asked"]
+        return json.dumps(tree)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A sentence, its kind (fine, coarse, negated, combined, normal, or of `ICU`), its meaning."""
+
+    text: str
+    kind: str
+    meaning: Meaning = field(default_factory=Meaning)
+
+
+def state_finding(
+    finding: FineFinding,
+    severity: float,
+    *,
+    coarse: bool,
+    hedged: bool,
+    generator: np.random.Generator,
+) -> Statement:
+    """Write one sentence about a finding; severity, 0 to 1, chooses its adjective.
+
+    A coarse sentence names the type alone, a hedged one leaves the finding open. A type without
+    side and zone has fine sentences alone.
+    """
+    words = TYPES[finding.type]
+    located = bool(finding.side)
+    coarse = coarse and located
+    claim = (finding.type, "", "") if coarse else (finding.type, finding.side, finding.zone)
+    meaning = Meaning(asserted=(claim,), uncertain=hedged)
+    kind = "coarse" if coarse else "fine"
+    if words.whole and not coarse and not hedged and generator.random() < 0.2:
+        return Statement(_fill(_pick(words.whole, generator), finding, generator), kind, meaning)
+    noun = _pick(words.coarse if coarse or not located else words.fine, generator)
+    article, _, phrase = noun.partition("|")
+    phrase = _fill(phrase, finding, generator)
+    if words.degrees and generator.random() < 0.5:
+        degree = words.degrees[min(int(severity * 3), 2)]
+        phrase = f"{degree} {phrase}".strip()
+    carriers = VOCABULARY["hedges" if hedged else "carriers"]
+    if not hedged and finding.type in VOCABULARY["suggested"] and not article:
+        carriers = carriers + VOCABULARY["suggesting"]
+    return Statement(_sentence(_pick(carriers, generator), article, phrase), kind, meaning)
+
+
+def gallery_sentences(finding: FineFinding) -> tuple[str, ...]:
+    """Give the canonical sentences of a fine finding, plainest first, without adjectives of degree.
+
+    No other fine finding has any of them.
+    """
+    words = TYPES[finding.type]
+    sentences = []
+    for noun in words.fine or words.coarse:
+        article, _, phrase = noun.partition("|")
+        for location in _locations(finding) if "{" in phrase else ("",):
+            filled = _filled(phrase, finding, location)
+            sentences.append(_sentence("There {is} {a_np}.", article, filled))
+    return tuple(dict.fromkeys(sentences))
+
+
+def deny(types: Sequence[str], generator: np.random.Generator) -> Statement:
+    """Write one sentence that denies one type or several."""
+    meaning = Meaning(negated=tuple(types))
+    if len(types) == 1:
+        return Statement(_pick(TYPES[types[0]].absent, generator), "negated", meaning)
+    nouns = [_pick(TYPES[name].denied, generator) for name in types]
+    joined = " or ".join(nouns) if len(nouns) == 2 else f"{', '.join(nouns[:-1])}, or {nouns[-1]}"
+    sentence = _pick(VOCABULARY["denials"], generator).format(list=joined)
+    return Statement(sentence, "combined", meaning)
+
+
+def speak_as_icu(
+    kind: str, findings: Collection[FineFinding], generator: np.random.Generator
+) -> Statement | None:
+    """Write one sentence of a kind of `ICU`; None where the study gives nothing to speak of."""
+    says, _, carrier = _pick(ICU[kind], generator).partition("|")
+    shown = {finding.type for finding in findings}
+    if says in {"asserted", "hedged"}:
+        about = [item for item in findings if TYPES[item.type].labels]
+    else:
+        types = _REMOVABLE if says == "removed" else COMMON_TYPES
+        about = [FineFinding(name) for name in types if name not in shown]
+    nouns = [(item, noun) for item in about for noun in _plain_nouns(item)]
+    if not nouns:
+        return None
+    finding, noun = nouns[int(generator.integers(len(nouns)))]
+    meaning = {
+        "asserted": Meaning(asserted=((finding.type, finding.side, finding.zone),)),
+        "hedged": Meaning(asserted=((finding.type, finding.side, finding.zone),), uncertain=True),
+        "denied": Meaning(negated=(finding.type,)),
+        "removed": Meaning(negated=(finding.type,)),
+        "asked": Meaning(asked=(finding.type,)),
+        "past": Meaning(),
+    }[says]
+    article, _, phrase = noun.partition("|")
+    return Statement(_sentence(carrier, article, _fill(phrase, finding, generator)), kind, meaning)
+
+
+def _plain_nouns(finding: FineFinding) -> list[str]:
+    """Singular nouns that name one type, with side and zone where the finding has them."""
+    words = TYPES[finding.type]
+    nouns = words.fine if finding.side else words.coarse
+    return [
+        noun
+        for noun in nouns
+        if noun[0] != "+" and " suggesting " not in noun and " and " not in noun
+    ]
+
+
+def _call_normal(generator: np.random.Generator) -> Statement:
+    return Statement(_pick(VOCABULARY["normal"], generator), "normal", Meaning(normal=True))
+
+
+def _clear_regions(
+    findings: Collection[FineFinding], generator: np.random.Generator
+) -> list[Statement]:
+    """At most one statement for each region that shows nothing."""
+    shown = {finding.type for finding in findings}
+    return [
+        Statement(
+            _pick(region["sentences"], generator), "normal", Meaning(negated=tuple(region["types"]))
+        )
+        for region in VOCABULARY["regions"]
+        if shown.isdisjoint(region["types"]) and generator.random() < 0.3
+    ]
+
+
+def _matches(claim: tuple[str, str, str], finding: FineFinding) -> bool:
+    kind, side, zone = claim
+    return kind == finding.type and side in {"", finding.side} and zone in {"", finding.zone}
+
+
+def _sentence(carrier: str, article: str, phrase: str) -> str:
+    before = {"a": "an " if phrase[0] in "aeiouE" else "a ", "": "", "+": ""}[article]
+    text = carrier.format(
+        np=phrase, a_np=before + phrase, **{"is": "are" if article == "+" else "is"}
+    )
+    return text[0].upper() + text[1:]
+
+
+def _locations(finding: FineFinding) -> Sequence[str]:
+    if not finding.zone:
+        return ("",)
+    table = VOCABULARY["rib" if finding.type == "rib fracture" else "place"]
+    found: Sequence[str] = table[finding.side][finding.zone]
+    return found
+
+
+def _fill(phrase: str, finding: FineFinding, generator: np.random.Generator) -> str:
+    return _filled(phrase, finding, _pick(_locations(finding), generator))
+
+
+def _filled(phrase: str, finding: FineFinding, location: str) -> str:
+    side = finding.side
+    return phrase.format(place=location, rib=location, side=side, Side=side.capitalize())
+
+
+def _pick(options: Sequence[str], generator: np.random.Generator) -> str:
+    return options[int(generator.integers(len(options)))]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Sections of a generated report."""
+
+    findings: tuple[Statement, ...]
+    impression: tuple[Statement, ...]  # with their numbers where it is a list
+    layout: Literal["both", "impression", "plain"]  # plain: one text without either header
+    numbered: bool  # whether the impression is a numbered list
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """All statements, in order, as they stand in the text."""
+        return self.findings + self.impression
+
+    @property
+    def sections(self) -> dict[str, str]:
+        """Header -> text; the header of a plain report is empty."""
+        findings = "  ".join(item.text for item in self.findings)
+        impression = ("\n" if self.numbered else "  ").join(item.text for item in self.impression)
+        if self.layout == "both":
+            return {"FINDINGS": findings, "IMPRESSION": impression}
+        header = "IMPRESSION" if self.layout == "impression" else ""
+        return {header: f"{findings}  {impression}".strip()}
+
+
+def draw_report(findings: Mapping[FineFinding, float], generator: np.random.Generator) -> Report:
+    """Write what a radiologist would say about a study with these findings and severities.
+
+    All statements are true; a share of the findings is left out, never all of them.
+    """
+    reported = {
+        item: level for item, level in findings.items() if generator.random() > _OMITTED_SHARE
+    }
+    reported = dict(reported or findings)
+    positive = [_state(item, level, generator) for item, level in reported.items()]
+    body = positive + _denials(findings, generator) + _clear_regions(findings, generator)
+    if not findings and (not body or generator.random() < 0.35):
+        body.append(_call_normal(generator))
+    body = [body[index] for index in generator.permutation(len(body))]
+    if not findings:
+        summary = [_call_normal(generator)]
+    else:
+        summary = [_state(item, level, generator) for item, level in list(reported.items())[:2]]
+    draw = float(generator.random())
+    layout: Literal["both", "impression", "plain"] = "both"
+    if draw < 0.13 or not body:
+        layout = "plain" if draw < 0.03 and body else "impression"
+    numbered = layout == "both" and len(summary) > 1 and draw > 0.7
+    if numbered:
+        summary = [replace(item, text=f"{n}. {item.text}") for n, item in enumerate(summary, 1)]
+    return Report(tuple(body), tuple(summary), layout, numbered)
+
+
+def lay_out(report: Report, view: str, generator: np.random.Generator) -> str:
+    """Set a report as text: headers, hard wraps, one leading space a line.
+
+    `___` stands for what de-identification took.
+    """
+    sex = _pick(("man", "woman"), generator)
+    question = _pick(VOCABULARY["indications"], generator).format(sex=sex)
+    exam = "CHEST (PORTABLE AP)" if view == "AP" else "CHEST (PA AND LAT)"
+    lines = [" " * 32 + " FINAL REPORT", "", *_wrapped(f"EXAMINATION:  {exam}")]
+    lines += ["", *_wrapped(f"INDICATION:  {question}")]
+    if generator.random() < 0.5:
+        lines += ["", *_wrapped(f"TECHNIQUE:  Chest, {view} view.")]
+    if generator.random() < 0.6:
+        lines += ["", *_wrapped("COMPARISON:  Chest radiograph ___.")]
+    for header, text in report.sections.items():
+        lines += ["", f" {header}: ", "", *_wrapped(text)] if header else ["", *_wrapped(text)]
+    return "\n".join(line or " " for line in lines) + "\n"
+
+
+def study_labels(report: Report) -> dict[str, int]:
+    """Read off the CheXpert labels that a report earns: 1 asserted, -1 hedged, 0 denied.
+
+    Labels not mentioned are left out; "No Finding" is 1 where nothing is asserted.
+    """
+    labels: dict[str, int] = {}
+    for statement in report.statements:
+        for name in statement.meaning.negated if statement.kind != "normal" else ():
+            if TYPES[name].labels:
+                labels.setdefault(TYPES[name].labels[0], 0)
+    for statement in report.statements:
+        for name in statement.meaning.asked:
+            labels.setdefault(TYPES[name].labels[0], -1)
+    asserted: dict[str, int] = {}
+    for statement in report.statements:
+        for name, _, _ in statement.meaning.asserted:
+            for label in TYPES[name].labels:
+                value = -1 if statement.meaning.uncertain else 1
+                asserted[label] = max(value, asserted.get(label, -1))
+    if not any(statement.meaning.asserted for statement in report.statements):
+        labels["No Finding"] = 1
+    return labels | asserted
+
+
+def _state(finding: FineFinding, severity: float, generator: np.random.Generator) -> Statement:
+    coarse = generator.random() < _COARSE_SHARE
+    hedged = generator.random() < _HEDGED_SHARE
+    return state_finding(finding, severity, coarse=coarse, hedged=hedged, generator=generator)
+
+
+def _denials(findings: Collection[FineFinding], generator: np.random.Generator) -> list[Statement]:
+    shown = {finding.type for finding in findings}
+    absent = [
+        name for name in COMMON_TYPES if name not in shown and generator.random() < _DENIED_SHARE
+    ]
+    order = [absent[index] for index in generator.permutation(len(absent))]
+    listed: list[str] = []
+    if len(order) > 1 and generator.random() < _COMBINED_SHARE:
+        listed, order = order[:3], order[3:]
+    statements = [deny([name], generator) for name in order]
+    return [*statements, deny(listed, generator)] if listed else statements
+
+
+def _wrapped(text: str) -> list[str]:
+    wrapper = textwrap.TextWrapper(
+        _COLUMNS,
+        initial_indent=" ",
+        subsequent_indent=" ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line for paragraph in text.split("\n") for line in wrapper.wrap(paragraph)]

@@ -1,0 +1,270 @@
+"""Sections about training and evaluation: losses, figures, trust, heatmaps, boxes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import roc_curve
+
+from medclip_dcl.core.tables import read_table, spread_rows
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT
+from medclip_dcl.inference import model_package
+from medclip_dcl.inference.model_package import read_model_package
+from medclip_dcl.text.sentences import text_key
+from medclip_dcl.training.config import read_training_config
+from medclip_dcl.training.logging import read_metrics
+
+from .charts import Labels, Series, draw_lines, heat_uri
+from .corpus import boxes_by_image, show_image
+from .sources import EXAMPLES, Sources
+
+View = dict[str, Any]
+
+_READINGS = {
+    "mean_auc": "chance that an image with the finding scores above one without it",
+    "mean_balanced_accuracy": "mean of sensitivity and specificity, the better prompt deciding",
+    "mean_balanced_accuracy_offset": "the same, each prompt against its level on other images",
+    "mean_recall": "share of images whose one finding is named, averaged over findings",
+    "own_recall": "mean of R@10, R@50 and R@100 in both directions, as the paper's Table 1 has it",
+    "recall": "the same, where any box with those words is right",
+    "cnr_signed": "how far scores inside a box lie above those outside, in standard deviations",
+    "cnr": "the same without its sign, as papers report it; compare it with chance",
+    "miou": "overlap of the thresholded heatmap with the box; low by construction",
+    "pointing": "share of sentences whose best point is in a box",
+    "recall_at_1": "the right answer comes first",
+    "recall_at_5": "the right answer is among the first five",
+    "recall_at_10": "the right answer is among the first ten",
+}
+_SPANS = {"cnr": (0.0, 3.0), "cnr_signed": (-3.0, 3.0)}
+"""Ends of the bar for figures that do not run from 0 to 1."""
+
+
+def describe_results(sources: Sources) -> View | None:
+    """Give the tree of `results.json` and what is drawn from it; None without results."""
+    found = sources.get(results.ARTIFACT)
+    if found is None:
+        return None
+    tree = results.read_figures(found[0])
+    return {
+        "tree": tree,
+        "questions": tree["questions"],
+        "headlines": _headlines(tree),
+        "absent": _absent(tree["questions"]),
+        "decision_questions": results.DECISION_QUESTIONS,
+        "decision_figures": results.DECISION_FIGURES,
+        "warnings": {item["finding"]: item for item in tree["warnings"]},
+        "correlation_limit": CORRELATION_LIMIT,
+        "roc": _roc(sources),
+        "reliability": _reliability(sources),
+        "least_images": _LEAST_BIN,
+    }
+
+
+def show_heatmaps(sources: Sources) -> list[View]:
+    """Show heatmaps with their true boxes, evenly from best to worst contrast."""
+    found = sources.get(results.ARTIFACT, manifest.ARTIFACT, prepared.ARTIFACT)
+    if found is None or sources.settings.private:
+        return []
+    outcome, source, prepared_artifact = found
+    rows = read_table(outcome.path, results.GROUNDINGS).to_pylist()
+    rows = sorted((row for row in rows if row["cnr_signed"] is not None), key=_contrast)
+    images, boxes = PreparedImages(prepared_artifact), boxes_by_image(source)
+    shown = []
+    for index in spread_rows(len(rows), EXAMPLES):
+        row = rows[index]
+        own = [
+            box for box in boxes[row["image_id"]] if text_key(box["phrase"]) == row["phrase_key"]
+        ]
+        grid = np.array(row["grid"], dtype=np.float32).reshape(row["rows"], -1)
+        shown.append(
+            show_image(images, row["image_id"], own)
+            | {
+                "heat": heat_uri(grid),
+                "low": float(grid.min()),
+                "high": float(grid.max()),
+                "phrase": own[0]["phrase"],
+                "cnr_signed": row["cnr_signed"],
+                "miou": row["miou"],
+                "rank": index + 1,
+                "of": len(rows),
+            }
+        )
+    return shown
+
+
+def _contrast(row: View) -> float:
+    return -float(row["cnr_signed"])
+
+
+def show_gallery_answers(sources: Sources) -> list[View]:
+    """Show boxes with the gallery sentences that fit them best, evenly from best to worst rank."""
+    found = sources.get(results.ARTIFACT, manifest.ARTIFACT, prepared.ARTIFACT)
+    if found is None or sources.settings.private:
+        return []
+    outcome, source, prepared_artifact = found
+    gallery = read_table(outcome.path, results.GALLERY)["sentence"].to_pylist()
+    rows = read_table(outcome.path, results.BOX_ANSWERS).to_pylist()
+    rows = [row for row in rows if row["gallery_rank"] is not None]
+    rows.sort(key=lambda row: (row["gallery_rank"], row["image_id"]))
+    images, boxes = PreparedImages(prepared_artifact), boxes_by_image(source)
+    shown = []
+    for index in spread_rows(len(rows), EXAMPLES):
+        row = rows[index]
+        image = show_image(images, row["image_id"], boxes[row["image_id"]][:1])
+        box = {name: row[name] for name in ("x", "y", "width", "height")}
+        image["boxes"] = [box | {"phrase": gallery[row["gallery_true"]]}]
+        image["rank"] = row["gallery_rank"]
+        image["truth"] = gallery[row["gallery_true"]]
+        image["of"] = len(gallery)
+        image["sentences"] = [
+            {"text": gallery[item], "is_true": item == row["gallery_true"]}
+            for item in row["gallery_best"]
+        ]
+        shown.append(image)
+    return shown
+
+
+def _headlines(tree: Mapping[str, Any]) -> list[View]:
+    lines = []
+    for headline in results.headlines_of(tree):
+        figure = headline.figure_of(tree)
+        if figure is None or figure["value"] is None:
+            continue
+        span = _SPANS.get(headline.figure, (0.0, 1.0))
+        chance = headline.chance_of(tree)
+        ends = [figure["value"] if figure[end] is None else figure[end] for end in ("low", "high")]
+        start, stop = (_percent(value, span) for value in ends)
+        lines.append(
+            {
+                "name": headline.name,
+                "title": headline.title,
+                "reading": _READINGS.get(headline.figure, "a metric of a plugin"),
+                "figure": figure,
+                "chance": chance,
+                "start": start,
+                "width": round(stop - start, 2),
+                "value": _percent(figure["value"], span),
+                "chance_at": None if chance is None else _percent(chance, span),
+            }
+        )
+    return lines
+
+
+def _absent(questions: Mapping[str, Any]) -> str:
+    """Name the questions that could not be put, those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for name, outcome in questions.items():
+        if outcome["absent"]:
+            by_reason.setdefault(outcome["absent"], []).append(name.replace("_", " "))
+    return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
+
+
+def _percent(value: float, span: tuple[float, float]) -> float:
+    low, high = span
+    return round(100 * min(max((value - low) / (high - low), 0.0), 1.0), 2)
+
+
+def _roc(sources: Sources) -> str | None:
+    lines = []
+    for name, margins, truth in _scores(sources, "margin"):
+        if 0 < truth.sum() < len(truth):
+            false_rate, true_rate, _ = roc_curve(truth, margins, drop_intermediate=False)
+            lines.append(Series(name, [*false_rate], [*true_rate]))
+    labels = Labels("ROC curve of each finding", "false positive rate", "true positive rate")
+    return draw_lines(lines[:_LINES], labels, diagonal=True) if lines else None
+
+
+def _scores(sources: Sources, column: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    # Finding, value and truth of the images where both are known.
+    table = read_table(sources.artifacts[results.ARTIFACT.name].path, results.SCORES)
+    by_finding: dict[str, list[tuple[float, int]]] = {}
+    for row in table.to_pylist():
+        if row["truth"] is not None and row[column] is not None:
+            by_finding.setdefault(row["finding"], []).append((row[column], row["truth"]))
+    return [(name, *np.array(pairs, dtype=np.float64).T) for name, pairs in by_finding.items()]
+
+
+_LINES = 5
+_LEAST_BIN = 5  # images of a bin that is drawn: fewer say nothing of a share
+
+
+def _reliability(sources: Sources) -> str | None:
+    lines = []
+    for name, said, truth in _scores(sources, "probability")[:_LINES]:
+        images, total, present = (
+            np.histogram(said, bins=10, range=(0, 1), weights=weights)[0]
+            for weights in (None, said, truth)
+        )
+        drawn = images >= _LEAST_BIN
+        means, shares = (each[drawn] / images[drawn] for each in (total, present))
+        lines.append(Series(name, means.tolist(), shares.tolist()))
+    labels = Labels(
+        "Reliability: share of images with the finding by the probability that was given",
+        "probability given",
+        "share of images with the finding",
+    )
+    return draw_lines(lines, labels, diagonal=True) if lines else None
+
+
+_LOSSES = {
+    "loss": "corrected loss",
+    "uncorrected_loss": "same batches, uncorrected (InfoNCE)",
+    "validation_loss": "validation",
+}
+_GAUGES = {
+    "frac_floor": "anchors on the floor",
+    "mean_eta": "mean eta",
+    "negatives_removed": "negatives removed",
+    "clipped": "steps clipped, so far",
+}
+_OF_ETA = {"frac_floor", "mean_eta"}
+_CHECKPOINTS = "checkpoints"
+
+
+def describe_training(sources: Sources) -> View | None:
+    """Show how training went; no charts where the log is gone, None without a model."""
+    found = sources.get(model_package.ARTIFACT)
+    if found is None:
+        return None
+    model = read_model_package(found[0].path)
+    lines = read_metrics(sources.work / _CHECKPOINTS)
+    objective = read_training_config(model.path).objective
+    debiased = objective.kind == "debiased"
+    gauges, constants = _series(
+        lines, {key: _GAUGES[key] for key in _GAUGES if debiased or key not in _OF_ETA}
+    )
+    losses, _ = _series(lines, _LOSSES)
+    clipped = [line["clipped"] for line in lines if line.get("clipped") is not None]
+    return {
+        "digest": model.digest,
+        "card": model.card,
+        "objective": objective.model_dump(),
+        "debiased": debiased,
+        "seconds": found[0].origin["seconds"],
+        "clipped": clipped[-1] if clipped else None,
+        "constants": constants,
+        "losses": _chart(losses, Labels("Training losses by step", "step", "loss, nats")),
+        "gauges": _chart(
+            gauges, Labels("Floor, eta, removed negatives and clipped steps", "step", "share")
+        ),
+    }
+
+
+def _series(lines: Sequence[View], names: dict[str, str]) -> tuple[list[Series], dict[str, float]]:
+    # What changes, to be drawn, and what stays as it is.
+    drawn, constants = [], {}
+    for name, title in names.items():
+        points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+        if len({value for _, value in points}) > 1:
+            steps, values = zip(*points, strict=True)
+            drawn.append(Series(title, steps, values))
+        elif points:
+            constants[title] = points[0][1]
+    return drawn, constants
+
+
+def _chart(drawn: list[Series], labels: Labels) -> str | None:
+    return draw_lines(drawn, labels) if drawn else None

@@ -1,0 +1,318 @@
+"""What bears an artifact's name is whole; what was written before a kill is found again."""
+
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from medclip_dcl.core import artifact as artifact_module
+from medclip_dcl.core.artifact import (
+    HEADER,
+    Artifact,
+    ArtifactType,
+    file_stamp,
+    fingerprint_changes,
+    json_digest,
+    make_fingerprint,
+    note_stamps,
+    open_artifact,
+    read_artifact_header,
+    read_object,
+    verify_artifact,
+)
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.errors import ArtifactCorrupt, ArtifactStale, ArtifactUnreadable
+from medclip_dcl.core.files import sha256_file, write_text
+from medclip_dcl.data.limits import ImagesConfig
+from tests.support.headers import ARTIFACT, make
+from tests.support.users import PLAIN_USER, enterable_folder, plain_user
+
+
+def test_sealed_artifact_opens_with_what_was_written(tmp_path: Path) -> None:
+    sealed = make(tmp_path / "thing", a=0.2)
+    opened = open_artifact(tmp_path / "thing", ARTIFACT)
+    assert opened == sealed
+    assert opened.file("data.txt").read_text() == "content"
+    assert opened.fingerprint["settings"] == {"a": 0.2}
+    assert opened.summary == {"rows": 1}
+
+
+def test_a_fingerprint_names_settings_and_the_content_of_inputs(tmp_path: Path) -> None:
+    source = make(tmp_path / "source")
+    settings = {"images": ImagesConfig(size_px=64), "shares": (0.1, 0.2)}
+    tree = make_fingerprint(ARTIFACT, settings, {"source": source, "table": "ab12"})
+    assert (tree["kind"], tree["version"]) == ("thing", 1)
+    assert tree["inputs"] == {"source": source.digest, "table": "ab12"}
+    assert tree["settings"]["images"]["size_px"] == 64
+    assert tree["settings"]["shares"] == [0.1, 0.2]  # as it is read back
+
+
+def test_an_object_is_read_or_its_file_is_named(tmp_path: Path) -> None:
+    for text, fault in (('{"a": 1}', ""), ("[1]", "holds no object"), ("{", "cannot be read")):
+        artifact = make(tmp_path / "thing", text)
+        if fault:
+            with pytest.raises(ArtifactCorrupt, match=rf"data.txt of .* {fault}"):
+                read_object(artifact, "data.txt", ARTIFACT)
+        else:
+            assert read_object(artifact, "data.txt", ARTIFACT) == {"a": 1}
+    with pytest.raises(ArtifactCorrupt, match=r"thing holds no 'other\.txt'"):
+        read_object(artifact, "other.txt", ARTIFACT)
+
+
+def test_digest_depends_on_content_alone(tmp_path: Path) -> None:
+    one, two = make(tmp_path / "one", a=1), make(tmp_path / "two", a=2)
+    other = make(tmp_path / "three", text="other", a=1)
+    assert one.digest == two.digest != other.digest
+    assert one.fingerprint_digest == other.fingerprint_digest != two.fingerprint_digest
+
+
+@pytest.mark.parametrize("name", ["artifact.json", "data.txt", "folder", "."])
+def test_what_may_not_be_read_is_denied_by_name_and_not_called_damaged(name: str) -> None:
+    with enterable_folder() as folder:
+        with write_artifact(
+            folder / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {}, {})
+        ) as writer:
+            write_text(writer.directory / "data.txt", "content")
+            (writer.directory / "folder").mkdir()
+            write_text(writer.directory / "folder" / "more.txt", "content")
+            writer.commit({})
+        denied = folder / "thing" / name
+        mode = denied.stat().st_mode
+        denied.chmod(0)
+        words = f"cannot be read by uid {PLAIN_USER}, .*chmod"
+        with plain_user(), pytest.raises(ArtifactUnreadable, match=words):
+            open_artifact(folder / "thing", ARTIFACT)
+        if name in {HEADER, "."}:
+            with plain_user(), pytest.raises(ArtifactUnreadable, match=words):
+                read_artifact_header(folder / "thing")
+        denied.chmod(mode)
+        with plain_user():
+            open_artifact(folder / "thing", ARTIFACT)
+
+
+@pytest.mark.parametrize("position", range(7))
+def test_every_flipped_byte_is_detected(tmp_path: Path, position: int) -> None:
+    file = make(tmp_path / "thing").file("data.txt")
+    data = bytearray(file.read_bytes())
+    data[position] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(ArtifactCorrupt, match="rerun make_thing"):
+        open_artifact(tmp_path / "thing", ARTIFACT)
+
+
+def bind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(path))
+
+
+def test_truncated_missing_or_added_file_is_detected(tmp_path: Path) -> None:
+    for number, harm in enumerate(
+        (
+            lambda path: (path / "data.txt").write_bytes(b"c"),
+            lambda path: (path / "data.txt").unlink(),
+            lambda path: (path / "more.txt").write_text("x"),
+            lambda path: os.mkfifo(path / "pipe"),
+            lambda path: (path / "link").symlink_to(tmp_path),
+            lambda path: (path / "lost").symlink_to("nothing"),
+            lambda path: [(path / "data.txt").unlink(), os.mkfifo(path / "data.txt")],
+            lambda path: bind(path / "socket"),
+        )
+    ):
+        path = tmp_path / str(number)
+        make(path)
+        harm(path)
+        with pytest.raises(ArtifactCorrupt):
+            open_artifact(path, ARTIFACT, verify=False)
+
+
+def test_hidden_names_are_no_part_of_an_artifact(tmp_path: Path) -> None:
+    made = make(tmp_path / "thing")
+    for name in (".gitattributes", ".git/objects/ab", ".cache/x"):
+        (tmp_path / "thing" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "thing" / name).write_text("x")
+    assert open_artifact(tmp_path / "thing", ARTIFACT) == made
+
+
+@pytest.mark.parametrize("field", ["digest", "fingerprint", "files"])
+def test_tampered_header_is_detected(tmp_path: Path, field: str) -> None:
+    make(tmp_path / "thing", a=1)
+    header = tmp_path / "thing" / HEADER
+    tree = json.loads(header.read_text())
+    tree[field] = {"other": 1} if field != "digest" else "0" * 64
+    header.write_text(json.dumps(tree))
+    with pytest.raises(ArtifactCorrupt):
+        open_artifact(tmp_path / "thing", ARTIFACT)
+
+
+@pytest.mark.parametrize("name", ["digest", "fingerprint_digest"])
+def test_a_header_that_contradicts_itself_is_damaged(tmp_path: Path, name: str) -> None:
+    make(tmp_path / "thing", a=1)
+    header = tmp_path / "thing" / HEADER
+    tree = json.loads(header.read_text()) | {name: "0" * 64}
+    del tree["checksum"]
+    tree["checksum"] = json_digest(tree)
+    header.write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n")
+    with pytest.raises(ArtifactCorrupt, match=r"header of .* is damaged; rerun make_thing"):
+        open_artifact(tmp_path / "thing", ARTIFACT)
+
+
+@pytest.mark.parametrize("text", ["", "{", "5\n", "[]\n", "{}\n", None])
+def test_a_header_that_is_none_is_damage_and_nothing_else(tmp_path: Path, text: str | None) -> None:
+    make(tmp_path / "thing")
+    header = tmp_path / "thing" / HEADER
+    if text is None:
+        header.unlink()
+    else:
+        header.write_text(text)
+        with pytest.raises(ArtifactCorrupt, match="rerun make_thing"):
+            open_artifact(tmp_path / "thing", ARTIFACT)
+    with pytest.raises(ArtifactCorrupt, match="rerun its job"):
+        read_artifact_header(tmp_path / "thing")
+
+
+def test_other_format_version_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "thing")
+    with pytest.raises(ArtifactStale, match="version 1"):
+        open_artifact(tmp_path / "thing", ArtifactType("thing", 2, "make_thing"))
+
+
+def test_an_artifact_of_an_earlier_format_is_refused_as_stale(tmp_path: Path) -> None:
+    make(tmp_path / "thing")
+    header = tmp_path / "thing" / HEADER
+    tree = json.loads(header.read_text())
+    tree["recipe"] = tree.pop("fingerprint")
+    del tree["checksum"]
+    tree["checksum"] = json_digest(tree)
+    header.write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n")
+    with pytest.raises(ArtifactStale, match=r"earlier version of this project; rerun make_thing"):
+        open_artifact(tmp_path / "thing", ARTIFACT)
+
+
+def test_every_flipped_or_missing_byte_of_the_header_is_detected(tmp_path: Path) -> None:
+    make(tmp_path / "thing", a=1)
+    header = tmp_path / "thing" / HEADER
+    whole = header.read_bytes()
+    for index in range(0, len(whole), 7):
+        for bit in (1, 8, 32):
+            flipped = bytes([whole[index] ^ bit])
+            header.write_bytes(whole[:index] + flipped + whole[index + 1 :])
+            with pytest.raises((ArtifactCorrupt, ArtifactStale)):
+                open_artifact(tmp_path / "thing", ARTIFACT)
+    for text in (b"", whole[:1], whole[: len(whole) // 2], whole[:-1], whole + b"\n"):
+        header.write_bytes(text)
+        with pytest.raises(ArtifactCorrupt):
+            open_artifact(tmp_path / "thing", ARTIFACT)
+    header.write_bytes(whole)
+    open_artifact(tmp_path / "thing", ARTIFACT)
+
+
+def test_changed_parts_name_what_differs() -> None:
+    old = {"settings": {"eta": {"a": 0.2, "k": 1}}, "inputs": {"sentences": "aa"}}
+    new = {"settings": {"eta": {"a": 0.3, "k": 1}}, "inputs": {"sentences": "aa"}}
+    assert fingerprint_changes(old, new) == ["settings.eta.a: 0.2 -> 0.3"]
+    old = {"a": 1, "b": {"c": 1}, "d": 4, "e": "x" * 58, "f": "x" * 59}
+    assert fingerprint_changes(old, {"a": 1, "b": 2, "g": {"h": 0}}) == [
+        'b: {"c": 1} -> 2',
+        "d: 4 -> null",
+        f'e: "{"x" * 58}" -> null',  # 60 characters; longer values are cut there
+        f'f: "{"x" * 56}... -> null',
+        'g: null -> {"h": 0}',
+    ]
+
+
+# --- Files that were hashed before
+
+
+@pytest.fixture
+def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Artifact:
+    """An artifact whose files were there for a while when they were hashed."""
+    monkeypatch.setattr("medclip_dcl.core.artifact._TICK_NS", 0)
+    return open_artifact(make(tmp_path / "thing").path, ARTIFACT)
+
+
+def hashed_files(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that opening an artifact hashes."""
+    names: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "medclip_dcl.core.artifact.sha256_file",
+            lambda file: (names.append(file.name), sha256_file(file))[1],
+        )
+        open_artifact(artifact.path, ARTIFACT)
+    return names
+
+
+def test_a_file_is_hashed_once_and_again_after_a_copy_or_a_change(
+    settled: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hashed_files(settled, monkeypatch) == []
+    copied = shutil.copytree(settled.path, tmp_path / "copied")  # the note too, and all mtimes
+    copy = open_artifact(copied, ARTIFACT, verify=False)
+    assert copy.file("data.txt").stat().st_mtime_ns == settled.file("data.txt").stat().st_mtime_ns
+    assert hashed_files(copy, monkeypatch) == ["data.txt"]
+    assert hashed_files(copy, monkeypatch) == []
+    file = settled.file("data.txt")
+    times = file.stat()
+    file.write_bytes(b"CONTENT")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # what changed it hides that
+    with pytest.raises(ArtifactCorrupt, match=r"data\.txt .* damaged"):
+        open_artifact(settled.path, ARTIFACT)
+
+
+def test_what_a_disk_changes_by_itself_is_found_by_verification_alone(settled: Artifact) -> None:
+    file = settled.file("data.txt")
+    file.write_bytes(b"CONTENT")
+    note_stamps(settled, {"data.txt": file_stamp(file)})  # as if its times had stayed
+    assert open_artifact(settled.path, ARTIFACT) == settled
+    with pytest.raises(ArtifactCorrupt, match=r"data\.txt .* damaged"):
+        verify_artifact(settled.path)
+
+
+def test_a_file_that_is_as_young_as_its_note_is_hashed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(tmp_path / "thing")
+    assert hashed_files(made, monkeypatch) == ["data.txt"]
+    assert hashed_files(made, monkeypatch) == ["data.txt"]
+
+
+@pytest.mark.parametrize("note", ["", "{}", "[]", '{"digest": 1, "files": 2}', "\xff"])
+def test_a_damaged_note_is_no_note(
+    settled: Artifact, monkeypatch: pytest.MonkeyPatch, note: str
+) -> None:
+    artifact_module._note_of(settled).write_bytes(note.encode("latin-1"))
+    assert hashed_files(settled, monkeypatch) == ["data.txt"]
+
+
+def test_who_may_write_to_a_folder_cannot_vouch_for_it(
+    settled: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, note = settled.file("data.txt"), artifact_module._note_of(settled)
+    assert settled.path not in note.parents
+    file.write_bytes(b"CONTENT")  # as long as what was hashed
+    forged = json.dumps({"digest": settled.digest, "files": {"data.txt": file_stamp(file)}})
+    for name in (".verified", f".{note.name}"):
+        (settled.path / name).write_text(forged)
+    with pytest.raises(ArtifactCorrupt, match=r"data\.txt .* damaged"):
+        open_artifact(settled.path, ARTIFACT)
+    shared = tmp_path / "shared/medclip-dcl"
+    shared.mkdir(parents=True)
+    shared.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared.parent))
+    (shared / "verified").mkdir()
+    (shared / "verified" / note.name).write_text(forged)
+    with pytest.raises(ArtifactCorrupt, match=r"data\.txt .* damaged"):
+        open_artifact(settled.path, ARTIFACT)
+
+
+def test_notes_on_artifacts_of_long_ago_are_removed(
+    settled: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifact_module, "_MOST_NOTES", 2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = [open_artifact(make(tmp_path / f"thing-{number}").path, ARTIFACT) for number in range(4)]
+    notes = {file.name for file in artifact_module._note_of(settled).parent.iterdir()}
+    assert notes == {artifact_module._note_of(item).name for item in made[2:]}

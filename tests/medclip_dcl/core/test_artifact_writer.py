@@ -1,0 +1,288 @@
+"""Drafts: what was written before a kill is found again, and a commit is whole or not there."""
+
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medclip_dcl.core.artifact import HEADER, make_fingerprint, open_artifact, remove_retired
+from medclip_dcl.core.artifact_writer import map_resumable, remove_resumable, write_artifact
+from medclip_dcl.core.errors import ArtifactError, ArtifactStale, ArtifactUnwritable
+from medclip_dcl.core.files import STAGED, write_text
+from tests.support.headers import ARTIFACT, COSTLY, make
+
+
+def test_a_costly_draft_of_an_earlier_format_is_refused_and_kept(tmp_path: Path) -> None:
+    draft = tmp_path / ".thing.draft"
+    draft.mkdir()
+    write_text(draft / "recipe.json", "{}")
+    write_text(draft / "part.txt", "hours")
+    with (
+        pytest.raises(ArtifactStale, match=r"by an earlier version.*delete that folder"),
+        write_artifact(tmp_path / "thing", COSTLY, make_fingerprint(COSTLY, {}, {})),
+    ):
+        pass
+    assert (draft / "part.txt").read_text() == "hours"
+
+
+def test_draft_of_the_same_recipe_is_resumed_and_of_another_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "thing"
+    fingerprint = make_fingerprint(ARTIFACT, {"a": 1}, {})
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        write_text(writer.directory / "part.txt", "done")
+    assert not path.exists()
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        assert writer.resumed
+        assert (writer.directory / "part.txt").read_text() == "done"
+    with write_artifact(path, ARTIFACT, make_fingerprint(ARTIFACT, {"a": 2}, {})) as writer:
+        assert not writer.resumed
+        assert not (writer.directory / "part.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("note", "header"), [("{", None), ("[]", None), (None, "{}"), (None, "[]"), ("{", "{")]
+)
+def test_a_draft_that_does_not_say_what_it_is_of_is_begun_again(
+    tmp_path: Path, note: str | None, header: str | None
+) -> None:
+    draft = tmp_path / ".thing.draft"
+    draft.mkdir()
+    for name, text in (("fingerprint.json", note), (HEADER, header), ("part.txt", "half")):
+        if text is not None:
+            write_text(draft / name, text)
+    with write_artifact(tmp_path / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
+        assert not writer.resumed
+        assert not (draft / "part.txt").exists()
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("step", range(1, 5))
+def test_a_draft_outlives_a_kill_at_every_step_of_sealing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    path, fingerprint = tmp_path / "thing", make_fingerprint(ARTIFACT, {"a": 1}, {})
+    make(path, text="old")
+    steps = 0
+
+    def dies(real):  # type: ignore[no-untyped-def]
+        def one(*args, **more):  # type: ignore[no-untyped-def]
+            nonlocal steps
+            steps += 1
+            if steps == step:
+                raise Killed
+            return real(*args, **more)
+
+        return one
+
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        write_text(writer.directory / "data.txt", "done")
+        with monkeypatch.context() as patch:
+            for name in ("replace", "unlink"):
+                patch.setattr(Path, name, dies(getattr(Path, name)))
+            patch.setattr(shutil, "rmtree", dies(shutil.rmtree))
+            with pytest.raises(Killed):
+                writer.commit({})
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        assert writer.resumed
+        assert (writer.directory / "data.txt").read_text() == "done"
+        assert set(writer.commit({}).files) == {"data.txt"}
+    assert open_artifact(path, ARTIFACT).file("data.txt").read_text() == "done"
+
+
+def test_what_a_killed_writer_left_half_written_is_not_sealed(tmp_path: Path) -> None:
+    fingerprint = make_fingerprint(ARTIFACT, {}, {})
+    with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint) as writer:
+        write_text(writer.directory / "data.txt", "done")
+        (writer.directory / f"{STAGED}data.txt.abc").write_text("do")
+    with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint) as writer:
+        assert writer.resumed
+        assert set(writer.commit({}).files) == {"data.txt"}
+
+
+def test_a_costly_draft_of_another_recipe_is_refused_by_name_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "thing"
+    with write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 1}, {})):
+        pass
+    with write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 2}, {})) as writer:
+        assert not writer.resumed  # nothing was lost: the first draft was empty
+        write_text(writer.directory / "part.txt", "hours")
+    with (
+        pytest.raises(ArtifactStale, match=r"settings\.a: 2 -> 3.*delete that folder"),
+        write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 3}, {})),
+    ):
+        pass
+    with write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 2}, {})) as writer:
+        assert writer.resumed
+        assert (writer.directory / "part.txt").read_text() == "hours"
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("spared", [0, 2, 4, 6])
+def test_a_disk_that_fails_is_named_and_spares_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int, spared: int
+) -> None:
+    old = make(tmp_path / "thing", text="old")
+    fsync, calls = os.fsync, iter(range(100))
+
+    def fails(handle: int) -> None:
+        if next(calls) >= spared:
+            raise OSError(fault, os.strerror(fault))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(ArtifactUnwritable, match=os.strerror(fault)):
+        make(tmp_path / "thing", text="new", a=1)
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert open_artifact(tmp_path / "thing", ARTIFACT) == old
+    assert make(tmp_path / "thing", text="new", a=1).fingerprint["settings"] == {"a": 1}
+
+
+def test_an_artifact_that_cannot_be_put_in_place_leaves_the_old_one_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = make(tmp_path / "thing", text="old")
+    replace = Path.replace
+
+    def fails(self: Path, target: Path) -> Path:
+        if self.name == ".thing.draft":
+            raise OSError(errno.EIO, "Input/output error")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(ArtifactUnwritable):
+        make(tmp_path / "thing", text="new", a=2)
+    assert open_artifact(tmp_path / "thing", ARTIFACT) == old
+
+
+def test_an_old_artifact_left_after_the_commit_goes_once_the_new_one_is_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, retired = tmp_path / "thing", tmp_path / ".thing.retired"
+    make(path, text="old")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_args, **_options: None)  # killed before it
+        new = make(path, text="new", a=1)
+    assert retired.is_dir()
+    with write_artifact(path, ARTIFACT, new.fingerprint):  # another process is writing
+        remove_retired(path)
+    assert retired.is_dir()
+    path.rename(tmp_path / "away")
+    remove_retired(path)
+    assert retired.is_dir()  # the only one there
+    (tmp_path / "away").rename(path)
+    remove_retired(path)
+    assert not retired.exists()
+    assert open_artifact(path, ARTIFACT) == new
+
+
+def test_between_two_renames_the_old_artifact_still_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = make(tmp_path / "thing", text="old")
+    replace = Path.replace
+
+    def fails_for_good(self: Path, target: Path) -> Path:
+        if self.name in {".thing.draft", ".thing.retired"}:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fails_for_good)
+        with pytest.raises(ArtifactUnwritable):
+            make(tmp_path / "thing", text="new", a=2)
+    assert not (tmp_path / "thing").exists()
+    with write_artifact(
+        tmp_path / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {"a": 2}, {})
+    ) as draft:
+        assert draft.resumed
+        found = open_artifact(tmp_path / "thing", ARTIFACT)
+        assert (found.digest, found.path.name) == (old.digest, ".thing.retired")  # not its to move
+    found = open_artifact(tmp_path / "thing", ARTIFACT)
+    assert (found.digest, found.path) == (old.digest, tmp_path / "thing")  # nobody writes it now
+    with write_artifact(
+        tmp_path / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {"a": 2}, {})
+    ) as draft:
+        draft.commit({})
+    assert open_artifact(tmp_path / "thing", ARTIFACT).file("data.txt").read_text() == "new"
+    assert {path.name for path in tmp_path.iterdir()} == {"thing", ".thing.lock"}
+
+
+def test_an_old_artifact_that_a_kill_left_is_not_read_in_place_of_the_new(tmp_path: Path) -> None:
+    make(tmp_path / ".thing.retired", text="old")
+    new = make(tmp_path / "thing", text="new")
+    make(tmp_path / ".thing.retired", text="old")
+    assert open_artifact(tmp_path / "thing", ARTIFACT) == new
+    assert make(tmp_path / "thing", text="newer").file("data.txt").read_text() == "newer"
+    assert not (tmp_path / ".thing.retired").exists()
+
+
+def test_a_writer_may_clear_its_draft_and_folders_above_it_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "above" / "work" / "thing"
+    with write_artifact(path, ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
+        for file in writer.directory.iterdir():
+            file.unlink()
+        write_text(writer.directory / "data.txt", "new")
+        assert set(writer.commit({}).files) == {"data.txt"}
+
+
+def test_second_writer_is_refused(tmp_path: Path) -> None:
+    fingerprint = make_fingerprint(ARTIFACT, {}, {})
+    with (
+        write_artifact(tmp_path / "thing", ARTIFACT, fingerprint),
+        pytest.raises(ArtifactError, match="another process"),
+        write_artifact(tmp_path / "thing", ARTIFACT, fingerprint),
+    ):
+        pass
+
+
+def test_remaking_replaces_the_artifact_and_leaves_no_litter(tmp_path: Path) -> None:
+    make(tmp_path / "thing", text="old")
+    make(tmp_path / "thing", text="new", a=2)
+    assert (tmp_path / "thing" / "data.txt").read_text() == "new"
+    assert {path.name for path in tmp_path.iterdir()} == {"thing", ".thing.lock"}
+
+
+def doubled(part: Sequence[int]) -> list[dict[str, Any]]:
+    return [{"value": 2 * item} for item in part]
+
+
+def test_a_killed_run_goes_on_after_its_last_unit(tmp_path: Path) -> None:
+    def fail_at_four(part: Sequence[int]) -> list[dict[str, Any]]:
+        if 4 in part:
+            raise KeyboardInterrupt
+        return doubled(part)
+
+    with pytest.raises(KeyboardInterrupt):
+        map_resumable(tmp_path, "x", range(6), 2, fail_at_four, lambda _: None)
+    asked: list[int] = []
+
+    def record(part: Sequence[int]) -> list[dict[str, Any]]:
+        asked.extend(part)
+        return doubled(part)
+
+    done: list[int] = []
+    rows = map_resumable(tmp_path, "x", range(6), 2, record, done.append)
+    assert asked == [4, 5]
+    assert [row["value"] for row in rows] == [0, 2, 4, 6, 8, 10]
+    assert done == [2, 2, 2]
+
+
+def test_works_of_two_names_do_not_meet(tmp_path: Path) -> None:
+    map_resumable(tmp_path, "x", range(3), 2, doubled, lambda _: None)
+    rows = map_resumable(tmp_path, "y", range(10, 12), 2, doubled, lambda _: None)
+    assert [row["value"] for row in rows] == [20, 22]
+
+
+def test_nothing_of_it_is_sealed(tmp_path: Path) -> None:
+    map_resumable(tmp_path, "x", range(3), 2, doubled, lambda _: None)
+    (tmp_path / ".unit-x-000009.json.half").touch()
+    (tmp_path / "kept").touch()
+    remove_resumable(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]

@@ -1,0 +1,141 @@
+"""A path that a table names stays under its root; a file is there whole or not at all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
+
+from medclip_dcl.core.errors import ArtifactUnwritable, StudyError
+from medclip_dcl.core.files import (
+    STAGED,
+    disk_faults_named,
+    find_config,
+    path_under,
+    remove_staged,
+    write_bytes,
+    write_text,
+)
+from tests.support.users import plain_user
+
+
+def test_written_file_has_its_content_and_no_litter_stays(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", "old")
+    write_text(tmp_path / "a.txt", "näw")
+    assert (tmp_path / "a.txt").read_bytes() == "näw".encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_written_file_has_the_mode_that_the_umask_leaves(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        write_bytes(tmp_path / "a", b"abc")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == mode
+
+
+def test_failed_write_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bytes(tmp_path / "a", b"old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    def refuse(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ArtifactUnwritable, match="/a could not be written: No space"):
+        write_bytes(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    monkeypatch.setattr(Path, "unlink", refuse)  # what failed first is what is said
+    with (
+        pytest.raises(ArtifactUnwritable, match="model could not be written: No space"),
+        disk_faults_named(tmp_path / "model"),
+    ):
+        write_bytes(tmp_path / "a", b"new")
+
+
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    """Not what another process is still writing, and nothing that only looks alike."""
+    code = "import fcntl, sys, time; f = open(sys.argv[1], 'xb'); fcntl.flock(f, fcntl.LOCK_EX);"
+    names = {name: tmp_path / f"{STAGED}a.{name * 16}" for name in "abc"}
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code} print(flush=True); time.sleep(60)", names["a"]],
+        stdout=subprocess.PIPE,
+    ) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        others = [tmp_path / f"{STAGED}a.abc", tmp_path / "a.bbbbbbbbbbbbbbbb"]
+        for path in (names["b"], names["c"], *others):
+            path.touch()
+        for path in (names["a"], names["b"], *others):
+            os.utime(path, (0, 0))
+        write_text(tmp_path / "z", "x")
+        left = {path.name for path in tmp_path.iterdir()}
+        writer.kill()
+    kept = {names["a"].name, names["c"].name, *(path.name for path in others), "z"}
+    assert left == kept  # one is locked, one is new, one is not ours
+
+
+def test_half_written_files_are_recognised_and_removed(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_bytes(tmp_path / "in" / "a", b"abc")
+    (tmp_path / "in" / f"{STAGED}a.x1").write_bytes(b"a")
+    remove_staged(tmp_path)
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["a"]
+
+
+def test_a_disk_that_refuses_a_library_s_own_write_is_named(tmp_path: Path) -> None:
+    """Tokenizers and safetensors are written in Rust and raise errors of their own."""
+    tokenizer = Tokenizer(models.WordPiece({"a": 0}, unk_token="a"))
+    with (
+        pytest.raises(ArtifactUnwritable, match="words could not be written: No space left"),
+        disk_faults_named(tmp_path / "words"),
+    ):
+        tokenizer.save("/dev/full")
+    with pytest.raises(Exception, match="os error 2"), disk_faults_named(tmp_path / "words"):
+        tokenizer.save(str(tmp_path / "absent" / "words"))
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with (
+        pytest.raises(ArtifactUnwritable, match="head could not be written: Permission denied"),
+        disk_faults_named(tmp_path / "head"),
+        plain_user(),
+    ):
+        save_file({"weight": torch.zeros(1)}, tmp_path / "closed" / "head")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../x", "/etc/passwd", "a\0b", "absent.dcm", ".", "link", "fifo", "loop", "\ud800"]
+)
+def test_path_outside_or_irregular_is_refused_without_naming_it(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "x").touch()
+    (root / "link").symlink_to(tmp_path / "x")
+    (root / "loop").symlink_to(root / "loop")
+    os.mkfifo(root / "fifo")
+    with pytest.raises(StudyError) as caught:
+        path_under(root, name)
+    assert len(name) < 3 or name not in str(caught.value)
+
+
+def test_a_folder_hides_no_config_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    assert find_config(Path("demo")).parts[-2:] == ("configs", "demo.yaml")
+    (tmp_path / "demo").rmdir()
+    (tmp_path / "demo").write_text("work: here\n")
+    assert find_config(Path("demo")) == Path("demo")

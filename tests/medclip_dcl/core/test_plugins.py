@@ -1,0 +1,201 @@
+"""Plugins: the page's own code, put where a user would, does what the page says."""
+
+import hashlib
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from api.app import create_app
+from api.settings import ServeSettings
+from medclip_dcl.core import plugins
+from medclip_dcl.core.artifact import HEADER, header_text, json_digest, open_artifact
+from medclip_dcl.core.errors import CheckpointError, ConfigError
+from medclip_dcl.core.plugins import IMAGE_ENCODERS, LOSSES, METRICS, ROUTES, SOURCES
+from medclip_dcl.core.provenance import changed_modules, code_digests
+from medclip_dcl.core.tables import read_table
+from medclip_dcl.data import manifest
+from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions
+from medclip_dcl.evaluation.classification import mean_finding_figures
+from medclip_dcl.inference.model_package import CONFIG, read_model_package
+from medclip_dcl.models.dual_encoder import build_dual_encoder
+from medclip_dcl.models.settings import ModelConfig
+from medclip_dcl.training.objective import ObjectiveInputs, direction_loss
+from pipelines.build_manifest import main as build_manifest
+from pipelines.config import load_config
+from tests.support.service import PATIENCE_S, store
+from tests.support.tiny_models import tiny_text_config
+
+PAGE = Path(__file__).parents[3] / "docs/extending.md"
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    registries = (LOSSES, SOURCES, IMAGE_ENCODERS, METRICS, ROUTES)
+    yield
+    for registry in registries:
+        registry._items.clear()
+    for name in plugins._FILES:
+        sys.modules.pop(name, None)
+    plugins._FILES.clear()
+
+
+def of_page(name: str, folder: Path) -> Path:
+    """Write plugin and config of a section of the page into a folder, and return the config."""
+    text = re.split(r"^## An? ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (text,) = (part for part in text if part.startswith(f"{name}\n"))
+    code, settings = (text.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "yaml"))
+    (file,) = settings.split("plugins: [")[1].split("]")[0].split(", ")
+    (folder / file).write_text(code)
+    config = folder / "ours.yaml"
+    config.write_text(f"work: {folder / 'work'}\n{settings}")
+    return config
+
+
+def test_a_loss_is_what_the_objective_computes(tmp_path: Path) -> None:
+    settings = load_config(of_page("loss", tmp_path)).objective
+    assert settings.kind == "smoothed"
+    scores = torch.tensor([[2.0, 0.0], [1.0, 3.0]], requires_grad=True)
+    inputs = ObjectiveInputs(scores, torch.arange(2), torch.zeros(2), torch.tensor(1.0))
+    output = direction_loss(settings, inputs)
+    # Both anchors score their own 2 above the other: -.95 log p(own) - .05 log p(other).
+    own = 1 / (1 + math.exp(-2))
+    expected = -0.95 * math.log(own) - 0.05 * math.log(1 - own)
+    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
+    output.loss.backward()
+    assert scores.grad is not None
+
+
+def test_a_source_becomes_a_manifest(tmp_path: Path) -> None:
+    config = of_page("source", tmp_path)
+    root = tmp_path / "studies"
+    for patient in range(3):
+        folder = root / f"p{patient}"
+        folder.mkdir(parents=True)
+        Image.new("L", (64, 64), patient).save(folder / f"s{patient}.png")
+        (folder / f"s{patient}.txt").write_text(f"Finding {patient} is seen.")
+    words = ["--config", str(config), "--set", f"source.root={root}"]
+    assert build_manifest(words) == 0
+    made = open_artifact(tmp_path / "work/manifest", manifest.ARTIFACT)
+    assert read_table(made.path, manifest.IMAGES)["path"].to_pylist() == [
+        f"p{patient}/s{patient}.png" for patient in range(3)
+    ]
+    assert "Finding 2 is seen." in read_table(made.path, manifest.REPORTS)["findings"].to_pylist()
+    (root / "p0/s0.txt").write_text("Another report, of another length.")
+    assert build_manifest(words) == 0  # a changed report makes another manifest
+    assert open_artifact(made.path, manifest.ARTIFACT).digest != made.digest
+
+
+def test_an_encoder_is_built_by_its_settings(tmp_path: Path) -> None:
+    settings = load_config(of_page("image encoder", tmp_path)).model
+    model = build_dual_encoder(settings, tiny_text_config(), seed=0)
+    assert (model.image.width, model.image.grid(160)) == (96, 10)
+    same = build_dual_encoder(settings, tiny_text_config(), seed=0)
+    pixels = torch.rand(2, 1, 160, 160)
+    regions = model.encode_images(pixels)
+    assert regions.shape[:3] == (2, 10, 10)
+    assert torch.equal(regions, same.encode_images(pixels))
+
+
+def test_a_model_names_no_code_and_is_refused_without_its_encoder(tmp_path: Path) -> None:
+    model = store(tmp_path) / "model"
+    text = (model / CONFIG).read_text()
+    assert '"plugins"' not in text
+    with pytest.raises(ValueError, match="there is no image encoder 'os'") as refused:
+        ModelConfig.model_validate({"image": {"kind": "os"}})
+    assert "`plugins`" in str(refused.value)
+    rewrite(model, text.replace('"kind": "resnet"', '"kind": "plain"'))
+    with pytest.raises(CheckpointError, match="needs the image encoder of a plugin"):
+        read_model_package(model)
+
+
+def rewrite(model: Path, config: str) -> None:
+    """Change a file of a model, and its digests with it."""
+    (model / CONFIG).write_text(config)
+    tree = json.loads((model / HEADER).read_text())
+    data = config.encode()
+    tree["files"][CONFIG] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    tree["digest"] = json_digest(tree["files"])
+    del tree["checksum"]
+    (model / HEADER).write_text(header_text({**tree, "checksum": json_digest(tree)}))
+
+
+def test_a_metric_is_measured_and_a_headline(tmp_path: Path) -> None:
+    load_config(of_page("metric", tmp_path))
+    margins = np.array([[0.4, 0.2, -0.1, -0.3]])
+    truth = np.array([[1, 1, 0, 0]], dtype=np.int8)
+    figures = mean_finding_figures(margins, truth, list("abcd"), BootstrapOptions(0, 0))
+    assert figures["mean_margin_gap"].value == pytest.approx(0.5)  # .3 with it, -.2 without
+    question = {"absent": "", "figures": {}, "groups": {}, "chance": {}}
+    tree = {"metrics": {"margin_gap": "margin gap, mean"}, "questions": {"zero_shot": question}}
+    assert results.headlines_of(tree)[-1].name == "zero_shot.mean_margin_gap"
+
+
+def test_a_route_is_answered_with_keys_and_limits(tmp_path: Path) -> None:
+    of_page("route", tmp_path)
+    key = tmp_path / "keys"
+    key.write_text("k" * 40)
+    key.chmod(0o600)
+    settings = ServeSettings(
+        model=str(store(tmp_path) / "model"),
+        engine="torch",  # an export takes seconds
+        key_file=str(key),
+        plugins=(str(tmp_path / "findings.py"),),
+    )
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
+        assert client.get("/findings").status_code == 401
+        client.headers["Authorization"] = f"Bearer {'k' * 40}"
+        end = time.monotonic() + PATIENCE_S
+        while client.get("/ready").status_code != 200 and time.monotonic() < end:
+            time.sleep(0.02)
+        assert client.get("/v1/findings").json() == ["effusion", "pneumonia"]
+
+
+def test_names_are_refused_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    config = of_page("loss", tmp_path)
+    with pytest.raises(ConfigError, match=r"there is no loss 'smooth'; give smoothed"):
+        load_config(config, ["objective.kind=smooth"])
+    (tmp_path / "again.py").write_text((tmp_path / "smoothed.py").read_text())
+    with pytest.raises(ConfigError, match="there is a loss 'smoothed' already"):
+        load_config(config, [f'plugins=["{tmp_path / "again.py"}"]'])
+    with pytest.raises(ConfigError, match=r"nowhere\.py, which is not a file"):
+        load_config(config, ['plugins=["nowhere.py"]'])
+    with pytest.raises(ConfigError, match="there is no module no_such_module"):
+        load_config(config, ['plugins=["no_such_module"]'])
+    (tmp_path / "json.py").touch()
+    with pytest.raises(ConfigError, match="a module json is in use"):
+        load_config(config, [f'plugins=["{tmp_path / "json.py"}"]'])
+
+
+def test_an_installed_package_is_asked_by_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def points(group: str, name: str) -> list[EntryPoint]:
+        asked.append((group, name))
+        return [EntryPoint(name, "math:fsum", group)] if name == "summed" else []
+
+    monkeypatch.setattr(plugins, "entry_points", points)
+    assert LOSSES.check("summed") == "summed"
+    assert LOSSES["summed"] is math.fsum
+    assert LOSSES.check("infonce") == "infonce"  # what is built in asks nobody
+    assert asked == [("medclip_dcl.losses", "summed")]
+
+
+def test_a_changed_plugin_is_named(tmp_path: Path) -> None:
+    load_config(of_page("metric", tmp_path))
+    made = code_digests()
+    assert "plugin gap" in made
+    assert changed_modules(made) == []
+    assert changed_modules(made | {"plugin gap": "of another day"}) == ["plugin gap"]
+    assert changed_modules({"plugin of_another_run": "0"}) == []

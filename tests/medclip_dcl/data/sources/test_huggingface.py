@@ -1,0 +1,383 @@
+"""Datasets in every form give the same studies; hubs, commits, terms and what is refused."""
+
+import errno
+import io
+import json
+import socket
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+
+from medclip_dcl.core.errors import ArtifactUnwritable, ConfigError, HubError, StudyError
+from medclip_dcl.core.files import path_under
+from medclip_dcl.core.tables import read_table
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.limits import ImagesConfig
+from medclip_dcl.data.records import ReportText, Source
+from medclip_dcl.data.selection import select
+from medclip_dcl.data.source_settings import SourceConfig
+from medclip_dcl.data.sources.readers import images_root, read_source
+from pipelines.report.cards import data_card
+from tests.support.dicom import raster_bytes
+from tests.support.hub import COMMIT, DatasetHub, running_dataset_hub
+
+SPLITS = {"train": [0, 1, 2], "validation": [3], "test": [4, 0]}  # patient 0 is in two splits
+COLUMNS = {"image": "image", "subject_id": "who", "report": "text", "labels": {"Edema": "label"}}
+FEATURES = {
+    "image": datasets.Image(),
+    "who": datasets.Value("string"),
+    "text": datasets.Value("string"),
+    "label": datasets.ClassLabel(names=["yes", "no"]),
+}
+CARD = "---\nlicense: other\nlicense_name: use-agreement\nextra_gated_prompt: Share nothing.\n---\n"
+
+
+def picture(number: int) -> bytes:
+    levels = np.random.default_rng(number).integers(0, 256, (20, 16), dtype=np.uint8)
+    return raster_bytes(levels, "png")
+
+
+def row(number: int) -> dict[str, Any]:
+    label = ["yes", "no"][number % 2]
+    return {"who": f"p{number}", "text": f"FINDINGS: number {number}.", "label": label}
+
+
+def split_of(numbers: list[int]) -> datasets.Dataset:
+    rows = [row(n) | {"image": {"bytes": picture(n), "path": None}} for n in numbers]
+    return datasets.Dataset.from_list(rows, features=datasets.Features(FEATURES))
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same dataset: by save_to_disk, as Parquet, as a folder of images, as tar files."""
+    base = tmp_path_factory.mktemp("forms")
+    datasets.disable_progress_bars()
+    parts = {split: split_of(numbers) for split, numbers in SPLITS.items()}
+    datasets.DatasetDict(parts).save_to_disk(str(base / "saved"))
+    for name in ("parquet", "web"):
+        (base / name).mkdir()
+    for split, numbers in SPLITS.items():
+        parts[split].to_parquet(str(base / f"parquet/{split}-00000-of-00001.parquet"))
+        folder = base / "images" / split
+        folder.mkdir(parents=True)
+        lines = [json.dumps(row(n) | {"file_name": f"{n}.png"}) for n in numbers]
+        (folder / "metadata.jsonl").write_text("\n".join(lines))
+        with tarfile.open(base / f"web/{split}.tar", "w") as tar:
+            for n in numbers:
+                (folder / f"{n}.png").write_bytes(picture(n))
+                for name, data in (("png", picture(n)), ("json", json.dumps(row(n)).encode())):
+                    member = tarfile.TarInfo(f"{n}.{name}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    (base / "parquet/README.md").write_text(CARD)
+    return base
+
+
+def read(work: Path, root: Path, **changes: Any) -> tuple[Source, Path]:
+    given = {"kind": "huggingface", "root": str(root), "columns": COLUMNS} | changes
+    config = SourceConfig.model_validate(given)
+    work.mkdir(exist_ok=True)
+
+    def resolve(text: str) -> Path:
+        return Path(text.replace("${WORK}", str(work)))
+
+    return read_source(config, resolve), images_root(config, resolve)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection, and no image opened outside the gate either."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a socket or an image was opened")
+
+    monkeypatch.setattr("PIL.Image.open", refuse)
+    for name in ("connect", "connect_ex", "bind"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+
+
+OF_WEB = {"image": "png", "subject_id": "json.who", "report": "json.text"}
+OF_WEB |= {"labels": {"Edema": "json.label"}}
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("form", ["saved", "parquet", "images", "web"])
+def test_every_form_gives_the_same(tmp_path: Path, forms: Path, form: str) -> None:
+    columns = COLUMNS | (OF_WEB if form == "web" else {})
+    source, root = read(tmp_path / "work", forms / form, columns=columns)
+    raw = source.raw
+    found = {image.image_id: image for image in raw.images}
+    assert {name: image.subject_id for name, image in found.items()} == {
+        f"{split}-{at:06d}": f"p{number}"
+        for split, numbers in SPLITS.items()
+        for at, number in enumerate(numbers)
+    }
+    assert raw.splits["p0"] == {"train", "test"}
+    assert [raw.splits[f"p{n}"] for n in (2, 3, 4)] == [{"train"}, {"validate"}, {"test"}]
+    assert raw.labels is not None
+    assert raw.labels["Edema"].to_pylist() == [int(n % 2 == 0) for n in [*SPLITS["train"], 3, 4, 0]]
+    assert raw.studies[1].report == ReportText("FINDINGS: number 1.")
+    for image in raw.images:
+        assert path_under(root, image.path).read_bytes() == picture(int(image.subject_id[1:]))
+    if form == "parquet":
+        assert raw.card == {"licence": "other, use-agreement", "terms": "Share nothing."}
+
+
+def test_splits_are_mapped_or_left_out(tmp_path: Path, forms: Path) -> None:
+    source, _ = read(tmp_path, forms / "saved", splits={"test": "validation"})
+    assert (source.raw.splits, source.raw.counts["ignored_splits"]) == ({"p3": {"test"}}, 2)
+    source, _ = read(tmp_path, forms / "saved", splits={"any": "train"})
+    assert source.raw.splits == {}
+    with pytest.raises(ConfigError, match="nothing"):
+        read(tmp_path, forms / "saved", splits={"train": "nothing"})
+    anonymous = {"columns": COLUMNS | {"subject_id": ""}}
+    source, _ = read(tmp_path, forms / "saved", **anonymous)
+    assert not source.raw.by_patient
+    assert len(source.raw.splits) == 6
+    with pytest.raises(ConfigError, match="own splits alone"):
+        read(tmp_path, forms / "saved", splits={"any": "train"}, **anonymous)
+
+
+def test_a_config_of_several_is_named(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    lines = []
+    for name, number in (("frontal", 1), ("lateral", 2)):
+        split_of([number]).to_parquet(str(tmp_path / f"set/{name}.parquet"))
+        lines.append(f"- config_name: {name}\n  data_files: {name}.parquet\n")
+    (tmp_path / "set/README.md").write_text(f"---\nconfigs:\n{''.join(lines)}---\n")
+    source, _ = read(tmp_path / "work", tmp_path / "set", config="lateral")
+    assert [image.subject_id for image in source.raw.images] == ["p2"]
+    assert source.raw.card == {"config": "lateral"}
+    with pytest.raises(StudyError, match=r"source\.config"):
+        read(tmp_path / "work", tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("number", "file", "expected"),
+    [
+        (errno.ENOSPC, "", ArtifactUnwritable),
+        (errno.EIO, "cache", ArtifactUnwritable),
+        (errno.EACCES, "data.parquet", StudyError),
+        (errno.EISDIR, "cache", StudyError),
+    ],
+)
+def test_a_full_disk_of_the_cache_is_not_taken_for_a_dataset_that_cannot_be_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    file: str,
+    expected: type[Exception],
+) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    where = str((tmp_path if file == "cache" else root) / file) if file else None
+
+    def load(*_: object, **__: object) -> None:
+        raise OSError(number, "of the disk", where)
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", load)
+    with pytest.raises(expected):
+        read(tmp_path / "work", root)
+
+
+def test_folders_that_hold_no_dataset_are_refused(tmp_path: Path, forms: Path) -> None:
+    with pytest.raises(ConfigError, match="names path"):
+        read(tmp_path, forms / "images", columns=COLUMNS | {"path": "image"})
+    with pytest.raises(StudyError, match="not a folder"):
+        read(tmp_path, tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StudyError, match="holds no dataset"):
+        read(tmp_path, tmp_path / "empty")
+    address = "---\nconfigs:\n- config_name: a\n  data_files: http://10.0.0.1/x.parquet\n---\n"
+    (tmp_path / "empty/README.md").write_text(address)
+    with pytest.raises(StudyError, match="by address"):
+        read(tmp_path, tmp_path / "empty")
+    for name in ("one", "two"):
+        split_of([1]).save_to_disk(str(tmp_path / name))
+    note = tmp_path / "one/state.json"
+    note.write_text(note.read_text().replace('"data-', '"../two/data-'))
+    with pytest.raises(StudyError, match="whose files are all in it"):
+        read(tmp_path, tmp_path / "one")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"splits": 1}', "[" * 100_000, "no JSON"])
+def test_notes_that_save_to_disk_did_not_write_are_refused(tmp_path: Path, text: str) -> None:
+    for name in ("dataset_dict.json", "state.json"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(text)
+        with pytest.raises(StudyError, match="holds no dataset"):
+            read(tmp_path, tmp_path / name)
+
+
+def test_a_link_out_of_the_folder_is_not_copied(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "secret.png").write_bytes(picture(0))
+    (tmp_path / "set/a.png").symlink_to(tmp_path / "secret.png")
+    (tmp_path / "set/b.png").write_bytes(picture(1))
+    lines = [json.dumps(row(n) | {"file_name": name}) for n, name in ((0, "a.png"), (1, "b.png"))]
+    (tmp_path / "set/metadata.jsonl").write_text("\n".join(lines))
+    source, root = read(tmp_path / "work", tmp_path / "set")
+    assert [file.read_bytes() for file in root.glob("train-00000/*")] == [picture(1)]
+    paths = {image.subject_id: image.path for image in source.raw.images}
+    assert path_under(root, paths["p1"]).read_bytes() == picture(1)
+    with pytest.raises(StudyError):
+        path_under(root, paths["p0"])
+
+
+def saved(folder: Path, images: list[Any], feature: Any) -> Path:
+    """A dataset of these images, a patient each."""
+    rows = {"who": [str(n) for n in range(len(images))], "x": images}
+    features = datasets.Features({"who": datasets.Value("string"), "x": feature})
+    made = datasets.Dataset.from_dict(rows, features=features)
+    made.to_parquet(str(folder / "set/train.parquet"))
+    return folder / "set"
+
+
+OF_IMAGES = {"columns": {"subject_id": "who", "image": "x"}}
+AS_STORED = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+
+
+def test_bytes_paths_and_neither(tmp_path: Path) -> None:
+    """Nothing is fetched, and nothing outside the folder is read."""
+    (tmp_path / "out.png").write_bytes(picture(2))
+    root = tmp_path / "set"
+    root.mkdir()
+    (root / "b.png").write_bytes(picture(1))
+    (root / "link.png").symlink_to(tmp_path / "out.png")
+    outside = ["http://127.0.0.1:9/a.png", "../out.png", str(tmp_path / "out.png"), "link.png"]
+    images: list[Any] = [{"bytes": picture(0), "path": "was.png"}]
+    images += [{"bytes": None, "path": path} for path in ("b.png", None, *outside)]
+    source, rows = read(tmp_path / "work", saved(tmp_path, images, AS_STORED), **OF_IMAGES)
+    chosen = select(source.raw, SourceConfig(kind="huggingface", **OF_IMAGES))
+    kept = {image.subject_id: path_under(rows, image.path).read_bytes() for image in chosen.images}
+    assert kept == {"0": picture(0), "1": picture(1)}
+    assert [item.reason for item in chosen.rejects] == ["no_image", *["missing_image"] * 4]
+
+
+def test_lists_of_images_are_images_of_one_study(tmp_path: Path) -> None:
+    root = saved(tmp_path, [[picture(0), picture(1)], [], [picture(2)]], [datasets.Value("binary")])
+    source, rows = read(tmp_path / "work", root, **OF_IMAGES)
+    found = [(image.study_id, (rows / image.path).read_bytes()) for image in source.raw.images]
+    assert found == [
+        ("train-000000", picture(0)),
+        ("train-000000", picture(1)),
+        ("train-000002", picture(2)),
+    ]
+
+
+def test_columns_without_images_are_refused(tmp_path: Path) -> None:
+    root = saved(tmp_path, [1, 2], datasets.Value("int32"))
+    with pytest.raises(StudyError, match="a column without images"):
+        read(tmp_path / "work", root, **OF_IMAGES)
+
+
+def test_hostile_bytes_are_the_gates_affair(tmp_path: Path) -> None:
+    """From the rows to prepared shards: same pixels as from files, and a code for each fault."""
+    files = {"good": picture(0), "text": b"no", "cut": picture(1)[:90], "large": bytes(4096)}
+    root = saved(tmp_path, list(files.values()), datasets.Value("binary"))
+    source, rows = read(tmp_path / "work", root, **OF_IMAGES)
+    shards = []
+    for at, folder in ((rows, "rows"), (tmp_path, "files")):
+        for name, data in files.items():
+            (tmp_path / name).write_bytes(data)
+        paths = [image.path for image in source.raw.images] if at == rows else list(files)
+        listed = [prepared.ListedImage(*pair) for pair in zip(files, paths, strict=True)]
+        (tmp_path / f"of_{folder}").mkdir()
+        limits = ImagesConfig(size_px=32, max_bytes=4000)
+        prepared.prepare_images(tmp_path / f"of_{folder}", listed, at, limits)
+        shards.append((tmp_path / f"of_{folder}/shard-00000.arrow").read_bytes())
+    assert shards[0] == shards[1]
+    rejects = read_table(tmp_path / "of_rows", manifest.REJECTS).to_pylist()
+    codes = {row["id"]: row["reason"] for row in rejects}
+    assert set(codes) == {"text", "cut", "large"}
+    assert (codes["text"], codes["large"]) == ("unknown_format", "too_many_bytes")
+
+
+@pytest.fixture
+def hub(forms: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[DatasetHub]:
+    files = {path.name: path.read_bytes() for path in (forms / "parquet").iterdir()}
+    with running_dataset_hub(DatasetHub(files=files)) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setenv("HF_TOKEN", "")
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield running
+
+
+HUB = {"name": f"someone/chests@{COMMIT}"}
+
+
+def test_a_hubs_dataset_is_fetched_once(tmp_path: Path, hub: DatasetHub) -> None:
+    hub.refuse_after = 2  # of four: then the download fails, and is resumed
+    with pytest.raises(HubError):
+        read(tmp_path / "work", tmp_path / "set", **HUB)
+    hub.refuse_after = 100
+    source, _ = read(tmp_path / "work", tmp_path / "set", **HUB)
+    assert len(source.raw.images) == 6
+    assert source.raw.card["commit"] == COMMIT
+    assert source.raw.card["terms"] == "Share nothing."
+    hub.asked.clear()
+    again, _ = read(tmp_path / "work", tmp_path / "set", **HUB)
+    assert again.raw.images == source.raw.images
+    assert hub.asked == []
+    with pytest.raises(ConfigError, match="something else"):
+        read(tmp_path / "work", tmp_path / "set", name=f"someone/chests@{COMMIT[::-1]}")
+
+
+@pytest.mark.parametrize("name", ["someone/chests@main", "someone/chests"])
+def test_a_branch_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="40 hexadecimal digits, since a branch moves"):
+        read(tmp_path / "work", tmp_path / "set", name=name)
+
+
+def test_terms_are_to_be_accepted(
+    tmp_path: Path, hub: DatasetHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.token = "hf_mine"
+    with pytest.raises(HubError, match="accept the agreement of someone/chests"):
+        read(tmp_path / "work", tmp_path / "set", **HUB)
+    monkeypatch.setenv("HF_TOKEN", "hf_mine")
+    source, _ = read(tmp_path / "work", tmp_path / "set", **HUB)
+    assert len(source.raw.images) == 6
+    assert "hf_mine" not in json.dumps(source.inputs | source.raw.card)
+
+
+@pytest.mark.parametrize("files", [{"../x.parquet": b"1"}, {}])
+def test_what_a_hub_may_not_send(tmp_path: Path, hub: DatasetHub, files: dict[str, bytes]) -> None:
+    hub.files = files
+    with pytest.raises((HubError, StudyError)):
+        read(tmp_path / "work", tmp_path / "set", **HUB)
+    assert not (tmp_path / "x.parquet").exists()
+
+
+def test_a_full_disk_is_said_and_no_hub_is_blamed(
+    tmp_path: Path, hub: DatasetHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **_more: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    with pytest.raises(ArtifactUnwritable, match="set could not be written: No space"):
+        read(tmp_path / "work", tmp_path / "set", **HUB)
+
+
+def test_terms_and_missing_patients_reach_manifest_and_card(tmp_path: Path, forms: Path) -> None:
+    anonymous = {"columns": COLUMNS | {"subject_id": ""}}
+    source, _ = read(tmp_path, forms / "parquet", **anonymous)
+    settings = SourceConfig(kind="huggingface", columns={"image": "image"})
+    (tmp_path / "manifest").mkdir()
+    summary = manifest.write_manifest(tmp_path / "manifest", source, settings)
+    assert summary["splits_by_patient"] is False
+    dataset = json.loads((tmp_path / "manifest" / manifest.DATASET).read_text())
+    assert dataset == {"licence": "other, use-agreement", "terms": "Share nothing."}
+    facts = {"terms": "", "splits": {}, "labels": {}, "rejected": {}, "stages": {}, "digests": {}}
+    page = data_card(facts | {"source": "huggingface", "dataset": dataset, "by_patient": False})
+    assert "| terms | Share nothing. |" in page
+    assert "Splits are not by patient" in page
+    assert "not by patient" not in data_card(facts | {"source": "table", "by_patient": True})

@@ -1,0 +1,152 @@
+"""Open-i: both forms give the same images, matched by their numbers; views come from the list."""
+
+import csv
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import pytest
+
+from medclip_dcl.core.errors import StudyError
+from medclip_dcl.data.selection import select
+from medclip_dcl.data.source_settings import SourceConfig
+from medclip_dcl.data.sources.open_i import image_name, read_open_i
+from tests.support.open_i import write_csv_form, write_image, write_projections, write_xml_form, xml
+
+SETTINGS = SourceConfig(kind="open_i")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("CXR1_1_IM-0001-3001", "1_IM-0001-3001"),
+        ("CXR1_1_IM-0001-3001.png", "1_IM-0001-3001"),
+        ("1_IM-0001-3001.dcm.png", "1_IM-0001-3001"),
+        ("CXR3_IM-1384-1001", "3_IM-1384-1001"),
+        ("3_IM-1384-1001.dcm.png", "3_IM-1384-1001"),
+        ("5_IM-2117-1003002.dcm.png", "5_IM-2117-1003002"),
+        ("CXR3999_IM-2049-1001-0001", "3999_IM-2049-1001-0001"),
+        ("IM-0001-3001", ""),
+        ("../CXR1_IM-0001", ""),
+        ("", ""),
+    ],
+)
+def test_images_have_one_name_in_all_lists(text: str, name: str) -> None:
+    assert image_name(text) == name
+
+
+def test_xml_reports_and_images_come_through(tmp_path: Path) -> None:
+    write_xml_form(tmp_path)
+    write_projections(tmp_path)
+    raw = read_open_i(tmp_path)
+    assert [study.study_id for study in raw.studies] == ["CXR1", "CXR2", "CXR10"]
+    assert [item.reason for item in raw.rejects] == ["bad_report", "bad_report"]
+    found = select(raw, SETTINGS)
+    assert [(image.image_id, image.study_id, image.view, image.path) for image in found.images] == [
+        ("1_IM-0001-4001", "CXR1", "FRONTAL", "NLMCXR_png/CXR1_1_IM-0001-4001.png")
+    ]
+    assert {study: text.impression for study, text in found.texts.items()} == {
+        "CXR1": "Normal chest x-XXXX."
+    }
+    reasons = {(item.id, item.reason) for item in found.rejects}
+    assert reasons == {
+        ("CXR3", "bad_report"),
+        ("CXR4", "bad_report"),
+        ("1_IM-0001-3001", "lateral"),
+        ("CXR2", "empty_report"),
+        ("2_IM-0652-1001", "no_report"),
+    }
+
+
+def test_a_report_that_is_no_file_below_the_root_is_not_read(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    write_xml_form(root)
+    folder = next(root.rglob("*.xml")).parent
+    elsewhere = tmp_path / "elsewhere.xml"
+    elsewhere.write_bytes(next(folder.glob("*.xml")).read_bytes())
+    (folder / "77.xml").symlink_to(elsewhere)
+    (folder / "78.xml").symlink_to("78.xml")
+    os.mkfifo(folder / "79.xml")
+    reasons = {item.id: item.reason for item in read_open_i(root).rejects}
+    assert {reasons.get(f"CXR{number}") for number in (77, 78, 79)} == {"bad_report"}
+
+
+def test_csv_form_gives_the_same_images(tmp_path: Path) -> None:
+    write_csv_form(tmp_path)
+    raw = read_open_i(tmp_path)
+    found = select(raw, SETTINGS)
+    assert [image.image_id for image in found.images] == ["1_IM-0001-4001"]
+    assert found.images[0].path == "images/images_normalized/1_IM-0001-4001.dcm.png"
+    assert found.texts["CXR1"].findings == "Clear, no\nchange."
+    assert found.subjects == {"CXR1": "CXR1"}
+
+
+def test_rows_of_json_name_their_images_and_views(tmp_path: Path) -> None:
+    rows = [
+        {
+            "uid": 1,
+            "findings": "Clear.",
+            "impression": None,
+            "mesh": ["Cardiomegaly/mild"],
+            "images": [
+                {"filename": "1_IM-0001-4001.dcm.png", "projection": "Frontal"},
+                {"filename": "1_IM-0001-3001.dcm.png", "projection": "Lateral"},
+            ],
+        },
+        {"uid": 2, "findings": "No image.", "impression": "", "mesh": [], "images": []},
+    ]
+    (tmp_path / "reports.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name in ("1_IM-0001-4001", "1_IM-0001-3001"):
+        write_image(tmp_path / f"images/{name}.dcm.jpg")
+    raw = read_open_i(tmp_path)
+    found = select(raw, SETTINGS)
+    assert [(image.image_id, image.view, image.path) for image in found.images] == [
+        ("1_IM-0001-4001", "FRONTAL", "images/1_IM-0001-4001.dcm.jpg")
+    ]
+    assert [study.study_id for study in raw.studies] == ["CXR1", "CXR2"]
+    assert raw.labels is not None
+    assert raw.labels.select(["study_id", "Cardiomegaly"]).to_pylist() == [
+        {"study_id": "CXR1", "Cardiomegaly": 1}
+    ]
+
+
+@pytest.mark.parametrize("images", [[{"name": "a"}], ["1_IM-0001-4001.png"]])
+def test_rows_of_json_with_other_images_are_refused(tmp_path: Path, images: list[object]) -> None:
+    row = {"uid": 1, "findings": "", "impression": "", "mesh": [], "images": images}
+    (tmp_path / "reports.jsonl").write_text(json.dumps(row))
+    with pytest.raises(StudyError, match="filename and projection"):
+        read_open_i(tmp_path)
+
+
+@pytest.mark.real_data
+def test_real_reports_survive_both_forms(tmp_path: Path, test_data: Path) -> None:
+    lines = (test_data / "openi/reports.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    (tmp_path / "x/ecgen-radiology").mkdir(parents=True)
+    (tmp_path / "c").mkdir()
+    for row in rows:
+        texts = [escape(row[name] or "") for name in ("findings", "impression")]
+        images = [f"CXR{item['filename'].removesuffix('.dcm.png')}" for item in row["images"]]
+        report = xml(f"CXR{row['uid']}", *texts, images)
+        (tmp_path / f"x/ecgen-radiology/{row['uid']}.xml").write_text(report, encoding="utf-8")
+    for name, fields in (
+        ("reports", [{key: row[key] for key in ("uid", "findings", "impression")} for row in rows]),
+        ("projections", [{"uid": row["uid"], **item} for row in rows for item in row["images"]]),
+    ):
+        with (tmp_path / f"c/indiana_{name}.csv").open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, fields[0])
+            writer.writeheader()
+            writer.writerows(fields)
+    expected = {
+        f"CXR{row['uid']}": tuple((row[key] or "").strip() for key in ("findings", "impression"))
+        for row in rows
+    }
+    for root in (tmp_path / "x", tmp_path / "c"):
+        raw = read_open_i(root)
+        assert {study.study_id: study.report[:2] for study in raw.studies} == expected
+    write_image(tmp_path / "c/images/3_IM-1384-1001.dcm.png")
+    raw = read_open_i(tmp_path / "c")
+    views = Counter(image.view for image in raw.images)
+    assert views == {"FRONTAL": 2380, "LATERAL": 2263}

@@ -1,0 +1,261 @@
+"""Tables with mapped columns: ids, lists of images, boxes and nested columns."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from medclip_dcl.core.errors import ConfigError, StudyError
+from medclip_dcl.data.records import Source
+from medclip_dcl.data.selection import select
+from medclip_dcl.data.source_settings import SourceConfig
+from medclip_dcl.data.sources.readers import read_source
+from medclip_dcl.data.table_columns import take_field
+
+ID = {"subject_id": "who"}
+
+
+def read(folder: Path, content: list[dict[str, Any]] | pa.Table, **changes: Any) -> Source:
+    found = pa.Table.from_pylist(content) if isinstance(content, list) else content
+    pq.write_table(found, folder / "t.parquet", row_group_size=2)
+    columns = ID | changes.pop("columns", {})
+    source = {"kind": "table", "root": str(folder), "table": "t.parquet", "columns": columns}
+    return read_source(SourceConfig.model_validate(source | changes), Path)
+
+
+def rejected(source: Source) -> set[tuple[str, str]]:
+    return {(item.id, item.reason) for item in source.raw.rejects}
+
+
+def test_absolute_paths_below_the_root_are_the_roots_own(tmp_path: Path) -> None:
+    """As pandas writes them, with the root as it is set or as its link leads."""
+    folder, root = tmp_path / "disk", tmp_path / "link"
+    (folder / "a").mkdir(parents=True)
+    root.symlink_to(folder)
+    for name in ("1.png", "2.png", "3.png"):
+        (folder / "a" / name).write_bytes(b"image")
+    paths = [f"{root}/a/1.png", f"{folder}/a/2.png", "a/3.png", r"a\1.png", f"{folder}x/a/1.png"]
+    content = [
+        {"who": str(n), "p": path, "r": "FINDINGS: one", "b": [[1, 1, 2, 2]]}
+        for n, path in enumerate(paths)
+    ]
+    (folder / "labels.csv").write_text(f"file,Edema\n{root}/a/1.png,1\na/2.png,0\n")
+    boxes = ["dicom_id,category_name,label_text,x,y,w,h,image_width,image_height"]
+    boxes += [f"{folder}/a/{name},Edema,edema,1,1,2,2,30,40" for name in ("1.png", "3.png")]
+    (folder / "boxes.csv").write_text("\n".join(boxes))
+    source = read(
+        root,
+        content,
+        columns={"path": "p", "report": "r"},
+        labels="labels.csv",
+        label_id="file",
+        boxes="boxes.csv",
+    )
+    kept = select(source.raw, SourceConfig(kind="table", columns={"path": "p"}))
+    assert [image.path for image in kept.images] == ["a/1.png", "a/2.png", "a/3.png"]
+    assert {(item.id, item.reason) for item in kept.rejects} == {
+        ("row-000003", "backslash_path"),
+        ("row-000004", "missing_image"),
+    }
+    assert source.raw.labels is not None
+    assert source.raw.labels["Edema"].to_pylist() == [1, 0]
+    assert [row["image_id"] for row in source.boxes.rows] == ["row-000000", "row-000002"]
+
+
+def test_lists_are_exploded_with_what_is_parallel_to_them(tmp_path: Path) -> None:
+    content = [
+        {"who": "a", "x": ["0.png", "1.png"], "v": ["PA", "LATERAL"], "f": "one"},
+        {"who": "b", "x": ["2.png"], "v": ["PA", "AP"], "f": "two"},  # lengths differ
+        {"who": "c", "x": [], "v": [], "f": "three"},
+        {"who": "d", "x": [None, "3.png"], "v": [None, "AP"], "f": "four"},
+    ]
+    source = read(tmp_path, content, columns={"image": "x", "view": "v", "findings": "f"})
+    assert [(image.image_id, image.study_id, image.view) for image in source.raw.images] == [
+        ("row-000000-0", "row-000000", "PA"),
+        ("row-000000-1", "row-000000", "LATERAL"),
+        ("row-000003-1", "row-000003", "AP"),
+    ]
+    assert rejected(source) == {
+        ("row-000001", "bad_row"),
+        ("row-000002", "no_image"),
+        ("row-000003-0", "no_image"),
+    }
+    assert [image.path for image in source.raw.images] == ["0.png", "1.png", "3.png"]
+
+
+def test_rows_of_one_study_are_joined_and_conflicts_counted(tmp_path: Path) -> None:
+    content = [
+        {"who": "a", "s": "1", "x": "0.png", "f": ""},
+        {"who": "a", "s": "1", "x": "1.png", "f": "said"},
+        {"who": "a", "s": "1", "x": "2.png", "f": "said otherwise"},
+        {"who": "b", "s": "2", "x": "3.png", "f": "said"},
+    ]
+    source = read(tmp_path, content, columns={"image": "x", "study_id": "s", "findings": "f"})
+    assert [image.image_id for image in source.raw.images] == ["1-0", "1-1", "1-2", "2-0"]
+    assert source.raw.studies[0].report == ("said", "", "")
+    assert source.raw.counts["report_conflicts"] == 1
+
+
+def test_ids_that_differ_in_blanks_alone_are_one(tmp_path: Path) -> None:
+    content = [
+        {"who": "p1", "s": "s1", "i": "a ", "x": "0.png", "f": "one"},
+        {"who": " p1", "s": "s1\u00a0", "i": "\tb", "x": " 1.png ", "f": "one"},
+        {"who": '="p1"', "s": "\ufeffs1", "i": "c", "x": "2.png", "f": ""},
+        {"who": "p2", "s": " ", "i": "d", "x": "3.png", "f": "two"},
+    ]
+    columns = {"path": "x", "study_id": "s", "image_id": "i", "findings": "f"}
+    source = read(tmp_path, content, columns=columns)
+    ids = [(image.image_id, image.study_id, image.subject_id) for image in source.raw.images]
+    assert ids == [(name, "s1", "p1") for name in "abc"] + [("d", "d", "p2")]  # blank: the image's
+    assert [image.path for image in source.raw.images] == [f"{row}.png" for row in range(4)]
+
+
+def test_ids_in_scientific_notation_are_refused(tmp_path: Path) -> None:
+    for who in ("1.23457E+12", 1e22):
+        with pytest.raises(StudyError, match="export the column as text"):
+            read(tmp_path, [{"who": who, "r": "one"}], columns={"report": "r"})
+
+
+def boxes_of(folder: Path, content: list[dict[str, Any]], **changes: Any) -> list[tuple[Any, ...]]:
+    columns = {"image": "x", "boxes": "o.b", "phrase": "o.p", "category": "o.c"}
+    columns |= changes.pop("columns", {})
+    source = read(folder, content, columns=columns, **changes)
+    names = ("image_id", "phrase", "category", "x", "y", "width", "height", "image_width")
+    boxes = [tuple(row[name] for name in names) for row in source.boxes.rows]
+    return [*boxes, dict(source.raw.counts), source.boxes.subjects]
+
+
+SIZE = {"columns": {"width": "w", "height": "h"}}
+
+
+def test_boxes_of_either_form_and_unit_are_the_same(tmp_path: Path) -> None:
+    row = {"who": "a", "x": "0.png", "w": 40, "h": 20}
+    want = [("row-000000", "left  base".replace("  ", " "), "Edema", 10, 5, 20, 10, 40)]
+    want += [{"phrases_without_box": 0}, {"a"}]
+    for form, numbers in (
+        ("xywh", [10, 5, 20, 10]),
+        ("xyxy", [10, 5, 30, 15]),
+        ("xywh_fraction", [0.25, 0.25, 0.5, 0.5]),
+        ("xyxy_fraction", [0.25, 0.25, 0.75, 0.75]),
+    ):
+        # Objects of lists, as older `datasets` have them, and lists of objects.
+        lists = {"b": [numbers], "p": ["left  base"], "c": ["Edema"]}
+        objects = [{"b": numbers, "p": "left  base", "c": "Edema"}]
+        for given_as in (lists, objects):
+            found = boxes_of(tmp_path, [row | {"o": given_as}], box_form=form, **SIZE)
+            assert found == want, form
+
+
+def test_boxes_by_sentence_and_sentences_without(tmp_path: Path) -> None:
+    groups = {"b": [[[0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0.6, 0.7]], []], "p": ["seen", "not seen"]}
+    columns = {"category": ""}
+    found = boxes_of(
+        tmp_path,
+        [{"who": "a", "x": "0.png", "o": groups}],
+        columns=columns,
+        box_form="xyxy_fraction",
+    )
+    assert [row[1] for row in found[:2]] == ["seen", "seen"]
+    assert np.allclose(found[1][3:7], (0.5, 0.5, 0.1, 0.2))
+    assert found[1][7] == 1  # nobody states the size: fractions of the image
+    assert found[2:] == [{"phrases_without_box": 1}, {"a"}]
+
+
+@pytest.mark.parametrize(
+    "numbers", [[1, 2, 3], [10, 5, 40, 10], [-3, 0, 5, 5], [1, 1, 0, 5], [1, 1, float("nan"), 5]]
+)
+def test_box_outside_its_image_is_refused(tmp_path: Path, numbers: list[float]) -> None:
+    content = [{"who": "a", "x": "0.png", "w": 40, "h": 20, "o": {"b": [numbers], "p": ["a"]}}]
+    columns = {"category": "", "width": "w", "height": "h"}
+    with pytest.raises(StudyError, match="row 0"):
+        boxes_of(tmp_path, content, columns=columns, box_form="xywh")
+    with pytest.raises(StudyError, match="row 0"):
+        boxes_of(tmp_path, content, columns=columns, box_form="xywh_fraction")
+
+
+def test_boxes_of_lists_of_images(tmp_path: Path) -> None:
+    row = {"who": "a", "x": ["0.png", "1.png"], "w": [40, 30], "h": [20, 20]}
+    per_image = {"b": [[[1, 1, 2, 2]], [[3, 3, 4, 4], [5, 5, 6, 6]]], "p": [["p"], ["q", "r"]]}
+    changes = {"columns": {"category": "", "width": "w", "height": "h"}, "box_form": "xywh"}
+    found = boxes_of(tmp_path, [row | {"o": per_image}], **changes)
+    assert [(box[0][-1], box[1], box[7]) for box in found[:3]] == [
+        ("0", "p", 40),
+        ("1", "q", 30),
+        ("1", "r", 30),
+    ]
+    short = {"b": [[[1, 1, 2, 2]], []], "p": [["p", "q"], []]}
+    source = read(
+        tmp_path,
+        [row | {"o": short}],
+        columns={"image": "x", "boxes": "o.b", "phrase": "o.p", "width": "w", "height": "h"},
+        box_form="xywh",
+    )
+    assert rejected(source) == {("row-000000", "bad_row")}
+    assert source.raw.images == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"columns": {"image": "x", "path": "x"}}, "path and image"),
+        ({"columns": {"image": "x", "subject_id": ""}}, "split"),
+        ({"columns": {"image": "x", "boxes": "b", "phrase": "p"}}, "box_form"),
+        ({"columns": {"image": "x", "boxes": "b"}, "box_form": "xyxy"}, "phrase or category"),
+    ],
+)
+def test_what_must_be_said_is_asked_for(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, [{"who": "a", "x": "1.png"}], **changes)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "no json",
+        "[]",
+        '{"info": []}',
+        "[" * 100_000,
+        '{"info": {"features": {"l": {"_type": "ClassLabel"}}}}',
+        '{"info": {"features": {"l": {"_type": "ClassLabel", "names": 3}}}}',
+        '{"info": {"features": {"l": {"_type": "ClassLabel", "names": ["a"]}}}}',
+    ],
+)
+def test_metadata_of_other_people_s_are_refused(tmp_path: Path, metadata: str) -> None:
+    content = pa.table({"who": ["a"], "l": [1], "r": ["text"]})
+    content = content.replace_schema_metadata({"huggingface": metadata})
+    with pytest.raises(StudyError, match=r"huggingface|ClassLabel"):
+        read(tmp_path, content, columns={"report": "r", "view": "l"})
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    depth=st.integers(0, 2),
+    seed=st.randoms(use_true_random=False),
+    cut=st.integers(0, 3),
+)
+def test_a_field_is_what_plain_python_takes(depth: int, seed: Any, cut: int) -> None:
+    def make(level: int) -> Any:
+        if seed.random() < 0.2:
+            return None
+        if level == 0:
+            return {"f": seed.choice([None, 1, 2]), "g": "x"}
+        return [make(level - 1) for _ in range(seed.randrange(3))]
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return None if value is None else value["f"]
+
+    kind: pa.DataType = pa.struct([("f", pa.int8()), ("g", pa.string())])
+    for _ in range(depth):
+        kind = pa.list_(kind)
+    values = [make(depth) for _ in range(4)]
+    array = pa.array(values, kind).slice(cut)
+    assert take_field(array, ["f"]).to_pylist() == [plain(value) for value in values[cut:]]

@@ -1,0 +1,224 @@
+"""Other libraries load what is exported and answer as the model does, by the code of its page."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import imagecodecs
+import numpy as np
+import pytest
+import torch
+from onnxruntime import InferenceSession
+from PIL import Image, ImageOps
+
+from medclip_dcl.core.errors import ArtifactCorrupt, CheckpointError, ConfigError
+from medclip_dcl.data.images import open_image
+from medclip_dcl.data.limits import ImagesConfig
+from medclip_dcl.inference.export import _IMAGE, Format, export_formats
+from medclip_dcl.inference.predictor import load
+from pipelines import export
+from pipelines.config import Config
+from tests.house.tree import ROOT
+from tests.support.dicom import JPEG_LS, dicom_bytes
+from tests.support.published import SENTENCES, publish
+from tests.support.tiny_models import tiny_model_config
+
+KINDS = ("lse_nl", "lse", "nl", "mean", "global")
+CONVNEXT = {
+    "model_type": "convnext",
+    "hidden_sizes": [8, 8, 12, 16],
+    "depths": [1, 1, 1, 1],
+    "patch_size": 4,
+}
+Export = Callable[[Format, str], tuple[Path, Path]]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
+    """Give the folders of a model, named by its similarity or `convnext`, and of its export."""
+    root, known = tmp_path_factory.mktemp("exported"), {}
+
+    def make(to: Format, name: str) -> tuple[Path, Path]:
+        model = root / name / "model"
+        if not model.exists():
+            tree = tiny_model_config().model_dump()
+            if name == "convnext":
+                image = {"kind": "backbone", "backbone": CONVNEXT, "input_px": 64}
+                tree["image"] = image
+            else:
+                tree["similarity"]["kind"] = name
+            tree = {"work": "unused", "model": tree, "images": {"size_px": 64}}
+            publish(model, config=Config.model_validate(tree))
+        if (to, name) not in known:
+            known[to, name] = export_formats(model, to, root / name / to).path
+        return model, known[to, name]
+
+    return make
+
+
+def gray() -> np.ndarray:
+    """A prepared image that spans black to white: neither contrast nor size is to change."""
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
+    pixels[0, :2] = 0, 255
+    return pixels
+
+
+def answers_of_the_page(folder: Path, file: Path) -> dict[str, Any]:
+    """Run the code of an export's page as its reader would."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {"folder": folder, "file": file, "sentences": list(SENTENCES)}
+    with torch.no_grad():
+        exec(code, names)
+    return names
+
+
+@pytest.mark.filterwarnings("default")  # of the libraries, not ours
+@pytest.mark.parametrize(
+    ("to", "name"),
+    [*(("transformers", kind) for kind in KINDS), ("transformers", "convnext"), ("onnx", "lse_nl")],
+)
+def test_the_code_of_its_page_answers_as_the_model(
+    exported: Export, to: Format, name: str, tmp_path: Path
+) -> None:
+    model, folder = exported(to, name)
+    Image.fromarray(gray()).save(tmp_path / "image.png")
+    found = answers_of_the_page(folder, tmp_path / "image.png")
+    ours = load(model, "cpu")
+    regions, texts = ours.embed_images(gray()[None]), ours.embed_sentences(SENTENCES)
+    scores = ours.model.score(regions, texts).T
+    assert scores.std() > 20 * 1e-6
+    for theirs, expected in (
+        (found["regions"], regions.flatten(1, 2)),
+        (found["texts"], texts),
+        (found["scores"].T if to == "onnx" else found["scores"], scores),
+        (found["logits"], ours.model.gamma.square() * scores),
+    ):
+        theirs = np.asarray(theirs).reshape(expected.shape)
+        np.testing.assert_allclose(theirs, expected.numpy(), atol=1e-6, rtol=1e-5)
+
+
+GREY = np.linspace(0, 255, 64 * 48).astype(np.uint8).reshape(48, 64)
+COLOURS = Image.fromarray(np.stack([GREY, GREY[::-1], GREY[:, ::-1]], axis=2))
+ALPHA = Image.fromarray(GREY[::-1])
+WORDS = GREY.astype(np.uint16)
+WINDOW = {"WindowCenter": "2000", "WindowWidth": "500"}
+MODES: dict[str, Image.Image] = {
+    "L": Image.fromarray(GREY),
+    "1": Image.fromarray(GREY).convert("1"),
+    "LA": Image.merge("LA", [Image.fromarray(GREY), ALPHA]),
+    "P": COLOURS.quantize(64),
+    "RGB": COLOURS,
+    "RGBA": Image.merge("RGBA", [*COLOURS.split(), ALPHA]),
+    "16 bits": Image.fromarray(WORDS * 257),
+    "12 of 16 bits": Image.fromarray(WORDS * 16 + 1000),
+    "constant": Image.fromarray(WORDS * 0 + 700),
+}
+DICOMS = {
+    "unsigned": dicom_bytes(WORDS * 16),
+    "signed": dicom_bytes(WORDS.astype(np.int16) * 16 - 1024, bits_stored=16),
+    "8 bits": dicom_bytes(GREY, bits_stored=8),
+    "MONOCHROME1": dicom_bytes(WORDS * 16, photometric="MONOCHROME1"),
+    "padding": dicom_bytes(WORDS * 16, PixelPaddingValue=("US", 0)),
+    "window": dicom_bytes(WORDS * 16, **WINDOW),
+    "compressed": dicom_bytes(WORDS, syntax=JPEG_LS, frame=imagecodecs.jpegls_encode(WORDS)),
+}
+
+
+@pytest.mark.filterwarnings("default")  # of the libraries, not ours
+@pytest.mark.parametrize("form", ["jpeg", "png", "dicom"])
+def test_greys_by_the_page_are_those_of_the_package(
+    exported: Export, form: str, tmp_path: Path
+) -> None:
+    """On https://github.com/python-pillow/Pillow/issues/3011, 2574 and 3041 16 bits turn white."""
+    for to in ("transformers", "onnx"):
+        assert _IMAGE in (exported(to, "lse_nl")[1] / "README.md").read_text(encoding="utf-8")
+    file, wide = tmp_path / f"image.{form}", ("I;16", "LA", "RGBA", "P", "1")
+    images = {
+        name: image for name, image in MODES.items() if form == "png" or image.mode not in wide
+    }
+    for name in images if form != "dicom" else DICOMS:
+        names = {"Image": Image, "ImageOps": ImageOps, "file": file}
+        if form == "dicom":
+            ours = open_image(DICOMS[name], ImagesConfig(voi="dicom")).pixels
+            names["file"] = file.with_suffix(".png")
+            Image.fromarray(ours).save(names["file"])
+        else:
+            images[name].save(file)
+            ours = open_image(file).pixels
+        exec(_IMAGE, names)
+        difference = np.abs(np.asarray(names["image"]).astype(int) - ours / 257)
+        assert difference.max() <= 1, (name, difference.max())
+
+
+def test_the_tutorial_loads_plain_classes(
+    exported: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = exported("transformers", "lse_nl")
+    (tmp_path / "elsewhere").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/using_a_model.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## Exports")
+    code, *_ = re.findall(
+        r"```python\n(.*?)```", section, re.DOTALL
+    )  # the first is of transformers
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["image_tower"].config.model_type == "resnet"
+    assert names["text_tower"].config.model_type == "bert"
+    assert list(folder.rglob("*.py")) == []
+
+
+def test_graphs_take_any_number_of_any_size(exported: Export) -> None:
+    model, folder = exported("onnx", "lse_nl")
+    image, similarity = (
+        InferenceSession(folder / f"{name}.onnx") for name in ("image", "similarity")
+    )
+    ours = load(model, "cpu").model
+    pixels = torch.randn(5, 1, 96, 160)
+    (regions,) = image.run(None, {"pixels": pixels.numpy()})
+    expected = ours.encode_images(pixels).detach()
+    assert regions.shape == (5, 6, 10, 16)
+    np.testing.assert_allclose(regions, expected.numpy(), atol=1e-5)
+    texts = torch.nn.functional.normalize(torch.randn(11, 16), dim=-1)
+    (scores,) = similarity.run(None, {"regions": regions, "sentences": texts.numpy()})
+    np.testing.assert_allclose(scores, ours.score(expected, texts).numpy(), atol=1e-5)
+
+
+def test_an_export_names_no_patient_and_no_folder(exported: Export) -> None:
+    for to in ("transformers", "onnx"):
+        _, folder = exported(to, "lse_nl")
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert len(files) > 6
+        assert not {"subjects.json", "config.json"} & {path.name for path in folder.iterdir()}
+        for path in files:
+            assert str(ROOT).encode() not in path.read_bytes(), path
+            assert path.stat().st_mode == (folder / "README.md").stat().st_mode, path
+
+
+def test_an_export_that_differs_leaves_nothing(exported: Export, tmp_path: Path) -> None:
+    model, _ = exported("transformers", "lse_nl")
+    with pytest.raises(CheckpointError, match="differs from the model by"):
+        export_formats(model, "transformers", tmp_path / "out", tolerance=-1.0)
+    assert {path.name for path in tmp_path.iterdir()} == {".out.lock"}
+
+
+def test_a_damaged_model_or_a_folder_that_exists_is_refused(
+    exported: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = exported("transformers", "lse_nl")
+    run = tmp_path / "run"
+    shutil.copytree(model, run / "model")
+    words = [str(run), "--to", "transformers", "--out"]
+    assert export.main([*words, str(tmp_path / "out")]) == 0
+    assert "largest difference" in capsys.readouterr().out
+    assert export.main([*words, str(tmp_path / "out")]) == ConfigError.exit_code
+    assert "exists; name a folder that does not" in capsys.readouterr().err
+    weights = run / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert export.main([*words, str(tmp_path / "other")]) == ArtifactCorrupt.exit_code
+    assert "model.safetensors" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,69 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from medclip_dcl.core.artifact import make_fingerprint
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.errors import ArtifactCorrupt
+from medclip_dcl.core.files import write_text
+from medclip_dcl.inference.model_package import (
+    ARTIFACT,
+    CONFIG,
+    SUBJECTS,
+    read_model_package,
+    subject_hash,
+    write_model_package,
+)
+from pipelines.config import Config
+
+CONFIGURED = Config(work="/somewhere/of/dr-who", seed=5)
+
+
+def publish(path: Path, weight: float = 1.0, config: Config = CONFIGURED) -> Path:
+    def write_text_files(folder: Path) -> None:
+        write_text(folder / "config.json", "{}")
+
+    with write_artifact(path, ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
+        weights = {"gamma": torch.tensor(weight), "w": torch.arange(6.0).reshape(2, 3).T}
+        card = {"prompts": [], "limits": ["none"]}
+        write_model_package(writer.directory, weights, config, card, {"p2", "p1"}, write_text_files)
+        writer.commit({})
+    return path
+
+
+def test_what_was_published_is_read_back(tmp_path: Path) -> None:
+    model = read_model_package(publish(tmp_path / "model"))
+    assert model.config.seed == 5
+    assert model.card["limits"] == ["none"]
+    with model.text_folder() as folder:
+        for file in (tmp_path / "model/text").iterdir():
+            assert (folder / file.name).read_bytes() == file.read_bytes()
+    weights = model.weights()
+    assert weights["gamma"] == 1
+    assert torch.equal(weights["w"], torch.arange(6.0).reshape(2, 3).T)
+
+
+def test_patients_are_known_by_hash_alone(tmp_path: Path) -> None:
+    path = publish(tmp_path / "model")
+    model = read_model_package(path)
+    assert model.subject_hashes == {subject_hash("p1"), subject_hash("p2")}
+    assert subject_hash("p3") not in model.subject_hashes
+    assert "p1" not in json.loads((path / SUBJECTS).read_text())
+
+
+def test_the_digest_names_content_and_not_where_it_was_made(tmp_path: Path) -> None:
+    one = read_model_package(publish(tmp_path / "one"))
+    moved = read_model_package(publish(tmp_path / "two", config=Config(work="elsewhere", seed=5)))
+    other = read_model_package(publish(tmp_path / "three", weight=2.0))
+    assert one.digest == moved.digest != other.digest
+    assert "dr-who" not in (tmp_path / "one" / CONFIG).read_text()
+
+
+def test_a_changed_byte_is_refused(tmp_path: Path) -> None:
+    path = publish(tmp_path / "model")
+    file = path / CONFIG
+    file.write_text(file.read_text().replace('"seed": 5', '"seed": 6'))
+    with pytest.raises(ArtifactCorrupt, match=r"config\.json"):
+        read_model_package(path)

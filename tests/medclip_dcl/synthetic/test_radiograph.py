@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+
+from medclip_dcl.synthetic.anatomy import Pose, box_of, draw_body, make_canvas
+from medclip_dcl.synthetic.findings import FineFinding
+from medclip_dcl.synthetic.radiograph import DrawnImage, draw_frontal
+
+
+def image(*findings: FineFinding, seed: int = 3, size_px: int = 128) -> DrawnImage:
+    body = draw_body(np.random.default_rng(seed))
+    levels = dict.fromkeys(findings, 0.5)
+    return draw_frontal(body, levels, size_px, np.random.default_rng(seed + 1))
+
+
+def inside_boxes(drawn: DrawnImage, finding: FineFinding) -> np.ndarray:
+    mask = np.zeros(drawn.pixels.shape, dtype=bool)
+    for x, y, width, height in drawn.boxes[finding]:
+        assert x >= 0
+        assert y >= 0
+        assert x + width <= mask.shape[1]
+        assert y + height <= mask.shape[0]
+        mask[y : y + height, x : x + width] = True
+    return mask
+
+
+def test_box_bounds_exactly_the_pixels_above_the_level() -> None:
+    mask = np.zeros((6, 8), dtype=np.float32)
+    mask[2:4, 3:7] = 1.0
+    mask[5, 0] = 0.2  # below 30 % of the maximum
+    assert box_of(mask) == (3, 2, 4, 2)
+    assert box_of(np.zeros((3, 3), dtype=np.float32)) is None
+
+
+def test_pixel_of_an_anatomical_point_inverts_the_canvas() -> None:
+    canvas = make_canvas(100, 90, Pose(0.03, -0.05, 0.1, 1.05))
+    row, column = canvas.pixel_at(float(canvas.x[20, 70]), float(canvas.y[20, 70]))
+    assert row == pytest.approx(20, abs=1e-3)
+    assert column == pytest.approx(70, abs=1e-3)

@@ -1,0 +1,117 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from medclip_dcl.synthetic.findings import FINE_FINDINGS, TYPES, FineFinding, draw_findings
+from medclip_dcl.synthetic.reports import (
+    ICU,
+    Meaning,
+    Report,
+    Statement,
+    draw_report,
+    gallery_sentences,
+    lay_out,
+    speak_as_icu,
+    study_labels,
+)
+from medclip_dcl.text.labeler.lexicon import LABELS
+
+LEFT_EFFUSION = FineFinding("effusion", "left")
+
+
+def studies(count: int) -> list[tuple[dict[FineFinding, float], Report, str]]:
+    found = []
+    for seed in range(count):
+        generator = np.random.default_rng(seed)
+        shown = {finding: float(generator.random()) for finding in draw_findings(generator)}
+        report = draw_report(shown, generator)
+        found.append((shown, report, lay_out(report, "AP", generator)))
+    return found
+
+
+STUDIES = studies(400)
+
+
+@pytest.mark.parametrize(
+    ("meaning", "found", "expected"),
+    [
+        (Meaning(asserted=(("effusion", "left", ""),)), (LEFT_EFFUSION,), True),
+        (Meaning(asserted=(("effusion", "", ""),)), (LEFT_EFFUSION,), True),
+        (Meaning(asserted=(("effusion", "right", ""),)), (LEFT_EFFUSION,), False),
+        (Meaning(asserted=(("effusion", "", ""),)), (), False),
+        (Meaning(negated=("effusion",)), (LEFT_EFFUSION,), False),
+        (Meaning(negated=("edema", "effusion")), (LEFT_EFFUSION,), False),
+        (Meaning(negated=("edema",)), (LEFT_EFFUSION,), True),
+        (Meaning(normal=True), (), True),
+        (Meaning(normal=True), (LEFT_EFFUSION,), False),
+    ],
+)
+def test_meaning_holds_of_the_images_it_is_true_of(
+    meaning: Meaning, found: tuple[FineFinding, ...], expected: bool
+) -> None:
+    assert meaning.holds(found) is expected
+
+
+def test_reports_say_nothing_false() -> None:
+    for shown, report, _ in STUDIES:
+        assert report.statements
+        assert all(statement.meaning.holds(shown) for statement in report.statements)
+
+
+def test_labels_agree_with_truth_and_report() -> None:
+    values: Counter[int] = Counter()
+    for shown, report, _ in STUDIES:
+        labels = study_labels(report)
+        assert set(labels) <= set(LABELS)
+        true = {label for finding in shown for label in TYPES[finding.type].labels}
+        for label, value in labels.items():
+            if label != "No Finding":
+                assert (label in true) == (value != 0)
+        assert labels.get("No Finding", 0) == (not shown)
+        values.update(labels.values())
+    assert set(values) == {-1, 0, 1}
+
+
+def test_gallery_sentences_tell_fine_findings_apart() -> None:
+    owners = Counter(text for finding in FINE_FINDINGS for text in gallery_sentences(finding))
+    assert set(owners.values()) == {1}
+    assert gallery_sentences(FineFinding("pneumothorax", "right"))[0] == (
+        "There is a right pneumothorax."
+    )
+
+
+def test_prose_of_intensive_care_is_true_and_of_every_kind() -> None:
+    kinds: Counter[str] = Counter()
+    for seed, (shown, _, _) in enumerate(STUDIES):
+        generator = np.random.default_rng(seed)
+        spoken = [item for kind in ICU if (item := speak_as_icu(kind, shown, generator))]
+        assert all(item.meaning.holds(shown) and "{" not in item.text for item in spoken)
+        kinds.update(item.kind for item in spoken)
+    assert set(kinds) == set(ICU)
+    assert min(kinds.values()) > 0.5 * len(STUDIES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("check for", {-1}), ("known but not seen", {0, -1}), ("history of", set())],
+)
+def test_what_is_asked_for_is_uncertain_and_history_is_no_label(
+    kind: str, expected: set[int]
+) -> None:
+    values = set()
+    for seed in range(40):
+        statement = speak_as_icu(kind, (), np.random.default_rng(seed))
+        assert statement is not None
+        labels = study_labels(Report((statement,), (), "both", numbered=False))
+        assert labels.pop("No Finding") == 1
+        values |= set(labels.values())
+    assert values == expected
+
+
+def test_what_a_report_denies_is_not_left_open_by_asking_for_it() -> None:
+    said = (
+        Statement("Check for edema.", "check for", Meaning(asked=("edema",))),
+        Statement("No edema.", "negated", Meaning(negated=("edema",))),
+    )
+    assert study_labels(Report(said, (), "both", numbered=False))["Edema"] == 0

@@ -1,0 +1,123 @@
+import csv
+import gzip
+import io
+import json
+import multiprocessing
+import re
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pydicom
+import pytest
+from threadpoolctl import threadpool_info
+
+from medclip_dcl.core.artifact import Artifact, make_fingerprint
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.synthetic import tree
+from medclip_dcl.synthetic.findings import FINE_FINDINGS
+from medclip_dcl.synthetic.reports import Meaning
+from medclip_dcl.synthetic.settings import GenerateConfig
+
+SETTINGS = GenerateConfig(patients=40, size_px=64)
+
+
+def write(path: Path, settings: GenerateConfig = SETTINGS, workers: int = 1) -> Artifact:
+    fingerprint = make_fingerprint(tree.ARTIFACT, {"generate": settings}, {"seed": "1"})
+    with write_artifact(path, tree.ARTIFACT, fingerprint) as writer:
+        return writer.commit(tree.write_tree(writer, 1, settings, workers))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    data = path.read_bytes()
+    text = gzip.decompress(data) if path.suffix == ".gz" else data
+    return list(csv.DictReader(io.StringIO(text.decode())))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("tree") / "studies").path
+
+
+def table(root: Path, name: str) -> list[dict[str, str]]:
+    return rows(root / f"mimic-cxr-2.0.0-{name}.csv.gz")
+
+
+def test_paths_are_those_of_the_release(root: Path) -> None:
+    hexes = "-".join(["[0-9a-f]{8}"] * 5)
+    shape = re.compile(rf"files/p(1\d)/p\1\d{{6}}/s5\d{{7}}(/{hexes}\.dcm|\.txt)")
+    names = [item.relative_to(root).as_posix() for item in root.glob("files/**/*.*")]
+    assert len(names) > 150
+    assert all(shape.fullmatch(name) for name in names)
+    listed = {row["path"] for row in rows(root / "cxr-record-list.csv.gz")}
+    assert listed | {row["path"] for row in rows(root / "cxr-study-list.csv.gz")} == set(names)
+
+
+def test_metadata_describes_the_files(root: Path) -> None:
+    paths = {row["dicom_id"]: row["path"] for row in rows(root / "cxr-record-list.csv.gz")}
+    metadata = table(root, "metadata")
+    assert {row["ViewPosition"] for row in metadata} == {"AP", "PA", "LATERAL"}
+    for row in metadata:
+        dataset = pydicom.dcmread(root / paths[row["dicom_id"]], stop_before_pixels=True)
+        assert (str(dataset.Rows), str(dataset.Columns)) == (row["Rows"], row["Columns"])
+        assert dataset.ViewPosition == row["ViewPosition"]
+        assert dataset.PatientID == row["subject_id"]
+
+
+def test_a_patient_is_in_one_split_alone(root: Path) -> None:
+    splits: dict[str, set[str]] = {}
+    for row in table(root, "split"):
+        splits.setdefault(row["subject_id"], set()).add(row["split"])
+    assert all(len(found) == 1 for found in splits.values())
+    assert set.union(*splits.values()) == {"train", "validate", "test"}
+
+
+def test_boxes_are_of_test_patients_and_cover_every_fine_finding(root: Path) -> None:
+    boxes = rows(root / tree.BOX_TABLE)
+    split = {row["dicom_id"]: row["split"] for row in table(root, "split")}
+    assert {split[row["dicom_id"]] for row in boxes} == {"test"}
+    sentences = [json.loads(row["sentences"])[0] for row in rows(root / "truth/fine.csv")]
+    assert {row["label_text"] for row in boxes} == set(sentences)
+    assert (root / "truth/gallery.txt").read_text().splitlines() == sentences
+    for row in boxes:
+        x, y, w, h, width, height = (
+            int(row[name]) for name in ("x", "y", "w", "h", "image_width", "image_height")
+        )
+        assert 0 <= x < x + w <= width
+        assert 0 <= y < y + h <= height
+
+
+def test_rho_is_the_share_of_training_images(root: Path) -> None:
+    by_name = {finding.name: finding for finding in FINE_FINDINGS}
+    images = [
+        [by_name[name] for name in json.loads(row["findings"])]
+        for row in rows(root / "truth/images.csv")
+        if row["split"] == "train" and row["view"] in {"AP", "PA"}
+    ]
+    statements = rows(root / "truth/statements.csv")
+    assert {row["kind"] for row in statements} == {
+        "fine", "coarse", "negated", "combined", "normal",
+    }  # fmt: skip
+    for row in statements:
+        reported = json.loads(row["meaning"])
+        claims = tuple((item["type"], item["side"], item["zone"]) for item in reported["asserted"])
+        meaning = Meaning(
+            claims, tuple(reported["negated"]), reported["normal"], reported["uncertain"]
+        )
+        share = sum(meaning.holds(found) for found in images) / len(images)
+        assert float(row["rho"]) == pytest.approx(share, abs=1e-6)
+    known = {row["text"]: row["rho"] for row in statements}
+    assert {row["text"]: row["eta"] for row in rows(root / "truth/eta.csv")} == known
+
+
+def test_processes_that_draw_have_one_thread_each() -> None:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), tree._limit_threads) as pool:
+        libraries = pool.submit(threadpool_info).result()
+    assert {library["num_threads"] for library in libraries} == {1}  # BLAS is loaded
+
+
+def test_two_processes_write_the_same_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "UNIT_PATIENTS", 2)
+    small = SETTINGS.model_copy(update={"patients": 4})
+    alone = write(tmp_path / "alone", small)
+    shared = write(tmp_path / "shared", small, workers=2)
+    assert alone.digest == shared.digest

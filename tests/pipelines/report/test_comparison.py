@@ -1,0 +1,215 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.errors import ArtifactStale, MetricError
+from medclip_dcl.evaluation import metrics, results
+from medclip_dcl.evaluation.bootstrap import patient_weights
+from medclip_dcl.evaluation.measure import check_same_samples, measure, read_sample_results
+from pipelines.report.comparison import (
+    Estimate,
+    compare_sides,
+    describe_difference,
+    estimate_side,
+    holm,
+    smallest_detectable,
+)
+from tests.support.evaluated import evaluate_here, write_evaluated
+
+PATIENTS = 60
+FIGURES = 6
+
+
+def simulated_runs(generator, cases, weights, runs, gain):
+    """Runs whose figures vary by run (.05), by patient (.4, shared) and by both (.3)."""
+    return {
+        str(number): np.stack(
+            [
+                metrics.mean(
+                    gain + case + generator.normal(0, 0.05) + generator.normal(0, 0.3, PATIENTS),
+                    weights,
+                )
+                for _ in range(runs)
+            ]
+        )
+        for number, case in enumerate(cases)
+    }
+
+
+def says_different(seed, runs, gain):
+    generator = np.random.default_rng(seed)
+    weights = patient_weights(PATIENTS, 120, generator)
+    cases = generator.normal(0, 0.4, (FIGURES, PATIENTS))
+    a = simulated_runs(generator, cases, weights, runs, gain)
+    b = simulated_runs(generator, cases, weights, runs, 0.0)
+    return any(item.is_different for item in compare_sides(a, b, generator).values())
+
+
+@pytest.mark.parametrize("runs", [2, 3, 5])
+def test_two_halves_of_one_recipe_seldom_differ(runs):
+    # At most 5 % are promised; 11 or more of 100 would happen once in a hundred at 5 %.
+    assert sum(says_different(seed, runs, 0.0) for seed in range(100)) <= 10
+
+
+def test_a_real_difference_is_found():
+    assert sum(says_different(seed, 3, 0.4) for seed in range(30)) == 30
+
+
+def test_seeds_widen_what_patients_alone_leave_narrow():
+    # Two models of one config, distinguished by patients: the run-to-run spread is unseen.
+    weights = patient_weights(PATIENTS, 200, np.random.default_rng(1))
+    case = np.random.default_rng(2).normal(0, 0.01, PATIENTS)
+    runs = np.stack([metrics.mean(case + shift, weights) for shift in (0.0, 0.1, 0.2, 0.3)])
+    one, other = {"x": runs[3:]}, {"x": runs[:1]}
+    alone = compare_sides(one, other, np.random.default_rng(0), is_model=True)["x"]
+    assert alone.is_different
+    assert "one run" in alone.estimate.reason
+    refused = compare_sides(one, other, np.random.default_rng(0))["x"]  # two seeds of one config
+    assert (refused.estimate.p, refused.estimate.low, refused.is_different) == (None, None, False)
+    assert refused.estimate.reason == "one run on a side: two models, not two configs"
+    assert describe_difference("x", refused) == "not known"
+    halves = compare_sides({"x": runs[[0, 3]]}, {"x": runs[[1, 2]]}, np.random.default_rng(0))["x"]
+    assert not halves.is_different
+    assert halves.estimate.reason == "n = 2: an interval over seeds needs 3"
+    assert (halves.estimate.low, halves.estimate.high) == (None, None)
+
+
+def test_the_error_of_a_mean_over_runs_is_not_too_small():
+    # No patients' part: s^2 / n with s^2 = 1 (values -1, 0, 1) and n = 3, 2 degrees of freedom.
+    runs = np.repeat([[-1.0], [0.0], [1.0]], 20001, axis=1)
+    found = estimate_side(runs, np.random.default_rng(0))
+    assert found.error == pytest.approx(math.sqrt(1 / 3), rel=0.02)
+    assert found.degrees == pytest.approx(2)
+    assert found.high == pytest.approx(4.303 * found.error, rel=1e-3)  # t(.975, 2)
+
+
+def test_what_would_have_been_seen_is_that_of_the_power_tables():
+    # Cohen 1988, table 2.4.1: five units a side show d = 2.02 with a power of .8; a difference of
+    # d deviations is d / sqrt(2 / 5) standard errors, of 8 degrees of freedom.
+    error = math.sqrt(2 / 5)
+    found = smallest_detectable(Estimate(0.0, error, 8.0, p=0.5))
+    assert found == pytest.approx(2.02, abs=0.01)
+    known = smallest_detectable(Estimate(0.0, 1.0, None, p=0.5))
+    assert known == pytest.approx(1.96 + 0.84, abs=0.01)
+    assert smallest_detectable(Estimate(0.0, 1.0, 8.0)) is None
+
+
+def test_a_difference_of_that_size_is_found_in_four_of_five_comparisons():
+    # 5 runs a side that vary by 1, without a patients' part: the error is sqrt(2 / 5).
+    found = smallest_detectable(Estimate(0.0, math.sqrt(2 / 5), 8.0, p=0.5))
+    generator = np.random.default_rng(0)
+    seen = 0
+    for _ in range(200):
+        a, b = (np.repeat(generator.normal(size=(5, 1)), 301, axis=1) for _ in range(2))
+        seen += compare_sides({"x": a + found}, {"x": b}, generator)["x"].is_different
+    assert 0.7 < seen / 200 < 0.9
+
+
+def test_a_figure_that_a_run_lacks_is_named_and_counts_for_nothing():
+    a = {"x": np.array([[np.nan] * 9, [0.5] * 9]), "y": np.ones((2, 9))}
+    b = {"x": np.full((2, 9), 0.5), "y": np.zeros((2, 9)), "only here": np.zeros((2, 9))}
+    found = compare_sides(a, b, np.random.default_rng(0))
+    assert list(found) == ["x", "y"]
+    assert (found["x"].estimate.value, found["x"].corrected_p) == (None, None)
+    assert found["x"].estimate.reason == "a run has no such figure"
+    assert found["y"].corrected_p == 0.0
+
+
+def test_a_figure_that_mostly_vanishes_under_resampling_has_no_verdict():
+    lost = np.full((2, 11), np.nan)
+    lost[:, :4] = 1.0
+    found = compare_sides({"x": lost}, {"x": np.zeros((2, 11))}, np.random.default_rng(0))["x"]
+    assert found.estimate.value == 1.0
+    assert found.estimate.p is None
+    assert "half of the resamples" in found.estimate.reason
+
+
+def test_holm_by_hand():
+    # Ascending .01 x 3, .02 x 2 = .04, .03 x 1 raised to .04.
+    assert holm([0.02, 0.01, 0.03]) == pytest.approx([0.04, 0.03, 0.04])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_sides_must_be_resampled_alike():
+    with pytest.raises(MetricError, match="9 and 5 samples"):
+        compare_sides({"x": np.ones((2, 9))}, {"x": np.ones((2, 5))}, np.random.default_rng(0))
+
+
+RUNS = np.tile([[0.50], [0.51], [0.52]], (1, 41))
+
+
+def test_a_verdict_knows_of_which_figures_less_is_better():
+    names = ("grounding.miou", "boxes.median_rank", "boxes.own_median_rank", "boxes.recall")
+    b = dict.fromkeys(names, RUNS)
+    a = {name: RUNS if name == "boxes.recall" else RUNS + 0.4 for name in names}
+    found = compare_sides(a, b, np.random.default_rng(0), names)
+    least = found["boxes.recall"].detectable
+    assert {name: describe_difference(name, item) for name, item in found.items()} == {
+        "grounding.miou": "A is better",
+        "boxes.median_rank": "B is better",
+        "boxes.own_median_rank": "B is better",
+        "boxes.recall": f"no difference shown (80% power at {least:.2g})",
+    }
+
+
+def test_contrast_is_compared_with_its_sign():
+    side = {"grounding.cnr": RUNS, "grounding.cnr_signed": RUNS}
+    assert list(compare_sides(side, side, np.random.default_rng(0))) == ["grounding.cnr_signed"]
+    assert len(compare_sides(side, side, np.random.default_rng(0), [*side])) == 2
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    work = write_evaluated(tmp_path_factory.mktemp("cases") / "work")
+    return evaluate_here(
+        work,
+        "evaluate.probe_images=100",
+        "evaluate.bootstrap=1000",
+    )
+
+
+def test_the_cases_give_the_figures_that_were_reported(run):
+    artifact = open_artifact(results.ARTIFACT.at(run), results.ARTIFACT)
+    cases = read_sample_results(artifact)
+    weights = patient_weights(len(cases.patients), 0, np.random.default_rng(0))
+    found = measure(cases, weights)
+    questions = results.read_figures(artifact)["questions"]
+    for name, values in found.items():
+        question, *group, figure = name.rsplit(".") if "probe." not in name else _probe(name)
+        outcome = questions[question]
+        figures = outcome["groups"][group[0]] if group else outcome["figures"]
+        expected = figures[figure]["value"]
+        # The data alone and in a thousand samples: a product of other sizes rounds otherwise.
+        assert metrics.value_of(values) == pytest.approx(expected, abs=1e-12), name
+    asked = {"zero_shot", "grounding", "gallery", "boxes", "reports", "probe"}
+    asked |= {"decisions", "probe_decisions"}
+    assert {name.partition(".")[0] for name in found} == asked
+
+
+def _probe(name):
+    return "probe", name.removeprefix("probe.").rpartition(".")[0], name.rpartition(".")[2]
+
+
+def test_an_interval_is_about_as_wide_as_that_of_the_evaluation(run):
+    artifact = open_artifact(results.ARTIFACT.at(run), results.ARTIFACT)
+    cases = read_sample_results(artifact)
+    weights = patient_weights(len(cases.patients), 4000, np.random.default_rng(0))
+    drawn = measure(cases, weights)["grounding.miou"]
+    figure = results.read_figures(artifact)["questions"]["grounding"]["figures"]["miou"]
+    # Patients without a box are drawn here and not there: a little wider, never narrower.
+    low, high = np.nanquantile(drawn[1:], [0.025, 0.975])
+    assert (high - low) == pytest.approx(figure["high"] - figure["low"], rel=0.25)
+
+
+def test_runs_that_were_asked_other_cases_are_refused(run):
+    cases = read_sample_results(open_artifact(results.ARTIFACT.at(run), results.ARTIFACT))
+    check_same_samples([cases, cases])
+    form = results.SCORES
+    fewer = replace(cases, tables={**cases.tables, form: cases.tables[form].slice(1)})
+    with pytest.raises(ArtifactStale, match=r"scores.parquet of run 2 has other cases"):
+        check_same_samples([cases, fewer])

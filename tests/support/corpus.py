@@ -1,0 +1,266 @@
+"""A tiny work folder: every artifact that training reads, made straight from its format.
+
+Studies come in four kinds, each with its own bright patch and its own sentences, so that
+a model has something to learn. Each patient has one study; every fourth study has two
+images. Patients p000, p001, ... are split 8 : 1 : 1.
+
+For the jobs that read texts alone there is a manifest of a few dozen reports.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from transformers import BertForMaskedLM
+
+from medclip_dcl.core.artifact import Artifact, ArtifactType, make_fingerprint, open_artifact
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.files import write_text
+from medclip_dcl.core.tables import TableFormat, write_table
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.likelihood import eta, masked_lm
+from medclip_dcl.likelihood.masked_corpus import train_tokenizer
+from medclip_dcl.likelihood.masked_lm import save_language_model
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sentences import text_key
+from medclip_dcl.training.corpus import Corpus, read_corpus
+from tests.support.tiny_models import tiny_text_config
+
+ETA = 0.05
+TINY_DEMO = (
+    "generate.patients=40",
+    "generate.size_px=64",
+    "workers=1",
+    "source.max_reject_share=0.9",
+    "images.size_px=64",
+    "model.image.input_px=56",
+    "language_model.steps=2",
+    "train.steps=4",
+    "train.torch_threads=1",
+    "train.global_batch=8",
+    "train.warmup_steps=1",
+    "train.save_every_steps=2",
+    "evaluate.retrieval_pool=8",
+    "evaluate.bootstrap=4",
+)
+"""Settings with which `configs/demo.yaml` takes seconds, its stages and formats unchanged."""
+KINDS = (
+    ("Pneumonia", "left lower lobe pneumonia is seen", "pneumonia on the left side"),
+    ("Cardiomegaly", "the heart is enlarged", "cardiomegaly is present today"),
+    ("Pneumothorax", "a right apical pneumothorax", "pneumothorax on the right side"),
+    ("No Finding", "no acute cardiopulmonary process", "the lungs are clear today"),
+)
+"""Label, and the sentences that studies of a kind say."""
+
+
+def write_corpus(
+    work: Path,
+    studies: int = 40,
+    size_px: int = 40,
+    eta: float = ETA,
+    dropout: float = 0.1,
+    shards: int = 1,
+) -> Path:
+    """Write all artifacts of a tiny corpus; every sentence has the class probability `eta`."""
+    work.mkdir(parents=True, exist_ok=True)
+    rows = [_study(number, studies) for number in range(studies)]
+    _write_manifest(work, rows)
+    _write_prepared(work, rows, size_px, shards)
+    _write_sentences(work, rows)
+    _write_claims(work, rows)
+    _write_language_model(work, dropout)
+    write_eta(work, eta)
+    return work
+
+
+def commit_tables(
+    work: Path, kind: ArtifactType, tables: Mapping[TableFormat, Any], **settings: Any
+) -> Artifact:
+    """Commit an artifact of tables alone, whose fingerprint is made of the settings."""
+    with write_artifact(kind.at(work), kind, make_fingerprint(kind, settings, {})) as writer:
+        for form, rows in tables.items():
+            write_table(writer.directory, form, rows)
+        return writer.commit({})
+
+
+def write_eta(work: Path, value: float) -> Artifact:
+    """Write the eta cache: one value for every sentence."""
+    texts = sorted(text_key(text) for _, *said in KINDS for text in said)
+    table = [
+        {"text_key": key, "eta": value, "pll_nats": -4.0, "tokens": 5, "count": 1} for key in texts
+    ]
+    return commit_tables(work, eta.ARTIFACT, {eta.ETA: table}, eta=value)
+
+
+def read_tiny_corpus(work: Path, split: str = "train") -> Corpus:
+    """Read the studies of a split as the trainer does."""
+
+    def opened(kind: ArtifactType) -> Artifact:
+        return open_artifact(kind.at(work), kind)
+
+    images, cache = PreparedImages(opened(prepared.ARTIFACT)), opened(eta.ARTIFACT)
+    return read_corpus(opened(manifest.ARTIFACT), images, opened(sentences.ARTIFACT), cache, split)
+
+
+def write_config(path: Path, work: Path, **sections: Mapping[str, Any]) -> Path:
+    """Write a config that trains a tiny model on a tiny corpus within seconds.
+
+    `sections` are settings that go over the tiny ones.
+    """
+    tree: dict[str, Any] = {
+        "work": str(work),
+        "images": {"size_px": 40},
+        "model": {
+            "image": {"depths": [1, 1], "widths": [8, 16], "input_px": 32},
+            "similarity": {"dim": 16},
+        },
+        "train": {
+            "global_batch": 8,
+            "steps": 12,
+            "learning_rate": 1e-2,
+            "warmup_steps": 2,
+            "save_every_steps": 4,
+            "torch_threads": 1,
+        },
+    }
+    for name, settings in sections.items():
+        tree[name] = {**tree.get(name, {}), **settings}
+    write_text(path, yaml.safe_dump(tree))
+    return path
+
+
+def _study(number: int, studies: int) -> dict[str, Any]:
+    share = number / studies
+    split = "train" if share < 0.6 else "validate" if share < 0.8 else "test"
+    images = [f"image{number:03d}a", f"image{number:03d}b"][: 2 if number % 4 == 0 else 1]
+    ids = {"study_id": f"s{number:03d}", "subject_id": f"p{number:03d}", "split": split}
+    return {**ids, "kind": number % len(KINDS), "images": images}
+
+
+def _write_manifest(work: Path, rows: list[dict[str, Any]]) -> None:
+    ids = ("study_id", "subject_id", "split")
+    images = [
+        {"image_id": image, **{key: row[key] for key in ids}, "view": "PA", "path": f"{image}.png"}
+        for row in rows
+        for image in row["images"]
+    ]
+    reports = [
+        {
+            **{key: row[key] for key in ids},
+            "findings": ". ".join(KINDS[row["kind"]][1:]),
+            "impression": "",
+            "last_paragraph": "",
+        }
+        for row in rows
+    ]
+    labels = [
+        {"study_id": row["study_id"], **dict.fromkeys(LABELS), KINDS[row["kind"]][0]: 1}
+        for row in rows
+    ]
+    tables = {
+        manifest.IMAGES: images,
+        manifest.REPORTS: reports,
+        manifest.STUDY_LABELS: labels,
+        manifest.BOXES: [],
+        manifest.REJECTS: [],
+    }
+    commit_tables(work, manifest.ARTIFACT, tables)
+
+
+def _write_prepared(work: Path, rows: list[dict[str, Any]], size_px: int, shards: int) -> None:
+    rng = np.random.default_rng(0)
+    names = sorted((image, row["kind"]) for row in rows for image in row["images"])
+    images = rng.integers(60, 120, (len(names), size_px, size_px), dtype=np.uint8)
+    half = size_px // 2
+    for image, (_, kind) in zip(images, names, strict=True):
+        top, left = (kind // 2) * half, (kind % 2) * half
+        image[top : top + half, left : left + half] += 100
+    sizes = np.full((len(names), 2), size_px, dtype=np.int32)
+    fingerprint = make_fingerprint(
+        prepared.ARTIFACT, {"size_px": size_px, "images": len(names)}, {}
+    )
+    with write_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT, fingerprint) as writer:
+        for number, part in enumerate(np.array_split(np.arange(len(names)), shards)):
+            ids = [names[row][0] for row in part]
+            prepared.write_shard(writer.directory, number, ids, images[part], sizes[part], [])
+        writer.commit({"size_px": size_px, "images": len(names)})
+
+
+def _write_sentences(work: Path, rows: list[dict[str, Any]]) -> None:
+    table = [
+        {
+            **{key: row[key] for key in ("study_id", "subject_id", "split")},
+            "section": "findings",
+            "position": position,
+            "text": text,
+            "text_key": text_key(text),
+        }
+        for row in rows
+        for position, text in enumerate(KINDS[row["kind"]][1:])
+    ]
+    commit_tables(work, sentences.ARTIFACT, {sentences.SENTENCES: table})
+
+
+def _write_claims(work: Path, rows: list[dict[str, Any]]) -> None:
+    said = [_claims_of(label) for label, *_ in KINDS]
+    of_texts = [
+        {"text_key": text_key(text), **said[kind], "zone": "", "severity": ""}
+        for kind, (_, *texts) in enumerate(KINDS)
+        for text in texts
+    ]
+    of_texts.sort(key=lambda row: row["text_key"])
+    of_reports = [{"study_id": row["study_id"], **said[row["kind"]]} for row in rows]
+    tables = {labels.SENTENCE_CLAIMS: of_texts, labels.REPORT_CLAIMS: of_reports}
+    commit_tables(work, labels.ARTIFACT, tables)
+
+
+def _claims_of(label: str) -> dict[str, Any]:
+    normal = label == "No Finding"
+    return {"asserted": [label] * (not normal), "negated": [], "uncertain": [], "normal": normal}
+
+
+def _write_language_model(work: Path, dropout: float) -> None:
+    texts = [text for _, *said in KINDS for text in said]
+    tokenizer = train_tokenizer(texts, 200, 32)
+    settings = tiny_text_config(len(tokenizer))
+    settings.hidden_dropout_prob = settings.attention_probs_dropout_prob = dropout
+    kind = masked_lm.ARTIFACT
+    with write_artifact(kind.at(work), kind, make_fingerprint(kind, {}, {})) as writer:
+        save_language_model(BertForMaskedLM(settings), tokenizer, writer.directory)
+        writer.commit({})
+
+
+_FINDINGS = (
+    "The lungs are clear. No pleural effusion or pneumothorax.",
+    "Small left pleural\n effusion. The heart is enlarged.",
+    "Stable cardiomegaly with mild vascular congestion. 1. . Normal chest.",
+    "No focal consolidation, effusion,\n or pneumothorax. The lungs are clear.",
+    "Right lower lobe opacity may be pneumonia. Dr. ___ was told at 3:15 p.m. today.",
+)
+_IMPRESSIONS = ("No acute process is seen.", "", "Clear lungs.", "Findings suggest mild edema.")
+_SPLITS = ("train", "train", "train", "validate", "test")
+
+
+def write_reports(work: Path, reports: int = 60, subject: str = "p") -> Artifact:
+    """Write the manifest's reports; the rest of a manifest is left out."""
+    rows = [
+        {
+            "study_id": f"s{number:04d}",
+            "subject_id": f"{subject}{number:04d}",
+            "split": _SPLITS[number % 7 % 5],
+            "findings": _FINDINGS[number % 5] + f" Line number {number % 11} is in place.",
+            "impression": _IMPRESSIONS[number % 4],
+            "last_paragraph": "",
+        }
+        for number in range(reports)
+    ]
+    rows.append({**rows[0], "study_id": "s9998", "findings": "", "impression": ""})
+    rows[-1]["last_paragraph"] = "There is no change since yesterday."
+    rows.append({**rows[0], "study_id": "s9999", "findings": "", "impression": "Normal."})
+    work.mkdir(parents=True, exist_ok=True)
+    return commit_tables(work, manifest.ARTIFACT, {manifest.REPORTS: rows}, subject=subject)

@@ -1,0 +1,127 @@
+"""A small index of random vectors: images, sentences and an encoder that makes them up."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from medclip_dcl.core.artifact import Artifact, make_fingerprint
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.data.manifest import IMAGES
+from medclip_dcl.models.settings import SimilarityConfig
+from medclip_dcl.retrieval.embeddings import ARTIFACT
+from medclip_dcl.retrieval.index import IndexContent, select_content, write_index
+from medclip_dcl.retrieval.settings import IndexConfig
+from medclip_dcl.text.sentences import SENTENCES, text_key
+
+DIM = 8
+GRID = 3
+SIZE_PX = 16
+SIMILARITY = SimilarityConfig(dim=DIM)
+MODEL_DIGEST = "m" * 64
+
+
+class HashedEncoder:
+    """Vectors that depend on the input alone, as a model's do."""
+
+    def embed_images(self, images: npt.NDArray[np.uint8]) -> Tensor:
+        return torch.stack([_vectors(image.tobytes(), GRID, GRID) for image in images])
+
+    def embed_sentences(self, texts: Sequence[str]) -> Tensor:
+        return torch.stack([_vectors(text.encode(), 1, 1)[0, 0] for text in texts])
+
+
+class NumberedImages:
+    """Prepared images whose pixels are drawn from their row number."""
+
+    def __init__(self, image_ids: Sequence[str]) -> None:
+        self.row_of = {image_id: row for row, image_id in enumerate(image_ids)}
+
+    def pixels(self, row: int) -> npt.NDArray[np.uint8]:
+        generator = np.random.default_rng(row)
+        return generator.integers(0, 256, (SIZE_PX, SIZE_PX), dtype=np.uint8)
+
+    def original_size(self, row: int) -> tuple[int, int]:
+        return 200 + row % 2, 100
+
+
+def manifest_table(images: int) -> pa.Table:
+    """Images of which two share a study and four a patient."""
+    rows = [
+        {
+            "image_id": f"image-{number:03d}",
+            "study_id": f"study-{number // 2:03d}",
+            "subject_id": f"patient-{number // 4:03d}",
+            "split": ("train", "validate", "test")[number // 4 % 3],
+            "view": ("PA", "AP")[number % 2],
+            "path": f"{number}.dcm",
+        }
+        for number in range(images)
+    ]
+    return pa.Table.from_pylist(rows, schema=IMAGES.schema)
+
+
+def sentence_table(studies: int) -> pa.Table:
+    """Two sentences a study: one of its own and one of three that others say, too."""
+    rows = []
+    for number in range(studies):
+        for position, text in enumerate([f"Opacity {number}.", f"Shared {number % 3}."]):
+            rows.append(
+                {
+                    "study_id": f"study-{number:03d}",
+                    "subject_id": f"patient-{number // 2:03d}",
+                    "split": ("train", "validate", "test")[number // 2 % 3],
+                    "section": "findings",
+                    "position": position,
+                    "text": text,
+                    "text_key": text_key(text),
+                }
+            )
+    return pa.Table.from_pylist(rows, schema=SENTENCES.schema)
+
+
+FINDINGS = ("Cardiomegaly", "Pleural Effusion", "No Finding")
+
+
+def study_findings(studies: int) -> dict[str, list[str]]:
+    """One finding a study, two in every fifth, none in the first."""
+    return {
+        f"study-{number:03d}": [FINDINGS[number % 3], *(["Pneumonia"] if number % 5 == 0 else [])]
+        for number in range(1, studies)
+    }
+
+
+def selection(
+    images: int = 48, splits: Sequence[str] = ("train", "validate", "test")
+) -> IndexContent:
+    """What a small index holds."""
+    manifest = manifest_table(images)
+    prepared = NumberedImages(manifest.column("image_id").to_pylist())
+    return select_content(
+        manifest, sentence_table(images // 2), study_findings(images // 2), prepared, splits
+    )
+
+
+def build(path: Path, settings: IndexConfig, images: int = 48) -> Artifact:
+    """Commit a small index."""
+    chosen = selection(images)
+    prepared = NumberedImages(manifest_table(images).column("image_id").to_pylist())
+    fingerprint = make_fingerprint(
+        ARTIFACT, {"index": settings, "similarity": SIMILARITY}, {"model": MODEL_DIGEST}
+    )
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        return writer.commit(
+            write_index(writer.directory, chosen, prepared, HashedEncoder(), settings, SIMILARITY)
+        )
+
+
+def _vectors(data: bytes, rows: int, columns: int) -> Tensor:
+    seed = int.from_bytes(hashlib.sha256(data).digest()[:8], "big", signed=True)
+    generator = torch.Generator().manual_seed(seed)
+    return functional.normalize(torch.randn(rows, columns, DIM, generator=generator), dim=-1)

@@ -1,0 +1,53 @@
+"""milvus-lite on a file, in this process, or as a server of its own, on a free port of loopback."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.processes import free_port
+
+PATIENCE_S = 60.0
+
+
+@contextmanager
+def milvus_file(folder: Path) -> Iterator[str]:
+    """Give the path of a file, as an address; this process lets go of it at the end."""
+    from milvus_lite.server_manager import server_manager_instance
+
+    uri = str(folder / "vectors.db")
+    try:
+        yield uri
+    finally:
+        server_manager_instance.release_server(uri)
+
+
+@contextmanager
+def milvus_server(folder: Path) -> Iterator[str]:
+    """Start the server on a folder; its address; stop it at the end."""
+    port = free_port()
+    process = start_server(folder, port)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+
+
+def start_server(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    """Start the server and wait until it takes connections."""
+    script = "import sys; from milvus_lite.cmdline import main; sys.exit(main())"
+    words = ["server", "--data-dir", str(folder), "--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.DEVNULL)
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return process
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    raise RuntimeError("the server did not start")

@@ -1,0 +1,162 @@
+"""A tiny published model with random weights, committed as `train` would."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from transformers import PreTrainedTokenizerBase
+
+from medclip_dcl.core.artifact import Artifact, make_fingerprint
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.data.grayscale import square
+from medclip_dcl.data.images import open_image
+from medclip_dcl.evaluation.calibration import add_calibration
+from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT
+from medclip_dcl.inference.input_range import fit_input_range
+from medclip_dcl.inference.model_package import (
+    ARTIFACT,
+    FindingCalibration,
+    InputRange,
+    SavedModel,
+    ScoreCalibration,
+    write_input_range,
+    write_model_package,
+    write_offsets,
+)
+from medclip_dcl.inference.predictor import build_predictor
+from medclip_dcl.likelihood.masked_corpus import train_tokenizer
+from medclip_dcl.models.image_encoder import preprocessing_facts
+from medclip_dcl.models.settings import ProbabilitiesConfig
+from medclip_dcl.models.text_encoder import TextEncoder
+from medclip_dcl.training.config import TrainingConfig
+from medclip_dcl.training.publishing import fit_offsets
+from pipelines.config import Config
+from tests.support.dicom import raster_bytes
+from tests.support.tiny_models import (
+    random_images,
+    tiny_dual_encoder,
+    tiny_model_config,
+    tiny_text_config,
+)
+
+SENTENCES = (
+    "There is a left pleural effusion.",
+    "There is a right pleural effusion.",
+    "No pleural effusion.",
+    "The heart is enlarged.",
+    "Heart size is normal.",
+    "There is right lower lobe pneumonia.",
+    "No signs of pneumonia.",
+)
+PROMPTS = [
+    {
+        "name": "effusion",
+        "label": "Pleural Effusion",
+        "positive": "Pleural effusion",
+        "negative": "No pleural effusion",
+    },
+    {
+        "name": "pneumonia",
+        "label": "Pneumonia",
+        "positive": ["Pneumonia", "Right lower lobe pneumonia"],
+        "negative": "No signs of pneumonia",
+    },
+]
+
+CARD = {
+    "prompts": PROMPTS,
+    "training": {"steps": 12, "global_batch": 8},
+    "data": {"studies": 24, "patients": 24},
+}
+
+
+def publish(
+    folder: Path,
+    subjects: Iterable[str] = ("trained",),
+    seed: int = 0,
+    preprocessing: Mapping[str, object] | None = None,
+    known: InputRange | None = None,
+    config: Config | None = None,
+    bank: UInt8[np.ndarray, "images size size"] | None = None,
+    centred: bool = False,
+) -> Artifact:
+    """Commit a model into `folder`; by default a tiny one for 64-pixel images.
+
+    `preprocessing` changes its card, `config` is that of another model; with a `bank` of
+    images it has offsets. Random weights make almost one vector of all sentences, so that no
+    prompt pair decides; `centred` takes their mean away.
+    """
+    if config is None:
+        tree = {"model": tiny_model_config().model_dump(), "images": {"size_px": 64}}
+        config = Config.model_validate({"work": "unused", **tree})
+    facts = preprocessing_facts(config.images, config.model) | dict(preprocessing or {})
+    card = CARD | {"preprocessing": facts}
+    tokenizer = train_tokenizer(SENTENCES, vocabulary=200, max_tokens=32)
+    model = tiny_dual_encoder(config.model, len(tokenizer), seed)
+    if centred:
+        _centre(model.text, tokenizer)
+
+    def write_text_files(text: Path) -> None:
+        tokenizer.save_pretrained(str(text))
+        tree = tiny_text_config(len(tokenizer)).to_dict()
+        (text / "config.json").write_text(json.dumps(tree))
+
+    with write_artifact(folder, ARTIFACT, make_fingerprint(ARTIFACT, {"seed": seed}, {})) as writer:
+        write_model_package(
+            writer.directory, model.state_dict(), config, card, subjects, write_text_files
+        )
+        if known is not None:
+            write_input_range(writer.directory, known)
+        if bank is not None:
+            packaged = TrainingConfig.of(config)
+            saved = SavedModel(writer.directory, "draft", packaged, card, None)
+            predictor = build_predictor(saved, torch.device("cpu"))
+            image_ids = [f"image-{number}" for number in range(len(bank))]
+            offsets, regions = fit_offsets(predictor, [bank], image_ids, "validate")
+            write_offsets(writer.directory, offsets, regions)
+        return writer.commit({})
+
+
+def refuse(model: Artifact, finding: str, reason: str) -> Artifact:
+    """Calibrate a model as if one finding had been refused, and the others had too few images."""
+    fitted = [
+        FindingCalibration(
+            finding=str(item["name"]),
+            curve=None,
+            reason=reason if item["name"] == finding else "too few images",
+            images_with=5,
+            images_without=5,
+            patients=10,
+            score_error=None,
+            fitted_error=None,
+            correlation=0.99,
+            auc=0.9,
+            is_refused=item["name"] == finding,
+        )
+        for item in PROMPTS
+    ]
+    calibration = ScoreCalibration(
+        truth="labels",
+        settings=ProbabilitiesConfig(),
+        inputs={},
+        correlation_limit=CORRELATION_LIMIT,
+        findings=tuple(fitted),
+    )
+    return add_calibration(model, calibration)
+
+
+@torch.no_grad()
+def _centre(text: TextEncoder, tokenizer: PreTrainedTokenizerBase) -> None:
+    tokens = tokenizer(list(SENTENCES), padding=True, return_tensors="pt")
+    text.eval()
+    text.projection.bias -= text(tokens["input_ids"], tokens["attention_mask"]).mean(dim=0)
+
+
+def random_range(count: int = 60) -> InputRange:
+    """The range of `random_images`, of a patient each, as the gate gives them to a tiny model."""
+    files = [raster_bytes(image, "png") for image in random_images(count)]
+    images = [square(open_image(data), 64, equalize=False) for data in files]
+    return fit_input_range(images, [str(number) for number in range(count)])

@@ -1,0 +1,223 @@
+"""A tiny model with an index of tiny images, and the service as a real process over HTTP."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image
+
+from medclip_dcl.core.artifact import make_fingerprint
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.data.manifest import IMAGES
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.retrieval.embeddings import ARTIFACT
+from medclip_dcl.retrieval.index import select_content, write_index
+from medclip_dcl.retrieval.settings import IndexConfig
+from medclip_dcl.text.sentences import SENTENCES, text_key
+from tests.support import forkserver, published
+from tests.support.processes import memory_mib
+from tests.support.tiny_models import random_images
+
+N_IMAGES = 12
+FINDINGS = ("Pleural Effusion", "Tuberculosis")
+"""Of studies with an even and with an odd number."""
+PATIENCE_S = 90.0
+ROOT = Path(__file__).parents[2]
+
+
+class PixelRows:
+    """Prepared images, held in memory."""
+
+    def __init__(self, images: npt.NDArray[np.uint8]) -> None:
+        self._images = images
+        self.row_of = {f"image-{row:02d}": row for row in range(len(images))}
+
+    def pixels(self, row: int) -> npt.NDArray[np.uint8]:
+        return self._images[row]
+
+    def original_size(self, row: int) -> tuple[int, int]:
+        return 96, 64
+
+
+def store(folder: Path, model_digest: str | None = None, seed: int = 0) -> Path:
+    """Commit a tiny model and its index below a folder; each study says two sentences."""
+    model = published.publish(folder / "model", seed=seed)
+    pixels = PixelRows(random_images(N_IMAGES))
+    ids = list(pixels.row_of)
+    splits = ["train", "validate", "test"]
+    images = [
+        {
+            "image_id": name,
+            "study_id": f"study-{row:02d}",
+            "subject_id": f"patient-{row // 2}",
+            "split": splits[row // 2 % 3],
+            "view": "AP" if row % 2 else "PA",
+            "path": "",
+        }
+        for row, name in enumerate(ids)
+    ]
+    texts = [
+        {
+            "study_id": f"study-{row:02d}",
+            "subject_id": f"patient-{row // 2}",
+            "split": splits[row // 2 % 3],
+            "section": "findings",
+            "position": position,
+            "text": text,
+            "text_key": text_key(text),
+        }
+        for row in range(N_IMAGES)
+        for position, text in enumerate(
+            (published.SENTENCES[row % 7], published.SENTENCES[(row + 3) % 7])
+        )
+    ]
+    settings = IndexConfig()
+    chosen = select_content(
+        pa.Table.from_pylist(images, schema=IMAGES.schema),
+        pa.Table.from_pylist(texts, schema=SENTENCES.schema),
+        {f"study-{row:02d}": [FINDINGS[row % 2]] for row in range(N_IMAGES)},
+        pixels,
+        splits,
+    )
+    predictor = load(model.path, "cpu")
+    fingerprint = make_fingerprint(
+        ARTIFACT,
+        {"index": settings, "similarity": predictor.config.model.similarity},
+        {"model": model_digest or model.digest},
+    )
+    with write_artifact(folder / "index", ARTIFACT, fingerprint) as writer:
+        writer.commit(
+            write_index(
+                writer.directory,
+                chosen,
+                pixels,
+                predictor,
+                settings,
+                predictor.config.model.similarity,
+            )
+        )
+    return folder
+
+
+def png(size: tuple[int, int] = (96, 64), seed: int = 3) -> bytes:
+    """An image as a PNG, height and width given."""
+    image = Image.fromarray(random_images(1, seed=seed)[0]).resize((size[1], size[0]))
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return stream.getvalue()
+
+
+Process = subprocess.Popen[Any] | ForkServerProcess
+
+
+@dataclass
+class Service:
+    """A running service."""
+
+    process: Process
+    log: Path
+    url: str = ""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        url = httpx.URL(self.url)
+        return url.host, url.port or 80
+
+    def client(self, **headers: str) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE_S)
+
+    def lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def resident_mb(self) -> float:
+        return memory_mib("VmRSS", self.process.pid)
+
+    def exit_code(self) -> int | None:
+        """Give its exit code; None: it runs."""
+        if isinstance(self.process, subprocess.Popen):
+            return self.process.poll()
+        return self.process.exitcode
+
+    def wait(self) -> int | None:
+        """Wait until it has ended, or too long, and give its exit code."""
+        end = time.monotonic() + PATIENCE_S
+        while self.exit_code() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.exit_code()
+
+
+@contextmanager
+def running(
+    folder: Path, *arguments: str, wait: bool = True, fresh: bool = False, **settings: object
+) -> Iterator[Service]:
+    """Run the service on a free port; stop it at the end.
+
+    `fresh` starts `python -m api` with imports of its own, for figures of speed and memory; else
+    the process is forked from one that has them. The engine is PyTorch unless another is asked
+    for: an export takes seconds.
+    """
+    tree = {"model": str(folder / "model"), "index": str(folder / "index"), "engine": "torch"}
+    tree |= settings
+    if "key_file" not in settings:
+        tree.setdefault("allow_anonymous", True)
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    config, log, output = (folder / name for name in ("serve.json", "log.jsonl", "output"))
+    config.write_text(json.dumps(tree))
+    words = ["--config", str(config), "--port", "0", *arguments]
+    service = Service((_start if fresh else _fork)(words, log, output), log)
+    try:
+        while not (output.is_file() and output.read_text().endswith("\n")):
+            assert service.exit_code() is None, log.read_text()
+            time.sleep(0.01)
+        service.url = json.loads(output.read_text())["url"]
+        if wait:
+            _wait(service)
+        yield service
+    finally:
+        service.process.terminate()
+        if service.wait() is None:
+            service.process.kill()
+            service.wait()
+
+
+def _start(words: Sequence[str], log: Path, output: Path) -> Process:
+    with log.open("wb") as errors, output.open("wb") as lines:
+        return subprocess.Popen(
+            [sys.executable, "-m", "api", *words],
+            stdout=lines,
+            stderr=errors,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+
+def _fork(words: Sequence[str], log: Path, output: Path) -> Process:
+    before = ("api.memory:keep_memory", ())
+    return forkserver.start("api.launcher", words, log, output=output, before=before)
+
+
+def _wait(service: Service) -> None:
+    end = time.monotonic() + PATIENCE_S
+    with service.client() as client:
+        while time.monotonic() < end:
+            answer = client.get("/ready")
+            if answer.status_code == 200:
+                return
+            assert answer.json()["code"] == "loading", answer.text
+            time.sleep(0.1)
+    raise AssertionError("the service did not get ready")
