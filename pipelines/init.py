@@ -133,6 +133,9 @@ def config_of_table(
     guess = guess_table(table, images, given, needs_text=labels is None)
     if labels is not None:
         guess.labels = dict(labels) or guess.labels
+        guess.unused = {
+            name: words for name, words in guess.unused.items() if name not in labels.values()
+        }
         guess.columns.setdefault("split", "=test")
     print(*_shown(guess), sep="\n")
     if warning := language_warning(guess.languages):

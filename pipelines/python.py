@@ -35,6 +35,7 @@ Callback = Callable[[Mapping[str, Any]], object]
 which have a `step`."""
 
 CONFIG = "config.yaml"
+_FINE_TUNING_RATE = 5e-5
 _BOTH = {"directions": "both", "image_anchor": "same"}
 OBJECTIVES: Mapping[str, dict[str, Any]] = {
     "relations": {"kind": "multipositive", "relation": "claims", **_BOTH},
@@ -338,7 +339,8 @@ def _start_from(base: Any) -> dict[str, Any]:
     folder = _folder_of(base).resolve()
     images = read_model_package(folder).config.images
     own = {name: getattr(images, name) for name in ("size_px", "voi", "equalize")}
-    return {"model": {"pretrained": str(folder)}, "images": own}
+    rates = dict.fromkeys(("learning_rate", "text_learning_rate"), _FINE_TUNING_RATE)
+    return {"model": {"pretrained": str(folder)}, "images": own, "train": rates}
 
 
 def _label_columns(labels: Mapping[str, str] | Iterable[str] | None) -> dict[str, str]:
@@ -432,4 +434,4 @@ def _run(tree: dict[str, Any], folder: Path, replace: bool, callback: Callback |
             raise
     if process.returncode:
         said = [line for line in last if ": " in line and _parsed(line) is None]
-        raise JobFailed("\n".join(said[-2:]) or "the run failed", process.returncode)
+        raise JobFailed(said[-1] if said else "the run failed", process.returncode)

@@ -119,7 +119,8 @@ class Predictor:
         text = self.model.text.backbone.config
         training, data = self.card.get("training", {}), self.card.get("data", {})
         objective = self.card.get("objective", {}).get("kind", "an unknown objective")
-        fitted = "calibrated" if self.calibration else "not calibrated"
+        curves = [one.curve for one in self.calibration.findings] if self.calibration else []
+        fitted = f"{sum(curve is not None for curve in curves)} calibrated"
         facts = {
             "images": f"{image.kind}, {self.config.images.size_px} px, read at {image.input_px} px",
             "text": f"{text.model_type}, {text.num_hidden_layers} layers of {text.hidden_size}",

@@ -226,7 +226,7 @@ def test_a_model_says_what_it_is(model):
     assert facts["images"] == "resnet, 64 px, read at 64 px"
     assert facts["text"].startswith("bert, ")
     assert facts["space"].startswith("16 numbers")
-    assert facts["findings"] == "effusion, pneumonia (not calibrated)"
+    assert facts["findings"] == "effusion, pneumonia (0 calibrated)"
     assert facts["heads"] == "tuberculosis, tube"
     assert facts["runs"] == "torch float32 on cpu"
 
