@@ -422,7 +422,8 @@ def _run(tree: dict[str, Any], folder: Path, replace: bool, callback: Callback |
                 last = [*last[-9:], line.rstrip("\n")]
                 event = _parsed(line) if callback else None
                 if callback is None or event is None:
-                    print(line, end="", flush=True)
+                    stream = sys.stdout if callback is None else sys.stderr
+                    print(line, end="", flush=True, file=stream)
                     continue
                 for one in (*seen.new(), event):
                     callback(MappingProxyType(one))

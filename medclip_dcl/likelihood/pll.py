@@ -12,7 +12,7 @@ under a budget of word pieces, and a long sentence is spread over several batche
 model is run is the engine's matter; scores of engines agree within 2e-4 nats.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -159,7 +159,7 @@ def pseudo_log_likelihood(
 
 
 def score_sentences(
-    sentences: str | Iterable[str], model: Any, *, progress: bool = False
+    sentences: Any, model: Any, *, progress: bool = False
 ) -> Float[Tensor, " sentences"]:
     """Score sentences by a masked language model on disk: `pseudo_log_likelihood`.
 
