@@ -116,7 +116,7 @@ def test_rows_in_memory_train_on_from_a_model_and_a_callback_sees_steps(
     events: list[Mapping[str, Any]] = []
     base = names["run"].model
     own = {name: value for name, value in SMALL.items() if not name.startswith(("model", "images"))}
-    own["jobs"] = [name for name in STAGES if STAGES[name].heading == DATA][1:] + ["train"]
+    own["jobs"] = [*(name for name in STAGES if STAGES[name].heading == DATA), "train"][1:]
     run = medclip.train(
         rows, out="runs/on", base=base, objective="debiased", settings=own, callback=events.append
     )
