@@ -1,6 +1,7 @@
 """A table becomes a trained and evaluated model by calls in Python, in an empty folder."""
 
 import csv
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from PIL import Image
 import medclip_dcl as medclip
 from medclip_dcl.core.errors import ConfigError, JobFailed, ScoreError, StudyError
 from pipelines.stages import DATA, STAGES
+from tests.house.tree import ROOT
+from tests.support.published import publish
 from tests.support.tiny_models import random_images
 
 SMALL: Mapping[str, Any] = {
@@ -26,15 +29,11 @@ SMALL: Mapping[str, Any] = {
 REPORTS = ("No pleural effusion is seen. The heart is normal in size.",
            "There is a left pleural effusion. The heart is enlarged.",
            "The lungs are clear. There is no pneumothorax or effusion.")  # fmt: skip
-TEN_LINES = """\
-import medclip_dcl as medclip
-
-run = medclip.train("studies.csv", out="runs/mine", settings=SMALL)
-print(run.metrics)
-figures = medclip.evaluate(run.model, "test.csv", labels=["effusion", "wide heart"])
-print(figures["zero_shot.effusion.auc"])
-print(run.model.classify("images/0.png", ["effusion", "mass"]))
-"""
+PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8").partition("## Labels")[0]
+LOAD, ASK, TRAIN, ROWS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+STAGES_TO_TRAIN = [*(name for name in STAGES if STAGES[name].heading == DATA), "train"][1:]
+ON = {"train": SMALL["train"], "language_model.steps": 4, "eta.fit": "none",
+      "jobs": STAGES_TO_TRAIN}  # fmt: skip
 
 
 def write_table(table: Path, first: int, count: int, *, has_reports: bool = True) -> None:
@@ -60,16 +59,47 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def names(folder: Path) -> Iterator[dict[str, Any]]:
-    """What the ten lines leave, run in that folder."""
-    assert len(TEN_LINES.splitlines()) <= 10
+    """What the lines of docs/python.md about training leave, run in that folder."""
     names: dict[str, Any] = {"SMALL": SMALL}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        exec(TEN_LINES, names)
+        exec(f"import medclip_dcl as medclip\n{with_settings(TRAIN, 'SMALL')}", names)
         yield names
 
 
-def test_ten_lines_train_and_evaluate_a_model_of_a_table(names: dict[str, Any]) -> None:
+def with_settings(code: str, name: str) -> str:
+    """Let a run of the page take seconds; all else is as it stands there."""
+    return re.sub(r'out="runs/\w+"', rf"\g<0>, settings={name}", code)
+
+
+def test_the_page_s_five_snippets_are_short() -> None:
+    for code in (LOAD, ASK, TRAIN, ROWS):
+        for line in code.splitlines():
+            assert len(line) < 100
+    assert len(TRAIN.splitlines()) <= 5  # train from a table, and evaluate
+    load, embed, zero_shot = LOAD.splitlines()[2], ASK.splitlines()[4], ASK.splitlines()[0]
+    assert (".load(" in load, ".encode(" in embed, ".classify(" in zero_shot) == (True,) * 3
+
+
+def test_the_page_s_lines_about_a_model_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(tmp_path / "runs/demo/model", bank=random_images(4, 64))
+    for name, pixels in zip(("image.png", "other.png"), random_images(2, 72), strict=True):
+        Image.fromarray(pixels).save(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(LOAD, names)
+    exec(ASK, names)
+    assert names["answer"]["A mass."].score == names["answer"].findings[1].score
+    assert -1 <= names["image"] @ names["sentence"] <= 1
+    assert {row["image"] for row in names["rows"]} == {0, 1}
+    printed = capsys.readouterr().out
+    assert printed.startswith("model ")
+    assert "There is a left pleural effusion." in printed
+
+
+def test_five_lines_train_and_evaluate_a_model_of_a_table(names: dict[str, Any]) -> None:
     run, figures = names["run"], names["figures"]
     assert isinstance(run, Run)
     assert run.report.stat().st_size > 10_000
@@ -114,24 +144,20 @@ def test_rows_in_memory_train_on_from_a_model_and_a_callback_sees_steps(
         for number, image in enumerate([*forms, *images[3:]])
     ]
     events: list[Mapping[str, Any]] = []
-    base = names["run"].model
-    own = {name: value for name, value in SMALL.items() if not name.startswith(("model", "images"))}
-    own["jobs"] = [*(name for name in STAGES if STAGES[name].heading == DATA), "train"][1:]
-    run = medclip.train(
-        rows, out="runs/on", base=base, objective="debiased", settings=own, callback=events.append
-    )
-    assert [event["step"] for event in events if "loss" in event and "step" in event] == [
-        1,
-        2,
-        3,
-        4,
-    ]
-    assert run.model.card["objective"]["kind"] == "debiased"
-    assert run.model.config.model.similarity.dim == 16
-    old, new = (model.model.state_dict() for model in (base, run.model))
-    away = max(float((new[name] - old[name]).abs().max()) for name in ("text.projection.weight",))
+    start, training, *rest = ROWS.splitlines()
+    assert start.startswith("rows = [{")
+    names |= {"rows": rows, "ON": ON, "events": events}
+    exec(with_settings(training, "ON, callback=events.append"), names)
+    exec("\n".join(rest), names)
+    steps = [event["step"] for event in events if "loss" in event and "step" in event]
+    assert steps == [1, 2, 3, 4]
+    base, tuned = names["run"].model, names["tuned"].model
+    assert tuned.card["objective"]["kind"] == "debiased"
+    assert tuned.config.model.similarity.dim == 16
+    name = "text.projection.weight"
+    away = float((tuned.model.state_dict()[name] - base.model.state_dict()[name]).abs().max())
     assert 0 < away < 4 * 5e-5 * 2  # four steps of AdamW at the rate of fine-tuning
-    written = np.asarray(Image.open("runs/on/dataset/images/000001.png"))
+    written = np.asarray(Image.open("runs/tuned/dataset/images/000001.png"))
     level = images[1].astype(float)
     scaled = np.rint((level - level.min()) / (level.max() - level.min()) * 65535)
     assert np.array_equal(written, scaled)
