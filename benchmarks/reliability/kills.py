@@ -199,8 +199,6 @@ def arm(folder: str, counter: str, at: int, error: int, lasting: int) -> None:
 
 REPLACING = ("--config", "{config}", "--set", "work={work}", "--replace")
 _COMPARED = ("{work}", "{work}", "--json", "{work}/comparison.json")
-_VECTORS = ("{work}/sentences/sentences.parquet", "--sentences", "text")
-_VECTORS += ("--model", "{work}", "--out", "{work}/vectors.parquet")
 _PUSHED = ("--config", "{config}", "--set", "work={work}", "--repo", "someone/model")
 _PUSHED += ("--dry-run", "--allow-vocabulary")
 _SWEPT = ("--config", "{config}", "--set", "work={work}", "--grid", "{work}/grid.yaml")
@@ -223,7 +221,7 @@ def commands() -> tuple[Command, ...]:
         studies("build_eta_cache", old=("eta.a=0.1",)),
         evaluated(
             "pretrain_images",
-            old=("pretrain.eta=0.1",),
+            old=("seed=1",),
             settings=("pretrain.steps=4", "train.save_every_steps=2"),
         ),
         evaluated("calibrate_scores"),
@@ -231,10 +229,8 @@ def commands() -> tuple[Command, ...]:
         evaluated("evaluate", old=("evaluate.bootstrap=5",)),
         evaluated("write_cards", old=("card.licence=apache-2.0",)),
         evaluated("build_index", old=("index.shard_rows=8",), moments=True),
-        evaluated("ask_service", leaf=True),
         evaluated("write_report", leaf=True, old=("report.private=true",)),
         evaluated("compare", words=_COMPARED, leaf=True),
-        evaluated("embed", words=_VECTORS, once=True, leaf=True),
         evaluated(
             "export",
             words=("{work}", "--to", "transformers", "--out", "{work}/exported"),

@@ -58,6 +58,7 @@ from medclip_dcl.models.settings import (
     settle_inference,
 )
 from medclip_dcl.models.similarity import global_vectors, region_scores
+from medclip_dcl.text.cleaning import list_texts
 
 if TYPE_CHECKING:  # of answers in Python alone
     from medclip_dcl.schemas import Answers, ClassifyAnswer, GroundAnswer
@@ -505,11 +506,7 @@ def texts_of(given: str | Iterable[str]) -> list[str]:
     Raises:
         QueryError: there is none, or one is blank or not text.
     """
-    texts = [given] if isinstance(given, str) else given
-    listed = [*texts] if isinstance(texts, Iterable) and not isinstance(texts, bytes) else [None]
-    if not all(isinstance(text, str) for text in listed):
-        raise QueryError("a sentence must be text; give a string, or a list of them")
-    plain = [" ".join(text.split()) for text in listed if text is not None]
+    plain = [" ".join(text.split()) for text in list_texts(given)]
     if not plain or not all(plain):
         raise QueryError("a sentence is empty; give text with at least one word")
     return plain

@@ -39,6 +39,7 @@ from medclip_dcl.likelihood.masked_lm import (
     prepare_engine,
 )
 from medclip_dcl.models.settings import EngineName
+from medclip_dcl.text.cleaning import list_texts
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,15 @@ def encode_sentences(
 
     Raises:
         ScoreError: the tokenizer is not a fast one, or a sentence has no word piece.
+        QueryError: a sentence is not a string.
     """
     if not tokenizer.is_fast:
         raise ScoreError("a tokenizer that knows no words cannot be scored with; use a fast one")
-    if not sentences:
+    listed = list_texts(sentences)
+    if not listed:
         return []
     batch = tokenizer(
-        [sentences] if isinstance(sentences, str) else list(sentences),
+        listed,
         truncation=max_tokens is not None,
         max_length=max_tokens,
         split_special_tokens=True,
@@ -171,14 +174,12 @@ def score_sentences(
 
     Raises:
         CheckpointError: the folder holds no masked language model.
-        ScoreError: a sentence is not text, is empty, or is too long.
+        QueryError: a sentence is not a string.
+        ScoreError: a sentence is empty, or is too long.
     """
     folder = Path(getattr(model, "folder", model))
     loaded = load_language_model(ARTIFACT.at(folder) if ARTIFACT.at(folder).is_dir() else folder)
-    listed = [sentences] if isinstance(sentences, str) else [*sentences]
-    if not listed or not all(isinstance(sentence, str) for sentence in listed):
-        raise ScoreError("sentences must be text, one at least; give a string, or a list of them")
-    return pseudo_log_likelihood(loaded.model, loaded.tokenizer, listed, progress=progress)
+    return pseudo_log_likelihood(loaded.model, loaded.tokenizer, sentences, progress=progress)
 
 
 def score_encodings(

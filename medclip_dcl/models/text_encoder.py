@@ -106,11 +106,6 @@ class TextEncoder(nn.Module):
         """Compute the activations of each layer twice instead of keeping them."""
         self.backbone.activation_checkpointing_enable({"use_reentrant": False})
 
-    def compile_layers(self, backend: str) -> None:
-        """Compile BERT in place by one of torch's compilers; keys of the weights stay."""
-        # Sentences differ in length; shapes known to vary from the start are compiled once.
-        self.backbone.compile(dynamic=True, backend=backend)
-
     def initialise(self, generator: torch.Generator) -> None:
         """Draw fresh weights from a CPU generator alone.
 

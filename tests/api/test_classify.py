@@ -12,7 +12,7 @@ from api.settings import MAX_IMAGES
 from medclip_dcl.client import Client
 from medclip_dcl.data.limits import REASONS
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.schemas import ClassifyAnswer, GroundAnswer, RefusedImage
+from medclip_dcl.schemas import ClassifyAnswer, GroundAnswer, ModelAnswer, RefusedImage
 from tests.support.dicom import dicom_bytes, ramp
 from tests.support.heads import add_heads
 from tests.support.published import PROMPTS, publish, random_range, refuse
@@ -77,6 +77,9 @@ def test_phrases_are_found_on_several_images_as_on_each(http: httpx.Client) -> N
     for one, same in zip(found, alone, strict=True):
         grids, expected = ([item["grid"] for item in each["phrases"]] for each in (one, same))
         assert np.asarray(grids) == pytest.approx(np.asarray(expected), abs=2e-5)
+        assert "out_of_range" not in one["image"]["flags"]
+    beyond = http.post("/ground", files=files([BEYOND]), data=asked).json()
+    assert "out_of_range" in beyond["image"]["flags"]
     drawn = {"phrase": "heart"}
     accept = {"Accept": "image/png"}
     answer = http.post("/ground", files=files(IMAGES), data=drawn, headers=accept)
@@ -100,11 +103,19 @@ def test_heads_answer_next_to_the_prompts(http: httpx.Client) -> None:
     assert beyond["image"]["flags"][-1] == "out_of_range"
     assert beyond["heads"][0]["probability"] is None
     assert "unlike those" in beyond["heads"][0]["probability_note"]
-    known = http.get("/model").json()["heads"]
+    facts = http.get("/model").json()
+    about = {"name": "effusion", "reason": "no decision", "correlation": 0.99, "auc": 0.9}
+    assert facts["refused"] == [about]
+    assert ModelAnswer.model_validate(facts).refused[0].reason == "no decision"
+    del facts["refused"]  # an earlier service's
+    assert ModelAnswer.model_validate(facts).refused == []
+    known = facts["heads"]
     assert [(item["name"], item["calibrated"]) for item in known] == [
         ("tuberculosis", True), ("tube", False)
     ]  # fmt: skip
     assert known[0]["figures"]["auc"]["value"] == 0.75
+    unanswered = http.post("/retrieve", data={"target": "image", "text": "x"})
+    assert (unanswered.status_code, unanswered.json()["code"]) == (503, "no_index")
 
 
 @pytest.mark.parametrize("image", [IMAGES[0], BEYOND], ids=["inside", "beyond"])

@@ -13,7 +13,7 @@ from medclip_dcl.pipelines.python import Figures, Run
 from PIL import Image
 
 import medclip_dcl as medclip
-from medclip_dcl.core.errors import ConfigError, JobFailed, ScoreError, StudyError
+from medclip_dcl.core.errors import ConfigError, JobFailed, QueryError, StudyError
 from pipelines.stages import DATA, STAGES
 from tests.house.tree import ROOT
 from tests.support.published import publish
@@ -94,7 +94,15 @@ def test_the_page_s_lines_about_a_model_run(
     assert names["answer"]["A mass."].score == names["answer"].findings[1].score
     assert -1 <= names["image"] @ names["sentence"] <= 1
     assert {row["image"] for row in names["rows"]} == {0, 1}
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8").partition("## Vectors")[2]
+    first, second = re.findall(r"```python\n(.*?)```", page.partition("\n## ")[0], re.DOTALL)
+    write_table(tmp_path / "studies.csv", 0, 5)
+    exec(first.replace("*.dcm", "*.png"), names)
+    exec(second, names)
+    cosines = names["vectors"] @ names["model"].encode_text("Left pleural effusion.")
+    assert list(names["rows"][0]) == list(np.argsort(-cosines)[:3])
     printed = capsys.readouterr().out
+    assert f"1.000 {names['paths'][0]}" in printed
     assert printed.startswith("model ")
     assert "There is a left pleural effusion." in printed
 
@@ -178,9 +186,8 @@ def test_likelihoods_and_eta_are_those_of_the_stages(names: dict[str, Any]) -> N
     assert medclip.eta(pll, eta_max=0.1).numpy() == pytest.approx(expected, rel=1e-5)
     assert medclip.eta([0.0, -2.0]).tolist() == pytest.approx([0.2, 0.2 * np.exp(-0.7)])
     assert medclip.score_sentences("Effusion", run.folder).shape == (1,)
-    for wrong in ([], ["a", 7]):
-        with pytest.raises(ScoreError, match="give a string, or a list of them"):
-            medclip.score_sentences(wrong, run)
+    with pytest.raises(QueryError, match="text 1 is not a string"):
+        medclip.score_sentences(["a", 7], run)
 
 
 def sentences_of(folder: Path) -> list[dict[str, Any]]:

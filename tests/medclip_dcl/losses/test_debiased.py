@@ -222,7 +222,7 @@ def draw_batch(share_known: float) -> tuple[torch.Tensor, torch.Tensor, float, f
     Gives s with the positive first, what is known, the share, and E e^s over other classes.
     """
     generator = torch.Generator().manual_seed(7)
-    rho, anchors, N = 0.2, 3000, 800
+    rho, anchors, N = 0.2, 3000, 400
 
     def chance(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64)
@@ -235,22 +235,22 @@ def draw_batch(share_known: float) -> tuple[torch.Tensor, torch.Tensor, float, f
     return s.log(), known, rho, 1.0
 
 
-@pytest.mark.parametrize("floor", FLOORS)
 @given(share_known=st.floats(0, 1))
 @example(0.0)
 @example(1.0)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_g_estimates_the_true_negatives_whatever_share_of_the_false_is_known(
-    floor: str, share_known: float
+    share_known: float,
 ) -> None:
     s, known, rho, true = draw_batch(share_known)
     first = torch.zeros(len(s), dtype=torch.long)
-    loss = debiased_contrastive_loss(
-        s, first, rho, math.sqrt(2), known_mates=known, floor=floor, reduction="none"
-    )
     left = s.shape[1] - 1 - known[:, 1:].sum(dim=1)  # the N of each anchor
-    g = loss.expm1() * s[:, 0].exp() / left
-    assert g.mean().item() == pytest.approx(true, rel=0.02)
+    for floor in FLOORS:
+        loss = debiased_contrastive_loss(
+            s, first, rho, math.sqrt(2), known_mates=known, floor=floor, reduction="none"
+        )
+        g = loss.expm1() * s[:, 0].exp() / left
+        assert g.mean().item() == pytest.approx(true, rel=0.02), floor
 
 
 def test_mates_leave_the_negatives_join_v_and_lower_eta() -> None:

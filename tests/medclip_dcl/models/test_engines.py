@@ -31,7 +31,6 @@ from medclip_dcl.models.settings import (
 )
 from tests.support import forkserver
 from tests.support.published import publish
-from tests.support.service import png, running
 
 PHRASES = ("Pleural effusion", "No signs of pneumonia in the right lower lobe", "The heart")
 
@@ -220,16 +219,6 @@ def test_graphs_next_to_a_package_are_not_read(
     assert not any(file.is_relative_to(tmp_path / "model.graphs") for file in read)
 
 
-def test_engines_are_compared_on_several_images_as_a_model_sees_them(package: Path) -> None:
-    model = load(package, "cpu").model
-    cases = engines.encoder_parts(model, 64, 64)["image"].cases
-    images = [image for (case,) in cases for image in case]
-    assert len(images) >= 6
-    assert all(-2 <= image.min() < image.max() <= 2 for image in images)
-    kinds = {round(float(image.diff(dim=-1).abs().mean()), 4) for image in images}
-    assert len(kinds) >= 4
-
-
 def test_an_engine_that_turns_round_what_is_bright_is_refused(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,19 +287,6 @@ def test_openvino_asks_no_network(package: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(socket.socket, "connect", refuses)
     monkeypatch.setattr(socket, "getaddrinfo", refuses)
     assert load(package, "cpu", "openvino").embed_images(images(1)).isfinite().all()
-
-
-def test_the_service_answers_alike_and_names_its_engine(package: Path) -> None:
-    with running(package.parent, engine="openvino", index="") as service:
-        with service.client() as client:
-            facts = client.get("/model").json()
-            answer = client.post("/classify", files={"image": ("image", png())}).json()
-        (line,) = [line for line in service.lines() if line["event"] == "engine"]
-    assert (facts["engine"], facts["precision"]) == ("openvino", "float32")
-    assert (line["engine"], line["precision"]) == ("openvino", "float32")
-    expected = load(package, "cpu").classify(png()).findings
-    found = [item["score"] for item in answer["findings"]]
-    np.testing.assert_allclose(found, [item.score for item in expected], atol=1e-5)
 
 
 def test_no_engine_keeps_an_id_of_this_machine_to_report_with(tmp_path: Path) -> None:
