@@ -119,10 +119,8 @@ def test_decisions_are_levelled_over_validation_images_where_they_suffice(
     assert train(work, train={"steps": 2}) == 0
     predictor = load(model_package.ARTIFACT.at(work), "cpu")
     offsets = predictor.offsets
-    assert offsets is not None
     assert (offsets.split, offsets.images) == (split, images)
     bank = model_package.read_bank(model_package.ARTIFACT.at(work))
-    assert bank is not None
     assert len(bank) == images
     assert [item.finding for item in offsets.findings] == [f.name for f in predictor.findings]
 
@@ -334,7 +332,7 @@ def test_two_processes_follow_the_loss_curve_of_one_in_chunks(tmp_path: Path) ->
     crew = forkserver.start_ranks(2, "pipelines.train", arguments, tmp_path / "log")
     for process in crew:
         process.join(DEADLINE_S)
-    assert [process.exitcode for process in crew] == [0, 0], (tmp_path / "log-0").read_text()
+    assert [process.exitcode for process in crew] == [0, 0], (tmp_path / "log").read_text()
     ours, theirs = figures(one), figures(two)
     assert len(ours) == len(theirs) == 10
     assert ours[0]["loss"] != ours[-1]["loss"]
