@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from hospital.tests.support import orthanc
 from hospital.tests.support.answers import radiograph
 from hospital.tests.support.archive import StubArchive, endless, stub_archive
 from medclip_dcl.core.errors import ArtifactUnwritable, ConfigError, ImageError, ServiceError
@@ -199,13 +200,7 @@ def stub() -> Iterator[StubArchive]:
 
 
 def numbered(number: int) -> bytes:
-    root = f"1.2.826.0.1.3680043.10.1.{number}"
-    return radiograph(
-        ramp(16, 16),
-        SOPInstanceUID=f"{root}.3",
-        SeriesInstanceUID=f"{root}.2",
-        StudyInstanceUID=f"{root}.1",
-    )
+    return orthanc.radiograph(number, rows=16, columns=16)
 
 
 def broken(request: BaseHTTPRequestHandler) -> None:
@@ -361,12 +356,8 @@ def test_a_full_disk_under_a_mirror_is_named(
 def test_what_comes_in_an_image_s_place_is_a_reject_and_asked_for_again(
     stub: StubArchive, tmp_path: Path
 ) -> None:
-    for number, file in (
-        (1, numbered(3)),
-        (2, numbered(2)),
-        (4, b"<html>"),
-        (5, numbered(5)[:600]),
-    ):
+    sent = {1: numbered(3), 2: numbered(2), 4: b"<html>", 5: numbered(5)[:600]}
+    for number, file in sent.items():
         stub.add(number, file)
     settings = SourceConfig(kind="dicomweb", archive=stub.url)
 

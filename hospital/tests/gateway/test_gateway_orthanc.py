@@ -152,7 +152,7 @@ def test_tls_wants_a_certificate_dimse_goes_out_and_missed_images_are_fetched(
     before = set(pacs.instances())
     with launcher.started(gateway_settings(tmp_path, service.url, destination, **given)) as gateway:
         ours = client_context(files["gateway"])
-        with orthanc.silent_connection(gateway.port):  # says nothing, and keeps nobody out
+        with socket.create_connection(("127.0.0.1", gateway.port)):  # keeps nobody out
             assert send(gateway.port, [radiograph(6)], tls=ours) == [0]
         for context in (client_context(files["stranger"]), None):
             with pytest.raises(ConnectionRefusedError, match="aborted"):
