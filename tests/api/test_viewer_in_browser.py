@@ -87,7 +87,6 @@ def facts(page: Page) -> tuple[int, int, int]:
     """Centre, width and zoom as the page shows them."""
     page.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     found = re.search(r"C (-?\d+) W (\d+) · (\d+) %", page.js("facts.textContent"))
-    assert found is not None
     return int(found[1]), int(found[2]), int(found[3])
 
 

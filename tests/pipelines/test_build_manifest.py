@@ -15,7 +15,6 @@ from tests.support.dicom import dicom_bytes, ramp
 from tests.support.release import Release, release
 
 _IDS = {"SOPInstanceUID": "1.2.3", "StudyInstanceUID": "1.2", "PatientID": "MRN7"}
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
 def run(tmp_path: Path, source: dict[str, Any]) -> int:
@@ -53,48 +52,6 @@ def test_whole_release_comes_through(tmp_path: Path) -> None:
     assert labels["Pneumonia"] is None
     assert rows(tmp_path, manifest.REJECTS) == []
     assert made(tmp_path).summary["boxes_without_image"] == 0
-
-
-def test_every_fault_has_its_reason(tmp_path: Path) -> None:
-    source = release(8)
-    images = [row[0] for row in source.images]
-    studies = [row[2] for row in source.images]
-    source.images += [
-        ("lateral-image", "10000000", "50000000", "LATERAL"),
-        ("blank-image", "10000000", "50000000", ""),
-        source.images[0],
-        ("../../escape", "10000000", "50000000", "AP"),
-        ("stranger", "10000001", "50000000", "AP"),
-    ]
-    source.image = {images[1]: None, images[2]: POINTER}
-    source.report = {
-        studies[3]: None,
-        studies[4]: b" FINDINGS: caf\xe9\n",
-        studies[5]: POINTER,
-        studies[6]: b" \n",
-    }
-    source.image["../../escape"] = source.image["stranger"] = None
-    (tmp_path / "source").mkdir()
-    source.write(tmp_path / "source")
-    stranger = tmp_path / "source/files/p10/p10000001/s50000000/stranger.dcm"
-    stranger.write_bytes(b"image")
-    assert run(tmp_path, {}) == 0
-    assert [row["image_id"] for row in rows(tmp_path, manifest.IMAGES)] == [images[0], images[7]]
-    reasons = {(row["id"], row["reason"]) for row in rows(tmp_path, manifest.REJECTS)}
-    assert reasons == {
-        ("lateral-image", "lateral"),
-        ("blank-image", "no_view"),
-        (images[0], "duplicate_id"),
-        ("row-000011", "bad_id"),
-        ("stranger", "patient_conflict"),
-        (images[1], "missing_image"),
-        (images[2], "pointer_file"),
-        (studies[3], "no_report"),
-        (studies[4], "not_utf8"),
-        (studies[5], "pointer_file"),
-        (studies[6], "empty_report"),
-        *((images[number], "no_report") for number in (3, 4, 5, 6)),
-    }
 
 
 def test_patients_with_boxes_never_train_and_no_patient_is_split(tmp_path: Path) -> None:

@@ -41,15 +41,12 @@ def run(work: Path, job: Any = main, least: int = 2, **settings: Any) -> int:
         probabilities={"least_per_class": least} | settings,
         source={"root": str(work)},
     )
-    code: int = job(["--config", str(config_file)])
-    return code
+    return job(["--config", str(config_file)])
 
 
 def calibrated(work: Path, **settings: Any) -> ScoreCalibration:
     assert run(work, **settings) == 0
-    found = read_calibration(open_artifact(work / "model", model_package.ARTIFACT))
-    assert found is not None
-    return found
+    return read_calibration(open_artifact(work / "model", model_package.ARTIFACT))
 
 
 def flip(work: Path, split: str) -> None:
@@ -82,7 +79,6 @@ def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reas
     margin = predictor.margins(regions, predictor.findings)
     logits = (predictor.model.gamma**2 * margin).double().numpy()
     said = [answer[1].probability for answer in predictor.classify_regions(regions)]
-    assert pneumonia.curve is not None
     assert said == pneumonia.curve.probabilities(logits[1]).tolist()
     assert [answer[0].note for answer in predictor.classify_regions(regions)] == (
         [effusion.reason] * 3
@@ -96,7 +92,6 @@ def test_decisions_that_bfloat16_changes_are_counted_where_it_is_fast(
     assert calibrated(work).changed_in_bfloat16 is None
     monkeypatch.setattr("pipelines.calibrate_scores.multiplies_bfloat16", lambda: True)
     found = calibrated(work, least=3).changed_in_bfloat16
-    assert found is not None
     assert 20 * found == pytest.approx(round(20 * found))  # of ten images and two findings
     monkeypatch.setattr("medclip_dcl.models.settings.multiplies_bfloat16", lambda: True)
     taken = load(work / "model", "cpu", precision="auto").engine.precision
@@ -130,7 +125,6 @@ def test_a_second_run_leaves_the_model_and_another_method_makes_it_anew(
     assert '"state": "reused"' in capsys.readouterr().out
     assert open_artifact(work / "model", model_package.ARTIFACT).digest == digest
     isotonic = calibrated(work, method="isotonic").findings[1].curve
-    assert isotonic is not None
     assert len(isotonic.logits) >= 2
     assert open_artifact(work / "model", model_package.ARTIFACT).digest != digest
     (work / "model").rename(work / ".model.retired")  # killed between two renames
@@ -154,7 +148,6 @@ def test_the_evaluation_holds_probabilities_against_test_images(work: Path) -> N
 
     assert "run calibrate_scores" in outcome()["absent"]
     curve = calibrated(work).findings[1].curve
-    assert curve is not None
     found = outcome()
     assert set(found["groups"]) == {"pneumonia"}
     rows = read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()

@@ -82,7 +82,8 @@ def spoilt_archive() -> tuple[Release, set[tuple[str, str]]]:
     for number, view in ((4, "LATERAL"), (5, "")):
         given.images[number] = (*given.images[number][:3], view)
     given.image[ids[5]] = picture(5, ViewPosition="")
-    given.images.append(given.images[6])
+    given.images += [given.images[6], ("../../escape", people[17], studies[17], "AP")]
+    given.image["../../escape"] = None
     given.image[ids[7]], given.image[ids[8]], given.image[ids[9]] = None, POINTER, PAGE_SAVED
     given.image[ids[10]] = picture(10)[:-2000]
     given.image[ids[11]] = dicom_bytes(np.full((40, 50), 77, np.uint16))
@@ -103,7 +104,7 @@ def spoilt_archive() -> tuple[Release, set[tuple[str, str]]]:
     of_reports = ("no_report", "pointer_file", "empty_report", "not_utf8")
     named |= set(zip(of_reports, studies[13:17], strict=True))
     named |= {("image_without_report", name) for name in ids[13:17]}
-    return given, named | {("monochrome1", ids[18])}
+    return given, named | {("monochrome1", ids[18]), ("bad_id", "row-000021")}
 
 
 CHECK_ALONE = {"boxed_training", "two_splits", "same_pixels", "pixels_across_splits", "same_text"}

@@ -74,7 +74,6 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path) -> None:
         [sys.executable, "-c", f"{code} print(flush=True); time.sleep(60)", names["a"]],
         stdout=subprocess.PIPE,
     ) as writer:
-        assert writer.stdout is not None
         writer.stdout.readline()
         others = [tmp_path / f"{STAGED}a.abc", tmp_path / "a.bbbbbbbbbbbbbbbb"]
         for path in (names["b"], names["c"], *others):

@@ -183,7 +183,6 @@ def test_gradient_is_finite_whatever_is_dead(
         )
         loss.backward()
     assert loss.isfinite()
-    assert s.grad is not None
     assert s.grad.isfinite().all()
 
 

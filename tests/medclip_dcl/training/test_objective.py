@@ -150,7 +150,6 @@ def test_gauges_tell_how_far_a_rival_is_from_treating_all_alike() -> None:
     assert gauges(negatives="reweight_similar", beta=20)[1] < effective < 10
     assert gauges(negatives="hard", beta=0) == pytest.approx([0, 11])
     overlap = batch.label_overlap
-    assert overlap is not None
     shared = overlap.sum(1) - overlap[:, 6:].diagonal().int()
     expected = [(shared / 11).mean().item(), (11 - shared).float().mean().item()]
     assert gauges(negatives="remove_labels") == pytest.approx(expected)

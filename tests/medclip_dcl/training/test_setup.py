@@ -60,7 +60,6 @@ def test_the_training_split_alone_is_trained_on(work: Path) -> None:
 def test_a_small_validation_split_is_one_batch_and_is_warned_of(work: Path) -> None:
     settings = {"global_batch": 12, "validate_every_steps": 2, "validate_images": 0}
     setup, facts = prepare(work, train=settings)
-    assert setup.validation is not None
     assert [len(batch.eta) for batch in setup.validation.batches] == [8]
     warnings = [str(fact["warning"]) for fact in facts if "warning" in fact]
     assert any("of batches of 8, with 7 negatives in place of 11" in text for text in warnings)

@@ -119,7 +119,6 @@ def test_every_form_gives_the_same(tmp_path: Path, forms: Path, form: str) -> No
     }
     assert raw.splits["p0"] == {"train", "test"}
     assert [raw.splits[f"p{n}"] for n in (2, 3, 4)] == [{"train"}, {"validate"}, {"test"}]
-    assert raw.labels is not None
     assert raw.labels["Edema"].to_pylist() == [int(n % 2 == 0) for n in [*SPLITS["train"], 3, 4, 0]]
     assert raw.studies[1].report == ReportText("FINDINGS: number 1.")
     for image in raw.images:

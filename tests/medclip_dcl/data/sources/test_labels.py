@@ -273,7 +273,6 @@ def test_open_i_s_headings_agree_with_other_people_s_labels(tmp_path: Path) -> N
             for row in reports
         )
     table = read_open_i(tmp_path).labels
-    assert table is not None
     assert table.num_rows > 2300
     ours = {row["study_id"]: row for row in table.to_pylist()}
     names = {"Effusion": "Pleural Effusion", "normal": "No Finding"}

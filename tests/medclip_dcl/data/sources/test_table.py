@@ -62,7 +62,6 @@ def test_absolute_paths_below_the_root_are_the_roots_own(tmp_path: Path) -> None
         ("row-000003", "backslash_path"),
         ("row-000004", "missing_image"),
     }
-    assert source.raw.labels is not None
     assert source.raw.labels["Edema"].to_pylist() == [1, 0]
     assert [row["image_id"] for row in source.boxes.rows] == ["row-000000", "row-000002"]
 
