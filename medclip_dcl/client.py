@@ -50,6 +50,8 @@ _REMEDIES: tuple[tuple[type[BaseException], str], ...] = (
     (socket.gaierror, "the name of its host is unknown; is the url right?"),
     (TimeoutError, "the time ran out; is it up, and does a firewall let this through?"),
     (httpx.TimeoutException, "the time ran out; is it up, and does a firewall let this through?"),
+    (httpx.ProtocolError, "what came is not HTTP; is the port right?"),
+    (httpx.NetworkError, "the connection ended early; is it up?"),
 )
 
 
@@ -449,9 +451,7 @@ def trusted(ca: Path | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(ca)) if ca else httpx.create_ssl_context()
     except OSError as error:  # an SSLError is one
         name = ca or os.environ.get("SSL_CERT_FILE")
-        raise ConfigError(
-            f"ca {name} cannot be read as certificates ({type(error).__name__}); name a PEM file"
-        ) from error
+        raise ConfigError(f"ca {name} cannot be read as certificates; name a PEM file") from error
 
 
 def unreachable(error: Exception, whom: str) -> ServiceError:
@@ -466,8 +466,7 @@ def unreachable(error: Exception, whom: str) -> ServiceError:
                 "variable SSL_CERT_FILE, or use the host name that it holds",
             )
     why = (line for kind, line in _REMEDIES for cause in causes if isinstance(cause, kind))
-    reason = f"{type(error).__name__}; is it up?"
-    return ServiceError("unreachable", f"{whom} gave no answer: {next(why, reason)}")
+    return ServiceError("unreachable", f"{whom} gave no answer: {next(why, 'is it up?')}")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -57,8 +57,6 @@ def build(job: Job) -> None:
     inputs |= {name: sha256_file(file) for name, file in input_files(config).items()}
     inference = settle_inference(config.inference)
     settings: dict[str, Any] = {"evaluate": config.evaluate, "inference": inference}
-    if config.source.images_per_study == "all":  # a study is scored, not an image
-        settings["images_per_study"] = config.source.images_per_study
     if METRICS:
         settings["metrics"] = sorted(METRICS)
     artifact = job.make(

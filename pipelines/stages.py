@@ -185,11 +185,6 @@ _TRAIN = (
         _text_checkpoint,
         lambda config: config.objective.compares_texts and bool(_text_checkpoint(config)),
     ),
-    file(
-        "similar_table",
-        lambda config: config.objective.similar_table,
-        lambda config: config.objective.compares_texts and bool(config.objective.similar_table),
-    ),
 )
 
 # --- Inputs of eta: its estimate, and what the estimate is fitted to
@@ -254,9 +249,6 @@ STAGES = {
         SERVING, "vectors of all images and sentences, bound to the model", "index",
         tuple(map(artifact, ("model", "manifest", "prepared", "sentences", "claims"))),
         seconds=20),
-    "ask_service": Stage(
-        SERVING, "the service, started for real, answers three requests",
-        seconds=12, on_request=True),
     "write_report": Stage(EVALUATION, "one page to look at", seconds=9),
 }
 # fmt: on
@@ -273,7 +265,6 @@ TOOLS = {
     "check_data": Command(DATA, "what a source holds, its faults and its leaks"),
     "sweep": Command(TRAINING, "a grid of settings over several seeds, such as Table 1"),
     "compare": Command(EVALUATION, "which of two configs is better, in which figure"),
-    "embed": Command(SERVING, "vectors of a folder's images, or of a table's images or sentences"),
     "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it"),
     "push_model": Command(SERVING, "publish a model on a hub, without patients' data or texts"),
 }

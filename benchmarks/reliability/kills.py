@@ -96,8 +96,6 @@ _GRID |= {"seeds": [0], "figures": {"CNR": "grounding.cnr"}}
 _GIVEN = ("--config", "{config}", "--set", "work={work}")
 _REPLACED = (*_GIVEN, "--replace")
 _COMPARED = ("{work}", "{work}", "--json", "{work}/comparison.json")
-_VECTORS = ("{work}/sentences/sentences.parquet", "--sentences", "text")
-_VECTORS += ("--model", "{work}", "--out", "{work}/vectors.parquet")
 _EXPORTED = ("{work}", "--to", "transformers", "--out", "{work}/exported")
 _PUSHED = (*_GIVEN, "--repo", "someone/model", "--dry-run", "--allow-vocabulary")
 _SWEPT = (*_GIVEN, "--grid", "{work}/grid.yaml", "--processes", "1")
@@ -200,16 +198,14 @@ def commands() -> tuple[Command, ...]:
         studies("fit_language_model", old=("language_model.steps=2",)),
         studies("score_sentences", old=("likelihood.variant=within_word_l2r",), moments=True),
         studies("build_eta_cache", old=("eta.a=0.1",)),
-        evaluated("pretrain_images", old=("pretrain.eta=0.1",), settings=_PRETRAINED),
+        evaluated("pretrain_images", old=("seed=1",), settings=_PRETRAINED),
         evaluated("calibrate_scores"),
         evaluated("fit_head"),
         evaluated("evaluate", old=("evaluate.bootstrap=5",)),
         evaluated("write_cards", old=("card.licence=apache-2.0",)),
         evaluated("build_index", old=("index.shard_rows=8",), moments=True),
-        evaluated("ask_service", leaf=True),
         evaluated("write_report", leaf=True, old=("report.private=true",)),
         evaluated("compare", words=_COMPARED, leaf=True),
-        evaluated("embed", words=_VECTORS, once=True, leaf=True),
         evaluated("export", words=_EXPORTED, once=True, leaf=True),
         evaluated("push_model", words=_PUSHED, leaf=True),
         evaluated("sweep", words=_SWEPT, varying=("sweep.json", "sweep.png"), leaf=True),

@@ -166,7 +166,6 @@ def measure_training(options: Options) -> Figures:
             "train": {
                 "global_batch": options["batch"],
                 "precision": AUTOCAST[precision],
-                "compile_backend": options.get("compile", "none"),
             },
         }
     )

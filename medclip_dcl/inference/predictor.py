@@ -56,6 +56,7 @@ from medclip_dcl.models.settings import (
     settle_inference,
 )
 from medclip_dcl.models.similarity import region_scores
+from medclip_dcl.models.text_encoder import list_texts
 
 _TEXTS_PER_PASS = 128
 
@@ -132,10 +133,9 @@ class Predictor:
             Unit vectors in the order of the texts, on the model's device.
 
         Raises:
-            QueryError: there is no text, or one is blank.
+            QueryError: there is no text, or one is blank or not a string.
         """
-        texts = [texts] if isinstance(texts, str) else texts
-        plain = [" ".join(text.split()) for text in texts]
+        plain = [" ".join(text.split()) for text in list_texts(texts)]
         if not plain or not all(plain):
             raise QueryError("a sentence is empty; give text with at least one word")
         distinct = sorted(dict.fromkeys(plain), key=len)  # alike in length: little padding
@@ -282,7 +282,7 @@ class Predictor:
         self, regions: Float[Tensor, "images rows columns dim"], phrases: Sequence[str]
     ) -> list[PhraseGrids]:
         """Score every region of images from `embed_images` against every phrase."""
-        phrases = [phrases] if isinstance(phrases, str) else phrases
+        phrases = list_texts(phrases)
         vectors = self.embed_sentences(phrases)
         grids = region_scores(regions, vectors).transpose(0, 1).cpu().numpy()
         shares: list[list[float | None]] = [[None] * len(phrases) for _ in grids]

@@ -32,6 +32,7 @@ from medclip_dcl.core.errors import ScoreError
 from medclip_dcl.core.progress import Progress
 from medclip_dcl.likelihood.masked_lm import MaskedCopies, ScoringEngine, prepare_engine
 from medclip_dcl.models.settings import EngineName
+from medclip_dcl.models.text_encoder import list_texts
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,15 @@ def encode_sentences(
 
     Raises:
         ScoreError: the tokenizer is not a fast one, or a sentence has no word piece.
+        QueryError: a sentence is not a string.
     """
     if not tokenizer.is_fast:
         raise ScoreError("a tokenizer that knows no words cannot be scored with; use a fast one")
-    if not sentences:
+    listed = list_texts(sentences)
+    if not listed:
         return []
     batch = tokenizer(
-        [sentences] if isinstance(sentences, str) else list(sentences),
+        listed,
         truncation=max_tokens is not None,
         max_length=max_tokens,
         split_special_tokens=True,

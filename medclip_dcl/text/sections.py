@@ -30,8 +30,13 @@ USUAL_NAMES = frozenset({*_USUAL.values(), *NAMES.values(), "preamble"})
 """Names of sections that reports have as a rule; any other is left out for want of a name."""
 _WEAK = frozenset(_plain_name(name) for name in TREE["weak"].split(";"))
 _STRONG = frozenset(_plain_name(name) for name in TREE["strong"].split(";"))
+_TELLING = [
+    (name, frozenset(_plain_name(word) for word in listed.split(";")))
+    for name, listed in TREE["telling"].items()
+]
 _OF_IMAGE = {"findings": "findings", "impression": "impression", "addendum": "impression"}
 """Usual name -> the section that its text is read into; what has other names is left out."""
+_BEFORE_IMAGE = {"history", "technique", "comparison"}
 _BRIEF = {"technique", "comparison", "examination"}
 """Sections of a line or two: a paragraph behind them is not theirs."""
 _MOST_WORDS = 5
@@ -74,15 +79,14 @@ _STATES = re.compile(
     re.I,
 )
 _CHEST = re.compile(r"\b(?:chest|thorax|thoracic|cxr|ribs?|lungs?)\b", re.IGNORECASE)
-_OTHER_PART = re.compile(
-    r"\b(?:shoulder|knee|hip|pelvis|abdomen|kub|hand|wrist|foot|feet|ankle|elbow|femur|tibia|fibula|"
-    r"humerus|forearm|arm|leg|thigh|finger|toe|cervical|lumbar|sacrum|skull|facial|sinus(?:es)?|"
-    r"brain|head|neck|mandible|orbits?|clavicle)\b",
-    re.IGNORECASE,
+_LIMBS = (
+    "shoulder|knee|hip|pelvis|hand|wrist|foot|feet|ankle|elbow|femur|tibia|humerus|forearm|arm|leg|"
+    r"thigh|finger|toe|breasts?|mammogra\w+|echo\w*|thyroid|skull|facial|mandible|orbits?"
 )
-_LIMB = re.compile(
-    r"\b(?:shoulder|knee|hip|pelvis|hand|wrist|foot|feet|ankle|elbow|femur|tibia|humerus|forearm|"
-    r"arm|leg|thigh|finger|toe|skull|facial|mandible|orbits?)\b(?! film| view)",
+_LIMB = re.compile(rf"\b(?:{_LIMBS})\b(?! film| view)", re.IGNORECASE)
+_OTHER_PART = re.compile(
+    rf"\b(?:{_LIMBS}|abdomen|kub|fibula|cervical|lumbar|sacrum|sinus(?:es)?|brain|head|neck"
+    r"|clavicle)\b",
     re.IGNORECASE,
 )
 _LABELLED = re.compile(
@@ -242,15 +246,23 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
         if (
             is_line
             and not previous.strip()
-            and head == head.title()
+            and _is_title(head)
+            and not (head.isupper() and VIEW.search(plain))
             and len(head.split()) < _MOST_WORDS
         ):
             name = name or usual_name(head)  # "Critical Findings", alone behind a blank line
+            if not name and current and current not in _OF_IMAGE and _names_chest_alone(head):
+                name = "findings"  # "Chest Radiograph", behind the history
+        elif not is_line and not name and _is_title(head):
+            name = usual_name(head)  # "Referrer's Question - "
+            if not name and current and current not in _OF_IMAGE and _names_chest_alone(head):
+                name = "findings"
         is_own = plain not in _WEAK if not is_line else not (follows_text and head.islower())
         if name and is_own:
             yield start, end, name
         return
-    name = _USUAL.get(plain, "") if _NUMBERED.match(line) else usual_name(head)
+    inside = current in _OF_IMAGE
+    name = _USUAL.get(plain, "") if _NUMBERED.match(line) else usual_name(head, inside=inside)
     if name:
         yield start, end, name
     elif not current or current in _OF_IMAGE:
@@ -264,6 +276,14 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
             yield start, start, "findings"  # its label is part of the text: "Pneumothorax: no"
     elif head.isupper() and len(head) > 2:
         yield start, end, plain
+
+
+def _is_title(head: str) -> bool:
+    return all(word[0].isupper() or len(word) < 4 for word in head.split())
+
+
+def _names_chest_alone(head: str) -> bool:
+    return {mark.region or mark.concept for mark in find_marks(head)} == {"chest"}
 
 
 def _inner_headings(line: str, begin: int) -> Iterator[tuple[int, int, str]]:
@@ -293,10 +313,11 @@ def _inner_headings(line: str, begin: int) -> Iterator[tuple[int, int, str]]:
     return iter(sorted(found))
 
 
-def usual_name(heading: str) -> str:
+def usual_name(heading: str, *, inside: bool = False) -> str:
     """Bring a heading to its usual name; empty where it has none.
 
     One that names several parts has the name of what is about the image, the impression first.
+    Else its words tell; inside of findings or impression no word ends what is about the image.
     """
     plain = _plain_name(heading)
     if plain in _USUAL:
@@ -307,11 +328,17 @@ def usual_name(heading: str) -> str:
         return next((name for name in ("impression", "findings") if name in named), named[0])
     listed = plain.split()
     if len(listed) <= _MOST_WORDS:
-        for name in (listed[-1:], listed[:1]):
-            if name and name[0] in _STRONG:
-                return _USUAL[name[0]]
+        for word in (*listed[-1:], *listed[:1]):
+            if word in _STRONG:
+                return _USUAL[word]
         if (heading.isupper() or "view" in plain) and VIEW.search(plain) and "pain" not in plain:
             return "findings"
+        telling = not any(word.isdigit() for word in listed)
+        if telling and not any(
+            mark.concept or mark.region not in {"", "chest"} for mark in find_marks(heading)
+        ):
+            name = next((name for name, telling in _TELLING if telling & {*listed}), "")
+            return "" if inside and name in _BEFORE_IMAGE else name
     return ""
 
 

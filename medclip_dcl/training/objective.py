@@ -396,7 +396,7 @@ Term = Callable[[Tensor, Tensor, Tensor, ImageTextBatch], ObjectiveOutput]
 
 
 def place_term(settings: ObjectiveConfig) -> Term:
-    """Make the place loss with its weight, by the places that `objective.places` names."""
+    """Make the place loss with its weight."""
     from medclip_dcl.losses.place import place_loss, place_masks
 
     def place(
@@ -407,11 +407,8 @@ def place_term(settings: ObjectiveConfig) -> Term:
             for name in ("sentence_codes", "report_codes", "zones")
         )
         grid = (regions.shape[1], regions.shape[2])
-        masks = place_masks(codes, reports, zones, grid, usual_places=settings.places != "words")
+        masks = place_masks(codes, reports, zones, grid)
         placed = masks.flatten(1).any(dim=1)
-        if settings.places == "shuffled":
-            pairs = placed.nonzero().squeeze(1)
-            masks[pairs] = masks[pairs.roll(1)]
         losses, fits = place_loss(regions, sentences, masks[batch.mine], gamma)
         # A mean over the pairs of the whole batch that have a place: gradients are averaged
         # over processes, and each may have another number of them.

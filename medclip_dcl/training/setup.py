@@ -8,26 +8,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from medclip_dcl.core.artifact import Artifact, open_artifact
+from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.towers import Start, read_start
 from medclip_dcl.training.config import TrainingConfig
-from medclip_dcl.training.corpus import TokenTable
-from medclip_dcl.training.corpus_cache import ARTIFACT as CORPUS
-from medclip_dcl.training.corpus_cache import CorpusSplit, cache_corpus, map_corpus
+from medclip_dcl.training.corpus import Corpus, TokenTable, read_corpus
 from medclip_dcl.training.dataset import ImageTextDataset
 from medclip_dcl.training.logging import open_trackers
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.supervision import Supervision, read_supervision
 from medclip_dcl.training.trainer import Hooks, TrainingData
 
 if TYPE_CHECKING:  # what options alone need is imported where they are given
@@ -58,8 +57,14 @@ class TrainInputs:
     text_checkpoint: Path | None = None
     """Folder of the pretrained weights that the text encoder comes from, where texts are
     compared."""
-    similar_table: Path | None = None
-    """Vectors by which texts are compared; None: an encoder's."""
+
+
+class CorpusSplit(NamedTuple):
+    """One split as training reads it."""
+
+    corpus: Corpus
+    tokens: TokenTable
+    supervision: Supervision
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,9 @@ def set_up(
     config: TrainingConfig,
     inputs: TrainInputs,
     accelerator: Accelerator,
-    folder: Path,
     say: Callable[..., None],
 ) -> TrainSetup:
-    """Put a run together; `folder` receives the corpus.
+    """Put a run together.
 
     Raises:
         MedclipError: an input is missing, stale or does not fit.
@@ -93,24 +97,18 @@ def set_up(
     start = read_start(model, inputs.image_weights, inputs.text_weights, whole=whole)
     config = config.model_copy(update={"model": start.settings})
     encoder = _build_encoder(config, start, accelerator, say)
-    splits = _read_corpus(config, inputs, start, accelerator, folder, say)
+    prepared = PreparedImages(inputs.prepared)
+    splits = _read_corpus(config, inputs, start, prepared, say)
     if config.objective.compares_texts:
         from medclip_dcl.training.text_similarity import TextSpace
 
-        space = TextSpace(
-            config.objective,
-            encoder.text,
-            inputs.text_checkpoint,
-            inputs.similar_table,
-            accelerator.device,
-        )
+        space = TextSpace(encoder.text, inputs.text_checkpoint, accelerator.device)
         say(texts_compared_by=space.name)
         encode = {"train": space.fit, "validate": space.vectors}  # in this order
         splits = {
             name: with_text_vectors(split, encode[name](split.corpus, split.tokens))
             for name, split in splits.items()
         }
-    prepared = PreparedImages(inputs.prepared)
     parts = {
         name: _training_data(config, split, prepared, accelerator, trains=name == "train")
         for name, split in splits.items()
@@ -171,26 +169,20 @@ def _read_corpus(
     config: TrainingConfig,
     inputs: TrainInputs,
     start: Start,
-    accelerator: Accelerator,
-    work: Path,
+    prepared: PreparedImages,
     say: Callable[..., None],
 ) -> Mapping[str, CorpusSplit]:
-    splits = ("train", "validate") if config.train.validate_every_steps else ("train",)
-    if accelerator.is_main_process:
-        names = ("manifest", "prepared", "sentences", "eta_cache", "claims")
-        artifact = cache_corpus(
-            work,
-            {name: item for name in names if (item := getattr(inputs, name)) is not None},
-            inputs.truth,
-            config.objective,
-            start.tokenizer,
-            config.model.text.max_tokens,
-            splits,
+    splits = {}
+    for name in ("train", "validate") if config.train.validate_every_steps else ("train",):
+        corpus = read_corpus(inputs.manifest, prepared, inputs.sentences, inputs.eta_cache, name)
+        supervision = read_supervision(
+            config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
         )
-        say(corpus=artifact.summary, seconds=artifact.origin["seconds"])
-    accelerator.wait_for_everyone()
-    corpus = open_artifact(CORPUS.at(work), CORPUS, verify=False)
-    return {name: map_corpus(corpus, name, start.tokenizer) for name in splits}
+        tokens = TokenTable(start.tokenizer, corpus.texts, config.model.text.max_tokens)
+        splits[name] = CorpusSplit(corpus, tokens, supervision)
+        counts = {"studies": corpus.study_ids, "images": corpus.image_ids, "texts": corpus.texts}
+        say(corpus=name, **{what: len(each) for what, each in counts.items()})
+    return splits
 
 
 def with_text_vectors(split: CorpusSplit, vectors: Tensor) -> CorpusSplit:

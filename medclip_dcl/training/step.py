@@ -149,6 +149,3 @@ def configure_performance(encoder: DualEncoder, settings: TrainConfig) -> None:
         encoder.image.checkpoint_activations()
     if settings.gradient_checkpointing != "none":
         encoder.text.checkpoint_activations()
-    if settings.compile_backend != "none":
-        encoder.image.compile_layers(settings.compile_backend)
-        encoder.text.compile_layers(settings.compile_backend)

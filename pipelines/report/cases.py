@@ -1,6 +1,5 @@
-"""Sections about use: cases that the index finds, answers that the service gave."""
+"""Section about use: cases that the index finds."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -8,20 +7,14 @@ import torch
 
 from medclip_dcl.core.errors import ArtifactStale
 from medclip_dcl.core.tables import spread_rows
-from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.inference import model_package
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
 
 from .charts import heat_uri, jpeg_uri
-from .corpus import show_image
 from .sources import EXAMPLES, Sources
 
 View = dict[str, Any]
-
-ANSWERS = "service_answers.json"
-"""What `ask_service` keeps, in the run's folder."""
 
 _QUERIES = 3
 _HITS = 4
@@ -46,39 +39,6 @@ def show_cases(sources: Sources) -> list[View]:
     asked = asked[np.argsort(-counts[asked], kind="stable")]
     indices = spread_rows(len(asked), min(_QUERIES, EXAMPLES))
     return [_case(index, int(asked[position])) for position in indices]
-
-
-def show_answers(sources: Sources) -> View | None:
-    """Show what the running service answered; None where it was not asked.
-
-    Images and texts are left out of a private report.
-    """
-    path = sources.work / ANSWERS
-    if not path.is_file():
-        return None
-    record = json.loads(path.read_text(encoding="utf-8"))
-    answers = {name: answer["body"] for name, answer in record["answers"].items()}
-    view: View = {
-        "seconds": {name: answer["seconds"] for name, answer in record["answers"].items()},
-        "findings": answers["classify"]["findings"],
-        "image": None,
-        "hits": [],
-    }
-    found = sources.get(prepared.ARTIFACT, manifest.ARTIFACT)
-    if found is None or sources.settings.private:
-        return view
-    images = PreparedImages(found[0])
-    if record["image_id"] in images.row_of:
-        grounded = answers["ground"]["phrases"][0]
-        grid = np.array(grounded["grid"], dtype=np.float32)
-        view["image"] = show_image(images, record["image_id"], []) | {
-            "heat": heat_uri(grid),
-            "phrase": record["phrase"],
-            "peak": grounded["peak"],
-            "found": grounded["box"],
-        }
-    view["hits"] = answers["retrieve"]["hits"]
-    return view
 
 
 def _case(index: RetrievalIndex, row: int) -> View:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from medclip_dcl.core.artifact import Artifact
 
 from . import preflight
-from .cases import show_answers, show_cases
+from .cases import show_cases
 from .corpus import describe_data, show_examples
 from .correction import audit_negatives, describe_eta
 from .outcomes import (
@@ -55,7 +55,6 @@ def render_report(sources: Sources) -> str:
             "heatmaps": show_heatmaps(sources),
             "gallery": show_gallery_answers(sources),
             "cases": show_cases(sources),
-            "service": show_answers(sources),
             "provenance": describe_provenance(sources),
         }
     )

@@ -449,6 +449,8 @@ IMAGE_PART = "a part `image` with a file name"
         ("application/x-www-form-urlencoded", b"image=aGk%3D", IMAGE_PART),
         (FORM, form(Part("image", 70_000 * b"a")), "larger than 64 KiB"),
         (FORM, form(Part("image", b"aGk=")), IMAGE_PART),
+        (FORM, form(Part("image", b"\xff\xd8\xff\xe0")), IMAGE_PART),
+        (FORM, form(Part("image", b"", "")), IMAGE_PART),
         (FORM, form(Part("file", png(), "a.png")), IMAGE_PART),
         (FORM, form(Part("image[]", png(), "a.png")), IMAGE_PART),
         (FORM, form(Part("images", png(), "a.png")), IMAGE_PART),

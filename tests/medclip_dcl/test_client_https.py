@@ -122,6 +122,16 @@ def test_silence_is_said() -> None:
             client.model()
 
 
-def test_what_is_unknown_is_named_by_its_type() -> None:
-    error = unreachable(httpx.RemoteProtocolError("what it was sent"), "the archive")
-    assert error.message == "the archive gave no answer: RemoteProtocolError; is it up?"
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            httpx.RemoteProtocolError("what it was sent"),
+            "what came is not HTTP; is the port right?",
+        ),
+        (httpx.ReadError("what it was sent"), "the connection ended early; is it up?"),
+        (OSError("what it was sent"), "is it up?"),
+    ],
+)
+def test_no_reason_quotes_what_was_sent(error: Exception, words: str) -> None:
+    assert unreachable(error, "the archive").message == f"the archive gave no answer: {words}"

@@ -200,23 +200,6 @@ def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, cap
     assert decided["threshold"]["n"] == len(split_images(work, "validate"))
 
 
-def test_groups_of_patients_are_measured(work):
-    images = read_table(manifest.ARTIFACT.at(work), manifest.IMAGES).to_pylist()
-    subjects = sorted({row["subject_id"] for row in images if row["split"] == "test"})
-    sexes = [f"{name},{'FM'[number % 4 == 0]}" for number, name in enumerate(subjects)]
-    (work / "people.csv").write_text("\n".join(["subject_id,gender", *sexes]))
-    assert run(work, demographics=str(work / "people.csv")) == 0
-    found = figures(work)["questions"]
-    pool = found["subgroups"]["pool"]
-    assert pool == {
-        "sex: female": 6,
-        "sex: male": 4,
-        "view: PA": 10,
-    }  # the men have two images each
-    withheld = found["subgroups"]["groups"]["view: PA"]["mean_auc"]
-    assert [withheld[name] for name in ("value", "n", "subjects")] == [None, 10, 8]
-
-
 def scores(work):
     return read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
 

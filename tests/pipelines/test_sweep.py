@@ -98,7 +98,7 @@ def test_points_are_every_combination_and_named_by_their_values() -> None:
     (point,) = grid_points(Grid.model_validate(alike))
     assert point.name == "model.text.dim=a_b,model.similarity.dim=1"
     with pytest.raises(ConfigError, match="share a folder's name"):
-        grid_points(Grid.model_validate({"axes": {"objective.similar_table": ["a/b", "a b"]}}))
+        grid_points(Grid.model_validate({"axes": {"model.image.pretrained": ["a/b", "a b"]}}))
 
 
 def test_the_tree_has_every_point_with_the_mean_of_its_runs(made: Path, capsys: Capture) -> None:

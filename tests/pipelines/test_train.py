@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from medclip_dcl import load, model_package
+from medclip_dcl import load
 from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.inference import model_package
 from medclip_dcl.inference.model_package import read_model_package, subject_hash
 from medclip_dcl.training.logging import TIMINGS, read_metrics
 from medclip_dcl.training.setup import TrainInputs

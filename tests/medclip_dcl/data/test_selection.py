@@ -100,7 +100,6 @@ def test_a_blank_view_counts_as_frontal_where_it_is_asked_for_or_nothing_names_v
         ({"frontal_views": ("AP", "PA", "")}, ["a"]),
         ({"kind": "table"}, ["a"]),
         ({"kind": "table", "columns": {"view": "side"}}, []),
-        ({"images_per_study": "all"}, ["a", "b"]),
     ):
         chosen = select(raw, SourceConfig(**settings))
         assert [item.image_id for item in chosen.images] == kept

@@ -4,7 +4,6 @@ import torch
 
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.evaluation.evaluated_model import (
-    EncodedImages,
     EvaluatedModel,
     Window,
     _room_for,
@@ -134,17 +133,3 @@ def test_smoothing_is_a_gaussian_of_one_and_a_half_cells():
     assert smooth[7, 8] / smooth[7, 7] == pytest.approx(np.exp(-1 / (2 * 1.5**2)), abs=1e-5)
     plain = heatmap(grid, "whole", Window(0, 0, 15, 15), 15, 15)
     assert plain[7, 7] == 1.0
-
-
-def test_studies_average_their_images_and_can_be_chosen():
-    regions = torch.arange(5.0)[:, None, None, None].expand(5, 1, 1, 2)
-    images = EncodedImages(tuple("abcde"), tuple("ppqqr"), ((4, 4),) * 5, regions)
-    studies = images.by_study(["s", "s", "t", "t", "u"], [1, 2, 4])  # named by b, c, e
-    assert (studies.image_ids, studies.subject_ids) == (("b", "c", "e"), ("p", "q", "r"))
-    values = torch.tensor([[1.0, 3.0, 10.0, 0.0, 7.0]])
-    assert studies.mean_by_study(values).tolist() == [[2.0, 5.0, 7.0]]
-    assert images.mean_by_study(values) is values
-    chosen = studies.select([2, 0])
-    assert chosen.image_ids == ("e", "b")
-    assert chosen.regions[:, 0, 0, 0].tolist() == [0.0, 1.0, 4.0]
-    assert chosen.mean_by_study(values[:, [0, 1, 4]]).tolist() == [[7.0, 2.0]]

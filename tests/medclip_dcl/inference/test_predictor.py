@@ -18,6 +18,8 @@ from medclip_dcl.inference.model_package import (
 )
 from medclip_dcl.inference.predictor import build_predictor, load
 from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.likelihood.pll import encode_sentences
+from tests.support.bert import tiny_tokenizer
 from tests.support.published import SENTENCES, publish
 from tests.support.tiny_models import random_images
 
@@ -59,6 +61,28 @@ def test_sentences_keep_their_order_whatever_their_length(predictor):
     for index in (0, 5, 13, 100, 163):
         alone = predictor.embed_sentences([texts[index]])
         assert torch.allclose(together[index], alone[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [("Edema",), np.array(["Edema"]), np.str_("Edema"), {"Edema": 1}, iter(["Edema"])],
+    ids=lambda texts: type(texts).__name__,
+)
+def test_sentences_may_come_in_any_series(predictor, texts):
+    (expected,) = predictor.embed_sentences(["Edema", "No edema."])[:1]
+    assert torch.allclose(predictor.embed_sentences(texts)[0], expected, atol=1e-6)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    "texts", [b"Edema", ["Edema", None], ["Edema", float("nan")], None, [["Edema"]], 7]
+)
+def test_what_is_not_a_string_is_refused_by_its_place(predictor, texts):
+    place = 1 if isinstance(texts, list) and len(texts) == 2 else 0
+    with pytest.raises(QueryError, match=f"text {place} is not a string; leave missing texts out"):
+        predictor.embed_sentences(texts)
+    with pytest.raises(QueryError, match=f"text {place} is not a string"):
+        encode_sentences(tiny_tokenizer(), texts)
 
 
 @pytest.mark.parametrize("texts", [[], ["Edema", "  "]])

@@ -181,14 +181,10 @@ def test_input_that_the_settings_need_is_asked_for(
         {"kind": "multipositive"},
         {"kind": "infonce", "relation": "claims"},
         {"kind": "multipositive", "relation": "claims", "negatives": "hard"},
-        {"similar_by": "table"},
-        {"similar_table": "vectors.parquet"},
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, str]) -> None:
-    with pytest.raises(
-        ValidationError, match=r"needs a relation|knows no relation|takes no weig|go together"
-    ):
+    with pytest.raises(ValidationError, match=r"needs a relation|knows no relation|takes no weig"):
         ObjectiveConfig.model_validate(settings)
 
 
@@ -316,7 +312,7 @@ def test_the_place_loss_is_added_with_its_weight() -> None:
     plain, _ = loss_of(batch)
     found = {}
     for weight in (0.5, 1.0):
-        loss, gauges = loss_of(batch, place_weight=weight, places="words")
+        loss, gauges = loss_of(batch, place_weight=weight)
         found[weight] = (loss - plain) / weight
         assert gauges["place_pairs"].item() == pytest.approx(5 / 6)
     assert found[0.5] == pytest.approx(found[1.0], rel=1e-4)
@@ -343,14 +339,6 @@ def test_processes_share_the_place_loss_by_the_pairs_that_have_a_place() -> None
         for mine in (slice(0, 2), slice(2, 4), slice(4, 6))
     ]
     assert sum(parts) / 3 == pytest.approx(whole, rel=1e-5)
-
-
-def test_shuffled_places_are_those_of_other_pairs() -> None:
-    batch = placed_batch()
-    words, _ = loss_of(batch, place_weight=1.0, places="words")
-    shuffled, gauges = loss_of(batch, place_weight=1.0, places="shuffled")
-    assert gauges["place_pairs"].item() == pytest.approx(5 / 6)
-    assert shuffled != words
 
 
 def test_shared_labels_leave_the_negatives() -> None:

@@ -41,7 +41,7 @@ def prepare(work: Path, **sections: dict[str, Any]) -> tuple[TrainSetup, list[di
     config = load_config(write_config(work / "config.yaml", work, **sections))
     facts: list[dict[str, Any]] = []
     setup = set_up(
-        TrainingConfig.of(config), inputs, Accelerator(cpu=True), work, lambda **f: facts.append(f)
+        TrainingConfig.of(config), inputs, Accelerator(cpu=True), lambda **f: facts.append(f)
     )
     return setup, facts
 

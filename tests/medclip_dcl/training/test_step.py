@@ -273,10 +273,3 @@ def test_bf16_follows_float32_and_its_loss_is_float32(monkeypatch: pytest.Monkey
     half, _ = losses(dropout=0.0, learning_rate=1e-4, precision="bf16")
     assert half != plain
     assert half == pytest.approx(plain, rel=0.02)
-
-
-def test_a_compiled_model_has_the_same_losses_and_keys() -> None:
-    plain, kept = losses(dropout=0.0, steps=2, model=SMALLEST)
-    compiled, weights = losses(dropout=0.0, steps=2, model=SMALLEST, compile_backend="aot_eager")
-    assert compiled == pytest.approx(plain, rel=1e-4)
-    assert weights.keys() == kept.keys()
