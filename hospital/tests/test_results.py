@@ -136,9 +136,7 @@ def test_the_report_is_the_tree_that_ohif_shows(objects: dict[str, pydicom.Datas
 
 
 @pytest.mark.parametrize("present", [(), ("edema", "effusion")])
-def test_every_measurement_group_has_coordinates(
-    present: tuple[str, ...], decoder: Decoder
-) -> None:
+def test_every_measurement_group_has_coordinates(present, decoder):
     """A group without them is valid, and makes OHIF show a black pane."""
     answer = answer_of(96, 64, present)
     (made,) = results_of(radiograph(), decoder, answer, settings=REPORT_ALONE)
@@ -172,9 +170,7 @@ def test_the_presentation_state_has_the_boxes(objects: dict[str, pydicom.Dataset
     assert list(area.DisplayedAreaBottomRightHandCorner) == [64, 96]
 
 
-def test_the_capture_is_a_picture_with_the_figures_below(
-    objects: dict[str, pydicom.Dataset],
-) -> None:
+def test_the_capture_is_a_picture_with_the_figures_below(objects):
     capture = objects["sc"]
     pixels = capture.pixel_array
     assert pixels.shape == (96 + 6 * 20 + 16, 420, 3)
@@ -257,9 +253,7 @@ def test_heads_stand_in_report_and_capture_where_they_are_asked_for(decoder: Dec
     assert "Tuberculosis" not in str([tree(read(item)) for item in refused if item.kind == "sr"])
 
 
-def test_the_same_answer_is_the_same_bytes_later(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_answer_is_the_same_bytes_later(decoder, monkeypatch):
     first = results_of(radiograph(), decoder)
     day = 24 * 3600
     real = time.time

@@ -119,9 +119,7 @@ def test_studies_that_the_release_sectioned_by_hand_keep_their_text(tmp_path: Pa
 
 
 @pytest.mark.parametrize("label", ["PHISENTINEL", "1.5", "300"])
-def test_labels_of_a_release_that_are_none_are_counted_and_not_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], label: str
-) -> None:
+def test_labels_of_a_release_that_are_none_are_counted_and_not_printed(tmp_path, capsys, label):
     (tmp_path / "source").mkdir()
     release(2).write(tmp_path / "source")
     table = next((tmp_path / "source").glob("*chexpert.csv.gz"))
@@ -147,9 +145,7 @@ def test_real_tables_pass(tmp_path: Path, test_data: Path, monkeypatch: Any) -> 
         assert (summary["images"] > 20) == images
 
 
-def test_a_config_that_reads_labels_is_refused_where_there_are_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_config_that_reads_labels_is_refused_where_there_are_none(tmp_path, capsys):
     (tmp_path / "t.csv").write_text("who,text,edema\na,Edema.,1\nb,Clear.,0\n")
     columns: dict[str, object] = {"subject_id": "who", "report": "text"}
     tree = {

@@ -61,9 +61,7 @@ def flip(work: Path, split: str) -> None:
     commit_tables(work, manifest.ARTIFACT, tables, flip=split)
 
 
-def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reason(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reason(work, capsys):
     before = open_artifact(work / "model", model_package.ARTIFACT)
     effusion, pneumonia = calibrated(work).findings
     assert (effusion.images_with, effusion.images_without) == (0, 10)
@@ -85,9 +83,7 @@ def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reas
     )
 
 
-def test_decisions_that_bfloat16_changes_are_counted_where_it_is_fast(
-    work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decisions_that_bfloat16_changes_are_counted_where_it_is_fast(work, monkeypatch):
     monkeypatch.setattr("pipelines.calibrate_scores.multiplies_bfloat16", lambda: False)
     assert calibrated(work).changed_in_bfloat16 is None
     monkeypatch.setattr("pipelines.calibrate_scores.multiplies_bfloat16", lambda: True)
@@ -116,9 +112,7 @@ def test_labels_of_test_images_have_no_part_in_it(work: Path) -> None:
     assert calibrated(work).findings != first.findings
 
 
-def test_a_second_run_leaves_the_model_and_another_method_makes_it_anew(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_run_leaves_the_model_and_another_method_makes_it_anew(work, capsys):
     calibrated(work)
     digest = open_artifact(work / "model", model_package.ARTIFACT).digest
     calibrated(work)
@@ -131,9 +125,7 @@ def test_a_second_run_leaves_the_model_and_another_method_makes_it_anew(
     assert calibrated(work).findings
 
 
-def test_images_that_the_model_was_trained_on_are_refused(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_that_the_model_was_trained_on_are_refused(work, capsys):
     publish(work / "model", ["p024"], seed=SEED, centred=True)
     assert run(work) == 4
     assert "trained on 1 of 8" in capsys.readouterr().err

@@ -111,9 +111,7 @@ CHECK_ALONE = {"boxed_training", "two_splits", "same_pixels", "pixels_across_spl
 CHECK_ALONE |= {"unknown_format", "truncated", "constant", "burned_in", "monochrome1"}
 
 
-def test_every_fault_is_named_and_none_is_invented_and_no_id_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_fault_is_named_and_none_is_invented_and_no_id_is_printed(tmp_path, capsys):
     given, named = spoilt_archive()
     everything: dict[str, Any] = {"source": {"max_reject_share": 1.0}}
     assert check(tmp_path, given, **everything) == 3
@@ -176,9 +174,7 @@ def test_a_sample_is_drawn_with_the_seed_and_said_to_be_one(tmp_path: Path) -> N
     assert "drawn at random" in (tmp_path / "work" / PAGE).read_text()
 
 
-def test_no_text_and_no_name_leaves_the_check(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_text_and_no_name_leaves_the_check(tmp_path, capsys):
     given = release(2)
     said = REPORT.replace("The lungs are clear.", "PHISENTINEL has clear lungs.")
     given.report = {row[2]: said.encode() for row in given.images}
@@ -203,9 +199,7 @@ def table_of(tmp_path: Path, texts: list[str]) -> dict[str, Any]:
     return {"kind": "table", "table": "reports.jsonl", "columns": columns, "boxes": ""}
 
 
-def test_the_page_shows_how_reports_are_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_shows_how_reports_are_read(tmp_path, capsys):
     report = "HISTORY: Old fracture.\nFINDINGS: No left effusion. Unchanged.\nIMPRESSION: Edema."
     assert check(tmp_path, source=table_of(tmp_path, [report, "FINDINGS: Clear lungs."])) == 0
     page = (tmp_path / "work" / PAGE).read_text()
@@ -221,9 +215,7 @@ def test_the_page_shows_how_reports_are_read(
     assert "left out though" in printed.out  # a tenth of the text is a short sentence
 
 
-def test_a_corpus_of_another_language_is_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_corpus_of_another_language_is_warned_of(tmp_path, capsys):
     texts = ["Kein Pneumothorax. Herz normal groß.", "Pleuraerguss links.", "No effusion."]
     assert check(tmp_path, source=table_of(tmp_path, texts)) == 0
     assert "2 of 3 reports read like another language than English (German)" in (
@@ -270,9 +262,7 @@ def test_faults_name_the_row_of_their_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_data
-def test_real_sources_are_checked(
-    tmp_path: Path, test_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_sources_are_checked(tmp_path, test_data, monkeypatch):
     monkeypatch.setenv("TEST_DATA", str(test_data))
     config = Path(__file__).parents[2] / "configs/covid_cxr.yaml"
     settings = ["--set", f"work={tmp_path}", "--set", "check.sample=30"]

@@ -68,9 +68,7 @@ def test_sentences_and_reports_get_their_claims(config_file: Path) -> None:
     assert said[sentences.text_key("No acute disease.")]["normal"]
 
 
-def test_foreign_reports_have_no_claims_and_are_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_reports_have_no_claims_and_are_warned_of(tmp_path, capsys):
     texts = {"s1": ["Kein Erguss links.", "Pneumothorax."], "s2": ["No effusion."]}
     claims = read(tmp_path, texts)
     assert [

@@ -168,9 +168,7 @@ def test_a_gateway_that_stops_waits_for_nobody(tmp_path, service) -> None:
 
 
 @pytest.mark.skipif(not HAS_OPENSSL, reason="not installed: openssl")
-def test_connections_without_tls_take_no_place_of_callers_with_a_certificate(
-    tmp_path, service
-) -> None:
+def test_connections_without_tls_take_no_place_of_callers_with_a_certificate(tmp_path, service):
     files = tls_files(tmp_path / "tls")
     with running(tmp_path, service, tls=files["gateway"]) as gateway:
         ours = client_context(files["gateway"])

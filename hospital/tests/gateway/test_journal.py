@@ -40,9 +40,7 @@ def next_of(journal: Journal):
     return entry
 
 
-def test_an_image_goes_through_its_states_and_a_restart_finds_it(
-    journal: Journal, file: Path
-) -> None:
+def test_an_image_goes_through_its_states_and_a_restart_finds_it(journal, file):
     journal.add("d", "1.2.3", "CR1")
     journal.add("d", "9.9.9", "CR2")  # known: stays as it was
     assert (journal.state("d"), journal.knows_uid("1.2.3"), journal.knows_uid("9.9.9")) == (
@@ -81,9 +79,7 @@ def test_a_failure_holds_up_one_image_alone_and_later_makes_it_stuck(journal: Jo
     assert (journal.entry("c"), journal.state("c")) == (None, None)
 
 
-def test_images_are_taken_up_in_the_order_in_which_they_wait(
-    journal: Journal, clock: list[float]
-) -> None:
+def test_images_are_taken_up_in_the_order_in_which_they_wait(journal, clock):
     assert (journal.oldest_waiting_s(), journal.next_wait_s(1000)) == (0, None)
     for clock[0], digest in ((1000, "c"), (1010, "b"), (1020, "a")):
         journal.add(digest, digest, "CR")
@@ -161,9 +157,7 @@ def written(folder: Path) -> tuple[Path, list[str]]:
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_journal_is_named_and_may_be_deleted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object]
-) -> None:
+def test_a_damaged_journal_is_named_and_may_be_deleted(tmp_path, capsys, damage):
     file, status = written(tmp_path)
     with closing(Journal(file)) as journal:
         for number in range(200):
@@ -181,18 +175,14 @@ def test_a_damaged_journal_is_named_and_may_be_deleted(
     assert launcher.main(status) == 0
 
 
-def test_a_journal_that_cannot_be_opened_is_no_damage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_journal_that_cannot_be_opened_is_no_damage(tmp_path, capsys):
     _, status = written(tmp_path)
     (tmp_path / "spool/journal.sqlite3").mkdir()
     assert launcher.main(status) == 4
     assert "is its disk full?" in capsys.readouterr().err
 
 
-def test_an_image_is_given_up_when_it_has_failed_for_so_long(
-    journal: Journal, clock: list[float]
-) -> None:
+def test_an_image_is_given_up_when_it_has_failed_for_so_long(journal, clock):
     journal.add("a", "1", "CR")
     for clock[0], is_stuck in ((1100, False), (1159, False), (1160, True)):
         assert journal.failed(journal.entry("a"), "fault", 0, give_up_s=60) == is_stuck

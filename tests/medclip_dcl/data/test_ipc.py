@@ -107,9 +107,7 @@ def test_an_array_is_copied_out_and_must_be_there_whole() -> None:
     os.close(file)
 
 
-def test_without_files_in_memory_images_go_by_temporary_ones(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_files_in_memory_images_go_by_temporary_ones(monkeypatch, tmp_path):
     """As on macOS, which has no memfd: the same pictures, nothing left."""
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(images, "_BOOT", "import os; del os.memfd_create;" + images._BOOT)

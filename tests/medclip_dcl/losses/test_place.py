@@ -70,9 +70,7 @@ def test_usual_place_of_an_effusion_is_below() -> None:
         ("Edema", (4, 15), (2, 17)),
     ],
 )
-def test_usual_places_are_rectangles_of_a_frontal_image(
-    finding: str, rows: tuple[int, int], columns: tuple[int, int]
-) -> None:
+def test_usual_places_are_rectangles_of_a_frontal_image(finding, rows, columns):
     mask = mask_of(says(finding), grid=(20, 20))
     expected = torch.zeros(20, 20, dtype=torch.bool)
     expected[rows[0] : rows[1] + 1, columns[0] : columns[1] + 1] = True

@@ -36,9 +36,7 @@ def all_regions(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("text", ["Cardiomegaly.", "No effusion.", "Opacity 3."])
-def test_with_all_candidates_images_are_ranked_as_by_exhaustive_search(
-    folder: Path, index: RetrievalIndex, text: str
-) -> None:
+def test_with_all_candidates_images_are_ranked_as_by_exhaustive_search(folder, index, text):
     vector = sentence(text)
     exact = image_sentence_scores(all_regions(folder), vector[None], SIMILARITY)[0]
     order = torch.argsort(exact, descending=True, stable=True)[:10].tolist()

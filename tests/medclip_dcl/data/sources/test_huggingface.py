@@ -335,9 +335,7 @@ def test_a_branch_is_refused(tmp_path: Path, name: str) -> None:
         read(tmp_path / "work", tmp_path / "set", name=name)
 
 
-def test_terms_are_to_be_accepted(
-    tmp_path: Path, hub: DatasetHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terms_are_to_be_accepted(tmp_path, hub, monkeypatch):
     hub.token = "hf_mine"
     with pytest.raises(HubError, match="accept the agreement of someone/chests"):
         read(tmp_path / "work", tmp_path / "set", **HUB)
@@ -355,9 +353,7 @@ def test_what_a_hub_may_not_send(tmp_path: Path, hub: DatasetHub, files: dict[st
     assert not (tmp_path / "x.parquet").exists()
 
 
-def test_a_full_disk_is_said_and_no_hub_is_blamed(
-    tmp_path: Path, hub: DatasetHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_said_and_no_hub_is_blamed(tmp_path, hub, monkeypatch):
     def full(*_: Any, **_more: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

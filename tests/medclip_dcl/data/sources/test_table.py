@@ -207,9 +207,7 @@ def test_boxes_of_lists_of_images(tmp_path: Path) -> None:
         ({"columns": {"image": "x", "boxes": "b"}, "box_form": "xyxy"}, "phrase or category"),
     ],
 )
-def test_what_must_be_said_is_asked_for(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_what_must_be_said_is_asked_for(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, [{"who": "a", "x": "1.png"}], **changes)
 
