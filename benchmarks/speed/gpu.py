@@ -163,10 +163,7 @@ def measure_training(options: Options) -> Figures:
         {
             "work": "runs/gpu",
             "model": {"image": {"kind": options["encoder"], "input_px": options["px"]}},
-            "train": {
-                "global_batch": options["batch"],
-                "precision": AUTOCAST[precision],
-            },
+            "train": {"global_batch": options["batch"], "precision": AUTOCAST[precision]},
         }
     )
     text = _text_config(options["text"])

@@ -92,12 +92,7 @@ def test_repeats_are_grouped_and_all_but_the_first_are_named() -> None:
         Found("pixels_across_splits", "b", "d"),
         Found("pixels_across_splits", "d", "a"),
     }
-    assert repeats["pixels"] == {
-        "groups": 1,
-        "extra": 2,
-        "across_patients": 1,
-        "across_splits": 1,
-    }
+    assert repeats["pixels"] == {"groups": 1, "extra": 2, "across_patients": 1, "across_splits": 1}
 
 
 def test_lines_come_gravest_first_and_count_ids_once() -> None:

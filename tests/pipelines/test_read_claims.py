@@ -73,10 +73,7 @@ def test_foreign_reports_have_no_claims_and_are_warned_of(tmp_path, capsys):
     claims = read(tmp_path, texts)
     assert [
         row["negated"] for row in read_table(claims.path, labels.REPORT_CLAIMS).to_pylist()
-    ] == [
-        [],
-        ["Pleural Effusion"],
-    ]
+    ] == [[], ["Pleural Effusion"]]
     # "Pneumothorax." says so by itself, but stands in a German report alone
     assert read_table(claims.path, labels.SENTENCE_CLAIMS)["asserted"].to_pylist() == [[], [], []]
     assert claims.summary["languages"] == {"de": 1, "en": 1}

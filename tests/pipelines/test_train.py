@@ -30,11 +30,7 @@ from pipelines.job import Job
 from pipelines.stages import STAGES
 from pipelines.train import main
 from tests.support import forkserver
-from tests.support.corpus import (
-    write_config,
-    write_corpus,
-    write_eta,
-)
+from tests.support.corpus import write_config, write_corpus, write_eta
 from tests.support.headers import made_by_other_code
 
 STEPS = 160

@@ -13,14 +13,7 @@ import pytest
 
 from medclip_dcl.data import images
 from medclip_dcl.data.images import Decoder
-from medclip_dcl.data.ipc import (
-    Closed,
-    SharedBuffer,
-    nameless_file,
-    read_array,
-    receive,
-    send,
-)
+from medclip_dcl.data.ipc import Closed, SharedBuffer, nameless_file, read_array, receive, send
 from medclip_dcl.data.limits import ImagesConfig
 from tests.support.dicom import dicom_bytes, ramp, raster_bytes, scaled
 

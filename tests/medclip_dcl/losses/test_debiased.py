@@ -87,10 +87,7 @@ def test_correction_only_reweights_the_anchor() -> None:
     w = (biased.exp() / (biased.exp() - eta * B)).detach()
     assert (w[off] >= 1).all()
     torch.testing.assert_close(
-        gradient(loss[off].sum(), s),
-        gradient((w * biased)[off].sum(), s),
-        atol=1e-10,
-        rtol=0,
+        gradient(loss[off].sum(), s), gradient((w * biased)[off].sum(), s), atol=1e-10, rtol=0
     )
 
 

@@ -43,10 +43,7 @@ FORMS = {
         {"edema": ["Positive", "absent", "no", ""], "fluid": ["negative", "yes", "No", "None"]},
         CODES,
     ),
-    "booleans": (
-        {"edema": [True, False, False, None], "fluid": [False, True, False, None]},
-        CODES,
-    ),
+    "booleans": ({"edema": [True, False, False, None], "fluid": [False, True, False, None]}, CODES),
     "integers": ({"edema": [1, 0, 0, None], "fluid": [0.0, 1.0, 0.0, None]}, CODES),
     "bars": ({"found": ["Edema", "Effusion|Hernia", "No Finding", ""]}, "found"),
     "commas": ({"found": ["edema, hernia", "Pleural Effusion", "Normal", "nan"]}, "found"),

@@ -232,11 +232,7 @@ def test_metadata_of_other_people_s_are_refused(tmp_path: Path, metadata: str) -
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    depth=st.integers(0, 2),
-    seed=st.randoms(use_true_random=False),
-    cut=st.integers(0, 3),
-)
+@given(depth=st.integers(0, 2), seed=st.randoms(use_true_random=False), cut=st.integers(0, 3))
 def test_a_field_is_what_plain_python_takes(depth: int, seed: Any, cut: int) -> None:
     def make(level: int) -> Any:
         if seed.random() < 0.2:
