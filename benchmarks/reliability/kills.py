@@ -238,7 +238,7 @@ def commands() -> tuple[Command, ...]:
             leaf=True,
         ),
         evaluated("push_model", words=_PUSHED, leaf=True),
-        evaluated("sweep", words=_SWEPT, varying=("sweep.json", "sweep.png"), leaf=True),
+        evaluated("sweep", words=_SWEPT, varying=("sweep.json",), leaf=True),
         evaluated("train", old=("seed=1",), words=REPLACING, moments=True),
         evaluated(
             "train on two processes",
