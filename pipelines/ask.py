@@ -12,7 +12,6 @@ import typer
 from medclip_dcl.client import Client, answer_question
 from medclip_dcl.core.errors import ConfigError, MedclipError, ServiceError
 from medclip_dcl.core.progress import Progress
-from medclip_dcl.retrieval.vectors import list_image_files
 from medclip_dcl.schemas import ClassifyAnswer, RefusedImage
 
 from .job import run_resumable
@@ -174,8 +173,7 @@ def write_findings(client: Client, images: Sequence[Path], table: Path) -> None:
     """
     names = [image.as_posix() for image in images if not image.is_dir()]
     for folder in (image for image in images if image.is_dir()):
-        below = list_image_files(folder, table).values.to_pylist()
-        names += [(folder / name).as_posix() for name in below]
+        names += _files_below(folder, table.resolve())
     model = client.model()
     labels = [each["name"] for each in model.card["prompts"]] + [each.name for each in model.heads]
     asked = [_cell(f"{label} {kind}") for label in labels for kind in _KINDS]
@@ -202,6 +200,17 @@ def write_findings(client: Client, images: Sequence[Path], table: Path) -> None:
                 rows.writerow([_name_cell(name), model.digest, *_cells(answer, len(asked))])
             stream.flush()
             progress.advance(len(batch))
+
+
+def _files_below(folder: Path, table: Path) -> list[str]:
+    """List the files below a folder, without hidden ones and the table itself."""
+    return sorted(
+        path.as_posix()
+        for path in folder.rglob("*")
+        if path.is_file()
+        and path.resolve() != table
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
 
 
 def _batches(names: Sequence[str], at_once: int) -> Iterator[list[str]]:

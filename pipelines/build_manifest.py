@@ -26,11 +26,6 @@ def source_of(config: Config) -> Source:
 def build(job: Job) -> None:
     """Build the manifest."""
     settings = job.config.source
-    if settings.images_per_study == "all" and job.config.objective.place_weight:
-        raise ConfigError(
-            "objective.place_weight asks where findings are on a frontal image, and "
-            "source.images_per_study is all; set the weight to 0, or leave out lateral images"
-        )
     source = source_of(job.config)
     listed = job.make(
         manifest.ARTIFACT,

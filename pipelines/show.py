@@ -1,14 +1,10 @@
 """Show the results of a finished run: its figures, its report, and what to do next."""
 
-import io
 import shlex
 import sys
 import webbrowser
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Annotated, BinaryIO
-from urllib.parse import urlsplit
+from typing import Annotated
 
 import typer
 
@@ -49,9 +45,6 @@ def command(
     open_report: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the report in a browser.")
     ] = True,
-    port: Annotated[
-        int | None, typer.Option(help="Serve the report on this port of 127.0.0.1 instead.")
-    ] = None,
     verify: Annotated[
         bool,
         typer.Option("--verify", help="Hash every byte of its artifacts, or of one, instead."),
@@ -66,9 +59,7 @@ def command(
     if not report.is_file():
         raise ArtifactMissing(f"{run} holds no {REPORT}; run write_report first")
     print(*summary_lines(run), sep="\n", flush=True)
-    if port is not None:
-        _serve(report, port)
-    elif open_report and sys.stdout.isatty():
+    if open_report and sys.stdout.isatty():
         webbrowser.open(report.resolve().as_uri())
     return 0
 
@@ -99,40 +90,6 @@ def verify_artifacts(folder: Path) -> None:
             print(f"{path.name:20} whole, {len(artifact.files)} files, {size:,} bytes", flush=True)
     if damaged:
         raise ArtifactCorrupt(f"{', '.join(damaged)} of {folder} damaged; rerun their jobs")
-
-
-class _OnePage(SimpleHTTPRequestHandler):
-    """Answers with one file, under a name of this machine, and with nothing else of its folder."""
-
-    def send_head(self) -> io.BytesIO | BinaryIO | None:
-        if not _is_this_machine(self.headers.get_all("Host") or []):  # against DNS rebinding
-            self.send_error(421, "Ask for 127.0.0.1 or localhost")
-            return None
-        if self.path not in {"/", f"/{REPORT}"}:
-            self.send_error(404)
-            return None
-        return super().send_head()
-
-    def translate_path(self, path: str) -> str:  # noqa: ARG002 (it is one of two names of one file)
-        return str(Path(self.directory) / REPORT)
-
-
-def _is_this_machine(hosts: list[str]) -> bool:
-    try:
-        names = [urlsplit(f"//{host}").hostname for host in hosts]
-    except ValueError:
-        return False
-    return len(names) == 1 and names[0] in {"127.0.0.1", "localhost"}
-
-
-def _serve(report: Path, port: int) -> None:
-    handler = partial(_OnePage, directory=str(report.parent.resolve()))
-    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
-        print(f"report   http://127.0.0.1:{server.server_port}/ (Ctrl-C ends)", flush=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            return
 
 
 main = tool_main("show", command)

@@ -21,9 +21,8 @@ from accelerate.utils import broadcast_object_list
 from medclip_dcl.core.artifact import make_fingerprint, open_artifact
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.errors import ArtifactError
-from medclip_dcl.core.provenance import remove_if_code_changed
 from medclip_dcl.inference.model_package import ARTIFACT as MODEL
-from medclip_dcl.training import checkpoint, corpus_cache
+from medclip_dcl.training import checkpoint
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.launch import settle_precision, start_accelerator
@@ -31,8 +30,7 @@ from medclip_dcl.training.setup import TrainInputs, TrainSetup, set_up
 from medclip_dcl.training.trainer import TrainResult, run
 
 from .cli import reuse_memory
-from .job import Job, Stopped, job_main
-from .replacing import refuse_other_model
+from .job import Job, Stopped, job_main, refuse_other_model
 
 
 def build(job: Job) -> None:
@@ -66,11 +64,10 @@ def _build(job: Job, accelerator: Accelerator) -> None:
         with store.locked() if main else nullcontext():
             if main and job.force:
                 store.remove_of_other_code()
-                remove_if_code_changed(corpus_cache.ARTIFACT.at(job.work))
             elif main and (unfinished := store.newest()):
                 job.note_changed_code(unfinished)
             accelerator.wait_for_everyone()
-            setup = set_up(TrainingConfig.of(config), inputs, accelerator, job.work, say)
+            setup = set_up(TrainingConfig.of(config), inputs, accelerator, say)
             result = run(
                 setup.data,
                 setup.encoder,

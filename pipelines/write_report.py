@@ -11,18 +11,17 @@ from medclip_dcl.core.artifact import json_digest
 from medclip_dcl.core.errors import ArtifactMissing
 from medclip_dcl.core.files import sha256_file, write_text
 from medclip_dcl.core.settings import resolve_path
-from medclip_dcl.data.ground_truth import CLASS_PROBABILITIES, truth_files
+from medclip_dcl.data.records import CLASS_PROBABILITIES, truth_files
 from medclip_dcl.likelihood.eta_sources import read_given_table
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.logging import FILE
 
 from .job import Job, job_main
-from .report.cases import ANSWERS
 from .report.page import render_report
 from .report.sources import Sources, find_sources
 from .stages import REPORT
 
-_LOOSE = (ANSWERS, f"{checkpoint.ARTIFACT.name}/{FILE}")  # no artifacts, and drawn too
+_LOG = f"{checkpoint.ARTIFACT.name}/{FILE}"  # not an artifact, and drawn too
 
 
 def build(job: Job) -> None:
@@ -53,14 +52,16 @@ def _made_from(job: Job, sources: Sources) -> str:
     # The page's last line: the same where the page would be the same.
     own = Path(__file__).parent / "report"
     code = [file for file in sorted(own.iterdir()) if file.is_file()]
-    others = [file for name in _LOOSE for file in [job.work / name] if file.is_file()]
+    log = job.work / _LOG
     facts = {
         "artifacts": {name: [a.digest, a.origin] for name, a in sources.artifacts.items()},
         "report": job.config.report.model_dump(mode="json"),
         "work": str(job.work),
         "rho": [sources.is_generated, *sources.rho.items()],
         "negatives": sources.negatives,
-        "files": {file.name: sha256_file(file) for file in [*code, *others]},
+        "files": {
+            file.name: sha256_file(file) for file in [*code, *([log] if log.is_file() else [])]
+        },
     }
     return f"<!-- made from {json_digest(facts)} -->\n"
 

@@ -63,7 +63,6 @@ ALLOWED: dict[str, dict[str, str]] = {
         "*/manifest/boxes.parquet:*": _TEXTS,
         "*/sentences/sentences.parquet:*": _TEXTS,
         "*/index/texts.parquet:text": _TEXTS,
-        "*/corpus/*/texts.arrow:text": _TEXTS,
         "*/results/gallery.parquet:*": _TEXTS,
         "*/dataset/*.parquet:*": _TEXTS,
         "*/rows/*:*": _TEXTS,
@@ -72,13 +71,11 @@ ALLOWED: dict[str, dict[str, str]] = {
         "*/language_model/tokenizer.json": _VOCABULARY,
         "*/model/text/tokenizer.json": _VOCABULARY,
         "exported/*/tokenizer.json": _VOCABULARY,
-        "*/service_answers.json": _ANSWER,
         "asked/*": _ANSWER,
     },
     "header": {
         "*/manifest/images.parquet:path": "how images are found again",
         "*/rows/*": "a copy of a dataset's own images, as they are",
-        "vectors.parquet:path": "how the user's images are found again",
     },
 }
 """Kind of canary -> places where it may stand -> why."""
@@ -218,17 +215,15 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     run("show", str(work), "--no-open")
     run("show", str(work), "--verify")
     run("schema")
-    _run_on_own_files(commands, work)
+    _run_on_own_files(commands)
 
 
-def _run_on_own_files(commands: Commands, work: Path) -> None:
+def _run_on_own_files(commands: Commands) -> None:
     run, out = commands.run, commands.out
     image = next((commands.base / "studies").rglob("*.dcm"))
     table = commands.base / "own.csv"
     table.write_text(f"file,patient,report\n{image},{HEADER},{WORD} is seen on the left side.\n")
     run("init", str(table), "--out", str(out / "own.yaml"), "--yes")
-    vectors = ("--model", str(work), "--out", str(out / "vectors.parquet"))
-    run("embed", str(image.parent), *vectors)
 
 
 def _ask_the_service(commands: Commands, work: Path) -> None:

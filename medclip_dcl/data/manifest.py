@@ -144,10 +144,6 @@ def assign_splits(
     return chosen
 
 
-PRETRAIN = "pretrain"
-"""Split of lateral images that `pretrain_images` alone sees; their patients train."""
-
-
 def read_labels(listed: Artifact) -> pa.Table:
     """Read the labels of a manifest, by its own findings; without a row where it has none.
 
@@ -186,19 +182,11 @@ def write_manifest(folder: Path, source: "Source", settings: SourceConfig) -> di
     Raises:
         StudyError: more rows are unusable than `max_reject_share` allows, or all.
     """
-    from medclip_dcl.data.records import Reject
-    from medclip_dcl.data.selection import by_reason, file_fault, require_few_rejects, select
+    from medclip_dcl.data.selection import by_reason, require_few_rejects, select
 
     raw, chosen = source.raw, select(source.raw, settings)
     require_few_rejects(chosen, settings.max_reject_share)
     split_of = split_patients(source, chosen, settings)
-    laterals = [
-        image
-        for image in chosen.laterals
-        if split_of.get(image.subject_id) == "train" and not file_fault(image, raw.root)
-    ]
-    left_out = {image.image_id for image in chosen.laterals} - {x.image_id for x in laterals}
-    rejects = [*chosen.rejects, *(Reject(name, "lateral") for name in sorted(left_out))]
     listed = {image.image_id for image in chosen.images}
     boxes = [row for row in source.boxes.rows if row["image_id"] in listed]
     form = label_format(settings.findings)
@@ -206,15 +194,17 @@ def write_manifest(folder: Path, source: "Source", settings: SourceConfig) -> di
     if raw.labels is not None:
         labels = labels_of(raw.labels, chosen.subjects)
     write_table(folder, form, labels)
-    write_table(folder, IMAGES, _image_rows(chosen.images, laterals, split_of))
+    write_table(folder, IMAGES, _image_rows(chosen.images, split_of))
     write_table(folder, REPORTS, _report_rows(chosen, split_of))
     write_table(folder, BOXES, boxes)
-    write_table(folder, REJECTS, (item._asdict() | {"stage": ARTIFACT.job} for item in rejects))
+    write_table(
+        folder, REJECTS, (item._asdict() | {"stage": ARTIFACT.job} for item in chosen.rejects)
+    )
     if raw.card:
         write_text(folder / DATASET, json.dumps(raw.card, indent=1, sort_keys=True) + "\n")
     splits = Counter(split_of[chosen.subjects[study]] for study in chosen.texts)
     return {
-        "images": len(chosen.images) + len(laterals),
+        "images": len(chosen.images),
         "reports": len(chosen.texts),
         "patients": len(split_of),
         "labelled": labels.num_rows,
@@ -224,19 +214,17 @@ def write_manifest(folder: Path, source: "Source", settings: SourceConfig) -> di
         "split_conflicts": sum(len(named) > 1 for named in raw.splits.values()),
         **raw.counts,
         **({} if raw.by_patient else {"splits_by_patient": False}),
-        "rejected": len(rejects),
-        "reasons": dict(sorted(by_reason(rejects).items())),
+        "rejected": len(chosen.rejects),
+        "reasons": dict(sorted(by_reason(chosen.rejects).items())),
     }
 
 
 def _image_rows(
-    images: "Iterable[ImageRecord]", laterals: "Iterable[ImageRecord]", split_of: Mapping[str, str]
+    images: "Iterable[ImageRecord]", split_of: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    splits = [(image, split_of[image.subject_id]) for image in images]
-    splits += [(image, PRETRAIN) for image in laterals]
-    for image, split in sorted(splits):
+    for image in images:
         shown = {name: value for name, value in image._asdict().items() if name[-3:] != "_px"}
-        yield shown | {"split": split}
+        yield shown | {"split": split_of[image.subject_id]}
 
 
 def _report_rows(chosen: "Selection", split_of: Mapping[str, str]) -> Iterator[dict[str, Any]]:

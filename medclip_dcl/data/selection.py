@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from medclip_dcl.core.errors import StudyError
@@ -66,7 +66,6 @@ class Selection:
     candidates: int  # images of the right view, or studies where there are no images
     lost: int  # those of the candidates that are left out
     reasons: Counter[str]  # why: each row of the lost counts once
-    laterals: list[ImageRecord] = field(default_factory=list)  # for `pretrain_images` alone
 
     @property
     def least_share(self) -> float:
@@ -102,15 +101,12 @@ def select(raw: RawStudies, settings: SourceConfig) -> Selection:
     """Keep what can be used and name a reason for the rest."""
     rejects = list(raw.rejects)
     present: list[ImageRecord] = []
-    laterals: list[ImageRecord] = []
     seen: set[str] = set()
     for image in raw.images:
         reason = "duplicate_id" if image.image_id in seen else _fault(image, raw.root, settings)
         seen.add(image.image_id)
         if not reason:
             present.append(image)
-        elif reason == "lateral" and settings.images_per_study == "pretrain":
-            laterals.append(image)
         else:
             rejects.append(Reject(image.image_id, reason))
     wanted = {image.study_id for image in present} if raw.has_images else None
@@ -134,13 +130,11 @@ def select(raw: RawStudies, settings: SourceConfig) -> Selection:
         Reject(image.image_id, "patient_conflict" if image.study_id in subjects else "no_report")
         for image in alone
     ]
-    views = sum(item.reason in VIEW_REASONS for item in rejects) + len(laterals)
+    views = sum(item.reason in VIEW_REASONS for item in rejects)
     rows = len(raw.images) - views if raw.has_images else len(raw.studies)
     candidates = rows + len(raw.rejects)
     lost = candidates - len(images if raw.has_images else texts)
-    return Selection(
-        sorted(images), texts, subjects, rejects, candidates, lost, reasons, sorted(laterals)
-    )
+    return Selection(sorted(images), texts, subjects, rejects, candidates, lost, reasons)
 
 
 def by_reason(rejects: Iterable[Reject]) -> Counter[str]:
@@ -164,7 +158,7 @@ def _reasons_of(
 def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
     """Return the code of the reason why an image cannot be used, or nothing."""
     frontal = {view.upper() for view in settings.frontal_views}
-    if settings.images_per_study == "all" or image.view.upper() in frontal:
+    if image.view.upper() in frontal:
         pass
     elif image.view:
         return "lateral"

@@ -85,11 +85,6 @@ class SourceConfig(Section):
     """Views that count as frontal, in any case; every other is `lateral`. A blank view is left out
     and counted as `no_view` unless "" is listed: no other field of these sources says reliably what
     such an image shows."""
-    images_per_study: Literal["frontal", "pretrain", "all"] = "frontal"
-    """`frontal`: frontal images alone; `pretrain`: the same, and lateral images of training
-    patients for `pretrain_images` alone; `all`: lateral images and those without a view too.
-    Training then draws one image of a study each time, and an evaluation scores a study by the
-    mean of its images; boxes and calibrated probabilities stay those of an image."""
     modalities: tuple[str, ...] = ("CR", "DX")
     """Modalities of the images wanted (kinds `dicom` and `dicomweb`); other files are counted as
     `modality`."""

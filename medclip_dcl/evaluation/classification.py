@@ -132,8 +132,8 @@ def evaluate_findings(
     Source: Wang et al. 2023, Section 3.2 and Table 2.
     """
     sides = model.side_scores(images.regions, findings)
-    margin = images.mean_by_study(sides[0::2] - sides[1::2])
-    scores = images.mean_by_study(sides).cpu().numpy().astype(np.float64)
+    margin = sides[0::2] - sides[1::2]
+    scores = sides.cpu().numpy().astype(np.float64)
     offsets = model.offsets_of(findings)
     score = softmax_scores(margin, torch.tensor(model.gamma_squared).sqrt()).cpu().numpy()
     margins = margin.cpu().numpy().astype(np.float64)
@@ -263,7 +263,7 @@ def evaluate_classes(
     texts = [text for finding in findings for text in finding.positive]
     sizes = [len(finding.positive) for finding in findings]
     asked = images.select(chosen)
-    scores = asked.mean_by_study(model.score(asked.regions, model.embed_sentences(texts)))
+    scores = model.score(asked.regions, model.embed_sentences(texts))
     means = torch.stack([part.mean(dim=0) for part in torch.split_with_sizes(scores, sizes)])
     found = _sole_best(means[classes].cpu().numpy().T)
     answers = np.array([classes[index] if index >= 0 else -1 for index in found])

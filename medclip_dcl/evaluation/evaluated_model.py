@@ -27,12 +27,12 @@ A model sees all of an image, or the part that `images.fit` shows it. Pixel (y, 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional
 
@@ -229,31 +229,6 @@ class EncodedImages:
     """Side of the prepared squares."""
     fit: Fit | None = None
     """How images were brought to them: which part of each the model sees."""
-    study_of: Int[Tensor, " encoded"] | None = None
-    """Study of every row of `regions`; ids and sizes are then those of one image of each study.
-    None: each image stands alone."""
-
-    def by_study(self, study_ids: Sequence[str], named_by: Sequence[int]) -> "EncodedImages":
-        """Join the images of each study, named by the image `named_by`, one of each study."""
-        number = {study_ids[image]: study for study, image in enumerate(named_by)}
-        study_of = [number[study_id] for study_id in study_ids]
-        return replace(
-            self,
-            image_ids=tuple(self.image_ids[image] for image in named_by),
-            subject_ids=tuple(self.subject_ids[image] for image in named_by),
-            sizes_px=tuple(self.sizes_px[image] for image in named_by),
-            study_of=torch.tensor(study_of, dtype=torch.long, device=self.regions.device),
-        )
-
-    def mean_by_study(self, values: Float[Tensor, "rows encoded"]) -> Float[Tensor, "rows images"]:
-        """Average what was found for single images over those of each study."""
-        # The mean and not the best: it does not rise with the number of images, so a study's margin
-        # can be held against levels that were measured on single images.
-        if self.study_of is None:
-            return values
-        count = torch.bincount(self.study_of, minlength=len(self.image_ids))
-        total = values.new_zeros(len(values), len(count)).index_add_(1, self.study_of, values)
-        return total / count
 
     def window(self, image: int) -> Window:
         """Give the part of image number `image` that its grid covers, in its own pixels."""
@@ -266,12 +241,6 @@ class EncodedImages:
     def select(self, chosen: Sequence[int]) -> "EncodedImages":
         """Give the images of these numbers, in that order."""
         rows = torch.tensor(chosen, dtype=torch.long, device=self.regions.device)
-        study_of = None
-        if self.study_of is not None:
-            place = rows.new_full((len(self.image_ids),), -1)
-            place[rows] = torch.arange(len(rows), device=rows.device)
-            study_of = place[self.study_of]
-            rows, study_of = (study_of >= 0).nonzero().squeeze(1), study_of[study_of >= 0]
         return EncodedImages(
             tuple(self.image_ids[image] for image in chosen),
             tuple(self.subject_ids[image] for image in chosen),
@@ -279,7 +248,6 @@ class EncodedImages:
             self.regions[rows],
             self.size_px,
             self.fit,
-            study_of,
         )
 
 

@@ -157,7 +157,7 @@ def image_features(images: EncodedImages) -> Float[np.ndarray, "images dim"]:
     """
     blocks = torch.split(images.regions.flatten(1, 2), _BLOCK)
     means = torch.cat([block.float().mean(dim=1) for block in blocks])
-    features: np.ndarray = images.mean_by_study(means.T).T.cpu().numpy()
+    features: np.ndarray = means.cpu().numpy()
     return features
 
 

@@ -15,9 +15,8 @@ from medclip_dcl.core.plugins import METRICS
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.data.demographics import read_demographics
-from medclip_dcl.data.ground_truth import read_truth, truth_files
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.data.records import read_truth, truth_files
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.calibration import evaluate_probabilities
@@ -138,7 +137,6 @@ def _question_files(config: EvaluationConfig) -> Mapping[str, Path]:
     named = {
         "prompts": settings.prompts,
         "gallery": settings.gallery,
-        "demographics": settings.demographics,
     }
     files = {
         name: resolve_path(path, config.work)
@@ -206,19 +204,15 @@ class Evaluation:
         self._outcomes |= dict.fromkeys(_IMAGE_QUESTIONS, EvalResult(_NO_IMAGES))
         encoded = self._encode(rows)
         findings = self._given or read_prompts(self._files["prompts"])
-        studies, named = self._by_study(encoded, rows)
-        truth, origin = truth_of(self._config, self._source, named, findings)
+        truth, origin = truth_of(self._config, self._source, rows, findings)
         if rows:
-            margins, known = self._ask_findings(studies, named, findings, truth), truth
+            margins = self._ask_findings(encoded, rows, findings, truth)
             held_out = self._threshold_rows(rows, findings)
-            self._ask_decisions(held_out, studies, findings, margins, truth)
-            if studies is not encoded:  # probabilities are of single images, as in the service
-                margins = self._model.margins(encoded.regions, findings).double().cpu().numpy()
-                known, _ = truth_of(self._config, self._source, rows, findings)
-            self._ask_probabilities(encoded, findings, margins, known)
+            self._ask_decisions(held_out, encoded, findings, margins, truth)
+            self._ask_probabilities(encoded, findings, margins, truth)
             self._ask_probe(rows, held_out, findings, truth)
         self._ask_boxes(encoded, rows)
-        self._ask_reports(studies, named)
+        self._ask_reports(encoded, rows)
         own = {name: f"{name.replace('_', ' ')}, mean of findings" for name in METRICS}
         return {
             "model": self._model.digest,
@@ -239,18 +233,6 @@ class Evaluation:
     def _encode_features(self, rows: Rows) -> EncodedImages:
         embed = self._model.embedding_of("encoder")
         return encode(embed, rows, self._images, self._fit)
-
-    def _by_study(self, encoded: EncodedImages, rows: Rows) -> tuple[EncodedImages, Rows]:
-        """Join the images of each study if all are used; the first frontal one names it."""
-        source = self._config.source
-        if source.images_per_study != "all":
-            return encoded, rows
-        frontal = {view.upper() for view in source.frontal_views}
-        images = sorted(range(len(rows)), key=lambda at: rows[at]["view"].upper() not in frontal)
-        first = {rows[at]["study_id"]: at for at in reversed(images)}
-        named_by = sorted(first.values())
-        study_ids = [row["study_id"] for row in rows]
-        return encoded.by_study(study_ids, named_by), [rows[at] for at in named_by]
 
     def _ask_findings(
         self, encoded: EncodedImages, rows: Rows, findings: Sequence[Finding], truth: Truth
@@ -273,8 +255,6 @@ class Evaluation:
             self._model, encoded, findings, truth, bootstrap
         )
         traits = {"view": [row["view"] for row in rows]}
-        if "demographics" in self._files:
-            traits |= read_demographics(self._files["demographics"], rows)
         outcomes["subgroups"] = evaluate_subgroups(
             margins, drawn, encoded.subject_ids, traits, bootstrap, offsets=offsets
         )
@@ -298,13 +278,12 @@ class Evaluation:
         margins: Matrix,
         shown: Truth,
     ) -> None:
-        images, rows = self._by_study(self._encode(held_out), held_out)
-        truth, _ = truth_of(self._config, self._source, rows, findings)
-        known = np.zeros(truth.shape)
-        if rows:
-            found = self._model.margins(images.regions, findings)
-            known = images.mean_by_study(found).double().cpu().numpy()
-        thresholds = choose_thresholds(known, truth, images.subject_ids, self._rule)
+        images = self._encode(held_out)
+        truth, _ = truth_of(self._config, self._source, held_out, findings)
+        levels = np.zeros(truth.shape)
+        if held_out:
+            levels = self._model.margins(images.regions, findings).double().cpu().numpy()
+        thresholds = choose_thresholds(levels, truth, images.subject_ids, self._rule)
         most, scores = self._config.evaluate.images_per_finding, self.tables[results.SCORES]
         count = len(encoded.image_ids)
         for number, row in enumerate(scores):
@@ -333,10 +312,8 @@ class Evaluation:
             self._bootstrap,
         )
         values = [value for line in said for value in line]
-        scores = self.tables[results.SCORES]
-        if len(scores) == len(values):  # else a row is a study of several images
-            for row, value in zip(scores, values, strict=True):
-                row["probability"] = value
+        for row, value in zip(self.tables[results.SCORES], values, strict=True):
+            row["probability"] = value
 
     def _ask_probe(
         self,
@@ -356,10 +333,9 @@ class Evaluation:
         if len(rows) > most:
             chosen = self._bootstrap.generator().choice(len(rows), most, replace=False)
             rows = [rows[index] for index in sorted(chosen.tolist())]
-        encoded, _ = self._by_study(self._encode_features(asked), asked)
-        learned, rows = self._by_study(self._encode_features(rows), rows)
+        encoded, learned = self._encode_features(asked), self._encode_features(rows)
         known, _ = truth_of(self._config, self._source, rows, findings)
-        validation, held_out = self._by_study(self._encode_features(held_out), held_out)
+        validation = self._encode_features(held_out)
         chosen_by, _ = truth_of(self._config, self._source, held_out, findings)
         outcomes = self._outcomes
         outcomes["probe"], outcomes["probe_decisions"], self.tables[results.PROBES] = (

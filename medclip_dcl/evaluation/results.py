@@ -40,7 +40,7 @@ Rows = list[dict[str, Any]]
 FIGURES = "results.json"
 
 _OF_IMAGE = (
-    Column("image_id", pa.string(), "id of the image, or of the one that names a study"),
+    Column("image_id", pa.string(), "id of the image"),
     Column("subject_id", pa.string(), "id of the patient"),
 )
 SCORES = TableFormat(
@@ -62,9 +62,7 @@ SCORES = TableFormat(
             "margin from which it is decided to be present, chosen on validation; null: none",
         ),
         Column("score", pa.float32(), "softmax over the scaled prompt scores, [0, 1]"),
-        Column(
-            "probability", pa.float64(), "calibrated probability; null: not calibrated, or a study"
-        ),
+        Column("probability", pa.float64(), "calibrated probability; null: not calibrated"),
         Column("truth", pa.int8(), "1 present, 0 absent, null: not known"),
     ),
 )

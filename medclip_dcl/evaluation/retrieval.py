@@ -315,9 +315,7 @@ def evaluate_reports(
         (row_of[text], number) for number, report in enumerate(reports) for text in report
     ]
     text, report = torch.tensor(occurrences, device=images.regions.device).unbind(dim=1)
-    sentence_scores = images.mean_by_study(
-        model.score(images.regions, model.embed_sentences(texts))
-    )
+    sentence_scores = model.score(images.regions, model.embed_sentences(texts))
     scores = report_scores(sentence_scores, text, report, len(reports)).cpu().numpy()
     # Reports with the same sentences, in whatever order, are one item under one number.
     names: dict[tuple[str, ...], int] = {}

@@ -36,11 +36,6 @@ class EvaluateConfig(Section):
     ensemble, their scores averaged, as in `chex5_ensemble.yaml`. Without a negative, the level of
     the positive over the model's bank of images decides. A finding's `code` names it in DICOM
     answers."""
-    demographics: str = ""
-    """CSV, Parquet or JSON lines with `sex` or `gender` (F, M or words that begin so) and `age` or
-    `anchor_age` (years, or `045Y` as in DICOM), such as MIMIC-IV's `patients.csv.gz`: groups whose
-    figures are reported separately. A row is about an image, a study or a patient, by its column
-    `image_id`, `study_id` or `subject_id`, the first that there is. Empty: groups by view alone."""
     images_per_finding: Annotated[int, Field(ge=0)] = 0
     """Most images of a finding, half of them with it, drawn at random; 0: all. The paper has about
     1000 a task; that half of them show the finding is ours."""

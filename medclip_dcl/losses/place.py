@@ -51,8 +51,6 @@ def place_masks(
     reports: Int8[Tensor, "pairs codes"],
     zones: Int8[Tensor, " pairs"],
     grid: tuple[int, int],
-    *,
-    usual_places: bool = True,
 ) -> Bool[Tensor, "pairs rows columns"]:
     """Mark the regions of a frontal image, not mirrored, where a sentence says its finding is.
 
@@ -87,7 +85,7 @@ def place_masks(
     for name, (first, last) in _ZONE_ROWS.items():
         thirds[_ZONES[name]] = (row > first) & (row < last)
     usual = torch.ones(asserted.shape[1], rows, columns, dtype=torch.bool, device=device)
-    for name, (top, bottom, left, right) in _USUAL_PLACES.items() if usual_places else ():
+    for name, (top, bottom, left, right) in _USUAL_PLACES.items():
         inside = ((row > top) & (row < bottom))[:, None] & (column > left) & (column < right)
         usual[FINDINGS.index(name)] = inside
 

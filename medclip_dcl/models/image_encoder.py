@@ -264,12 +264,6 @@ class ImageEncoder(nn.Module):
             )
         self.backbone.activation_checkpointing_enable({"use_reentrant": False})
 
-    def compile_layers(self, backend: str) -> None:
-        """Compile the backbone in place by one of torch's compilers; keys of the weights stay."""
-        self._map = torch.compile(  # type: ignore[method-assign]
-            self._map, dynamic=False, backend=backend
-        )
-
     def grid(self, input_px: int) -> int:
         """Count the map's cells along a side of the input; a ResNet's halvings round up."""
         if self._gives_map:

@@ -1,7 +1,7 @@
 """Studies, images and sentences of a split, as numbers; ids and texts stay in Arrow's memory.
 
 Studies, distinct texts, images and sentences are numbered from 0, so that a batch is an index into
-flat arrays. These are made of the artifacts once, by `read_corpus`; `corpus_cache` keeps them.
+flat arrays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from jaxtyping import Float32, Int, Int32, Int64
+from jaxtyping import Float32, Int, Int64
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -177,24 +177,7 @@ class TokenTable:
             lengths.append(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)))
             flat = (piece for row in rows for piece in row)
             pieces.append(np.fromiter(flat, dtype=np.int32, count=int(lengths[-1].sum())))
-        self._set(np.concatenate(lengths).cumsum(), np.concatenate(pieces), tokenizer)
-
-    @classmethod
-    def of_pieces(
-        cls,
-        starts: Int64[np.ndarray, " texts_and_end"],
-        pieces: Int32[np.ndarray, " pieces"],
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> "TokenTable":
-        """Take word pieces that were cut before, by the same tokenizer."""
-        table = cls.__new__(cls)
-        table._set(starts, pieces, tokenizer)
-        return table
-
-    def _set(
-        self, starts: np.ndarray, pieces: np.ndarray, tokenizer: PreTrainedTokenizerBase
-    ) -> None:
-        self.starts, self.pieces = starts, pieces
+        self.starts, self.pieces = np.concatenate(lengths).cumsum(), np.concatenate(pieces)
         self._padding = int(tokenizer.pad_token_id)
 
     @property

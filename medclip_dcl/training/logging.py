@@ -120,12 +120,12 @@ def open_trackers(accelerator: Accelerator, config: TrainingConfig, step: int) -
 
 
 def _plain(tree: dict[str, Any], prefix: str = "") -> dict[str, int | float | str | bool]:
-    # Flattened; paths of weights and vectors stay out: they name folders of this machine.
+    # Flattened; paths of weights stay out: they name folders of this machine.
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
             flat |= _plain(value, f"{prefix}{name}.")
-        elif name not in {"pretrained", "similar_table"} and value is not None:
+        elif name != "pretrained" and value is not None:
             is_plain = isinstance(value, int | float | str | bool)
             flat[prefix + name] = value if is_plain else str(value)
     return flat

@@ -30,7 +30,7 @@ from medclip_dcl.core.rng import RngStream, torch_generator_for
 from medclip_dcl.losses import negatives
 from medclip_dcl.losses.debiased import debiased_terms
 from medclip_dcl.losses.gather import gather_with_grad
-from medclip_dcl.losses.info_nce import info_nce_loss
+from medclip_dcl.losses.info_nce import info_nce_loss, multi_positive_loss
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.dataset import ImageTextBatch, jitter
 from medclip_dcl.training.settings import ObjectiveConfig
@@ -124,8 +124,6 @@ def info_nce(inputs: ObjectiveInputs) -> ObjectiveOutput:
 
 def multi_positive(inputs: ObjectiveInputs) -> ObjectiveOutput:
     """Pull same candidates as well, and leave unclear ones out."""
-    from medclip_dcl.losses.multi_positive import multi_positive_loss
-
     same = needed(inputs.same, "relation")
     loss = multi_positive_loss(inputs.s, same, inputs.unclear, positive=inputs.positive)
     return ObjectiveOutput(loss, info_nce(inputs).gauges)
@@ -396,7 +394,7 @@ Term = Callable[[Tensor, Tensor, Tensor, ImageTextBatch], ObjectiveOutput]
 
 
 def place_term(settings: ObjectiveConfig) -> Term:
-    """Make the place loss with its weight, by the places that `objective.places` names."""
+    """Make the place loss with its weight."""
     from medclip_dcl.losses.place import place_loss, place_masks
 
     def place(
@@ -407,11 +405,8 @@ def place_term(settings: ObjectiveConfig) -> Term:
             for name in ("sentence_codes", "report_codes", "zones")
         )
         grid = (regions.shape[1], regions.shape[2])
-        masks = place_masks(codes, reports, zones, grid, usual_places=settings.places != "words")
+        masks = place_masks(codes, reports, zones, grid)
         placed = masks.flatten(1).any(dim=1)
-        if settings.places == "shuffled":
-            pairs = placed.nonzero().squeeze(1)
-            masks[pairs] = masks[pairs.roll(1)]
         losses, fits = place_loss(regions, sentences, masks[batch.mine], gamma)
         # A mean over the pairs of the whole batch that have a place: gradients are averaged
         # over processes, and each may have another number of them.

@@ -58,7 +58,6 @@ def peak_learning_rate(name: str, settings: TrainConfig) -> float:
     own = {
         ParamGroup.IMAGE: settings.image_learning_rate,
         ParamGroup.TEXT: settings.text_learning_rate,
-        ParamGroup.SCALE: settings.scale_learning_rate,
     }
     group = param_group_of(name)
     if group is ParamGroup.PROJECTION:  # each map learns as the encoder before it

@@ -15,7 +15,6 @@ Source: Chen et al. 2020 (SimCLR); Chuang et al. 2020 (its debiased loss).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from torch.nn import functional
 from torch.optim import AdamW
 
 from medclip_dcl.core.artifact import ArtifactType
-from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.core.files import write_bytes
 from medclip_dcl.core.progress import Progress
 from medclip_dcl.core.rng import RngStream, generator_for, seed_for
@@ -58,14 +56,6 @@ _JITTER = 0.4  # half-width of the factors of brightness and contrast
 _WARMUP_SHARE = 0.05
 _WEIGHT_DECAY = 1e-4
 _LEARNING_RATE = 2e-3  # of AdamW, its peak; the weights are a start, which training tunes
-
-
-@dataclass(frozen=True)
-class ImagePool:
-    """Prepared images of one run that are learned from."""
-
-    images: PreparedImages
-    rows: Sequence[int]
 
 
 class ViewLearner(nn.Module):
@@ -118,22 +108,23 @@ def draw_views(
     return views
 
 
-def view_loss(vectors: Float[Tensor, "views dim"], eta: float) -> Float[Tensor, ""]:
+def view_loss(vectors: Float[Tensor, "views dim"]) -> Float[Tensor, ""]:
     """Contrast each view with all others: its image's other view is the positive.
 
-    Source: Chen et al. 2020, Eq. 1; with eta, Chuang et al. 2020, with one positive.
+    Source: Chen et al. 2020, Eq. 1.
     """
     count = len(vectors)
     s = vectors @ vectors.T / TEMPERATURE
     positive = torch.arange(count, device=s.device).roll(count // 2)
     others = 1 - torch.eye(count, device=s.device)  # a view is no negative of itself
-    return debiased_contrastive_loss(s, positive, eta, TEMPERATURE**-0.5, weights=others)
+    return debiased_contrastive_loss(s, positive, 0.0, TEMPERATURE**-0.5, weights=others)
 
 
 def pretrain(
     settings: PretrainConfig,
     encoder: ImageEncoderConfig,
-    pools: Sequence[ImagePool],
+    images: PreparedImages,
+    rows: Sequence[int],
     seed: int,
     store: CheckpointStore,
     device: torch.device,
@@ -141,18 +132,11 @@ def pretrain(
     save_every_steps: int,
     threads: int = 0,
 ) -> tuple[ViewLearner, dict[str, Any]]:
-    """Learn from images, or go on where a killed run had saved.
+    """Learn from some rows of the prepared images, or go on where a killed run had saved.
 
-    Gives the learner in eval mode, and the loss of its last steps.
-
-    Raises:
-        ConfigError: their sizes differ.
-        CheckpointError: the newest checkpoint does not fit.
+    Returns the learner in eval mode, and the loss of its last steps; CheckpointError where the
+    newest checkpoint does not fit.
     """
-    sizes = {pool.images.size_px for pool in pools}
-    total = sum(len(pool.rows) for pool in pools)
-    if len(sizes) > 1:
-        raise ConfigError(f"prepared images have {sorted(sizes)} pixels; give pretrain.also one")
     if threads:
         torch.set_num_threads(threads)
     learner = ViewLearner(encoder, seed_for(seed, RngStream.PRETRAINING)).to(device)
@@ -164,10 +148,11 @@ def pretrain(
     with Progress("pretrain images", settings.steps, "step", done=step) as progress:
         while step < settings.steps:
             rng = generator_for(seed, RngStream.PRETRAINING, step)
-            drawn = rng.choice(total, min(total, _BATCH), replace=False)
-            pixels = torch.from_numpy(_pixels(pools, drawn)).to(device)
+            drawn = rng.choice(len(rows), min(len(rows), _BATCH), replace=False)
+            shown = np.stack([images.pixels(rows[number]) for number in drawn.tolist()])
+            pixels = torch.from_numpy(shown).to(device)
             views = draw_views(pixels, rng, encoder.input_px)
-            loss = view_loss(learner(views), settings.eta)
+            loss = view_loss(learner(views))
             warmup = max(1, round(_WARMUP_SHARE * settings.steps))
             set_learning_rate(optimizer, learning_rate_share(step, warmup, settings.steps))
             optimizer.zero_grad()
@@ -180,7 +165,7 @@ def pretrain(
                 _save(store, step, learner, optimizer, losses)
     return learner.eval(), {
         "steps": step,
-        "images": total,
+        "images": len(rows),
         "loss": round(float(np.mean(losses)), 4),
     }
 
@@ -190,18 +175,6 @@ def write_weights(folder: Path, learner: ViewLearner) -> None:
     state = learner.image.backbone.state_dict()
     plain = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
     write_bytes(folder / WEIGHTS, save(plain))
-
-
-def _pixels(pools: Sequence[ImagePool], drawn: np.ndarray) -> np.ndarray:
-    ends = np.cumsum([len(pool.rows) for pool in pools])
-    owners = np.searchsorted(ends, drawn, side="right")
-    starts = ends - [len(pool.rows) for pool in pools]
-    return np.stack(
-        [
-            pools[owner].images.pixels(int(pools[owner].rows[number - starts[owner]]))
-            for owner, number in zip(owners.tolist(), drawn.tolist(), strict=True)
-        ]
-    )
 
 
 def _save(

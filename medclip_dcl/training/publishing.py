@@ -36,7 +36,7 @@ from medclip_dcl.models.image_encoder import preprocessing_facts
 from medclip_dcl.models.lora import merged
 from medclip_dcl.models.text_encoder import BERT_FIELDS
 from medclip_dcl.training.config import TrainingConfig
-from medclip_dcl.training.corpus import Corpus, TokenTable
+from medclip_dcl.training.corpus import Corpus
 from medclip_dcl.training.setup import TrainInputs, TrainSetup
 from medclip_dcl.training.trainer import TrainResult
 
@@ -69,8 +69,6 @@ def package_model(
         else:
             tree = plain_tree(start.text_config)
         write_text(text / "config.json", json.dumps(tree, indent=1, sort_keys=True) + "\n")
-        # A tokenizer keeps how it cut last: the same, whether this run made the corpus or found it.
-        TokenTable(start.tokenizer, ["."], model.text.max_tokens)
         start.tokenizer.save_pretrained(str(text))
 
     config = config.model_copy(update={"model": model})

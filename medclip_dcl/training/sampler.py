@@ -11,7 +11,6 @@ what a batch holds does not depend on the number of processes.
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -31,20 +30,8 @@ class RaggedIndex:
         assert len(sizes) == count, "a member belongs to no study"
         assert not count or sizes.min() > 0, "a study has no member"
         self.sizes = sizes
-        self.starts = np.cumsum(sizes) - sizes
-        self.members: np.ndarray | None = np.argsort(owners, kind="stable").astype(np.int64)
-
-    @classmethod
-    def of_arrays(
-        cls,
-        sizes: Int64[np.ndarray, " studies"],
-        starts: Int64[np.ndarray, " studies"],
-        members: Int64[np.ndarray, " members"] | None,
-    ) -> Self:
-        """Take arrays that an index was made of; without `members` they are in order of studies."""
-        index = cls.__new__(cls)
-        index.sizes, index.starts, index.members = sizes, starts, members
-        return index
+        self._starts = np.cumsum(sizes) - sizes
+        self._members = np.argsort(owners, kind="stable").astype(np.int64)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -54,8 +41,8 @@ class RaggedIndex:
     ) -> Int64[np.ndarray, " batch"]:
         """Pick one member of each study by a number in [0, 1), equal parts of it a member each."""
         index = (uniform * self.sizes[studies]).astype(np.int64)
-        picked: np.ndarray = self.starts[studies] + index
-        return picked if self.members is None else self.members[picked]
+        picked: np.ndarray = self._members[self._starts[studies] + index]
+        return picked
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from medclip_dcl.core.plugins import LOSSES
-from medclip_dcl.core.settings import LOCAL, NO_EFFECT, Section
+from medclip_dcl.core.settings import NO_EFFECT, Section
 
 Tracker = Literal[
     "tensorboard",
@@ -52,9 +52,6 @@ class TrainConfig(Section):
     """Peak learning rate of the image encoder; None: `learning_rate`."""
     text_learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate of the text encoder; None: `learning_rate`."""
-    scale_learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """Peak learning rate of gamma; None: `learning_rate`. At 1e-5, 110,000 steps move it by .55 at
-    most."""
     image_frozen_steps: Annotated[int, Field(ge=0)] = 0
     """First steps in which the image encoder stays as it is, norms and dropout as in use;
     `steps`: always."""
@@ -71,10 +68,6 @@ class TrainConfig(Section):
     """Autocast of the encoders; similarity and loss are always float32. `auto`: `bf16` where the
     processor or GPU multiplies in it, else `no`; the model records which, and a run that is
     resumed needs the same."""
-    compile_backend: Literal["none", "inductor", "aot_eager"] = "none"
-    """Compiles both encoders: `inductor` is torch's own and needs a C++ compiler, or Triton on a
-    GPU; `aot_eager` traces alone, to see whether a model can be compiled. Rounding differs from
-    the plain run's, so this is part of the config; a resumed run follows within rounding."""
     gradient_checkpointing: Annotated[Literal["none", "text", "both"], NO_EFFECT] = "none"
     """Encoders that compute their activations twice instead of keeping them: less memory, a
     third more time, the same numbers."""
@@ -163,10 +156,6 @@ class PretrainConfig(Section):
 
     steps: Annotated[int, Field(gt=0)] = 2000
     """Optimiser steps."""
-    eta: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Chance that another image is of the anchor's class; 0: the plain loss of SimCLR."""
-    also: tuple[str, ...] = ()
-    """Further run folders whose prepared training images are learned from, of the same size."""
 
 
 class ObjectiveConfig(Section):
@@ -191,13 +180,6 @@ class ObjectiveConfig(Section):
         "hard",
     ] = "all"
     """Weights on negatives: the rivals of the paper's Table 1, and Robinson et al. 2021."""
-    similar_by: Literal["auto", "projection", "mean", "table"] = "auto"
-    """Space in which `*_similar` compare texts: the `projection` that the checkpoint was trained
-    with, as CXR-BERT-specialized was; the `mean` state of the word pieces, centred on the training
-    sentences; vectors of `similar_table`; or `auto`: `projection` where there is one, else `mean`.
-    To tune."""
-    similar_table: Annotated[str, LOCAL] = ""
-    """Parquet file of `similar_by: table`: columns `text_key` and `vector`, a list of numbers."""
     remove_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the negatives that `remove_similar` (the closest pairs of texts, by a threshold that
     is measured on the training sentences) or `resample_similar` leaves out. To tune."""
@@ -211,9 +193,6 @@ class ObjectiveConfig(Section):
     place_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the place loss, which asks that a sentence fits best where it says that its finding
     is; 0: none, 0.3 is recommended. It reads the claims, and takes every image as frontal."""
-    places: Literal["anatomy", "words", "shuffled"] = "anatomy"
-    """Where a finding is said to be: sides and thirds of the lung in `words`, with the usual places
-    of `anatomy`; or, as a control, the places of another pair of the batch."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -223,8 +202,6 @@ class ObjectiveConfig(Section):
             raise ValueError("infonce knows no relation; set relation to none")
         if self.kind == "multipositive" and self.negatives != "all":
             raise ValueError("multipositive takes no weights on negatives; set negatives to all")
-        if (self.similar_by == "table") != bool(self.similar_table):
-            raise ValueError("similar_by table and a similar_table go together")
         return self
 
     @property

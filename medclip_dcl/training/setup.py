@@ -5,33 +5,34 @@ texts that are compared, validation, trackers.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from medclip_dcl.core.artifact import Artifact, open_artifact
+from medclip_dcl.core.artifact import HEADER, Artifact
 from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.encoder_files import packaged_text_config, read_tokenizer
+from medclip_dcl.models.pretrained import LoadReport
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.towers import Start, read_start
 from medclip_dcl.training.config import TrainingConfig
-from medclip_dcl.training.corpus import TokenTable
-from medclip_dcl.training.corpus_cache import ARTIFACT as CORPUS
-from medclip_dcl.training.corpus_cache import CorpusSplit, cache_corpus, map_corpus
+from medclip_dcl.training.corpus import Corpus, TokenTable, read_corpus
 from medclip_dcl.training.dataset import ImageTextDataset
 from medclip_dcl.training.logging import open_trackers
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.supervision import Supervision, read_supervision
 from medclip_dcl.training.trainer import Hooks, TrainingData
 
 if TYPE_CHECKING:  # what options alone need is imported where they are given
-    from medclip_dcl.data.ground_truth import Truth
+    from medclip_dcl.data.records import Truth
     from medclip_dcl.inference.prompts import Finding
     from medclip_dcl.training.validation import Validation
 
@@ -58,8 +59,14 @@ class TrainInputs:
     text_checkpoint: Path | None = None
     """Folder of the pretrained weights that the text encoder comes from, where texts are
     compared."""
-    similar_table: Path | None = None
-    """Vectors by which texts are compared; None: an encoder's."""
+
+
+class CorpusSplit(NamedTuple):
+    """One split as training reads it."""
+
+    corpus: Corpus
+    tokens: TokenTable
+    supervision: Supervision
 
 
 @dataclass(frozen=True)
@@ -81,36 +88,28 @@ def set_up(
     config: TrainingConfig,
     inputs: TrainInputs,
     accelerator: Accelerator,
-    folder: Path,
     say: Callable[..., None],
 ) -> TrainSetup:
-    """Put a run together; `folder` receives the corpus.
+    """Put a run together.
 
     Raises:
         MedclipError: an input is missing, stale or does not fit.
     """
-    model, whole = config.model, bool(config.model.pretrained)
-    start = read_start(model, inputs.image_weights, inputs.text_weights, whole=whole)
+    start = start_of(config.model, inputs.image_weights, inputs.text_weights)
     config = config.model_copy(update={"model": start.settings})
     encoder = _build_encoder(config, start, accelerator, say)
-    splits = _read_corpus(config, inputs, start, accelerator, folder, say)
+    prepared = PreparedImages(inputs.prepared)
+    splits = _read_corpus(config, inputs, start, prepared, say)
     if config.objective.compares_texts:
         from medclip_dcl.training.text_similarity import TextSpace
 
-        space = TextSpace(
-            config.objective,
-            encoder.text,
-            inputs.text_checkpoint,
-            inputs.similar_table,
-            accelerator.device,
-        )
+        space = TextSpace(encoder.text, inputs.text_checkpoint, accelerator.device)
         say(texts_compared_by=space.name)
         encode = {"train": space.fit, "validate": space.vectors}  # in this order
         splits = {
             name: with_text_vectors(split, encode[name](split.corpus, split.tokens))
             for name, split in splits.items()
         }
-    prepared = PreparedImages(inputs.prepared)
     parts = {
         name: _training_data(config, split, prepared, accelerator, trains=name == "train")
         for name, split in splits.items()
@@ -129,6 +128,39 @@ def set_up(
         prepared=prepared,
         validation=validation,
     )
+
+
+@dataclass(frozen=True)
+class PackageStart(Start):
+    """Start of both encoders from a model package."""
+
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def fill(self, encoder: DualEncoder) -> dict[str, LoadReport]:
+        """Fill an encoder that was built from the settings."""
+        encoder.load_state_dict(self.state)
+        return {"model": LoadReport(tuple(self.state), (), (), "package")}
+
+
+def start_of(settings: ModelConfig, image: Path | None, text: Path) -> Start:
+    """Read what a model starts from: `read_start`; or a model package, by its own settings.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, or of a kind that is not known here.
+        ArtifactError: the package is not whole.
+    """
+    whole = bool(settings.pretrained)
+    if not whole or not (text / HEADER).is_file():
+        return read_start(settings, image, text, whole=whole)
+    from medclip_dcl.inference.model_package import read_model_package
+
+    saved = read_model_package(text)
+    asked = {name: getattr(settings, name) for name in ("pretrained", "lora")}
+    own = saved.config.model.model_copy(update=asked)
+    with saved.text_folder() as folder:
+        config = packaged_text_config(folder)
+        tokenizer = read_tokenizer(folder, config)
+    return PackageStart(own, config, tokenizer, None, text, None, (), saved.weights())
 
 
 def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
@@ -171,26 +203,20 @@ def _read_corpus(
     config: TrainingConfig,
     inputs: TrainInputs,
     start: Start,
-    accelerator: Accelerator,
-    work: Path,
+    prepared: PreparedImages,
     say: Callable[..., None],
 ) -> Mapping[str, CorpusSplit]:
-    splits = ("train", "validate") if config.train.validate_every_steps else ("train",)
-    if accelerator.is_main_process:
-        names = ("manifest", "prepared", "sentences", "eta_cache", "claims")
-        artifact = cache_corpus(
-            work,
-            {name: item for name in names if (item := getattr(inputs, name)) is not None},
-            inputs.truth,
-            config.objective,
-            start.tokenizer,
-            config.model.text.max_tokens,
-            splits,
+    splits = {}
+    for name in ("train", "validate") if config.train.validate_every_steps else ("train",):
+        corpus = read_corpus(inputs.manifest, prepared, inputs.sentences, inputs.eta_cache, name)
+        supervision = read_supervision(
+            config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
         )
-        say(corpus=artifact.summary, seconds=artifact.origin["seconds"])
-    accelerator.wait_for_everyone()
-    corpus = open_artifact(CORPUS.at(work), CORPUS, verify=False)
-    return {name: map_corpus(corpus, name, start.tokenizer) for name in splits}
+        tokens = TokenTable(start.tokenizer, corpus.texts, config.model.text.max_tokens)
+        splits[name] = CorpusSplit(corpus, tokens, supervision)
+        counts = {"studies": corpus.study_ids, "images": corpus.image_ids, "texts": corpus.texts}
+        say(corpus=name, **{what: len(each) for what, each in counts.items()})
+    return splits
 
 
 def with_text_vectors(split: CorpusSplit, vectors: Tensor) -> CorpusSplit:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -23,7 +22,7 @@ from medclip_dcl.training.corpus import Corpus, Strings
 from medclip_dcl.training.settings import ObjectiveConfig
 
 if TYPE_CHECKING:  # what options alone read is imported where they do
-    from medclip_dcl.data.ground_truth import Truth
+    from medclip_dcl.data.records import Truth
     from medclip_dcl.text.labeler.labels import ReportLabels
 
 # Labels that `remove_labels` compares; the paper's five findings.
@@ -123,22 +122,21 @@ class SupervisionColumn(NamedTuple):
 
     name: str
     of: Literal["texts", "studies"]
-    dtype: type[np.generic]
     is_read: Callable[[ObjectiveConfig], bool]
     read: Callable[[_Sources], Tensor]
 
 
 COLUMNS = (
     # Claims of each distinct text: a row of bits a finding, then normal.
-    SupervisionColumn("sentence_codes", "texts", np.int8, needs_claims, _sentence_codes),
+    SupervisionColumn("sentence_codes", "texts", needs_claims, _sentence_codes),
     # Claims, labels or truth of each study, likewise.
-    SupervisionColumn("report_codes", "studies", np.int8, needs_claims,
+    SupervisionColumn("report_codes", "studies", needs_claims,
                       lambda read: _RELATIONS[read.settings.relation](read)),
     # Third of the lung that each distinct text names.
-    SupervisionColumn("zones", "texts", np.int8,
+    SupervisionColumn("zones", "texts",
                       lambda settings: settings.place_weight > 0, _zones),
     # Which of the paper's five findings are labelled present.
-    SupervisionColumn("labels", "studies", np.bool_,
+    SupervisionColumn("labels", "studies",
                       lambda settings: settings.negatives == "remove_labels", _labels),
 )  # fmt: skip
 

@@ -1,12 +1,9 @@
 """How alike texts are, for negatives that are weighed by it: a unit vector of every sentence.
 
-Texts are compared by the cosine of their vectors, once and before training. The space is that of
-`objective.similar_by`:
+Texts are compared by the cosine of their vectors, once and before training. The space is one of
 
-    projection  the checkpoint's own map of [CLS], which it was trained with
+    projection  the checkpoint's own map of [CLS], which it was trained with, where it has one
     mean        mean of the states of a text's word pieces, less the mean of the training sentences
-    table       vectors of `objective.similar_table`
-    auto        `projection` where the checkpoint has one, else `mean`
 
 The cosines of raw BERT states are all close to 1, whatever the texts say; less their mean they
 spread over both signs. Wang et al. 2023 name the kinds of rivals, and neither space nor threshold.
@@ -16,18 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.models.text_encoder import TextEncoder, load_trained_projection
 from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.sampler import ImageTextSampler
-from medclip_dcl.training.settings import ObjectiveConfig
 
 _TEXTS_PER_PASS = 256
 _SAMPLED_BATCHES, _SAMPLED_SLOTS = 32, 64  # some 130,000 pairs: a share of 1 % within 0.1 %
@@ -38,61 +31,29 @@ class TextSpace:
     """Maps the texts of a split to vectors; `name` is the space that was chosen.
 
     `encoder` is the text encoder before its first step, `checkpoint` the folder that it may have
-    come from, and `table` the file of vectors.
-
-    Raises:
-        CheckpointError: the checkpoint's projection does not fit its encoder.
-        ConfigError: the space is asked for and not there.
+    come from. CheckpointError where the checkpoint's projection does not fit its encoder.
     """
 
-    def __init__(
-        self,
-        settings: ObjectiveConfig,
-        encoder: TextEncoder,
-        checkpoint: Path | None,
-        table: Path | None,
-        device: torch.device,
-    ) -> None:
-        self.name: Literal["projection", "mean", "table"] = "mean"
+    def __init__(self, encoder: TextEncoder, checkpoint: Path | None, device: torch.device) -> None:
+        self.name: Literal["projection", "mean"] = "mean"
         self._encoder, self._device = encoder, device
         self._centre = torch.zeros(())
-        self._rows: dict[str, int] = {}
-        if settings.similar_by == "table" and table is not None:
-            self.name = "table"
-            self._rows, self._vectors = _read_vectors(table)
-        elif settings.similar_by in {"projection", "auto"} and checkpoint is not None:
+        if checkpoint is not None:
             trained = load_trained_projection(checkpoint, encoder.backbone.config)
             if trained is not None:
                 self.name, self._encoder = "projection", trained
-        if settings.similar_by not in {"auto", self.name}:
-            raise ConfigError(
-                f"objective.similar_by is {settings.similar_by}, and no pretrained text encoder "
-                "with a projection of its own is given; name one such as "
-                "CXR-BERT-specialized, or set objective.similar_by to mean"
-            )
 
     def fit(self, corpus: Corpus, tokens: TokenTable) -> Float[Tensor, "texts dim"]:
         """Return the vectors of the training texts, whose mean becomes the centre of `mean`."""
-        vectors = self._raw(corpus, tokens)
+        vectors = self._encode(tokens)
         if self.name == "mean":
             counts = torch.from_numpy(np.bincount(corpus.text_of, minlength=len(vectors))).float()
             self._centre = counts @ vectors / counts.sum()
         return functional.normalize(vectors - self._centre, dim=-1)
 
-    def vectors(self, corpus: Corpus, tokens: TokenTable) -> Float[Tensor, "texts dim"]:
+    def vectors(self, _corpus: Corpus, tokens: TokenTable) -> Float[Tensor, "texts dim"]:
         """Return the unit vector of every distinct text of another split, float32 on the CPU."""
-        return functional.normalize(self._raw(corpus, tokens) - self._centre, dim=-1)
-
-    def _raw(self, corpus: Corpus, tokens: TokenTable) -> Tensor:
-        if self.name != "table":
-            return self._encode(tokens)
-        missing = [key for key in corpus.text_keys if key not in self._rows]
-        if missing:
-            raise ConfigError(
-                f"objective.similar_table lacks {len(missing)} of {len(corpus.text_keys)} "
-                f"sentences, such as {missing[0]}; add them by the `text_key` of the sentences"
-            )
-        return self._vectors[[self._rows[key] for key in corpus.text_keys]]
+        return functional.normalize(self._encode(tokens) - self._centre, dim=-1)
 
     @torch.no_grad()
     def _encode(self, tokens: TokenTable) -> Tensor:
@@ -131,21 +92,3 @@ def closest_threshold(
         apart = ~torch.eye(len(some), dtype=torch.bool)
         cosines.append((some @ some.T)[apart].numpy())
     return min(float(np.quantile(np.concatenate(cosines), 1 - share)), 1 - _ROUNDING)
-
-
-def _read_vectors(path: Path) -> tuple[dict[str, int], Float[Tensor, "texts dim"]]:
-    try:
-        table = pq.read_table(path, columns=["text_key", "vector"])
-        vectors = np.array(table["vector"].to_pylist(), dtype=np.float32)
-    except (OSError, KeyError, pa.ArrowException, ValueError, TypeError) as error:
-        raise ConfigError(
-            f"objective.similar_table {path} cannot be read ({type(error).__name__}); give a "
-            "Parquet file with the columns text_key and vector, lists of one length"
-        ) from error
-    if vectors.ndim != 2 or not np.isfinite(vectors).all():
-        raise ConfigError(
-            f"objective.similar_table {path} holds vectors of different lengths, or "
-            "numbers that are not finite; give one finite vector a sentence"
-        )
-    keys = table["text_key"].to_pylist()
-    return {key: row for row, key in enumerate(keys)}, torch.from_numpy(vectors)

@@ -7,9 +7,11 @@ from sklearn.metrics import average_precision_score, matthews_corrcoef
 from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.images import open_image
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.results import read_figures
+from medclip_dcl.inference.adoption import adopt
 from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.prompts import read_prompts
@@ -18,6 +20,7 @@ from pipelines.evaluate import main
 from tests.support.corpus import write_config
 from tests.support.dicom import raster_bytes
 from tests.support.evaluated import BOXED, PROMPTS, write_evaluated
+from tests.support.public_checkpoints import PROCESSORS, write_pair
 
 SETTINGS = {"bootstrap": 20}
 
@@ -177,6 +180,7 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
     ("model", "message"),
     [
         ("tests.support.clip", "must read module:callable"),
+        ("biovil", "make a package of the checkpoint: medclip adopt"),
         ("tests.support.nowhere:build", "cannot be imported"),
         ("tests.support.clip:nothing", "cannot be imported"),
         ("tests.support.clip:PATCH_PX", "is not callable"),
@@ -198,23 +202,6 @@ def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, cap
     assert "probe of the encoder, 10% of labels, AUC" in capsys.readouterr().out
     decided = figures(work)["questions"]["probe_decisions"]["groups"]["pneumonia"]
     assert decided["threshold"]["n"] == len(split_images(work, "validate"))
-
-
-def test_groups_of_patients_are_measured(work):
-    images = read_table(manifest.ARTIFACT.at(work), manifest.IMAGES).to_pylist()
-    subjects = sorted({row["subject_id"] for row in images if row["split"] == "test"})
-    sexes = [f"{name},{'FM'[number % 4 == 0]}" for number, name in enumerate(subjects)]
-    (work / "people.csv").write_text("\n".join(["subject_id,gender", *sexes]))
-    assert run(work, demographics=str(work / "people.csv")) == 0
-    found = figures(work)["questions"]
-    pool = found["subgroups"]["pool"]
-    assert pool == {
-        "sex: female": 6,
-        "sex: male": 4,
-        "view: PA": 10,
-    }  # the men have two images each
-    withheld = found["subgroups"]["groups"]["view: PA"]["mean_auc"]
-    assert [withheld[name] for name in ("value", "n", "subjects")] == [None, 10, 8]
 
 
 def scores(work):
@@ -274,7 +261,29 @@ def test_a_model_of_another_run_is_evaluated_on_a_source_that_a_config_names_alo
     assert auc == np.mean([margins[1] > margins[0], margins[1] > margins[2]])
 
 
+def test_an_adopted_checkpoint_is_evaluated_as_it_answers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_pair(tmp_path / "clip", "clip", PROCESSORS["clip"])
+    adopt(tmp_path / "clip", tmp_path / "package")
+    config = another_source(tmp_path, ("a", "b", "c"), tmp_path / "package")
+    assert main(["--config", str(config)]) == 0
+    made = tmp_path / "runs/elsewhere"
+    tree, predictor = figures(made), load(tmp_path / "package", "cpu")
+    assert (tree["model"], tree["geometry"], tree["contaminated"]) == (
+        predictor.digest,
+        "crop",
+        None,  # nobody here knows whom it was trained on
+    )
+    images = [tmp_path / f"images/{number}.png" for number in range(3)]
+    for row in scores(made):
+        image = open_image(images[int(row["image_id"].split(".")[0].rpartition("/")[2])])
+        (own,) = [
+            item for item in predictor.classify(image).findings if item.name == row["finding"]
+        ]
+        assert row["margin"] == pytest.approx(own.margin, abs=1e-5)
+
+
 def test_two_models_at_once_are_refused(tmp_path, work, capsys):
     config = another_source(tmp_path, ("a",), work)
-    assert main(["--config", str(config), "--set", "evaluate.adapter.model=transformers"]) == 2
+    assert main(["--config", str(config), "--set", "evaluate.adapter.model=a:b"]) == 2
     assert "name two models" in capsys.readouterr().err

@@ -26,7 +26,6 @@ from medclip_dcl.core.settings import Section
 from medclip_dcl.data.dicom.metadata import TAGS
 from medclip_dcl.data.dicom.reader import PIXEL_TAGS, PUBLIC_TAGS
 from medclip_dcl.models.settings import ModelConfig
-from medclip_dcl.training.settings import ObjectiveConfig
 
 HEADER, WORD, NATIVE = "PHISENTINEL", "PHISENTWORD", "哨兵漏洩"
 """In headers, names and cells; in the text of sound reports; as HEADER, in another script."""
@@ -116,8 +115,6 @@ def spoil_settings(section: Section) -> Section:
                 update[name] = {key: (NATIVE,) if get_origin(values) is tuple else NATIVE}
     if isinstance(section, ModelConfig):  # a whole model, or its parts
         update["pretrained"] = ""
-    if isinstance(section, ObjectiveConfig):  # goes with its table
-        update["similar_by"] = "table"
     return section.model_copy(update=update)
 
 

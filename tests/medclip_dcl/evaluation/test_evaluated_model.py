@@ -5,7 +5,6 @@ import torch
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.grayscale import Window
 from medclip_dcl.evaluation.evaluated_model import (
-    EncodedImages,
     EvaluatedModel,
     _room_for,
     evaluated_model,
@@ -100,17 +99,3 @@ def test_a_heatmap_has_no_score_where_the_model_saw_nothing():
     assert np.isnan(spread).sum() == 48 - 16
     assert not np.isnan(spread[1:5, 2:6]).any()
     assert np.unravel_index(np.nanargmax(spread), spread.shape) == (1, 2)
-
-
-def test_studies_average_their_images_and_can_be_chosen():
-    regions = torch.arange(5.0)[:, None, None, None].expand(5, 1, 1, 2)
-    images = EncodedImages(tuple("abcde"), tuple("ppqqr"), ((4, 4),) * 5, regions)
-    studies = images.by_study(["s", "s", "t", "t", "u"], [1, 2, 4])  # named by b, c, e
-    assert (studies.image_ids, studies.subject_ids) == (("b", "c", "e"), ("p", "q", "r"))
-    values = torch.tensor([[1.0, 3.0, 10.0, 0.0, 7.0]])
-    assert studies.mean_by_study(values).tolist() == [[2.0, 5.0, 7.0]]
-    assert images.mean_by_study(values) is values
-    chosen = studies.select([2, 0])
-    assert chosen.image_ids == ("e", "b")
-    assert chosen.regions[:, 0, 0, 0].tolist() == [0.0, 1.0, 4.0]
-    assert chosen.mean_by_study(values[:, [0, 1, 4]]).tolist() == [[7.0, 2.0]]

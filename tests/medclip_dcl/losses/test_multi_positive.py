@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from medclip_dcl.losses.multi_positive import multi_positive_loss
+from medclip_dcl.losses.info_nce import multi_positive_loss
 
 
 def written_out(s, same, excluded, positive) -> list[float]:
@@ -39,12 +39,6 @@ def test_two_positives_and_one_negative_by_hand() -> None:
     s = torch.tensor([[0.0, math.log(2), math.log(3)]])
     loss = multi_positive_loss(s, torch.tensor([[False, True, False]]))
     assert loss.item() == pytest.approx(-(math.log(1 / 6) + math.log(2 / 6)) / 2)
-
-
-def test_is_cross_entropy_where_nobody_is_a_mate() -> None:
-    s = torch.randn(5, 5, dtype=torch.float64)
-    loss = multi_positive_loss(s, torch.zeros(5, 5, dtype=torch.bool))
-    torch.testing.assert_close(loss, cross_entropy(s, torch.arange(5)))
 
 
 def test_gradient_is_that_of_the_formula_and_zero_for_who_is_alone() -> None:

@@ -60,17 +60,16 @@ def test_what_a_vision_transformer_adds_to_its_patches_does_not_decay(kind: str)
     assert weights & free == added
 
 
-def test_gamma_and_what_an_objective_adds_have_their_own_learning_rate() -> None:
+def test_gamma_and_what_an_objective_adds_have_the_common_learning_rate() -> None:
     model = tiny_dual_encoder()
     model.bias = nn.Parameter(torch.tensor(-4.0))
-    own = SETTINGS.model_copy(update={"scale_learning_rate": 1e-4})
     names = {parameter: name for name, parameter in model.named_parameters()}
     peaks = {
         names[parameter]: group["peak"]
-        for group in build_optimizer(model, own).param_groups
+        for group in build_optimizer(model, SETTINGS).param_groups
         for parameter in group["params"]
     }
-    assert peaks["gamma"] == peaks["bias"] == 1e-4
+    assert peaks["gamma"] == peaks["bias"] == SETTINGS.learning_rate
     assert peaks["region_projection.weight"] == 1e-2
 
 

@@ -1,19 +1,15 @@
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.losses.negatives import remove_by_similarity
 from medclip_dcl.models.text_encoder import TextEncoder, load_text_weights, load_trained_projection
 from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
-from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.text_similarity import TextSpace, closest_threshold
 from tests.support.bert import tiny_bert, write_cxr_bert
 from tests.support.corpus import KINDS, read_tiny_corpus
@@ -38,15 +34,12 @@ def text_encoder(folder: Path) -> tuple[TextEncoder, TokenTable]:
     return encoder, TokenTable(model.tokenizer, texts, 32)
 
 
-def space(encoder: TextEncoder, by: str, checkpoint: Path | None = None) -> TextSpace:
-    settings = ObjectiveConfig.model_validate({"similar_by": by})
-    return TextSpace(settings, encoder, checkpoint, None, CPU)
+def space(encoder: TextEncoder, checkpoint: Path | None = None) -> TextSpace:
+    return TextSpace(encoder, checkpoint, CPU)
 
 
 @pytest.mark.parametrize(("share", "threshold"), [(0.1, 1 - 1e-4), (0.2, 1 - 1e-4), (0.3, 0.0)])
-def test_the_threshold_lies_where_the_closest_pairs_of_batches_end(
-    corpus: Corpus, share: float, threshold: float
-) -> None:
+def test_the_threshold_lies_where_the_closest_pairs_of_batches_end(corpus, share, threshold):
     """6 of 24 studies are of a kind, so 5 of 23 pairs of a batch, 22 %, have cosine 1, others 0."""
     kinds = [next(k for k, (_, *said) in enumerate(KINDS) if text in said) for text in corpus.texts]
     found = closest_threshold(torch.eye(4)[kinds], corpus, sampler_of(corpus), share)
@@ -75,7 +68,7 @@ def test_mean_states_are_centred_on_the_training_sentences(work: Path, corpus: C
     encoder, _ = text_encoder(work / "language_model")
     tokenizer = load_language_model(work / "language_model").tokenizer
     tokens = TokenTable(tokenizer, corpus.texts, 32)
-    chosen = space(encoder.train(), "auto")
+    chosen = space(encoder.train())
     assert chosen.name == "mean"
     found = chosen.fit(corpus, tokens)
     assert encoder.training  # and dropout played no part
@@ -103,7 +96,7 @@ def test_the_checkpoints_own_projection_is_its_formula(tmp_path: Path) -> None:
     save_file(weights | head, folder / "model.safetensors", metadata={"format": "pt"})
     head = {key.removeprefix("cls_projection_head."): value for key, value in head.items()}
     encoder, tokens = text_encoder(folder)
-    chosen = space(encoder, "auto", folder)
+    chosen = space(encoder, folder)
     assert chosen.name == "projection"
     trained = load_trained_projection(folder, encoder.backbone.config)
     assert trained is not None
@@ -121,39 +114,4 @@ def test_the_checkpoints_own_projection_is_its_formula(tmp_path: Path) -> None:
 def test_a_checkpoint_without_a_projection_is_compared_by_mean_states(tmp_path: Path) -> None:
     folder = released(tmp_path / "general", "general")
     encoder, _ = text_encoder(folder)
-    assert space(encoder, "auto", folder).name == "mean"
-    assert space(encoder, "mean", folder).name == "mean"
-    with pytest.raises(ConfigError, match=r"similar_by is projection.*set objective.similar_by"):
-        space(encoder, "projection", folder)
-
-
-def table_space(path: Path, encoder: TextEncoder) -> TextSpace:
-    settings = ObjectiveConfig(similar_by="table", similar_table=str(path))
-    return TextSpace(settings, encoder, None, path, CPU)
-
-
-def test_vectors_of_a_table_belong_to_their_sentences(
-    work: Path, corpus: Corpus, tmp_path: Path
-) -> None:
-    encoder, tokens = text_encoder(work / "language_model")
-    keys = list(reversed(corpus.text_keys))
-    lengths = np.arange(1.0, 1.0 + len(keys))
-    rows = [[0.0, 3 * length] if length % 2 else [2 * length, 0.0] for length in lengths]
-    pq.write_table(pa.table({"text_key": keys, "vector": rows}), tmp_path / "t.parquet")
-    found = table_space(tmp_path / "t.parquet", encoder).fit(corpus, tokens)
-    assert found.tolist() == [[1, 0] if length % 2 == 0 else [0, 1] for length in lengths[::-1]]
-    few = pa.table({"text_key": keys[1:], "vector": rows[1:]})
-    pq.write_table(few, tmp_path / "few.parquet")
-    with pytest.raises(ConfigError, match="lacks 1 of 8 sentences"):
-        table_space(tmp_path / "few.parquet", encoder).fit(corpus, tokens)
-
-
-@pytest.mark.parametrize(
-    "vectors", [[[1.0], [1.0, 2.0]], [[1.0], [float("nan")]], ["a", "b"], None]
-)
-def test_a_table_that_is_none_is_refused(tmp_path: Path, work: Path, vectors: object) -> None:
-    path = tmp_path / "bad.parquet"
-    if vectors is not None:
-        pq.write_table(pa.table({"text_key": ["a", "b"], "vector": vectors}), path)
-    with pytest.raises(ConfigError, match=r"objective.similar_table .*; give"):
-        table_space(path, text_encoder(work / "language_model")[0])
+    assert space(encoder, folder).name == "mean"
