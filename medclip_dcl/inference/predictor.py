@@ -335,7 +335,7 @@ class Predictor:
         def answer(regions: Tensor, images: Sequence[SquareImage]) -> Iterator[ClassifyAnswer]:
             scores = self.classify_regions(regions, asked)
             heads = self.answer_heads(regions, np.stack([image.pixels for image in images]))
-            grids: Sequence[Any] = [None] * len(images)
+            grids: Any = [None] * len(images)
             if explain and self.has_regions:
                 grids = self.finding_grids(self._located(regions, images), asked)
             for image, score, own, head in zip(images, scores, grids, heads, strict=True):

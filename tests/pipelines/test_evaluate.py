@@ -276,7 +276,7 @@ def test_an_adopted_checkpoint_is_evaluated_as_it_answers(tmp_path, monkeypatch)
     )
     images = [tmp_path / f"images/{number}.png" for number in range(3)]
     for row in scores(made):
-        image = open_image(images[int(row["image_id"].split(".")[0].rpartition("/")[2])])
+        image = open_image(images[int(row["image_id"].partition("-")[2])])
         (own,) = [
             item for item in predictor.classify(image).findings if item.name == row["finding"]
         ]
