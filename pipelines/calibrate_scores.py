@@ -77,7 +77,9 @@ def _fit(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
     predictor = load(folder)
     model = evaluated_model(predictor)
     source = job.open(manifest.ARTIFACT, verify=False)
-    images = PreparedImages(job.open(prepared.ARTIFACT, verify=False))
+    made = job.open(prepared.ARTIFACT, verify=False)
+    prepared.require_fit(made, predictor.config.images)
+    images = PreparedImages(made)
     rows = read_image_rows(source, images, SPLIT)
     allowed = job.config.evaluate.allow_contaminated
     refuse_contaminated(folder, source, rows, images, allowed=allowed)

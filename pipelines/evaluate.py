@@ -87,7 +87,8 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
     settings = job.config.evaluate
     # build has verified every artifact
     source = job.open(manifest.ARTIFACT, verify=False)
-    images = PreparedImages(job.open(prepared.ARTIFACT, verify=False))
+    made = job.open(prepared.ARTIFACT, verify=False)
+    images = PreparedImages(made)
     rows = read_image_rows(source, images, settings.split)
     contamination: dict[str, int | None] = {"contaminated": None, "repeated_images": None}
     findings: tuple[Finding, ...] = ()
@@ -99,6 +100,7 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
         )
         inference = settle_inference(job.config.inference)
         predictor = load(folder, engine=inference.engine, precision=inference.precision)
+        prepared.require_fit(made, predictor.config.images)
         model = evaluated_model(predictor)
         findings = () if settings.prompts else predictor.findings
     said = job.open(sentences.ARTIFACT, verify=False)

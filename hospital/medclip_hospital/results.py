@@ -212,8 +212,7 @@ def _draw_answer(answered: Answered, picture: GreyImage) -> npt.NDArray[np.uint8
     """
     findings = [] if answered.is_refused else answered.answer.findings
     shown = [np.array(item.heatmap) for item in findings if item.decision and item.heatmap]
-    affine = next((item.where.affine for item in findings if item.where), ())
-    heat = draw_heat(picture, shown, affine)
+    heat = draw_heat(picture, shown, next((f.where.affine for f in findings if f.where), ()))
     height, width = heat.shape[:2]
     lines = _lines(answered, findings)
     banner = answered.warning.split(": ") if answered.warning else []
