@@ -6,7 +6,7 @@ another layout; how images become inputs it says of a folder that it has read.
 
 from pathlib import Path
 
-from medclip_dcl.models.encoder_files import PROCESSORS, read_json
+from medclip_dcl.models.encoder_files import OPEN_CLIP, PROCESSORS, read_json
 from medclip_dcl.models.public import biovil, open_clip, transformers_pair
 from medclip_dcl.models.public.checkpoint import Checkpoint, Preprocessing, processor_fit
 
@@ -30,7 +30,8 @@ def read_preprocessing(folder: Path, family: str, image_px: int) -> Preprocessin
     if family == biovil.FAMILY:
         return biovil.preprocessing(image_px)
     for name in PROCESSORS:
-        if (folder / name).is_file():
+        is_own = family != open_clip.FAMILY or not (folder / OPEN_CLIP).is_file()
+        if is_own and (folder / name).is_file():
             tree = read_json(folder / name)
             return processor_fit(tree.get("image_processor", tree), image_px, name)
     return open_clip.preprocessing(folder, image_px)

@@ -82,6 +82,8 @@ def read(folder: Path) -> Checkpoint | None:
         CheckpointError: it is damaged, or holds other encoders, options or keys.
     """
     if (folder / OPEN_CLIP).is_file():
+        if (folder / CONFIG).is_file() and (folder / "model.safetensors").is_file():
+            return None  # transformers' form of the same model lies next to it
         facts = read_json(folder / OPEN_CLIP).get("model_cfg", {})
         file = weights_file(folder)
     elif single := _single_file(folder):

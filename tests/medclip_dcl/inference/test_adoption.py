@@ -147,6 +147,13 @@ def test_openai_s_keys_give_the_same_clip(layout: str, tmp_path: Path) -> None:
         assert (images.size_px, images.fit) == (320, Fit("pad", "lanczos"))
 
 
+def test_of_two_forms_of_one_model_in_a_folder_transformers_is_read(tmp_path: Path) -> None:
+    write_open_clip(tmp_path / "both", openai_keys(pair("clip")))
+    write_pair(tmp_path / "both", "clip", PROCESSORS["clip"])
+    _, card = adopted(tmp_path / "both")
+    assert card["source"]["family"] == "transformers"
+
+
 @torch.no_grad()
 def test_chexzero_s_input_is_bicubic_of_a_padded_square_of_320(tmp_path: Path) -> None:
     (tmp_path / "chexzero").mkdir()
