@@ -42,7 +42,7 @@ def render_report(sources: Sources) -> str:
     return render(
         {
             **found,
-            "verdict": describe_verdict(**found),
+            "verdict": describe_verdict(found["results"], found["eta"], found["data"]),
             "name": sources.work.name,
             "is_generated": sources.is_generated,
             "is_private": sources.settings.private,
