@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from medclip_dcl.likelihood.pll import pseudo_log_likelihood, score_sentences
     from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
     from medclip_dcl.losses.gather import gather_with_grad
-    from medclip_dcl.losses.info_nce import info_nce_loss
-    from medclip_dcl.losses.multi_positive import multi_positive_loss
+    from medclip_dcl.losses.info_nce import info_nce_loss, multi_positive_loss
     from medclip_dcl.text.labeler.labels import read_claims
     from pipelines.python import evaluate, train
 

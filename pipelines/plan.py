@@ -268,7 +268,7 @@ def measure_step(config: Config, text: PreTrainedConfig, seconds: float) -> Step
     share = max(2, config.train.global_batch // config.train.processes)
     is_fast = torch.accelerator.is_available()
     pairs = share if is_fast else min(share, _TIMED_PAIRS)
-    alone = {"global_batch": pairs, "processes": 1, "chunk": 0}
+    alone: dict[str, int | None] = {"global_batch": pairs, "processes": 1, "chunk": 0}
     alone |= {"steps": _MOST_STEPS, "epochs": None}
     settings = config.train.model_copy(update=alone)
     encoder = build_dual_encoder(config.model, text, config.seed)

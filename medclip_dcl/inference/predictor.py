@@ -58,7 +58,7 @@ from medclip_dcl.models.settings import (
     settle_inference,
 )
 from medclip_dcl.models.similarity import global_vectors, region_scores
-from medclip_dcl.text.cleaning import list_texts
+from medclip_dcl.models.text_encoder import list_texts
 
 if TYPE_CHECKING:  # of answers in Python alone
     from medclip_dcl.schemas import Answers, ClassifyAnswer, GroundAnswer

@@ -39,7 +39,7 @@ from medclip_dcl.likelihood.masked_lm import (
     prepare_engine,
 )
 from medclip_dcl.models.settings import EngineName
-from medclip_dcl.text.cleaning import list_texts
+from medclip_dcl.models.text_encoder import list_texts
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,6 @@ import re
 import unicodedata
 from collections.abc import Iterator, Set
 from functools import partial
-from typing import Any
-
-from medclip_dcl.core.errors import QueryError
 
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\ufe0f\ufeff"
@@ -27,6 +24,10 @@ _AFTER = str.maketrans(
 )
 
 
+EMPTY_BOX = r"(?:\[[ \t]?\]|\([ \t]{1,2}\)|[\u2610\u25a1\u25fb])"
+TICKED_BOX = r"(?:\[[ \t]?[xX*\u2713\u2714][ \t]?\]|\([xX\u2713]\)|[\u2611\u2612])"
+
+
 def fold_unicode(text: str) -> str:
     """Fold compatibility forms, hyphens, quotes and line ends; cut what is invisible.
 
@@ -39,22 +40,6 @@ def fold_unicode(text: str) -> str:
         return text
     text = _INVISIBLE.sub("", _LINE_END.sub("\n", text.translate(_BEFORE)))
     return unicodedata.normalize("NFKC", text).translate(_AFTER)
-
-
-def list_texts(texts: Any) -> list[str]:
-    """List texts, of which a string is one.
-
-    Raises:
-        QueryError: one is not a string, as a missing value of a table is not.
-    """
-    try:
-        listed = [texts] if isinstance(texts, str) else list(texts)
-    except TypeError:
-        listed = [texts]
-    for index, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise QueryError(f"text {index} is not a string; leave missing texts out, decode bytes")
-    return listed
 
 
 _HIDDEN = re.compile(

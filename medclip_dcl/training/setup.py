@@ -32,7 +32,7 @@ from medclip_dcl.training.supervision import Supervision, read_supervision
 from medclip_dcl.training.trainer import Hooks, TrainingData
 
 if TYPE_CHECKING:  # what options alone need is imported where they are given
-    from medclip_dcl.data.ground_truth import Truth
+    from medclip_dcl.data.records import Truth
     from medclip_dcl.inference.prompts import Finding
     from medclip_dcl.training.validation import Validation
 

@@ -48,9 +48,7 @@ def files(images: list[bytes]) -> list[tuple[str, tuple[str, bytes]]]:
     return [("image", ("a", data)) for data in images]
 
 
-def test_several_images_are_answered_in_order_and_a_bad_one_in_its_place(
-    http: httpx.Client,
-) -> None:
+def test_several_images_are_answered_in_order_and_a_bad_one_in_its_place(http):
     alone = [http.post("/classify", files=files([data])).json() for data in IMAGES]
     answer = http.post("/v1/classify", files=files([*IMAGES[:2], BAD, IMAGES[2]]))
     assert (answer.status_code, "PHISENTINEL" in answer.text) == (200, False)
