@@ -17,8 +17,8 @@ from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.files import sha256_file
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.data.records import truth_files
 from medclip_dcl.evaluation import calibration
 from medclip_dcl.evaluation.calibration import calibrate_findings, share_changed
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model

@@ -19,8 +19,8 @@ from medclip_dcl.core.errors import ArtifactError, ConfigError
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import SPLITS
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.ground_truth import read_truth
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.data.records import read_truth
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.classification import UNKNOWN, Truth
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model

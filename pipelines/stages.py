@@ -163,7 +163,7 @@ def _truth(config: "Config", _open: "OpenArtifact") -> tuple[Any, str]:
     from medclip_dcl.core.artifact import json_digest
     from medclip_dcl.core.files import sha256_file
     from medclip_dcl.core.settings import resolve_path
-    from medclip_dcl.data.ground_truth import read_truth, truth_files
+    from medclip_dcl.data.records import read_truth, truth_files
 
     root = resolve_path(config.source.root, config.work)
     return read_truth(root), json_digest([sha256_file(path) for path in truth_files(root)])
@@ -271,8 +271,7 @@ TOOLS = {
 """Commands that answer a question; no config runs them by itself."""
 PROGRAMS = {
     "init": Command(START, "a config for your own table: columns are guessed"),
-    "demo": Command(START, "every stage on generated studies, in minutes"),
-    "run": Command(START, "every stage of a config; what is valid already is reused"),
+    "run": Command(START, "every stage of a config, such as `demo`; what is valid is reused"),
     "show": Command(START, "the figures of a run, and its report"),
     "serve": Command(START, "the service and its viewer, on a run's model; else the demo's"),
     "ask": Command(SERVING, "ask a running service: classify, ground, embed, retrieve"),

@@ -1,4 +1,4 @@
-"""Train and evaluate a grid of settings over several seeds: a table, and a picture of each axis.
+"""Train and evaluate a grid of settings over several seeds: a table.
 
 A grid is a YAML file with `axes`, whose combinations are its points, or with named `rows`. Each run
 is a `medclip run` in `sweeps/GRID/POINT/seed-S`, which resumes where it stopped; stages before the
@@ -7,7 +7,7 @@ are trained with each of its values and the first seed; the value that is best o
 the other seeds. Every point is compared with the grid's `baseline`.
 
 On a cluster, `--points` and `--seeds` do a slice, such as `--points $SLURM_ARRAY_TASK_ID`. The call
-that finds every run done writes `sweep.json` and `sweep.png` below `sweeps/GRID`.
+that finds every run done writes `sweep.json` below `sweeps/GRID`.
 """
 
 import fcntl
@@ -42,7 +42,7 @@ from medclip_dcl.core.errors import (
     JobFailed,
     ending_with_fault,
 )
-from medclip_dcl.core.files import disk_faults_named, write_bytes, write_text
+from medclip_dcl.core.files import disk_faults_named, write_text
 from medclip_dcl.core.progress import Progress
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
@@ -64,11 +64,11 @@ from .grid import (
     read_grid,
 )
 from .job import STOPPED, Job, Stopped, run_job
-from .report.sweep import PointResults, draw_sweep, measure_points, sweep_text
+from .report.comparison import PointResults, measure_points, sweep_text
 from .run import run_config
 from .stages import DATA_ARTIFACTS, STAGES, stages_of
 
-FOLDER, FIGURES, PICTURE = "sweeps", "sweep.json", "sweep.png"
+FOLDER, FIGURES = "sweeps", "sweep.json"
 NOTE, CONFIG_FILE, LOG = "run.json", "config.yaml", "log.txt"
 _STAGES = ("build_eta_cache", "train", "evaluate")  # those of a run; all before are shared
 _SHARED = [name for name in DATA_ARTIFACTS if name != "eta_cache"]
@@ -372,7 +372,7 @@ def read_slice(text: str, names: Sequence[str], what: str, numbers: Sequence[int
 def build(
     job: Job, name: str, grid: Grid, processes: int = 0, points: str = "", seeds: str = ""
 ) -> None:
-    """Run what is missing of a grid, then write table and picture."""
+    """Run what is missing of a grid, then write the figures and print the table."""
     sweep = Sweep(job, name, grid, processes)
     names = [point.name for point in sweep.points]
     taken = read_slice(points, names, "--points", range(len(names)))
@@ -389,9 +389,8 @@ def build(
         return
     tree = _measure(sweep, planned, chosen)
     write_text(sweep.folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
-    write_bytes(sweep.folder / PICTURE, draw_sweep(tree))
     print(sweep_text(tree), flush=True)
-    job.say(points=len(tree["points"]), picture=str(sweep.folder / PICTURE))
+    job.say(points=len(tree["points"]), figures=str(sweep.folder / FIGURES))
 
 
 def _measure(

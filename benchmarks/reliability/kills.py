@@ -207,7 +207,7 @@ def commands() -> tuple[Command, ...]:
         evaluated("compare", words=_COMPARED, leaf=True),
         evaluated("export", words=_EXPORTED, once=True, leaf=True),
         evaluated("push_model", words=_PUSHED, leaf=True),
-        evaluated("sweep", words=_SWEPT, varying=("sweep.json", "sweep.png"), leaf=True),
+        evaluated("sweep", words=_SWEPT, varying=("sweep.json",), leaf=True),
         evaluated("train", old=("seed=1",), words=_REPLACED, moments=True),
         evaluated("train on two processes", stride=40, processes=2, **_TWO),
     )

@@ -15,8 +15,8 @@ from medclip_dcl.core.plugins import METRICS
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.data.ground_truth import read_truth, truth_files
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.data.records import read_truth, truth_files
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.calibration import evaluate_probabilities

@@ -24,9 +24,9 @@ from medclip_dcl.inference.heads import read_heads
 from medclip_dcl.inference.model_package import read_model_package, subject_hash
 from medclip_dcl.inference.predictor import load, published_folder
 from medclip_dcl.training.config import TrainingConfig, read_training_config
-from pipelines import cards, push_model, write_cards
+from pipelines import push_model, write_cards
 from pipelines.config import Config
-from pipelines.redacted_copy import export_model
+from pipelines.push_model import export_model
 from tests.support import forkserver
 from tests.support.canaries import found_in, spoil_settings
 from tests.support.corpus import write_config
@@ -61,7 +61,7 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def public_copy(config_file: Path, model: Path, folder: Path) -> Artifact:
-    reported = cards.cards_of(
+    reported = write_cards.cards_of(
         config_file.parent / "work",
         open_artifact(
             model_package.ARTIFACT.at(config_file.parent / "work"), model_package.ARTIFACT

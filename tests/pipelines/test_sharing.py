@@ -6,7 +6,7 @@ import pytest
 
 from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import ConfigError
-from pipelines.sharing import share_data
+from pipelines.run import share_data
 
 
 def test_data_are_linked_and_what_training_made_is_not(tmp_path, capsys):

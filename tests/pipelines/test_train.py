@@ -20,7 +20,6 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from medclip_dcl import load
-from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.model_package import read_model_package, subject_hash
 from medclip_dcl.training.logging import TIMINGS, read_metrics
@@ -343,6 +342,6 @@ def test_a_vit_with_adapters_is_trained_published_and_asked(work: Path) -> None:
     assert published.card["preprocessing"]["channels"] == []
     predictor = load(published.path)
     square = np.arange(40 * 40, dtype=np.uint16).reshape(40, 40)
-    (found,) = predictor.ground(GreyImage(square, 11, "png"), ["There is an effusion."])
-    assert found.grid.shape == (4, 4)
+    (found,) = predictor.ground(square, "There is an effusion.").phrases
+    assert np.array(found.grid).shape == (4, 4)
     assert np.isfinite(found.grid).all()

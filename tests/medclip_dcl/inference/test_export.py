@@ -152,7 +152,7 @@ def test_the_tutorial_loads_plain_classes(exported, tmp_path, monkeypatch):
     _, folder = exported("transformers", "lse_nl")
     (tmp_path / "elsewhere").symlink_to(folder)
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/using_a_model.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     _, _, section = page.partition("## Exports")
     code, *_ = re.findall(
         r"```python\n(.*?)```", section, re.DOTALL

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from medclip_dcl.core.errors import ObjectiveError
 from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
-from medclip_dcl.losses.multi_positive import multi_positive_loss
+from medclip_dcl.losses.info_nce import multi_positive_loss
 from medclip_dcl.losses.place import encode_zones, place_loss
 from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR, encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder

@@ -1,6 +1,6 @@
 from typing import Any
 
-from pipelines.report.verdict import describe_verdict
+from pipelines.report.page import describe_verdict
 
 
 def figure(value: float, low: float | None = None, high: float | None = None) -> dict[str, Any]:
