@@ -19,8 +19,7 @@ QUESTION = {"target": "image", "text": "No pleural effusion.", "k": "99"}
 def hits(client: httpx.Client, **fields: object) -> list[dict[str, object]]:
     answer = client.post("/retrieve", data=QUESTION | fields, files={"unused": b""})
     assert answer.status_code == 200, answer.text
-    found: list[dict[str, object]] = answer.json()["hits"]
-    return found
+    return answer.json()["hits"]
 
 
 def test_images_are_filtered_by_what_their_reports_assert(client: httpx.Client) -> None:

@@ -69,8 +69,7 @@ def notes_of(work: Path) -> dict[str, int]:
 
 def read_tree(work: Path) -> Tree:
     text = (work / FOLDER / "little" / FIGURES).read_text()
-    tree: Tree = json.loads(text, parse_constant=pytest.fail)
-    return tree
+    return json.loads(text, parse_constant=pytest.fail)
 
 
 @pytest.fixture(scope="module")

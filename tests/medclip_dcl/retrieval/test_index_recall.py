@@ -26,8 +26,7 @@ def built(folder: Path, landmarks: int, candidates: int) -> float | None:
     counts = write_index(
         folder, selection(), images, HashedEncoder(), chosen, SIMILARITY, landmarks=landmarks
     )
-    recall: float | None = counts["candidate_recall_at_10"]
-    return recall
+    return counts["candidate_recall_at_10"]
 
 
 def test_recall_is_the_share_of_the_exact_best_among_the_candidates(tmp_path: Path) -> None:
