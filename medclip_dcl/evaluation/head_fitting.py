@@ -71,7 +71,7 @@ class HeadRules:
     bootstrap: BootstrapOptions
 
     def plain(self) -> dict[str, str | float | int]:
-        """Give what decides a head as plain values, to be kept with it."""
+        """Return what decides a head as plain values, to be kept with it."""
         return {
             **self.heads.model_dump(mode="json", include={"features"}),
             **{f"probabilities.{k}": v for k, v in self.probabilities.model_dump().items()},
