@@ -141,7 +141,7 @@ def _given_keys(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def _mark(file: Path) -> tuple[int, ...] | None:
-    """Return inode, time, size and mode, which change when a file does; None where there is none."""
+    """Return inode, time, size and mode, which change when a file does; None: no file."""
     try:
         found = file.stat()
     except OSError:

@@ -121,7 +121,7 @@ class _Exchange:
         state.deadline = self.started + around.settings.deadline_s
 
     async def receive(self) -> Message:
-        """Return the next piece of the body; ApiError where it is too large, too slow or hostile."""
+        """Return the next piece of the body; ApiError: it is too large, too slow or hostile."""
         if self._is_whole:
             return await self._receive()
         self._around.moving.add(self)

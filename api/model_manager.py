@@ -140,7 +140,7 @@ CurrentState = Annotated[ServingState, Depends(_current_state)]
 
 
 def fetch_model(settings: ServeSettings) -> ServeSettings:
-    """Return settings whose model is a folder: a hub's is fetched; ConfigError where it cannot be."""
+    """Return settings whose model is a folder: a hub's is fetched; ConfigError: it cannot be."""
     folder = fetch_weights(Path(settings.model), PACKAGE)
     return settings.model_copy(update={"model": str(folder)})
 

@@ -31,7 +31,7 @@ _LIMITS = {
 
 @router.get("/model", responses=documented("loading", "model_unusable"))
 def model(serving: CurrentState) -> ModelAnswer:
-    """Return the model's card and heads, findings that should not be read, the index, the limits."""
+    """Return the model's card and heads, findings not to be read, the index, the limits."""
     published = serving.published
     try:
         artifact = serving.index.artifact

@@ -122,7 +122,7 @@ class EvaluatedModel:
         return _checked(features, len(images), 2, "embed_features")[:, None, None]
 
     def embedding_of(self, features: Literal["space", "encoder"]) -> "Embed":
-        """Return the function that makes what probes and heads read, as the one region of each image.
+        """Return the function that makes what probes and heads read, as one region of each image.
 
         Twenty thousand images with all their regions would not fit.
         """
