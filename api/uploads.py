@@ -220,8 +220,8 @@ def box_shares(box: PixelBox, image: SquareImage, field: str) -> PixelBox:
     return x / width_px, y / height_px, width / width_px, height / height_px
 
 
-def parse_findings(text: str) -> tuple[Finding, ...] | None:
-    """Read the findings asked for, a JSON list as `parse_prompts` takes it; None for empty text.
+def parse_findings(text: str, own: Sequence[Finding] = ()) -> tuple[Finding, ...] | None:
+    """Read the findings asked for, JSON as `parse_prompts` takes it; None for empty text.
 
     Raises:
         ApiError: it is not JSON, or beyond a limit.
@@ -233,7 +233,7 @@ def parse_findings(text: str) -> tuple[Finding, ...] | None:
         tree = from_json(text, allow_inf_nan=False)
     except (ValueError, TypeError) as error:  # the second: what is not text
         raise ApiError("invalid_request", "findings: A list in JSON") from error
-    findings = parse_prompts(tree)
+    findings = parse_prompts(tree, own)
     prompts = [side for finding in findings for side in (*finding.positive, *finding.negative)]
     if len(findings) > MAX_FINDINGS or len(prompts) > 8 * MAX_FINDINGS:
         rule = f"findings: At most {MAX_FINDINGS} with {8 * MAX_FINDINGS} prompts in all"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 SPEED = ("loss", "pll", "prepare", "train", "serve", "retrieve", "gpu")
 RELIABILITY = ("fuzz", "kills", "privacy", "service", "soak")
-METHOD = ("demo", "labeler", "method", "real_likelihood", "real_studies.summary")
+METHOD = ("demo", "labeler", "method", "real_studies.summary")
 
 LONG = ("kills", "fuzz", "demo", "service", "serve", "retrieve", "soak")
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""

@@ -127,17 +127,6 @@ def processor_of(line: Mapping[str, Any]) -> str:
     return str(line["machine"]["accelerator"] or line["machine"]["processor"])
 
 
-def keep_figures(file: Path, name: str, figures: Mapping[str, float], bars: Bars) -> None:
-    """Add figures to a kept output, and say when and on what code `name` measured them."""
-    tree = json.loads(file.read_text(encoding="utf-8"))
-    tree["figures"] |= {key: round(float(value), 6) for key, value in figures.items()}
-    tree["bars"] |= {key: {"bar": bar, "met": bool(met)} for key, (bar, met) in bars.items()}
-    measured = {"machine": machine(), "commit": commit(), "figures": sorted(figures)}
-    kept = tree.setdefault("kept", {})
-    kept[name] = [*kept.get(name, []), measured]
-    file.write_text(json.dumps(tree) + "\n", encoding="utf-8")
-
-
 def main() -> int:
     """Pass a benchmark's output on, and keep its last line."""
     last = ""

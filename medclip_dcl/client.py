@@ -50,6 +50,8 @@ _REMEDIES: tuple[tuple[type[BaseException], str], ...] = (
     (socket.gaierror, "the name of its host is unknown; is the url right?"),
     (TimeoutError, "the time ran out; is it up, and does a firewall let this through?"),
     (httpx.TimeoutException, "the time ran out; is it up, and does a firewall let this through?"),
+    (httpx.ProtocolError, "what came is not HTTP; is the port right?"),
+    (httpx.NetworkError, "the connection ended early; is it up?"),
 )
 
 
@@ -63,6 +65,8 @@ _Several = TypeVar("_Several", ClassifyAnswers, GroundAnswers)
 Image = Path | str | bytes
 """Path of a DICOM, PNG or JPEG file, or the whole file."""
 _ONE_IMAGE = (Path, str, bytes)
+Findings = str | Mapping[str, Any] | Sequence[str | Sequence[Any] | Mapping[str, Any]]
+"""What findings are asked by."""
 
 
 class Client:
@@ -116,13 +120,14 @@ class Client:
     def classify(
         self,
         image: Image,
-        findings: Sequence[Mapping[str, Any]] | None = None,
+        findings: Findings | None = None,
         *,
         explain: bool = False,
     ) -> ClassifyAnswer:
         """Ask which findings an image shows, with heatmaps where `explain`.
 
-        `findings` has `name`, `positive` and perhaps `negative` of each; None: the model's own.
+        `findings` are names, pairs of prompts, or mappings with `name`, `positive` and perhaps
+        `negative`, one or several; None: the model's own.
         """
         fields = _classify_fields(findings, explain=explain)
         return self._ask("/v1/classify", ClassifyAnswer, fields, image)
@@ -130,7 +135,7 @@ class Client:
     def classify_all(
         self,
         images: Sequence[Image],
-        findings: Sequence[Mapping[str, Any]] | None = None,
+        findings: Findings | None = None,
         *,
         explain: bool = False,
     ) -> list[ClassifyAnswer | RefusedImage]:
@@ -149,7 +154,8 @@ class Client:
 
         `threshold` is the score from which boxes are traced; None: the service's rule.
         """
-        return self._ask("/v1/ground", GroundAnswer, _ground_fields(phrases, threshold), image)
+        fields = _ground_fields(phrases, threshold)
+        return self._ask("/v1/ground", GroundAnswer, fields, image).about(fields["phrase"])
 
     def ground_all(
         self, images: Sequence[Image], phrases: Sequence[str], threshold: float | None = None
@@ -270,12 +276,13 @@ def _listed(given: Any, one: type | tuple[type, ...]) -> list[Any]:
     return [given] if isinstance(given, one) else [*given]
 
 
-def _classify_fields(
-    findings: Sequence[Mapping[str, Any]] | None, *, explain: bool
-) -> dict[str, Any]:
+def _classify_fields(findings: Findings | None, *, explain: bool) -> dict[str, Any]:
     fields = {"explain": str(explain).lower()}
     if findings is not None:
-        fields["findings"] = json.dumps([dict(item) for item in _listed(findings, Mapping)])
+        listed = _listed(findings, (str, Mapping))
+        fields["findings"] = json.dumps(
+            [dict(item) if isinstance(item, Mapping) else item for item in listed]
+        )
     return fields
 
 
@@ -455,9 +462,7 @@ def trusted(ca: Path | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(ca)) if ca else httpx.create_ssl_context()
     except OSError as error:  # an SSLError is one
         name = ca or os.environ.get("SSL_CERT_FILE")
-        raise ConfigError(
-            f"ca {name} cannot be read as certificates ({type(error).__name__}); name a PEM file"
-        ) from error
+        raise ConfigError(f"ca {name} cannot be read as certificates; name a PEM file") from error
 
 
 def unreachable(error: Exception, whom: str) -> ServiceError:
@@ -472,8 +477,7 @@ def unreachable(error: Exception, whom: str) -> ServiceError:
                 "variable SSL_CERT_FILE, or use the host name that it holds",
             )
     why = (line for kind, line in _REMEDIES for cause in causes if isinstance(cause, kind))
-    reason = f"{type(error).__name__}; is it up?"
-    return ServiceError("unreachable", f"{whom} gave no answer: {next(why, reason)}")
+    return ServiceError("unreachable", f"{whom} gave no answer: {next(why, 'is it up?')}")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

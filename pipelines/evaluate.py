@@ -7,6 +7,7 @@ with the reason, and a finding whose prompt pair does not decide is warned of.
 `evaluate.model` names a model of another run: a config of `source` and it is enough.
 """
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from medclip_dcl.core.artifact import Artifact, open_artifact
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.files import sha256_file
 from medclip_dcl.core.plugins import METRICS
+from medclip_dcl.core.progress import REST, writes_json
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import write_table
 from medclip_dcl.data import manifest, prepared
@@ -62,7 +64,8 @@ def build(job: Job) -> None:
     artifact = job.make(
         results.ARTIFACT, settings, inputs, lambda draft: _evaluate(job, folder, draft)
     )
-    print(results.results_table(results.read_figures(artifact)), flush=True)
+    if REST not in os.environ and not writes_json():  # at the end of a run they are shown by it
+        print(results.results_table(results.read_figures(artifact)), flush=True)
 
 
 def prepare_for(job: Job, model: Path) -> Job:

@@ -37,14 +37,13 @@ from medclip_dcl.models.encoder_files import describe_image
 from medclip_dcl.models.image_encoder import CHANNELS
 from medclip_dcl.models.lora import add_adapters
 from medclip_dcl.models.pretrained import fetch_weights, weights_file
-from medclip_dcl.models.towers import read_start
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.launch import settle_precision, start_accelerator
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import freeze, frozen_groups
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.setup import slow_start
+from medclip_dcl.training.setup import slow_start, start_of
 from medclip_dcl.training.step import TrainStep, configure_performance
 
 from .cli import ConfigFile, Overrides, config_of, tool_main
@@ -225,7 +224,7 @@ def _sizes(config: Config) -> tuple[Config, PreTrainedConfig, str]:
     try:
         if given or is_fitted:
             text = fetch_weights(resolve_path(given, config.work)) if given else text
-            start = read_start(model, image, text, whole=bool(model.pretrained))
+            start = start_of(model, image, text)
             return config.model_copy(update={"model": start.settings}), start.text_config, ""
         sizes = own.vocabulary, own.hidden_size, own.layers, HEADS
         words = f"not fitted yet; a BERT of {own.layers} layers of {own.hidden_size}, as is asked"

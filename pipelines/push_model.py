@@ -92,7 +92,7 @@ def push(copy: Artifact, repo: str, *, private: bool) -> str:
         status = error.response.status_code
         raise HubError(f"the hub refused with status {status}; may you write there?") from error
     except Exception as error:  # the client's HTTP library has errors of its own
-        raise HubError(f"the hub cannot be reached ({type(error).__name__})") from error
+        raise HubError("the hub cannot be reached; is the network up?") from error
     return str(commit.commit_url)
 
 

@@ -37,8 +37,8 @@ async def classify(
     explain: Annotated[bool, Form(description="whether grids and boxes are wanted")] = False,
 ) -> ClassifyAnswer | Response:
     """Score findings on an image by their prompts; of several images each has its answer."""
-    asked = parse_findings(findings)
     model = serving.predictor
+    asked = parse_findings(findings, model.findings)
     question = _Question(model, model.findings if asked is None else asked, explain)
 
     async def one(_place: int, image: SquareImage) -> ClassifyAnswer:

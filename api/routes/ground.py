@@ -16,8 +16,6 @@ from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.schemas import (
     GroundAnswer,
     GroundAnswers,
-    ImageFacts,
-    PhraseAnswer,
     RefusedImage,
 )
 
@@ -96,11 +94,9 @@ class _Question:
 
 def _answer(serving: ServingState, image: SquareImage, found: Sequence[Grounding]) -> GroundAnswer:
     model = serving.predictor
-    is_beyond = model.is_out_of_range(image.pixels)
-    facts = ImageFacts.of(image, out_of_range=is_beyond)
-    serving.metrics.note_facts(model.digest, facts)
-    phrases = [PhraseAnswer.of(item) for item in found]
-    return GroundAnswer(model=model.digest, image=facts, phrases=phrases)
+    answer = GroundAnswer.of(model, image, found)
+    serving.metrics.note_facts(model.digest, answer.image)
+    return answer
 
 
 def overlay_png(image: GreyImage, found: Grounding) -> bytes:

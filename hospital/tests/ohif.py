@@ -64,10 +64,7 @@ def viewer(pages: Path, pacs: orthanc.Orthanc) -> Iterator[str]:
             isolated["Cross_Origin_Embedder_Policy"] = "require-corp"
             self.answer(status, data, kind, **isolated)
 
-    with (
-        httpx.Client(base_url=pacs.url, trust_env=False, timeout=30) as web,
-        served(Pages) as url,
-    ):
+    with httpx.Client(base_url=pacs.url, trust_env=False, timeout=30) as web, served(Pages) as url:
         yield url
 
 

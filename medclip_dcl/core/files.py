@@ -206,7 +206,7 @@ def read_keys(path: Path) -> list[str]:
         mode = path.stat().st_mode
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = type(error).__name__
+        reason = (isinstance(error, OSError) and error.strerror) or "it is not UTF-8"
         raise ConfigError(f"key file {path} cannot be read ({reason}); name another") from error
     if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
         raise ConfigError(f"key file {path} is open to others; run chmod 440 on it")

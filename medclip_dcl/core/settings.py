@@ -100,7 +100,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"{what} {path} holds a {type(tree).__name__}; it must hold keys")
+        raise ConfigError(f"{what} {path} holds no keys; write lines of `key: value`")
     return tree
 
 

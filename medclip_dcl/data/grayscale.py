@@ -8,7 +8,7 @@ to the image by one look-up. The reduction to a square is exact: the same bits o
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +138,7 @@ def _as_stored(value: int, layout: Layout) -> int:
     return value - span if layout.signed and value >= span // 2 else value
 
 
-Source = Literal["dicom", "jpeg", "png"]
+Source = Literal["dicom", "jpeg", "png", "array"]
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class GreyImage:
         pixels: uint16 (height, width); the darkest valid pixel is 0, the brightest
             65535, in between linear; padding is 0; a constant image is all zeros.
         bits_stored: bits of a stored value.
-        source: format of the file.
+        source: format of the file; `array`: the pixels were given.
         inverted: whether MONOCHROME1 was turned round.
         constant: whether all valid pixels were equal.
         spacing_mm: millimetres between rows and between columns, where known.
@@ -194,6 +194,46 @@ class SquareImage:
     constant: bool
     source: Source
     inverted: bool
+
+
+_LUMA = np.array([19595, 38470, 7471]) / 65536  # of red, green and blue, as Pillow has them
+
+
+def grey_of_array(values: npt.NDArray[Any]) -> GreyImage:
+    """Take numbers for an image, scaled by their extremes as those of a file without a window.
+
+    Args:
+        values: whole or real numbers, (height, width), or with one or three channels first or
+            last; red, green and blue become luma.
+
+    Raises:
+        ImageError: they are not numbers, not finite, or of another shape.
+
+    Source: luma of ITU-R BT.601, as of colour files.
+    """
+    shape = values.shape
+    if values.dtype.kind not in "buif" or not values.size:
+        raise ImageError("bad_intensities", "an array of pixels needs numbers, one at least")
+    if len(shape) == 3 and (shape[2] in {1, 3} or shape[0] in {1, 3}):
+        last = values if shape[2] in {1, 3} else np.moveaxis(values, 0, 2)
+        kind = values.dtype
+        values = last[..., 0]
+        if last.shape[2] == 3:
+            values = last.astype(np.float64) @ _LUMA
+            values = np.floor(values + 0.5) if kind == np.uint8 else values  # Pillow's very levels
+    if values.ndim != 2:
+        raise ImageError(
+            "bad_intensities",
+            f"an array of shape {shape} is not one image, (height, width) with or without one or "
+            "three channels; of several give a list, or four axes",
+        )
+    level = values.astype(np.float64)
+    low, high = float(level.min()), float(level.max())
+    if not np.isfinite((low, high)).all():
+        raise ImageError("bad_intensities", "an array of pixels needs finite numbers")
+    scaled = np.rint((level - low) / ((high - low) or 1.0) * TOP).astype(np.uint16)
+    bits = 8 * values.dtype.itemsize if values.dtype.kind in "ui" else 16
+    return GreyImage(scaled, min(bits, 16), "array", constant=low == high)
 
 
 _SUPPORT = 2.0  # of the bicubic kernel, in pixels of the square

@@ -122,8 +122,9 @@ class ModelConfig(Section):
 
     pretrained: Annotated[str, LOCAL] = ""
     """Directory, or OWNER/NAME@REVISION of a hub, with a whole model to start from: CLIP or SigLIP
-    (MedSigLIP) of transformers, or BiomedCLIP of open_clip; its encoders, maps into the shared
-    space and scale replace what is set below."""
+    (MedSigLIP) of transformers, or BiomedCLIP of open_clip; or directory of a model package, whose
+    images are prepared as `images` must say. Its encoders, maps into the shared space and scale
+    replace what is set below."""
     image: ImageEncoderConfig = ImageEncoderConfig()
     """Image encoder."""
     text: TextEncoderConfig = TextEncoderConfig()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizer, PreTrainedConfig
 
-from medclip_dcl.core.errors import CheckpointError, ConfigError
+from medclip_dcl.core.errors import CheckpointError, ConfigError, QueryError
 from medclip_dcl.models.architectures import REFUSALS, TEXT_TYPES, check_sizes, check_tokenizer
 from medclip_dcl.models.pretrained import LoadReport, fill, modern_key, read_tensors
 from medclip_dcl.models.settings import TextEncoderConfig
@@ -248,3 +248,19 @@ def load_trained_projection(folder: Path, text_config: PreTrainedConfig) -> Text
     fill(projection, head, heads=())
     encoder.projection = projection
     return encoder.eval().requires_grad_(False)
+
+
+def list_texts(texts: Any) -> list[str]:
+    """List texts, of which a string is one.
+
+    Raises:
+        QueryError: one is not a string, as a missing value of a table is not.
+    """
+    try:
+        listed = [texts] if isinstance(texts, str) else list(texts)
+    except TypeError:
+        listed = [texts]
+    for index, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise QueryError(f"text {index} is not a string; leave missing texts out, decode bytes")
+    return listed

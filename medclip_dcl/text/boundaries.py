@@ -11,18 +11,16 @@ Every rule looks at a bounded stretch of text, so the time grows with its length
 import re
 from collections.abc import Iterator, Sequence
 
-from medclip_dcl.text.cleaning import clean_text
-from medclip_dcl.text.labeler.phrases import is_term, names_parts_alone
+from medclip_dcl.text.cleaning import EMPTY_BOX, TICKED_BOX, clean_text
+from medclip_dcl.text.labeler.lexicon import ANSWERS, TREE, pattern_of
+from medclip_dcl.text.labeler.phrases import is_term, lacks_part, names_parts_alone
 
 _DOTS = "\u2022\u2023\u25aa\u25ab\u25cf\u25cb\u25e6\u25a0\u25ba\u25b8\u27a2\u27a4\u2713\u2714\u00b7"
-_BOX = (
-    r"(?:\[[ \t]?[xX*\u2713\u2714]?[ \t]?\]|\([xX\u2713]\)|\([ \t]{1,2}\)"
-    r"|[\u2610\u2611\u2612\u25a1\u25fb])"
-)
+_BOX = rf"(?:{EMPTY_BOX}|{TICKED_BOX})"
 _MARK = (
     rf"(?:[*{_DOTS}>][ \t]*|[-\u2013\u2014]{{1,2}}[ \t]+|-(?=[A-Z])"
-    r"|o[ \t]+(?=[A-Z])|\d{1,2}/[ \t]+|[QA]\d{1,2}[.):]+[ \t]+"
-    r"|\(?(?:\d{1,2}|[a-hA-H]|[ivx]{1,4})[.):]+(?:[ \t]+|(?=[A-Z][a-z])))"
+    r"|o[ \t]+(?=[A-Z])|\d{1,2}/[ \t]+|[QA]\d{0,2}[.):]+[ \t]+"
+    r"|[({]?(?:\d{1,2}|[a-hA-H]|[ivx]{1,4}|[IVX]{1,4})[.):\]}]+(?:[ \t]+|(?=[A-Z][a-z])))"
 )
 _MARKED = re.compile(rf"[ \t]*(?:{_MARK}(?=\S)|{_BOX})")
 _MARKS = re.compile(rf"\A\s*(?:{_MARK})+(?=\S)")
@@ -33,46 +31,37 @@ _SPOKEN_FIRST = re.compile(r"\s*(?:number\s+)?one\b.*\btwo\b", re.I)
 _UNSPOKEN = re.compile(r"[.,;:]")
 _NEXT_DASH = re.compile(r"(?<=\S)\s+(?=([-*])\s+[A-Z])")
 _LABEL = re.compile(r"[ \t]*[A-Za-z][A-Za-z0-9 ()/,&'-]{0,40}(?::(?!\d)|[ \t]\||[ \t]\.{2,}[ \t])")
+_COLUMNS = re.compile(r"[ ]*[A-Za-z][A-Za-z /()-]{0,30}?[ ]{3,}\S")
 _LEADER = re.compile(r"\S[ \t]+\.{2,}[ \t]+\S")
+_ENDS = {name: pattern_of(words) for name, words in TREE["ends"].items()}
 _DANGLING = re.compile(
-    r"(?:[,:&/(+-]|.{26}(?<![])?:|] )(?<!  )\b(?-i:no|NO)|"
-    r"\b(?:a|an|the|of|or|and|with|without|to|in|on|at|by|for|from|is|are|was|were|"
-    r"has|have|be|been|than|that|which|versus|vs|per|as|over|into|between|likely|possible|probable|"
-    r"represent|representing|reflect|suggest|suggesting|dr|mr|mrs|ms|right|left|small|mild|moderate|"
-    r"upper|lower|middle|acute|new|pleural|focal|via))$",
-    re.I,
+    rf"(?:[,:&/(+-]|.{{26}}(?<![])?:|] )(?<!  )\b(?-i:no|NO)|\b{_ENDS['dangling']})$", re.I
 )
-_CONTINUES = re.compile(
-    r"(?:or|and|of|with|without|in|on|at|to|from|by|for|than|is|are|was|were|has|have|which|that|"
-    r"but|due|consistent|compatible|seen|noted|versus|vs|as|not)\b"
-)
+_CONTINUES = re.compile(rf"{_ENDS['continuing']}\b")
 _LEAST_WIDTH, _MOST_WIDTH = 60, 100
 """Columns: hardly any report is wrapped narrower, and a longer line was not wrapped at all."""
 
-_NUMBER = re.compile(r"(?:^|(?<=\s))\(?(\d{1,2})[.)]+(?:\s+(?=[A-Za-z])|(?=[A-Z][a-z]))")
+_NUMBER = re.compile(r"(?:^|(?<=\s))[({]?(\d{1,2})[.)}]+(?:\s+(?=[A-Za-z])|(?=[A-Z][a-z]))")
 _STOP = re.compile(
     r"(?<=[\w)\]])\.(?=\.(?!\.))|[.?!]+[\"')\]>]*(?=\s)"
     r"|(?:(?<=[a-z]{3})|(?<=XXX)|(?<=___)|(?<=\)))\.(?=[A-Z][A-Za-z])"  # glued: "clear.There"
     r"|(?<=[A-Z]{3})\.(?=[A-Z]{2})|(?<=[a-z]{4})\.(?=[a-z]{2,}(?:\s|$))"
 )
 _NEVER_LAST = re.compile(r"\b(?:dr|mr|mrs|ms|prof|st|vs|figs?|e\.g|i\.e|cf|approx|viz)$", re.I)
-_SHORTENED = re.compile(
-    r"\b(?:(?:[a-z]\.)+[a-z]|etc|al|inc|lat|inf|sup|ant|post|bilat|mod|sm|lg|incr|decr|prev|"
-    r"temp|min|max|l|r|lt|rt|w|c|s|poss|prob|jr|sr|jan|feb|mar|apr|jun|jul|"
-    r"aug|sept?|oct|nov|dec)$",
-    re.I,
-)
+_SHORTENED = re.compile(rf"\b(?:(?:[a-z]\.)+[a-z]|{_ENDS['shortened']})$", re.I)
 _INITIAL = re.compile(r"(?<![A-Za-z.])[A-HJ-Z]$")
-_STARTS = re.compile(
-    r"(?:no|the|there|heart|lungs?|cardiac|mild|small|stable|normal|bony|osseous|pleural|visualized|"
-    r"unchanged|impression|findings|trachea|mediastin\w+|costophrenic|pulmonary|left|right)\b",
+_STARTS = re.compile(rf"{_ENDS['starting']}\b", re.I)
+_SURELY_STARTS = re.compile(r"(?:no|the|there|unchanged)\b")
+_YES_OR_NO = rf"(?:{ANSWERS['yes']}|{ANSWERS['no']}|[yn])"
+_ANSWERED = re.compile(rf"\?[ \t]*[-\u2013:]?[ \t]*{_YES_OR_NO}\b[^.?]*$", re.I)
+_ANSWER_BESIDE = re.compile(r"\?\s+A(?:ns(?:wer)?)?\d{0,2}[.):]+\s+(?=\S)")
+_ABOUT_BEFORE = re.compile(
+    r"(?:none|neither|this|these|it|both) (?:is|are|was|were|has|have) (?:now |since |also )?"
+    rf"(?:not|no longer|gone|resolved|cleared|{ANSWERS['no']}|{ANSWERS['seen']})\b",
     re.I,
 )
-_SURELY_STARTS = re.compile(r"(?:no|the|there|unchanged)\b")
 _ANSWER = re.compile(
-    r"(?:yes|no|none|absent|present|nil|neg(?:ative)?|[yn]|uncertain|unclear|possibl[ey]|probabl[ey]|"
-    r"maybe|equivocal|indeterminate)\s*(?:[.,;|(-]|$)",
-    re.I,
+    rf"(?:{_YES_OR_NO}|{ANSWERS['open']})(?:\s+{ANSWERS['seen']})?\s*(?:[.,;|(-]|$)", re.I
 )
 
 
@@ -146,11 +135,19 @@ LIST_HEAD = re.compile(
 
 
 def _carry_heads(lines: Sequence[str]) -> list[str]:
-    """Say of each item what the head of its list says: "Absent:", then "- effusion"."""
-    carried, head = [], ""
+    """Say of each item what the head of its list says: "Absent:", or "Heart", then "- effusion"."""
+    carried, head, part = [], "", ""
     for line in lines:
         begun = LIST_HEAD.fullmatch(line)
         marks = _MARKS.match(line)
+        line = _ANSWER_BESIDE.sub("? ", line)
+        stripped = without_number(line).strip(" :")
+        if names_parts_alone(stripped):
+            part = stripped
+        elif part and marks and lacks_part(stripped):  # "- Not enlarged"
+            line = f"{marks.group()}{part}: {stripped}"
+        elif not marks:
+            part = ""
         if begun or (line.strip() and not marks):
             head = begun.lastgroup or "" if begun else ""
         if head in {"no", "possible"} and marks and not line.lower().startswith("no ", marks.end()):
@@ -186,11 +183,14 @@ def _begins(previous: str, line: str, width: int, is_lower: bool) -> bool:
     if names_parts_alone(previous) and not _LABEL.match(line):
         return False  # "Heart" and, on a line of its own, "Enlarged"
     in_form = ("|" in previous and "|" in line) or "\t" in previous or _LEADER.search(previous)
-    if _MARKED.match(line) or in_form:
+    in_columns = _COLUMNS.match(previous) and _COLUMNS.match(line)
+    if _MARKED.match(line) or in_form or in_columns:
         return True
     if previous.endswith((".", "?", "!")):
         return not _NEVER_LAST.search(previous[:-1][-10:])
     stripped = line.lstrip()
+    if _ANSWERED.search(previous[-60:]):
+        return True  # "an effusion? - yes (left)"
     if _DANGLING.search(previous[-40:]):
         return False
     if _LABEL.match(line):
@@ -209,6 +209,7 @@ def _cut_items(block: str) -> Iterator[str]:
         cuts = [match.end() for match in _NEXT_DASH.finditer(block) if match[1] == block[0]]
     else:
         cuts = [match.end() for match in _NEXT_DOT.finditer(block)]
+        cuts += _labels_in_row(block)
         cuts += [match.start() for match in _spoken_numbers(block)]
         last = 0
         for match in _NUMBER.finditer(block):
@@ -221,6 +222,15 @@ def _cut_items(block: str) -> Iterator[str]:
             yield block[start:cut]
             start = cut
     yield block[start:]
+
+
+def _labels_in_row(block: str) -> list[int]:
+    """Find the labels in a row that is a whole table: "Heart | Enlarged | Pleura | Clear"."""
+    cells = [*re.finditer(r"[^|]+", block)] if block.count("|") > 2 else []
+    labels = [
+        cell.start() for cell in cells if names_parts_alone(cell.group().strip(), findings=True)
+    ]
+    return labels if len(labels) > 1 and labels == [cell.start() for cell in cells[::2]] else []
 
 
 def _spoken_numbers(block: str) -> Iterator[re.Match[str]]:
@@ -252,8 +262,10 @@ def _is_end(item: str, start: int, match: re.Match[str]) -> bool:
     """Whether a stop ends the sentence that began at `start`."""
     before = item[max(start, match.start() - 12) : match.start()]
     after = item[match.end() : match.end() + 40].lstrip()
+    if _ABOUT_BEFORE.match(after):
+        return False
     if "?" in match.group():
-        return bool(before[-1:].strip()) and not _ANSWER.match(after)
+        return bool(before[-1:].strip()) and not _ANSWER.match(after.lstrip("-\u2013: "))
     if "!" in match.group() or not after:
         return True
     if match.group().startswith("..") and not before[-1:].strip():

@@ -24,7 +24,7 @@ WORDS_OF: dict[str, str] = yaml.safe_load(
     Path(__file__).with_name("languages.yaml").read_text(encoding="utf-8")
 )
 """Language, and `english` for English beyond the lexicon -> words."""
-_WORD = re.compile(r"[^\W\d_]+")
+_WORD = re.compile(r"[^\W\d_]{2,}")
 _UMLAUT = re.compile(r"([aou])e")
 _SHAPE = re.compile(
     r"[a-z]*(?:megalie|megalia|thorace|torax|ektase|ektasen|ctasia|ctasie|ttasia|cion|ciones|coes|cao|"

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from medclip_dcl.text.boundaries import LIST_HEAD, cut_sentences, end_of_first_line, find_sentences
 from medclip_dcl.text.cleaning import clean_text
+from medclip_dcl.text.labeler import lexicon
 from medclip_dcl.text.labeler.labels import read_claims
-from medclip_dcl.text.labeler.lexicon import Cue
+from medclip_dcl.text.labeler.lexicon import Cue, pattern_of
 from medclip_dcl.text.labeler.phrases import find_marks, names_parts_alone, words
 from medclip_dcl.text.mimic_sections import NAMES, TREE, VIEW, Part, Sections
 
@@ -30,8 +31,13 @@ USUAL_NAMES = frozenset({*_USUAL.values(), *NAMES.values(), "preamble"})
 """Names of sections that reports have as a rule; any other is left out for want of a name."""
 _WEAK = frozenset(_plain_name(name) for name in TREE["weak"].split(";"))
 _STRONG = frozenset(_plain_name(name) for name in TREE["strong"].split(";"))
+_TELLING = [
+    (name, frozenset(_plain_name(word) for word in listed.split(";")))
+    for name, listed in TREE["telling"].items()
+]
 _OF_IMAGE = {"findings": "findings", "impression": "impression", "addendum": "impression"}
 """Usual name -> the section that its text is read into; what has other names is left out."""
+_BEFORE_IMAGE = {"history", "technique", "comparison"}
 _BRIEF = {"technique", "comparison", "examination"}
 """Sections of a line or two: a paragraph behind them is not theirs."""
 _MOST_WORDS = 5
@@ -49,7 +55,9 @@ _CAPITALS = re.compile(
     rf"(?<![\w-])(?:{'|'.join(name.strip().upper() for name in TREE['strong'].split(';'))})S?"
     r"(?=[ \t]+(?:[A-Z]?[a-z]|\d))"
 )
-_ANSWERED = re.compile(r"\s*(?:yes|no|none|absent|present|neg(?:ative)?|[yn])\b", re.IGNORECASE)
+_ANSWERED = re.compile(
+    rf"\s*(?:{lexicon.ANSWERS['yes']}|{lexicon.ANSWERS['no']}|[yn])\b", re.IGNORECASE
+)
 _UNPUNCTUATED = re.compile(r"[.:;|]")
 _BARE = re.compile(
     r"(?:^[ \t]*(?P<first>exam|clinical history|history|indication|technique|comparison)"
@@ -74,17 +82,9 @@ _STATES = re.compile(
     re.I,
 )
 _CHEST = re.compile(r"\b(?:chest|thorax|thoracic|cxr|ribs?|lungs?)\b", re.IGNORECASE)
-_OTHER_PART = re.compile(
-    r"\b(?:shoulder|knee|hip|pelvis|abdomen|kub|hand|wrist|foot|feet|ankle|elbow|femur|tibia|fibula|"
-    r"humerus|forearm|arm|leg|thigh|finger|toe|cervical|lumbar|sacrum|skull|facial|sinus(?:es)?|"
-    r"brain|head|neck|mandible|orbits?|clavicle)\b",
-    re.IGNORECASE,
-)
-_LIMB = re.compile(
-    r"\b(?:shoulder|knee|hip|pelvis|hand|wrist|foot|feet|ankle|elbow|femur|tibia|humerus|forearm|"
-    r"arm|leg|thigh|finger|toe|skull|facial|mandible|orbits?)\b(?! film| view)",
-    re.IGNORECASE,
-)
+_LIMBS, _TRUNK = (pattern_of(lexicon.TREE["elsewhere"][name]) for name in ("limbs", "trunk"))
+_LIMB = re.compile(rf"\b{_LIMBS}\b(?! film| view)", re.IGNORECASE)
+_OTHER_PART = re.compile(rf"\b(?:{_LIMBS}|{_TRUNK})\b", re.IGNORECASE)
 _LABELLED = re.compile(
     r"[ \t]*(?:\(?\d{1,2}[.)][ \t]*|[-*\u2022][ \t]*)?(?P<label>[A-Za-z][A-Za-z ,()-]{0,30}):"
 )
@@ -242,15 +242,23 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
         if (
             is_line
             and not previous.strip()
-            and head == head.title()
+            and _is_title(head)
+            and not (head.isupper() and VIEW.search(plain))
             and len(head.split()) < _MOST_WORDS
         ):
             name = name or usual_name(head)  # "Critical Findings", alone behind a blank line
+            if not name and current and current not in _OF_IMAGE and _names_chest_alone(head):
+                name = "findings"  # "Chest Radiograph", behind the history
+        elif not is_line and not name and _is_title(head):
+            name = usual_name(head)  # "Referrer's Question - "
+            if not name and current and current not in _OF_IMAGE and _names_chest_alone(head):
+                name = "findings"
         is_own = plain not in _WEAK if not is_line else not (follows_text and head.islower())
         if name and is_own:
             yield start, end, name
         return
-    name = _USUAL.get(plain, "") if _NUMBERED.match(line) else usual_name(head)
+    inside = current in _OF_IMAGE
+    name = _USUAL.get(plain, "") if _NUMBERED.match(line) else usual_name(head, inside=inside)
     if name:
         yield start, end, name
     elif not current or current in _OF_IMAGE:
@@ -264,6 +272,14 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
             yield start, start, "findings"  # its label is part of the text: "Pneumothorax: no"
     elif head.isupper() and len(head) > 2:
         yield start, end, plain
+
+
+def _is_title(head: str) -> bool:
+    return all(word[0].isupper() or len(word) < 4 for word in head.split())
+
+
+def _names_chest_alone(head: str) -> bool:
+    return {mark.region or mark.concept for mark in find_marks(head)} == {"chest"}
 
 
 def _inner_headings(line: str, begin: int) -> Iterator[tuple[int, int, str]]:
@@ -293,10 +309,11 @@ def _inner_headings(line: str, begin: int) -> Iterator[tuple[int, int, str]]:
     return iter(sorted(found))
 
 
-def usual_name(heading: str) -> str:
+def usual_name(heading: str, *, inside: bool = False) -> str:
     """Bring a heading to its usual name; empty where it has none.
 
     One that names several parts has the name of what is about the image, the impression first.
+    Else its words tell; inside of findings or impression no word ends what is about the image.
     """
     plain = _plain_name(heading)
     if plain in _USUAL:
@@ -307,11 +324,17 @@ def usual_name(heading: str) -> str:
         return next((name for name in ("impression", "findings") if name in named), named[0])
     listed = plain.split()
     if len(listed) <= _MOST_WORDS:
-        for name in (listed[-1:], listed[:1]):
-            if name and name[0] in _STRONG:
-                return _USUAL[name[0]]
+        for word in (*listed[-1:], *listed[:1]):
+            if word in _STRONG:
+                return _USUAL[word]
         if (heading.isupper() or "view" in plain) and VIEW.search(plain) and "pain" not in plain:
             return "findings"
+        telling = not any(word.isdigit() for word in listed)
+        if telling and not any(
+            mark.concept or mark.region not in {"", "chest"} for mark in find_marks(heading)
+        ):
+            name = next((name for name, telling in _TELLING if telling & {*listed}), "")
+            return "" if inside and name in _BEFORE_IMAGE else name
     return ""
 
 

@@ -170,9 +170,7 @@ CHUNKED = b"Content-Type: multipart/form-data; boundary=x\r\nTransfer-Encoding: 
         b"POST /classify HTTP/1.1\r\nHost: a\r\nX-API-Key: KEY\r\n" + CHUNKED + 400 * b"1\r\n-\r\n",
     ],
 )
-def test_heads_and_frames_that_are_not_plain_http_are_refused(
-    guarded: Service, data: bytes
-) -> None:
+def test_heads_and_frames_that_are_not_plain_http_are_refused(guarded, data):
     answer = exchange(guarded.address, data.replace(b"KEY", KEY.encode()), patience_s=3)
     assert answer.status in {400, 501}
 
@@ -187,9 +185,7 @@ def test_a_body_in_chunks_is_read(guarded: Service, size: int) -> None:
     assert exchange(guarded.address, request.encoded(KEY)).status == 200
 
 
-def test_strangers_that_ask_on_and_on_neither_hold_the_service_nor_fill_the_log(
-    guarded: Service,
-) -> None:
+def test_strangers_that_ask_on_and_on_neither_hold_the_service_nor_fill_the_log(guarded):
     before = guarded.log.stat().st_size
     with ExitStack() as stack:
         for number in range(400):

@@ -43,9 +43,7 @@ def files(images: list[bytes]) -> list[tuple[str, tuple[str, bytes]]]:
     return [("image", ("a", data)) for data in images]
 
 
-def test_an_image_s_vector_is_the_direction_of_its_mean_region(
-    client: httpx.Client, predictor: Predictor, regions: torch.Tensor
-) -> None:
+def test_an_image_s_vector_is_the_direction_of_its_mean_region(client, predictor, regions):
     answer = client.post("/v1/embed", files=files(IMAGES)).json()
     mean = regions.numpy().mean(axis=(1, 2))
     expected = mean / np.linalg.norm(mean, axis=1, keepdims=True)
@@ -60,9 +58,7 @@ def test_an_image_s_vector_is_the_direction_of_its_mean_region(
     assert answer["base64"] is None
 
 
-def test_regions_come_row_by_row_and_their_bytes_are_little_endian(
-    client: httpx.Client, regions: torch.Tensor
-) -> None:
+def test_regions_come_row_by_row_and_their_bytes_are_little_endian(client, regions):
     for dtype, kind, error in (("float32", "<f4", 1e-6), ("float16", "<f2", 1e-3)):
         fields = {"what": "regions", "format": "base64", "dtype": dtype}
         answer = client.post("/embed", files=files(IMAGES), data=fields).json()
@@ -73,9 +69,7 @@ def test_regions_come_row_by_row_and_their_bytes_are_little_endian(
         assert np.asarray(same, kind) == pytest.approx(sent, abs=error)
 
 
-def test_a_box_over_one_region_gives_that_region(
-    client: httpx.Client, regions: torch.Tensor
-) -> None:
+def test_a_box_over_one_region_gives_that_region(client, regions):
     rows, columns = regions.shape[1:3]
     height, width = 96, 64  # of every image
     step_y, step_x = height / rows, width / columns
@@ -144,9 +138,7 @@ def test_a_refused_image_of_several_is_refused_in_its_place(client: httpx.Client
         (1, {"format": "npy"}, "format: Input should be 'json' or 'base64'"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_by_its_rule(
-    client: httpx.Client, images: int, fields: dict[str, object], rule: str
-) -> None:
+def test_what_cannot_be_asked_is_refused_by_its_rule(client, images, fields, rule):
     parts = files([png()] * images) or {"": (None, b"")}
     answer = client.post("/embed", data=fields, files=parts)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")

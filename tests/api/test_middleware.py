@@ -248,9 +248,7 @@ def test_an_answer_leaves_in_pieces_and_takes_room_until_it_is_read() -> None:
     assert (status, b"overloaded" in body) == (503, True)
 
 
-def test_a_reader_that_stops_is_cut_and_one_that_goes_on_is_not(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_reader_that_stops_is_cut_and_one_that_goes_on_is_not(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(middleware, "PIECE_S", 0.3)
     app = app_with()
@@ -312,16 +310,6 @@ def test_an_id_is_the_clients_where_it_is_one_plain_word(given: list[str], is_ke
     else:
         assert found not in given
         assert int(found, 16).bit_length() <= 128  # a new UUID
-
-
-def test_every_answer_has_the_headers_of_safety_once() -> None:
-    for path, method, cached in (("/framed", "GET", "max-age=60"), ("/nowhere", "GET", "no-store")):
-        found = headers_of(exchange(app_with(), [], path, method))
-        named = dict(found)
-        assert len(named) == len(found)
-        assert named["cache-control"] == cached
-        assert named["x-content-type-options"] == "nosniff"
-        assert named["content-security-policy"].startswith("default-src 'none'")
 
 
 def test_a_line_says_what_was_asked_and_how_it_went(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,6 @@
 """Filters, and candidates from an engine, over HTTP."""
 
 from contextlib import ExitStack
-from pathlib import Path
 
 import httpx
 
@@ -40,9 +39,7 @@ def test_a_finding_that_nobody_knows_is_refused(client: httpx.Client) -> None:
     assert "Gout" not in answer.text
 
 
-def test_an_engine_gives_the_same_hits_and_its_loss_is_named(
-    folder: Path, client: httpx.Client, tmp_path: Path
-) -> None:
+def test_an_engine_gives_the_same_hits_and_its_loss_is_named(folder, client, tmp_path):
     index = open_artifact(folder / "index", ARTIFACT)
     counts = index.summary["images"], index.summary["texts"]
     vectors = open_vectors(index.file, index.fingerprint, counts)

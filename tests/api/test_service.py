@@ -15,9 +15,7 @@ from PIL import Image
 
 from medclip_dcl.data.images import open_image
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.schemas import ModelAnswer
 from tests.support import published
-from tests.support.dicom import raster_bytes
 from tests.support.service import Service, png, running
 from tests.support.tiny_models import random_images
 from tests.support.wire import BOUNDARY, Part, Request, exchange, form
@@ -118,9 +116,7 @@ def test_a_picture_of_two_phrases_is_refused(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("target", ["image", "text"])
 @pytest.mark.parametrize("asked", ["text", "image", "box"])
-def test_every_kind_of_question_finds_ranked_hits(
-    client: httpx.Client, asked: str, target: str
-) -> None:
+def test_every_kind_of_question_finds_ranked_hits(client, asked, target):
     form = {"target": target, "k": "3"}
     files = image() if asked != "text" else {"unused": ("", b"")}
     form |= {"text": {"text": "Heart size is normal."}, "box": {"box": "[4, 8, 30.5, 40]"}}.get(
@@ -187,9 +183,7 @@ def test_pixels_that_spell_an_answer_are_not_taken_for_one(service: Service) -> 
     ],
     ids=["empty", "text", "eps", "tiff", "bomb", "cut png"],
 )
-def test_what_is_no_image_is_refused_by_name(
-    client: httpx.Client, data: bytes, status: int, code: str
-) -> None:
+def test_what_is_no_image_is_refused_by_name(client, data, status, code):
     answer = client.post("/classify", files=image(data))
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.json()["request_id"] == answer.headers["x-request-id"]
@@ -219,15 +213,19 @@ def test_a_dicom_image_is_read_and_a_cut_one_refused(client: httpx.Client, dicom
         ("/retrieve", {"target": "text", "text": "x", "k": "x"}, "k: Input should be a valid"),
         ("/retrieve", {"target": "text", "text": "x", "k": "0"}, "k: Input should be greater"),
         ("/retrieve", {"target": "text", "text": "w" * 1001}, "text: Text of 1 to 1000"),
-        ("/retrieve", {"target": "text", "text": "x", "split": "x"}, "split: One of train"),
+        ("/retrieve", {"target": "text", "text": "x", "split": "tomorrow"}, "split: One of train"),
+        ("/retrieve", {"target": "image", "text": "x", "k": "101"}, "k: Input should be less"),
+        ("/retrieve", {"target": "image", "text": "x", "k": "9" * 5000}, "k: Unable to parse"),
+        ("/retrieve", {"target": "image", "text": "x", "box": "[0, 0, 1, 1]"}, ""),
+        ("/retrieve", {"target": "image", "text": "   "}, ""),
+        ("/retrieve", {"target": "image", "text": "nul\0"}, ""),
     ],
 )
-def test_a_refused_request_learns_which_field_breaks_which_rule(
-    client: httpx.Client, path: str, form: dict[str, str], rule: str
-) -> None:
+def test_a_refused_request_learns_which_field_breaks_which_rule(client, path, form, rule):
     answer = client.post(path, data=form).json()
     assert answer["code"] == "invalid_request"
     assert f"({rule}" in answer["message"] or f"; {rule}" in answer["message"]
+    assert "tomorrow" not in answer["message"]
     answer = client.post("/classify", files=image(), data={"findings": "{"}).json()
     assert answer["message"].endswith("(findings: A list in JSON)")
 
@@ -243,6 +241,7 @@ def test_a_refused_request_learns_which_field_breaks_which_rule(
         "[0, 0, 65, 10]",
         "[60, 0, 10, 10]",
         "[true, 0, 10, 10]",
+        '["1", 2, 3, 4]',
         '{"x": 1}',
         "[" * 20_000,
         f"[{'9' * 5000}, 0, 1, 1]",
@@ -259,6 +258,7 @@ def test_boxes_that_lie_on_no_image_are_refused(client: httpx.Client, box: str) 
     ("findings", "code"),
     [
         ("{", "invalid_request"),
+        ("[" * 20_000, "invalid_request"),
         ("[]", "invalid_query"),
         ('[{"name": "a"}]', "invalid_query"),
         ('[{"name": "a", "positive": 1, "negative": "b"}]', "invalid_query"),
@@ -340,18 +340,7 @@ def test_logs_hold_no_contents(client: httpx.Client, service: Service) -> None:
     assert {"request_id", "route", "status", "ms"} <= set(lines[-1])
 
 
-def test_the_service_stops_when_asked(folder: Path) -> None:
-    with running(folder, index="") as service:
-        with service.client() as client:
-            answer = client.post("/retrieve", data={"target": "image", "text": "x"})
-            assert (answer.status_code, answer.json()["code"]) == (503, "no_index")
-        service.process.terminate()
-        assert service.wait() == 0
-
-
-def test_decisions_are_taken_by_the_offset_where_the_model_has_one(
-    tmp_path: Path, client: httpx.Client
-) -> None:
+def test_decisions_are_taken_by_the_offset_where_the_model_has_one(tmp_path, client):
     plain = client.post("/classify", files=image()).json()["findings"]
     assert client.get("/model").json()["card"]["offsets"] is None
     for finding in plain:
@@ -369,36 +358,6 @@ def test_decisions_are_taken_by_the_offset_where_the_model_has_one(
         assert finding["decision"] is (finding["margin"] > finding["offset"])
         assert finding["decision"] is (finding["score"] > finding["threshold"])
     assert [item["score"] for item in own] == pytest.approx([item["score"] for item in plain])
-
-
-def test_findings_that_should_not_be_read_are_listed_with_the_reason(tmp_path: Path) -> None:
-    published.refuse(published.publish(tmp_path / "model"), "effusion", "no decision")
-    with running(tmp_path, index="") as service, service.client() as client:
-        answer = client.get("/model").json()
-        found = client.post("/classify", files=image()).json()["findings"]
-    about = {"name": "effusion", "reason": "no decision", "correlation": 0.99, "auc": 0.9}
-    assert answer["refused"] == [about]
-    assert ModelAnswer.model_validate(answer).refused[0].reason == "no decision"
-    assert [(item["probability"], item["probability_note"]) for item in found] == [
-        (None, "no decision"),
-        (None, "too few images"),
-    ]
-    del answer["refused"]  # an earlier service's
-    assert ModelAnswer.model_validate(answer).refused == []
-
-
-def test_an_image_unlike_those_of_training_is_flagged(tmp_path: Path) -> None:
-    published.publish(tmp_path / "model", known=published.random_range())
-    noise = np.random.default_rng(0).integers(0, 256, (1, 64, 64)).astype(np.uint8)
-    flagged: dict[str, list[bool]] = {"/classify": [], "/ground": []}
-    with running(tmp_path, index="") as service, service.client() as client:
-        for pixels in (*noise, *random_images(20, seed=9)):
-            for route, found in flagged.items():
-                form = {"phrase": "effusion"} if route == "/ground" else {}
-                answer = client.post(route, files=image(raster_bytes(pixels, "png")), data=form)
-                found.append("out_of_range" in answer.json()["image"]["flags"])
-    assert all(found[0] for found in flagged.values())
-    assert all(sum(found[1:]) <= 4 for found in flagged.values())
 
 
 def test_overlay_is_a_picture_of_bounded_size(client: httpx.Client) -> None:
@@ -427,31 +386,6 @@ def test_card_names_model_index_and_limits(client: httpx.Client, folder: Path) -
     assert len(card["digest"]) == 64
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"target": "image"},
-        {"target": "painting", "text": "x"},
-        {"target": "image", "text": "x", "k": "0"},
-        {"target": "image", "text": "x", "k": "101"},
-        {"target": "image", "text": "x", "k": "9" * 5000},
-        {"target": "image", "text": "x", "box": "[0, 0, 1, 1]"},
-        {"target": "image", "text": "   "},
-        {"target": "image", "text": "nul\0"},
-        {"target": "image", "text": "w" * 1001},
-        {"target": "image", "text": "x", "split": "tomorrow"},
-    ],
-    ids=lambda form: "+".join(form),
-)
-def test_malformed_questions_are_refused_without_echo(
-    client: httpx.Client, form: dict[str, str]
-) -> None:
-    answer = client.post("/retrieve", data=form)
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-    assert "tomorrow" not in answer.text
-    assert "painting" not in answer.text
-
-
 def test_lone_surrogates_in_a_field_are_refused(client: httpx.Client) -> None:
     body = (
         b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\n\\ud800\r\n'
@@ -460,13 +394,6 @@ def test_lone_surrogates_in_a_field_are_refused(client: httpx.Client) -> None:
     kind = "multipart/form-data; boundary=x; charset=unicode_escape"
     answer = client.post("/retrieve", content=body, headers={"content-type": kind})
     assert answer.status_code == 422
-
-
-def test_bodies_that_are_no_form_are_refused(client: httpx.Client) -> None:
-    for kind in ("multipart/form-data", "multipart/form-data; boundary=x", "text/plain"):
-        answer = client.post("/classify", content=b"hello", headers={"content-type": kind})
-        assert answer.status_code in {400, 422}
-        assert set(answer.json()) == {"code", "message", "request_id"}
 
 
 def test_every_answer_bears_its_headers(client: httpx.Client) -> None:
@@ -514,6 +441,8 @@ IMAGE_PART = "a part `image` with a file name"
         ("application/x-www-form-urlencoded", b"image=aGk%3D", IMAGE_PART),
         (FORM, form(Part("image", 70_000 * b"a")), "larger than 64 KiB"),
         (FORM, form(Part("image", b"aGk=")), IMAGE_PART),
+        (FORM, form(Part("image", b"\xff\xd8\xff\xe0")), IMAGE_PART),
+        (FORM, form(Part("image", b"", "")), IMAGE_PART),
         (FORM, form(Part("file", png(), "a.png")), IMAGE_PART),
         (FORM, form(Part("image[]", png(), "a.png")), IMAGE_PART),
         (FORM, form(Part("images", png(), "a.png")), IMAGE_PART),
@@ -521,14 +450,7 @@ IMAGE_PART = "a part `image` with a file name"
         (FORM, b"--frontier\r\nContent-Disposition: form-data\r\n\r\na", "a part has no name"),
     ],
 )
-def test_forms_of_other_clients_learn_what_is_missing(
-    client: httpx.Client, kind: str, body: bytes | None, words: str
-) -> None:
+def test_forms_of_other_clients_learn_what_is_missing(client, kind, body, words):
     answer = client.post("/classify", content=body, headers={"Content-Type": kind} if kind else {})
     assert answer.status_code in {400, 422}
     assert words in answer.json()["message"]
-
-
-def test_everything_is_reachable_under_v1(client: httpx.Client) -> None:
-    assert client.get("/v1/ready").status_code == 200
-    assert client.post("/v1/classify", files=image()).status_code == 200

@@ -115,9 +115,7 @@ def test_the_wheel_has_one_name_and_all_that_a_run_needs(built: tuple[Path, Path
     assert "medclip_dcl/py.typed" in names
 
 
-def test_the_loss_and_the_image_gate_run_from_an_empty_folder(
-    binaries: Path, tmp_path: Path
-) -> None:
+def test_the_loss_and_the_image_gate_run_from_an_empty_folder(binaries, tmp_path):
     assert float(run([binaries / "python", "-c", LOSS], tmp_path)) > 0
     assert "256 256" in run([binaries / "python", "-c", GATE], tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -150,9 +148,7 @@ def borrow(names: Sequence[str], binaries: Path) -> None:
                 (site / source.name).symlink_to(source)
 
 
-def test_the_light_install_runs_the_page_of_the_losses(
-    built: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_the_light_install_runs_the_page_of_the_losses(built, tmp_path):
     binaries = environment_with(built[1], tmp_path / "venv", [])
     borrow(OF_THE_BASE, binaries)
     page = (ROOT / "medclip_dcl/losses/README.md").read_text("utf-8")

@@ -1,8 +1,9 @@
 """The project speaks of itself alone: no machine, no workplace, no left-overs."""
 
+import ast
 import re
 
-from tests.house.tree import name_of, tracked
+from tests.house.tree import HOSPITAL, SHIPPED, modules, name_of, tracked
 
 FOREIGN = re.compile(r"/(?:work|root|home/[a-z]+|tmp/ceo)/|\.\./(?:shared)|\+(?:cpu)\b")
 SUFFIXES = (
@@ -29,6 +30,23 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
         for path in files
         if path.name not in {"test_traces.py", "cpu.lock"}  # which is of torch's CPU build
         and (match := FOREIGN.search(path.read_text(encoding="utf-8")))
+    ]
+    assert found == []
+
+
+def test_no_refusal_names_a_python_class() -> None:
+    shown = re.compile(r"type\(\w+\)\.__name__|__class__|\{\w+!r\} from error")
+    refusals = [
+        (path, node)
+        for path in modules(*SHIPPED, HOSPITAL)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Raise | ast.Assign)
+    ]
+    assert sum(isinstance(node, ast.Raise) for _, node in refusals) > 500
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path, node in refusals
+        if shown.search(ast.unparse(node))
     ]
     assert found == []
 

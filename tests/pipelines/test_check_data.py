@@ -5,22 +5,22 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from medclip_dcl.core.artifact import Artifact, open_artifact
 from medclip_dcl.core.tables import read_table
-from medclip_dcl.synthetic.settings import GenerateConfig
-from medclip_dcl.synthetic.tree import BOX_TABLE
+from medclip_dcl.data import manifest
 from pipelines.build_manifest import main as build_manifest
 from pipelines.check_data import PAGE, main
 from pipelines.report import preflight
 from pipelines.report.preflight import read_preflight
 from tests.support.dicom import dicom_bytes, ramp
-from tests.support.faults import compare, read_fault_list, write_spoilt_tree
 from tests.support.published import publish
 from tests.support.release import REPORT, Release, release
 
-GENERATE = GenerateConfig(patients=38, size_px=64)
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5242880\n"
+PAGE_SAVED = b"<!DOCTYPE html>\n<html><title>503 Service Unavailable</title></html>\n"
 
 
 def write_config(work: Path, **sections: Any) -> Path:
@@ -57,37 +57,80 @@ def opened(work: Path) -> list[str]:
     return [row["image_id"] for row in rows]
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    work = tmp_path_factory.mktemp("archive") / "work"
-    source = {"boxes": BOX_TABLE, "max_reject_share": 1.0}
-    config_file = write_config(work, source=source)
-    write_spoilt_tree(work / "studies", GENERATE, 1, 0)
-    assert build_manifest(["--config", str(config_file)]) == 0
-    assert main(["--config", str(config_file)]) == 3
-    return work
+def picture(number: int, **tags: Any) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 4096, (40, 50), dtype=np.uint16)
+    return dicom_bytes(pixels, **tags)
 
 
-def test_every_planted_fault_is_named_and_none_is_invented(archive: Path) -> None:
-    figures, lines = compare(archive, GENERATE.patients)
-    assert figures["planted"] == figures["kinds_of_fault"] == 16
-    names = ("manifest_missed", "manifest_invented", "check_missed", "check_invented")
-    assert {
-        name: figures[name] for name in (*names, "bit_depths_differ", "leaks")
-    } == dict.fromkeys((*names, "bit_depths_differ", "leaks"), 0)
-    assert len(lines) > 16
+def spoilt_archive() -> tuple[Release, set[tuple[str, str]]]:
+    """Patients of whom each has a fault of its own, but for 2 and 3, who share one, and 17.
+
+    Gives what the check must name: code and id.
+    """
+    given = release(19)
+    ids, people, studies = ([row[at] for row in given.images] for at in range(3))
+    said = [REPORT.replace("are clear", f"are clear in patient {number}") for number in range(19)]
+    given.report = {study: text.encode() for study, text in zip(studies, said, strict=True)}
+    given.image = {name: picture(number) for number, name in enumerate(ids)}
+    path = f"files/p{people[0][:2]}/p{people[0]}/s{studies[0]}/{ids[0]}.dcm"
+    given.boxes = [f"Edema,edema,{path},1,1,5,5,{ids[0]},50,40"]
+    given.images.append(("second-image", people[1], "59999999", "PA"))
+    given.report["59999999"] = REPORT.replace("No acute", "No other acute").encode()
+    given.image["second-image"] = picture(99)
+    given.splits = {"second-image": "test", ids[2]: "test"}
+    given.image[ids[3]], given.report[studies[3]] = given.image[ids[2]], given.report[studies[2]]
+    for number, view in ((4, "LATERAL"), (5, "")):
+        given.images[number] = (*given.images[number][:3], view)
+    given.image[ids[5]] = picture(5, ViewPosition="")
+    given.images += [given.images[6], ("../../escape", people[17], studies[17], "AP")]
+    given.image["../../escape"] = None
+    given.image[ids[7]], given.image[ids[8]], given.image[ids[9]] = None, POINTER, PAGE_SAVED
+    given.image[ids[10]] = picture(10)[:-2000]
+    given.image[ids[11]] = dicom_bytes(np.full((40, 50), 77, np.uint16))
+    given.image[ids[12]] = picture(12, BurnedInAnnotation="YES")
+    texts = (
+        None,
+        POINTER,
+        b" FINAL REPORT\n FINDINGS:\n \n IMPRESSION:\n",
+        said[16].encode("utf-16"),
+    )
+    given.report |= dict(zip(studies[13:17], texts, strict=True))
+    given.image[ids[18]] = picture(18, photometric="MONOCHROME1")
+    codes = ["lateral", "no_view", "duplicate_id", "missing_image", "pointer_file"]
+    codes += ["unknown_format", "truncated", "constant", "burned_in"]
+    named = set(zip(codes, ids[4:13], strict=True))
+    named |= {("boxed_training", people[0]), ("two_splits", people[1])}
+    named |= {("same_pixels", ids[3]), ("pixels_across_splits", ids[3]), ("same_text", studies[3])}
+    of_reports = ("no_report", "pointer_file", "empty_report", "not_utf8")
+    named |= set(zip(of_reports, studies[13:17], strict=True))
+    named |= {("image_without_report", name) for name in ids[13:17]}
+    return given, named | {("monochrome1", ids[18]), ("bad_id", "row-000021")}
 
 
-def test_the_page_and_the_output_hold_no_id(
-    archive: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--config", str(archive.with_suffix(".yaml"))]) == 3
+CHECK_ALONE = {"boxed_training", "two_splits", "same_pixels", "pixels_across_splits", "same_text"}
+CHECK_ALONE |= {"unknown_format", "truncated", "constant", "burned_in", "monochrome1"}
+
+
+def test_every_fault_is_named_and_none_is_invented_and_no_id_is_printed(tmp_path, capsys):
+    given, named = spoilt_archive()
+    everything: dict[str, Any] = {"source": {"max_reject_share": 1.0}}
+    assert check(tmp_path, given, **everything) == 3
+    assert found(tmp_path / "work") == named
+    assert build_manifest(["--config", str(tmp_path / "work.yaml")]) == 0
+    rejects = read_table(manifest.ARTIFACT.at(tmp_path / "work"), manifest.REJECTS).to_pylist()
+    expected = {(code, name) for code, name in named if code not in CHECK_ALONE}
+    renamed = {("no_report" if c == "image_without_report" else c, name) for c, name in expected}
+    assert {(row["reason"], row["id"]) for row in rejects} == renamed
+    listed = read_table(manifest.ARTIFACT.at(tmp_path / "work"), manifest.IMAGES).to_pylist()
+    splits = {(row["subject_id"], row["split"]) for row in listed}
+    assert len({subject for subject, _ in splits}) == len(splits)  # nobody is in two
+    assert (given.images[0][1], "test") in splits
+    assert check(tmp_path, **everything) == 3
     printed = capsys.readouterr()
-    ids = {getattr(p, name) for p in read_fault_list(archive / "studies") for name in p._fields[1:]}
-    assert len(ids - {""}) > 40
-    for text in (printed.out, printed.err, (archive / PAGE).read_text()):
-        assert not [name for name in ids - {""} if name in text]
     assert '"state": "reused"' in printed.out
+    ids = {text for row in given.images for text in row[:3]}
+    for text in (printed.out, printed.err, (tmp_path / "work" / PAGE).read_text()):
+        assert not [name for name in ids if name in text]
 
 
 def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,9 +174,7 @@ def test_a_sample_is_drawn_with_the_seed_and_said_to_be_one(tmp_path: Path) -> N
     assert "drawn at random" in (tmp_path / "work" / PAGE).read_text()
 
 
-def test_no_text_and_no_name_leaves_the_check(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_text_and_no_name_leaves_the_check(tmp_path, capsys):
     given = release(2)
     said = REPORT.replace("The lungs are clear.", "PHISENTINEL has clear lungs.")
     given.report = {row[2]: said.encode() for row in given.images}
@@ -158,9 +199,7 @@ def table_of(tmp_path: Path, texts: list[str]) -> dict[str, Any]:
     return {"kind": "table", "table": "reports.jsonl", "columns": columns, "boxes": ""}
 
 
-def test_the_page_shows_how_reports_are_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_shows_how_reports_are_read(tmp_path, capsys):
     report = "HISTORY: Old fracture.\nFINDINGS: No left effusion. Unchanged.\nIMPRESSION: Edema."
     assert check(tmp_path, source=table_of(tmp_path, [report, "FINDINGS: Clear lungs."])) == 0
     page = (tmp_path / "work" / PAGE).read_text()
@@ -176,9 +215,7 @@ def test_the_page_shows_how_reports_are_read(
     assert "left out though" in printed.out  # a tenth of the text is a short sentence
 
 
-def test_a_corpus_of_another_language_is_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_corpus_of_another_language_is_warned_of(tmp_path, capsys):
     texts = ["Kein Pneumothorax. Herz normal groß.", "Pleuraerguss links.", "No effusion."]
     assert check(tmp_path, source=table_of(tmp_path, texts)) == 0
     assert "2 of 3 reports read like another language than English (German)" in (
@@ -225,9 +262,7 @@ def test_faults_name_the_row_of_their_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_data
-def test_real_sources_are_checked(
-    tmp_path: Path, test_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_sources_are_checked(tmp_path, test_data, monkeypatch):
     monkeypatch.setenv("TEST_DATA", str(test_data))
     config = Path(__file__).parents[2] / "configs/covid_cxr.yaml"
     settings = ["--set", f"work={tmp_path}", "--set", "check.sample=30"]

@@ -30,9 +30,7 @@ def run(config_file: Path, work: object, *more: str) -> int:
     return job_main("make_thing", work)(["--config", str(config_file), *more])  # type: ignore[arg-type]
 
 
-def test_valid_artifact_is_reused_and_said_so(
-    config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_valid_artifact_is_reused_and_said_so(config_file, capsys):
     written = []
 
     def write(writer: ArtifactWriter) -> dict[str, int]:
@@ -92,9 +90,7 @@ sys.exit(job_main("make_thing", work)(["--config", sys.argv[1]]))
 
 
 @pytest.mark.parametrize("options", [[], ["-X", "dev"]])
-def test_a_fault_names_its_type_and_place_but_not_its_message(
-    config_file: Path, options: list[str]
-) -> None:
+def test_a_fault_names_its_type_and_place_but_not_its_message(config_file, options):
     """A library's message may quote a report, in the job's processes and threads too."""
     command = [sys.executable, *options, "-c", FAULTY, str(config_file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -116,9 +112,7 @@ def test_a_job_may_open_as_many_files_as_the_system_allows(config_file: Path) ->
     assert found == [(before[1], before[1])]
 
 
-def test_a_forced_job_makes_again_what_is_valid_and_reuse_names_changed_code(
-    config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_forced_job_makes_again_what_is_valid_and_reuse_names_changed_code(config_file, capsys):
     def work(job: Job) -> None:
         job.make(ARTIFACT, {}, {}, lambda writer: {"forced": job.force})
 

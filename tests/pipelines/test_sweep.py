@@ -141,9 +141,7 @@ def test_the_tree_has_every_point_with_the_mean_of_its_runs(made: Path, capsys: 
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_a_run_without_its_note_goes_on_and_a_changed_one_is_made_again(
-    made: Path, capsys: Capture
-) -> None:
+def test_a_run_without_its_note_goes_on_and_a_changed_one_is_made_again(made, capsys):
     work, arguments = made, arguments_of(made, TWO)
     before = notes_of(work)
     lost = work / FOLDER / "little/floor=zero,constant=0.1/seed-1"
@@ -161,9 +159,7 @@ def test_a_run_without_its_note_goes_on_and_a_changed_one_is_made_again(
     assert '"runs": 1, "done": 0' in capsys.readouterr().out
 
 
-def test_the_value_that_is_best_on_validation_gets_the_other_seeds(
-    corpus: Path, tmp_path: Path
-) -> None:
+def test_the_value_that_is_best_on_validation_gets_the_other_seeds(corpus, tmp_path):
     work, metric = shutil.copytree(corpus, tmp_path / "work"), "validation_report_auc"
     rows = {"tuned": {"tune": {"eta.constant": [0.0, 0.1]}, "seeds": [4, 2]}}
     arguments = arguments_of(work, ROWS | {"rows": rows, "judge": metric})
@@ -199,9 +195,7 @@ def test_of_a_loss_the_lowest_is_best_and_of_equals_the_earlier(tmp_path: Path) 
         run.judged("cnr")
 
 
-def test_a_run_that_fails_is_named_and_its_exit_code_is_passed_on(
-    corpus: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_run_that_fails_is_named_and_its_exit_code_is_passed_on(corpus, tmp_path, capsys):
     work = shutil.copytree(corpus, tmp_path / "work")
     grid = ROWS | {"settings": {"eta.source": "pll"}, "rows": {"dcl_lm": {}}}
     assert sweep.main(arguments_of(work, grid)) == 4  # the corpus has no likelihoods
@@ -225,9 +219,7 @@ def test_a_given_model_is_evaluated_once_and_published_figures_stand_in_brackets
     assert "(1.46)" in shown
 
 
-def test_runs_go_over_the_visible_gpus_and_one_of_many_has_one_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_go_over_the_visible_gpus_and_one_of_many_has_one_thread(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     for named, devices in ((None, ["0", "1"]), ("4,GPU-1f,6", ["4", "GPU-1f"]), ("", [""])):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -282,16 +274,12 @@ def test_table_1_has_the_papers_nine_rows_with_its_figures() -> None:
         ({"axes": {"eta.a": [0.1]}, "points": 3}, "points is not a setting"),
     ],
 )  # fmt: skip
-def test_a_grid_that_cannot_run_is_refused_first(
-    tmp_path: Path, grid: Tree, words: str, capsys: Capture
-) -> None:
+def test_a_grid_that_cannot_run_is_refused_first(tmp_path, grid, words, capsys):
     assert sweep.main(arguments_of(tmp_path, grid)) == 2
     assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("part", [("--points", "7"), ("--points", "a=9"), ("--seeds", "5")])
-def test_a_slice_that_names_something_else_is_refused(
-    made: Path, part: tuple[str, str], capsys: Capture
-) -> None:
+def test_a_slice_that_names_something_else_is_refused(made, part, capsys):
     assert sweep.main([*arguments_of(made, TWO), *part]) == 2
     assert f"{part[0]} names ['{part[1]}']; choose among" in capsys.readouterr().err

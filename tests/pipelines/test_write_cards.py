@@ -50,9 +50,7 @@ def facts(work: Path, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "empty"), [("intended_use", " "), ("limits", []), ("licence", "")]
 )
-def test_publishing_is_refused_while_a_text_is_empty(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, empty: Any
-) -> None:
+def test_publishing_is_refused_while_a_text_is_empty(tmp_path, capsys, name, empty):
     work = write_evaluated(tmp_path / "work")
     model = open_artifact(work / "model", model_package.ARTIFACT)
     assert run(work, **{name: empty}) == 2

@@ -6,7 +6,7 @@ model, likelihoods and eta are of its own training patients; prepared images and
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -21,7 +21,6 @@ HERE = Path(__file__).parent
 FOLDS = 5
 VALIDATE_SHARE = 0.1
 """Share of a fold's training patients that choose the step and the tuned values."""
-SIZE = "images.size_px"
 _SEED = 20261123  # of the folds; no run draws with it
 
 CHEXPERT = {
@@ -51,8 +50,6 @@ class Patient:
     """Paths of the frontal images, relative to the source's root."""
     gold: Mapping[str, bool]
     """The experts' labels of the report."""
-    laterals: tuple[str, ...] = ()
-    """Paths of the other images; no run is asked about them."""
 
 
 def read_patients(root: Path) -> list[Patient]:
@@ -61,14 +58,13 @@ def read_patients(root: Path) -> list[Patient]:
     patients = []
     with (root / "reports.jsonl").open(encoding="utf-8") as lines:
         for row in map(json.loads, lines):
-            paths = [(files[name], item["projection"] == "Frontal") for item in row["images"]
-                     if (name := image_name(item["filename"])) in files]  # fmt: skip
-            images = tuple(path for path, is_frontal in paths if is_frontal)
-            laterals = tuple(path for path, is_frontal in paths if not is_frontal)
+            names = [image_name(item["filename"]) for item in row["images"]
+                     if item["projection"] == "Frontal"]  # fmt: skip
+            images = tuple(files[name] for name in names if name in files)
             gold = {name: value == 1 for name, value in row["gold"].items()}
             texts = (row["findings"] or "", row["impression"] or "")
             if images:
-                patients.append(Patient(str(row["uid"]), *texts, images, gold, laterals))
+                patients.append(Patient(str(row["uid"]), *texts, images, gold))
     return sorted(patients, key=lambda patient: int(patient.uid))
 
 
@@ -110,6 +106,13 @@ class Fold:
     tested: tuple[Patient, ...]
     training: tuple[Patient, ...]
     validation: tuple[Patient, ...]
+    style: str = ""
+    """That in which the training reports are rewritten; empty: as they were written."""
+
+    def rewritten(self, style: str, training: Sequence[Patient]) -> "Fold":
+        """Make the same fold with other training reports, in a folder of its own."""
+        folder = self.folder.with_name(f"{self.folder.name}-{style}")
+        return replace(self, folder=folder, training=tuple(training), style=style)
 
     @cached_property
     def gold_of(self) -> dict[str, Mapping[str, bool]]:
@@ -128,11 +131,8 @@ class Fold:
         fixed = [f"{name}={path}" for name, path in given.items()]
         return load_config(HERE / "studies.yaml", [*fixed, *overrides])
 
-    def write_table(self, *, laterals: bool = False) -> None:
-        """Write the fold's table, one row an image: ids, split, texts and labels.
-
-        `laterals`: of lateral images too, with a column of views.
-        """
+    def write_table(self) -> None:
+        """Write the fold's table, one row an image: ids, split, texts and labels."""
         parts = {"test": self.tested, "train": self.training, "validate": self.validation}
         rows = [
             {
@@ -144,12 +144,10 @@ class Fold:
                 "impression": patient.impression,
                 **{name: int(any(patient.gold[own] for own in owns))
                    for name, owns in CHEXPERT.items()},
-                **({"view": "frontal" if path in patient.images else "lateral"}
-                   if laterals else {}),
             }
             for split, part in parts.items()
             for patient in part
-            for path in (*patient.images, *(patient.laterals if laterals else ()))
+            for path in patient.images
         ]  # fmt: skip
         self.folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows), self.folder / "studies.parquet")

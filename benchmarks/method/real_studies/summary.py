@@ -19,11 +19,17 @@ from scipy import stats
 
 RESULTS = Path(__file__).parents[2] / "results"
 RUNS = ("real_studies_runs.jsonl",)
-"""Files of kept runs; one line a run."""
-TITLES: dict[str, str] = yaml.safe_load(
-    Path(__file__).with_name("rows.yaml").read_text(encoding="utf-8")
-)["history"]
+TODAY = ("real_studies_repeated.jsonl", "real_studies_mates.jsonl")
+"""Files of kept runs, one line a run: of earlier code; and of what `runs` trains, with runs of the
+commit before, whose batches and first weights are the same, of folds and seeds that it has not."""
+_SAME = {"infonce_both": "infonce", "relations_both": "relations"}  # of that commit's rows
+_ROWS = yaml.safe_load(Path(__file__).with_name("rows.yaml").read_text(encoding="utf-8"))
+TITLES: dict[str, str] = {
+    **_ROWS["history"],
+    **{name: row["title"] for name, row in _ROWS["rows"].items()},
+}
 BASELINE, CONSTANT = "infonce_both", "best_constant"
+BASELINES = (BASELINE, "infonce")
 CONSTANTS = tuple(f"constant_{value}" for value in (0.02, 0.05, 0.1, 0.2))
 JUDGE = "validation_report_auc"
 """Figure of validation that chooses values and steps; it reads reports, and no expert's label."""
@@ -46,6 +52,8 @@ FIGURES: dict[str, tuple[str, Callable[[Figures], float]]] = {
     "offset": ("accuracy, offset", lambda f: f["mean_accuracy_offset"]),
     "probe": ("probe, all labels", lambda f: f["probe"]["1"]),
     "emphysema": ("Emphysema, one pair", lambda f: f["findings"]["Emphysema"]["auc"]),
+    "effusion": ("Effusion, four", lambda f: f["several_prompts"]["findings"]["Effusion"]["auc"]),
+    "classifier": ("classifier on the tower", lambda f: f["head"]["mean_auc"]),
 }
 """Name -> heading and reader. The first is primary."""
 PRIMARY = next(iter(FIGURES))
@@ -54,6 +62,25 @@ COLUMNS = ("auc_four", "auc_one", "auc_six", "auprc", "rank", "recall")
 SHOWN = ("relations_both", "cross", "best_constant", "paper", "infonce_both", "infonce_both_early")
 SHOWN += ("relations_both_shuffled", "cross_shuffled", "ceiling")
 """Rows of the page's tables."""
+PAIRS_TODAY = tuple(
+    ("random", one, other)
+    for one, other in (
+        ("mates", "infonce"),
+        ("mates", "mates_shuffled"),
+        ("mates_shuffled", "infonce"),
+        ("reader", "infonce"),
+        ("reader", "mates"),
+        ("reader", "relations"),
+        ("relations", "infonce"),
+        ("mates", "relations"),
+        ("mates_cross", "infonce"),
+        ("mates_cross", "mates"),
+        ("mates_head", "infonce"),
+        ("mates_head", "mates"),
+        ("sigmoid_relations", "relations"),
+        ("relations_no_effusion", "relations"),
+    )
+)
 PAIRS = (
     *(("random", "relations_both", other) for other in (*SHOWN[2:7], "cross", "ceiling")),
     *(("random", "cross", other) for other in (*SHOWN[2:5], "cross_shuffled")),
@@ -136,6 +163,11 @@ class Runs:
     def _add(self, start: str, row: str, fold: int, seed: int, figures: Figures) -> None:
         self._figures.setdefault((start, row), {})[fold, seed] = figures
 
+    @property
+    def baseline(self) -> str:
+        """Name of the row of InfoNCE with both anchors."""
+        return next(name for name in BASELINES if ("random", name) in self._figures)
+
     def rows(self, start: str) -> list[str]:
         """Names of a start's rows, the highest primary figure first."""
         names = [row for begin, row in self._figures if begin == start]
@@ -186,7 +218,15 @@ def _judged(runs: Mapping[int, Figures]) -> float:
 def read_runs(files: Sequence[str] = RUNS) -> Runs:
     """Read the kept runs."""
     texts = ((RESULTS / name).read_text(encoding="utf-8") for name in files)
-    return Runs(json.loads(line) for text in texts for line in text.splitlines())
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    return Runs(lines if files == RUNS else filter(None, map(_of_today, lines)))
+
+
+def _of_today(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    row = line["run"]["row"]
+    if row not in _ROWS["rows"] and row not in _SAME:
+        return None
+    return {"run": {**line["run"], "row": _SAME.get(row, row)}, "figures": line["figures"]}
 
 
 def table(runs: Runs, start: str, rows: Sequence[str], figures: Sequence[str]) -> str:
@@ -200,7 +240,7 @@ def table(runs: Runs, start: str, rows: Sequence[str], figures: Sequence[str]) -
         asked, run = (len(runs.by_fold(start, row, name)) for name in (PRIMARY, "auc_one"))
         cells = [TITLES[row], str(asked) if asked == run else f"{asked} ({run})"]
         cells += [show(runs.mean(start, row, name), name) for name in figures]
-        gain = None if row == BASELINE else runs.minus(row, BASELINE, start=start)
+        gain = None if row in BASELINES else runs.minus(row, runs.baseline, start=start)
         cells += ["-", "-"] if gain is None else [str(gain), f"{gain.ahead} of {gain.folds}"]
         lines.append(_line(cells))
     return "\n".join(lines)
@@ -211,6 +251,8 @@ def comparisons(runs: Runs, pairs: Sequence[tuple[str, str, str]] = PAIRS) -> st
     heads = ["row", "minus", "four sentences a side", "ahead in", "one pair", "ahead in"]
     lines = [_line(heads), "|---" * len(heads) + "|"]
     for start, one, other in pairs:
+        if not (runs.by_fold(start, one) and runs.by_fold(start, other)):
+            continue
         cells = [f"{TITLES[one]}{' (pretrained)' * (start == 'warm')}", TITLES[other]]
         for figure in (PRIMARY, "auc_one"):
             gap = runs.minus(one, other, figure, start)
@@ -236,10 +278,15 @@ def _line(cells: Sequence[str]) -> str:
 
 def main(_argv: Sequence[str] | None = None) -> int:
     """Print every row of every start, and the comparisons of the page."""
-    runs = read_runs()
+    runs, today = read_runs(), read_runs(TODAY)
     for start in ("random", "warm"):
         print(f"\n{start} start\n\n{table(runs, start, runs.rows(start), COLUMNS)}")
-    print(f"\n{comparisons(runs)}")
+    print(f"\n{comparisons(runs)}\n\n{table(today, 'random', today.rows('random'), COLUMNS)}")
+    print(f"\n{comparisons(today, PAIRS_TODAY)}")
+    for figure in ("rank", "auprc", "auc_six", "effusion", "classifier"):
+        gaps = [(pair, today.minus(*pair[1:], figure)) for pair in PAIRS_TODAY]
+        print(f"\n{FIGURES[figure][0]}")
+        print(*(f"{one} - {other}: {gap}" for (_, one, other), gap in gaps if gap), sep="\n")
     return 0
 
 

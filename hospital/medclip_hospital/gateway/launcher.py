@@ -47,9 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MedclipError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return error.exit_code
-    except (OSError, sqlite3.Error) as error:
-        reason = type(error).__name__
-        print(f"gateway: the spool cannot be used ({reason}); is its disk full?", file=sys.stderr)
+    except (OSError, sqlite3.Error):
+        print("gateway: the spool cannot be used; is its disk full, or locked?", file=sys.stderr)
         return ArtifactUnwritable.exit_code
     return 0
 

@@ -113,7 +113,7 @@ class Listener:
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
                 f"{settings.host}:{settings.port} cannot be bound, or its TLS files not be read "
-                f"({type(error).__name__}); choose others"
+                f"({error.strerror}); choose others"
             ) from error
         assert isinstance(server, Server)
         self._server = server

@@ -132,8 +132,8 @@ def _list_files(root: Path, settings: SourceConfig) -> dict[str, list[str]]:
                 if not Path(error.filename or "").is_relative_to(root):
                     raise
         raise StudyError(
-            f"source.root holds no dataset that `datasets` can read ({type(error).__name__}); give "
-            "a folder of save_to_disk, Parquet, images or webdataset, whose files are all in it, "
+            "source.root holds no dataset that `datasets` can read; give a folder"
+            " of save_to_disk, Parquet, images or webdataset, whose files are all in it, "
             "and its source.config"
         ) from error
 
@@ -181,8 +181,8 @@ def _write_rows(folder: Path, root: Path, split: str, settings: SourceConfig) ->
         raise
     except Exception as error:  # of many kinds, whose words may quote the data
         raise StudyError(
-            f"row {done} or a later one of split {split!r} cannot be read "
-            f"({type(error).__name__}); correct it and run again to go on"
+            f"row {done} or a later one of split {split!r} cannot be read; "
+            "correct it and run again to go on"
         ) from error
     return done
 
@@ -298,7 +298,7 @@ def _download(root: Path, settings: SourceConfig) -> None:
         if isinstance(cause, errors.RevisionNotFoundError | errors.RepositoryNotFoundError):
             raise HubError(f"the hub has no dataset {name}; correct source.name") from error
         raise HubError(
-            f"the hub cannot be reached ({type(cause).__name__}), and {name} is not whole "
+            f"the hub cannot be reached, and {name} is not whole "
             "in source.root; run again with a network, or without HF_HUB_OFFLINE"
         ) from error
     write_text(note, wanted)

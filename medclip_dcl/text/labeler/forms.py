@@ -7,39 +7,23 @@ answer becomes a word that looks back, so that the rules of `negation` hold for 
 import re
 from collections.abc import Sequence
 
-from medclip_dcl.text.cleaning import fold_unicode
-from medclip_dcl.text.labeler.lexicon import Cue
+from medclip_dcl.text.cleaning import EMPTY_BOX, TICKED_BOX, fold_unicode
+from medclip_dcl.text.labeler.lexicon import ANSWERS, Cue
 from medclip_dcl.text.labeler.phrases import Mark, name_thickening
 
-_SEEN = (
-    r"(?:seen|identified|detected|present|evident|visible|visuali[sz]ed|demonstrated|noted|found|"
-    r"appreciated|apparent|observed|shown|suspected|evidence)"
-)
-_NO = (
-    rf"(?:no {_SEEN}|not (?:clearly |definitely )?{_SEEN}|none {_SEEN}|none at all|none|no|absent|"
-    r"negative|neg|nil|without|nothing|false|denied|unlikely|excluded|ruled out)"
-)
-_YES = r"(?:yes|present|positive|pos|true|seen|noted|identified|evident|visible|confirmed)"
-_OPEN = (
-    r"(?:possible|possibly|probable|probably|questionable|suspected|equivocal|indeterminate|uncertain|"
-    r"maybe|unclear|cannot (?:be )?exclude(?:d)?|can't (?:be )?exclude(?:d)?|cannot rule out|"
-    r"not excluded|may be present|borderline possible|\?)"
-)
-_SILENT = (
-    r"(?:n/a|na|not applicable|not assessed|not evaluated|not mentioned|not reported|unknown|"
-    r"see (?:above|below|text|impression|findings))"
-)
-_SHORT_NO = r"(?:0(?![.,]\d)|\u00d8|\u00f8|\u2205|n|-ve|\(-\)|-|\u2717|\u2718|x(?=\s*$))"
-_SHORT_YES = r"(?:1(?![.,]\d)|y|\+ve|\(\+\)|\+{1,4}|\u2713|\u2714)"
+_SEEN = ANSWERS["seen"]
+_NO = rf"(?:(?:no|none|not(?: clearly| definitely)?) {_SEEN}|{ANSWERS['no']})"
+_SHORT_NO = r"(?:0(?![.,]\d)|\u00d8|\u00f8|\u2205|n|-ve|[([]-[])]|-|\u2717|\u2718|x(?=\s*$))"
+_SHORT_YES = r"(?:1(?![.,]\d)|y|\+ve|[([]\+[])]|\+{1,4}|\u2713|\u2714)"
 _SEP = (
     r"(?:\s*(?:[:;=|?]|-+>|\.{2,}|[-\u2013\u2014]{1,2}(?=\s)|(?<=\s)[-\u2013\u2014]{1,2}(?=\w)"
-    r"|\()[\s:=|]*)"
+    r"|\()[\s:=|]*(?:[-\u2013]\s+)?)"
 )
 _LABEL = r"(?=\s+(?:[A-Za-z][A-Za-z/-]*\s+){0,4}[A-Za-z/-]+\s*[:=|?](?!\d))"
 _END = rf"\)?(?=\s*(?:$|[.,;|)(\]!])|\s+[-\u2013\u2014]{{1,2}}\s|{_LABEL})"
 _ANSWER = re.compile(
-    rf"{_SEP}(?:(?P<silent>{_SILENT})|(?P<no>{_NO}|{_SHORT_NO})|(?P<yes>{_YES}|{_SHORT_YES})"
-    rf"|(?P<open>{_OPEN})){_END}",
+    rf"{_SEP}(?:(?P<silent>{ANSWERS['silent']})|(?P<no>{_NO}|{_SHORT_NO})|(?P<yes>{ANSWERS['yes']}|{_SHORT_YES})"
+    rf"|(?P<open>{ANSWERS['open']})){_END}",
     re.I,
 )
 _ASKED_OF = re.compile(r"(?:^|(?<=[\s(,-]))\?(?=[A-Za-z])")
@@ -50,13 +34,15 @@ _BY_SIDE = re.compile(
     re.I,
 )
 _BARE_ANSWER = re.compile(
-    r"(?<=[a-z)]),?\s+(?:(?P<no>no|neg|negative|nil|\(-\)|-ve|\u00d8)|(?P<yes>yes|pos|positive|\(\+\)|\+ve|\+{1,4})"
-    r"|(?P<open>,?\s*possible|questionable|suspected|equivocal|\(\?\)))\s*(?=$|[.,;](?:\s|$))",
+    r"(?<=[a-z)]),?\s+(?:(?P<no>no|neg|negative|nil|[([]-[])]|-ve|\u00d8)|(?P<yes>yes|pos|positive|[([]\+[])]|\+ve|\+{1,4})"
+    r"|(?<=,\s)(?P<n>n)|(?<=,\s)(?P<y>y)|(?P<open>,?\s*possible|questionable|suspected|equivocal|\(\?\)))\s*(?=$|[.,;/](?:\s|$))",
     re.I,
 )
 _WRITTEN = {
     "no": " absent ; ",
+    "n": " absent ; ",
     "yes": " present ; ",
+    "y": " present ; ",
     "open": " is possible ; ",
     "silent": " n / a ; ",
 }
@@ -69,24 +55,25 @@ _CHOSEN = re.compile(
     re.I,
 )
 _PLUS = re.compile(
-    r"(?<=[A-Za-z)])\+{1,4}(?=\s|$)|(?<=\s)\+{1,4}(?=\s*(?:$|(?:left|right|[lr]|both|bilat\w*|r[uml]l|l[ul]l)\b))",
+    r"(?<=[A-Za-z)])\+{1,4}(?=[\s.,;]|$)|(?<=\s)\+{1,4}(?=\s*(?:$|[.,;]|(?:left|right|[lr]|both|bilat\w*|r[uml]l|l[ul]l)\b))",
     re.I,
 )
-_MINUS = re.compile(r"^(?P<label>\W*(?:[A-Za-z/]+\s+){1,4})[-\u2013]\s*$")
-_EMPTY = r"(?:\[\s?\]|\(\s{1,2}\)|[\u2610\u25a1\u25fb])"
-_TICKED = r"(?:\[\s?[xX*\u2713\u2714]\s?\]|\([xX\u2713]\)|[\u2611\u2612])"
+_MINUS = re.compile(r"(?:^|(?<=[,;])\s)(?P<label>\W*(?:[A-Za-z/]+\s+){1,4})[-\u2013]\s*(?=$|[.,;])")
+_SIGNED = re.compile(r"(?:^|(?<=[\s,;(]))(?P<sign>[-+])(?=[A-Za-z])")
 _WORD = r"\s*(?P<word>yes|no|absent|present|none|normal|abnormal|possible|y|n)\b"
-_EMPTY_ANSWER = re.compile(rf"{_EMPTY}{_WORD}", re.I)
-_TICKED_ANSWER = re.compile(rf"[:=|?-]?\s*{_TICKED}{_WORD}(?!\s+[a-z])", re.I)
-_BOX = re.compile(rf"(?P<empty>{_EMPTY})|{_TICKED}")
-_LINES = re.compile(r"^\W*lines?(?=\s*[:=|-])", re.I)
+_EMPTY_ANSWER = re.compile(rf"{EMPTY_BOX}{_WORD}", re.I)
+_TICKED_ANSWER = re.compile(rf"[:=|?-]?\s*{TICKED_BOX}{_WORD}(?!\s+[a-z])", re.I)
+_BOX = re.compile(rf"(?P<empty>{EMPTY_BOX})|{TICKED_BOX}")
+_LINES = re.compile(r"^\W*lines?(?=\s*[:=|,-])", re.I)
+_CHOICE = re.compile(r"(?<=[:=?])\s*(?:[A-Za-z]{2,12}\s*/\s*){1,5}[A-Za-z]{2,12}\s*$")
+_MONTH = re.compile(r"(?<=\d )May\b|\bMay(?= \d)")
 _CARDIOMEGALY = re.compile(
     r"(?<![\d.xX]\s)(?<![\d.])\bCM\b(?!\s+(?:above|below|from|in|x|to)\b)(?!\s*\.?\d)", re.I
 )
 _SELF_DENIED = re.compile(r"\s*(?:no|without|normal|clear|negative|absent|not)\b", re.I)
 _HOLDS_MARK = re.compile(
     r"[:;=|?(\[+\u00d8\u00f8\u2205\u2610-\u2612\u25a1\u25fb]"
-    r"|\s[-\u2013\u2014]|->|\.\.\.|-ve|CM\b|cm\b| / no\b"
+    r"|(?:^|\s)[-\u2013\u2014]|->|\.\.\.|-ve|CM\b|cm\b| / no\b"
     r"|\b(?:no|neg|negative|nil|yes|pos|positive|possible|questionable|suspected|equivocal|[yn]|none"
     r"|absent|present)\W*$",
     re.I,
@@ -96,15 +83,19 @@ _HOLDS_MARK = re.compile(
 def write_out(sentence: str) -> str:
     """Write a sentence out as prose: answers, check boxes, signs and letters become words."""
     text = fold_unicode(sentence)
+    text = _MONTH.sub("", text) if "May" in text else text
     if not _HOLDS_MARK.search(text):
         return text
     text = _ASKED_OF.sub(" possible ", text)
     if len(_SLASHED_NO.findall(text)) > 1:  # "no ptx / no edema / aicd": each a statement
         text = text.replace(" / ", " ; ")
+    text = _CHOICE.sub(_chosen_in_capitals, text)
     text = _BY_SIDE.sub(_both_sides, text)
     text = _CHOSEN.sub(lambda match: f" {match['first'] or match['second']} ", text)
     text = _PLUS.sub(" present ; ", text.replace("+/-", " possible "))
     head, bar, cells = text.partition("|")
+    if len(_SIGNED.findall(text)) > 1:  # "-eff, +ptx"
+        text = _SIGNED.sub(lambda match: "no " if match["sign"] == "-" else " ", text)
     text = f"{head}{bar}{cells.replace('|', ' ; ')}" if cells.count("|") else text
     text = _LINES.sub("line and tube", _ASKED_BOTH.sub(" ", text))
     text = _write_out_boxes(text)
@@ -112,6 +103,12 @@ def write_out(sentence: str) -> str:
     text = _ANSWER.sub(_as_word, text)
     text = _BARE_ANSWER.sub(_as_word, text)
     return _CARDIOMEGALY.sub("cardiomegaly", text) if "CM" in text else text
+
+
+def _chosen_in_capitals(match: re.Match[str]) -> str:
+    """Of choices the one in capitals: "none / SMALL / large"."""
+    chosen = [word for word in re.findall("[A-Za-z]+", match.group()) if word.isupper()]
+    return f" {chosen[0]}" if len(chosen) == 1 else match.group()
 
 
 def _both_sides(match: re.Match[str]) -> str:

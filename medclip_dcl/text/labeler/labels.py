@@ -107,7 +107,8 @@ def read_sentence(text: str) -> Reading:
     marks = silence_labels(find_marks(text))
     languages = (language,) if language else ()
     reading = Reading(
-        languages=languages, normal=bool(marks) and all(mark.cue is Cue.NORMAL for mark in marks)
+        languages=languages,
+        normal={mark.cue for mark in marks} - {Cue.COLON, Cue.BREAK} == {Cue.NORMAL},
     )
     for clause in cut_clauses(marks):
         if not any(mark.concept or mark.cue in QUALITIES for mark in clause):

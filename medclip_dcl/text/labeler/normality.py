@@ -65,7 +65,8 @@ def _denied(names: set[str]) -> Iterator[Mention]:
 def _is_said(clause: Sequence[Mark], index: int) -> bool:
     """Whether a "normal" is meant in full: not "not normal", not "otherwise normal"."""
     limited = any(mark.cue is Cue.OTHERWISE for mark in clause[:index])
-    return not limited and not (index > 0 and clause[index - 1].cue is Cue.NOT)
+    previous = clause[index - 1].cue if index else None
+    return not limited and previous not in {Cue.NOT, Cue.LEFT, Cue.RIGHT}  # "lung: right clear"
 
 
 def _is_denied(clause: Sequence[Mark], index: int, polarity: Polarity) -> bool:

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from medclip_dcl.text.cleaning import fold_unicode
 from medclip_dcl.text.labeler.lexicon import (
     CUES,
+    FINDINGS_OF,
     PHRASES_OF,
     REGIONS_OF,
     SEVERITIES,
@@ -26,6 +28,8 @@ from medclip_dcl.text.labeler.lexicon import (
 _WORD = re.compile(r"\d+(?:[.,/:]\d+)*|[a-z]+\d*(?:'[a-z]+)?|[,:/?()|=!\u2014]")
 _LEADER = re.compile(r"(?<=\s)\.{2,}(?=\s)")  # dots between a label and what is stated of it
 _DASH = re.compile(r"(?<=\s)[-\u2013]+(?=\s)|--+|\u2014")
+_SHORTEST = 4
+"""Letters that a word may be shortened to."""
 _FORGIVEN_LENGTH = 8
 """Letters from which one wrong letter is forgiven; shorter words are too alike."""
 _LONGEST_CLAUSE = 100
@@ -58,10 +62,16 @@ class PhraseTable:
     """Finds every phrase of a lexicon (phrase -> what it stands for), the longest first.
 
     Phrases are cut as `words` cuts text. One slip of the pen is forgiven in the long words of
-    those that are `forgiven`.
+    those that are `forgiven`, and the beginning of a word of `shortened` stands for it where it
+    begins no word of another meaning: "atelect".
     """
 
-    def __init__(self, phrases: Mapping[str, Any], forgiven: Iterable[str]) -> None:
+    def __init__(
+        self,
+        phrases: Mapping[str, Any],
+        forgiven: Iterable[str] = (),
+        shortened: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._root = _Node()
         for phrase, value in phrases.items():
             node = self._root
@@ -71,6 +81,7 @@ class PhraseTable:
         self._spelling = _Spelling(
             {word for phrase in phrases for word in words(phrase)},
             {word for phrase in forgiven for word in words(phrase)},
+            shortened,
         )
 
     def find(self, text: str) -> list[Match]:
@@ -105,10 +116,25 @@ class _Node:
 
 
 class _Spelling:
-    """Corrects one wrong, missing, added or swapped letter in the long words among some."""
+    """Corrects one wrong, missing, added or swapped letter in the long words among some.
 
-    def __init__(self, vocabulary: Set[str], forgiven: Set[str]) -> None:
+    Beginnings of some words are written out.
+    """
+
+    def __init__(
+        self, vocabulary: Set[str], forgiven: Set[str], shortened: Mapping[str, str]
+    ) -> None:
         self._vocabulary = frozenset(vocabulary)
+        meanings: dict[str, set[str]] = {}
+        for word in vocabulary:
+            for end in range(_SHORTEST, len(word)):
+                meanings.setdefault(word[:end], set()).add(shortened.get(word, ""))
+        self._whole = {
+            word[:end]: word
+            for word in sorted(shortened, key=len, reverse=True)
+            for end in range(_SHORTEST, len(word))
+            if len(meanings[word[:end]]) == 1
+        }
         self._shortened: dict[str, str] = {}
         for word in sorted(forgiven):
             if len(word) >= _FORGIVEN_LENGTH:
@@ -117,9 +143,11 @@ class _Spelling:
         self.correct = lru_cache(maxsize=1 << 16)(self._correct)
 
     def _correct(self, word: str) -> str:
-        if word in self._vocabulary or len(word) < _FORGIVEN_LENGTH - 1 or len(word) > 40:
+        if word in self._vocabulary or len(word) < _SHORTEST or len(word) > 40:
             return word
-        for short in _shortened(word):
+        if word in self._whole:
+            return self._whole[word]
+        for short in _shortened(word) if len(word) >= _FORGIVEN_LENGTH - 1 else ():
             known = self._shortened.get(short)
             if known is not None and known[0] == word[0] and _one_slip(word, known):
                 return known
@@ -213,7 +241,12 @@ def _phrases(texts: Mapping[Any, str]) -> Iterator[tuple[str, Any]]:
 
 
 _FORGIVEN = [phrase for texts in (PHRASES_OF, REGIONS_OF) for phrase, _ in _phrases(texts)]
-_TABLE = PhraseTable(_terms(), forgiven=[*_FORGIVEN, *split_phrases(CUES[Cue.NORMAL])])
+_SHORTENED = {
+    words(phrase)[0]: name
+    for phrase, name in _phrases(PHRASES_OF)
+    if len(words(phrase)) == 1 and name != "Device" and FINDINGS_OF.get(name)
+}
+_TABLE = PhraseTable(_terms(), [*_FORGIVEN, *split_phrases(CUES[Cue.NORMAL])], shortened=_SHORTENED)
 
 
 def find_marks(sentence: str) -> list[Mark]:
@@ -244,8 +277,16 @@ def names_parts_alone(line: str, *, findings: bool = False) -> bool:
     )
 
 
+def lacks_part(item: str) -> bool:
+    """Whether an item calls something normal or large and names no part of the image."""
+    marks = find_marks(item)
+    return any(mark.cue in {Cue.NORMAL, Cue.LARGE} for mark in marks) and not any(
+        mark.region or mark.concept for mark in marks
+    )
+
+
 _MODIFIERS = PhraseTable(
-    {phrase: name for texts in (ZONES, SEVERITIES) for phrase, name in _phrases(texts)}, forgiven=()
+    {phrase: name for texts in (ZONES, SEVERITIES) for phrase, name in _phrases(texts)}
 )
 
 
@@ -292,12 +333,12 @@ def _begins_unmarked(marks: Sequence[Mark], index: int) -> bool:
     is_seen = before.cue is Cue.SEEN and index > 1 and marks[index - 2].cue is Cue.VERB
     if not (before.concept or is_seen) or before.end != marks[index].start:
         return False
-    if marks[index].concept == "Device" != before.concept:  # "no effusion picc line is in place"
-        return index + 1 < len(marks) and marks[index + 1].cue is Cue.VERB
     while index + 1 < len(marks) and marks[index].cue is Cue.DEGREE:
         if marks[index].end != marks[index + 1].start:
             return False
         index += 1
+    if marks[index].concept == "Device" != before.concept:  # "no effusion picc line is in place"
+        return index + 1 < len(marks) and marks[index + 1].cue is Cue.VERB
     return bool(marks[index].region)
 
 

@@ -7,7 +7,6 @@ import pytest
 from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.codestreams import (
     Frame,
-    _mid_grey_blocks,
     read_jpeg,
     read_jpeg2000,
     require_size,
@@ -140,18 +139,6 @@ def test_fill_bytes_and_an_interval_of_no_restarts_hide_no_cut() -> None:
         require_whole(whole[:2] + extra + whole[2:], decoded(whole), 8)
         with pytest.raises(ImageError, match="truncated"):
             require_whole(cut[:2] + extra + cut[2:], decoded(cut), 8)
-
-
-@pytest.mark.parametrize(
-    ("place", "count"), [(None, 9), ((0, 0), 8), ((7, 8), 7), ((8, 8), 4), ((19, 19), 0)]
-)
-def test_blocks_of_mid_grey_are_counted_from_the_end(
-    place: tuple[int, int] | None, count: int
-) -> None:
-    image = np.full((20, 20), 128, dtype=np.uint8)  # three by three blocks
-    if place is not None:
-        image[place] = 127
-    assert _mid_grey_blocks(image, 128) == count
 
 
 # Streams made by hand, byte by byte

@@ -77,9 +77,7 @@ def projected(trunk: State) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_patches_are_projected_as_hi_ml_projects_them(
-    release: tuple[Path, State, State],
-) -> None:
+def test_patches_are_projected_as_hi_ml_projects_them(release: tuple[Path, State, State]) -> None:
     folder, trunk, _ = release
     regions = BioVil(folder, SMALL).embed_images(IMAGES)
     torch.testing.assert_close(regions, projected(trunk).permute(0, 2, 3, 1), rtol=1e-4, atol=1e-4)

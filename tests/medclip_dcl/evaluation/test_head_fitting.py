@@ -47,7 +47,6 @@ def test_figures_are_those_of_the_margins_on_test_images(head: Head) -> None:
         assert figures[name].value == pytest.approx(value_of(at[name]))
     assert figures["auc"].low is not None
     curve = head.card.calibration.curve
-    assert curve is not None
     said = curve.probabilities(margins)
     assert figures["brier"].value == pytest.approx(float(((said - positive) ** 2).mean()))
     known = head.margins(SPLITS.validate.features)
@@ -62,7 +61,6 @@ def test_test_labels_have_no_part_in_a_head(head: Head) -> None:
     assert other.card.calibration == head.card.calibration
     assert np.array_equal(other.arrays["weight"], head.arrays["weight"])
     auc, turned_auc = (item.card.figures["auc"].value for item in (head, other))
-    assert auc is not None
     assert turned_auc == pytest.approx(1 - auc)
 
 

@@ -164,21 +164,6 @@ def test_weights_give_what_repeated_rows_give(seed):
         assert of(*data, weights) == pytest.approx(repeated, abs=1e-12), of.__name__
 
 
-def test_weighted_metrics_agree_with_scikit_learn():
-    generator = np.random.default_rng(6)
-    scores, positive = generator.integers(-4, 5, 60) / 4, generator.random(60) < 0.3
-    said = generator.random(60)
-    weights = patient_weights(60, 20, generator)
-    pairs = (
-        (roc_auc(scores, positive, weights), roc_auc_score, scores),
-        (balanced_accuracy(scores, positive, weights), balanced_accuracy_score, scores > 0),
-        (brier_score(said, positive, weights), brier_score_loss, said),
-    )
-    for found, theirs, data in pairs:
-        expected = [theirs(positive, data, sample_weight=row) for row in weights]
-        assert found == pytest.approx(expected, abs=1e-12), theirs.__name__
-
-
 def test_a_sample_that_lacks_a_class_has_no_area():
     positive = np.array([True, False, False, False])
     scores = np.array([0.9, 0.1, 0.2, 0.3])

@@ -75,13 +75,6 @@ def test_without_noise_a_and_k_are_found_again(a, k, seed):
     assert line.k == pytest.approx(k, rel=0.01)
 
 
-def test_likelihoods_of_another_scale_have_another_k():
-    pll_nats, shares = simulate(0.3, 0.2, 0.3, 2)
-    one, other = fit_line(pll_nats, shares, CAP), fit_line(4 * pll_nats, shares, CAP)
-    assert other.a == pytest.approx(one.a, rel=1e-4)
-    assert other.k == pytest.approx(one.k / 4, rel=1e-4)
-
-
 def test_rare_sentences_pull_only_from_above_the_floor():
     pll_nats, shares = simulate(0.2, 0.1, 0.0, 1, sentences=200)
     rare = Shares(np.r_[shares.share, np.zeros(200)], np.ones(400), FLOOR)

@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -17,8 +18,13 @@ from transformers import (
     DistilBertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
+    MegatronBertConfig,
+    MegatronBertForCausalLM,
     RobertaConfig,
+    RobertaForCausalLM,
     RobertaForMaskedLM,
+    RoFormerConfig,
+    RoFormerForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     XLMRobertaConfig,
@@ -242,6 +248,18 @@ def _causal_bert():
     return BertForMaskedLM(config)
 
 
+_CAUSAL_TWINS = [  # masked language models by name, which read one side alone
+    (MegatronBertConfig, MegatronBertForCausalLM),
+    (RoFormerConfig, RoFormerForCausalLM),
+    (RobertaConfig, RobertaForCausalLM),
+]
+
+
+def _causal(config, model):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return model(config(vocab_size=34, intermediate_size=16, is_decoder=True, **sizes))
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -257,6 +275,7 @@ def _causal_bert():
             ),
             "t5. is a decoder",
         ),
+        *((partial(_causal, *causal), "is a decoder") for causal in _CAUSAL_TWINS),
         (lambda: BertModel(tiny_bert().config), "no logit of every piece of its vocabulary of 34"),
         (lambda: BertForTokenClassification(tiny_bert().config), "masked-language-model head"),
     ],

@@ -1,8 +1,5 @@
 """Parts of scores: there whole or not at all."""
 
-import errno
-import os
-
 import pyarrow as pa
 import pytest
 
@@ -41,16 +38,3 @@ def test_a_damaged_part_is_left_out_and_counted(tmp_path, harm):
     target.write_bytes(harm(target.read_bytes()))
     table, damaged = read_parts(tmp_path)
     assert (table.num_rows, damaged) == (1, 1)
-
-
-def test_a_part_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space"):
-            write_part(tmp_path, rows(*KEYS))
-    assert parts(tmp_path) == []
-    write_part(tmp_path, rows(*KEYS))
-    assert sorted(read_parts(tmp_path)[0]["text_key"].to_pylist()) == KEYS

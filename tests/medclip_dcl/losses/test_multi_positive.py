@@ -41,12 +41,6 @@ def test_two_positives_and_one_negative_by_hand() -> None:
     assert loss.item() == pytest.approx(-(math.log(1 / 6) + math.log(2 / 6)) / 2)
 
 
-def test_is_cross_entropy_where_nobody_is_a_mate() -> None:
-    s = torch.randn(5, 5, dtype=torch.float64)
-    loss = multi_positive_loss(s, torch.zeros(5, 5, dtype=torch.bool))
-    torch.testing.assert_close(loss, cross_entropy(s, torch.arange(5)))
-
-
 def test_gradient_is_that_of_the_formula_and_zero_for_who_is_alone() -> None:
     s = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     same, excluded = torch.zeros(2, 3, 4, dtype=torch.bool).unbind()

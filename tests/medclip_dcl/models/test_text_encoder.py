@@ -45,9 +45,7 @@ HEAD = {
 
 
 @pytest.mark.parametrize("extra", [{}, HEAD], ids=["language model", "CXR-BERT layout"])
-def test_language_model_fills_every_weight_of_bert(
-    tmp_path: Path, extra: dict[str, torch.Tensor]
-) -> None:
+def test_language_model_fills_every_weight_of_bert(tmp_path, extra):
     source = language_model(tmp_path, extra)
     encoder = text_encoder()
     projection = encoder.projection.weight.clone()
@@ -67,12 +65,4 @@ def test_language_model_fills_every_weight_of_bert(
 def test_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     save_file({"visual.conv.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="matches 0 of"):
-        load_text_weights(text_encoder(), tmp_path)
-
-
-def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no weights"):
-        load_text_weights(text_encoder(), tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(CheckpointError, match="not a readable safetensors"):
         load_text_weights(text_encoder(), tmp_path)

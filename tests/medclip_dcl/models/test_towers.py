@@ -190,25 +190,6 @@ def test_a_bright_patch_is_the_peak_of_its_heatmap(folders, bert, name) -> None:
         assert divmod(int(heat.argmax()), 6) == (row, column)
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "first"),
-    [
-        ("dinov2", "embeddings.position_embeddings", 1),
-        ("siglip", "vision_model.embeddings.position_embedding.weight", 0),
-    ],
-)
-@torch.no_grad()
-def test_a_resized_position_stays_in_its_corner(folders, bert, tmp_path, name, key, first) -> None:
-    folder, model = folders[name]
-    positions = model.state_dict()[key].clone()
-    positions.view(-1, 16)[first + 3] += torch.arange(16.0)  # top right of 4 x 4
-    moved = changed(folder, tmp_path / name, **{key: positions})
-    before, after = (
-        start(at, bert, vit(48))[1].encode_images(images(48)[0][:1] * 0) for at in (folder, moved)
-    )
-    assert divmod(int((after - before)[0].norm(dim=-1).argmax()), 6) == (0, 5)
-
-
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 @torch.no_grad()
 def test_a_whole_model_gives_its_own_vectors_and_scale(folders, name) -> None:

@@ -88,9 +88,7 @@ def audited(corpus: tuple[Corpus, torch.Tensor, torch.Tensor], size: int = 24) -
     return audit_batches(*corpus, size, batches=6, seed=0)
 
 
-def test_a_batch_of_all_studies_has_the_false_negatives_that_can_be_counted(
-    corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
-) -> None:
+def test_a_batch_of_all_studies_has_the_false_negatives_that_can_be_counted(corpus):
     found, _ = audited(corpus)
     assert found["negatives"] == 24 * 23
     # four kinds of six studies: every anchor has five others of its kind

@@ -171,9 +171,7 @@ def test_rle_that_unpacks_to_too_much_is_refused() -> None:
 
 
 @pytest.mark.parametrize("starts", [(64, 2**31), (64, 76), (64, 64), (70, 64), (63, 70)])
-def test_rle_segments_that_are_not_in_the_frame_are_refused_before_they_are_read(
-    starts: tuple[int, int],
-) -> None:
+def test_rle_segments_that_are_not_in_the_frame_are_refused_before_they_are_read(starts):
     header = struct.pack("<16I", 2, *starts, *[0] * 13)
     for frame in (header + bytes(12), header[:12]):
         assert refusal(dicom_bytes(ramp(), syntax=RLE, frame=frame)) == "corrupt"

@@ -158,9 +158,7 @@ BROKEN_TABLE.add_new("LUTData", "OW", bytes(8))
     ],
     ids=str,
 )
-def test_an_optional_attribute_that_cannot_be_used_is_left_aside_and_named(
-    tags: dict[str, object], ignored: str
-) -> None:
+def test_an_optional_attribute_that_cannot_be_used_is_left_aside_and_named(tags, ignored):
     read = read_dicom(as_written(**tags), ImagesConfig(voi="dicom"))
     assert np.array_equal(read.shades.pixels, scaled(ramp()))
     assert read.ignored == tuple(ignored.split())
@@ -175,9 +173,7 @@ def test_a_modality_table_that_cannot_be_used_leaves_the_greys_unknown() -> None
 
 @pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID", "", None])
 @pytest.mark.parametrize(("centre", "width"), [(1500, 700), (-200, 1), (2047.5, 4096)])
-def test_a_window_is_applied_as_pydicom_does(
-    function: str | None, centre: float, width: float
-) -> None:
+def test_a_window_is_applied_as_pydicom_does(function, centre, width):
     tags = {"WindowCenter": str(centre), "WindowWidth": str(width), **RESCALE}
     tags |= {} if function is None else {"VOILUTFunction": function}
     data = dicom_bytes(ramp(), **tags)

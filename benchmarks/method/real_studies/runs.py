@@ -1,0 +1,213 @@
+"""Train a row of rows.yaml on the training patients of a fold, and ask it on the tested ones.
+
+    TEST_DATA=FOLDER python -m benchmarks.method.real_studies.runs --jobs FILE [--work FOLDER]
+
+does the jobs of a file, one a line: row, folds, seed. What is in the log is not done again, and a
+run that was killed is done again from its start. `--once` does the first job that is missing, and
+exits with 3 where none is.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from benchmarks.method.real_studies.losses import CHANGES, ClassifierHead
+from benchmarks.method.real_studies.questions import ask, ask_head
+from benchmarks.method.real_studies.studies import HERE, Fold, read_folds, read_patients
+from benchmarks.method.real_studies.styles import rewritten
+from benchmarks.record import commit, machine
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.inference import model_package
+from medclip_dcl.likelihood import masked_lm, scoring
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels as claims
+from medclip_dcl.training.checkpoint import CheckpointStore
+from medclip_dcl.training.config import TrainingConfig
+from medclip_dcl.training.launch import start_accelerator
+from medclip_dcl.training.publishing import package_model
+from medclip_dcl.training.setup import TrainInputs, set_up
+from medclip_dcl.training.trainer import run as train
+from medclip_dcl.training.validation import evaluating
+from pipelines.job import Job
+
+LOG = HERE.parents[1] / "results" / "real_studies_mates.jsonl"
+ROWS: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "rows.yaml").read_text(encoding="utf-8"))[
+    "rows"
+]
+_STAGES = (manifest, prepared, sentences, claims, masked_lm, scoring)
+"""Artifacts of a fold, in the order in which they are made; the last for the paper's eta alone."""
+_NOTHING_LEFT = 3
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: the row that is trained, the fold, and the seed; the start is random weights."""
+
+    row: str
+    fold: int
+    seed: int
+
+    @property
+    def name(self) -> dict[str, Any]:
+        """Its name in the log of runs."""
+        return {"start": "random", "value": "", **vars(self)}
+
+    @property
+    def draw(self) -> int:
+        """The seed of weights, batches and views: no two runs of a row share it."""
+        return 1000 + 100 * self.seed + self.fold
+
+
+def prepare(fold: Fold, shared: Fold, kinds: Sequence[Any]) -> None:
+    """Make those artifacts of a fold that are missing; images and claims are linked to the first.
+
+    A patient is in one fold's test set, and in all folds with the same image and report.
+    """
+    if not (fold.folder / "studies.parquet").is_file():
+        fold.write_table()
+    for module in kinds:
+        path = module.ARTIFACT.at(fold.folder)
+        linked = fold != shared and (module is prepared or (module is claims and not fold.style))
+        if path.exists():
+            continue
+        if linked:
+            path.symlink_to(module.ARTIFACT.at(shared.folder).resolve())
+        else:
+            _do(module.ARTIFACT.job, fold.config(), fold.folder / "config.yaml")
+
+
+def _do(stage: str, config: Any, file: Path) -> None:
+    tree = config.model_dump(mode="json")
+    file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    code = importlib.import_module(f"pipelines.{stage}").main(["--config", str(file)])
+    if code:
+        raise SystemExit(code)
+
+
+def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
+    """Train and ask a row; its line of the log. The model of the first fold and seed is kept."""
+    began, wall = time.process_time(), time.monotonic()
+    row, fold = ROWS[run.row], folds[run.fold]
+    if style := row.get("style"):
+        fold = fold.rewritten(style, [rewritten(patient, style) for patient in fold.training])
+    kinds = _STAGES if row.get("likelihoods") else _STAGES[:-1]
+    prepare(folds[0], folds[0], _STAGES[:4])
+    prepare(fold, folds[0], kinds)
+    folder = work / "runs" / f"{run.row}-{run.fold}-{run.seed}"
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    folder.mkdir(parents=True)
+    for module in kinds:
+        module.ARTIFACT.at(folder).symlink_to(module.ARTIFACT.at(fold.folder).resolve())
+    changes = {"work": str(folder), "seed": run.draw, **row["settings"]}
+    config = fold.config(*(f"{key}={json.dumps(value)}" for key, value in changes.items()))
+    _do("build_eta_cache", config, folder / "config.yaml")
+    job = Job("train", config, folder)
+    accelerator = start_accelerator(config.train)
+    opened = job.open_inputs(verify=False)
+    inputs = TrainInputs(**opened.values)
+    inputs = replace(inputs, claims=job.open(claims.ARTIFACT, verify=False))
+    setup = set_up(TrainingConfig.of(config), inputs, accelerator, folder, print_line)
+    if "change" in row:
+        setup = CHANGES[row["change"]](setup, fold, **row.get("with", {}))
+    is_alone = isinstance(setup.objective, ClassifierHead) and setup.objective.is_alone
+    store = CheckpointStore(folder / "checkpoints", {"run": run.name})
+    with store.locked():
+        result = train(
+            setup.data,
+            setup.encoder,
+            setup.objective,
+            replace(setup.hooks, validate=None) if is_alone else setup.hooks,
+            settings=setup.config.train,
+            seed=setup.config.seed,
+            accelerator=accelerator,
+            store=store,
+        )
+    trained = time.process_time() - began
+    with evaluating(setup.encoder), torch.inference_mode():
+        figures = ask_head(setup, fold) if is_alone else ask(setup, inputs, fold)
+        if isinstance(setup.objective, ClassifierHead) and not is_alone:
+            figures["head"] = ask_head(setup, fold)
+        if not is_alone and setup.validation and setup.validation.metrics:
+            figures["validation"] = setup.validation.metrics(setup.encoder, accelerator.device)
+    if not is_alone and "change" not in row and run.fold == run.seed == 0:
+        job.make(
+            model_package.ARTIFACT,
+            {"row": run.row, "seed": run.draw},
+            opened.digests,
+            lambda writer: package_model(writer.directory, config, inputs, setup, result),
+        )
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    spent = {"cpu_s": time.process_time() - began, "train_cpu_s": trained}
+    return {
+        "run": run.name,
+        "commit": commit(),
+        "processor": machine()["processor"],
+        "spent": rounded(spent | {"wall_s": time.monotonic() - wall}, 1),
+        "figures": rounded(figures),
+    }
+
+
+def print_line(**facts: Any) -> None:
+    """Print the facts of a run."""
+    print(json.dumps(facts), flush=True)
+
+
+def rounded(tree: Any, digits: int = 6) -> Any:
+    """Round every float of a tree."""
+    if isinstance(tree, Mapping):
+        return {name: rounded(value, digits) for name, value in tree.items()}
+    return round(float(tree), digits) if isinstance(tree, float) else tree
+
+
+def read_jobs(path: Path) -> list[Run]:
+    """Read a file of jobs: row, folds and seed a line, folds with commas; # begins a comment."""
+    lines = [line.split("#")[0].split() for line in path.read_text(encoding="utf-8").splitlines()]
+    return [
+        Run(row, int(fold), int(seed))
+        for row, folds, seed in filter(None, lines)
+        for fold in folds.split(",")
+    ]
+
+
+def missing(jobs: Sequence[Run], log: Path) -> list[Run]:
+    """List the jobs that the log does not have."""
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    done = [json.loads(line)["run"] for line in lines]
+    return [run for run in jobs if run.name not in done]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do the jobs that are missing, and append each to the log."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.method.real_studies.runs")
+    parser.add_argument("--jobs", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("runs/real_studies"))
+    parser.add_argument("--log", type=Path, default=LOG)
+    parser.add_argument("--once", action="store_true", help="do one job")
+    options = parser.parse_args(argv)
+    if "TEST_DATA" not in os.environ:
+        parser.error("TEST_DATA is not set: there are no studies")
+    root = Path(os.environ["TEST_DATA"]) / "openi"
+    torch.set_num_threads(1)
+    folds = read_folds(root, options.work, read_patients(root))
+    while waiting := missing(read_jobs(options.jobs), options.log):
+        line = do_run(folds, waiting[0], options.work)
+        with options.log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(line) + "\n")
+        if options.once:
+            return 0
+    return _NOTHING_LEFT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
