@@ -152,7 +152,7 @@ CurrentState = Annotated[ServingState, Depends(_current_state)]
 
 
 def fetch_model(settings: ServeSettings) -> ServeSettings:
-    """Give settings whose model is a folder: a hub's is fetched.
+    """Return settings whose model is a folder: a hub's is fetched.
 
     Raises:
         ConfigError: the hub does not send it, or the device asked for is not here: nothing runs on
@@ -223,7 +223,7 @@ class ModelManager:
             await self.reload_if_changed()
 
     async def give_memory_back(self) -> None:
-        """Give memory back when idle, and write counted log lines, until cancelled."""
+        """Return memory back when idle, and write counted log lines, until cancelled."""
         given_at = 0.0
         while True:
             await asyncio.sleep(_IDLE_S)

@@ -213,7 +213,7 @@ def parse_boxes(text: str, count: int) -> list[PixelBox]:
 
 
 def box_shares(box: PixelBox, image: SquareImage, model: Predictor, field: str) -> PixelBox:
-    """Give a box of pixels in shares of what the model sees of the image.
+    """Return a box of pixels in shares of what the model sees of the image.
 
     Raises:
         ApiError: it is empty or leaves the image, or the model has no vectors of parts of one.

@@ -527,7 +527,7 @@ class EmbedAnswer(Schema):
     where JSON was asked for."""
 
     def to_numpy(self) -> "np.typing.NDArray[np.floating[Any]]":
-        """Give the vectors as an array of `shape` and `dtype`, NaN for a refused image.
+        """Return the vectors as an array of `shape` and `dtype`, NaN for a refused image.
 
         Needs numpy.
         """

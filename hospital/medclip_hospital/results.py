@@ -250,7 +250,7 @@ def _write(
 
 
 def _lines(answered: Answered, findings: Sequence[FindingAnswer]) -> list[str]:
-    """Give a line per finding and head, those that are present first, and what the object is."""
+    """Return a line per finding and head, those that are present first, and what the object is."""
     lines = []
     said: list[FindingAnswer | HeadAnswer] = [*findings, *answered.heads]
     for item in sorted(said, key=lambda item: not item.decision):

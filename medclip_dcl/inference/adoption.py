@@ -142,7 +142,7 @@ def _write_text(start: Start) -> Any:
 
 
 def text_tree(config: Any) -> dict[str, Any]:
-    """Give the configuration of a text encoder as a package holds it."""
+    """Return the configuration of a text encoder as a package holds it."""
     if not isinstance(config, BertConfig):
         return plain_tree(config)
     fields = {name: getattr(config, name) for name in BERT_FIELDS}

@@ -193,7 +193,7 @@ class Predictor:
     def embed_features(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images features"]:
-        """Give the image encoder's features of prepared images, averaged over the regions.
+        """Return the image encoder's features of prepared images, averaged over the regions.
 
         Those before the map into the shared space, by PyTorch whatever the engine.
         """
@@ -251,7 +251,7 @@ class Predictor:
         return margins(self.model.score(regions, prompts), findings, levels)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
-        """Give the level of each finding's margin, above which it is decided to be present.
+        """Return the level of each finding's margin, above which it is decided to be present.
 
         Prompts of the model's own have it from publishing, others from its bank; None where it
         has neither. It is 0 where there is no negative prompt: the level is in the margin then.
@@ -442,7 +442,7 @@ class Predictor:
         return answers[0] if alone else answers
 
     def _located(self, regions: Tensor, images: Sequence[SquareImage]) -> Tensor:
-        """Give the regions by which phrases are located, of images with those that score them."""
+        """Return the regions by which phrases are located, of images with those that score them."""
         if not self.model.image.is_pooled:
             return regions
         return self.embed_regions(np.stack([image.pixels for image in images]))

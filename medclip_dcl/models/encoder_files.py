@@ -132,7 +132,7 @@ def load_model(folder: Path, config: PreTrainedConfig) -> tuple[Any, tuple[str, 
 
 
 def plain_tree(config: PreTrainedConfig) -> dict[str, Any]:
-    """Give an encoder's own fields that differ from its class's, `model_type` with them."""
+    """Return an encoder's own fields that differ from its class's, `model_type` with them."""
     tree, known = config.to_diff_dict(), own_fields(config.model_type)
     return {name: tree[name] for name in tree if name in known} | {"model_type": config.model_type}
 

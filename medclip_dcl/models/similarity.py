@@ -261,7 +261,7 @@ def box_vectors(
 def global_vectors(
     regions: Float[Tensor, "images rows columns dim"],
 ) -> Float[Tensor, "images dim"]:
-    """Give the direction of each image's mean region: a unit vector.
+    """Return the direction of each image's mean region: a unit vector.
 
     Its cosine with a sentence is the image's score where `similarity.kind` is `global`.
     """

@@ -33,13 +33,24 @@ def write_model(work: Path, scale: float = 4.0) -> None:
         writer.commit({})
 
 
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("split")
+    write_reports(folder / "work")
+    assert split_sentences.main(["--config", str(config_of(folder))]) == 0
+    write_model(folder / "work")
+    return folder / "work"
+
+
 @pytest.fixture
-def config_file(tmp_path: Path) -> Path:
-    path = tmp_path / "config.yaml"
-    path.write_text(f"work: {tmp_path / 'work'}\n", encoding="utf-8")
-    write_reports(tmp_path / "work")
-    assert split_sentences.main(["--config", str(path)]) == 0
-    write_model(tmp_path / "work")
+def config_file(split: Path, tmp_path: Path) -> Path:
+    shutil.copytree(split, tmp_path / "work")
+    return config_of(tmp_path)
+
+
+def config_of(folder: Path) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(f"work: {folder / 'work'}\n", encoding="utf-8")
     return path
 
 

@@ -108,7 +108,7 @@ def processor_fit(tree: Mapping[str, Any], image_px: int, name: str) -> Preproce
 def renamed(
     state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]], fused: tuple[str, str]
 ) -> dict[str, Tensor]:
-    """Give weights the names of transformers' classes; keys of no rule stay as they are.
+    """Return weights the names of transformers' classes; keys of no rule stay as they are.
 
     `rules` are patterns and what replaces them; `fused` is that of a projection whose rows hold
     queries, keys and values, and the names of its parts, with `{}` for q, k or v.
