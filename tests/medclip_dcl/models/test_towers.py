@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from medclip_dcl.likelihood.fitting import train_tokenizer
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn import functional
@@ -33,6 +32,7 @@ from transformers import (
 )
 
 from medclip_dcl.core.errors import CheckpointError, ConfigError
+from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.pretrained import fetch_weights
