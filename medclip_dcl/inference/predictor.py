@@ -284,13 +284,15 @@ class Predictor:
 
         parts, beyond, total, alone = [], 0, 0, True
         for batch, alone in self._batches(images):
+            good = []
             for number, image in enumerate(batch, start=total):
                 if isinstance(image, ImageError):
                     which = "" if alone else f"image {number}, counted from 0: "
                     raise ImageError(image.code, f"{which}{image.message}") from image
                 beyond += self.is_out_of_range(image.pixels)
+                good.append(image.pixels)
             total += len(batch)
-            regions = self.embed_images(np.stack([image.pixels for image in batch]))
+            regions = self.embed_images(np.stack(good))
             parts.append(global_vectors(regions).cpu().numpy())
         if beyond:
             LOGGER.warning("%d of %d images: %s", beyond, total, OUT_OF_RANGE_NOTE)
@@ -344,7 +346,8 @@ class Predictor:
                 found = None if own is None else [locate(grid, *size, None, shown) for grid in own]
                 yield ClassifyAnswer.of(self, image, score, asked, found, head)
 
-        return self._answer(images, answer)
+        found: ClassifyAnswer | Answers = self._answer(images, answer)
+        return found
 
     @torch.inference_mode()
     def classify_regions(
@@ -419,7 +422,8 @@ class Predictor:
                 found = grids.locate(image.height_px, image.width_px, threshold)
                 yield GroundAnswer.of(self, image, found).about(asked)
 
-        return self._answer(images, answer)
+        found: GroundAnswer | Answers = self._answer(images, answer)
+        return found
 
     def _answer(self, images: Any, answer: Any) -> Any:
         from medclip_dcl.schemas import Answers, RefusedImage
