@@ -101,7 +101,7 @@ class ApiError(HTTPException):
 
 
 def image_reason(error: ImageError) -> str:
-    """Give the fixed line of a refused image."""
+    """Return the fixed line of a refused image."""
     return REASONS.get(error.code, "the image is refused")
 
 

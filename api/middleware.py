@@ -86,7 +86,7 @@ class RequestMiddleware:
             )
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
-        """Give the code by which a head alone is refused; the body is left unread."""
+        """Return the code by which a head alone is refused; the body is left unread."""
         declared = headers.get(b"content-length", b"0")
         most, is_full = self.settings.max_body_mb * MEBIBYTE, self.inside >= self.settings.queue
         if code := self._auth.refusal(scope):
@@ -121,7 +121,7 @@ class _Exchange:
         state.deadline = self.started + around.settings.deadline_s
 
     async def receive(self) -> Message:
-        """Give the next piece of the body; ApiError where it is too large, too slow or hostile."""
+        """Return the next piece of the body; ApiError: it is too large, too slow or hostile."""
         if self._is_whole:
             return await self._receive()
         self._around.moving.add(self)
@@ -164,7 +164,7 @@ class _Exchange:
         self._hold(size)
 
     def _let_in(self) -> None:
-        """Give the question, whose last byte has come, a place and a deadline."""
+        """Return the question, whose last byte has come, a place and a deadline."""
         around, now = self._around, time.monotonic()
         self._is_whole = True
         around.moving.discard(self)
@@ -177,7 +177,7 @@ class _Exchange:
         around.metrics.inside.set(around.inside)
 
     def leave(self) -> None:
-        """Give room and place back."""
+        """Return room and place back."""
         self._around.moving.discard(self)
         self._around.free += self.held
         self._around.inside -= self._has_place

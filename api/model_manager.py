@@ -140,7 +140,7 @@ CurrentState = Annotated[ServingState, Depends(_current_state)]
 
 
 def fetch_model(settings: ServeSettings) -> ServeSettings:
-    """Give settings whose model is a folder: a hub's is fetched; ConfigError where it cannot be."""
+    """Return settings whose model is a folder: a hub's is fetched; ConfigError: it cannot be."""
     folder = fetch_weights(Path(settings.model), PACKAGE)
     return settings.model_copy(update={"model": str(folder)})
 
@@ -193,7 +193,7 @@ class ModelManager:
             await self.reload_if_changed()
 
     async def give_memory_back(self) -> None:
-        """Give memory back when idle, and write counted log lines, until cancelled."""
+        """Return memory back when idle, and write counted log lines, until cancelled."""
         given_at = 0.0
         while True:
             await asyncio.sleep(_IDLE_S)

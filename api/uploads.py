@@ -211,7 +211,7 @@ def parse_boxes(text: str, count: int) -> list[PixelBox]:
 
 
 def box_shares(box: PixelBox, image: SquareImage, field: str) -> PixelBox:
-    """Give a box of pixels in shares of the image; ApiError where it is empty or leaves it."""
+    """Return a box of pixels in shares of the image; ApiError where it is empty or leaves it."""
     x, y, width, height = box
     height_px, width_px = image.height_px, image.width_px
     inside = x >= 0 and y >= 0 and x + width <= width_px and y + height <= height_px

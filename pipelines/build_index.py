@@ -16,9 +16,9 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.retrieval import embeddings
+from medclip_dcl.retrieval.embeddings import open_vectors
 from medclip_dcl.retrieval.index import findings_of, select_content, write_index
 from medclip_dcl.retrieval.milvus import fill_collections
-from medclip_dcl.retrieval.sketch import open_vectors
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 

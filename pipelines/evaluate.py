@@ -110,7 +110,7 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
             warning=f"of {asked} images a finding, half with it, there are fewer",
             **evaluation.short,
         )
-    for warning in evaluation.warnings:
+    for warning in evaluation.warnings if writes_json() else ():  # the table shows them
         job.say(
             warning=warning.message,
             finding=warning.finding,

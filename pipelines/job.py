@@ -28,7 +28,7 @@ from medclip_dcl.core.artifact import (
 from medclip_dcl.core.artifact_writer import ArtifactWriter, changed_code, write_artifact
 from medclip_dcl.core.errors import ArtifactError, ArtifactStale
 from medclip_dcl.core.files import raise_open_file_limit
-from medclip_dcl.core.progress import REST, duration, writes_json
+from medclip_dcl.core.progress import REST, duration, is_brief, writes_json
 from medclip_dcl.core.settings import resolve_path
 
 from .cli import ConfigFile, Force, Log, Overrides, Replace, config_of, set_log, tool_main
@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # sections of every stage, of which a job reads a few
     from .config import Config
 
 STOPPED = 75
+_FACTS = 3
 _NAMED = 5  # modules in a note; a reader wants to know which, not all
 
 
@@ -128,11 +129,21 @@ class Job:
             )
 
     def say(self, **facts: Any) -> None:
-        """Print counts and ids, never texts, on one line: in words, or as JSON for machines."""
+        """Print counts and ids, never texts, on one line: in words, or as JSON for machines.
+
+        A run that nobody has asked for a log has a line a stage, and its warnings.
+        """
         if writes_json():
             print(json.dumps({"job": self.name, **facts}), flush=True)
-        else:
-            print(f"{self.name}: {_in_words(facts)}", flush=True)
+            return
+        if is_brief():
+            if "warning" in facts:
+                facts = {"warning": facts["warning"]}
+            elif "artifact" in facts and "state" in facts:
+                facts = headline_facts(facts)
+            else:
+                return
+        print(f"{self.name}: {_in_words(facts)}", flush=True)
 
 
 def run_job(
@@ -223,6 +234,17 @@ def _stop(_number: int, _frame: FrameType | None) -> None:
 
 def _changes(existing: Artifact, fingerprint: Mapping[str, Any]) -> str:
     return "; ".join(fingerprint_changes(existing.fingerprint, fingerprint))
+
+
+def headline_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave what an artifact is, and the first numbers that are not zero."""
+    what = {name: facts[name] for name in ("artifact", "state", "seconds") if name in facts}
+    numbers = {
+        name: value
+        for name, value in facts.items()
+        if isinstance(value, int | float) and value and name not in what
+    }
+    return what | dict([*numbers.items()][:_FACTS])
 
 
 def _scalars(summary: Mapping[str, Any]) -> dict[str, Any]:

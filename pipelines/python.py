@@ -405,7 +405,7 @@ def _run(tree: dict[str, Any], folder: Path, replace: bool, callback: Callback |
     )
     load_config(folder / CONFIG)  # what is wrong is raised here, as what it is
     command = [sys.executable, "-m", "medclip_dcl.pipelines", "run", str(folder / CONFIG)]
-    command += ["--log", "words" if callback is None else "json"] + ["--replace"] * replace
+    command += ["--log", "json"] * (callback is not None) + ["--replace"] * replace
     seen = _Steps(folder)
     last: list[str] = []
     every = {} if callback is None else {EVERY_S: "0.5"}

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 _SHARED = ("rows", *DATA_ARTIFACTS, "image_weights")
 _NAME = re.compile(r"\w[\w.-]*")
-_FACTS = 3
 _REPORT = "write_report"
 _TRAIN = "train"
 _NOT_REUSED = 100  # no exit code of a stage
@@ -283,17 +282,19 @@ class _Screen:
             code = _exit_code(process)
         if code == _NOT_REUSED:
             return code
+        from .job import headline_facts
+
         reused = facts.get("state") == "reused"
         mark = {0: "[green]✓[/]" if reused else "[cyan]●[/]"}.get(code, "[red]✗[/]")
         words = "reused" if reused else duration(time.monotonic() - started)
         shown = [
             f"{name} {value}"
-            for name, value in facts.items()
-            if isinstance(value, int | float) and name != "seconds"
+            for name, value in headline_facts(facts).items()
+            if name not in {"artifact", "state", "seconds"}
         ]
         stage = self._stage.partition(" ")[2]
         bar.console.print(
-            f"{mark} {stage:20} {words:>8}  [dim]{', '.join(shown[:_FACTS])}[/]", highlight=False
+            f"{mark} {stage:20} {words:>8}  [dim]{', '.join(shown)}[/]", highlight=False
         )
         return code
 

@@ -85,7 +85,7 @@ async def retrieve(
     },
 )
 def thumbnail(serving: CurrentState, image_id: str) -> Response:
-    """Give the thumbnail of an indexed image."""
+    """Return the thumbnail of an indexed image."""
     picture = serving.index.picture(image_id)
     if picture is None:
         raise ApiError("not_found")

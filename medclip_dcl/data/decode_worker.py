@@ -170,7 +170,7 @@ def _straight(words: Values) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bo
 
 
 def _words(image: Image.Image) -> Words:
-    """Give grey levels: 16 bits stay, colours become luma (BT.601), transparency is over black."""
+    """Return grey levels: 16 bits stay, colours become luma (BT.601), transparent is black."""
     if image.mode in _WORD_MODES:
         wide = np.asarray(image).astype(np.int64)
         if wide.size and (wide.min() < 0 or wide.max() > np.iinfo(np.uint16).max):

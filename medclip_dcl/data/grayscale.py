@@ -57,7 +57,7 @@ class Shades:
 
 
 def _look_up(table: npt.NDArray[np.uint16], words: Words) -> npt.NDArray[np.uint16]:
-    """Give `table[words]`, a third as long: numpy's wide copy of the words stays in the cache."""
+    """Return `table[words]`, a third as long: numpy's wide copy of the words stays in the cache."""
     found = np.empty(words.shape, dtype=np.uint16)
     for row in range(0, len(words), _LOOKED_UP_ROWS):
         part = slice(row, row + _LOOKED_UP_ROWS)
@@ -303,7 +303,7 @@ def _bands(length: int, size_px: int, bits: int, step: int) -> tuple[_Band, ...]
 def _weights(
     length: int, size_px: int, bits: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Give each output pixel's first input pixel, and whole weights that sum to 2**bits."""
+    """Return each output pixel's first input pixel, and whole weights that sum to 2**bits."""
     scale = length / size_px
     wide = max(scale, 1.0)
     centres = (np.arange(size_px) + 0.5) * scale
@@ -336,7 +336,7 @@ def square(image: GreyImage, size_px: int, equalize: bool) -> npt.NDArray[np.uin
 def stretch(
     words: Words, table: npt.NDArray[np.uint16], size_px: int, equalize: bool
 ) -> npt.NDArray[np.uint8]:
-    """Give `square` of the image `table[words]`, in one look-up less."""
+    """Return `square` of the image `table[words]`, in one look-up less."""
     levels = (_equalized(words, table) if equalize else _straight())[table]
     if words.dtype == np.uint8 and np.array_equal(levels, np.arange(256) << _FINE_BITS):
         return resample(words.view(np.uint8), size_px)  # what most JPEG images come to

@@ -117,7 +117,7 @@ class Decoder:
         return GreyImage(pixels, **facts)
 
     def square(self, source: ImageSource, size_px: int, *, equalize: bool) -> SquareImage:
-        """Give `grayscale.square` of what `open` gives, made in the worker; raises as `open`."""
+        """Return `grayscale.square` of what `open` gives, made in the worker; raises as `open`."""
         facts, pixels = self._ask(source, {"size_px": size_px, "equalize": equalize})
         height, width = facts["shape"]
         return SquareImage(
@@ -468,7 +468,7 @@ def _is_a_library_s(given: Any) -> bool:
 
 
 def shared_decoder(settings: ImagesConfig, workers: int = 1) -> Decoder:
-    """Give this process's pool for some settings; it is kept until the process ends."""
+    """Return this process's pool for some settings; it is kept until the process ends."""
     key = os.getpid(), settings, workers  # a forked child must not share its parent's sockets
     with _lock:
         if key not in _decoders:

@@ -38,7 +38,7 @@ class ImagesConfig(Section):
     def held_to(
         self, *, max_bytes: int, max_megapixels: float, deadline_s: float, memory_mb: int
     ) -> Self:
-        """Give the same settings with decoding held to limits of whoever decodes."""
+        """Return the same settings with decoding held to limits of whoever decodes."""
         return self.model_copy(
             update={
                 "max_bytes": min(self.max_bytes, max_bytes),

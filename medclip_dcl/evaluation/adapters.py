@@ -126,18 +126,18 @@ class PairEncoders:
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images rows columns dim"]:
-        """Give the region vectors of prepared images."""
+        """Return the region vectors of prepared images."""
         return self._model.encode_images(to_input(images, self._px).to(self._device))
 
     def embed_features(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images features"]:
-        """Give the image encoder's features, averaged over the regions."""
+        """Return the image encoder's features, averaged over the regions."""
         maps: Tensor = self._model.image(to_input(images, self._px).to(self._device))
         return maps.mean(dim=(2, 3))
 
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
-        """Give the vectors of sentences."""
+        """Return the vectors of sentences."""
         tokens = self._tokenizer(
             list(texts),
             padding=True,
@@ -217,18 +217,18 @@ class BioVil:
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images rows columns dim"]:
-        """Give the projected vector of every patch, of any length."""
+        """Return the projected vector of every patch, of any length."""
         projected: Tensor = self._projector(self._maps(images))
         return projected.permute(0, 2, 3, 1)
 
     def embed_features(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images features"]:
-        """Give the ResNet's features, averaged over the image."""
+        """Return the ResNet's features, averaged over the image."""
         return self._maps(images).mean(dim=(2, 3))
 
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
-        """Give the projected [CLS] states of CXR-BERT."""
+        """Return the projected [CLS] states of CXR-BERT."""
         tokens = self._tokenizer(
             list(texts),
             padding=True,

@@ -65,10 +65,10 @@ class Encoders(Protocol):
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images rows columns dim"]:
-        """Give the region vectors of prepared images, of whatever length."""
+        """Return the region vectors of prepared images, of whatever length."""
 
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
-        """Give the vectors of sentences, of whatever length."""
+        """Return the vectors of sentences, of whatever length."""
 
 
 @runtime_checkable
@@ -78,7 +78,7 @@ class FeatureEncoders(Encoders, Protocol):
     def embed_features(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images features"]:
-        """Give the image encoder's features of prepared images, pooled."""
+        """Return the image encoder's features of prepared images, pooled."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class EvaluatedModel:
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images rows columns dim"]:
-        """Give the region vectors of square 8-bit images, all in one pass.
+        """Return the region vectors of square 8-bit images, all in one pass.
 
         Unit vectors, but for a model that `keeps_lengths`.
         """
@@ -116,13 +116,13 @@ class EvaluatedModel:
     def embed_features(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images 1 1 features"]:
-        """Give the image encoder's pooled features, as the one region of each image."""
+        """Return the image encoder's pooled features, as the one region of each image."""
         assert isinstance(self.encoders, FeatureEncoders), "ask has_features first"
         features = self.encoders.embed_features(images)
         return _checked(features, len(images), 2, "embed_features")[:, None, None]
 
     def embedding_of(self, features: Literal["space", "encoder"]) -> "Embed":
-        """Give the function that makes what probes and heads read, as the one region of each image.
+        """Return the function that makes what probes and heads read, as one region of each image.
 
         Twenty thousand images with all their regions would not fit.
         """
@@ -132,7 +132,7 @@ class EvaluatedModel:
 
     @torch.inference_mode()
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
-        """Give the unit vectors of sentences, in their order; QueryError where one is blank."""
+        """Return the unit vectors of sentences, in their order; QueryError where one is blank."""
         if not texts or not all(text.strip() for text in texts):
             raise QueryError("a sentence is empty; give text with at least one word")
         return _unit(self.encoders.embed_sentences(texts), len(texts), 2, "embed_sentences")
@@ -173,7 +173,7 @@ class EvaluatedModel:
         return side_scores(self.score(regions, prompts), findings, self.missing_sides(findings))
 
     def missing_sides(self, findings: Sequence[Finding]) -> list[float]:
-        """Give what stands for the negative of findings without one: the level of the positive.
+        """Return what stands for the negative of findings without one: the level of the positive.
 
         0 where the model has no level, which changes neither AUC nor a chosen threshold.
         """
@@ -182,7 +182,7 @@ class EvaluatedModel:
         return [0.0] * len(findings)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
-        """Give the level of each finding's margin, as `Predictor.offsets_of`.
+        """Return the level of each finding's margin, as `Predictor.offsets_of`.
 
         Of a model that is not ours the scale of the scores is not known, and so no level.
         """
@@ -206,7 +206,7 @@ class Window:
 
 
 def window_of(geometry: Geometry, height_px: int, width_px: int) -> Window:
-    """Give the part of an image that a geometry shows to the model.
+    """Return the part of an image that a geometry shows to the model.
 
     `whole`: all of the image; `biovil`: a central square of 480/512 of the shorter side, a margin
     that cannot be halved wider at the right and the bottom.
@@ -287,15 +287,15 @@ class EncodedImages:
     """Which part of each image the model sees, and how heatmaps are spread over it."""
 
     def window(self, image: int) -> Window:
-        """Give the part of image number `image` that its grid covers, in its own pixels."""
+        """Return the part of image number `image` that its grid covers, in its own pixels."""
         return window_of(self.geometry, *self.sizes_px[image])
 
     def ids_of(self, image: int) -> dict[str, str]:
-        """Give `image_id` and `subject_id` of image number `image`, for a row of results."""
+        """Return `image_id` and `subject_id` of image number `image`, for a row of results."""
         return {"image_id": self.image_ids[image], "subject_id": self.subject_ids[image]}
 
     def select(self, chosen: Sequence[int]) -> "EncodedImages":
-        """Give the images of these numbers, in that order."""
+        """Return the images of these numbers, in that order."""
         rows = torch.tensor(chosen, dtype=torch.long, device=self.regions.device)
         return EncodedImages(
             tuple(self.image_ids[image] for image in chosen),

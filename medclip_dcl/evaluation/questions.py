@@ -27,7 +27,6 @@ from medclip_dcl.evaluation.classification import (
     balance,
     evaluate_classes,
     evaluate_findings,
-    evaluate_subgroups,
     exact_truth,
     labelled_truth,
 )
@@ -60,7 +59,7 @@ _SEED = 0
 _NO_IMAGES, _NO_BOXES = "the split has no image", "the source has no boxes on these images"
 _IMAGE_QUESTIONS = (
     *("zero_shot", "decisions", "classes", "probe", "probe_decisions"),
-    *("probabilities", "subgroups"),
+    "probabilities",
 )
 _BOX_QUESTIONS = ("grounding", "boxes", "gallery")
 
@@ -204,7 +203,7 @@ class Evaluation:
         findings = self._given or read_prompts(self._files["prompts"])
         truth, origin = truth_of(self._config, self._source, rows, findings)
         if rows:
-            margins = self._ask_findings(encoded, rows, findings, truth)
+            margins = self._ask_findings(encoded, findings, truth)
             held_out = self._threshold_rows(rows, findings)
             self._ask_decisions(held_out, encoded, findings, margins, truth)
             self._ask_probabilities(encoded, findings, margins, truth)
@@ -233,7 +232,7 @@ class Evaluation:
         return encode(embed, rows, self._images, self._geometry)
 
     def _ask_findings(
-        self, encoded: EncodedImages, rows: Rows, findings: Sequence[Finding], truth: Truth
+        self, encoded: EncodedImages, findings: Sequence[Finding], truth: Truth
     ) -> Matrix:
         settings, outcomes, bootstrap = self._config.evaluate, self._outcomes, self._bootstrap
         drawn = balance(truth, settings.images_per_finding, bootstrap.generator())
@@ -247,14 +246,9 @@ class Evaluation:
         self.warnings = check_pairs(outcomes["zero_shot"].groups)
         margins = np.array([row["margin"] for row in scores], dtype=np.float64)
         margins = margins.reshape(len(findings), -1)
-        offsets = self._model.offsets_of(findings)
         self.tables[results.SCORES] = scores
         outcomes["classes"], self.tables[results.CLASSES] = evaluate_classes(
             self._model, encoded, findings, truth, bootstrap
-        )
-        traits = {"view": [row["view"] for row in rows]}
-        outcomes["subgroups"] = evaluate_subgroups(
-            margins, drawn, encoded.subject_ids, traits, bootstrap, offsets=offsets
         )
         return margins
 

@@ -42,7 +42,7 @@ def render_report(sources: Sources) -> str:
     return render(
         {
             **found,
-            "verdict": describe_verdict(**found),
+            "verdict": describe_verdict(found["results"], found["eta"], found["data"]),
             "name": sources.work.name,
             "is_generated": sources.is_generated,
             "is_private": sources.settings.private,
@@ -110,7 +110,6 @@ GOOD_AUC = 0.8
 """AUC from which a finding counts as found."""
 LEAST_FALSE_NEGATIVES = 0.1
 """Expected false negatives of an anchor below which the correction changes nothing."""
-_EVERY = 0.999
 
 _TILES = (
     "zero_shot.mean_auc",
@@ -127,7 +126,6 @@ _TILES = (
 def describe_verdict(
     results: Mapping[str, Any] | None,
     eta: Mapping[str, Any] | None,
-    training: Mapping[str, Any] | None,
     data: Mapping[str, Any] | None,
 ) -> View:
     """Sum up the views of a report's sections; a section that is missing adds nothing."""
@@ -139,11 +137,6 @@ def describe_verdict(
             "The correction does next to nothing: of an anchor's N negatives "
             f"{eta['expected']:.2g} are expected to be false. See whether eta.a and eta.k fit the "
             "language model, or take a larger batch."
-        )
-    if training is not None and (training["clipped"] or 0) >= _EVERY:
-        warnings.append(
-            "Every step was clipped, so only the direction of the gradient counted. With AdamW "
-            "that rarely matters; if the loss jumps, lower the learning rates."
         )
     if data is not None and (warning := language_warning(data["languages"])):
         warnings.append(f"{warning}.")

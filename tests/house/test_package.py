@@ -1,5 +1,6 @@
 """The wheel and the sdist hold everything, and run from an empty folder without the checkout."""
 
+import ast
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT
+from tests.house.tree import ROOT, SHIPPED, modules, syntax
 from tests.support.service import png, running, store
 
 LOSS = """
@@ -31,6 +33,38 @@ if __name__ == "__main__":
     Image.linear_gradient("L").save(drawn, "PNG")
     print(*open_image(drawn.getvalue()).pixels.shape)
 """
+
+
+_NAMES = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+
+
+def test_what_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    declared = {
+        re.split(r"[>=<\[]", line)[0].replace("-", "_")
+        for line in (*project["dependencies"], *(line for lines in extras for line in lines))
+    }
+    imported = {
+        name.split(".")[0]
+        for path in modules(*SHIPPED)
+        for node in ast.walk(syntax(path))
+        for name in _imported(node)
+    }
+    foreign = {name for name in imported if name not in sys.stdlib_module_names}
+    ours = {*SHIPPED, "medclip_dcl", "medclip_dcl_client"}
+    assert len(foreign) > 20
+    unlisted = {_NAMES.get(name, name) for name in foreign - ours} - declared
+    # an option of torch's own, and adapters of a tracker or a loader that a user brings
+    assert unlisted <= {"torchvision", "tensorboardX"}
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return (
+        [node.module] if isinstance(node, ast.ImportFrom) and not node.level and node.module else []
+    )
 
 
 def tracked_copy(folder: Path) -> Path:

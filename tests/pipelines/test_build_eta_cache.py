@@ -258,12 +258,12 @@ def test_a_and_k_that_made_the_likelihoods_are_fitted(fitted_config, fit, capsys
 def test_the_papers_line_on_a_model_that_was_fitted_here_is_warned_of(fitted_config, capsys):
     run(fitted_config)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    warning = next(line["warning"] for line in lines if "warning" in line)
+    warning = next(line["note"] for line in lines if "note" in line)
     expected, measured = (float(part) for part in re.findall(r"(?:expects|show) ([\d.]+)", warning))
     assert expected < measured / 2
     assert "eta.fit=claims" in warning
     run(fitted_config, "a=0.5", "k=0.2")  # the user's own
-    assert "warning" not in capsys.readouterr().out
+    assert '"note"' not in capsys.readouterr().out
 
 
 def test_a_fit_without_its_labels_or_studies_is_refused(fitted_config, tmp_path, capsys):

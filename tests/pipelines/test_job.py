@@ -12,6 +12,7 @@ from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.errors import ArtifactMissing, ConfigError, StudyError
 from medclip_dcl.core.files import write_text
+from medclip_dcl.core.progress import Progress
 from pipelines.job import STOPPED, Job, Stopped, job_main
 from tests.house.tree import ROOT
 from tests.support.headers import made_by_other_code
@@ -126,3 +127,29 @@ def test_a_forced_job_makes_again_what_is_valid_and_reuse_names_changed_code(con
     shown = capsys.readouterr()
     assert [json.loads(line)["state"] for line in shown.out.splitlines()] == ["made", "reused"]
     assert shown.err == ""
+
+
+def test_a_run_has_a_line_a_stage_and_the_rest_where_a_log_is_asked_for(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(job: Job) -> None:
+        with Progress("things", 2) as progress:
+            progress.advance(2)
+        job.say(ignored_keys=0)
+        job.say(warning="few", finding="mass", auc=None)
+        job.say(artifact="thing", state="made", seconds=2.0, none=0, a=1, b=2, c=3, d=4)
+
+    monkeypatch.setenv("PROGRESS_REST", "1")
+    monkeypatch.delenv("PROGRESS_FORMAT")
+    assert run(config_file, work) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        "make_thing: warning few",
+        "make_thing: thing made in 2 s: a 1, b 2, c 3",
+    ]
+    assert printed.err == ""
+    assert run(config_file, work, "--log", "words") == 0
+    printed = capsys.readouterr()
+    assert "make_thing: ignored keys 0" in printed.out
+    assert "none 0, a 1, b 2, c 3, d 4" in printed.out
+    assert "things: 2 of 2" in printed.err

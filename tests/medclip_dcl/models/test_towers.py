@@ -33,7 +33,7 @@ from transformers import (
 
 from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.evaluation.adapters import load_adapter
-from medclip_dcl.likelihood.masked_corpus import train_tokenizer
+from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.pretrained import fetch_weights
