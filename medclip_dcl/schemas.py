@@ -5,7 +5,7 @@ Fields that a newer service adds are ignored by an older client.
 
 from base64 import b64decode, b64encode
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
@@ -19,10 +19,20 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
     from medclip_dcl.inference.grounding import Grounding
     from medclip_dcl.inference.heads import Head, HeadScore
     from medclip_dcl.inference.model_package import FindingCalibration
-    from medclip_dcl.inference.predictor import Predictor
     from medclip_dcl.inference.prompts import Finding
     from medclip_dcl.inference.zero_shot import FindingScore
     from medclip_dcl.retrieval.search import Hit
+
+
+class AnsweringModel(Protocol):
+    """What answers need of a `Predictor`, which makes them."""
+
+    digest: str
+    engine: Any
+
+    def is_out_of_range(self, pixels: "np.ndarray") -> bool:
+        """Whether an image is unlike those of training."""
+
 
 _LOW_CONTRAST = 12.0
 _ODD_SHAPE = 2.0
@@ -379,7 +389,7 @@ class ClassifyAnswer(Answer):
     @classmethod
     def of(
         cls,
-        model: "Predictor",
+        model: "AnsweringModel",
         image: "SquareImage",
         scores: "Sequence[FindingScore]",
         findings: "Sequence[Finding]",
@@ -462,7 +472,7 @@ class GroundAnswer(Answer):
 
     @classmethod
     def of(
-        cls, model: "Predictor", image: "SquareImage", found: "Sequence[Grounding]"
+        cls, model: "AnsweringModel", image: "SquareImage", found: "Sequence[Grounding]"
     ) -> "GroundAnswer":
         """Put the groundings of phrases on an image into words."""
         facts = ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels))
