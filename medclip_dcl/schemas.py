@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
     from medclip_dcl.inference.grounding import Grounding
     from medclip_dcl.inference.heads import Head, HeadScore
     from medclip_dcl.inference.model_package import FindingCalibration
-    from medclip_dcl.inference.predictor import Predictor
     from medclip_dcl.inference.prompts import Finding
     from medclip_dcl.inference.zero_shot import FindingScore
     from medclip_dcl.retrieval.search import Hit
@@ -379,7 +378,7 @@ class ClassifyAnswer(Answer):
     @classmethod
     def of(
         cls,
-        model: "Predictor",
+        model: Any,
         image: "SquareImage",
         scores: "Sequence[FindingScore]",
         findings: "Sequence[Finding]",
@@ -461,9 +460,7 @@ class GroundAnswer(Answer):
     _asked: tuple[str, ...] = PrivateAttr(())  # the service repeats nothing of what was sent
 
     @classmethod
-    def of(
-        cls, model: "Predictor", image: "SquareImage", found: "Sequence[Grounding]"
-    ) -> "GroundAnswer":
+    def of(cls, model: Any, image: "SquareImage", found: "Sequence[Grounding]") -> "GroundAnswer":
         """Put the groundings of phrases on an image into words."""
         facts = ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels))
         phrases = [PhraseAnswer.of(item) for item in found]
