@@ -351,8 +351,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.c
     return answer_question(client_parser(prog).parse_args(argv))
 
 
-def client_parser(prog: str) -> argparse.ArgumentParser:
-    """Make the parser of a question to a service; the help calls the command `prog`."""
+def client_parser(prog: str, *, with_tables: bool = False) -> argparse.ArgumentParser:
+    """Make the parser of a question to a service; the help calls the command `prog`.
+
+    `with_tables`: whether the caller can write answers about images as a table.
+    """
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service")
     shared.add_argument("--key-file", type=Path, help="file with the API key")
@@ -364,6 +367,9 @@ def client_parser(prog: str) -> argparse.ArgumentParser:
     classify = questions.add_parser("classify", parents=[shared], help="which findings?")
     classify.add_argument("image", type=Path, nargs="+")
     classify.add_argument("--explain", action="store_true", help="with heatmaps")
+    if with_tables:
+        rows = "a row for each image, those of folders too, in place of JSON"
+        classify.add_argument("--csv", type=Path, metavar="FILE", help=rows)
     ground = questions.add_parser("ground", parents=[shared], help="where is it seen?")
     ground.add_argument("image", type=Path)
     ground.add_argument("phrase", nargs="+")

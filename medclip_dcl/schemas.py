@@ -532,7 +532,7 @@ class EmbedAnswer(Schema):
     where JSON was asked for."""
 
     def to_numpy(self) -> "np.typing.NDArray[np.floating[Any]]":
-        """Give the vectors as an array of `shape` and `dtype`, NaN for a refused image.
+        """Return the vectors as an array of `shape` and `dtype`, NaN for a refused image.
 
         Needs numpy.
         """
@@ -668,6 +668,8 @@ class ModelAnswer(Schema):
     without one."""
     limits: dict[str, float]
     """Limits on what may be asked."""
+    device: str = ""
+    """Device that runs the model, such as cpu or cuda:0; empty: an older service's."""
     engine: str = "torch"
     """Who runs the encoders: torch or openvino."""
     precision: str = "float32"

@@ -32,8 +32,7 @@ from medclip_dcl.synthetic.settings import GenerateConfig
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
 
-from .report.preflight import CheckConfig
-from .report.settings import CardConfig, ReportConfig
+from .report.preflight import CardConfig, CheckConfig, ReportConfig
 
 
 class Config(Section):

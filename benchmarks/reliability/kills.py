@@ -161,7 +161,6 @@ def end_of(processes: Sequence[ForkServerProcess]) -> int:
     """Wait for the first process, end the others as a launcher would; the first's exit code."""
     first, *others = processes
     first.join()
-    assert first.exitcode is not None
     for other in others:
         other.join(60 if first.exitcode == 0 else 1)
         if other.exitcode is None:
@@ -467,7 +466,6 @@ def kill_once(scene: Scene, work: Path, log: Path, rng: random.Random, *, aimed:
 
 def kill(process: ForkServerProcess, number: int) -> None:
     """Send a signal to the group of a process, if there is one."""
-    assert process.pid is not None
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 

@@ -171,8 +171,7 @@ def _texts(page: Page, url: str, kind: str) -> list[str]:
     while not (found := page.js(labels)) and time.monotonic() < end:
         time.sleep(0.2)
     time.sleep(1)  # until everything is drawn
-    texts: list[str] = found
-    return texts
+    return found
 
 
 if __name__ == "__main__":

@@ -342,7 +342,7 @@ def test_a_full_disk_under_a_mirror_is_named(tmp_path, monkeypatch):
 
 
 def test_what_comes_in_an_image_s_place_is_a_reject_and_asked_for_again(stub, tmp_path):
-    sent = {1: numbered(3), 2: numbered(2), 4: b"<html>", 5: numbered(5)[:600]}
+    sent = {1: numbered(3), 2: numbered(2), 4: b"<html>", 5: numbered(5)[:300]}
     for number, file in sent.items():
         stub.add(number, file)
     settings = SourceConfig(kind="dicomweb", archive=stub.url)

@@ -141,7 +141,7 @@ def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder
 
 
 def checkpoint_digests(folder: Path) -> dict[str, str]:
-    """Give the SHA-256 of each file of a checkpoint that `load_language_model` would read.
+    """Return the SHA-256 of each file of a checkpoint that `load_language_model` would read.
 
     Raises:
         CheckpointError: there is no config.json.

@@ -34,7 +34,7 @@ class DrawnImage:
     boxes: dict[FineFinding, list[Box]]
 
     def facts(self) -> dict[str, Any]:
-        """Give what the tables need: height and width, pixels, and boxes by finding."""
+        """Return what the tables need: height and width, pixels, and boxes by finding."""
         height, width = self.pixels.shape
         boxes = {finding.name: found for finding, found in self.boxes.items()}
         return {"height": height, "width": width, "boxes": boxes}

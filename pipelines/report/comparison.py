@@ -139,7 +139,7 @@ def compare_sides(
 
 
 def smallest_detectable(estimate: Estimate, level: float = LEVEL) -> float | None:
-    """Give the smallest true difference that a test at this level finds with a chance of `POWER`.
+    """Return the smallest true difference that a test at this level finds with a chance of `POWER`.
 
     The error and its degrees of freedom are taken as estimated: of few runs it is a rough number.
     None where there is no p.

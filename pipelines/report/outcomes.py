@@ -47,7 +47,7 @@ _SPANS = {"cnr": (0.0, 3.0), "cnr_signed": (-3.0, 3.0)}
 
 
 def describe_results(sources: Sources) -> View | None:
-    """Give the tree of `results.json` and what is drawn from it; None without results."""
+    """Return the tree of `results.json` and what is drawn from it; None without results."""
     found = sources.get(results.ARTIFACT)
     if found is None:
         return None

@@ -68,6 +68,16 @@ def test_who_has_a_key_and_stalls_shuts_nobody_out(guarded: Service) -> None:
         assert wires[0].recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 503"
 
 
+def test_who_connects_and_says_nothing_is_let_go(guarded: Service) -> None:
+    with ExitStack() as stack:
+        wires = [
+            stack.enter_context(socket.create_connection(guarded.address, timeout=30))
+            for _ in range(20)
+        ]
+        assert classify(guarded) == 200
+        assert {wire.recv(1) for wire in wires} == {b""}
+
+
 FORMS = {
     "urlencoded": ("application/x-www-form-urlencoded", b"&"),
     "empty parts": ("multipart/form-data; boundary=x", b"\r\n--x\r\n\r\n"),

@@ -9,8 +9,7 @@ from api.logging import LOGGER, JsonFormatter, RepeatFilter, log_fault
 def line_of(record: logging.LogRecord) -> dict[str, object]:
     text = JsonFormatter().format(record)
     assert "\n" not in text
-    parsed: dict[str, object] = json.loads(text)
-    return parsed
+    return json.loads(text)
 
 
 def record(name: str, message: str, **extra: object) -> logging.LogRecord:

@@ -5,10 +5,9 @@ from contextlib import ExitStack
 import httpx
 
 from medclip_dcl.core.artifact import open_artifact
-from medclip_dcl.retrieval.embeddings import ARTIFACT
+from medclip_dcl.retrieval.embeddings import ARTIFACT, open_vectors
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.retrieval.settings import RetrievalConfig
-from medclip_dcl.retrieval.sketch import open_vectors
 from medclip_dcl.text.labeler.lexicon import LABELS
 from tests.support.milvus import milvus_server
 from tests.support.service import FINDINGS, N_IMAGES, running
@@ -19,8 +18,7 @@ QUESTION = {"target": "image", "text": "No pleural effusion.", "k": "99"}
 def hits(client: httpx.Client, **fields: object) -> list[dict[str, object]]:
     answer = client.post("/retrieve", data=QUESTION | fields, files={"unused": b""})
     assert answer.status_code == 200, answer.text
-    found: list[dict[str, object]] = answer.json()["hits"]
-    return found
+    return answer.json()["hits"]
 
 
 def test_images_are_filtered_by_what_their_reports_assert(client: httpx.Client) -> None:

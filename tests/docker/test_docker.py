@@ -24,8 +24,7 @@ PINNED = re.compile(r"^([\w.-]+)==([\w.]+)", re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    tree: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
-    return tree
+    return yaml.safe_load((DOCKER / "compose.yaml").read_text())
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,16 @@ SEED = 37
 """Of the random model: one whose score of pneumonia happens to rise with it."""
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    work = write_evaluated(tmp_path / "work")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = write_evaluated(tmp_path_factory.mktemp("made") / "work")
     publish(work / "model", ["elsewhere"], seed=SEED, centred=True)
     return work
+
+
+@pytest.fixture
+def work(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "work")
 
 
 def run(work: Path, job: Any = main, least: int = 2, **settings: Any) -> int:
@@ -135,8 +141,7 @@ def test_the_evaluation_holds_probabilities_against_test_images(work: Path) -> N
     def outcome() -> dict[str, Any]:
         assert run(work, evaluate.main) == 0
         found = open_artifact(results.ARTIFACT.at(work), results.ARTIFACT)
-        answer: dict[str, Any] = results.read_figures(found)["questions"]["probabilities"]
-        return answer
+        return results.read_figures(found)["questions"]["probabilities"]
 
     assert "run calibrate_scores" in outcome()["absent"]
     curve = calibrated(work).findings[1].curve

@@ -61,21 +61,6 @@ def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
 
 
 @pytest.mark.usefixtures("no_step")
-def test_a_grid_is_planned_run_by_run(capsys: Capture, tmp_path: Path) -> None:
-    more = ("--set", f"work={tmp_path}", "--images-per-s", "1000", "--studies", "1000")
-    grid = tmp_path / "grid.yaml"
-    grid.write_text("axes: {train.global_batch: [32, 64]}\nsettings: {train.steps: 1500}\n")
-    _, found, _ = answers(capsys, "configs/table1.yaml", *more, "--grid", str(grid))
-    # three seeds of 1,500 steps with 32 pairs and with 64
-    assert found["sweep"][1].startswith(f"6 runs: {3 * 1500 * 96 / 1000 / 3600:.3g} at 1e+03")
-    table1 = ("--grid", "configs/sweeps/table1.yaml")
-    _, found, _ = answers(capsys, "configs/table1.yaml", *more, *table1)
-    assert found["sweep"][1].startswith(f"66 runs: {66 * 750 * 64 / 1000 / 3600:.3g} at 1e+03")
-    grid.write_text("axes: {train.epochs: [1, 2]}\nsettings: {train.steps: null}\n")
-    _, found, _ = answers(capsys, "configs/table1.yaml", *more[:4], "--grid", str(grid))
-    assert found["sweep"][1] == "6 runs: not known: give --studies, or run build_manifest"
-
-
 @pytest.mark.usefixtures("no_step")
 def test_numbers_that_are_given_give_passes_hours_and_bytes(capsys, tmp_path):
     given = ["--studies", "6400", "--images", "1000", "--images-per-s", "640"]

@@ -16,9 +16,19 @@ from medclip_dcl.inference import model_package
 from medclip_dcl.training import checkpoint, logging
 from pipelines import sweep
 from pipelines.config import load_config
-from pipelines.grid import Grid, grid_points, grid_runs, read_grid
 from pipelines.job import Job
-from pipelines.sweep import FIGURES, FOLDER, LOG, NOTE, Run, Sweep, best_value
+from pipelines.sweep import (
+    FIGURES,
+    FOLDER,
+    LOG,
+    NOTE,
+    Grid,
+    Run,
+    Sweep,
+    best_value,
+    grid_points,
+    read_grid,
+)
 from tests.support.corpus import write_config
 from tests.support.evaluated import write_untrained
 
@@ -69,8 +79,7 @@ def notes_of(work: Path) -> dict[str, int]:
 
 def read_tree(work: Path) -> Tree:
     text = (work / FOLDER / "little" / FIGURES).read_text()
-    tree: Tree = json.loads(text, parse_constant=pytest.fail)
-    return tree
+    return json.loads(text, parse_constant=pytest.fail)
 
 
 @pytest.fixture(scope="module")
@@ -248,8 +257,6 @@ def test_table_1_has_the_papers_nine_rows_with_its_figures() -> None:
     # Wang et al. 2023, Table 1: the last row's AUC, ACC, CNR, mIoU, Recall and MedR
     assert [*grid.rows["dcl_lm"].published.values()] == [0.86, 0.72, 1.49, 0.20, 0.30, 104]
     assert {title for row in grid.rows.values() for title in row.published} <= grid.figures.keys()
-    # 9 rows, two of ten seeds, and 2 + 2 + 2 + 5 values besides the best that are tried once
-    assert sum(count for _, count in grid_runs(grid)) == 7 * 5 + 2 * 10 + 11
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,7 @@ def run(work: Path, **words: Any) -> int:
 
 
 def facts(work: Path, name: str) -> dict[str, Any]:
-    tree: dict[str, Any] = json.loads((work / "cards" / name).read_text())
-    return tree
+    return json.loads((work / "cards" / name).read_text())
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ def head_card(name: str, *, is_refused: bool = False, curve: Curve | None = None
         images_without=20,
         patients=30,
         figures={"auc": HeadFigure(value=0.75, low=0.5, high=0.9, n=8, subjects=8)},
-        few_shot=(),
         inputs={},
         settings={},
     )

@@ -62,6 +62,16 @@ COLUMNS = ("auc_four", "auc_one", "auc_six", "auprc", "rank", "recall")
 SHOWN = ("relations_both", "cross", "best_constant", "paper", "infonce_both", "infonce_both_early")
 SHOWN += ("relations_both_shuffled", "cross_shuffled", "ceiling")
 """Rows of the page's tables."""
+SHOWN_TODAY = (
+    "reader",
+    "relations",
+    "mates",
+    "mates_head",
+    "mates_cross",
+    "infonce",
+    "mates_shuffled",
+)
+"""Rows of the page that today's code ran."""
 PAIRS_TODAY = tuple(
     ("random", one, other)
     for one, other in (

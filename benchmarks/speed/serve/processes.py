@@ -93,8 +93,6 @@ def bare(model: Path) -> Iterator[Bare]:
     """Start a bare model."""
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     with _program("bare", str(model), **pipes) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         yield Bare(process.stdin, process.stdout)
 
 

@@ -10,6 +10,8 @@ from benchmarks.method.real_studies.summary import (
     COLUMNS,
     PRIMARY,
     SHOWN,
+    SHOWN_TODAY,
+    TODAY,
     Runs,
     compare,
     read_runs,
@@ -18,6 +20,14 @@ from benchmarks.method.real_studies.summary import (
 )
 
 PAGE = Path(__file__).parents[3] / "docs" / "results" / "real_studies.md"
+PROSE_TODAY = (
+    # row, minus, figure: in the order of the page, before the next ones
+    ("reader", "infonce", "auc_four"),
+    ("reader", "mates", "auc_four"),
+    ("mates", "infonce", "auc_four"),
+    ("mates", "infonce", "auc_one"),
+    ("mates", "mates_shuffled", "auc_four"),
+)
 PROSE = (
     # start, row, minus, figure: in the order of the page
     *(("random", "relations_both", "infonce_both", figure) for figure in ("auc_four", "auc_one")),
@@ -41,6 +51,11 @@ PROSE = (
 @pytest.fixture(scope="module")
 def runs() -> Runs:
     return read_runs()
+
+
+@pytest.fixture(scope="module")
+def today() -> Runs:
+    return read_runs(TODAY)
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +100,24 @@ def test_best_constant_is_that_of_the_folds_validation() -> None:
     assert Runs(lines[:3]).by_fold("random", "best_constant") == {}
 
 
-def test_table_of_the_page_is_that_of_the_kept_runs(runs: Runs, page: str) -> None:
+def test_tables_of_the_page_are_those_of_the_kept_runs(runs: Runs, today: Runs, page: str) -> None:
     assert f"\n{table(runs, 'random', SHOWN, COLUMNS)}\n" in page
+    assert f"\n{table(today, 'random', SHOWN_TODAY, COLUMNS)}\n" in page
 
 
-def test_every_difference_in_words_is_that_of_the_kept_runs(runs: Runs, page: str) -> None:
+def test_every_difference_in_words_is_that_of_the_kept_runs(
+    runs: Runs, today: Runs, page: str
+) -> None:
     prose = re.sub(r"\s+", " ", re.sub(r"^\|.*$", "", page, flags=re.MULTILINE))
-    expected = [str(runs.minus(one, other, figure, start)) for start, one, other, figure in PROSE]
+    expected = [str(today.minus(*each)) for each in PROSE_TODAY]
+    expected += [str(runs.minus(one, other, figure, start)) for start, one, other, figure in PROSE]
     assert re.findall(r"[-+]\.\d+ \[[^\]]+\]", prose) == expected
     assert len(re.findall(r"\[[-+]\.", prose)) == len(expected)
 
 
-def test_levels_and_ranks_in_words_are_those_of_the_kept_runs(runs: Runs, page: str) -> None:
+def test_levels_and_ranks_in_words_are_those_of_the_kept_runs(
+    runs: Runs, today: Runs, page: str
+) -> None:
     prose = re.sub(r"\s+", " ", page)
 
     def mean(start: str, row: str, figure: str) -> str:
@@ -107,6 +128,8 @@ def test_levels_and_ranks_in_words_are_those_of_the_kept_runs(runs: Runs, page: 
     assert (
         "rank is {} where that of InfoNCE is {}, and {} where it is {} from".format(*ranks) in prose
     )
+    mates, plain = (show(today.mean("random", row, "rank"), "rank") for row in ("mates", "infonce"))
+    assert f"image-to-report rank {mates}, InfoNCE's {plain}" in prose
     tens = [mean("random", row, "recall") for row in reversed(rows)]
     assert "first ten falls from {} to {}.".format(*tens) in prose
     assert f"relations towers has {mean('warm', 'relations_both', 'probe')}." in prose

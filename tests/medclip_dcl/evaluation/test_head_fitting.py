@@ -6,8 +6,6 @@ from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.head_fitting import (
     HeadRules,
     HeadSplits,
-    draw_shots,
-    few_shot,
     make_head,
     refuse_shared_patients,
 )
@@ -62,17 +60,6 @@ def test_test_labels_have_no_part_in_a_head(head: Head) -> None:
     assert np.array_equal(other.arrays["weight"], head.arrays["weight"])
     auc, turned_auc = (item.card.figures["auc"].value for item in (head, other))
     assert turned_auc == pytest.approx(1 - auc)
-
-
-def test_shots_are_of_as_many_patients() -> None:
-    train = labelled(60, 4, images_each=2)
-    rows = draw_shots(train, 5, np.random.default_rng(0))
-    assert train.labels[rows].tolist().count(1) == 5
-    assert len({train.subject_ids[row] for row in rows.tolist()}) == len(rows) == 10
-    found = few_shot(train, SPLITS.test, 0)
-    assert [item.positives for item in found] == [1, 4]  # of 16 there are not so many patients
-    assert all(len(item.auc) == 5 for item in found)
-    assert found == few_shot(train, SPLITS.test, 0)
 
 
 def test_what_a_head_lacks_is_named() -> None:

@@ -12,7 +12,7 @@ from medclip_dcl.retrieval import embeddings
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
 from pipelines.report.charts import jpeg_uri
 from pipelines.report.outcomes import show_cases
-from pipelines.report.settings import ReportConfig
+from pipelines.report.preflight import ReportConfig
 from pipelines.report.sources import find_sources
 
 

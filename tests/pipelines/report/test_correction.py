@@ -14,7 +14,7 @@ from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.supervision import read_supervision
 from pipelines.report import charts
 from pipelines.report.correction import audit_batches, describe_eta
-from pipelines.report.settings import ReportConfig
+from pipelines.report.preflight import ReportConfig
 from pipelines.report.sources import find_sources
 from tests.support.corpus import ETA, KINDS, read_tiny_corpus, write_corpus
 from tests.support.evaluated import write_texts
