@@ -64,7 +64,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})["request"] = RequestState(_request_id(scope))
-        exchange = _Exchange(self, state, receive, send, dict(scope["headers"]))
+        exchange = _Exchange(self, state, receive, send, scope)
         inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
             state.code = self._refusal(scope, exchange.headers)
@@ -109,8 +109,10 @@ class _Exchange:
         state: RequestState,
         receive: Receive,
         send: Send,
-        headers: dict[bytes, bytes],
+        scope: Scope,
     ) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._is_openai = scope["path"].endswith("/embeddings")  # whose JSON has images in it
         self.headers, self.status, self.started = headers, 0, time.monotonic()
         self.held, self.moved_at = 0, self.started
         self._around, self._state, self._receive, self._send = around, state, receive, send
@@ -158,8 +160,11 @@ class _Exchange:
         self._size += size
         if self._size > self._around.settings.max_body_mb * MEBIBYTE:
             raise ApiError("body_too_large")
-        is_form = self.headers.get(b"content-type", b"").lower().startswith(b"multipart/form-data")
-        if self._parsing_s > _MOST_PARSING_S or (self._size > MAX_FORM_KB * 1024 and not is_form):
+        kind = self.headers.get(b"content-type", b"").lower()
+        holds_files = kind.startswith(b"multipart/form-data") or self._is_openai
+        if self._parsing_s > _MOST_PARSING_S or (
+            self._size > MAX_FORM_KB * 1024 and not holds_files
+        ):
             raise ApiError("malformed_body")
         self._hold(size)
 

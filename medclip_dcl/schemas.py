@@ -67,7 +67,7 @@ class Picture:
         scale = _SHOWN_PX / max(height, width)
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
         grey = np.asarray(Image.fromarray(self._square.pixels).resize(size))
-        image = GreyImage(grey.astype(np.uint16) << 8, 8, self._square.source)
+        image = GreyImage(grey.astype(np.uint16) * np.uint16(256), 8, self._square.source)
         stream = io.BytesIO()
         Image.fromarray(draw_heat(image, [np.array(grid) for grid in grids])).save(stream, "PNG")
         return f'<img src="data:image/png;base64,{b64encode(stream.getvalue()).decode()}">'
@@ -403,17 +403,21 @@ class ClassifyAnswer(Answer):
 
     def __getitem__(self, name: str) -> FindingAnswer | HeadAnswer:
         """Find the answer to a finding, or of a head, by its name."""
-        answers = {item.name: item for item in (*self.heads, *self.findings)}
-        if name not in answers:
-            raise KeyError(f"{name} is not among the answers; choose of {', '.join(answers)}")
-        return answers[name]
+        for item in self._items():
+            if item.name == name:
+                return item
+        names = ", ".join(item.name for item in self._items())
+        raise KeyError(f"{name} is not among the answers; choose of {names}")
+
+    def _items(self) -> list[FindingAnswer | HeadAnswer]:
+        return [*self.findings, *self.heads]
 
     def rows(self) -> list[dict[str, Any]]:
         """Row of each finding, then of each head."""
         columns = ("name", "decision", "score", "threshold", "percentile", "probability")
         rows = [
             {name: getattr(item, name, None) for name in columns} | {"note": item.probability_note}
-            for item in (*self.findings, *self.heads)
+            for item in self._items()
         ]
         if all(row["percentile"] is None for row in rows):
             rows = [{name: row[name] for name in row if name != "percentile"} for row in rows]
@@ -472,16 +476,20 @@ class GroundAnswer(Answer):
 
     def rows(self) -> list[dict[str, Any]]:
         """Row of each phrase: score and pixel of its peak, and its box."""
-        rows = []
+        rows: list[dict[str, Any]] = []
         for number, item in enumerate(self.phrases):
             box = item.box and "{x:.0f}, {y:.0f}, {width:.0f} x {height:.0f}".format(
                 **vars(item.box)
             )
-            peak = {"score": item.peak.score, "x": round(item.peak.x), "y": round(item.peak.y)}
             rows.append(
-                {"phrase": self._asked[number] if self._asked else f"phrase {number}"}
-                | peak
-                | {"box": box, "percentile": item.percentile}
+                {
+                    "phrase": self._asked[number] if self._asked else f"phrase {number}",
+                    "score": item.peak.score,
+                    "x": round(item.peak.x),
+                    "y": round(item.peak.y),
+                    "box": box,
+                    "percentile": item.percentile,
+                }
             )
         return rows
 
@@ -527,7 +535,7 @@ class EmbedAnswer(Schema):
     where JSON was asked for."""
 
     def to_numpy(self) -> "np.typing.NDArray[np.floating[Any]]":
-        """Give the vectors as an array of `shape` and `dtype`, NaN for a refused image.
+        """Return the vectors as an array of `shape` and `dtype`, NaN for a refused image.
 
         Needs numpy.
         """
@@ -663,6 +671,8 @@ class ModelAnswer(Schema):
     without one."""
     limits: dict[str, float]
     """Limits on what may be asked."""
+    device: str = ""
+    """Device that runs the model, such as cpu or cuda:0; empty: an older service's."""
     engine: str = "torch"
     """Who runs the encoders: torch or openvino."""
     precision: str = "float32"

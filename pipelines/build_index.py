@@ -12,7 +12,7 @@ from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.data.prepared import PreparedImages, require_fit
 from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.retrieval import embeddings
@@ -46,6 +46,7 @@ def build(job: Job) -> None:
             settings.splits,
         )
         predictor = load(model.path, engine=inference.engine, precision=inference.precision)
+        require_fit(prepared_artifact, predictor.config.images)
         counts = write_index(writer.directory, chosen, images, predictor, settings, similarity)
         counts["precision"] = predictor.engine.precision
         _fill_engine(job, writer.fingerprint, writer.directory.joinpath, counts)

@@ -153,7 +153,9 @@ def read_splits(
     embed = evaluated_model(predictor).embedding_of(features)
     parts: dict[str, list[Labelled]] = {name: [] for name in labels}
     for split in SPLITS:
-        encoded = encode(embed, rows[split], images, "whole")  # as the service sees them
+        encoded = encode(
+            embed, rows[split], images, job.config.images.fit
+        )  # as the service sees them
         found = image_features(encoded)
         for name, truth in zip(labels, _truth(job, source, rows[split], labels), strict=True):
             known = np.flatnonzero(truth != UNKNOWN)

@@ -265,6 +265,7 @@ TOOLS = {
     "check_data": Command(DATA, "what a source holds, its faults and its leaks"),
     "sweep": Command(TRAINING, "a grid of settings over several seeds, such as Table 1"),
     "compare": Command(EVALUATION, "which of two configs is better, in which figure"),
+    "adopt": Command(SERVING, "a model of a public checkpoint: CLIP, SigLIP, open_clip, BioViL"),
     "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it"),
     "push_model": Command(SERVING, "publish a model on a hub, without patients' data or texts"),
 }

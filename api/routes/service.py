@@ -55,6 +55,7 @@ def model(serving: CurrentState) -> ModelAnswer:
         heads=[HeadFacts.of(head) for head in serving.predictor.heads],
         index=index,
         limits={"max_body_mb": settings.max_body_mb, **_LIMITS, "deadline_s": settings.deadline_s},
+        device=str(serving.predictor.device),
         engine=serving.predictor.engine.name,
         precision=serving.predictor.engine.precision,
     )

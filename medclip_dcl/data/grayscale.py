@@ -12,8 +12,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from medclip_dcl.core.errors import ImageError
+from medclip_dcl.data.limits import Fit
 
 TOP = 65535
 """Brightest shade."""
@@ -157,6 +159,7 @@ class GreyImage:
             `pixels`, where it has one that was not applied.
         tags: DICOM code strings that name no person (see `dicom.reader.PUBLIC_TAGS`).
         ignored: optional attributes whose values cannot be used, and are as good as absent.
+        levels: lowest and highest level of an 8-bit picture, as it is stored.
     """
 
     pixels: npt.NDArray[np.uint16]
@@ -168,6 +171,7 @@ class GreyImage:
     window: tuple[float, float] | None = None
     tags: dict[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    levels: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,12 @@ class DecodedImage:
     window: tuple[float, float] | None = None
     tags: dict[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+
+    @property
+    def levels(self) -> tuple[float, float] | None:
+        """Lowest and highest level of an 8-bit picture, as it is stored."""
+        is_picture = self.source != "dicom" and self.shades.words.dtype == np.uint8
+        return (self.shades.low, self.shades.high) if is_picture else None
 
 
 @dataclass(frozen=True)
@@ -324,12 +334,16 @@ def _weights(
 _WHITE = 255 << _FINE_BITS
 
 
-def square(image: GreyImage, size_px: int, equalize: bool) -> npt.NDArray[np.uint8]:
-    """Stretch an image onto a square, anti-aliased: uint8 (size_px, size_px), 0 black.
+def square(
+    image: GreyImage, size_px: int, equalize: bool, fit: Fit | None = None
+) -> npt.NDArray[np.uint8]:
+    """Bring an image to a square, anti-aliased: uint8 (size_px, size_px), 0 black.
 
-    x_square = x * size_px / width of the image. `equalize`: whether the histogram is equalised
-    first, as MIMIC-CXR-JPG's is.
+    It shows the image's `window`. `equalize`: whether the histogram is equalised first, as
+    MIMIC-CXR-JPG's is; `fit`: as another maker does it.
     """
+    if fit is not None:
+        return fitted(level_of_shade(image.levels, fit)[image.pixels], size_px, fit)
     return stretch(image.pixels, _identity(), size_px, equalize)
 
 
@@ -341,6 +355,69 @@ def stretch(
     if words.dtype == np.uint8 and np.array_equal(levels, np.arange(256) << _FINE_BITS):
         return resample(words.view(np.uint8), size_px)  # what most JPEG images come to
     return resample(_look_up(levels, words), size_px)
+
+
+class Window(NamedTuple):
+    """Part of an image that a square shows, in the image's pixels; padding lies outside."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def window(height_px: int, width_px: int, size_px: int, fit: Fit | None) -> Window:
+    """Return the part of an image that its square shows."""
+    if fit is None or fit.how == "stretch":
+        return Window(0, 0, width_px, height_px)
+    height, width, top, left = _placed(height_px, width_px, size_px, fit)
+    down, across = height_px / height, width_px / width
+    return Window(left * across, top * down, size_px * across, size_px * down)
+
+
+def level_of_shade(levels: tuple[float, float] | None, fit: Fit) -> _Bytes:
+    """Return the level of 0 to 255 for each shade; `levels` are the extremes of an 8-bit picture.
+
+    Of those the level is what is stored, unless the fit is `scaled`.
+    """
+    if levels is None or fit.scaled:
+        spread: _Bytes = np.floor(np.arange(TOP + 1) * 255 / TOP).astype(np.uint8)  # as hi-ml
+        return spread
+    low, high = levels
+    stored: _Bytes = np.rint(low + np.arange(TOP + 1) * ((high - low) / TOP)).astype(np.uint8)
+    return stored
+
+
+def fitted(levels: _Bytes, size_px: int, fit: Fit) -> _Bytes:
+    """Bring levels of 0 to 255, (height, width), to a square as the maker of a checkpoint does."""
+    height_px, width_px = levels.shape
+    height, width, top, left = _placed(height_px, width_px, size_px, fit)
+    kind = Image.Resampling[fit.filter.upper()]
+    resized = np.asarray(Image.fromarray(levels).resize((width, height), kind))
+    if fit.how != "pad":
+        return resized[top : top + size_px, left : left + size_px].copy()
+    whole = np.zeros((size_px, size_px), dtype=np.uint8)
+    whole[-top : height - top, -left : width - left] = resized
+    return whole
+
+
+def _placed(height_px: int, width_px: int, size_px: int, fit: Fit) -> tuple[int, int, int, int]:
+    # Height and width after resizing, and the square's corner in them. Rounded as
+    # transformers' and torchvision's processors do; padding as CheXzero's.
+    if fit.how == "stretch":
+        return size_px, size_px, 0, 0
+    if fit.how == "pad":
+        ratio = size_px / max(height_px, width_px)
+        height, width = (max(1, int(side * ratio)) for side in (height_px, width_px))
+        return height, width, -((size_px - height) // 2), -((size_px - width) // 2)
+    side, shorter = fit.resized_px or size_px, min(height_px, width_px)
+    height, width = (
+        side if length == shorter else int(side * length / shorter)
+        for length in (height_px, width_px)
+    )
+    margins = (height - size_px) / 2, (width - size_px) / 2
+    top, left = (round(margin) if fit.half_even else int(margin) for margin in margins)
+    return height, width, top, left
 
 
 @cache

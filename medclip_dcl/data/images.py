@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -32,7 +33,7 @@ from medclip_dcl.data.ipc import (
     receive,
     send,
 )
-from medclip_dcl.data.limits import PREAMBLE, ImagesConfig, require_image
+from medclip_dcl.data.limits import PREAMBLE, Fit, ImagesConfig, require_image
 
 _START_S = 120.0  # of an import of the decoders on a busy machine
 _GRACE_S = 5.0
@@ -111,14 +112,17 @@ class Decoder:
         """
         facts, pixels = self._ask(source, {})
         del facts["shape"]
-        for name in ("spacing_mm", "window"):
+        for name in ("spacing_mm", "window", "levels"):
             facts[name] = tuple(facts[name]) if facts[name] else None  # JSON has no tuples
         facts["ignored"] = tuple(facts["ignored"])
         return GreyImage(pixels, **facts)
 
-    def square(self, source: ImageSource, size_px: int, *, equalize: bool) -> SquareImage:
+    def square(
+        self, source: ImageSource, size_px: int, *, equalize: bool, fit: Fit | None = None
+    ) -> SquareImage:
         """Return `grayscale.square` of what `open` gives, made in the worker; raises as `open`."""
-        facts, pixels = self._ask(source, {"size_px": size_px, "equalize": equalize})
+        own = None if fit is None else asdict(fit)
+        facts, pixels = self._ask(source, {"size_px": size_px, "equalize": equalize, "fit": own})
         height, width = facts["shape"]
         return SquareImage(
             pixels, height, width, facts["constant"], facts["source"], facts["inverted"]
@@ -374,11 +378,13 @@ def open_any(
     if is_pixels and not _is_data_set(image):  # which answers to any name
         image = _from_pixels(image, settings)
     if isinstance(image, GreyImage):
-        pixels = square(image, settings.size_px, settings.equalize)
+        pixels = square(image, settings.size_px, settings.equalize, settings.fit)
         facts = (*image.pixels.shape, image.constant, image.source, image.inverted)
         return SquareImage(pixels, *facts)
     decoder = shared_decoder(settings, workers)
-    return decoder.square(_file_of(image), settings.size_px, equalize=settings.equalize)
+    return decoder.square(
+        _file_of(image), settings.size_px, equalize=settings.equalize, fit=settings.fit
+    )
 
 
 def _from_pixels(image: Any, settings: ImagesConfig) -> "bytes | GreyImage":

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import CheckpointError, ConfigError, ImageError, QueryError
-from medclip_dcl.data.grayscale import SquareImage
+from medclip_dcl.data.grayscale import SquareImage, Window, window
 from medclip_dcl.inference.encoders import load_encoders, warn_of_cut_texts
 from medclip_dcl.inference.grounding import Grounding, PhraseGrids, locate
 from medclip_dcl.inference.heads import Head, HeadScore, read_heads
@@ -57,7 +57,7 @@ from medclip_dcl.models.settings import (
     Precision,
     settle_inference,
 )
-from medclip_dcl.models.similarity import global_vectors, region_scores
+from medclip_dcl.models.similarity import global_vectors, score_grids
 from medclip_dcl.models.text_encoder import list_texts
 
 if TYPE_CHECKING:  # of answers in Python alone
@@ -144,19 +144,60 @@ class Predictor:
         Returns:
             Unit region vectors, on the model's device.
         """
-        inputs = to_input(images, self.config.model.image.input_px).to(self.device)
-        return self.engine.encode_images(inputs)
+        return self.engine.encode_images(self.inputs(images))
+
+    def inputs(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images 1 input input"]:
+        """Turn prepared images into the encoder's input: `to_input`, on the model's device."""
+        config = self.config
+        return to_input(images, config.model.image.input_px, config.images.fit).to(self.device)
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether phrases can be located: parts of an image have vectors in the common space."""
+        return self.model.has_regions
+
+    @torch.inference_mode()
+    def embed_regions(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images rows columns dim"]:
+        """Encode the regions of prepared images, by which phrases are located.
+
+        Those of `embed_images`, but of a model that scores an image by its one own vector its
+        patches, by PyTorch whatever the engine.
+
+        Raises:
+            QueryError: the model has no vectors of parts of an image.
+        """
+        self.require_regions()
+        if not self.model.image.is_pooled:
+            return self.embed_images(images)
+        return self.model.encode_patches(self.inputs(images))
+
+    def require_regions(self) -> None:
+        """Raise a QueryError where no part of an image has a vector."""
+        if not self.has_regions:
+            raise QueryError(
+                "this model has one vector of a whole image and none of its parts, such as "
+                "SigLIP, whose pooling head stands between them: no phrase can be located; ask "
+                "classify, or give a model with regions"
+            )
+
+    def window(self, height_px: int, width_px: int) -> Window:
+        """Return the part of an image of this size that the model sees, in its pixels."""
+        images = self.config.images
+        return window(height_px, width_px, images.size_px, images.fit)
 
     @torch.inference_mode()
     def embed_features(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images features"]:
-        """Give the image encoder's features of prepared images, averaged over the regions.
+        """Return the image encoder's features of prepared images, averaged over the regions.
 
         Those before the map into the shared space, by PyTorch whatever the engine.
         """
-        inputs = to_input(images, self.config.model.image.input_px).to(self.device)
-        features: Tensor = self.model.image(inputs).float().mean(dim=(2, 3))
+        features: Tensor = self.model.image(self.inputs(images)).float().mean(dim=(2, 3))
         return features
 
     @torch.inference_mode()
@@ -210,7 +251,7 @@ class Predictor:
         return margins(self.model.score(regions, prompts), findings, levels)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
-        """Give the level of each finding's margin, above which it is decided to be present.
+        """Return the level of each finding's margin, above which it is decided to be present.
 
         Prompts of the model's own have it from publishing, others from its bank; None where it
         has neither. It is 0 where there is no negative prompt: the level is in the margin then.
@@ -243,13 +284,15 @@ class Predictor:
 
         parts, beyond, total, alone = [], 0, 0, True
         for batch, alone in self._batches(images):
+            good = []
             for number, image in enumerate(batch, start=total):
                 if isinstance(image, ImageError):
                     which = "" if alone else f"image {number}, counted from 0: "
                     raise ImageError(image.code, f"{which}{image.message}") from image
                 beyond += self.is_out_of_range(image.pixels)
+                good.append(image.pixels)
             total += len(batch)
-            regions = self.embed_images(np.stack([image.pixels for image in batch]))
+            regions = self.embed_images(np.stack(good))
             parts.append(global_vectors(regions).cpu().numpy())
         if beyond:
             LOGGER.warning("%d of %d images: %s", beyond, total, OUT_OF_RANGE_NOTE)
@@ -276,7 +319,7 @@ class Predictor:
                 returns, or several of these.
             findings: names, pairs of prompts, mappings or `Finding`, one or several, as
                 `parse_prompts` takes them; None: those that the model was published with.
-            explain: whether heatmaps are wanted.
+            explain: whether heatmaps are wanted, of a model with regions.
 
         Returns:
             The answer; of several images a list, with a `RefusedImage` for one that cannot be read.
@@ -294,13 +337,17 @@ class Predictor:
         def answer(regions: Tensor, images: Sequence[SquareImage]) -> Iterator[ClassifyAnswer]:
             scores = self.classify_regions(regions, asked)
             heads = self.answer_heads(regions, np.stack([image.pixels for image in images]))
-            grids = self.finding_grids(regions, asked) if explain else [None] * len(images)
+            grids: Any = [None] * len(images)
+            if explain and self.has_regions:
+                grids = self.finding_grids(self._located(regions, images), asked)
             for image, score, own, head in zip(images, scores, grids, heads, strict=True):
                 size = image.height_px, image.width_px
-                found = None if own is None else [locate(grid, *size, None) for grid in own]
+                shown = self.window(*size)
+                found = None if own is None else [locate(grid, *size, None, shown) for grid in own]
                 yield ClassifyAnswer.of(self, image, score, asked, found, head)
 
-        return self._answer(images, answer)
+        found: ClassifyAnswer | Answers = self._answer(images, answer)
+        return found
 
     @torch.inference_mode()
     def classify_regions(
@@ -361,18 +408,22 @@ class Predictor:
 
         Raises:
             ImageError: the only image is refused.
-            QueryError: there is no phrase, or one is blank or not text; or as in `classify`.
+            QueryError: there is no phrase, or one is blank or not text; the model has no regions;
+                or as in `classify`.
         """
         from medclip_dcl.schemas import GroundAnswer
 
+        self.require_regions()
         asked = texts_of(phrases)
 
         def answer(regions: Tensor, images: Sequence[SquareImage]) -> Iterator[GroundAnswer]:
+            regions = self._located(regions, images)
             for image, grids in zip(images, self.phrase_grids(regions, asked), strict=True):
                 found = grids.locate(image.height_px, image.width_px, threshold)
                 yield GroundAnswer.of(self, image, found).about(asked)
 
-        return self._answer(images, answer)
+        found: GroundAnswer | Answers = self._answer(images, answer)
+        return found
 
     def _answer(self, images: Any, answer: Any) -> Any:
         from medclip_dcl.schemas import Answers, RefusedImage
@@ -393,6 +444,12 @@ class Predictor:
                 else:
                     answers.append(RefusedImage(code=image.code, message=image.message))
         return answers[0] if alone else answers
+
+    def _located(self, regions: Tensor, images: Sequence[SquareImage]) -> Tensor:
+        """Return the regions by which phrases are located, of images with those that score them."""
+        if not self.model.image.is_pooled:
+            return regions
+        return self.embed_regions(np.stack([image.pixels for image in images]))
 
     def _batches(self, given: Any) -> Iterator[tuple[list[SquareImage | ImageError], bool]]:
         """Prepare images in parts, each with whether it is one alone; one refused has its error."""
@@ -416,7 +473,7 @@ class Predictor:
         width_px: int,
         threshold: float | None = None,
     ) -> list[Grounding]:
-        """Answer `ground` for one image from `embed_images`, in pixels of the original image."""
+        """Answer `ground` for one image from `embed_regions`, in pixels of the original image."""
         (found,) = self.phrase_grids(regions[None], phrases)
         return found.locate(height_px, width_px, threshold)
 
@@ -424,22 +481,26 @@ class Predictor:
     def phrase_grids(
         self, regions: Float[Tensor, "images rows columns dim"], phrases: Sequence[str]
     ) -> list[PhraseGrids]:
-        """Score every region of images from `embed_images` against every phrase."""
+        """Score every region of images from `embed_regions` against every phrase."""
         phrases = texts_of(phrases)
         vectors = self.embed_sentences(phrases)
-        grids = region_scores(regions, vectors).transpose(0, 1).cpu().numpy()
+        grids = score_grids(regions, vectors, self.model.similarity)
         shares: list[list[float | None]] = [[None] * len(phrases) for _ in grids]
-        if self._bank is not None:
+        if self._bank is not None and self._bank.shape[1:3] == regions.shape[1:3]:
             scores = (self.model.score(images, vectors) for images in (regions, self._bank))
             shares = percentiles(*scores).T.tolist()
-        return [PhraseGrids(grid, tuple(own)) for grid, own in zip(grids, shares, strict=True)]
+        return [
+            PhraseGrids(grid, tuple(own), self.window)
+            for grid, own in zip(grids, shares, strict=True)
+        ]
 
     @torch.inference_mode()
     def finding_grids(
         self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
     ) -> Float[np.ndarray, "images findings rows columns"]:
-        """Average the grids of each finding's positive prompts on images from `embed_images`."""
-        grids = region_scores(regions, self._prompts(findings)).cpu().numpy()
+        """Average the grids of each finding's positive prompts on images from `embed_regions`."""
+        prompts = self._prompts(findings)
+        grids = score_grids(regions, prompts, self.model.similarity).swapaxes(0, 1)
         means, start = [], 0
         for finding in findings:  # of each, the positive prompts stand before the negative
             means.append(grids[start : start + len(finding.positive)].mean(axis=0))

@@ -160,7 +160,7 @@ def start_of(settings: ModelConfig, image: Path | None, text: Path) -> Start:
     with saved.text_folder() as folder:
         config = packaged_text_config(folder)
         tokenizer = read_tokenizer(folder, config)
-    return PackageStart(own, config, tokenizer, None, text, None, (), saved.weights())
+    return PackageStart(own, config, tokenizer, None, text, None, saved.weights())
 
 
 def slow_start(model: ModelConfig, settings: TrainConfig) -> str:

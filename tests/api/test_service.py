@@ -62,7 +62,7 @@ def test_findings_are_those_of_the_library(client: httpx.Client, folder: Path) -
         "source": "png",
         "flags": [],
     }
-    expected = model.classify(open_image(png()))
+    expected = model.classify(open_image(png())).findings
     found = answer.json()["findings"]
     assert [item["name"] for item in found] == [item.name for item in expected]
     np.testing.assert_allclose(
