@@ -318,7 +318,8 @@ class Scene:
 
     def broken(self, seen: Mapping[str, str]) -> list[str]:
         """Name what is neither the old one nor the new one, whole."""
-        return [name for name in {*seen, *self.old, *self.new} if not self._is_whole(seen, name)]
+        names = {*seen, *self.old, *self.new}
+        return sorted(name for name in names if not self._is_whole(seen, name))
 
     def _is_whole(self, seen: Mapping[str, str], name: str) -> bool:
         if name not in {*seen, *self.new}:  # it goes when the new is whole

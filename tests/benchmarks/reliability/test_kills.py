@@ -102,7 +102,7 @@ def test_a_broken_artifact_is_neither_old_nor_new(tmp_path: Path) -> None:
     (work / "numbers").rename(work / ".numbers.retired")  # its writer ended between two renames
     assert snapshot(work) == new  # who opened it gave it its name back
     (work / "numbers/data").write_text("7")
-    assert scene.broken(snapshot(work)) == ["numbers", "checkpoint"]
+    assert scene.broken(snapshot(work)) == ["checkpoint", "numbers"]
 
 
 def test_an_acknowledged_file_is_the_same_in_a_draft_and_after_its_commit(tmp_path: Path) -> None:
