@@ -77,7 +77,7 @@ class Auth:
     """Host names that may be asked for; empty: any."""
 
     def refusal(self, scope: Scope) -> str | None:
-        """Give the code by which a request is refused, or leave its key's id in its state."""
+        """Return the code by which a request is refused, or leave its key's id in its state."""
         headers = scope["headers"]
         if not self._admits_host(headers):  # against DNS rebinding
             return "host_refused"
@@ -141,7 +141,7 @@ def _given_keys(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def _mark(file: Path) -> tuple[int, ...] | None:
-    """Give inode, time, size and mode, which change when a file does; None where there is none."""
+    """Return inode, time, size and mode, which change when a file does; None: no file."""
     try:
         found = file.stat()
     except OSError:

@@ -31,6 +31,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "host_refused": (421, "the Host header names no host that is served here"),
     "invalid_request": (422, "a field is missing, of the wrong kind or beyond its limit"),
     "invalid_query": (422, "the question is malformed"),
+    "no_regions": (422, "the model has a vector of a whole image alone, and locates no phrase"),
     "client_gone": (499, "the client closed the connection, or read its answer too slowly"),
     "internal": (500, "a fault of the service; the log knows it by the request id"),
     "overloaded": (503, "all places are taken; try again"),
@@ -101,7 +102,7 @@ class ApiError(HTTPException):
 
 
 def image_reason(error: ImageError) -> str:
-    """Give the fixed line of a refused image."""
+    """Return the fixed line of a refused image."""
     return REASONS.get(error.code, "the image is refused")
 
 

@@ -1,6 +1,7 @@
 """Start the service: arguments, settings, socket and server."""
 
 import argparse
+import asyncio
 import json
 import os
 import signal
@@ -53,6 +54,13 @@ class _Protocol(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _Connection(h11.SERVER, _LONGEST_HEAD)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Close a connection that sends nothing at all, as one that waits between requests."""
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -50,7 +50,7 @@ class RequestState:
 
 
 def state_of(scope: Scope) -> RequestState:
-    """Give the state that `RequestMiddleware` made for a request."""
+    """Return the state that `RequestMiddleware` made for a request."""
     state: RequestState = scope["state"]["request"]
     return state
 

@@ -64,7 +64,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})["request"] = RequestState(_request_id(scope))
-        exchange = _Exchange(self, state, receive, send, dict(scope["headers"]))
+        exchange = _Exchange(self, state, receive, send, scope)
         inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
             state.code = self._refusal(scope, exchange.headers)
@@ -86,7 +86,7 @@ class RequestMiddleware:
             )
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
-        """Give the code by which a head alone is refused; the body is left unread."""
+        """Return the code by which a head alone is refused; the body is left unread."""
         declared = headers.get(b"content-length", b"0")
         most, is_full = self.settings.max_body_mb * MEBIBYTE, self.inside >= self.settings.queue
         if code := self._auth.refusal(scope):
@@ -109,8 +109,10 @@ class _Exchange:
         state: RequestState,
         receive: Receive,
         send: Send,
-        headers: dict[bytes, bytes],
+        scope: Scope,
     ) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._is_openai = scope["path"].endswith("/embeddings")  # whose JSON has images in it
         self.headers, self.status, self.started = headers, 0, time.monotonic()
         self.held, self.moved_at = 0, self.started
         self._around, self._state, self._receive, self._send = around, state, receive, send
@@ -121,7 +123,7 @@ class _Exchange:
         state.deadline = self.started + around.settings.deadline_s
 
     async def receive(self) -> Message:
-        """Give the next piece of the body; ApiError where it is too large, too slow or hostile."""
+        """Return the next piece of the body; ApiError: it is too large, too slow or hostile."""
         if self._is_whole:
             return await self._receive()
         self._around.moving.add(self)
@@ -158,13 +160,16 @@ class _Exchange:
         self._size += size
         if self._size > self._around.settings.max_body_mb * MEBIBYTE:
             raise ApiError("body_too_large")
-        is_form = self.headers.get(b"content-type", b"").lower().startswith(b"multipart/form-data")
-        if self._parsing_s > _MOST_PARSING_S or (self._size > MAX_FORM_KB * 1024 and not is_form):
+        kind = self.headers.get(b"content-type", b"").lower()
+        holds_files = kind.startswith(b"multipart/form-data") or self._is_openai
+        if self._parsing_s > _MOST_PARSING_S or (
+            self._size > MAX_FORM_KB * 1024 and not holds_files
+        ):
             raise ApiError("malformed_body")
         self._hold(size)
 
     def _let_in(self) -> None:
-        """Give the question, whose last byte has come, a place and a deadline."""
+        """Return the question, whose last byte has come, a place and a deadline."""
         around, now = self._around, time.monotonic()
         self._is_whole = True
         around.moving.discard(self)
@@ -177,7 +182,7 @@ class _Exchange:
         around.metrics.inside.set(around.inside)
 
     def leave(self) -> None:
-        """Give room and place back."""
+        """Return room and place back."""
         self._around.moving.discard(self)
         self._around.free += self.held
         self._around.inside -= self._has_place

@@ -23,7 +23,13 @@ from pydantic import ValidationError
 from starlette.types import ASGIApp, Message
 
 from medclip_dcl.core.artifact import HEADER
-from medclip_dcl.core.errors import ArtifactStale, ArtifactUnreadable, CheckpointError, MedclipError
+from medclip_dcl.core.errors import (
+    ArtifactStale,
+    ArtifactUnreadable,
+    CheckpointError,
+    ConfigError,
+    MedclipError,
+)
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.model_package import SavedModel, read_model_package
@@ -62,6 +68,12 @@ _QUESTIONS: tuple[_Question, ...] = (
     ("model", {}, ModelAnswer),
 )
 """Route, fields and answer of what a model is tried with; `image` is a gradient."""
+_QUESTIONS_OF_WHOLE: tuple[_Question, ...] = (
+    ("classify", {"image": ""}, ClassifyAnswer),
+    ("embed", {"image": ""}, EmbedAnswer),
+    *_QUESTIONS[-2:],
+)
+"""Those of a model that has no vectors of parts of an image."""
 _QUESTIONS_TO_INDEX: tuple[_Question, ...] = (
     ("retrieve", {"image": "", "target": "image"}, RetrieveAnswer),
     ("retrieve", {"text": "pleural effusion", "target": "text"}, RetrieveAnswer),
@@ -140,9 +152,27 @@ CurrentState = Annotated[ServingState, Depends(_current_state)]
 
 
 def fetch_model(settings: ServeSettings) -> ServeSettings:
-    """Give settings whose model is a folder: a hub's is fetched; ConfigError where it cannot be."""
+    """Return settings whose model is a folder: a hub's is fetched.
+
+    Raises:
+        ConfigError: the hub does not send it, or the device asked for is not here: nothing runs on
+            the CPU in silence.
+    """
+    check_device(settings.device)
     folder = fetch_weights(Path(settings.model), PACKAGE)
     return settings.model_copy(update={"model": str(folder)})
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that this machine has not, or that torch does not know; ConfigError."""
+    try:
+        if name:
+            torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(
+            f"device is {name!r}, which this machine or this build of torch has not; leave the "
+            "setting empty for a GPU where there is one, set cpu, or install torch for the device"
+        ) from error
 
 
 class ModelManager:
@@ -193,7 +223,7 @@ class ModelManager:
             await self.reload_if_changed()
 
     async def give_memory_back(self) -> None:
-        """Give memory back when idle, and write counted log lines, until cancelled."""
+        """Return memory back when idle, and write counted log lines, until cancelled."""
         given_at = 0.0
         while True:
             await asyncio.sleep(_IDLE_S)
@@ -262,7 +292,8 @@ class ModelManager:
                 index_state="loading" if self._settings.index else "no_index",
                 images=None,
             )
-            await self._ask(new, _QUESTIONS)
+            asked = _QUESTIONS if predictor.has_regions else _QUESTIONS_OF_WHOLE
+            await self._ask(new, asked)
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
             self._explain("model_unusable", error)
             return replace(

@@ -10,6 +10,7 @@ from pydantic_core import from_json
 
 from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.grayscale import GreyImage, SquareImage
+from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding, parse_prompts
 from medclip_dcl.schemas import RefusedImage
 
@@ -42,7 +43,8 @@ async def _decode_square(request: Request, serving: ServingState, data: bytes) -
     images = model.config.images
     try:
         return await serving.decode_slots.run(
-            request, lambda: decoder.square(data, images.size_px, equalize=images.equalize)
+            request,
+            lambda: decoder.square(data, images.size_px, equalize=images.equalize, fit=images.fit),
         )
     except ImageError as error:
         serving.metrics.note_image(model.digest, error.code)
@@ -180,8 +182,8 @@ def plain_text(text: str, field: str) -> str:
     return words
 
 
-def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float]:
-    """Read a box, the JSON list [x, y, width, height] in pixels; give it in shares of the image.
+def parse_box(text: str, image: SquareImage, model: Predictor) -> tuple[float, float, float, float]:
+    """Read a box, the JSON list [x, y, width, height] in pixels: shares of what the model sees.
 
     Raises:
         ApiError: it is malformed, empty, or leaves the image.
@@ -191,7 +193,7 @@ def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float
     except ValidationError as error:
         rule = "box: Four numbers in JSON, [x, y, width, height]"
         raise ApiError("invalid_request", rule) from error
-    return box_shares(box, image, "box")
+    return box_shares(box, image, model, "box")
 
 
 def parse_boxes(text: str, count: int) -> list[PixelBox]:
@@ -210,18 +212,26 @@ def parse_boxes(text: str, count: int) -> list[PixelBox]:
     return boxes
 
 
-def box_shares(box: PixelBox, image: SquareImage, field: str) -> PixelBox:
-    """Give a box of pixels in shares of the image; ApiError where it is empty or leaves it."""
+def box_shares(box: PixelBox, image: SquareImage, model: Predictor, field: str) -> PixelBox:
+    """Return a box of pixels in shares of what the model sees of the image.
+
+    Raises:
+        ApiError: it is empty or leaves the image, or the model has no vectors of parts of one.
+    """
+    if not model.has_regions:
+        raise ApiError("no_regions")
     x, y, width, height = box
     height_px, width_px = image.height_px, image.width_px
     inside = x >= 0 and y >= 0 and x + width <= width_px and y + height <= height_px
     if min(width, height) < 1 or not inside:
         raise ApiError("invalid_request", f"{field}: On the image, one pixel or more wide and high")
-    return x / width_px, y / height_px, width / width_px, height / height_px
+    seen = model.window(height_px, width_px)
+    across, down = 1 / seen.width, 1 / seen.height
+    return (x - seen.x) * across, (y - seen.y) * down, width * across, height * down
 
 
-def parse_findings(text: str) -> tuple[Finding, ...] | None:
-    """Read the findings asked for, a JSON list as `parse_prompts` takes it; None for empty text.
+def parse_findings(text: str, own: Sequence[Finding] = ()) -> tuple[Finding, ...] | None:
+    """Read the findings asked for, JSON as `parse_prompts` takes it; None for empty text.
 
     Raises:
         ApiError: it is not JSON, or beyond a limit.
@@ -233,7 +243,7 @@ def parse_findings(text: str) -> tuple[Finding, ...] | None:
         tree = from_json(text, allow_inf_nan=False)
     except (ValueError, TypeError) as error:  # the second: what is not text
         raise ApiError("invalid_request", "findings: A list in JSON") from error
-    findings = parse_prompts(tree)
+    findings = parse_prompts(tree, own)
     prompts = [side for finding in findings for side in (*finding.positive, *finding.negative)]
     if len(findings) > MAX_FINDINGS or len(prompts) > 8 * MAX_FINDINGS:
         rule = f"findings: At most {MAX_FINDINGS} with {8 * MAX_FINDINGS} prompts in all"

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from medclip_dcl.core.artifact_writer import package_versions
 from medclip_dcl.core.distributed import available_cores
-from medclip_dcl.core.provenance import package_versions
 
 ROOT = Path(__file__).parents[1]
 Bars = Mapping[str, tuple[str, bool]]
@@ -125,17 +125,6 @@ def keep(file: Path, line: Mapping[str, Any]) -> None:
 def processor_of(line: Mapping[str, Any]) -> str:
     """Name the kind of accelerator, or else of processor, that a kept line was measured on."""
     return str(line["machine"]["accelerator"] or line["machine"]["processor"])
-
-
-def keep_figures(file: Path, name: str, figures: Mapping[str, float], bars: Bars) -> None:
-    """Add figures to a kept output, and say when and on what code `name` measured them."""
-    tree = json.loads(file.read_text(encoding="utf-8"))
-    tree["figures"] |= {key: round(float(value), 6) for key, value in figures.items()}
-    tree["bars"] |= {key: {"bar": bar, "met": bool(met)} for key, (bar, met) in bars.items()}
-    measured = {"machine": machine(), "commit": commit(), "figures": sorted(figures)}
-    kept = tree.setdefault("kept", {})
-    kept[name] = [*kept.get(name, []), measured]
-    file.write_text(json.dumps(tree) + "\n", encoding="utf-8")
 
 
 def main() -> int:

@@ -47,5 +47,4 @@ class RunLog:
                     stream.write(json.dumps(line) + "\n")
                     stream.flush()
                     os.fsync(stream.fileno())
-        found: dict[str, Any] = self._lines[trial]["found"]
-        return found
+        return self._lines[trial]["found"]

@@ -12,7 +12,7 @@ import csv
 import sys
 from pathlib import Path
 
-from medclip_dcl import load, open_image
+import medclip_dcl as medclip
 from medclip_dcl.core.errors import ImageError
 
 
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="CSV file; standard output without it")
     options = parser.parse_args()
 
-    model = load(options.model)
+    model = medclip.load(options.model)
     names = [finding.name for finding in model.findings]
     refused = 0
     file = options.output.open("w", newline="", encoding="utf-8") if options.output else sys.stdout
@@ -33,7 +33,7 @@ def main() -> int:
         table.writerow(["image", *names])
         for path in sorted(path for path in options.images.rglob("*") if path.is_file()):
             try:
-                scores = model.classify(open_image(path))
+                scores = model.classify(path).findings
             except ImageError as error:
                 refused += 1
                 print(f"{path}: {error}", file=sys.stderr)

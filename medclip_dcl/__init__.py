@@ -18,18 +18,22 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 if TYPE_CHECKING:
     from medclip_dcl.data.images import open_image
     from medclip_dcl.inference.predictor import load
-    from medclip_dcl.likelihood.eta import eta_from_pll
-    from medclip_dcl.likelihood.pll import pseudo_log_likelihood
+    from medclip_dcl.inference.prompts import Finding
+    from medclip_dcl.likelihood.eta import eta, eta_from_pll
+    from medclip_dcl.likelihood.pll import pseudo_log_likelihood, score_sentences
     from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
     from medclip_dcl.losses.gather import gather_with_grad
-    from medclip_dcl.losses.info_nce import info_nce_loss
-    from medclip_dcl.losses.multi_positive import multi_positive_loss
+    from medclip_dcl.losses.info_nce import info_nce_loss, multi_positive_loss
     from medclip_dcl.text.labeler.labels import read_claims
+    from pipelines.python import evaluate, train
 
 __all__ = [
+    "Finding",
     "debiased_contrastive_loss",
     "debiasing_gauges",
+    "eta",
     "eta_from_pll",
+    "evaluate",
     "gather_with_grad",
     "info_nce_loss",
     "load",
@@ -37,12 +41,19 @@ __all__ = [
     "open_image",
     "pseudo_log_likelihood",
     "read_claims",
+    "score_sentences",
+    "train",
 ]
 
+# The jobs stand above the library, and no module of it may import them (.importlinter). These two
+# are resolved here, by name and when they are asked for, so that a user needs one import.
 _HOMES = {
+    "Finding": "inference.prompts",
     "debiased_contrastive_loss": "losses.debiased",
     "debiasing_gauges": "losses.debiased",
+    "eta": "likelihood.eta",
     "eta_from_pll": "likelihood.eta",
+    "evaluate": "pipelines.python",
     "gather_with_grad": "losses.gather",
     "info_nce_loss": "losses.info_nce",
     "load": "inference.predictor",
@@ -50,6 +61,8 @@ _HOMES = {
     "open_image": "data.images",
     "pseudo_log_likelihood": "likelihood.pll",
     "read_claims": "text.labeler.labels",
+    "score_sentences": "likelihood.pll",
+    "train": "pipelines.python",
 }
 
 

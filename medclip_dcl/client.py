@@ -65,6 +65,8 @@ _Several = TypeVar("_Several", ClassifyAnswers, GroundAnswers)
 Image = Path | str | bytes
 """Path of a DICOM, PNG or JPEG file, or the whole file."""
 _ONE_IMAGE = (Path, str, bytes)
+Findings = str | Mapping[str, Any] | Sequence[str | Sequence[Any] | Mapping[str, Any]]
+"""What findings are asked by."""
 
 
 class Client:
@@ -118,13 +120,14 @@ class Client:
     def classify(
         self,
         image: Image,
-        findings: Sequence[Mapping[str, Any]] | None = None,
+        findings: Findings | None = None,
         *,
         explain: bool = False,
     ) -> ClassifyAnswer:
         """Ask which findings an image shows, with heatmaps where `explain`.
 
-        `findings` has `name`, `positive` and perhaps `negative` of each; None: the model's own.
+        `findings` are names, pairs of prompts, or mappings with `name`, `positive` and perhaps
+        `negative`, one or several; None: the model's own.
         """
         fields = _classify_fields(findings, explain=explain)
         return self._ask("/v1/classify", ClassifyAnswer, fields, image)
@@ -132,7 +135,7 @@ class Client:
     def classify_all(
         self,
         images: Sequence[Image],
-        findings: Sequence[Mapping[str, Any]] | None = None,
+        findings: Findings | None = None,
         *,
         explain: bool = False,
     ) -> list[ClassifyAnswer | RefusedImage]:
@@ -151,7 +154,8 @@ class Client:
 
         `threshold` is the score from which boxes are traced; None: the service's rule.
         """
-        return self._ask("/v1/ground", GroundAnswer, _ground_fields(phrases, threshold), image)
+        fields = _ground_fields(phrases, threshold)
+        return self._ask("/v1/ground", GroundAnswer, fields, image).about(fields["phrase"])
 
     def ground_all(
         self, images: Sequence[Image], phrases: Sequence[str], threshold: float | None = None
@@ -272,12 +276,13 @@ def _listed(given: Any, one: type | tuple[type, ...]) -> list[Any]:
     return [given] if isinstance(given, one) else [*given]
 
 
-def _classify_fields(
-    findings: Sequence[Mapping[str, Any]] | None, *, explain: bool
-) -> dict[str, Any]:
+def _classify_fields(findings: Findings | None, *, explain: bool) -> dict[str, Any]:
     fields = {"explain": str(explain).lower()}
     if findings is not None:
-        fields["findings"] = json.dumps([dict(item) for item in _listed(findings, Mapping)])
+        listed = _listed(findings, (str, Mapping))
+        fields["findings"] = json.dumps(
+            [dict(item) if isinstance(item, Mapping) else item for item in listed]
+        )
     return fields
 
 
@@ -346,8 +351,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.c
     return answer_question(client_parser(prog).parse_args(argv))
 
 
-def client_parser(prog: str) -> argparse.ArgumentParser:
-    """Make the parser of a question to a service; the help calls the command `prog`."""
+def client_parser(prog: str, *, with_tables: bool = False) -> argparse.ArgumentParser:
+    """Make the parser of a question to a service; the help calls the command `prog`.
+
+    `with_tables`: whether the caller can write answers about images as a table.
+    """
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service")
     shared.add_argument("--key-file", type=Path, help="file with the API key")
@@ -359,6 +367,9 @@ def client_parser(prog: str) -> argparse.ArgumentParser:
     classify = questions.add_parser("classify", parents=[shared], help="which findings?")
     classify.add_argument("image", type=Path, nargs="+")
     classify.add_argument("--explain", action="store_true", help="with heatmaps")
+    if with_tables:
+        rows = "a row for each image, those of folders too, in place of JSON"
+        classify.add_argument("--csv", type=Path, metavar="FILE", help=rows)
     ground = questions.add_parser("ground", parents=[shared], help="where is it seen?")
     ground.add_argument("image", type=Path)
     ground.add_argument("phrase", nargs="+")

@@ -3,14 +3,15 @@
 Fields that a newer service adds are ignored by an older client.
 """
 
-from base64 import b64decode
-from typing import TYPE_CHECKING, Any, Literal
+from base64 import b64decode, b64encode
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 if TYPE_CHECKING:  # a client installs pydantic and httpx alone
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
 _LOW_CONTRAST = 12.0
 _ODD_SHAPE = 2.0
 _DIGITS = 5
+_SHOWN_PX = 320  # longest side of a picture
 
 OUT_OF_RANGE = "out_of_range"
 """Flag of an image that is unlike those that the model was trained on."""
@@ -38,6 +40,127 @@ class Schema(BaseModel):
 
     # NaN and infinity are no JSON: they would be written as null, which nothing reads back.
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Picture:
+    """Image of an answer, as a notebook shows it; answers with and without one are equal."""
+
+    def __init__(self, image: "SquareImage") -> None:
+        self._square = image
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Picture | None)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def html(self, grids: "Sequence[Sequence[Sequence[float]]]" = ()) -> str:
+        """Draw it as an element of a page, with heatmaps."""
+        import io
+
+        import numpy as np
+        from PIL import Image
+
+        from medclip_dcl.data.grayscale import GreyImage
+        from medclip_dcl.inference.grounding import draw_heat
+
+        height, width = self._square.height_px, self._square.width_px
+        scale = _SHOWN_PX / max(height, width)
+        size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        grey = np.asarray(Image.fromarray(self._square.pixels).resize(size))
+        image = GreyImage(grey.astype(np.uint16) * np.uint16(256), 8, self._square.source)
+        stream = io.BytesIO()
+        Image.fromarray(draw_heat(image, [np.array(grid) for grid in grids])).save(stream, "PNG")
+        return f'<img src="data:image/png;base64,{b64encode(stream.getvalue()).decode()}">'
+
+
+class Answer(Schema):
+    """An answer about one image, which prints as a table and shows as one in a notebook."""
+
+    _picture: Picture | None = PrivateAttr(None)
+
+    def pictured(self, image: "SquareImage") -> Self:
+        """Keep the image, to be shown."""
+        self._picture = Picture(image)
+        return self
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Lines of its table, by column, such as a data frame takes them."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return "\n".join([self._headline(), *text_table(self.rows())])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        pictures = self._pictures()
+        return f"<p>{escape(self._headline())}</p>{pictures}{html_table(self.rows())}"
+
+    def _pictures(self) -> str:
+        return "" if self._picture is None else self._picture.html()
+
+    def _headline(self) -> str:
+        image: ImageFacts = getattr(self, "image")  # noqa: B009 (every answer about one has it)
+        size = f"{image.width_px} x {image.height_px} {image.source}"
+        flags = [flag for flag in image.flags if flag != OUT_OF_RANGE]
+        beyond = [f"OUT OF RANGE: {OUT_OF_RANGE_NOTE}"] if image.is_out_of_range else []
+        return ", ".join([size, *flags, *beyond])
+
+
+class Answers(list[Any]):
+    """Answers about several images, in their order; prints as one table."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of each answer after the number of its image and its flags, or its refusal."""
+        rows: list[dict[str, Any]] = []
+        for number, one in enumerate(self):
+            if isinstance(one, RefusedImage):
+                rows.append({"image": number, "flags": f"refused: {one.code}"})
+            else:
+                flags = ", ".join(one.image.flags)
+                rows += [{"image": number, "flags": flags, **row} for row in one.rows()]
+        return rows
+
+    def __str__(self) -> str:
+        return "\n".join(text_table(self.rows()))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows())
+
+
+def text_table(rows: "Sequence[Mapping[str, Any]]") -> list[str]:
+    """Lay rows out as lines of text; columns are those of all rows, in order."""
+    names, cells = _cells(rows)
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in [names, *cells]
+    ]
+    return [line.rstrip() for line in lines]
+
+
+def html_table(rows: "Sequence[Mapping[str, Any]]") -> str:
+    """Lay rows out as a table of a page."""
+    names, cells = _cells(rows)
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in cells)
+    lines = "".join(f"<tr>{line}</tr>" for line in body)
+    return f"<table><tr>{head}</tr>{lines}</table>"
+
+
+def _cells(rows: "Sequence[Mapping[str, Any]]") -> tuple[list[str], list[list[str]]]:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return names, [[_cell(row.get(name)) for name in names] for row in rows]
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "yes", False: "no"}[value]
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 class ImageFacts(Schema):
@@ -237,7 +360,7 @@ class HeadAnswer(Schema):
         )
 
 
-class ClassifyAnswer(Schema):
+class ClassifyAnswer(Answer):
     """Answer of `/classify`."""
 
     model: str
@@ -278,6 +401,34 @@ class ClassifyAnswer(Schema):
             precision=model.engine.precision,
         )
 
+    def __getitem__(self, name: str) -> FindingAnswer | HeadAnswer:
+        """Find the answer to a finding, or of a head, by its name."""
+        for item in self._items():
+            if item.name == name:
+                return item
+        names = ", ".join(item.name for item in self._items())
+        raise KeyError(f"{name} is not among the answers; choose of {names}")
+
+    def _items(self) -> list[FindingAnswer | HeadAnswer]:
+        return [*self.findings, *self.heads]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Row of each finding, then of each head."""
+        columns = ("name", "decision", "score", "threshold", "percentile", "probability")
+        rows = [
+            {name: getattr(item, name, None) for name in columns} | {"note": item.probability_note}
+            for item in self._items()
+        ]
+        if all(row["percentile"] is None for row in rows):
+            rows = [{name: row[name] for name in row if name != "percentile"} for row in rows]
+        return rows
+
+    def _pictures(self) -> str:
+        maps = [
+            item.heatmap for item in self.findings if item.heatmap is not None and item.decision
+        ]
+        return "" if self._picture is None else self._picture.html(maps)
+
 
 class RefusedImage(Schema):
     """An image of several that cannot be read, in its place among the answers."""
@@ -297,7 +448,7 @@ class ClassifyAnswers(Schema):
     """One per image, in the order of asking."""
 
 
-class GroundAnswer(Schema):
+class GroundAnswer(Answer):
     """Answer of `/ground`."""
 
     model: str
@@ -306,6 +457,46 @@ class GroundAnswer(Schema):
     """The image."""
     phrases: list[PhraseAnswer]
     """One per phrase, in the order of asking."""
+
+    _asked: tuple[str, ...] = PrivateAttr(())  # the service repeats nothing of what was sent
+
+    @classmethod
+    def of(
+        cls, model: "Predictor", image: "SquareImage", found: "Sequence[Grounding]"
+    ) -> "GroundAnswer":
+        """Put the groundings of phrases on an image into words."""
+        facts = ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels))
+        phrases = [PhraseAnswer.of(item) for item in found]
+        return cls(model=model.digest, image=facts, phrases=phrases)
+
+    def about(self, phrases: "Sequence[str]") -> Self:
+        """Keep what was asked, to be shown."""
+        self._asked = tuple(phrases)
+        return self
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Row of each phrase: score and pixel of its peak, and its box."""
+        rows: list[dict[str, Any]] = []
+        for number, item in enumerate(self.phrases):
+            box = item.box and "{x:.0f}, {y:.0f}, {width:.0f} x {height:.0f}".format(
+                **vars(item.box)
+            )
+            rows.append(
+                {
+                    "phrase": self._asked[number] if self._asked else f"phrase {number}",
+                    "score": item.peak.score,
+                    "x": round(item.peak.x),
+                    "y": round(item.peak.y),
+                    "box": box,
+                    "percentile": item.percentile,
+                }
+            )
+        return rows
+
+    def _pictures(self) -> str:
+        if self._picture is None:
+            return ""
+        return "".join(self._picture.html([item.grid]) for item in self.phrases)
 
 
 class GroundAnswers(Schema):
@@ -344,7 +535,7 @@ class EmbedAnswer(Schema):
     where JSON was asked for."""
 
     def to_numpy(self) -> "np.typing.NDArray[np.floating[Any]]":
-        """Give the vectors as an array of `shape` and `dtype`, NaN for a refused image.
+        """Return the vectors as an array of `shape` and `dtype`, NaN for a refused image.
 
         Needs numpy.
         """
@@ -480,6 +671,8 @@ class ModelAnswer(Schema):
     without one."""
     limits: dict[str, float]
     """Limits on what may be asked."""
+    device: str = ""
+    """Device that runs the model, such as cpu or cuda:0; empty: an older service's."""
     engine: str = "torch"
     """Who runs the encoders: torch or openvino."""
     precision: str = "float32"

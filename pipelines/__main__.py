@@ -31,7 +31,6 @@ from .cli import (
 from .stages import HEADINGS, PROGRAMS, STAGES, TOOLS
 
 _SERVED = Path("configs/serve.yaml")
-_DEMO = Path("configs/demo.yaml")
 Config = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a name such as `demo`.")
 ]
@@ -87,16 +86,6 @@ def _load(name: str) -> Any:
     return make_command(job.job_command(name, module.build), name, module.__doc__)
 
 
-def _demo(
-    overrides: Overrides = None, replace: Replace = False, quiet: Quiet = False, log: Log = None
-) -> int:
-    """Run every stage on generated studies, in minutes, and write the report."""
-    from .run import run_config
-
-    set_log(log)
-    return run_config(_DEMO, overrides, replace=replace, quiet=quiet)
-
-
 def _run(
     config: Config,
     overrides: Overrides = None,
@@ -106,7 +95,10 @@ def _run(
     quiet: Quiet = False,
     log: Log = None,
 ) -> int:
-    """Run every stage of a config; what is valid already is reused."""
+    """Run every stage of a config; what is valid already is reused.
+
+    `medclip demo` is `medclip run demo`: every stage on generated studies, in minutes.
+    """
     from .run import run_config
 
     set_log(log)
@@ -153,9 +145,7 @@ def _serve(
     return code
 
 
-_OWN: dict[str, Callable[..., int]] = {
-    "demo": _demo, "run": _run, "train": _train, "serve": _serve
-}  # fmt: skip
+_OWN: dict[str, Callable[..., int]] = {"run": _run, "train": _train, "serve": _serve}
 
 
 def _show_version(wanted: bool) -> None:
@@ -189,8 +179,11 @@ def _placeholder() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit code."""
     withhold_messages()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["demo"]:
+        words.insert(0, "run")
     try:
-        get_command(_app())(argv, prog_name="medclip")
+        get_command(_app())(words, prog_name="medclip")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0

@@ -66,8 +66,8 @@ def _warn_where_far(job: Job, texts: Artifact, cache: Artifact) -> None:
     _, uncapped = mean_eta(values, shares, 1.0)
     negatives = job.config.train.global_batch - 1
     if max(assumed, measured) > _FAR * min(assumed, measured):
-        job.say(
-            warning=f"a and k are the paper's, for CXR-BERT, and the language model was fitted "
+        job.say(  # the report's section on eta has it too
+            note=f"a and k are the paper's, for CXR-BERT, and the language model was fitted "
             f"here: eta expects {negatives * assumed:.2g} false negatives of {negatives}, the "
             f"claims of the training reports show {negatives * uncapped:.2g}, "
             f"{negatives * measured:.2g} with each share cut at eta.eta_max; set eta.fit=claims"

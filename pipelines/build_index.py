@@ -12,13 +12,13 @@ from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.data.prepared import PreparedImages, require_fit
 from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.retrieval import embeddings
+from medclip_dcl.retrieval.embeddings import open_vectors
 from medclip_dcl.retrieval.index import findings_of, select_content, write_index
 from medclip_dcl.retrieval.milvus import fill_collections
-from medclip_dcl.retrieval.sketch import open_vectors
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 
@@ -46,6 +46,7 @@ def build(job: Job) -> None:
             settings.splits,
         )
         predictor = load(model.path, engine=inference.engine, precision=inference.precision)
+        require_fit(prepared_artifact, predictor.config.images)
         counts = write_index(writer.directory, chosen, images, predictor, settings, similarity)
         counts["precision"] = predictor.engine.precision
         _fill_engine(job, writer.fingerprint, writer.directory.joinpath, counts)

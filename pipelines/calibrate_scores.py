@@ -17,8 +17,8 @@ from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.files import sha256_file
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.data.records import truth_files
 from medclip_dcl.evaluation import calibration
 from medclip_dcl.evaluation.calibration import calibrate_findings, share_changed
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
@@ -77,11 +77,15 @@ def _fit(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
     predictor = load(folder)
     model = evaluated_model(predictor)
     source = job.open(manifest.ARTIFACT, verify=False)
-    images = PreparedImages(job.open(prepared.ARTIFACT, verify=False))
+    made = job.open(prepared.ARTIFACT, verify=False)
+    prepared.require_fit(made, predictor.config.images)
+    images = PreparedImages(made)
     rows = read_image_rows(source, images, SPLIT)
     allowed = job.config.evaluate.allow_contaminated
     refuse_contaminated(folder, source, rows, images, allowed=allowed)
-    encoded = encode(model.embed_images, rows, images, "whole")  # as the service sees them
+    encoded = encode(
+        model.embed_images, rows, images, job.config.images.fit
+    )  # as the service sees them
     truth, origin = truth_of(job.config, source, rows, predictor.findings)
     logits = np.zeros((len(predictor.findings), len(rows)))
     correlations: list[float | None] = [None] * len(predictor.findings)
@@ -96,7 +100,7 @@ def _fit(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
     if multiplies_bfloat16():
         other = load(folder, predictor.device, precision="bfloat16")
         if other.engine.precision == "bfloat16":  # else the log says why not
-            own = encode(evaluated_model(other).embed_images, rows, images, "whole")
+            own = encode(evaluated_model(other).embed_images, rows, images, job.config.images.fit)
             changed = share_changed(predictor, encoded.regions, other, own.regions)
     return ScoreCalibration(
         truth=origin,

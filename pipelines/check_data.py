@@ -5,31 +5,57 @@ writes `preflight` and the page `preflight.html`. A killed run resumes with the 
 images or reports, and images that an earlier check of the same files opened are not opened again.
 """
 
+import json
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from medclip_dcl.core.artifact import HEADER, Artifact, make_fingerprint, read_artifact_header
-from medclip_dcl.core.artifact_writer import ArtifactWriter
+from medclip_dcl.core.artifact_writer import ArtifactWriter, remove_resumable
 from medclip_dcl.core.errors import ArtifactError, StudyError
 from medclip_dcl.core.files import path_under, write_text
-from medclip_dcl.core.tables import read_table
+from medclip_dcl.core.tables import SPLITS, read_table, write_table
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.manifest import split_patients
-from medclip_dcl.data.records import Source
-from medclip_dcl.data.selection import parts_of_report, select
+from medclip_dcl.data.records import ImageRecord, RawStudies, Source, Study
+from medclip_dcl.data.selection import (
+    REJECT_REASONS,
+    VIEW_REASONS,
+    Selection,
+    parts_of_report,
+    select,
+)
 from medclip_dcl.text.mimic_sections import Part
-from medclip_dcl.text.sentences import SPLITTER
+from medclip_dcl.text.sentences import SPLITTER, text_key
 
 from .build_manifest import source_of
-from .faults import Inspection, write_preflight
-from .inspection import Row, inspect_images, read_reports, show_reports
+from .inspection import (
+    Row,
+    count_labels,
+    describe_images,
+    inspect_images,
+    read_reports,
+    show_reports,
+)
 from .job import Job, job_main
 from .report import preflight
 from .report.charts import image_uri
 from .report.page import render_check
+from .report.preflight import (
+    CODES,
+    DUPLICATE,
+    FIGURES,
+    FOUND,
+    IMAGES,
+    LEAK,
+    NOTE,
+    UNUSABLE,
+)
 
 PAGE = "preflight.html"
 """Name of the page, in the config's folder."""
@@ -172,6 +198,263 @@ def _trained(job: Job, split_of: Mapping[str, str]) -> list[str]:
     trained = model.subject_hashes or frozenset()
     evaluated = (who for who, split in split_of.items() if split == job.config.evaluate.split)
     return sorted(who for who in evaluated if model_package.subject_hash(who) in trained)
+
+
+class Found(NamedTuple):
+    """One thing that was found: its code, on which id, and what it repeats."""
+
+    code: str
+    id: str
+    other: str = ""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Inspected files of a source, and the manifest's view of them.
+
+    `split_of`: patient -> split; `reports`: study -> what `describe_report` gave; `trained`:
+    patients of the evaluated split that the model at hand was trained on.
+    """
+
+    source: Source
+    chosen: Selection
+    split_of: Mapping[str, str]
+    images: Sequence[Row]
+    reports: Mapping[str, Row]
+    trained: Sequence[str]
+
+    @cached_property
+    def subject_of(self) -> dict[str, str]:
+        """Image or study -> patient."""
+        owners = {image.image_id: image.subject_id for image in self.chosen.images}
+        return owners | self.chosen.subjects
+
+
+def write_preflight(folder: Path, inspected: Inspection, kind: str, max_share: float) -> Row:
+    """Name every fault, write the preflight's files and give its summary; `kind`: `source.kind`."""
+    found, repeats = find_faults(inspected)
+    tree = _describe(inspected, found, repeats, kind, max_share)
+    remove_resumable(folder)
+    write_table(folder, IMAGES, inspected.images)
+    write_table(folder, FOUND, name_rows(sorted(set(found)), inspected.source.raw))
+    write_text(folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
+    return {
+        "images": len(inspected.images),
+        "opened": tree["images"]["opened"],
+        "reports": len(inspected.chosen.texts),
+        **{f"found_{line['code']}": line["count"] for line in tree["lines"]},
+        "clean": tree["verdict"]["clean"],
+    }
+
+
+def find_faults(inspected: Inspection) -> tuple[list[Found], Row]:
+    """Name everything that was found, and count repeated `pixels` and repeated `text`."""
+    source, chosen = inspected.source, inspected.chosen
+    found = name_rejects(source.raw, chosen)
+    found += [Found(row["code"], row["image_id"]) for row in inspected.images if row["code"]]
+    found += [Found("monochrome1", row["image_id"]) for row in inspected.images if row["inverted"]]
+    found += find_leaks(source.raw.splits, source.boxes.subjects)
+    found += [Found("trained_patient", who) for who in inspected.trained]
+    found += [
+        Found("no_sentence", study) for study, row in inspected.reports.items() if not row["kept"]
+    ]
+    pixels = _groups({row["image_id"]: row["pixels_key"] for row in inspected.images})
+    texts = _groups({s: text_key(" ".join(text)) for s, text in chosen.texts.items()})
+    for code, groups in (("same_pixels", pixels), ("same_text", texts)):
+        found += [Found(code, item, group[0]) for group in groups for item in group[1:]]
+    split_of = {item: inspected.split_of[who] for item, who in inspected.subject_of.items()}
+    for group in pixels:
+        for item in group[1:]:
+            elsewhere = [other for other in group if split_of[other] != split_of[item]]
+            found += [Found("pixels_across_splits", item, other) for other in elsewhere[:1]]
+    repeats = {
+        name: {
+            "groups": len(groups),
+            "extra": sum(len(group) - 1 for group in groups),
+            "across_patients": _spread(groups, inspected.subject_of),
+            "across_splits": _spread(groups, split_of),
+        }
+        for name, groups in (("pixels", pixels), ("text", texts))
+    }
+    return found, repeats
+
+
+def name_rejects(raw: RawStudies, chosen: Selection) -> list[Found]:
+    """Name what the manifest leaves out; an image that goes with its report is named so."""
+    study_of = {image.image_id: image.study_id for image in raw.images}
+    blamed = {item.id for item in chosen.rejects if item.reason != "no_report"}
+
+    def goes_with_report(name: str) -> bool:  # an image's id may be its study's, too
+        return name in study_of and (study_of[name] != name or name in blamed)
+
+    return [
+        Found("image_without_report", item.id)
+        if item.reason == "no_report" and goes_with_report(item.id)
+        else Found(item.reason, item.id)
+        for item in chosen.rejects
+    ]
+
+
+def name_rows(found: Iterable[Found], raw: RawStudies) -> list[Row]:
+    """Add the row of a table to each thing that was found: rows of `FOUND`."""
+    rows = []
+    for item in found:
+        table, row = raw.rows.find(item.id, repeated=item.code == "duplicate_id")
+        rows.append(item._asdict() | {"table": table, "row": row})
+    return rows
+
+
+def find_leaks(splits: Mapping[str, Collection[str]], evaluated: Collection[str]) -> list[Found]:
+    """Find patients whom the source puts on both sides of a split; the manifest corrects it."""
+    both = [Found("two_splits", who) for who, named in sorted(splits.items()) if len(named) > 1]
+    boxed = [who for who in sorted(evaluated) if "train" in splits.get(who, ())]
+    return both + [Found("boxed_training", who) for who in boxed]
+
+
+def _groups(keys: Mapping[str, str]) -> list[list[str]]:
+    """Group ids with the same key, two or more in order; an empty key stands for nothing."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for item in sorted(keys):
+        if keys[item]:
+            groups[keys[item]].append(item)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _spread(groups: Iterable[Sequence[str]], owner_of: Mapping[str, str]) -> int:
+    return sum(len({owner_of[item] for item in group}) > 1 for group in groups)
+
+
+def _describe(
+    inspected: Inspection, found: Sequence[Found], repeats: Row, kind: str, max_share: float
+) -> Row:
+    chosen, raw, read = inspected.chosen, inspected.source.raw, inspected.reports
+    facts = describe_images(inspected.images, len(chosen.images))
+    of_images = {"monochrome1", "same_pixels", "pixels_across_splits"}
+    of = dict.fromkeys(
+        of_images | {row["code"] for row in inspected.images}, len(inspected.images)
+    ) | {
+        "same_text": len(chosen.texts),
+        "no_sentence": len(read),
+        "two_splits": len(raw.splits),
+        "boxed_training": len(inspected.source.boxes.subjects),
+        "trained_patient": len({*raw.splits, *(image.subject_id for image in raw.images)}),
+    }
+    refused = {row["image_id"] for row in inspected.images if row["code"]}
+    # a report that was not drawn stays: nothing is known of it
+    usable = {study for study in chosen.texts if study not in read or read[study]["kept"]}
+    total = len(raw.images) if raw.has_images else len(raw.studies)
+    splits = {split: {"images": 0, "reports": 0, "patients": 0} for split in SPLITS}
+    for what, patients in (
+        ("images", (image.subject_id for image in chosen.images)),
+        ("reports", (chosen.subjects[study] for study in chosen.texts)),
+        ("patients", inspected.split_of),
+    ):
+        for who in patients:
+            splits[inspected.split_of[who]][what] += 1
+    return {
+        "source": {
+            "kind": kind,
+            "has_images": raw.has_images,
+            "by_patient": raw.by_patient,
+            "all_images": facts["opened"] == facts["listed"],
+            "all_reports": len(read) == len(chosen.texts),
+        },
+        "steps": count_steps(raw, chosen, usable, refused),
+        "lines": make_lines(found, of, total + len(raw.rejects)),
+        "splits": splits,
+        "images": facts,
+        "duplicates": repeats,
+        "text": {
+            "listed": len(chosen.texts),
+            "reports": len(read),
+            "sentences": sum(row["kept"] for row in read.values()),
+            "languages": dict(Counter(row["language"] for row in read.values()).most_common()),
+            "characters": sum(row["characters"] for row in read.values()),
+            "dropped": dict(
+                sum((Counter(row["dropped"]) for row in read.values()), Counter()).most_common()
+            ),
+        },
+        "labels": count_labels(raw.labels, chosen.subjects, read.values()),
+        "verdict": judge(chosen, facts, found, max_share),
+    }
+
+
+def count_steps(
+    raw: RawStudies, chosen: Selection, usable: Collection[str], refused: Collection[str]
+) -> list[Row]:
+    """Count what is left after each step; `images` is None where the source has none.
+
+    `usable`: studies with a usable sentence; `refused`: images that do not open.
+    """
+    left: dict[str, ImageRecord | Study]
+    dropped: dict[str, Collection[str]] = {"in the source": ()}  # step -> ids that it drops
+    if raw.has_images:
+        left = {image.image_id: image for image in raw.images}
+        lost: dict[str, set[str]] = defaultdict(set)
+        for item in chosen.rejects:
+            lost[item.reason].add(item.id)
+        dropped["frontal"] = set[str]().union(*(lost[reason] for reason in VIEW_REASONS))
+        dropped["with a file"] = (
+            lost["missing_image"] | lost["backslash_path"] | lost["pointer_file"]
+        )
+        if raw.has_reports:
+            dropped["with text"] = left.keys() - {image.image_id for image in chosen.images}
+            dropped["with usable sentences"] = {
+                image.image_id for image in chosen.images if image.study_id not in usable
+            }
+        dropped["that opens"] = refused
+    else:
+        left = {study.study_id: study for study in raw.studies}
+        dropped["with text"] = left.keys() - chosen.texts.keys()
+        dropped["with usable sentences"] = left.keys() - usable
+    steps = []
+    for name, ids in dropped.items():
+        left = {key: item for key, item in left.items() if key not in ids}
+        studies = len({item.study_id for item in left.values()})
+        patients = len({item.subject_id for item in left.values()})
+        images = len(left) if raw.has_images else None
+        steps.append({"name": name, "images": images, "studies": studies, "patients": patients})
+    return steps
+
+
+def make_lines(found: Iterable[Found], of: Mapping[str, int], total: int) -> list[Row]:
+    """Count distinct ids per code, gravest kind first.
+
+    `of`: code -> how many were looked at; `total`: how many for every other code.
+    """
+    counts = Counter(code for code, _ in {(item.code, item.id) for item in found})
+    meanings = REJECT_REASONS | {code: text for code, (_, text) in CODES.items()}
+    rows = [
+        {"code": code, "kind": _kind_of(code), "count": count, "of": of.get(code, total)}
+        | {"meaning": meanings[code]}
+        for code, count in counts.items()
+    ]
+    order = [LEAK, UNUSABLE, DUPLICATE, NOTE]
+    return sorted(rows, key=lambda row: (order.index(row["kind"]), -row["count"], row["code"]))
+
+
+def judge(chosen: Selection, facts: Row, found: Iterable[Found], max_share: float) -> Row:
+    """Hold what was found against what is allowed; `facts`: from `describe_images`.
+
+    Unusable are rows lost by the manifest, and opened images of the rest that are refused.
+    """
+    lost = chosen.lost / chosen.candidates if chosen.candidates else 1.0
+    opened = facts["opened"]
+    refused = facts["refused"] / opened if opened else 0.0
+    repeats = sum(item.code == "same_pixels" for item in found)
+    verdict = {
+        "unusable_share": round(lost + (1 - lost) * refused, 6),
+        "duplicate_share": round(repeats / opened, 6) if opened else 0.0,
+        "leaks": len({item for item in found if _kind_of(item.code) == LEAK}),
+    }
+    clean = not verdict["leaks"] and all(value <= max_share for value in verdict.values())
+    return verdict | {"max_share": max_share, "clean": clean}
+
+
+def _kind_of(code: str) -> str:
+    if code in CODES:
+        return CODES[code][0]
+    return NOTE if code in VIEW_REASONS else UNUSABLE
 
 
 main = job_main("check_data", build)

@@ -85,11 +85,15 @@ class TableGuess:
 
 
 def guess_table(
-    path: Path, images: Path | None = None, given: Mapping[str, str] | None = None
+    path: Path,
+    images: Path | None = None,
+    given: Mapping[str, str] | None = None,
+    *,
+    needs_text: bool = True,
 ) -> TableGuess:
     """Read a table and guess its columns; `images` is the folder that its paths start at.
 
-    `given`: role -> column, taken as it is.
+    `given`: role -> column, taken as it is; `needs_text`: whether it must hold reports.
 
     Raises:
         ConfigError: `given` names another role, or a column that is not there.
@@ -115,8 +119,13 @@ def guess_table(
         columns |= {role: chosen} if chosen else {}
     if "view" not in columns and (view := _view_column(values, set(columns.values()))):
         columns["view"] = view
-    columns |= _texts(path, values, samples, named, {found.column, *columns.values()})
-    text = next(columns[role] for role in ("report", "findings", "impression") if role in columns)
+    texts = _texts(values, samples, named, {found.column, *columns.values()})
+    if needs_text and not texts:
+        raise StudyError(
+            f"no column of table {path} holds reports; name it with --column report=NAME. Images "
+            "without reports: configs/archive.yaml"
+        )
+    columns |= texts
     labels = _labels(values, samples, set(columns.values()))
     used = {
         *columns.values(),
@@ -134,7 +143,7 @@ def guess_table(
         columns={role: columns[role] for role in ROLES if role in columns},
         labels=labels,
         prefix_strip=found.strip,
-        languages=count_languages(samples[text]),
+        languages=count_languages([text for name in texts.values() for text in samples[name]]),
         views={value: read_view(value) for value in view_values if value},
         unused={
             name: _in_words(values[name]) if name in values else "lists"
@@ -267,7 +276,6 @@ def _view_column(values: Mapping[str, list[str]], taken: set[str]) -> str:
 
 
 def _texts(
-    path: Path,
     values: Mapping[str, list[str]],
     samples: Mapping[str, list[str]],
     given: Mapping[str, str],
@@ -296,11 +304,6 @@ def _texts(
     }
     if not chosen and longest:
         chosen["report"] = max(longest, key=lambda name: longest[name])
-    if not chosen:
-        raise StudyError(
-            f"no column of table {path} holds reports; name it with --column report=NAME. Images "
-            "without reports: configs/archive.yaml"
-        )
     return chosen
 
 

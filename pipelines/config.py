@@ -32,8 +32,7 @@ from medclip_dcl.synthetic.settings import GenerateConfig
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
 
-from .report.preflight import CheckConfig
-from .report.settings import CardConfig, ReportConfig
+from .report.preflight import CardConfig, CheckConfig, ReportConfig
 
 
 class Config(Section):
@@ -137,7 +136,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         base = under.pop("base", None)
         if "plugins" in under:
             under["plugins"] = locate_plugins(under["plugins"], file.parent)
-        tree = _laid_over(under, tree)
+        tree = laid_over(under, tree)
         if base is None:
             return tree
         # `base: demo` in a `demo.yaml` of one's own means the one that came with the package.
@@ -149,12 +148,13 @@ def _read_config(path: Path) -> dict[str, Any]:
         file = next((place for place in there if place.resolve() not in read), places[0])
 
 
-def _laid_over(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def laid_over(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Change a tree of settings section by section."""
     laid = dict(under)
     for name, value in over.items():
         below = under.get(name)
         both = isinstance(value, dict) and isinstance(below, dict)
-        laid[name] = _laid_over(below, value) if both else value  # type: ignore[arg-type]
+        laid[name] = laid_over(below, value) if both else value  # type: ignore[arg-type]
     return laid
 
 

@@ -3,10 +3,11 @@
 Reads the model, manifest, prepared images and sentences, and where the source is a
 generated one its exact truth; writes `results`. What the data cannot measure is named
 with the reason, and a finding whose prompt pair does not decide is warned of.
-`evaluate.adapter` evaluates other people's models in the same way.
-`evaluate.model` names a model of another run: a config of `source` and it is enough.
+`evaluate.model` names a model of another run, or a public checkpoint's (`adopt`): a config of
+`source` and it is enough. `evaluate.adapter` evaluates a class of one's own in the same way.
 """
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from medclip_dcl.core.artifact import Artifact, open_artifact
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.files import sha256_file
 from medclip_dcl.core.plugins import METRICS
+from medclip_dcl.core.progress import REST, writes_json
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import write_table
 from medclip_dcl.data import manifest, prepared
@@ -62,7 +64,8 @@ def build(job: Job) -> None:
     artifact = job.make(
         results.ARTIFACT, settings, inputs, lambda draft: _evaluate(job, folder, draft)
     )
-    print(results.results_table(results.read_figures(artifact)), flush=True)
+    if REST not in os.environ and not writes_json():  # at the end of a run they are shown by it
+        print(results.results_table(results.read_figures(artifact)), flush=True)
 
 
 def prepare_for(job: Job, model: Path) -> Job:
@@ -72,7 +75,7 @@ def prepare_for(job: Job, model: Path) -> Job:
     if "prompts" not in asked.model_fields_set:
         asked = asked.model_copy(update={"prompts": ""})
     # What an image becomes is the model's; which images are refused, and how, is the user's.
-    own = {name: getattr(trained.images, name) for name in ("size_px", "voi", "equalize")}
+    own = {name: getattr(trained.images, name) for name in ("size_px", "voi", "equalize", "fit")}
     images = config.images.model_copy(update=own)
     config = config.model_copy(update={"images": images, "evaluate": asked})
     for stage in (build_manifest, prepare_images, split_sentences):
@@ -84,7 +87,8 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
     settings = job.config.evaluate
     # build has verified every artifact
     source = job.open(manifest.ARTIFACT, verify=False)
-    images = PreparedImages(job.open(prepared.ARTIFACT, verify=False))
+    made = job.open(prepared.ARTIFACT, verify=False)
+    images = PreparedImages(made)
     rows = read_image_rows(source, images, settings.split)
     contamination: dict[str, int | None] = {"contaminated": None, "repeated_images": None}
     findings: tuple[Finding, ...] = ()
@@ -96,6 +100,7 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
         )
         inference = settle_inference(job.config.inference)
         predictor = load(folder, engine=inference.engine, precision=inference.precision)
+        prepared.require_fit(made, predictor.config.images)
         model = evaluated_model(predictor)
         findings = () if settings.prompts else predictor.findings
     said = job.open(sentences.ARTIFACT, verify=False)
@@ -107,7 +112,7 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
             warning=f"of {asked} images a finding, half with it, there are fewer",
             **evaluation.short,
         )
-    for warning in evaluation.warnings:
+    for warning in evaluation.warnings if writes_json() else ():  # the table shows them
         job.say(
             warning=warning.message,
             finding=warning.finding,

@@ -19,8 +19,8 @@ from medclip_dcl.core.errors import ArtifactError, ConfigError
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import SPLITS
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.ground_truth import read_truth
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.data.records import read_truth
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.classification import UNKNOWN, Truth
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
@@ -153,7 +153,9 @@ def read_splits(
     embed = evaluated_model(predictor).embedding_of(features)
     parts: dict[str, list[Labelled]] = {name: [] for name in labels}
     for split in SPLITS:
-        encoded = encode(embed, rows[split], images, "whole")  # as the service sees them
+        encoded = encode(
+            embed, rows[split], images, job.config.images.fit
+        )  # as the service sees them
         found = image_features(encoded)
         for name, truth in zip(labels, _truth(job, source, rows[split], labels), strict=True):
             known = np.flatnonzero(truth != UNKNOWN)

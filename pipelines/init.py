@@ -22,6 +22,7 @@ import yaml
 
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.core.files import write_text
+from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.language import language_warning
 
 from .cli import tool_main
@@ -69,7 +70,7 @@ objective:                        # findings are read from English reports alone
 
 
 @dataclass(frozen=True)
-class _Trial:
+class Trial:
     """Outcome of reading the table as a run does."""
 
     lines: Sequence[str]
@@ -105,8 +106,37 @@ def command(
     out = out or Path(f"{table.name.split('.')[0]}.yaml")
     if out.exists():
         raise ConfigError(f"{out} exists; name another with --out, or remove it")
-    guess = guess_table(table, images, given)
+    text, trial = config_of_table(table, out, images, given)
     asks = sys.stdin.isatty() and not yes
+    if asks and not typer.confirm(f"Write {out}?", default=True):
+        return 0
+    write_text(out, text)
+    file = shlex.quote(str(out))
+    print(f"wrote {out}; next:", f"  medclip check_data --config {file}",
+          f"  medclip plan --config {file} --studies {trial.splits.get('train', 0)}",
+          f"  medclip run {file}", sep="\n")  # fmt: skip
+    return 0
+
+
+def config_of_table(
+    table: Path,
+    out: Path,
+    images: Path | None,
+    given: Mapping[str, str],
+    labels: Mapping[str, str] | None = None,
+) -> tuple[str, Trial]:
+    """Guess and try the columns of a table, print both, and give the text of its config.
+
+    With `labels`, finding -> column, or without any guessed ({}), it is for an evaluation: it needs
+    no reports, and its rows are those of split `test`, all of them where no column names splits.
+    """
+    guess = guess_table(table, images, given, needs_text=labels is None)
+    if labels is not None:
+        guess.labels = dict(labels) or guess.labels
+        guess.unused = {
+            name: words for name, words in guess.unused.items() if name not in labels.values()
+        }
+        guess.columns.setdefault("split", "=test")
     print(*_shown(guess), sep="\n")
     if warning := language_warning(guess.languages):
         print(f"warning: {warning}")
@@ -117,14 +147,7 @@ def command(
         guess.columns = {"subject_id": own, **guess.columns}
     trial = _try(guess, out)
     print("tried on the table:", *trial.lines, sep="\n  ")
-    if asks and not typer.confirm(f"Write {out}?", default=True):
-        return 0
-    write_text(out, config_text(guess, trial))
-    file = shlex.quote(str(out))
-    print(f"wrote {out}; next:", f"  medclip check_data --config {file}",
-          f"  medclip plan --config {file} --studies {trial.splits.get('train', 0)}",
-          f"  medclip run {file}", sep="\n")  # fmt: skip
-    return 0
+    return config_text(guess, trial), trial
 
 
 def _role_and_name(text: str) -> tuple[str, str]:
@@ -150,7 +173,7 @@ def _shown(guess: TableGuess) -> Iterator[str]:
         yield f"  {'not used':12}{name} ({words})"
 
 
-def _try(guess: TableGuess, out: Path) -> _Trial:
+def _try(guess: TableGuess, out: Path) -> Trial:
     """Read the table as a run does; `StudyError` where nothing is left."""
     from medclip_dcl.core.tables import read_table
     from medclip_dcl.data import manifest
@@ -191,7 +214,7 @@ def _try(guess: TableGuess, out: Path) -> _Trial:
             "source.max_reject_share is set above that; correct the table, or be content with less"
         )
     validated = [report for report in reports if report["split"] == "validate"]
-    return _Trial(lines, share, found["splits"], _can_judge(validated, config.evaluate.prompts))
+    return Trial(lines, share, found["splits"], _can_judge(validated, config.evaluate.prompts))
 
 
 def _label_lines(labels: Mapping[str, Sequence[int | None]], studies: int) -> Iterator[str]:
@@ -221,7 +244,7 @@ def _can_judge(reports: Sequence[Mapping[str, Any]], prompts: str) -> bool:
     return any(0 < present[name] < len(read) - unknown[name] for name in asked)
 
 
-def config_text(guess: TableGuess, trial: _Trial) -> str:
+def config_text(guess: TableGuess, trial: Trial) -> str:
     """Write a config for a guessed table as commented YAML."""
     import torch
 
@@ -275,6 +298,8 @@ def _source(guess: TableGuess) -> Iterator[str]:
         yield f"    {role}: {_quoted(name)}"
     if guess.labels:
         yield f"    labels: {_quoted(guess.labels)}"
+        if not set(guess.labels) <= set(LABELS) and not isinstance(guess.labels, str):
+            yield f"  findings: {_quoted([*guess.labels])}"
     if guess.prefix_strip:
         yield f"  prefix_strip: {_quoted(guess.prefix_strip)}"
     frontal = [value for value, kind in guess.views.items() if kind == "frontal"]

@@ -1,11 +1,14 @@
-"""The frame of a job: --config, --set, --force, reuse of what is valid, signals."""
+"""The frame of a job: --config, --set, --force, reuse of what is valid, signals.
+
+A finished model, or its results, gives way to other settings only where that is said.
+"""
 
 import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +25,10 @@ from medclip_dcl.core.artifact import (
     open_if_current,
     read_artifact_header,
 )
-from medclip_dcl.core.artifact_writer import ArtifactWriter, write_artifact
-from medclip_dcl.core.errors import ArtifactError
+from medclip_dcl.core.artifact_writer import ArtifactWriter, changed_code, write_artifact
+from medclip_dcl.core.errors import ArtifactError, ArtifactStale
 from medclip_dcl.core.files import raise_open_file_limit
-from medclip_dcl.core.progress import REST, duration, writes_json
-from medclip_dcl.core.provenance import changed_code
+from medclip_dcl.core.progress import REST, duration, is_brief, writes_json
 from medclip_dcl.core.settings import resolve_path
 
 from .cli import ConfigFile, Force, Log, Overrides, Replace, config_of, set_log, tool_main
@@ -36,6 +38,7 @@ if TYPE_CHECKING:  # sections of every stage, of which a job reads a few
     from .config import Config
 
 STOPPED = 75
+_FACTS = 3
 _NAMED = 5  # modules in a note; a reader wants to know which, not all
 
 
@@ -97,7 +100,7 @@ class Job:
         with write_artifact(path, kind, fingerprint, same_code=self.force) as writer:
             summary = write(writer)
             artifact = writer.commit(summary)
-        replaced = {} if existing is None else {"replaced": _differences(existing, fingerprint)}
+        replaced = {} if existing is None else {"replaced": _changes(existing, fingerprint)}
         self.say(
             artifact=kind.name,
             state="resumed" if writer.resumed else "made",
@@ -126,11 +129,21 @@ class Job:
             )
 
     def say(self, **facts: Any) -> None:
-        """Print counts and ids, never texts, on one line: in words, or as JSON for machines."""
+        """Print counts and ids, never texts, on one line: in words, or as JSON for machines.
+
+        A run that nobody has asked for a log has a line a stage, and its warnings.
+        """
         if writes_json():
             print(json.dumps({"job": self.name, **facts}), flush=True)
-        else:
-            print(f"{self.name}: {_in_words(facts)}", flush=True)
+            return
+        if is_brief():
+            if "warning" in facts:
+                facts = {"warning": facts["warning"]}
+            elif "artifact" in facts and "state" in facts:
+                facts = headline_facts(facts)
+            else:
+                return
+        print(f"{self.name}: {_in_words(facts)}", flush=True)
 
 
 def run_job(
@@ -219,9 +232,79 @@ def _stop(_number: int, _frame: FrameType | None) -> None:
     raise Stopped
 
 
-def _differences(existing: Artifact, fingerprint: Mapping[str, Any]) -> str:
+def _changes(existing: Artifact, fingerprint: Mapping[str, Any]) -> str:
     return "; ".join(fingerprint_changes(existing.fingerprint, fingerprint))
+
+
+def headline_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave what an artifact is, and the first numbers that are not zero."""
+    what = {name: facts[name] for name in ("artifact", "state", "seconds") if name in facts}
+    numbers = {
+        name: value
+        for name, value in facts.items()
+        if isinstance(value, int | float) and value and name not in what
+    }
+    return what | dict([*numbers.items()][:_FACTS])
 
 
 def _scalars(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in summary.items() if isinstance(value, int | float | str)}
+
+
+def refuse_to_replace(config: "Config", work: Path, stages: Collection[str]) -> None:
+    """Refuse a run that would replace a finished model or its results, before it does anything.
+
+    Settings are compared with those that the artifacts in `work` were made with.
+
+    Raises:
+        ArtifactStale: they differ, and a model or results are there.
+    """
+    settings, changes = config.model_dump(mode="json"), {}
+    for stage in stages:
+        name = STAGES[stage].makes
+        if name and name != "index":  # which is neither, and neither depends on it
+            with suppress(ArtifactError):  # one that is not there, or damaged, is made in any case
+                made = read_artifact_header(work / name).fingerprint["settings"]
+                made = {"likelihood": made} if name == "likelihoods" else made
+                changes[name] = list(_differences(made, settings))
+    before = [line for name, lines in changes.items() if name != "results" for line in lines]
+    reasons = {"model": before, "results": before + changes.get("results", [])}
+    lost = [name for name, lines in reasons.items() if lines and name in changes]
+    if lost:
+        what = {"model": "a finished model", "results": "finished results"}
+        _refuse(work, " and ".join(what[name] for name in lost), reasons[lost[-1]])
+
+
+def refuse_other_model(work: Path, kind: ArtifactType, fingerprint: Mapping[str, Any]) -> None:
+    """Refuse to train where a finished model of other settings or inputs would be replaced."""
+    try:
+        finished = read_artifact_header(kind.at(work))
+    except ArtifactError:
+        return
+    if (finished.kind, finished.version) == (kind.name, kind.version):
+        old, new = dict(finished.fingerprint), dict(fingerprint)
+        inputs = [
+            f"another {line.partition(':')[0]}"  # digests help nobody
+            for line in fingerprint_changes(old.pop("inputs"), new.pop("inputs"))
+        ]
+        if changes := fingerprint_changes(old["settings"], new["settings"]) + inputs:
+            _refuse(work, "a finished model", changes)
+
+
+def _differences(
+    made: Mapping[str, Any], settings: Mapping[str, Any], prefix: str = ""
+) -> Iterator[str]:
+    # `auto` was settled when the artifact was made.
+    for name in [name for name in made if name in settings and settings[name] != "auto"]:
+        old, new = made[name], settings[name]
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differences(old, new, f"{prefix}{name}.")
+        else:
+            yield from fingerprint_changes({name: old}, {name: new}, prefix)
+
+
+def _refuse(work: Path, what: str, changes: Collection[str]) -> None:
+    raise ArtifactStale(
+        f"{work} holds {what}, made with other settings or inputs ({'; '.join(changes)}), which "
+        "this run would replace; give it a folder of its own (--set work=FOLDER), or add --replace"
+    )

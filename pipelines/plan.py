@@ -4,18 +4,16 @@ Each line is one question with its answer: `ok`, `note` (something to know, or t
 be known) or `fault` (more than this machine has). What earlier jobs have made is read; before
 that, `--studies` and `--images` say how many there will be. Memory and hours follow from a few
 steps with random images on this machine, and are right within a factor of two; `--images-per-s`
-is the speed of all processes together, where it is known. `--grid` adds up the hours of every run
-that `sweep` would train. Nothing is written. Exit code 0 without faults, 2 with one.
+is the speed of all processes together, where it is known. Nothing is written. Exit code 0 without
+faults, 2 with one.
 """
 
-import copy
 import os
 import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -39,21 +37,18 @@ from medclip_dcl.models.encoder_files import describe_image
 from medclip_dcl.models.image_encoder import CHANNELS
 from medclip_dcl.models.lora import add_adapters
 from medclip_dcl.models.pretrained import fetch_weights, weights_file
-from medclip_dcl.models.towers import read_start
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.launch import settle_precision, start_accelerator
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import freeze, frozen_groups
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.setup import slow_start
+from medclip_dcl.training.setup import slow_start, start_of
 from medclip_dcl.training.step import TrainStep, configure_performance
 
 from .cli import ConfigFile, Overrides, config_of, tool_main
-from .config import Config, check_config
-from .grid import changed_tree, grid_runs, read_grid
+from .config import Config
 from .stages import OWN_WEIGHTS
-from .sweep import runs_at_a_time
 
 PAPER_BATCH = 64
 """Global batch at which the paper chose a = 0.2 and k = 0.35."""
@@ -105,13 +100,10 @@ def command(
         float | None, typer.Option(help="Speed of all processes together.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time to measure for; 0: none.")] = 20.0,
-    grid: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Hours of all runs of this sweep.")
-    ] = None,
 ) -> int:
     """Print every finding, then the table of false negatives; 2 where there is a fault."""
     loaded, code = config_of(config, overrides), 0
-    for finding in plan(loaded, studies, images, images_per_s, seconds, grid):
+    for finding in plan(loaded, studies, images, images_per_s, seconds):
         print(f"{finding.state:6}{finding.question:14}{finding.words}", flush=True)
         code = 2 if finding.state == "fault" else code
     print(false_negatives(loaded))
@@ -124,7 +116,6 @@ def plan(
     images: int | None = None,
     images_per_s: float | None = None,
     seconds: float = 0.0,
-    grid: Path | None = None,
 ) -> Iterator[Check]:
     """Answer one question about a config after the other; arguments are as in `command`."""
     if (listed := _made(config, manifest.ARTIFACT)) is not None:
@@ -156,13 +147,7 @@ def plan(
     if cost.images_per_s is not None:
         speed = cost.images_per_s * config.train.processes
         how = f"measured here, times {config.train.processes} processes"
-    yield _hours("hours", [(_counted(config, studies), 1)], speed, how)
-    if grid is not None:
-        runs, tree = [], config.model_dump(mode="json")
-        for changes, count in grid_runs(read_grid(grid)):
-            changed = check_config(changed_tree(copy.deepcopy(tree), changes), "of the grid")
-            runs.append((_counted(changed, studies), count))
-        yield _hours("sweep", runs, speed, f"{how}; {runs_at_a_time()} runs at a time by default")
+    yield _hours(_counted(config, studies), speed, how)
     yield _disk(config, images, cost)
     yield from _method(config)
 
@@ -239,7 +224,7 @@ def _sizes(config: Config) -> tuple[Config, PreTrainedConfig, str]:
     try:
         if given or is_fitted:
             text = fetch_weights(resolve_path(given, config.work)) if given else text
-            start = read_start(model, image, text, whole=bool(model.pretrained))
+            start = start_of(model, image, text)
             return config.model_copy(update={"model": start.settings}), start.text_config, ""
         sizes = own.vocabulary, own.hidden_size, own.layers, HEADS
         words = f"not fitted yet; a BERT of {own.layers} layers of {own.hidden_size}, as is asked"
@@ -269,9 +254,8 @@ def measure_step(config: Config, text: PreTrainedConfig, seconds: float) -> Step
     share = max(2, config.train.global_batch // config.train.processes)
     is_fast = torch.accelerator.is_available()
     pairs = share if is_fast else min(share, _TIMED_PAIRS)
-    alone: dict[str, int | None] = {"global_batch": pairs, "processes": 1, "chunk": 0}
-    alone |= {"steps": _MOST_STEPS, "epochs": None}
-    settings = config.train.model_copy(update=alone)
+    alone = {"global_batch": pairs, "processes": 1, "chunk": 0, "steps": _MOST_STEPS}
+    settings = config.train.model_copy(update={**alone, "epochs": None})
     encoder = build_dual_encoder(config.model, text, config.seed)
     if config.model.lora:
         add_adapters(encoder, config.model.lora, config.seed)
@@ -347,19 +331,14 @@ def _random_batch(pairs: int, px: int, width: int, vocabulary: int) -> ImageText
     )
 
 
-def _hours(
-    name: str, runs: Sequence[tuple[TrainConfig, int]], speed: float | None, how: str
-) -> Check:
-    """Add up the hours of runs one after the other, each at its own steps and batch."""
-    count = sum(each for _, each in runs)
-    words = f"{count} runs: " if count > 1 else ""
-    if any(settings.steps is None for settings, _ in runs):
-        return Check(name, "note", f"{words}not known: give --studies, or run build_manifest")
+def _hours(settings: TrainConfig, speed: float | None, how: str) -> Check:
+    if settings.steps is None:
+        return Check("hours", "note", "not known: give --studies, or run build_manifest")
     if speed is None:
-        return Check(name, "note", f"{words}not measured; give --images-per-s or --seconds")
-    pairs = sum(each * settings.total_steps * settings.global_batch for settings, each in runs)
-    hours = f"{pairs / speed / 3600:.3g} at {speed:.3g} images/s ({how})"
-    return Check(name, "ok", f"{words}{hours}, validation and evaluation apart")
+        return Check("hours", "note", "not measured; give --images-per-s or --seconds")
+    hours = settings.total_steps * settings.global_batch / speed / 3600
+    words = f"{hours:.3g} at {speed:.3g} images/s ({how}), validation and evaluation apart"
+    return Check("hours", "ok", words)
 
 
 def _disk(config: Config, images: int | None, cost: StepCost) -> Check:

@@ -3,6 +3,10 @@
 A stage is forked from a process that imports what stages need once: of a run that only reuses,
 imports would be nearly all the time. Training of several processes is launched, unless its model
 is valid.
+
+A second run of a config (`--as`) has a folder next to the first's, which begins with hard links to
+its data. Files of artifacts are never changed in place: a stage that has other settings writes a
+folder of its own and puts it where the linked one was, so the first run keeps what it has.
 """
 
 import gc
@@ -10,7 +14,9 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,20 +29,21 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import ConfigError, MedclipError, ending_with_fault
 from medclip_dcl.core.progress import EVERY_S, FORMAT, REST, duration, writes_json
 
 from .cli import Overrides, config_of
-from .replacing import refuse_to_replace
-from .sharing import share_data
-from .stages import REPORT, STAGES, stages_of
+from .job import Job, refuse_to_replace
+from .stages import DATA_ARTIFACTS, REPORT, STAGES, stages_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from .config import Config
 
-_FACTS = 3
+_SHARED = ("rows", *DATA_ARTIFACTS, "image_weights")
+_NAME = re.compile(r"\w[\w.-]*")
 _REPORT = "write_report"
 _TRAIN = "train"
 _NOT_REUSED = 100  # no exit code of a stage
@@ -148,7 +155,6 @@ def _main_of(stage: str) -> Callable[[list[str]], int]:
 
 
 def _reuse(config: "Config") -> int:
-    from .job import Job
     from .train import reuse
 
     with suppress(MedclipError):  # training says what is wrong
@@ -276,17 +282,19 @@ class _Screen:
             code = _exit_code(process)
         if code == _NOT_REUSED:
             return code
+        from .job import headline_facts
+
         reused = facts.get("state") == "reused"
         mark = {0: "[green]✓[/]" if reused else "[cyan]●[/]"}.get(code, "[red]✗[/]")
         words = "reused" if reused else duration(time.monotonic() - started)
         shown = [
             f"{name} {value}"
-            for name, value in facts.items()
-            if isinstance(value, int | float) and name != "seconds"
+            for name, value in headline_facts(facts).items()
+            if name not in {"artifact", "state", "seconds"}
         ]
         stage = self._stage.partition(" ")[2]
         bar.console.print(
-            f"{mark} {stage:20} {words:>8}  [dim]{', '.join(shown[:_FACTS])}[/]", highlight=False
+            f"{mark} {stage:20} {words:>8}  [dim]{', '.join(shown)}[/]", highlight=False
         )
         return code
 
@@ -340,3 +348,45 @@ def _folder(config: "Config") -> Path:
     from medclip_dcl.core.settings import resolve_path
 
     return resolve_path(config.work, config.work)
+
+
+def share_data(first: Path, name: str, *, say: bool = True) -> Path:
+    """Make the folder of another run of the same config, and say what it shares; gives it.
+
+    What it holds already stays.
+
+    Raises:
+        ConfigError: the name is none of a folder.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"--as {name!r} must be letters, digits, dots and dashes")
+    folder = first.with_name(f"{first.name}-{name}")
+    shared = [item for item in _unshared(first, folder) if _link(first / item, folder / item)]
+    if shared and say:
+        print(f"{folder} shares with {first}, as hard links: {', '.join(shared)}", flush=True)
+    return folder
+
+
+def _unshared(first: Path, folder: Path) -> Iterator[str]:
+    for name in _SHARED:
+        if (first / name / HEADER).is_file() and not (folder / name).exists():
+            yield name
+
+
+def _link(source: Path, target: Path) -> bool:
+    draft = target.with_name(f".{target.name}.shared")
+    shutil.rmtree(draft, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(source, draft, copy_function=_link_file)
+    with suppress(FileExistsError, NotADirectoryError):  # another process was faster
+        draft.rename(target)
+        return True
+    shutil.rmtree(draft)
+    return False
+
+
+def _link_file(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)

@@ -163,7 +163,7 @@ def _truth(config: "Config", _open: "OpenArtifact") -> tuple[Any, str]:
     from medclip_dcl.core.artifact import json_digest
     from medclip_dcl.core.files import sha256_file
     from medclip_dcl.core.settings import resolve_path
-    from medclip_dcl.data.ground_truth import read_truth, truth_files
+    from medclip_dcl.data.records import read_truth, truth_files
 
     root = resolve_path(config.source.root, config.work)
     return read_truth(root), json_digest([sha256_file(path) for path in truth_files(root)])
@@ -265,14 +265,14 @@ TOOLS = {
     "check_data": Command(DATA, "what a source holds, its faults and its leaks"),
     "sweep": Command(TRAINING, "a grid of settings over several seeds, such as Table 1"),
     "compare": Command(EVALUATION, "which of two configs is better, in which figure"),
+    "adopt": Command(SERVING, "a model of a public checkpoint: CLIP, SigLIP, open_clip, BioViL"),
     "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it"),
     "push_model": Command(SERVING, "publish a model on a hub, without patients' data or texts"),
 }
 """Commands that answer a question; no config runs them by itself."""
 PROGRAMS = {
     "init": Command(START, "a config for your own table: columns are guessed"),
-    "demo": Command(START, "every stage on generated studies, in minutes"),
-    "run": Command(START, "every stage of a config; what is valid already is reused"),
+    "run": Command(START, "every stage of a config, such as `demo`; what is valid is reused"),
     "show": Command(START, "the figures of a run, and its report"),
     "serve": Command(START, "the service and its viewer, on a run's model; else the demo's"),
     "ask": Command(SERVING, "ask a running service: classify, ground, embed, retrieve"),

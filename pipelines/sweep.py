@@ -1,4 +1,4 @@
-"""Train and evaluate a grid of settings over several seeds: a table, and a picture of each axis.
+"""Train and evaluate a grid of settings over several seeds: a table.
 
 A grid is a YAML file with `axes`, whose combinations are its points, or with named `rows`. Each run
 is a `medclip run` in `sweeps/GRID/POINT/seed-S`, which resumes where it stopped; stages before the
@@ -7,7 +7,7 @@ are trained with each of its values and the first seed; the value that is best o
 the other seeds. Every point is compared with the grid's `baseline`.
 
 On a cluster, `--points` and `--seeds` do a slice, such as `--points $SLURM_ARRAY_TASK_ID`. The call
-that finds every run done writes `sweep.json` and `sweep.png` below `sweeps/GRID`.
+that finds every run done writes `sweep.json` below `sweeps/GRID`.
 """
 
 import fcntl
@@ -16,22 +16,24 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
 import typer
 import yaml
+from pydantic import Field, model_validator
 from threadpoolctl import threadpool_limits
 
 from medclip_dcl.core.artifact import HEADER, json_digest, open_artifact, read_artifact_header
@@ -42,33 +44,147 @@ from medclip_dcl.core.errors import (
     JobFailed,
     ending_with_fault,
 )
-from medclip_dcl.core.files import disk_faults_named, write_bytes, write_text
+from medclip_dcl.core.files import disk_faults_named, write_text
 from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.settings import Section, check_settings, read_yaml
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.measure import read_sample_results
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.logging import read_metrics
-from medclip_dcl.training.settings import lower_is_better
+from medclip_dcl.training.settings import BestMetric, lower_is_better
 
 from .build_manifest import refuse_missing_labels
 from .cli import ConfigFile, Overrides, tool_main
 from .config import check_config
-from .grid import (
-    CHANGED_SECTIONS,
-    Grid,
-    GridPoint,
-    changed_tree,
-    combinations,
-    grid_points,
-    read_grid,
-)
 from .job import STOPPED, Job, Stopped, run_job
-from .report.sweep import PointResults, draw_sweep, measure_points, sweep_text
+from .report.comparison import PointResults, measure_points, sweep_text
 from .run import run_config
 from .stages import DATA_ARTIFACTS, STAGES, stages_of
 
-FOLDER, FIGURES, PICTURE = "sweeps", "sweep.json", "sweep.png"
+CHANGED_SECTIONS = ("eta", "model", "objective", "train")  # sections that a grid may change
+_FIGURES = {
+    "AUC": "zero_shot.mean_auc",
+    "ACC offset": "zero_shot.mean_balanced_accuracy_offset",
+    "signed CNR": "grounding.cnr_signed",
+    "Recall": "boxes.own_recall",
+}
+
+Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+Values = Annotated[tuple[Any, ...], Field(min_length=1)]
+
+
+class Row(Section):
+    """A named point of a grid."""
+
+    title: str = ""
+    """What the table calls it; empty: its name."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Dotted setting -> value. With `evaluate.adapter` a model as it is, which is not trained."""
+    tune: dict[str, Values] = Field(default_factory=dict)
+    """Setting -> values, of whose combinations the best on validation is reported."""
+    seeds: Seeds | None = None
+    """Its own seeds; null: those of the grid."""
+    published: dict[str, float] = Field(default_factory=dict)
+    """Title of a figure -> what a paper reports of it on its own data, printed in brackets."""
+
+
+class Grid(Section):
+    """A grid file."""
+
+    axes: dict[str, Values | dict[str, dict[str, Any]]] = Field(default_factory=dict)
+    """Setting -> its values; or any name -> named values, each a map of settings."""
+    rows: dict[str, Row] = Field(default_factory=dict)
+    """Points by name, in place of axes."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of every point."""
+    tune: dict[str, Values] = Field(default_factory=dict)
+    """As a row's, of every point."""
+    seeds: Seeds = (0, 1, 2)
+    """Runs of each point."""
+    figures: Annotated[dict[str, str], Field(min_length=1)] = Field(default=_FIGURES)
+    """Title -> result, of those that are listed and drawn; those that no run has are left out."""
+    compared: tuple[str, ...] = ()
+    """Results by which points are compared with the baseline; empty: those listed."""
+    baseline: str = ""
+    """Point that the others are compared with; empty: the first."""
+    judge: BestMetric = ""
+    """Validation metric that chooses values to `tune` and each run's published step, where the
+    config's `train.best_metric` names none."""
+
+    @model_validator(mode="after")
+    def _one_kind_of_points(self) -> Self:
+        if bool(self.axes) == bool(self.rows):
+            raise ValueError("axes, or rows, name the points of a grid; give one of them")
+        return self
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """One point of a grid: its values by axis, and what it changes in a config."""
+
+    name: str
+    """Such as `a=0.2,k=0.35`, also that of its folder; empty without axes."""
+    at: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    row: Row = field(default_factory=Row)
+
+
+def read_grid(path: Path) -> Grid:
+    """Read a grid file; ConfigError where it breaks a rule."""
+    return check_settings(Grid, read_yaml(path, "grid"), f"grid {path}")
+
+
+def grid_points(grid: Grid) -> list[GridPoint]:
+    """List the points of a grid, of axes every combination, the last changing fastest.
+
+    Raises:
+        ConfigError: two of them would share a folder.
+    """
+    if grid.rows:
+        return [
+            GridPoint(name, {"row": name}, {**grid.settings, **row.settings}, row)
+            for name, row in grid.rows.items()
+        ]
+    return combinations(grid.axes, grid.settings)
+
+
+def combinations(axes: Mapping[str, Any], settings: Mapping[str, Any]) -> list[GridPoint]:
+    """List every combination of the axes' values; without axes one point, of no name."""
+    short = {axis: axis.rpartition(".")[2] for axis in axes}
+    if len(set(short.values())) < len(short):
+        short = {axis: axis for axis in axes}
+    points = []
+    for chosen in itertools.product(*axes.values()):
+        at = dict(zip(axes, chosen, strict=True))
+        changes = dict(settings)
+        for axis, value in at.items():
+            named = axes[axis]
+            changes |= named[value] if isinstance(named, Mapping) else {axis: value}
+        words = [f"{short[axis]}={_text(value)}" for axis, value in at.items()]
+        points.append(GridPoint(re.sub(r"[^\w.,=+-]", "_", ",".join(words)), at, changes))
+    names = [point.name for point in points]
+    if len(set(names)) < len(names):
+        raise ConfigError("two points of the grid share a folder's name; name the axis's values")
+    return points
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def changed_tree(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Put dotted settings into a tree of plain values, in place, and return it."""
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        part = tree
+        for section in sections:
+            part = part.setdefault(section, {})
+        part[last] = value
+    return tree
+
+
+FOLDER, FIGURES = "sweeps", "sweep.json"
 NOTE, CONFIG_FILE, LOG = "run.json", "config.yaml", "log.txt"
 _STAGES = ("build_eta_cache", "train", "evaluate")  # those of a run; all before are shared
 _SHARED = [name for name in DATA_ARTIFACTS if name != "eta_cache"]
@@ -372,7 +488,7 @@ def read_slice(text: str, names: Sequence[str], what: str, numbers: Sequence[int
 def build(
     job: Job, name: str, grid: Grid, processes: int = 0, points: str = "", seeds: str = ""
 ) -> None:
-    """Run what is missing of a grid, then write table and picture."""
+    """Run what is missing of a grid, then write the figures and print the table."""
     sweep = Sweep(job, name, grid, processes)
     names = [point.name for point in sweep.points]
     taken = read_slice(points, names, "--points", range(len(names)))
@@ -389,9 +505,8 @@ def build(
         return
     tree = _measure(sweep, planned, chosen)
     write_text(sweep.folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
-    write_bytes(sweep.folder / PICTURE, draw_sweep(tree))
     print(sweep_text(tree), flush=True)
-    job.say(points=len(tree["points"]), picture=str(sweep.folder / PICTURE))
+    job.say(points=len(tree["points"]), figures=str(sweep.folder / FIGURES))
 
 
 def _measure(

@@ -30,8 +30,7 @@ from medclip_dcl.training.setup import TrainInputs, TrainSetup, set_up
 from medclip_dcl.training.trainer import TrainResult, run
 
 from .cli import reuse_memory
-from .job import Job, Stopped, job_main
-from .replacing import refuse_other_model
+from .job import Job, Stopped, job_main, refuse_other_model
 
 
 def build(job: Job) -> None:

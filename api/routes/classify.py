@@ -37,8 +37,8 @@ async def classify(
     explain: Annotated[bool, Form(description="whether grids and boxes are wanted")] = False,
 ) -> ClassifyAnswer | Response:
     """Score findings on an image by their prompts; of several images each has its answer."""
-    asked = parse_findings(findings)
     model = serving.predictor
+    asked = parse_findings(findings, model.findings)
     question = _Question(model, model.findings if asked is None else asked, explain)
 
     async def one(_place: int, image: SquareImage) -> ClassifyAnswer:
@@ -67,7 +67,7 @@ class _Question:
     def __call__(self, regions: Tensor) -> Iterator[tuple[Any, Any, Tensor]]:
         scores = self.model.classify_regions(regions, self.findings)
         grids = [None] * len(regions)
-        if self.explain:
+        if self.explain and not self.model.model.image.is_pooled:
             grids = list(self.model.finding_grids(regions, self.findings))
         return zip(scores, grids, regions, strict=True)
 
@@ -75,9 +75,12 @@ class _Question:
         self, image: SquareImage, scores: Any, grids: Any, regions: Tensor
     ) -> ClassifyAnswer:
         """Answer for one image of a batch."""
-        height, width = image.height_px, image.width_px
+        size, model = (image.height_px, image.width_px), self.model
         found = None
+        if self.explain and model.has_regions and grids is None:  # patches are of another pass
+            patches = model.embed_regions(image.pixels[None])
+            grids = model.finding_grids(patches, self.findings)[0]
         if grids is not None:
-            found = [locate(grid, height, width, None) for grid in grids]
+            found = [locate(grid, *size, None, model.window(*size)) for grid in grids]
         heads = self.model.answer_heads(regions[None], image.pixels[None])[0]
         return ClassifyAnswer.of(self.model, image, scores, self.findings, found, heads)

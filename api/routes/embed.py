@@ -1,7 +1,7 @@
-"""POST /embed: vectors of images or sentences in the model's shared space."""
+"""POST /embed, and /embeddings in OpenAI's form: vectors in the model's shared space."""
 
 import json
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from fastapi import APIRouter, Form, Request, Response
+from pydantic import BaseModel
+from pydantic_core import from_json
 from torch import Tensor
 
-from medclip_dcl.core.errors import CheckpointError
+from medclip_dcl.core.errors import CheckpointError, ImageError
 from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.models.similarity import box_vectors, global_vectors
 from medclip_dcl.schemas import EmbedAnswer, ImageFacts, RefusedImage
@@ -27,6 +29,7 @@ from ..uploads import (
     answer_each,
     box_shares,
     parse_boxes,
+    plain_text,
 )
 
 router = APIRouter(tags=["questions"])
@@ -66,6 +69,8 @@ async def embed(
     if (what == "box") != bool(boxes):
         raise ApiError("invalid_request", "boxes: With what=box alone")
     model = serving.predictor
+    if what != "global" and not model.has_regions:
+        raise ApiError("no_regions")
     images: Sequence[ImageFacts | RefusedImage] = ()
     if sentences:
         found = await serving.batcher.ask(request, lambda: model.embed_sentences(sentences).cpu())
@@ -93,6 +98,88 @@ async def embed(
     return Response(body, media_type="application/json")
 
 
+@router.post("/embeddings", include_in_schema=False)
+async def embeddings(request: Request, serving: CurrentState) -> Response:
+    """Answer in OpenAI's form: a string is a sentence, a data URL an image; nothing is fetched."""
+    asked = _read_openai(await request.body())
+    model, dim = serving.predictor, serving.predictor.config.model.similarity.dim
+    if asked.dimensions not in (None, dim):
+        raise ApiError("invalid_request", f"dimensions: {dim}, or left out")
+    files = {at: _data_of(item) for at, item in enumerate(asked.input) if item.startswith("data:")}
+    texts = {
+        at: plain_text(item, "input") for at, item in enumerate(asked.input) if at not in files
+    }
+    vectors: _Floats = np.zeros((len(asked.input), dim), np.float32)
+    flags: dict[int, list[str]] = {}
+    if texts:
+        found = await serving.batcher.ask(
+            request, lambda: model.embed_sentences([*texts.values()]).cpu()
+        )
+        vectors[[*texts]] = found.numpy()
+    if files:
+        own, images = await _embed_images(
+            request, serving, [*files.values()], "global", [None] * len(files)
+        )
+        for at, facts in zip(files, images, strict=True):
+            if isinstance(facts, RefusedImage):
+                raise ImageError(facts.code, facts.message)
+            flags[at] = facts.flags
+        vectors[[*files]] = own
+    if not np.isfinite(vectors).all():
+        raise CheckpointError("the model gave a vector that is not finite; train it again")
+    encoding: Literal["json", "base64"] = "base64" if asked.encoding_format == "base64" else "json"
+    check_size(vectors, encoding, serving.settings.max_body_mb * MEBIBYTE)
+    data = [
+        {
+            "object": "embedding",
+            "index": at,
+            "embedding": row.tolist()
+            if encoding == "json"
+            else b64encode(row.astype("<f4").tobytes()).decode("ascii"),
+            **({"flags": flags[at]} if at in flags else {}),
+        }
+        for at, row in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": 0, "total_tokens": 0}
+    tree = {"object": "list", "data": data, "model": model.digest, "usage": usage}
+    body = await serving.draw_slots.run(request, lambda: json.dumps(tree).encode())
+    return Response(body, media_type="application/json")
+
+
+class _OpenAi(BaseModel):
+    """Question in OpenAI's form; `model` and `user` are not read: there is one model."""
+
+    input: list[str]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+
+
+def _read_openai(body: bytes) -> _OpenAi:
+    try:
+        tree = from_json(body)
+        if isinstance(tree, dict) and isinstance(tree.get("input"), str):
+            tree["input"] = [tree["input"]]
+        asked = _OpenAi.model_validate(tree)
+    except (ValueError, TypeError) as error:
+        rule = "input: A string or a list of strings in JSON; encoding_format: float or base64"
+        raise ApiError("invalid_request", rule) from error
+    if not 0 < len(asked.input) <= MAX_IMAGES:
+        raise ApiError("invalid_request", f"input: 1 to {MAX_IMAGES}")
+    if any(item.lower().startswith(("http://", "https://", "file:")) for item in asked.input):
+        raise ApiError("invalid_request", "input: Images as data URLs, since nothing is fetched")
+    return asked
+
+
+def _data_of(url: str) -> bytes:
+    head, _, text = url.partition(",")
+    try:
+        if not head.endswith(";base64"):
+            raise ValueError("not in base64")
+        return b64decode(text, validate=True)
+    except ValueError as error:
+        raise ApiError("invalid_request", "input: data:image/png;base64, and the file") from error
+
+
 def check_size(vectors: _Floats, encoding: Literal["json", "base64"], max_bytes: int) -> None:
     """Refuse an answer that would be larger than a body may be; ApiError."""
     size = vectors.size * _JSON_BYTES if encoding == "json" else vectors.nbytes * _BASE64
@@ -114,9 +201,11 @@ async def _embed_images(
 
     async def one(place: int, image: SquareImage) -> tuple[_Floats, ImageFacts]:
         box = boxes[place]
-        shares = box and box_shares(box, image, "boxes")
+        shares = box and box_shares(box, image, model, "boxes")
 
         def answer(part: Tensor) -> tuple[_Floats, ImageFacts]:
+            if what != "global" and model.model.image.is_pooled:  # patches are of another pass
+                part = model.embed_regions(image.pixels[None])[0]
             vectors = _box_vector(part, shares) if shares else part
             is_beyond = model.is_out_of_range(image.pixels)
             return vectors.cpu().numpy(), ImageFacts.of(image, out_of_range=is_beyond)

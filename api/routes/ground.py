@@ -16,8 +16,6 @@ from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.schemas import (
     GroundAnswer,
     GroundAnswers,
-    ImageFacts,
-    PhraseAnswer,
     RefusedImage,
 )
 
@@ -37,7 +35,10 @@ _PICTURE: dict[int | str, dict[str, Any]] = {
     "/ground",
     response_model=GroundAnswer | GroundAnswers,
     form_limits={"max_files": MAX_IMAGES},
-    responses={**_PICTURE, **documented("not_acceptable", has_form=True, has_image=True)},
+    responses={
+        **_PICTURE,
+        **documented("not_acceptable", "no_regions", has_form=True, has_image=True),
+    },
 )
 async def ground(
     request: Request,
@@ -57,6 +58,8 @@ async def ground(
     if is_drawn and (len(phrases) != 1 or len(files) != 1):
         raise ApiError("not_acceptable")
     model = serving.predictor
+    if not model.has_regions:
+        raise ApiError("no_regions")
     question = _Question(model, tuple(phrases))
 
     async def one(_place: int, image: SquareImage) -> tuple[SquareImage, list[Grounding]]:
@@ -64,8 +67,12 @@ async def ground(
             located: list[Grounding] = found.locate(image.height_px, image.width_px, threshold)
             return located
 
-        pixels = image.pixels
-        return image, await serving.batcher.submit(request, model, pixels, answer, question)
+        pixels, submit = image.pixels, serving.batcher.submit
+        if model.model.image.is_pooled:  # its patches are of another pass
+            patches = partial(model.embed_regions, pixels[None])
+            found = await submit(request, None, None, lambda _: answer(*question(patches())))
+            return image, found
+        return image, await submit(request, model, pixels, answer, question)
 
     found = await answer_each(request, serving, files, one)
     if is_drawn and not isinstance(found[0], RefusedImage):
@@ -96,15 +103,14 @@ class _Question:
 
 def _answer(serving: ServingState, image: SquareImage, found: Sequence[Grounding]) -> GroundAnswer:
     model = serving.predictor
-    is_beyond = model.is_out_of_range(image.pixels)
-    facts = ImageFacts.of(image, out_of_range=is_beyond)
-    serving.metrics.note_facts(model.digest, facts)
-    phrases = [PhraseAnswer.of(item) for item in found]
-    return GroundAnswer(model=model.digest, image=facts, phrases=phrases)
+    answer = GroundAnswer.of(model, image, found)
+    serving.metrics.note_facts(model.digest, answer.image)
+    return answer
 
 
 def overlay_png(image: GreyImage, found: Grounding) -> bytes:
     """Draw where a phrase is answered onto the image: a PNG, its longer side at most 1024."""
     stream = BytesIO()
-    Image.fromarray(draw_heat(image, [found.grid])).save(stream, "PNG", compress_level=1)
+    picture = draw_heat(image, [found.grid], found.affine)
+    Image.fromarray(picture).save(stream, "PNG", compress_level=1)
     return stream.getvalue()

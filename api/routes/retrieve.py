@@ -62,7 +62,7 @@ async def retrieve(
         findings=_names("finding", finding, index.studies.findings),
         exclude_patient=exclude_patient,
     )
-    box_shares = parse_box(box, image) if box and image is not None else None
+    box_shares = parse_box(box, image, model) if box and image is not None else None
     if box and box_shares is None:
         raise ApiError("invalid_request", "box: Together with an image alone")
     vector, regions = await _encoded(request, serving, text, image, box_shares)
@@ -85,7 +85,7 @@ async def retrieve(
     },
 )
 def thumbnail(serving: CurrentState, image_id: str) -> Response:
-    """Give the thumbnail of an indexed image."""
+    """Return the thumbnail of an indexed image."""
     picture = serving.index.picture(image_id)
     if picture is None:
         raise ApiError("not_found")
@@ -104,7 +104,11 @@ async def _encoded(
     if image is None:
         vectors = await serving.batcher.ask(request, lambda: model.embed_sentences([text]))
         return vectors[0], None
-    regions = await serving.batcher.submit(request, model, image.pixels, lambda found: found)
+    if box_shares and model.model.image.is_pooled:  # its patches are of another pass
+        pixels = image.pixels[None]
+        regions = await serving.batcher.ask(request, lambda: model.embed_regions(pixels)[0])
+    else:
+        regions = await serving.batcher.submit(request, model, image.pixels, lambda found: found)
     if box_shares is None:
         return None, regions
     boxes = torch.tensor([box_shares], device=regions.device)

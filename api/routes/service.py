@@ -31,7 +31,7 @@ _LIMITS = {
 
 @router.get("/model", responses=documented("loading", "model_unusable"))
 def model(serving: CurrentState) -> ModelAnswer:
-    """Give the model's card and heads, findings that should not be read, the index, the limits."""
+    """Return the model's card and heads, findings not to be read, the index, the limits."""
     published = serving.published
     try:
         artifact = serving.index.artifact
@@ -55,6 +55,7 @@ def model(serving: CurrentState) -> ModelAnswer:
         heads=[HeadFacts.of(head) for head in serving.predictor.heads],
         index=index,
         limits={"max_body_mb": settings.max_body_mb, **_LIMITS, "deadline_s": settings.deadline_s},
+        device=str(serving.predictor.device),
         engine=serving.predictor.engine.name,
         precision=serving.predictor.engine.precision,
     )
@@ -79,6 +80,6 @@ async def ready(serving: CurrentState) -> State:
     responses={200: {"content": {"text/plain": {}}, "description": "the figures"}, **documented()},
 )
 async def metrics(serving: CurrentState) -> Response:
-    """Give Prometheus metrics."""
+    """Return Prometheus metrics."""
     figures = generate_latest(serving.metrics.registry)
     return Response(figures, headers={"Content-Type": CONTENT_TYPE_LATEST})

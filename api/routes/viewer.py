@@ -24,13 +24,13 @@ _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=ut
 
 @pages.get("/")
 async def page() -> Response:
-    """Give the page."""
+    """Return the page."""
     return _answer(_PAGE, "text/html; charset=utf-8")
 
 
 @pages.get("/static/{name}")
 async def static(name: str) -> Response:
-    """Give a file of the page; any other name is not found."""
+    """Return a file of the page; any other name is not found."""
     if name not in _FILES:
         raise ApiError("not_found")
     return _answer(_FILES[name], _TYPES[Path(name).suffix])
@@ -62,7 +62,7 @@ def pixels(request: Request, image: WholeImage) -> Response:
 
 
 def image_png(image: GreyImage) -> bytes:
-    """Give an image as a 16-bit grey PNG of full size."""
+    """Return an image as a 16-bit grey PNG of full size."""
     stream = io.BytesIO()
     picture = Image.fromarray(np.ascontiguousarray(image.pixels))
     picture.save(stream, "PNG", compress_level=1)

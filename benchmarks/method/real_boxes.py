@@ -118,8 +118,7 @@ def evaluate(model: str, root: Path, work: Path, *settings: str) -> Path:
 
 def read_questions(made: Path) -> dict[str, Any]:
     """Read the figures of an evaluation, question by question."""
-    tree: dict[str, Any] = results.read_figures(open_artifact(made, results.ARTIFACT))["questions"]
-    return tree
+    return results.read_figures(open_artifact(made, results.ARTIFACT))["questions"]
 
 
 def outside(model: str, work: Path) -> float:

@@ -40,7 +40,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -59,11 +59,11 @@ from medclip_dcl.data import manifest
 from tests.support import forkserver
 from tests.support.corpus import write_config
 from tests.support.evaluated import PROMPTS, write_evaluated
-from tests.support.processes import free_port
 from tests.support.service import png
 
 Base = Literal["studies", "evaluated"]
-Before = tuple[str, tuple[Any, ...]]
+Fault = tuple[Any, ...]
+"""Arguments of `arm`; none: no fault."""
 QUICK = ("score_sentences", "prepare_images", "build_index", "train", "train on two processes")
 EVERY = {"quick": 200, "normal": 40, "long": 1}
 """One write in so many fails, in each way."""
@@ -91,12 +91,17 @@ _EVALUATED: dict[str, dict[str, Any]] = {
     "train": {"steps": 12, "save_every_steps": 2},
     "index": {"shard_rows": 2},
 }
-_GRID = {
-    "axes": {"eta.constant": [0.0, 0.1]},
-    "settings": {"eta.source": "constant"},
-    "seeds": [0],
-    "figures": {"CNR": "grounding.cnr"},
-}
+_GRID = {"axes": {"eta.constant": [0.0, 0.1]}, "settings": {"eta.source": "constant"}}
+_GRID |= {"seeds": [0], "figures": {"CNR": "grounding.cnr"}}
+_GIVEN = ("--config", "{config}", "--set", "work={work}")
+_REPLACED = (*_GIVEN, "--replace")
+_COMPARED = ("{work}", "{work}", "--json", "{work}/comparison.json")
+_EXPORTED = ("{work}", "--to", "transformers", "--out", "{work}/exported")
+_PUSHED = (*_GIVEN, "--repo", "someone/model", "--dry-run", "--allow-vocabulary")
+_SWEPT = (*_GIVEN, "--grid", "{work}/grid.yaml", "--processes", "1")
+_PRETRAINED = ("pretrain.steps=4", "train.save_every_steps=2")
+_TWO: dict[str, Any] = {"settings": ("train.processes=2", "train.global_batch=4")}
+_TWO |= {"words": _REPLACED, "moments": True}
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ class Command:
     """Whether it refuses to run where what it writes is there already."""
     leaf: bool = False
     """Whether no later one reads what it writes."""
-    words: tuple[str, ...] = ("--config", "{config}", "--set", "work={work}")
+    words: tuple[str, ...] = _GIVEN
     varying: tuple[str, ...] = ()
     """Names of files with times in them."""
     stride: int = 1
@@ -128,9 +133,9 @@ class Command:
         return self.name.partition(" ")[0]
 
     def start(
-        self, work: Path, log: Path, before: Before | None = None, extra: Sequence[str] = ()
+        self, work: Path, log: Path, fault: Fault = (), extra: Sequence[str] = ()
     ) -> list[ForkServerProcess]:
-        """Start it, each process in a group of its own; `before` is called first in the first."""
+        """Start it, each process in a group of its own; the first suffers the fault."""
         config = "configs/demo.yaml" if self.base == "studies" else str(work / "config.yaml")
         words = [
             word.replace("{config}", config).replace("{work}", str(work)) for word in self.words
@@ -140,27 +145,12 @@ class Command:
             words += [word for item in given for word in ("--set", item)]
         temporary = work / "tmp"
         temporary.mkdir(exist_ok=True)
-        shared = {"TMPDIR": str(temporary), "HF_HOME": str(temporary)}
-        shared |= {"MEDCLIP_ENGINE": "torch"}  # a conversion of graphs takes seconds
-        group = {"GLOO_SOCKET_IFNAME": "lo", "ACCELERATE_USE_CPU": "true"}
-        if self.processes > 1:
-            group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-            group |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(self.processes))
-        started = []
-        for rank in range(self.processes):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.processes > 1 else {}
-            file = log if rank == 0 else log.with_name(f"{log.name}-{rank}")
-            calls = [before] if before and rank == 0 else []
-            started.append(
-                forkserver.start(
-                    f"pipelines.{self.module}",
-                    words,
-                    file,
-                    environment=shared | group | own,
-                    before=("benchmarks.reliability.kills:call", (calls,)),
-                )
-            )
-        return started
+        own = {"TMPDIR": str(temporary), "HF_HOME": str(temporary)}
+        own["MEDCLIP_ENGINE"] = "torch"  # a conversion of graphs takes seconds
+        begin = ("benchmarks.reliability.kills:begin", fault)
+        return forkserver.start_ranks(
+            self.processes, f"pipelines.{self.module}", words, log, before=begin, environment=own
+        )
 
     def run(self, *arguments: Any, **more: Any) -> int:
         """Run it to its end, or to that of its first process; the exit code of that one."""
@@ -171,7 +161,6 @@ def end_of(processes: Sequence[ForkServerProcess]) -> int:
     """Wait for the first process, end the others as a launcher would; the first's exit code."""
     first, *others = processes
     first.join()
-    assert first.exitcode is not None
     for other in others:
         other.join(60 if first.exitcode == 0 else 1)
         if other.exitcode is None:
@@ -180,14 +169,11 @@ def end_of(processes: Sequence[ForkServerProcess]) -> int:
     return first.exitcode
 
 
-def call(functions: Sequence[Before]) -> None:
-    """Call functions by their names; called in the process that is to suffer."""
-    tempfile.tempdir = None  # that of the process which this one was forked from
-    for name, arguments in functions:
-        module, _, function = name.partition(":")
-        getattr(sys.modules.get(module) or __import__(module, fromlist=[function]), function)(
-            *arguments
-        )
+def begin(*fault: Any) -> None:
+    """Forget the folder of temporary files of the process that this one was forked from; arm it."""
+    tempfile.tempdir = None
+    if fault and os.environ.get("RANK", "0") == "0":
+        arm(*fault)
 
 
 def arm(folder: str, counter: str, at: int, error: int, lasting: int) -> None:
@@ -195,14 +181,6 @@ def arm(folder: str, counter: str, at: int, error: int, lasting: int) -> None:
     ctypes.CDLL(None).disk_fails(
         folder.encode(), counter.encode(), ctypes.c_long(at), error, lasting
     )
-
-
-REPLACING = ("--config", "{config}", "--set", "work={work}", "--replace")
-_COMPARED = ("{work}", "{work}", "--json", "{work}/comparison.json")
-_PUSHED = ("--config", "{config}", "--set", "work={work}", "--repo", "someone/model")
-_PUSHED += ("--dry-run", "--allow-vocabulary")
-_SWEPT = ("--config", "{config}", "--set", "work={work}", "--grid", "{work}/grid.yaml")
-_SWEPT += ("--processes", "1")
 
 
 def commands() -> tuple[Command, ...]:
@@ -219,11 +197,7 @@ def commands() -> tuple[Command, ...]:
         studies("fit_language_model", old=("language_model.steps=2",)),
         studies("score_sentences", old=("likelihood.variant=within_word_l2r",), moments=True),
         studies("build_eta_cache", old=("eta.a=0.1",)),
-        evaluated(
-            "pretrain_images",
-            old=("seed=1",),
-            settings=("pretrain.steps=4", "train.save_every_steps=2"),
-        ),
+        evaluated("pretrain_images", old=("seed=1",), settings=_PRETRAINED),
         evaluated("calibrate_scores"),
         evaluated("fit_head"),
         evaluated("evaluate", old=("evaluate.bootstrap=5",)),
@@ -231,23 +205,11 @@ def commands() -> tuple[Command, ...]:
         evaluated("build_index", old=("index.shard_rows=8",), moments=True),
         evaluated("write_report", leaf=True, old=("report.private=true",)),
         evaluated("compare", words=_COMPARED, leaf=True),
-        evaluated(
-            "export",
-            words=("{work}", "--to", "transformers", "--out", "{work}/exported"),
-            once=True,
-            leaf=True,
-        ),
+        evaluated("export", words=_EXPORTED, once=True, leaf=True),
         evaluated("push_model", words=_PUSHED, leaf=True),
-        evaluated("sweep", words=_SWEPT, varying=("sweep.json", "sweep.png"), leaf=True),
-        evaluated("train", old=("seed=1",), words=REPLACING, moments=True),
-        evaluated(
-            "train on two processes",
-            settings=("train.processes=2", "train.global_batch=4"),
-            words=REPLACING,
-            moments=True,
-            stride=40,
-            processes=2,
-        ),
+        evaluated("sweep", words=_SWEPT, varying=("sweep.json",), leaf=True),
+        evaluated("train", old=("seed=1",), words=_REPLACED, moments=True),
+        evaluated("train on two processes", stride=40, processes=2, **_TWO),
     )
 
 
@@ -275,18 +237,15 @@ def snapshot(work: Path) -> dict[str, str]:
 
     An artifact that does not open is called by its error's type.
     """
-    digests: dict[str, str] = {}
-    folders = [path.parent for path in work.rglob(HEADER) if _is_seen(path, work)]
-    folders += [  # its writer ended between two renames
+    folders = {path.parent for path in work.rglob(HEADER) if _is_seen(path, work)}
+    folders |= {  # its writer ended between two renames
         path.with_name(path.name[1:].removesuffix(".retired"))
         for path in work.rglob(".*.retired")
         if (path / HEADER).is_file()
-    ]
-    for folder in sorted(set(folders)):
-        digests[folder.relative_to(work).as_posix()] = digest_of(folder)
-    for path in sorted(work.rglob("*")):
-        inside = any(parent in folders for parent in path.parents)
-        if path.is_file() and not inside and _is_seen(path, work):
+    }
+    digests = {folder.relative_to(work).as_posix(): digest_of(folder) for folder in folders}
+    for path in work.rglob("*"):
+        if path.is_file() and folders.isdisjoint(path.parents) and _is_seen(path, work):
             digests[path.relative_to(work).as_posix()] = sha256_file(path)
     return digests
 
@@ -331,10 +290,8 @@ def half_written(work: Path) -> bool:
 def is_clear(job: str, code: int, log: Path) -> bool:
     """Return whether a failing command named what the disk refused, in one line and no trace."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    clear = ("could not be written", "its log.txt says why")  # the log of one of many runs
-    lines = [line for line in text.splitlines() if line.startswith(f"{job}: ")]
-    own = [line for line in lines if any(words in line for words in clear)]
-    return code == 4 and len(own) == 1 and "Traceback" not in text
+    clear = rf"^{job}: .*(could not be written|its log.txt says why)"  # that of one of many runs
+    return code == 4 and len(re.findall(clear, text, re.M)) == 1 and "Traceback" not in text
 
 
 # --- Trials
@@ -364,13 +321,9 @@ class Scene:
         return [name for name in {*seen, *self.old, *self.new} if not self._is_whole(seen, name)]
 
     def _is_whole(self, seen: Mapping[str, str], name: str) -> bool:
-        if name not in seen and name not in self.new:  # it goes when the new is whole
-            return all(
-                seen.get(other) == self.new[other] for other in self.new.keys() - self.varies
-            )
-        if (name in self.varies and name in seen) or (
-            name not in self.old and name not in self.new
-        ):
+        if name not in {*seen, *self.new}:  # it goes when the new is whole
+            return all(seen.get(item) == self.new[item] for item in self.new.keys() - self.varies)
+        if name in seen and (name in self.varies or name not in {*self.old, *self.new}):
             # a time, or a checkpoint that goes at the end: it opens
             return len(seen[name]) == _SHA256_DIGITS
         return seen.get(name) in {self.old.get(name), self.new.get(name)}
@@ -407,12 +360,8 @@ class Bench:
         again = self._copy(start, "trial")
         self._must_run(command, again, self.armed(again, 0, "eio"))
         scene.calls = int.from_bytes(self._counter.read_bytes()[:8], sys.byteorder)
-        seen = snapshot(again)
-        scene.varies = frozenset(
-            name
-            for name in scene.new
-            if seen.get(name) != scene.new[name] or Path(name).name in command.varying
-        )
+        named = {name for name in scene.new if Path(name).name in command.varying}
+        scene.varies = frozenset(named.union(scene.differing(snapshot(again))) & scene.new.keys())
         shutil.rmtree(again)
         yield scene
         shutil.rmtree(start)
@@ -424,11 +373,10 @@ class Bench:
     def _copy(self, base: Path, name: str) -> Path:
         return Path(shutil.copytree(base, self._folder / name, symlinks=True))
 
-    def armed(self, work: Path, at: int, fault: str) -> Before:
+    def armed(self, work: Path, at: int, fault: str) -> Fault:
         """Prepare a fault at the n-th change of a folder; 0: none, but they are counted."""
         self._counter.write_bytes(bytes(mmap.PAGESIZE))
-        where = (str(work), str(self._counter), at, *FAULTS[fault])
-        return "benchmarks.reliability.kills:arm", where
+        return (str(work), str(self._counter), at, *FAULTS[fault])
 
     def printed(self) -> str:
         """Return the end of what the last command printed."""
@@ -506,24 +454,20 @@ def kill_once(scene: Scene, work: Path, log: Path, rng: random.Random, *, aimed:
     first, moment = processes[0], time.monotonic() + rng.uniform(0, scene.seconds)
     while first.is_alive() and time.monotonic() < moment:
         time.sleep(_POLL_S)
-    while first.is_alive():
-        if aimed and not half_written(work):
-            continue
-        kill(first, signal.SIGSTOP)  # the file must still be there when the kill comes
-        if not aimed or half_written(work):
-            break
-        kill(first, signal.SIGCONT)
+    while aimed and first.is_alive():
+        if half_written(work):
+            kill(first, signal.SIGSTOP)  # the file must still be there when the kill comes
+            if half_written(work):
+                break
+            kill(first, signal.SIGCONT)
     kill(first, signal.SIGKILL)
     return end_of(processes)
 
 
 def kill(process: ForkServerProcess, number: int) -> None:
     """Send a signal to the group of a process, if there is one."""
-    assert process.pid is not None
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return
 
 
 def try_command(bench: Bench, scene: Scene, tier: str, log: RunLog) -> Counter[str]:
@@ -555,14 +499,12 @@ def failing_disk(folder: Path) -> Iterator[bool]:
 
     False where there is no compiler.
     """
-    library = folder / "failing_disk.so"
-    source = Path(__file__).with_name("failing_disk.c")
-    compiler = shutil.which("cc")
-    if compiler is None:
+    library, source = folder / "failing_disk.so", Path(__file__).with_name("failing_disk.c")
+    if (compiler := shutil.which("cc")) is None:
         yield False
         return
-    flags = ["-shared", "-fPIC", "-O1"]
-    subprocess.run([compiler, *flags, "-o", str(library), str(source), "-ldl"], check=True)
+    options = ("-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl")
+    subprocess.run([compiler, *options], check=True)
     os.environ["LD_PRELOAD"] = str(library)
     try:
         yield True
@@ -574,8 +516,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Disturb the commands and print what came of it; 1 where one cannot be run, or a bar fails."""
     names = [item.name for item in commands()]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.kills")
-    parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
-    parser.add_argument("--long", action="store_const", const="long", dest="tier")
+    for tier in ("quick", "long"):
+        parser.add_argument(f"--{tier}", action="store_const", const=tier, dest="tier")
     parser.add_argument("--work", type=Path, metavar="FOLDER")
     parser.add_argument("--strict", action="store_true", help="1 where a bar is missed")
     parser.add_argument("--only", nargs="+", choices=names)

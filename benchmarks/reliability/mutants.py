@@ -18,20 +18,8 @@ Format = Literal["dicom", "jpeg", "png"]
 
 _NUMBERS = (0, 1, 2, 3, 7, 8, 9, 12, 15, 16, 17, 31, 63, 64, 127, 128, 255, 256, 4095, 4096)
 _NUMBERS += (32767, 32768, 65534, 65535, 65536, 2**24, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1)
-_WORDS = (
-    b"nan",
-    b"inf",
-    b"-1",
-    b"0",
-    b"1e308",
-    b"1e-320",
-    b"",
-    b"\\",
-    b"1\\2",
-    b"YES",
-    b"\0",
-    b"x ",
-)
+_WORDS = (b"nan", b"inf", b"-1", b"0", b"1e308", b"1e-320", b"", b"\\", b"1\\2")
+_WORDS += (b"YES", b"\0", b"x ")
 _VRS = (b"US", b"SS", b"UL", b"OB", b"OW", b"SQ", b"UN", b"CS", b"DS", b"IS", b"LO", b"UT", b"FD")
 _TAGS = tuple(
     struct.pack("<HH", *pair)

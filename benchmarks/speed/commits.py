@@ -101,8 +101,7 @@ def _run(folder: Path, name: str) -> Figures:
     )
     if done.returncode:
         raise SystemExit(f"benchmarks.{name} failed in {folder.name}; its errors stand above")
-    figures: Figures = json.loads(done.stdout.strip().splitlines()[-1])["figures"]
-    return figures
+    return json.loads(done.stdout.strip().splitlines()[-1])["figures"]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ as many minutes; its figures are not worth keeping. Else it ends with 1 where th
     resume       a run cut in half and resumed, its weights against an uncut run's
     likelihood   BERT-base PLL, word pieces/s over the peak, drift from the CPU's float32
     encode       images/s of a loaded model at batches of 1 and 32, float32 and bfloat16
-    image_only   steps/s of examples/image_only at the sizes of CIFAR10-r
 """
 
 import argparse
@@ -97,7 +96,6 @@ def _cases(on_gpu: bool, quick: bool) -> Iterator[Case]:
             yield Case("train", f"train {encoder} {precision}", options)
     for precision in ("fp32", "bf16"):
         yield Case("likelihood", f"likelihood {precision}", size | {"precision": precision})
-    yield Case("image_only", "image_only", {"steps": 200 if on_gpu else 20})
     yield Case("resume", "resume", {})
     processes = torch.cuda.device_count() if on_gpu else 2
     yield Case("processes", f"processes {processes}", {"processes": processes})
@@ -165,10 +163,7 @@ def measure_training(options: Options) -> Figures:
         {
             "work": "runs/gpu",
             "model": {"image": {"kind": options["encoder"], "input_px": options["px"]}},
-            "train": {
-                "global_batch": options["batch"],
-                "precision": AUTOCAST[precision],
-            },
+            "train": {"global_batch": options["batch"], "precision": AUTOCAST[precision]},
         }
     )
     text = _text_config(options["text"])
@@ -264,24 +259,6 @@ def measure_encoding(options: Options) -> Figures:
     return figures
 
 
-def measure_image_only(options: Options) -> Figures:
-    """Steps/s of the image-only example: a longer run less a shorter one."""
-    data = os.environ.get("TEST_DATA")
-    cifar = Path(data) / "cifar10" / "train.parquet" if data else None
-    source = str(cifar) if cifar is not None and _device().type == "cuda" else "digits"
-    script = _ROOT / "examples" / "image_only" / "train.py"
-    seconds = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for steps in (options["steps"], 3 * options["steps"]):
-            command = [sys.executable, str(script), "--data", source, "--out", f"{folder}/{steps}"]
-            command += ["--steps", str(steps), "--save-every", "1000000"]
-            began = time.perf_counter()
-            _checked(command)
-            seconds[steps] = time.perf_counter() - began
-    short, long = seconds
-    return {"steps_per_s": (long - short) / max(seconds[long] - seconds[short], 1e-9)}
-
-
 def measure_resume(_options: Options) -> Figures:
     """Whether a run that is stopped and started again ends with the bits of an uncut one."""
     digests = []
@@ -321,7 +298,6 @@ CASES: Mapping[str, Callable[[Options], Figures]] = {
     "train": measure_training,
     "likelihood": measure_likelihood,
     "encode": measure_encoding,
-    "image_only": measure_image_only,
     "resume": measure_resume,
     "processes": measure_processes,
 }

@@ -33,7 +33,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.timing import cpu_ms, interleaved
-from medclip_dcl.likelihood.masked_corpus import train_tokenizer
+from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.likelihood.masked_lm import prepare_engine
 from medclip_dcl.likelihood.pll import CPU_BUDGET, Encoding, encode_sentences, score_encodings
 from medclip_dcl.text.sentences import split_section

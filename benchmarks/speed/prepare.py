@@ -9,7 +9,6 @@ turn, on one core each; ratios are of CPU time, all processes counted.
 """
 
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -81,7 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         for kind, baseline in (("dicom", rival_dicom), ("jpeg", rival_jpeg)):
             found = compare(decoder, baseline, files[kind], rounds)
             figures |= {f"{kind}_{name}": value for name, value in found.items()}
-        figures |= half_scale(files["jpeg"])
         real = real_jpegs()
         if real:
             found = differences(decoder, rival_jpeg, real)
@@ -131,19 +129,6 @@ def differences(
     }
 
 
-def half_scale(paths: Sequence[Path]) -> dict[str, float]:
-    """Say what JPEG decoding at half scale would save, and how far off it would be."""
-    full, half = lambda n: _decoded(paths[n], 1), lambda n: _decoded(paths[n], 2)
-    times = interleaved({"full": full, "half": half}, len(paths), warm_up=0)
-    pairs = zip(times["full"], times["half"], strict=True)
-    saved = [1e3 * (whole_cpu - half_cpu) for (whole_cpu, _), (half_cpu, _) in pairs]
-    gaps = []
-    for path in paths:
-        small = _decoded(path, 2).convert("F").resize((SIZE_PX, SIZE_PX), Image.Resampling.BICUBIC)
-        gaps.append(float(np.abs(np.clip(np.asarray(small), 0, 255) - rival_jpeg(path)).max()))
-    return {"half_scale_saves_ms": statistics.median(saved), "half_scale_max_difference": max(gaps)}
-
-
 def draw_image(seed: int) -> npt.NDArray[np.float64]:
     """Draw an image in [0, 1]: soft shadows, grain, black collimation and white letters."""
     rng = np.random.default_rng(seed)
@@ -168,14 +153,6 @@ def real_jpegs() -> list[Path]:
 
 def _ours(decoder: Decoder, path: Path) -> npt.NDArray[np.float32]:
     return decoder.square(path, SIZE_PX, equalize=False).pixels.astype(np.float32)
-
-
-def _decoded(path: Path, divisor: int) -> Image.Image:
-    image = Image.open(path)
-    if divisor > 1:
-        image.draft("L", (COLUMNS // divisor, ROWS // divisor))
-    image.load()
-    return image
 
 
 if __name__ == "__main__":

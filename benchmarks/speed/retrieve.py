@@ -102,8 +102,7 @@ def exhaustive(index: RetrievalIndex, sentences: Tensor) -> npt.NDArray[np.int64
         regions = torch.from_numpy(index.regions.gather(rows)).float().flatten(1, 2)
         parts.append(image_sentence_scores(regions, sentences, index.similarity))
     scores = torch.cat(parts, dim=1).numpy()
-    best: npt.NDArray[np.int64] = np.argsort(-scores, axis=1, kind="stable")[:, :K_HITS]
-    return best
+    return np.argsort(-scores, axis=1, kind="stable")[:, :K_HITS]
 
 
 def recall_at_10(

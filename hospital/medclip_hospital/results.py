@@ -212,7 +212,7 @@ def _draw_answer(answered: Answered, picture: GreyImage) -> npt.NDArray[np.uint8
     """
     findings = [] if answered.is_refused else answered.answer.findings
     shown = [np.array(item.heatmap) for item in findings if item.decision and item.heatmap]
-    heat = draw_heat(picture, shown)
+    heat = draw_heat(picture, shown, next((f.where.affine for f in findings if f.where), ()))
     height, width = heat.shape[:2]
     lines = _lines(answered, findings)
     banner = answered.warning.split(": ") if answered.warning else []
@@ -250,7 +250,7 @@ def _write(
 
 
 def _lines(answered: Answered, findings: Sequence[FindingAnswer]) -> list[str]:
-    """Give a line per finding and head, those that are present first, and what the object is."""
+    """Return a line per finding and head, those that are present first, and what the object is."""
     lines = []
     said: list[FindingAnswer | HeadAnswer] = [*findings, *answered.heads]
     for item in sorted(said, key=lambda item: not item.decision):

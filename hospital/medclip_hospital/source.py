@@ -9,7 +9,7 @@ from medclip_dcl.core.files import disk_faults_named, remove_staged, write_bytes
 from medclip_dcl.core.progress import Progress
 from medclip_dcl.data.records import RawStudies, Reject
 from medclip_dcl.data.source_settings import Resolve, SourceConfig
-from medclip_dcl.data.sources.dicom_folder import read_dicom_folder
+from medclip_dcl.data.sources.readers import read_dicom_folder
 
 from .dicomweb import CONNECTIONS, ArchivedImage, DicomWeb
 

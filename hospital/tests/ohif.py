@@ -64,10 +64,7 @@ def viewer(pages: Path, pacs: orthanc.Orthanc) -> Iterator[str]:
             isolated["Cross_Origin_Embedder_Policy"] = "require-corp"
             self.answer(status, data, kind, **isolated)
 
-    with (
-        httpx.Client(base_url=pacs.url, trust_env=False, timeout=30) as web,
-        served(Pages) as url,
-    ):
+    with httpx.Client(base_url=pacs.url, trust_env=False, timeout=30) as web, served(Pages) as url:
         yield url
 
 
@@ -174,8 +171,7 @@ def _texts(page: Page, url: str, kind: str) -> list[str]:
     while not (found := page.js(labels)) and time.monotonic() < end:
         time.sleep(0.2)
     time.sleep(1)  # until everything is drawn
-    texts: list[str] = found
-    return texts
+    return found
 
 
 if __name__ == "__main__":

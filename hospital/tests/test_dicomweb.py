@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from hospital.tests.support import orthanc
 from hospital.tests.support.answers import radiograph
 from hospital.tests.support.archive import StubArchive, endless, stub_archive
 from medclip_dcl.core.errors import ArtifactUnwritable, ConfigError, ImageError, ServiceError
@@ -105,9 +106,7 @@ def test_every_page_is_read(page: Callable[[int, int], list[str]], listed: list[
         (lambda offset, _: [f"2.{offset + n}" for n in range(2000)], 0, "more than 1000 rows"),
     ],
 )
-def test_a_list_that_is_incomplete_or_endless_is_refused(
-    page: Callable[[int, int], list[str]], remaining: int, fault: str
-) -> None:
+def test_a_list_that_is_incomplete_or_endless_is_refused(page, remaining, fault):
     web = archive(listing(page, remaining), most_listed=1000)
     with web, pytest.raises(ServiceError, match=fault) as refused:
         web.images(["CR"])
@@ -176,9 +175,7 @@ def failed(uid: str, reason: int) -> dict[str, Any]:
         (500, {}, "archive"),
     ],
 )
-def test_only_objects_that_the_archive_names_are_stored(
-    status: int, tree: dict[str, Any], code: str
-) -> None:
+def test_only_objects_that_the_archive_names_are_stored(status, tree, code):
     refused = pytest.raises(ServiceError, match=f"^{code}: ") if code else nullcontext()
     with archive(lambda _: httpx.Response(status, json=tree)) as web, refused:
         web.store({"1": b"one", "2": b"two"})
@@ -199,13 +196,7 @@ def stub() -> Iterator[StubArchive]:
 
 
 def numbered(number: int) -> bytes:
-    root = f"1.2.826.0.1.3680043.10.1.{number}"
-    return radiograph(
-        ramp(16, 16),
-        SOPInstanceUID=f"{root}.3",
-        SeriesInstanceUID=f"{root}.2",
-        StudyInstanceUID=f"{root}.1",
-    )
+    return orthanc.radiograph(number, rows=16, columns=16)
 
 
 def broken(request: BaseHTTPRequestHandler) -> None:
@@ -253,9 +244,7 @@ def test_series_are_asked_for_side_by_side(stub: StubArchive) -> None:
         assert len(web.images(["CR"])) == 4
 
 
-def test_answers_end_at_a_size_or_a_time_and_are_not_compressed(
-    stub: StubArchive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_end_at_a_size_or_a_time_and_are_not_compressed(stub, monkeypatch):
     monkeypatch.setattr(dicomweb, "_MOST_ANSWER_BYTES", 1 << 16)
     monkeypatch.setattr(dicomweb, "_MOST_BYTES", 1 << 16)
 
@@ -290,9 +279,7 @@ def test_answers_end_at_a_size_or_a_time_and_are_not_compressed(
 
 
 @pytest.mark.skipif(not HAS_OPENSSL, reason="not installed: openssl")
-def test_an_authority_is_trusted_once_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_authority_is_trusted_once_it_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     files = make_certificates(tmp_path / "tls")
     with stub_archive(files.server_context()) as stub:
@@ -329,9 +316,7 @@ def test_a_config_reads_an_archive_by_its_kind(stub: StubArchive, tmp_path: Path
         read_source(settings.model_copy(update={"archive": ""}), Path)
 
 
-def test_what_a_killed_mirror_left_half_written_is_neither_listed_nor_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_mirror_left_half_written_is_neither_listed_nor_kept(tmp_path, monkeypatch):
     file = radiograph(ramp(16, 16), SOPInstanceUID="1.3", StudyInstanceUID="1.1")
     monkeypatch.setattr(DicomWeb, "images", lambda *_: [IMAGE])
     monkeypatch.setattr(DicomWeb, "fetch", lambda *_: file)
@@ -344,9 +329,7 @@ def test_what_a_killed_mirror_left_half_written_is_neither_listed_nor_kept(
     assert [path.name for path in tmp_path.rglob("*.dcm*")] == ["1.3.dcm"]
 
 
-def test_a_full_disk_under_a_mirror_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_under_a_mirror_is_named(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -358,15 +341,9 @@ def test_a_full_disk_under_a_mirror_is_named(
         read_dicomweb(tmp_path / "mirror", settings, Path)
 
 
-def test_what_comes_in_an_image_s_place_is_a_reject_and_asked_for_again(
-    stub: StubArchive, tmp_path: Path
-) -> None:
-    for number, file in (
-        (1, numbered(3)),
-        (2, numbered(2)),
-        (4, b"<html>"),
-        (5, numbered(5)[:600]),
-    ):
+def test_what_comes_in_an_image_s_place_is_a_reject_and_asked_for_again(stub, tmp_path):
+    sent = {1: numbered(3), 2: numbered(2), 4: b"<html>", 5: numbered(5)[:300]}
+    for number, file in sent.items():
         stub.add(number, file)
     settings = SourceConfig(kind="dicomweb", archive=stub.url)
 

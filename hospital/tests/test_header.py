@@ -53,9 +53,7 @@ def test_a_clean_header_is_copied_as_it_is(decoder: Decoder) -> None:
         ),
     ],
 )
-def test_the_bytes_of_a_name_stay(
-    charset: str | list[str], name: str, kept: str | list[str], decoder: Decoder
-) -> None:
+def test_the_bytes_of_a_name_stay(charset, name, kept, decoder):
     data = radiograph(SpecificCharacterSet=charset, PatientName=name)
     found = header_of(decoder, data)
     assert found.SpecificCharacterSet == kept
@@ -86,9 +84,7 @@ def test_the_bytes_of_a_name_stay(
         ("ISO_IR", "", "utf-8"),
     ],
 )
-def test_a_character_set_has_dicom_s_name_or_the_image_is_refused(
-    written: str, term: str, codec: str, decoder: Decoder
-) -> None:
+def test_a_character_set_has_dicom_s_name_or_the_image_is_refused(written, term, codec, decoder):
     name = "Müller^Jörg".encode(codec)
     data = radiograph(SpecificCharacterSet="ISO_IR 101", PatientName="PERSON")
     for place, value in ((b"ISO_IR 101", written.encode()), (b"PERSON", name)):
@@ -207,9 +203,7 @@ FORMS: dict[str, tuple[bytes, bytes, bytes, bytes, bytes]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("number", [0x3000, 0x3010], ids=["modality", "VOI"])
-def test_a_table_in_an_odd_form_is_sent_on_as_it_is(
-    number: int, form: str, decoder: Decoder, windowed: Decoder
-) -> None:
+def test_a_table_in_an_odd_form_is_sent_on_as_it_is(number, form, decoder, windowed):
     kind, of_descriptor, descriptor, of_data, values = FORMS[form]
     parts = written_out(0x28, 0x3002, of_descriptor, descriptor)
     parts += written_out(0x28, 0x3006, of_data, values)
@@ -252,9 +246,7 @@ NUMBERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", NUMBERS, ids=str)
-def test_what_is_sent_on_is_read_or_refused_as_the_file_is(
-    changes: dict[str, Any], decoder: Decoder
-) -> None:
+def test_what_is_sent_on_is_read_or_refused_as_the_file_is(changes, decoder):
     texts = {name: value for name, value in changes.items() if isinstance(value, str)}
     numbers = {name: ("SH", value) for name, value in texts.items() if name.startswith(("R", "W"))}
     data = radiograph(**(changes | numbers))

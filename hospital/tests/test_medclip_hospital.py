@@ -54,9 +54,7 @@ def test_the_gateway_loads_few_modules_and_no_package_that_its_image_lacks() -> 
     ("command", "missing", "way"),
     [("gateway", "pynetdicom", r"\./hospital"), ("report", "medclip_dcl", r"--no-deps \.")],
 )
-def test_what_is_not_installed_is_named_with_the_way_to_it(
-    command: str, missing: str, way: str
-) -> None:
+def test_what_is_not_installed_is_named_with_the_way_to_it(command, missing, way):
     code = f"""
 import sys; sys.modules[{missing!r}] = None
 from medclip_hospital.__main__ import main

@@ -34,9 +34,7 @@ def service(folder: Path) -> Iterator[Service]:
         yield service
 
 
-def test_objects_are_written_next_to_the_image_that_never_left(
-    service: Service, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_objects_are_written_next_to_the_image_that_never_left(service, folder, tmp_path, capsys):
     (tmp_path / "image.dcm").write_bytes(radiograph(PatientName="Canary^Max"))
     words = ["report", str(tmp_path / "image.dcm"), "--out", str(tmp_path / "out")]
     words += ["--url", service.url, "--key-file", str(folder / "key")]
@@ -55,9 +53,7 @@ def test_objects_are_written_next_to_the_image_that_never_left(
     assert "unknown_format" in capsys.readouterr().err
 
 
-def test_an_image_out_of_range_is_refused_or_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_image_out_of_range_is_refused_or_warned_of(tmp_path, capsys):
     image = tmp_path / "image.dcm"
     image.write_bytes(radiograph())
     with stub_service(96, 64) as service:
@@ -93,9 +89,7 @@ def texts_of(item) -> list[str]:
     return own + [text for child in item.get("ContentSequence", ()) for text in texts_of(child)]
 
 
-def test_a_report_says_what_the_service_says_of_the_whole_image(
-    service: Service, folder: Path, tmp_path: Path
-) -> None:
+def test_a_report_says_what_the_service_says_of_the_whole_image(service, folder, tmp_path):
     image, pacs = (
         orthanc.radiograph(rows=96, columns=64, PhotometricInterpretation="MONOCHROME1"),
         Pacs(),

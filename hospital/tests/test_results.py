@@ -121,34 +121,22 @@ def test_the_report_is_the_tree_that_ohif_shows(objects: dict[str, pydicom.Datas
         group("Image", "", [effusion, pneumonia, *others], outline),
     ]
     (evaluations,) = named(found, "Qualitative Evaluations")
+    without = "no probability: no calibration was fitted"
     assert evaluations[3:] == [
         ["CODE", "Pleural effusion", "Present"],
         ["TEXT", "Comment", "Effusion: present, score 0.610, probability 83.0%"],
         ["CODE", "Pneumonia", "Present"],
-        [
-            "TEXT",
-            "Comment",
-            "Pneumonia: present, score 0.610, no probability: no calibration was fitted",
-        ],
+        ["TEXT", "Comment", f"Pneumonia: present, score 0.610, {without}"],
         ["CODE", "Edema", "Absent"],
         ["TEXT", "Comment", "Edema: absent, score 0.610, probability 8.0%"],
         ["CODE", "Cardiomegaly", "Absent"],
-        [
-            "TEXT",
-            "Comment",
-            "Cardiomegaly: absent, score 0.610, no probability: no calibration was fitted",
-        ],
+        ["TEXT", "Comment", f"Cardiomegaly: absent, score 0.610, {without}"],
     ]
-    assert [item[1] for item in found[3:]][-2:] == [
-        "Imaging Measurements",
-        "Qualitative Evaluations",
-    ]
+    assert found[-2:] == [measurements, evaluations]
 
 
 @pytest.mark.parametrize("present", [(), ("edema", "effusion")])
-def test_every_measurement_group_has_coordinates(
-    present: tuple[str, ...], decoder: Decoder
-) -> None:
+def test_every_measurement_group_has_coordinates(present, decoder):
     """A group without them is valid, and makes OHIF show a black pane."""
     answer = answer_of(96, 64, present)
     (made,) = results_of(radiograph(), decoder, answer, settings=REPORT_ALONE)
@@ -182,9 +170,7 @@ def test_the_presentation_state_has_the_boxes(objects: dict[str, pydicom.Dataset
     assert list(area.DisplayedAreaBottomRightHandCorner) == [64, 96]
 
 
-def test_the_capture_is_a_picture_with_the_figures_below(
-    objects: dict[str, pydicom.Dataset],
-) -> None:
+def test_the_capture_is_a_picture_with_the_figures_below(objects):
     capture = objects["sc"]
     pixels = capture.pixel_array
     assert pixels.shape == (96 + 6 * 20 + 16, 420, 3)
@@ -267,9 +253,7 @@ def test_heads_stand_in_report_and_capture_where_they_are_asked_for(decoder: Dec
     assert "Tuberculosis" not in str([tree(read(item)) for item in refused if item.kind == "sr"])
 
 
-def test_the_same_answer_is_the_same_bytes_later(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_answer_is_the_same_bytes_later(decoder, monkeypatch):
     first = results_of(radiograph(), decoder)
     day = 24 * 3600
     real = time.time
@@ -308,16 +292,6 @@ def test_identity_verbatim_everything_else_valid_or_absent(name: str, decoder: D
     assert as_expected(DIRTY_HEADERS[name], decoder, WITHOUT_REPORT)
 
 
-def test_the_bytes_of_a_name_are_those_of_the_image(decoder: Decoder) -> None:
-    name = "Yamada^Tarou=山田^太郎=やまだ^たろう"
-    data = radiograph(SpecificCharacterSet=["", "ISO 2022 IR 87"], PatientName=name)
-    raw = name.encode("iso2022_jp")
-    assert raw.split(b"=")[1] in data
-    for item in results_of(data, decoder, settings=WITHOUT_REPORT):
-        assert raw.split(b"=")[1] in item.data
-        assert read(item).PatientName == name
-
-
 def test_objects_name_the_patient_and_nobody_else(test_data: Path, decoder: Decoder) -> None:
     data = (test_data / "dicom/files/phi_tags.dcm").read_bytes()
     for item in results_of(data, decoder):
@@ -327,25 +301,8 @@ def test_objects_name_the_patient_and_nobody_else(test_data: Path, decoder: Deco
             for element in made.iterall()
             if any(word in str(element.value) for word in ("PHISENT", "PHIHID"))
         }
-        assert found == {
-            "PatientID",
-            "PatientName",
-            "AccessionNumber",
-            "ReferringPhysicianName",
-        }
+        assert found == {*["PatientID", "PatientName", "AccessionNumber", "ReferringPhysicianName"]}
         assert not any(element.tag.is_private for element in made.iterall())
-
-
-def test_flags_of_deidentification_are_kept(decoder: Decoder) -> None:
-    flags = {
-        "PatientIdentityRemoved": "YES",
-        "DeidentificationMethod": "dates shifted",
-        "LongitudinalTemporalInformationModified": "MODIFIED",
-    }
-    for item in results_of(radiograph(**flags), decoder, settings=WITHOUT_REPORT):
-        made = read(item)
-        assert {name: made[name].value for name in flags} == flags
-        assert made.ContentQualification == "RESEARCH"
 
 
 def test_an_answer_of_another_image_is_refused(decoder: Decoder) -> None:

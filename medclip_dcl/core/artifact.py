@@ -48,7 +48,7 @@ class ArtifactType:
     """Whether an unfinished draft with other settings is refused, not deleted: it took hours."""
 
     def at(self, work: Path) -> Path:
-        """Give the artifact's folder in `work`, whether it exists or not."""
+        """Return the artifact's folder in `work`, whether it exists or not."""
         return work / self.name
 
 
@@ -67,7 +67,7 @@ class Artifact:
     origin: dict[str, Any]
 
     def file(self, name: str) -> Path:
-        """Give the path of a data file; ArtifactCorrupt where the header does not list it."""
+        """Return the path of a data file; ArtifactCorrupt where the header does not list it."""
         if name not in self.files:
             raise ArtifactCorrupt(f"artifact {self.kind} holds no {name!r}; rerun its job")
         return self.path / name
@@ -267,7 +267,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _restore(path: Path) -> Path:
-    """Give back its name to an artifact whose writer was killed between the two renames.
+    """Return back its name to an artifact whose writer was killed between the two renames.
 
     Gives the folder where it is: still the retired one while a writer lives, or where this user
     may not rename it.

@@ -15,12 +15,18 @@ FORMAT = "PROGRESS_FORMAT"
 """Environment variable: `json` for machines, else `words`; `--log` sets it."""
 REST = "PROGRESS_REST"
 """Environment variable: what follows this stage of a run, in times of the stage itself; roughly."""
+_BRIEF_S = 60.0  # between lines of a stage whose run has a line a stage
 _SPARSER = 20  # a line for every twentieth of the time so far, once that is longer
 
 
 def writes_json() -> bool:
     """Return whether lines are for machines."""
     return os.environ.get(FORMAT) == "json"
+
+
+def is_brief() -> bool:
+    """Return whether this is a stage of a run whose log nobody has asked for."""
+    return REST in os.environ and FORMAT not in os.environ
 
 
 def duration(seconds: float) -> str:
@@ -50,7 +56,7 @@ class Progress:
         self._done, self._first = done, done
         self._start = self._last = time.monotonic()
         self._figures: dict[str, float] = {}
-        self._every_s = float(os.environ.get(EVERY_S, "10"))
+        self._every_s = float(os.environ.get(EVERY_S, _BRIEF_S if is_brief() else 10))
         self._rest = float(os.environ.get(REST, "0"))
         self._bar = _bar(label, total, unit, done, self._stream) if self._stream.isatty() else None
 
@@ -68,7 +74,7 @@ class Progress:
         """End the bar, or write the last line."""
         if self._bar is not None:
             self._bar.stop()
-        else:
+        elif self._last > self._start or not is_brief():
             self._write_line()
 
     def _pause_s(self) -> float:

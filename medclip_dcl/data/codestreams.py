@@ -347,7 +347,7 @@ def _read_codes(body: bytes, codes: dict[int, bytes]) -> None:
 
 
 def _code_length(table: bytes) -> int:
-    """Give the bits of symbol 0 (no difference; no more coefficients); 0 where it has none."""
+    """Return the bits of symbol 0 (no difference; no more coefficients); 0 where it has none."""
     at = table[16:].find(b"\0")
     if at < 0:
         return 0

@@ -33,9 +33,18 @@ from medclip_dcl.data.codestreams import (
     require_whole,
 )
 from medclip_dcl.data.dicom.reader import read_dicom
-from medclip_dcl.data.grayscale import DecodedImage, Source, Values, Words, shade, stretch
+from medclip_dcl.data.grayscale import (
+    DecodedImage,
+    Source,
+    Values,
+    Words,
+    fitted,
+    level_of_shade,
+    shade,
+    stretch,
+)
 from medclip_dcl.data.ipc import Closed, nameless_file, receive, send
-from medclip_dcl.data.limits import ImagesConfig, is_dicom
+from medclip_dcl.data.limits import Fit, ImagesConfig, is_dicom
 
 _MID_GREY = 128  # what a decoder puts where its stream has ended
 _WORD_MODES = {"I;16", "I;16L", "I;16B", "I;16N", "I"}
@@ -170,7 +179,7 @@ def _straight(words: Values) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bo
 
 
 def _words(image: Image.Image) -> Words:
-    """Give grey levels: 16 bits stay, colours become luma (BT.601), transparency is over black."""
+    """Return grey levels: 16 bits stay, colours become luma (BT.601), transparent is black."""
     if image.mode in _WORD_MODES:
         wide = np.asarray(image).astype(np.int64)
         if wide.size and (wide.min() < 0 or wide.max() > np.iinfo(np.uint16).max):
@@ -195,8 +204,12 @@ def _answer(
         image = read_image(data, settings)
         if "size_px" not in request:
             return _facts(image), image.shades.pixels
-        size_px, equalize = request["size_px"], request["equalize"]
-        return _facts(image), stretch(image.shades.words, image.shades.table, size_px, equalize)
+        shades, size_px = image.shades, request["size_px"]
+        if request["fit"] is None:
+            return _facts(image), stretch(shades.words, shades.table, size_px, request["equalize"])
+        fit = Fit(**request["fit"])
+        levels = level_of_shade(image.levels, fit)[shades.table]
+        return _facts(image), fitted(levels[shades.words], size_px, fit)
     except ImageError as error:
         return {"code": error.code, "message": error.message}, None
     except MemoryError:
@@ -225,6 +238,7 @@ def _facts(image: DecodedImage) -> dict[str, Any]:
         "window": image.window,
         "tags": image.tags,
         "ignored": image.ignored,
+        "levels": image.levels,
     }
 
 

@@ -8,12 +8,14 @@ to the image by one look-up. The reduction to a square is exact: the same bits o
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from medclip_dcl.core.errors import ImageError
+from medclip_dcl.data.limits import Fit
 
 TOP = 65535
 """Brightest shade."""
@@ -57,7 +59,7 @@ class Shades:
 
 
 def _look_up(table: npt.NDArray[np.uint16], words: Words) -> npt.NDArray[np.uint16]:
-    """Give `table[words]`, a third as long: numpy's wide copy of the words stays in the cache."""
+    """Return `table[words]`, a third as long: numpy's wide copy of the words stays in the cache."""
     found = np.empty(words.shape, dtype=np.uint16)
     for row in range(0, len(words), _LOOKED_UP_ROWS):
         part = slice(row, row + _LOOKED_UP_ROWS)
@@ -138,7 +140,7 @@ def _as_stored(value: int, layout: Layout) -> int:
     return value - span if layout.signed and value >= span // 2 else value
 
 
-Source = Literal["dicom", "jpeg", "png"]
+Source = Literal["dicom", "jpeg", "png", "array"]
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class GreyImage:
         pixels: uint16 (height, width); the darkest valid pixel is 0, the brightest
             65535, in between linear; padding is 0; a constant image is all zeros.
         bits_stored: bits of a stored value.
-        source: format of the file.
+        source: format of the file; `array`: the pixels were given.
         inverted: whether MONOCHROME1 was turned round.
         constant: whether all valid pixels were equal.
         spacing_mm: millimetres between rows and between columns, where known.
@@ -157,6 +159,7 @@ class GreyImage:
             `pixels`, where it has one that was not applied.
         tags: DICOM code strings that name no person (see `dicom.reader.PUBLIC_TAGS`).
         ignored: optional attributes whose values cannot be used, and are as good as absent.
+        levels: lowest and highest level of an 8-bit picture, as it is stored.
     """
 
     pixels: npt.NDArray[np.uint16]
@@ -168,6 +171,7 @@ class GreyImage:
     window: tuple[float, float] | None = None
     tags: dict[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    levels: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,12 @@ class DecodedImage:
     tags: dict[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
 
+    @property
+    def levels(self) -> tuple[float, float] | None:
+        """Lowest and highest level of an 8-bit picture, as it is stored."""
+        is_picture = self.source != "dicom" and self.shades.words.dtype == np.uint8
+        return (self.shades.low, self.shades.high) if is_picture else None
+
 
 @dataclass(frozen=True)
 class SquareImage:
@@ -194,6 +204,46 @@ class SquareImage:
     constant: bool
     source: Source
     inverted: bool
+
+
+_LUMA = np.array([19595, 38470, 7471]) / 65536  # of red, green and blue, as Pillow has them
+
+
+def grey_of_array(values: npt.NDArray[Any]) -> GreyImage:
+    """Take numbers for an image, scaled by their extremes as those of a file without a window.
+
+    Args:
+        values: whole or real numbers, (height, width), or with one or three channels first or
+            last; red, green and blue become luma.
+
+    Raises:
+        ImageError: they are not numbers, not finite, or of another shape.
+
+    Source: luma of ITU-R BT.601, as of colour files.
+    """
+    shape = values.shape
+    if values.dtype.kind not in "buif" or not values.size:
+        raise ImageError("bad_intensities", "an array of pixels needs numbers, one at least")
+    if len(shape) == 3 and (shape[2] in {1, 3} or shape[0] in {1, 3}):
+        last = values if shape[2] in {1, 3} else np.moveaxis(values, 0, 2)
+        kind = values.dtype
+        values = last[..., 0]
+        if last.shape[2] == 3:
+            values = last.astype(np.float64) @ _LUMA
+            values = np.floor(values + 0.5) if kind == np.uint8 else values  # Pillow's very levels
+    if values.ndim != 2:
+        raise ImageError(
+            "bad_intensities",
+            f"an array of shape {shape} is not one image, (height, width) with or without one or "
+            "three channels; of several give a list, or four axes",
+        )
+    level = values.astype(np.float64)
+    low, high = float(level.min()), float(level.max())
+    if not np.isfinite((low, high)).all():
+        raise ImageError("bad_intensities", "an array of pixels needs finite numbers")
+    scaled = np.rint((level - low) / ((high - low) or 1.0) * TOP).astype(np.uint16)
+    bits = 8 * values.dtype.itemsize if values.dtype.kind in "ui" else 16
+    return GreyImage(scaled, min(bits, 16), "array", constant=low == high)
 
 
 _SUPPORT = 2.0  # of the bicubic kernel, in pixels of the square
@@ -263,7 +313,7 @@ def _bands(length: int, size_px: int, bits: int, step: int) -> tuple[_Band, ...]
 def _weights(
     length: int, size_px: int, bits: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Give each output pixel's first input pixel, and whole weights that sum to 2**bits."""
+    """Return each output pixel's first input pixel, and whole weights that sum to 2**bits."""
     scale = length / size_px
     wide = max(scale, 1.0)
     centres = (np.arange(size_px) + 0.5) * scale
@@ -284,23 +334,90 @@ def _weights(
 _WHITE = 255 << _FINE_BITS
 
 
-def square(image: GreyImage, size_px: int, equalize: bool) -> npt.NDArray[np.uint8]:
-    """Stretch an image onto a square, anti-aliased: uint8 (size_px, size_px), 0 black.
+def square(
+    image: GreyImage, size_px: int, equalize: bool, fit: Fit | None = None
+) -> npt.NDArray[np.uint8]:
+    """Bring an image to a square, anti-aliased: uint8 (size_px, size_px), 0 black.
 
-    x_square = x * size_px / width of the image. `equalize`: whether the histogram is equalised
-    first, as MIMIC-CXR-JPG's is.
+    It shows the image's `window`. `equalize`: whether the histogram is equalised first, as
+    MIMIC-CXR-JPG's is; `fit`: as another maker does it.
     """
+    if fit is not None:
+        return fitted(level_of_shade(image.levels, fit)[image.pixels], size_px, fit)
     return stretch(image.pixels, _identity(), size_px, equalize)
 
 
 def stretch(
     words: Words, table: npt.NDArray[np.uint16], size_px: int, equalize: bool
 ) -> npt.NDArray[np.uint8]:
-    """Give `square` of the image `table[words]`, in one look-up less."""
+    """Return `square` of the image `table[words]`, in one look-up less."""
     levels = (_equalized(words, table) if equalize else _straight())[table]
     if words.dtype == np.uint8 and np.array_equal(levels, np.arange(256) << _FINE_BITS):
         return resample(words.view(np.uint8), size_px)  # what most JPEG images come to
     return resample(_look_up(levels, words), size_px)
+
+
+class Window(NamedTuple):
+    """Part of an image that a square shows, in the image's pixels; padding lies outside."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def window(height_px: int, width_px: int, size_px: int, fit: Fit | None) -> Window:
+    """Return the part of an image that its square shows."""
+    if fit is None or fit.how == "stretch":
+        return Window(0, 0, width_px, height_px)
+    height, width, top, left = _placed(height_px, width_px, size_px, fit)
+    down, across = height_px / height, width_px / width
+    return Window(left * across, top * down, size_px * across, size_px * down)
+
+
+def level_of_shade(levels: tuple[float, float] | None, fit: Fit) -> _Bytes:
+    """Return the level of 0 to 255 for each shade; `levels` are the extremes of an 8-bit picture.
+
+    Of those the level is what is stored, unless the fit is `scaled`.
+    """
+    if levels is None or fit.scaled:
+        spread: _Bytes = np.floor(np.arange(TOP + 1) * 255 / TOP).astype(np.uint8)  # as hi-ml
+        return spread
+    low, high = levels
+    stored: _Bytes = np.rint(low + np.arange(TOP + 1) * ((high - low) / TOP)).astype(np.uint8)
+    return stored
+
+
+def fitted(levels: _Bytes, size_px: int, fit: Fit) -> _Bytes:
+    """Bring levels of 0 to 255, (height, width), to a square as the maker of a checkpoint does."""
+    height_px, width_px = levels.shape
+    height, width, top, left = _placed(height_px, width_px, size_px, fit)
+    kind = Image.Resampling[fit.filter.upper()]
+    resized = np.asarray(Image.fromarray(levels).resize((width, height), kind))
+    if fit.how != "pad":
+        return resized[top : top + size_px, left : left + size_px].copy()
+    whole = np.zeros((size_px, size_px), dtype=np.uint8)
+    whole[-top : height - top, -left : width - left] = resized
+    return whole
+
+
+def _placed(height_px: int, width_px: int, size_px: int, fit: Fit) -> tuple[int, int, int, int]:
+    # Height and width after resizing, and the square's corner in them. Rounded as
+    # transformers' and torchvision's processors do; padding as CheXzero's.
+    if fit.how == "stretch":
+        return size_px, size_px, 0, 0
+    if fit.how == "pad":
+        ratio = size_px / max(height_px, width_px)
+        height, width = (max(1, int(side * ratio)) for side in (height_px, width_px))
+        return height, width, -((size_px - height) // 2), -((size_px - width) // 2)
+    side, shorter = fit.resized_px or size_px, min(height_px, width_px)
+    height, width = (
+        side if length == shorter else int(side * length / shorter)
+        for length in (height_px, width_px)
+    )
+    margins = (height - size_px) / 2, (width - size_px) / 2
+    top, left = (round(margin) if fit.half_even else int(margin) for margin in margins)
+    return height, width, top, left
 
 
 @cache

@@ -3,15 +3,19 @@
 import atexit
 import contextlib
 import functools
+import io
 import json
+import math
 import os
 import queue
+import re
 import socket
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -19,8 +23,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from medclip_dcl.core.errors import ConfigError, ImageError, StudyError
-from medclip_dcl.data.grayscale import GreyImage, SquareImage
+from medclip_dcl.core.errors import ConfigError, ImageError, QueryError, StudyError
+from medclip_dcl.data.grayscale import GreyImage, SquareImage, grey_of_array, square
 from medclip_dcl.data.ipc import (
     KEPT_BYTES,
     Closed,
@@ -29,7 +33,7 @@ from medclip_dcl.data.ipc import (
     receive,
     send,
 )
-from medclip_dcl.data.limits import PREAMBLE, ImagesConfig, require_image
+from medclip_dcl.data.limits import PREAMBLE, Fit, ImagesConfig, require_image
 
 _START_S = 120.0  # of an import of the decoders on a busy machine
 _GRACE_S = 5.0
@@ -108,14 +112,17 @@ class Decoder:
         """
         facts, pixels = self._ask(source, {})
         del facts["shape"]
-        for name in ("spacing_mm", "window"):
+        for name in ("spacing_mm", "window", "levels"):
             facts[name] = tuple(facts[name]) if facts[name] else None  # JSON has no tuples
         facts["ignored"] = tuple(facts["ignored"])
         return GreyImage(pixels, **facts)
 
-    def square(self, source: ImageSource, size_px: int, *, equalize: bool) -> SquareImage:
-        """Give `grayscale.square` of what `open` gives, made in the worker; raises as `open`."""
-        facts, pixels = self._ask(source, {"size_px": size_px, "equalize": equalize})
+    def square(
+        self, source: ImageSource, size_px: int, *, equalize: bool, fit: Fit | None = None
+    ) -> SquareImage:
+        """Return `grayscale.square` of what `open` gives, made in the worker; raises as `open`."""
+        own = None if fit is None else asdict(fit)
+        facts, pixels = self._ask(source, {"size_px": size_px, "equalize": equalize, "fit": own})
         height, width = facts["shape"]
         return SquareImage(
             pixels, height, width, facts["constant"], facts["source"], facts["inverted"]
@@ -323,8 +330,151 @@ def open_image(
     return shared_decoder(settings).open(path_or_bytes)
 
 
+def images_of(given: Any) -> tuple[list[Any], bool]:
+    """List what is given as images, and whether it is one alone; four axes are several.
+
+    Raises:
+        QueryError: there is none.
+    """
+    is_array = _is_of("numpy", "ndarray", given) or _is_of("torch", "Tensor", given)
+    if is_array and given.ndim != 4:
+        return [given], True
+    alone = (str, os.PathLike, bytes, bytearray, memoryview, GreyImage, SquareImage)
+    if isinstance(given, alone) or hasattr(given, "read") or _is_a_library_s(given):
+        return [given], True
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise QueryError(_NO_IMAGE)
+    images = list(given)
+    if not images:
+        raise QueryError("there is no image; give one, or a list with at least one")
+    return images, False
+
+
+_NO_IMAGE = (
+    "what is given is not an image: give a path, a file's bytes, a DICOM data set of pydicom, a "
+    "Pillow image, an array or tensor of pixels, or what open_image returns; or a list of these"
+)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(//|[a-z]+/)")
+
+
+def open_any(
+    image: Any,
+    settings: ImagesConfig = ImagesConfig(),  # noqa: B008 (frozen)
+    *,
+    workers: int = 1,
+) -> SquareImage:
+    """Prepare one image for a model, whatever holds it: see `images_of`.
+
+    A file, and what can be written as one without loss, is decoded in a worker process as by
+    `open_image`; pixels of an array are scaled by their extremes.
+
+    Raises:
+        ImageError: the image is refused; `code` is one of `limits.REASONS`.
+        QueryError: it is something else, a folder, or a URL: none is fetched.
+    """
+    if isinstance(image, SquareImage):
+        return image
+    is_pixels = hasattr(image, "__array_interface__") or hasattr(image, "__array__")
+    if is_pixels and not _is_data_set(image):  # which answers to any name
+        image = _from_pixels(image, settings)
+    if isinstance(image, GreyImage):
+        pixels = square(image, settings.size_px, settings.equalize, settings.fit)
+        facts = (*image.pixels.shape, image.constant, image.source, image.inverted)
+        return SquareImage(pixels, *facts)
+    decoder = shared_decoder(settings, workers)
+    return decoder.square(
+        _file_of(image), settings.size_px, equalize=settings.equalize, fit=settings.fit
+    )
+
+
+def _from_pixels(image: Any, settings: ImagesConfig) -> "bytes | GreyImage":
+    if _is_of("PIL.Image", "Image", image) and image.mode not in {"F", "I"}:
+        stream = io.BytesIO()  # as a file: palettes, transparency and orientation have their gate
+        plain = image if image.mode in _PNG_MODES else image.convert("RGB")
+        plain.save(stream, "PNG", compress_level=1, exif=image.getexif())
+        return stream.getvalue()
+    if _is_of("torch", "Tensor", image):
+        plain = image.detach().cpu()
+        image = (plain.float() if plain.is_floating_point() else plain).numpy()
+    values = image.pixels if isinstance(image, GreyImage) else np.asarray(image)
+    if math.prod(sorted(values.shape)[-2:]) > settings.max_pixels:
+        raise ImageError("too_many_pixels", f"{values.shape} exceeds images.max_megapixels")
+    return grey_of_array(values)
+
+
+_PNG_MODES = {"1", "L", "LA", "I;16", "P", "RGB", "RGBA"}
+
+
+def is_image(given: Any) -> bool:
+    """Whether a value is one image by itself, and not a path or a text."""
+    if _is_of("numpy", "ndarray", given) or _is_of("torch", "Tensor", given):
+        return bool(given.ndim > 1)
+    return isinstance(given, bytes | bytearray | GreyImage) or _is_a_library_s(given)
+
+
+def file_bytes(image: Any) -> bytes:
+    """Write an image that is not a file as one: a data set as DICOM, pixels as PNG of 16 bits.
+
+    Raises as `open_any`.
+    """
+    if is_image(image) and not isinstance(image, bytes | bytearray):
+        image = _from_pixels(image, ImagesConfig()) if not _is_data_set(image) else image
+    if isinstance(image, GreyImage):
+        from PIL import Image
+
+        stream = io.BytesIO()
+        Image.fromarray(image.pixels).save(stream, "PNG", compress_level=1)
+        return stream.getvalue()
+    source = _file_of(image)
+    return source.read_bytes() if isinstance(source, Path) else bytes(source)
+
+
+def _file_of(image: Any) -> ImageSource:
+    if isinstance(image, str) and (scheme := _URL.match(image)):
+        raise QueryError(
+            f"the image is a URL ({scheme[0].rstrip('/')}), and none is fetched; download it, and "
+            "give the file or its bytes"
+        )
+    if isinstance(image, str | os.PathLike):
+        path = Path(image)
+        if path.is_dir():
+            raise QueryError(
+                "the image is a folder; give its files, such as sorted(folder.glob('*.dcm'))"
+            )
+        return path
+    if _is_data_set(image):
+        stream = io.BytesIO()
+        try:
+            image.save_as(stream, enforce_file_format=True)
+        except Exception as error:  # whatever pydicom raises of what is absent or malformed
+            raise ImageError(
+                "unreadable",
+                "the data set cannot be written as a file; it needs file_meta with its transfer "
+                "syntax, SOP class and SOP instance",
+            ) from error
+        return stream.getvalue()
+    content = image.read() if hasattr(image, "read") else image
+    if not isinstance(content, bytes | bytearray | memoryview):
+        raise QueryError(_NO_IMAGE)
+    return bytes(content)
+
+
+def _is_of(module: str, name: str, given: Any) -> bool:
+    # Whoever gives an object of a library has imported it: this process need not.
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(given, kind)
+
+
+def _is_data_set(given: Any) -> bool:
+    return _is_of("pydicom", "Dataset", given)
+
+
+def _is_a_library_s(given: Any) -> bool:
+    return _is_of("PIL.Image", "Image", given) or _is_data_set(given)
+
+
 def shared_decoder(settings: ImagesConfig, workers: int = 1) -> Decoder:
-    """Give this process's pool for some settings; it is kept until the process ends."""
+    """Return this process's pool for some settings; it is kept until the process ends."""
     key = os.getpid(), settings, workers  # a forked child must not share its parent's sockets
     with _lock:
         if key not in _decoders:

@@ -111,7 +111,7 @@ class SharedBuffer:
         return self._handle
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Return the memory back."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

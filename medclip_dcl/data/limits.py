@@ -1,11 +1,33 @@
 """Limits of images: the settings, the reasons of a refusal, and what is refused unopened."""
 
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from medclip_dcl.core.errors import ImageError
 from medclip_dcl.core.settings import LOCAL, NO_EFFECT, Section
+
+Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the maker of a public checkpoint brings an image to a square, by Pillow's filters."""
+
+    how: Literal["stretch", "crop", "pad"]
+    """All of the image; the middle of it, its shorter side resized; all of it within black."""
+    filter: Filter
+    """Pillow's, on 8-bit levels."""
+    resized_px: Annotated[int, Field(ge=0, le=8192)] = 0
+    """What that side of a crop becomes; 0: the square's."""
+    scaled: bool = False
+    """Whether levels of 8-bit pictures are spread over black to white, as those of other files are
+    in any case; else they stay."""
+    half_even: bool = False
+    """Whether half a pixel of a crop's margin is rounded to the even one, as torchvision does, and
+    not down, as transformers does."""
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 class ImagesConfig(Section):
@@ -17,6 +39,9 @@ class ImagesConfig(Section):
     """Whether a DICOM VOI LUT or window is applied before scaling by minimum and maximum."""
     equalize: bool = False
     """Histogram equalisation, as MIMIC-CXR-JPG applied to its images."""
+    fit: Fit | None = None
+    """How an image becomes a square, as a public checkpoint's maker does it: `adopt` sets it, and
+    `equalize` is then not read. Without, all of it is stretched, by this project's exact filter."""
     max_megapixels: Annotated[float, Field(gt=0)] = 40
     """Largest declared rows x columns, millions of pixels."""
     max_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
@@ -38,7 +63,7 @@ class ImagesConfig(Section):
     def held_to(
         self, *, max_bytes: int, max_megapixels: float, deadline_s: float, memory_mb: int
     ) -> Self:
-        """Give the same settings with decoding held to limits of whoever decodes."""
+        """Return the same settings with decoding held to limits of whoever decodes."""
         return self.model_copy(
             update={
                 "max_bytes": min(self.max_bytes, max_bytes),

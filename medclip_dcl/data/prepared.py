@@ -13,6 +13,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
@@ -27,6 +28,7 @@ from medclip_dcl.core.artifact import Artifact, ArtifactType
 from medclip_dcl.core.distributed import available_cores
 from medclip_dcl.core.errors import (
     ArtifactCorrupt,
+    ArtifactStale,
     ConfigError,
     ImageError,
     LaunchError,
@@ -99,6 +101,23 @@ def _read_shard_rejects(folder: Path, number: int) -> tuple[int, list[list[str]]
     batch = _open_shard(folder / _SHARD.format(number))
     rejects: list[list[str]] = json.loads(batch.schema.metadata[b"rejects"])
     return batch.num_rows, rejects
+
+
+def require_fit(prepared: Artifact, images: ImagesConfig) -> None:
+    """Refuse images that were brought to squares otherwise than a model sees them.
+
+    Raises:
+        ArtifactStale: they were, as those of a run are for an adopted model.
+    """
+    made = prepared.fingerprint["settings"].get("images")
+    own = None if images.fit is None else asdict(images.fit)
+    given = made.get("fit") if isinstance(made, dict) else None
+    if given != own:
+        raise ArtifactStale(
+            f"images were prepared with images.fit {given}, and the model sees them with {own}; "
+            f"set images.fit and images.size_px, {images.size_px}, to the model's, and rerun "
+            f"{ARTIFACT.job}"
+        )
 
 
 class PreparedImages:
@@ -362,7 +381,9 @@ def _read(
             answers.append("missing")
             continue
         try:  # no worker can start: that StudyError is not the image's fault, and ends the job
-            image = decoder.square(source, settings.size_px, equalize=settings.equalize)
+            image = decoder.square(
+                source, settings.size_px, equalize=settings.equalize, fit=settings.fit
+            )
         except ImageError as error:
             answers.append(error.code)
         else:

@@ -1,7 +1,6 @@
 """Which findings images show: each by its prompt pair, and one of several.
 
-The same again by groups of patients, and in other words. Every question gives an `EvalResult`
-for `results.json` and the rows that it was made from.
+Every question gives an `EvalResult` for `results.json` and the rows that it was made from.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,9 +16,7 @@ from medclip_dcl.evaluation.bootstrap import (
     Figure,
     Samples,
     Weights,
-    draw_weights,
     estimate,
-    summarise,
 )
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.metrics import (
@@ -42,14 +39,10 @@ Matrix = Float[np.ndarray, "findings images"]
 UNKNOWN = -1
 """Truth of a finding that is not known."""
 
-LEAST_PATIENTS = 10
-"""Patients below which a group's figures are withheld."""
-
 _PER_CLASS = 200  # most images of a class that show one finding alone: that of CheXpert5x200
 ONE_CLASS = "no image of one of the two classes"
 _ALIKE = "one of the two prompts scores all images alike"
 _NO_FINDING = "no finding has images of both classes"
-_NO_GAP = "no finding has images of both classes in every group"
 SHOWN = ("auc", "balanced_accuracy", "balanced_accuracy_offset")
 _MEANS = tuple(f"mean_{name}" for name in SHOWN)
 
@@ -114,7 +107,7 @@ def balance(truth: Truth, most: int, generator: np.random.Generator) -> Truth:
 def known_images(
     truth: Int8[np.ndarray, " images"], subjects: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Give which images have a known truth; of those the truth, as bool, and the patients."""
+    """Return which images have a known truth; of those the truth, as bool, and the patients."""
     known = truth != UNKNOWN
     owners = [owner for owner, keep in zip(subjects, known, strict=True) if keep]
     return known, truth[known] == 1, owners
@@ -326,64 +319,3 @@ def _sole_best(scores: np.ndarray) -> Int[np.ndarray, " images"]:
     alone = (scores == best).sum(axis=1) == 1
     indices: np.ndarray = np.where(alone, scores.argmax(axis=1), -1)
     return indices
-
-
-def evaluate_subgroups(
-    margins: Matrix,
-    truth: Truth,
-    subjects: Sequence[str],
-    traits: Mapping[str, Sequence[str]],
-    bootstrap: BootstrapOptions,
-    least_patients: int = LEAST_PATIENTS,
-    offsets: Offsets | None = None,
-) -> EvalResult:
-    """Measure the findings in every group of images.
-
-    `traits` are such as view, sex, age: the value of every image, empty where not known. Groups
-    are named `trait: value`; `gap.trait` is the largest mean AUC of its groups minus the smallest,
-    over findings that every group has with and without, which chance alone makes greater than 0.
-    """
-    owners = np.asarray(subjects, dtype=str)
-    levels = offsets or [None] * len(truth)
-    weights = draw_weights(subjects, bootstrap)  # one draw of patients for all groups
-
-    def measure(chosen: np.ndarray) -> list[dict[str, Samples]]:  # of each finding
-        return [
-            classification_metrics(margin[known], state[known] == 1, weights[:, known], offset)
-            for margin, state, offset in zip(margins, truth, levels, strict=True)
-            for known in (chosen & (state != UNKNOWN),)
-        ]
-
-    def group_figures(chosen: np.ndarray) -> dict[str, Figure]:
-        members = owners[chosen].tolist()
-        if len(set(members)) < least_patients:
-            reason = f"fewer than {least_patients} patients"
-            withheld = Figure(None, len(members), len(set(members)), reason=reason)
-            return dict.fromkeys(_MEANS, withheld)
-        found = mean_over_findings(measure(chosen))
-        return {
-            name: summarise(found[name], members, _NO_FINDING) for name in _MEANS if name in found
-        }
-
-    def gap(shown: Sequence[np.ndarray]) -> Figure:
-        found = np.stack([[item["auc"] for item in measure(chosen)] for chosen in shown])
-        lacking = np.isnan(found).any(axis=0)  # a finding that one group lacks shows no gap
-        means = np.stack([mean_of(np.where(lacking, np.nan, part)) for part in found])
-        members = owners[np.any(shown, axis=0)].tolist()
-        return summarise(np.ptp(means, axis=0), members, _NO_GAP)
-
-    groups: dict[str, dict[str, Figure]] = {}
-    pool: dict[str, int] = {}
-    gaps: dict[str, Figure] = {}
-    for trait, values in traits.items():
-        shown = []
-        for value in sorted(set(values) - {""}):
-            name, chosen = f"{trait}: {value}", np.asarray(values, dtype=str) == value
-            pool[name] = int(chosen.sum())
-            groups[name] = group_figures(chosen)
-            if groups[name]["mean_auc"].value is not None:
-                shown.append(chosen)
-        if len(shown) > 1:
-            gaps[f"gap.{trait}"] = gap(shown)
-    absent = "" if groups else "neither view nor any other trait of the images is known"
-    return EvalResult(absent, pool, figures=gaps, groups=groups)

@@ -12,8 +12,8 @@ so has a small class around any other, such as one of open_clip or BioViL:
     def build(weights: str) -> Theirs:       # evaluate.adapter.model: my_module:build
         ...
 
-CLIP, SigLIP and BiomedCLIP need no class: `evaluate.adapter.model: transformers` reads a folder,
-and `biovil` that of BioViL.
+Public checkpoints need no class: `medclip adopt` makes a package of one, which `evaluate.model`
+names.
 
 A model without regions gives one of each image: (images, 1, 1, dim). Vectors need not have
 unit length. The two sides must be in one space. A third function, `embed_features`, gives what
@@ -21,8 +21,8 @@ linear probes read: (images, features), pooled before the map into that space.
 
 Regions are held once, in the machine's memory, and scored by blocks on the model's device.
 
-A model sees all of an image, or BioViL's central crop. Pixel (y, x) covers [x, x + 1) x [y, y + 1),
-as boxes are measured.
+A model sees all of an image, or the part that `images.fit` shows it. Pixel (y, x) covers
+[x, x + 1) x [y, y + 1), as boxes are measured.
 """
 
 import math
@@ -33,14 +33,15 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from scipy import ndimage
 from torch import Tensor
 from torch.nn import functional
 
 from medclip_dcl.core.errors import CheckpointError, QueryError
 from medclip_dcl.core.progress import Progress
+from medclip_dcl.data.grayscale import Window, window
+from medclip_dcl.data.limits import Fit
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.inference.grounding import axis_weights, upsample
+from medclip_dcl.inference.grounding import outside, upsample
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import prompt_texts, side_scores
@@ -55,9 +56,6 @@ _SCORED = 2048  # images whose regions are on the model's device at a time
 _EXACT_BYTES = 2**32  # of all regions; more are held in half precision, as an index holds them
 
 
-Geometry = Literal["whole", "biovil"]
-
-
 @runtime_checkable
 class Encoders(Protocol):
     """Functions that a model must have to be evaluated."""
@@ -65,10 +63,10 @@ class Encoders(Protocol):
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images rows columns dim"]:
-        """Give the region vectors of prepared images, of whatever length."""
+        """Return the region vectors of prepared images, of whatever length."""
 
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
-        """Give the vectors of sentences, of whatever length."""
+        """Return the vectors of sentences, of whatever length."""
 
 
 @runtime_checkable
@@ -78,7 +76,7 @@ class FeatureEncoders(Encoders, Protocol):
     def embed_features(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images features"]:
-        """Give the image encoder's features of prepared images, pooled."""
+        """Return the image encoder's features of prepared images, pooled."""
 
 
 @dataclass(frozen=True)
@@ -90,16 +88,17 @@ class EvaluatedModel:
     similarity: SimilarityConfig
     gamma_squared: float
     """Scale of the score in softmaxes."""
-    geometry: Geometry = "whole"
-    """The part of an image that it was made for."""
-    keeps_lengths: bool = False
-    """Whether its region vectors keep their lengths, which weigh them in their mean."""
+
+    @property
+    def keeps_lengths(self) -> bool:
+        """Whether its region vectors keep their lengths, which weigh them in their mean."""
+        return self.similarity.kind == "biovil"
 
     @torch.inference_mode()
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images rows columns dim"]:
-        """Give the region vectors of square 8-bit images, all in one pass.
+        """Return the region vectors of square 8-bit images, all in one pass.
 
         Unit vectors, but for a model that `keeps_lengths`.
         """
@@ -113,16 +112,31 @@ class EvaluatedModel:
         return isinstance(self.encoders, FeatureEncoders)
 
     @torch.inference_mode()
+    def embed_regions(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images rows columns dim"]:
+        """Return the regions that sentences are located by: those of `embed_images`, or patches."""
+        if self.has_regions_apart and isinstance(self.encoders, Predictor):
+            return self.encoders.embed_regions(images)
+        return self.embed_images(images)
+
+    @property
+    def has_regions_apart(self) -> bool:
+        """Whether an image is scored by its one own vector, and located by its patches, if any."""
+        own = self.encoders
+        return isinstance(own, Predictor) and own.model.image.is_pooled
+
+    @torch.inference_mode()
     def embed_features(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images 1 1 features"]:
-        """Give the image encoder's pooled features, as the one region of each image."""
+        """Return the image encoder's pooled features, as the one region of each image."""
         assert isinstance(self.encoders, FeatureEncoders), "ask has_features first"
         features = self.encoders.embed_features(images)
         return _checked(features, len(images), 2, "embed_features")[:, None, None]
 
     def embedding_of(self, features: Literal["space", "encoder"]) -> "Embed":
-        """Give the function that makes what probes and heads read, as the one region of each image.
+        """Return the function that makes what probes and heads read, as one region of each image.
 
         Twenty thousand images with all their regions would not fit.
         """
@@ -132,7 +146,7 @@ class EvaluatedModel:
 
     @torch.inference_mode()
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
-        """Give the unit vectors of sentences, in their order; QueryError where one is blank."""
+        """Return the unit vectors of sentences, in their order; QueryError where one is blank."""
         if not texts or not all(text.strip() for text in texts):
             raise QueryError("a sentence is empty; give text with at least one word")
         return _unit(self.encoders.embed_sentences(texts), len(texts), 2, "embed_sentences")
@@ -173,7 +187,7 @@ class EvaluatedModel:
         return side_scores(self.score(regions, prompts), findings, self.missing_sides(findings))
 
     def missing_sides(self, findings: Sequence[Finding]) -> list[float]:
-        """Give what stands for the negative of findings without one: the level of the positive.
+        """Return what stands for the negative of findings without one: the level of the positive.
 
         0 where the model has no level, which changes neither AUC nor a chosen threshold.
         """
@@ -182,7 +196,7 @@ class EvaluatedModel:
         return [0.0] * len(findings)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
-        """Give the level of each finding's margin, as `Predictor.offsets_of`.
+        """Return the level of each finding's margin, as `Predictor.offsets_of`.
 
         Of a model that is not ours the scale of the scores is not known, and so no level.
         """
@@ -191,85 +205,13 @@ class EvaluatedModel:
         return [None] * len(findings)
 
 
-_BIOVIL_RESIZE_PX, _BIOVIL_CROP_PX = 512, 480  # the shorter side is resized, the centre is cropped
-_BIOVIL_SMOOTHING = 1.5  # deviation of the Gaussian that smooths the grid of scores, cells
-
-
-@dataclass(frozen=True)
-class Window:
-    """The part of an image that the model sees; pixels of the image, whole numbers."""
-
-    x: int
-    y: int
-    width: int
-    height: int
-
-
-def window_of(geometry: Geometry, height_px: int, width_px: int) -> Window:
-    """Give the part of an image that a geometry shows to the model.
-
-    `whole`: all of the image; `biovil`: a central square of 480/512 of the shorter side, a margin
-    that cannot be halved wider at the right and the bottom.
-
-    Source: Boecking et al. 2022, as hi-ml's inference engine rounds.
-    """
-    if geometry == "whole":
-        return Window(0, 0, width_px, height_px)
-    side = max(1, int(_BIOVIL_CROP_PX * min(height_px, width_px) / _BIOVIL_RESIZE_PX))
-    return Window((width_px - side) // 2, (height_px - side) // 2, side, side)
-
-
-def cut_window(
-    image: UInt8[np.ndarray, "size size"], window: Window, height_px: int, width_px: int
-) -> UInt8[np.ndarray, "size size"]:
-    """Cut a window of the original image out of the prepared one, stretched to the same square.
-
-    Height and width are the original image's, all of which the prepared one shows.
-    """
-    if window == Window(0, 0, width_px, height_px):
-        return image
-    # Bilinear interpolation is separable: a matrix of weights for rows, one for columns.
-    size = len(image)
-    down = _section(window.y / height_px, window.height / height_px, size)
-    across = _section(window.x / width_px, window.width / width_px, size)
-    pixels: np.ndarray = np.rint(down @ image.astype(np.float32) @ across.T).astype(np.uint8)
-    return pixels
-
-
 def heatmap(
-    grid: Float[np.ndarray, "rows columns"],
-    geometry: Geometry,
-    window: Window,
-    height_px: int,
-    width_px: int,
+    grid: Float[np.ndarray, "rows columns"], shown: Window, height_px: int, width_px: int
 ) -> Float[np.ndarray, "height width"]:
-    """Spread a window's grid of scores over the image; `biovil` smooths the grid first.
-
-    Pixels are NaN where the model saw nothing.
-
-    Source: Boecking et al. 2022, as hi-ml's inference engine does it.
-    """
-    if geometry == "biovil":
-        grid = ndimage.gaussian_filter(grid, sigma=_BIOVIL_SMOOTHING)
-    spread = np.full((height_px, width_px), np.nan, dtype=np.float32)
-    seen = upsample(grid, window.height, window.width)
-    spread[window.y : window.y + window.height, window.x : window.x + window.width] = seen
+    """Spread a grid of scores over the part of an image that it covers; NaN elsewhere."""
+    spread = upsample(grid, height_px, width_px, shown)
+    spread[outside(height_px, width_px, shown)] = np.nan
     return spread
-
-
-def scaled(window: Window, down: float, across: float, height_px: int, width_px: int) -> Window:
-    """Bring a window to another size of its image: heights times `down`, widths times `across`."""
-    x, y = (
-        min(round(start * factor), limit - 1)
-        for start, factor, limit in ((window.x, across, width_px), (window.y, down, height_px))
-    )
-    width = min(max(1, round(window.width * across)), width_px - x)
-    return Window(x, y, width, min(max(1, round(window.height * down)), height_px - y))
-
-
-def _section(start: float, length: float, size: int) -> np.ndarray:
-    # Weights of a section's pixels, both axes of `size`, the section given as shares.
-    return axis_weights((start + (np.arange(size) + 0.5) / size * length) * size - 0.5, size)
 
 
 @dataclass(frozen=True)
@@ -283,26 +225,29 @@ class EncodedImages:
     regions: Float[Tensor, "encoded rows columns dim"]
     """Unit vectors, but of a model that `keeps_lengths`, on the CPU; float16 where float32 would
     take more than 4 GiB."""
-    geometry: Geometry = "whole"
-    """Which part of each image the model sees, and how heatmaps are spread over it."""
+    size_px: int = 1
+    """Side of the prepared squares."""
+    fit: Fit | None = None
+    """How images were brought to them: which part of each the model sees."""
 
     def window(self, image: int) -> Window:
-        """Give the part of image number `image` that its grid covers, in its own pixels."""
-        return window_of(self.geometry, *self.sizes_px[image])
+        """Return the part of image number `image` that its grid covers, in its own pixels."""
+        return window(*self.sizes_px[image], self.size_px, self.fit)
 
     def ids_of(self, image: int) -> dict[str, str]:
-        """Give `image_id` and `subject_id` of image number `image`, for a row of results."""
+        """Return `image_id` and `subject_id` of image number `image`, for a row of results."""
         return {"image_id": self.image_ids[image], "subject_id": self.subject_ids[image]}
 
     def select(self, chosen: Sequence[int]) -> "EncodedImages":
-        """Give the images of these numbers, in that order."""
+        """Return the images of these numbers, in that order."""
         rows = torch.tensor(chosen, dtype=torch.long, device=self.regions.device)
         return EncodedImages(
             tuple(self.image_ids[image] for image in chosen),
             tuple(self.subject_ids[image] for image in chosen),
             tuple(self.sizes_px[image] for image in chosen),
             self.regions[rows],
-            self.geometry,
+            self.size_px,
+            self.fit,
         )
 
 
@@ -314,9 +259,9 @@ def encode(
     embed: Embed,
     rows: Sequence[Mapping[str, Any]],
     images: PreparedImages,
-    geometry: Geometry,
+    fit: Fit | None,
 ) -> EncodedImages:
-    """Show a model the prepared images of the manifest's rows, in a geometry.
+    """Show a model the prepared images of the manifest's rows, which were prepared by a fit.
 
     `embed` is one of its `embed_images` and `embed_features`.
     """
@@ -326,10 +271,7 @@ def encode(
     with Progress("images encoded", len(indices), "image") as progress:
         for start in range(0, len(indices), _BATCH):
             chosen = slice(start, start + _BATCH)
-            pixels = [
-                cut_window(images.pixels(index), window_of(geometry, *size), *size)
-                for index, size in zip(indices[chosen], sizes[chosen], strict=True)
-            ]
+            pixels = [images.pixels(index) for index in indices[chosen]]
             part = embed(np.stack(pixels))
             if not start:
                 held = _room_for(len(indices), part)
@@ -340,7 +282,8 @@ def encode(
         subject_ids=tuple(row["subject_id"] for row in rows),
         sizes_px=tuple(sizes),
         regions=held,
-        geometry=geometry,
+        size_px=images.size_px,
+        fit=fit,
     )
 
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
-from torch.nn import functional
 
 from medclip_dcl.core.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
-from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel, heatmap, scaled
+from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel, heatmap
 from medclip_dcl.evaluation.metrics import mean
 from medclip_dcl.evaluation.results import EvalResult, Rows
-from medclip_dcl.models.similarity import region_scores
+from medclip_dcl.inference.grounding import scaled
+from medclip_dcl.models.similarity import score_grids
 
 PAPER_THRESHOLDS: tuple[float, ...] = tuple(step * 0.05 for step in range(-20, 21))
 """-1 to 1 in 41 steps, each an integer times 0.05, so that no error accumulates."""
@@ -179,9 +179,7 @@ def evaluate_grounding(
     rows = []
     for unit, sentence in zip(units, sentences, strict=True):
         image = images.regions[unit.image : unit.image + 1].to(sentence.device).float()
-        if model.keeps_lengths:
-            image = functional.normalize(image, dim=-1)
-        grid = region_scores(image, sentence[None])[0, 0].cpu().numpy()
+        grid = score_grids(image, sentence[None], model.similarity)[0, 0]
         rows.append(
             {
                 **images.ids_of(unit.image),
@@ -257,8 +255,8 @@ def _on_image(
     shrink = min(1.0, longest_px / max(height, width))
     rows, columns = max(1, round(height * shrink)), max(1, round(width * shrink))
     scale = np.array([columns / width, rows / height, columns / width, rows / height])
-    window = scaled(images.window(unit.image), rows / height, columns / width, rows, columns)
-    scores = heatmap(grid, images.geometry, window, rows, columns)
+    shown = scaled(images.window(unit.image), rows / height, columns / width)
+    scores = heatmap(grid, shown, rows, columns)
     return scores, box_mask(unit.boxes * scale, rows, columns)
 
 

@@ -1,15 +1,14 @@
 """Heads on frozen features: fitted on training patients, chosen on validation, measured on test.
 
 A head is the probe's logistic regression with both classes at equal weight. Its penalty is that of
-the best AUC on the validation images, which also give the threshold and the calibration. What fewer
-labels would have given is measured with `linear_probe`, which sees no other label than those.
+the best AUC on the validation images, which also give the threshold and the calibration.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 
 from medclip_dcl.core.errors import ArtifactStale, MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
@@ -21,20 +20,14 @@ from medclip_dcl.evaluation.operating_point import (
     choose_thresholds,
     decision_figures,
 )
-from medclip_dcl.evaluation.probe import PENALTIES, Labelled, fit_logistic, linear_probe
+from medclip_dcl.evaluation.probe import PENALTIES, Labelled, fit_logistic
 from medclip_dcl.inference.heads import (
-    FewShot,
     Head,
     HeadCard,
     HeadFigure,
     head_margins,
 )
 from medclip_dcl.models.settings import HeadsConfig, ProbabilitiesConfig
-
-SHOTS = (1, 4, 16, 64)
-"""Images with the finding, and as many without it, of which few-shot figures are measured."""
-DRAWS = 5
-"""Draws of these images."""
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -71,7 +64,7 @@ class HeadRules:
     bootstrap: BootstrapOptions
 
     def plain(self) -> dict[str, str | float | int]:
-        """Give what decides a head as plain values, to be kept with it."""
+        """Return what decides a head as plain values, to be kept with it."""
         return {
             **self.heads.model_dump(mode="json", include={"features"}),
             **{f"probabilities.{k}": v for k, v in self.probabilities.model_dump().items()},
@@ -132,7 +125,6 @@ def make_head(name: str, splits: HeadSplits, rules: HeadRules, inputs: Mapping[s
         images_without=int((1 - train.labels).sum()),
         patients=len(set(train.subject_ids)),
         figures={each: HeadFigure(**asdict(figure)) for each, figure in figures.items()},
-        few_shot=tuple(few_shot(train, splits.test, rules.bootstrap.seed)),
         inputs=dict(inputs),
         settings=rules.plain(),
     )
@@ -164,41 +156,3 @@ def _fit(train: Labelled, validate: Labelled) -> tuple[Arrays, float]:
     ]
     chosen = float(PENALTIES[int(np.argmax(aucs))])
     return fitted[chosen], chosen
-
-
-def few_shot(train: Labelled, test: Labelled, seed: int) -> list[FewShot]:
-    """Measure the AUC on test images of heads that were fitted to a few images of each class.
-
-    Sizes of which there are not enough patients are left out.
-    """
-    positive = test.labels == 1
-    found = []
-    for shots in SHOTS:
-        draws = [
-            draw_shots(train, shots, np.random.default_rng([seed, shots, draw]))
-            for draw in range(DRAWS)
-        ]
-        if any(len(rows) < 2 * shots for rows in draws):
-            break
-        aucs = [
-            value_of(roc_auc(linear_probe(train.take(rows), test.features)[0], positive))
-            for rows in draws
-        ]
-        found.append(FewShot(positives=shots, auc=tuple(aucs)))
-    return found
-
-
-def draw_shots(
-    train: Labelled, shots: int, generator: np.random.Generator
-) -> Int64[np.ndarray, " chosen"]:
-    """Draw images of each class, each of another patient; fewer where there are not so many."""
-    taken: set[str] = set()
-    chosen: list[int] = []
-    for side in (1, 0):
-        count = 0
-        for row in generator.permutation(np.flatnonzero(train.labels == side)).tolist():
-            if count < shots and train.subject_ids[row] not in taken:
-                taken.add(train.subject_ids[row])
-                chosen.append(row)
-                count += 1
-    return np.array(sorted(chosen), dtype=np.int64)

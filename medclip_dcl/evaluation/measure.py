@@ -36,7 +36,7 @@ class SampleResults:
     patients: tuple[str, ...]
 
     def column(self, form: TableFormat, name: str) -> np.ndarray:
-        """Give a column of one of the tables: numbers as floats, NaN where null."""
+        """Return a column of one of the tables: numbers as floats, NaN where null."""
         column = self.tables[form].column(name)
         if pa.types.is_string(column.type):
             return np.array(column.to_pylist(), dtype=object)

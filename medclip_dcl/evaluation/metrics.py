@@ -26,7 +26,7 @@ _BINS = 10  # of probabilities, of equal width, closed on the left
 
 
 def value_of(samples: Samples) -> float | None:
-    """Give a metric of the data themselves; None where it is undefined."""
+    """Return a metric of the data themselves; None where it is undefined."""
     return None if np.isnan(samples[0]) else float(samples[0])
 
 

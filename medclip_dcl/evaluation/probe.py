@@ -151,7 +151,7 @@ def draw_labelled(
 
 
 def image_features(images: EncodedImages) -> Float[np.ndarray, "images dim"]:
-    """Give one vector of each image, the mean of its regions.
+    """Return one vector of each image, the mean of its regions.
 
     Of unit region vectors it has a length of 1 at most; features have one region.
     """

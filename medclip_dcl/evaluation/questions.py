@@ -15,8 +15,8 @@ from medclip_dcl.core.plugins import METRICS
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.data.ground_truth import read_truth, truth_files
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.data.records import read_truth, truth_files
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.calibration import evaluate_probabilities
@@ -27,7 +27,6 @@ from medclip_dcl.evaluation.classification import (
     balance,
     evaluate_classes,
     evaluate_findings,
-    evaluate_subgroups,
     exact_truth,
     labelled_truth,
 )
@@ -58,9 +57,10 @@ from medclip_dcl.text.sentences import SENTENCES, normalise_text, text_key
 _SEED = 0
 
 _NO_IMAGES, _NO_BOXES = "the split has no image", "the source has no boxes on these images"
+_NO_REGIONS = "the model has no vectors of parts of an image"
 _IMAGE_QUESTIONS = (
     *("zero_shot", "decisions", "classes", "probe", "probe_decisions"),
-    *("probabilities", "subgroups"),
+    "probabilities",
 )
 _BOX_QUESTIONS = ("grounding", "boxes", "gallery")
 
@@ -80,9 +80,10 @@ def refuse_contaminated(
     Raises:
         ArtifactStale: there are some, or the model does not say (None), and that is not `allowed`.
     """
-    trained = model_package.read_model_package(model).subject_hashes
+    package = model_package.read_model_package(model)
+    trained = package.subject_hashes
     if trained is None:
-        if not allowed:
+        if not allowed and "source" not in package.card:  # an adopted one says it nowhere
             raise ArtifactStale(
                 "the model is a copy that does not say whom it was trained on; set "
                 "evaluate.allow_contaminated where none of these patients can be among them"
@@ -182,7 +183,7 @@ class Evaluation:
         """
         self._given = tuple(findings)
         self._config, self._model = config, model
-        self._geometry = model.geometry
+        self._fit = config.images.fit
         _refuse_missing_features(config, model)
         self._source, self._images, self._sentences = source, images, sentences
         self._files = _question_files(config)
@@ -204,18 +205,18 @@ class Evaluation:
         findings = self._given or read_prompts(self._files["prompts"])
         truth, origin = truth_of(self._config, self._source, rows, findings)
         if rows:
-            margins = self._ask_findings(encoded, rows, findings, truth)
+            margins = self._ask_findings(encoded, findings, truth)
             held_out = self._threshold_rows(rows, findings)
             self._ask_decisions(held_out, encoded, findings, margins, truth)
             self._ask_probabilities(encoded, findings, margins, truth)
             self._ask_probe(rows, held_out, findings, truth)
-        self._ask_boxes(encoded)
+        self._ask_boxes(encoded, rows)
         self._ask_reports(encoded, rows)
         own = {name: f"{name.replace('_', ' ')}, mean of findings" for name in METRICS}
         return {
             "model": self._model.digest,
             "split": self._config.evaluate.split,
-            "geometry": self._geometry,
+            "geometry": "whole" if self._fit is None else self._fit.how,
             "images": len(rows),
             "patients": len(set(encoded.subject_ids)),
             "truth": origin,
@@ -226,14 +227,14 @@ class Evaluation:
 
     def _encode(self, rows: Rows) -> EncodedImages:
         embed = self._model.embed_images
-        return encode(embed, rows, self._images, self._geometry)
+        return encode(embed, rows, self._images, self._fit)
 
     def _encode_features(self, rows: Rows) -> EncodedImages:
         embed = self._model.embedding_of("encoder")
-        return encode(embed, rows, self._images, self._geometry)
+        return encode(embed, rows, self._images, self._fit)
 
     def _ask_findings(
-        self, encoded: EncodedImages, rows: Rows, findings: Sequence[Finding], truth: Truth
+        self, encoded: EncodedImages, findings: Sequence[Finding], truth: Truth
     ) -> Matrix:
         settings, outcomes, bootstrap = self._config.evaluate, self._outcomes, self._bootstrap
         drawn = balance(truth, settings.images_per_finding, bootstrap.generator())
@@ -247,14 +248,9 @@ class Evaluation:
         self.warnings = check_pairs(outcomes["zero_shot"].groups)
         margins = np.array([row["margin"] for row in scores], dtype=np.float64)
         margins = margins.reshape(len(findings), -1)
-        offsets = self._model.offsets_of(findings)
         self.tables[results.SCORES] = scores
         outcomes["classes"], self.tables[results.CLASSES] = evaluate_classes(
             self._model, encoded, findings, truth, bootstrap
-        )
-        traits = {"view": [row["view"] for row in rows]}
-        outcomes["subgroups"] = evaluate_subgroups(
-            margins, drawn, encoded.subject_ids, traits, bootstrap, offsets=offsets
         )
         return margins
 
@@ -346,14 +342,20 @@ class Evaluation:
             )
         )
 
-    def _ask_boxes(self, encoded: EncodedImages) -> None:
+    def _ask_boxes(self, encoded: EncodedImages, asked: Rows) -> None:
         outcomes, tables, bootstrap = self._outcomes, self.tables, self._bootstrap
         outcomes |= dict.fromkeys(_BOX_QUESTIONS, EvalResult(_NO_BOXES))
         gallery = self._gallery
         tables[results.GALLERY] = [{"finding": name, "sentence": text} for name, text in gallery]
         if manifest.BOXES.file not in self._source.files:
             return
+        own = self._model.encoders
+        if isinstance(own, Predictor) and not own.has_regions:
+            outcomes |= dict.fromkeys(_BOX_QUESTIONS, EvalResult(_NO_REGIONS))
+            return
         boxes = read_table(self._source.path, manifest.BOXES).to_pylist()
+        if self._model.has_regions_apart:
+            encoded = encode(self._model.embed_regions, asked, self._images, self._fit)
         units = boxed_sentences(boxes, encoded, [text_key(row["phrase"]) for row in boxes])
         if not units:
             return

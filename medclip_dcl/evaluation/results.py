@@ -257,7 +257,7 @@ DECISION_FIGURES = {
 
 
 def headline_values(tree: Mapping[str, Any]) -> dict[str, float | None]:
-    """Give the headlines of the tree as plain numbers; what was not asked is left out."""
+    """Return the headlines of the tree as plain numbers; what was not asked is left out."""
     found = {item.name: item.figure_of(tree) for item in headlines_of(tree)}
     return {name: figure["value"] for name, figure in found.items() if figure is not None}
 

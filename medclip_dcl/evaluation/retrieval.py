@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Samples, Weights, estimate
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
@@ -166,8 +165,6 @@ def evaluate_boxes(
     # Of the boxed images alone: the split may have a hundred times as many.
     boxed, image_of_box = np.unique(owner, return_inverse=True)
     regions = images.regions[torch.from_numpy(boxed)].float()
-    if model.keeps_lengths:
-        regions = functional.normalize(regions, dim=-1)
     vectors = box_vectors(regions, torch.tensor(shares), torch.from_numpy(image_of_box))
     keys = np.array([row["phrase_key"] for row in rows])
     distinct, index = np.unique(keys, return_inverse=True)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 from pydantic import Field, model_validator
 
 from medclip_dcl.core.settings import NO_EFFECT, Section
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.source_settings import SourceConfig
 
 
@@ -12,15 +13,12 @@ class AdapterConfig(Section):
     """A model that was not trained here, evaluated in the same way (`evaluate`)."""
 
     model: str = ""
-    """`module:callable` that builds it, whose code runs as it is: name what you trust;
-    `transformers` for a folder of CLIP, SigLIP or BiomedCLIP; `biovil` for one of BioViL, which
-    sees a central crop, its heatmaps smoothed; empty: the config's own model."""
+    """`module:callable` that builds it, whose code runs as it is: name what you trust; empty: the
+    config's own model. Of a public checkpoint `medclip adopt` makes a package, which
+    `evaluate.model` names. What is built is scored by the mean region's direction, or as its
+    attribute `similarity` says, a `model.similarity.kind`."""
     weights: str = ""
-    """File or folder that is read, and that names the model in the results; with `transformers`
-    also OWNER/NAME@REVISION of a hub."""
-    similarity: Literal["lse", "nl", "lse_nl", "mean", "global"] = "global"
-    """How its regions and a sentence become one score, as `model.similarity.kind`; `global` with
-    `transformers` and `biovil`: the model's own vector of the image."""
+    """File or folder that is handed to it, and that names the model in the results."""
 
 
 class EvaluateConfig(Section):
@@ -79,6 +77,10 @@ class EvaluationConfig(Protocol):
     @property
     def source(self) -> SourceConfig:
         """Source of studies: where the truth of generated ones lies, and which images are used."""
+
+    @property
+    def images(self) -> ImagesConfig:
+        """How images were prepared."""
 
     @property
     def evaluate(self) -> EvaluateConfig:

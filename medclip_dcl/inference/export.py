@@ -49,6 +49,7 @@ from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.core.files import write_bytes, write_text
 from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.model_package import TEXT
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.models.dual_encoder import DualEncoder
@@ -308,6 +309,7 @@ def _image_difference(predictor: Predictor) -> tuple[float, float]:
 _SCORES = {
     "mean": "scores = h.mean(dim=1)",
     "global": "scores = normalize(regions.mean(dim=1), dim=-1) @ texts.T",
+    "biovil": "scores = normalize(regions.mean(dim=1), dim=-1) @ texts.T",
     "lse": "scores = {tau} * ((h / {tau}).logsumexp(dim=1) - math.log(h.shape[1]))",
     "nl": """\
 best = regions[torch.arange(len(regions))[:, None], h.argmax(dim=1)]  # images, texts, dim
@@ -331,6 +333,36 @@ if (stored := Image.open(file)).mode not in {"L", "I;16"}:  # luma; transparency
     black = Image.new("RGBA", stored.size, "black")
     image = Image.alpha_composite(black, stored.convert("RGBA")).convert("L")
     image = ImageOps.autocontrast(image)"""
+
+_SQUARES = {
+    "": 'image = image.resize((facts["input_px"], facts["input_px"]), Image.Resampling.BILINEAR)',
+    "stretch": "image = image.resize(({size}, {size}), Image.Resampling.{filter})",
+    "crop": """\
+shorter = min(image.size)
+image = image.resize([{side} * edge // shorter for edge in image.size], Image.Resampling.{filter})
+left, top = ({margin} for edge in image.size)
+image = image.crop((left, top, left + {size}, top + {size}))""",
+    "pad": """\
+ratio = {size} / max(image.size)
+resized = image.resize([int(edge * ratio) for edge in image.size], Image.Resampling.{filter})
+image = Image.new("L", ({size}, {size}))
+image.paste(resized, [({size} - edge) // 2 for edge in resized.size])
+image = image.resize((facts["input_px"], facts["input_px"]), Image.Resampling.BICUBIC)""",
+}
+_FITTED = """\
+Images become inputs as the checkpoint's maker makes them{but}. A DICOM file needs its look-up
+tables, MONOCHROME1 turned round and padding left out: write `medclip_dcl.open_image(file).pixels`
+into a PNG file of 8 bits."""
+
+
+def _square_code(images: ImagesConfig) -> str:
+    fit, size = images.fit, images.size_px
+    if fit is None:
+        return _SQUARES[""]
+    margin = f"round((edge - {size}) / 2)" if fit.half_even else f"(edge - {size}) // 2"
+    names = {"size": size, "filter": fit.filter.upper(), "side": fit.resized_px or size}
+    return _SQUARES[fit.how].format(**names, margin=margin)
+
 
 _TRANSFORMERS = """\
 import math
@@ -377,7 +409,7 @@ image_tower, text_tower, similarity = (
 tokenizer = AutoTokenizer.from_pretrained(f"{{folder}}/text")
 
 {image}
-image = image.resize((facts["input_px"], facts["input_px"]), Image.Resampling.BILINEAR)
+{square}
 pixels = (np.asarray(image, dtype=np.float32) / 255 - facts["mean"]) / facts["spread"]
 (regions,) = image_tower.run(None, {{"pixels": pixels[None, None].astype(np.float32)}})
 tokens = tokenizer(
@@ -387,6 +419,17 @@ words = {{name: tokens[name] for name in ("input_ids", "attention_mask")}}
 (texts,) = text_tower.run(None, words)
 (scores,) = similarity.run(None, {{"regions": regions, "sentences": texts}})
 logits = facts["logit_scale"] * scores.T  # images, texts"""
+
+_PREPARED = """\
+This is nearly how images were prepared for training, not quite:
+
+- The package stretches the image to {size} x {size} pixels of 8 bits first, and that to
+  {px} x {px} in float32; here it is one step of 8 bits.
+- On a smooth image the input differs by up to {levels:.1f} of 255 grey levels, and a region's unit
+  vector by up to {vector:.4f}.
+- A DICOM file needs its look-up tables, MONOCHROME1 turned round and padding left out. The package
+  reads it with `voi: {voi}`; no image processor does. Write `medclip_dcl.open_image(file).pixels`
+  into a 16-bit PNG file.{equalize}"""
 
 _PAGE = """\
 # Model {digest:.12} for {to}
@@ -403,15 +446,7 @@ of scores, its offsets of prompts and its range of images are not part of an exp
 
 ## The image
 
-This is nearly how images were prepared for training, not quite:
-
-- The package stretches the image to {size} x {size} pixels of 8 bits first, and that to
-  {px} x {px} in float32; here it is one step of 8 bits.
-- On a smooth image the input differs by up to {levels:.1f} of 255 grey levels, and a region's unit
-  vector by up to {vector:.4f}.
-- A DICOM file needs its look-up tables, MONOCHROME1 turned round and padding left out. The package
-  reads it with `voi: {voi}`; no image processor does. Write `medclip_dcl.open_image(file).pixels`
-  into a 16-bit PNG file.{equalize}
+{prepared}
 
 The vocabulary in `text/` may have been learned from the training reports. It then consists of
 pieces of them: look through it before it leaves your institution.
@@ -423,23 +458,33 @@ def _readme(predictor: Predictor, to: Format, differences: Mapping[str, float]) 
     similarity = settings.similarity
     image = predictor.model.image
     template = _TRANSFORMERS if to == "transformers" else _ONNX
+    is_spread = images.fit is None or images.fit.scaled
     code = template.format(
-        image=_IMAGE,
+        image=_IMAGE if is_spread else 'image = Image.open(file).convert("L")',
+        square=_square_code(images),
         tower=type(image.backbone).__name__,
         features="feature_maps[-1]" if image.kind == "backbone" else "last_hidden_state",
         max_tokens=settings.text.max_tokens,
         score=_SCORES[similarity.kind].format(**similarity.model_dump()),
     )
-    levels, vector = _image_difference(predictor)
+    if images.fit is None:
+        levels, vector = _image_difference(predictor)
+        equalized = "\n- Its histogram is equalised before that." if images.equalize else ""
+        prepared = _PREPARED.format(
+            size=images.size_px,
+            px=settings.image.input_px,
+            levels=levels,
+            vector=vector,
+            voi=images.voi,
+            equalize=equalized,
+        )
+    else:
+        is_padded = images.fit.how == "pad"
+        prepared = _FITTED.format(but=", but for the last step of 8 bits" if is_padded else "")
     return _PAGE.format(
         digest=predictor.digest,
         to={"transformers": "transformers", "onnx": "ONNX Runtime"}[to],
         differences=", ".join(f"{value:.1g} ({part})" for part, value in differences.items()),
         code=code,
-        size=images.size_px,
-        px=settings.image.input_px,
-        levels=levels,
-        vector=vector,
-        voi=images.voi,
-        equalize="\n- Its histogram is equalised before that." if images.equalize else "",
+        prepared=prepared,
     )

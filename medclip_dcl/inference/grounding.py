@@ -1,19 +1,20 @@
 """Grounding: where on the image a sentence is answered, and the picture of it.
 
-The whole image is stretched onto the model's input, so cell (row i, column j) of an R x C grid
-covers the rectangle [j W/C, (j+1) W/C) x [i H/R, (i+1) H/R) of an H x W image. Pixel (y, x)
-covers [x, x + 1) x [y, y + 1), as boxes are measured.
+The model's input shows a window of the image, all of it but for public checkpoints that crop or
+pad. Cell (row i, column j) of an R x C grid covers the rectangle
+[x + j W/C, x + (j+1) W/C) x [y + i H/R, y + (i+1) H/R) of a window at (x, y), H high and W wide.
+Pixel (y, x) covers [x, x + 1) x [y, y + 1), as boxes are measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 
-from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.grayscale import GreyImage, Window
 
 LONGEST_PX = 1024
 """Longest side of a picture that is drawn here."""
@@ -75,11 +76,14 @@ class PhraseGrids:
     """Region-sentence cosines."""
     percentiles: tuple[float | None, ...]
     """`Grounding.percentile` of each phrase."""
+    window: Callable[[int, int], Window] | None = None
+    """Height and width of an image -> the part of it that the grids cover; None: all."""
 
     def locate(self, height_px: int, width_px: int, threshold: float | None) -> list[Grounding]:
         """Turn every grid into a grounding on the image: `locate`."""
+        shown = None if self.window is None else self.window(height_px, width_px)
         return [
-            replace(locate(grid, height_px, width_px, threshold), percentile=share)
+            replace(locate(grid, height_px, width_px, threshold, shown), percentile=share)
             for grid, share in zip(self.grids, self.percentiles, strict=True)
         ]
 
@@ -89,6 +93,7 @@ def locate(
     height_px: int,
     width_px: int,
     threshold: float | None,
+    shown: Window | None = None,
 ) -> Grounding:
     """Turn a grid of scores into a peak and a box on the image.
 
@@ -98,22 +103,25 @@ def locate(
         width_px: width of the image.
         threshold: score from which the box is traced; None: half way between the
             grid's mean and its peak.
+        shown: part of the image that the grid covers; None: all.
 
     Returns:
         The grounding. The peak is a cell's centre: bilinear scores never exceed those
         at the centres.
     """
     rows, columns = grid.shape
-    affine = grid_affine(rows, columns, height_px, width_px)
+    shown = shown or Window(0, 0, width_px, height_px)
+    affine = grid_affine(rows, columns, shown)
     row, column = np.unravel_index(int(grid.argmax()), grid.shape)
     best = float(grid[row, column])
     peak = Peak(affine[0] * column + affine[2], affine[4] * row + affine[5], best)
     level = (float(grid.mean()) + best) / 2 if threshold is None else threshold
     box = _box_around(grid, int(row), int(column), level) if best >= level else None
-    if box is not None:
-        box = Box(
-            box.x * affine[0], box.y * affine[4], box.width * affine[0], box.height * affine[4]
-        )
+    if box is not None:  # what lies in a pad is cut off
+        x0, y0 = (max(0.0, at) for at in (shown.x + box.x * affine[0], shown.y + box.y * affine[4]))
+        x1 = min(float(width_px), shown.x + (box.x + box.width) * affine[0])
+        y1 = min(float(height_px), shown.y + (box.y + box.height) * affine[4])
+        box = Box(x0, y0, x1 - x0, y1 - y0) if x1 > x0 and y1 > y0 else None
     return Grounding(grid, affine, peak, level, box)
 
 
@@ -135,19 +143,26 @@ def _box_around(grid: np.ndarray, row: int, column: int, level: float) -> Box:
 
 
 def grid_affine(
-    rows: int, columns: int, height_px: int, width_px: int
+    rows: int, columns: int, shown: Window
 ) -> tuple[float, float, float, float, float, float]:
     """Map cells of a grid to the centres of their rectangles, as `Grounding.affine` explains."""
-    cell_width, cell_height = width_px / columns, height_px / rows
-    return (cell_width, 0.0, cell_width / 2, 0.0, cell_height, cell_height / 2)
+    across, down = shown.width / columns, shown.height / rows
+    return (across, 0.0, shown.x + across / 2, 0.0, down, shown.y + down / 2)
 
 
 def upsample(
-    grid: Float[np.ndarray, "rows columns"], height_px: int, width_px: int
+    grid: Float[np.ndarray, "rows columns"],
+    height_px: int,
+    width_px: int,
+    shown: Window | None = None,
 ) -> Float[np.ndarray, "height width"]:
-    """Spread a grid over an image, bilinear between the centres of cells, corners not aligned."""
-    down = _spread(grid.shape[0], height_px)
-    across = _spread(grid.shape[1], width_px)
+    """Spread a grid over an image, bilinear between the centres of cells, corners not aligned.
+
+    `shown` is the part of the image that the grid covers; beyond it the values of its rim go on.
+    """
+    shown = shown or Window(0, 0, width_px, height_px)
+    down = _spread(grid.shape[0], height_px, shown.y, shown.height)
+    across = _spread(grid.shape[1], width_px, shown.x, shown.width)
     heatmap: np.ndarray = down @ grid.astype(np.float32) @ across.T
     return heatmap
 
@@ -164,16 +179,32 @@ def axis_weights(
     return weights
 
 
-def _spread(cells: int, pixels: int) -> np.ndarray:
-    return axis_weights((np.arange(pixels) + 0.5) * (cells / pixels) - 0.5, cells)
+def outside(height_px: int, width_px: int, shown: Window) -> Bool[np.ndarray, "height width"]:
+    """Mark the pixels whose centres lie outside the part of an image that the model saw."""
+    rows, columns = np.ogrid[0.5:height_px, 0.5:width_px]
+    seen_rows = (rows > shown.y) & (rows < shown.y + shown.height)
+    away: np.ndarray = ~(seen_rows & (columns > shown.x) & (columns < shown.x + shown.width))
+    return away
+
+
+def scaled(shown: Window, down: float, across: float) -> Window:
+    """Bring a window to another size of its image: heights times `down`, widths times `across`."""
+    return Window(shown.x * across, shown.y * down, shown.width * across, shown.height * down)
+
+
+def _spread(cells: int, pixels: int, start: float, length: float) -> np.ndarray:
+    return axis_weights((np.arange(pixels) + 0.5 - start) * (cells / length) - 0.5, cells)
 
 
 def draw_heat(
-    image: GreyImage, grids: Sequence[Float[np.ndarray, "rows columns"]]
+    image: GreyImage,
+    grids: Sequence[Float[np.ndarray, "rows columns"]],
+    affine: Sequence[float] = (),
 ) -> UInt8[np.ndarray, "height width 3"]:
     """Draw grids of scores onto an image, its longer side at most `LONGEST_PX`.
 
     Of several grids the strongest share counts at each pixel; without any the image is grey.
+    `affine` is that of `Grounding`, the same for all of them; empty: they cover the whole image.
     """
     height, width = image.pixels.shape
     scale = min(1.0, LONGEST_PX / max(height, width))
@@ -181,10 +212,17 @@ def draw_heat(
     grey8 = Image.fromarray((image.pixels >> 8).astype(np.uint8))
     grey = np.asarray(grey8.resize((size[1], size[0]), Image.Resampling.BILINEAR))
     share = np.zeros(size, dtype=np.float32)
+    shown = Window(0, 0, width, height)
+    if affine and grids:
+        (rows, columns), (across, _, x, _, down, y) = grids[0].shape, affine
+        shown = Window(x - across / 2, y - down / 2, across * columns, down * rows)
+    part = scaled(shown, size[0] / height, size[1] / width)
+    unseen = outside(*size, part)
     for grid in grids:
-        heat = upsample(grid, *size)
-        # scores above the image's mean, as shares of the highest; none where all are alike
-        above = np.clip(heat - heat.mean(), 0, None)
+        heat = upsample(grid, *size, part)
+        # scores above the mean of what was seen, as shares of the highest; none where all are alike
+        above = np.clip(heat - heat[~unseen].mean(), 0, None)
+        above[unseen] = 0
         share = np.maximum(share, np.asarray(above / max(float(above.max()), _EVEN), np.float32))
     opacity = (_OPACITY * share)[..., None]
     mixed = (1 - opacity) * grey[..., None] + opacity * _coloured(share)

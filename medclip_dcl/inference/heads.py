@@ -49,15 +49,6 @@ class HeadFigure(Section):
     """Why there is no value."""
 
 
-class FewShot(Section):
-    """The same kind of head, fitted to a few images."""
-
-    positives: int
-    """Images with the finding, and as many without it, each of another patient."""
-    auc: tuple[float | None, ...]
-    """On the test images, of each draw."""
-
-
 class HeadCard(Section):
     """Card of a head: an entry of `heads.json`."""
 
@@ -81,8 +72,6 @@ class HeadCard(Section):
     """Patients of these images."""
     figures: dict[str, HeadFigure]
     """On the test images, at the threshold."""
-    few_shot: tuple[FewShot, ...]
-    """What fewer labels would have given."""
     inputs: dict[str, str]
     """Digests of what it was made from, by name."""
     settings: dict[str, str | float | int]

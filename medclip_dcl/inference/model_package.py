@@ -369,7 +369,7 @@ def write_model_package(
     weights: Mapping[str, Tensor],
     config: Section,
     card: Mapping[str, Any],
-    subject_ids: Iterable[str],
+    subject_ids: Iterable[str] | None,
     write_text_files: Callable[[Path], None],
 ) -> None:
     """Write the files of a model package.
@@ -380,7 +380,7 @@ def write_model_package(
         config: the configuration; its `work` is not a property of the model, and may name
             people: it is left out.
         card: facts about the model, JSON-serialisable.
-        subject_ids: patients whose studies were trained on.
+        subject_ids: patients whose studies were trained on; None: nobody here knows.
         write_text_files: fills a folder with `TEXT_FILES`.
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
@@ -388,7 +388,8 @@ def write_model_package(
     tree = config.model_dump(mode="json", exclude={"plugins"})  # a model names no code
     _write_json(folder / CONFIG, {**tree, "work": "."})
     _write_json(folder / CARD, card)
-    _write_json(folder / SUBJECTS, sorted(map(subject_hash, subject_ids)))
+    hashes = None if subject_ids is None else sorted(map(subject_hash, subject_ids))
+    _write_json(folder / SUBJECTS, hashes)
     (folder / TEXT).mkdir(exist_ok=True)
     write_text_files(folder / TEXT)
 

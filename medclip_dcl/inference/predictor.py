@@ -3,9 +3,11 @@
 The same code serves evaluation and the service.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from medclip_dcl.core.artifact import HEADER
-from medclip_dcl.core.errors import CheckpointError, QueryError
-from medclip_dcl.data.grayscale import GreyImage, square
+from medclip_dcl.core.errors import CheckpointError, ConfigError, ImageError, QueryError
+from medclip_dcl.data.grayscale import SquareImage, Window, window
 from medclip_dcl.inference.encoders import load_encoders, warn_of_cut_texts
 from medclip_dcl.inference.grounding import Grounding, PhraseGrids, locate
 from medclip_dcl.inference.heads import Head, HeadScore, read_heads
@@ -55,10 +57,17 @@ from medclip_dcl.models.settings import (
     Precision,
     settle_inference,
 )
-from medclip_dcl.models.similarity import region_scores
+from medclip_dcl.models.similarity import global_vectors, score_grids
 from medclip_dcl.models.text_encoder import list_texts
 
+if TYPE_CHECKING:  # of answers in Python alone
+    from medclip_dcl.schemas import Answers, ClassifyAnswer, GroundAnswer
+
+LOGGER = logging.getLogger("medclip.inference")
+
 _TEXTS_PER_PASS = 128
+_IMAGES_PER_PASS = 16
+_PICTURES = 32  # answers of a list that keep a picture, to be shown
 
 
 class Predictor:
@@ -73,6 +82,8 @@ class Predictor:
         calibration: how its scores become probabilities; None: nobody has fitted that.
         offsets: levels of its own prompts; None: it was published without.
         heads: classifiers that `fit_head` put into it.
+        card: facts about it: what it was made from, is for, and is not for.
+        folder: where its package lies; None: it was made in memory.
         engine: who runs the encoders.
     """
 
@@ -89,6 +100,8 @@ class Predictor:
         offsets: PromptOffsets | None = None,
         bank: Float[Tensor, "images rows columns dim"] | None = None,
         heads: tuple[Head, ...] = (),
+        card: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.model, self.engine = model, engine
         self.device = device = model.gamma.device
@@ -97,9 +110,30 @@ class Predictor:
         self.calibration = calibration
         self.offsets = offsets
         self.heads = heads
+        self.card, self.folder = card or {}, folder
         self._bank = None if bank is None else bank.to(device).float()
         self._tokenizer = tokenizer
         self._is_warned = False
+
+    def __repr__(self) -> str:
+        image, similarity = self.config.model.image, self.config.model.similarity
+        text = self.model.text.backbone.config
+        training, data = self.card.get("training", {}), self.card.get("data", {})
+        objective = self.card.get("objective", {}).get("kind", "an unknown objective")
+        curves = [one.curve for one in self.calibration.findings] if self.calibration else []
+        fitted = f"{sum(curve is not None for curve in curves)} calibrated"
+        facts = {
+            "images": f"{image.kind}, {self.config.images.size_px} px, read at {image.input_px} px",
+            "text": f"{text.model_type}, {text.num_hidden_layers} layers of {text.hidden_size}",
+            "space": f"{similarity.dim} numbers, similarity {similarity.kind}",
+            "trained": f"{training.get('steps', '?')} steps of {objective} on "
+            f"{data.get('studies', '?')} studies of {data.get('patients', '?')} patients",
+            "findings": ", ".join(item.name for item in self.findings) + f" ({fitted})",
+            "heads": ", ".join(head.card.name for head in self.heads) or "none",
+            "runs": f"{self.engine.name} {self.engine.precision} on {self.device}",
+        }
+        lines = [f"  {name:9} {words}" for name, words in facts.items()]
+        return "\n".join([f"model {self.digest[:12]}", *lines])
 
     @torch.inference_mode()
     def embed_images(
@@ -110,34 +144,73 @@ class Predictor:
         Returns:
             Unit region vectors, on the model's device.
         """
-        inputs = to_input(images, self.config.model.image.input_px).to(self.device)
-        return self.engine.encode_images(inputs)
+        return self.engine.encode_images(self.inputs(images))
+
+    def inputs(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images 1 input input"]:
+        """Turn prepared images into the encoder's input: `to_input`, on the model's device."""
+        config = self.config
+        return to_input(images, config.model.image.input_px, config.images.fit).to(self.device)
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether phrases can be located: parts of an image have vectors in the common space."""
+        return self.model.has_regions
+
+    @torch.inference_mode()
+    def embed_regions(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images rows columns dim"]:
+        """Encode the regions of prepared images, by which phrases are located.
+
+        Those of `embed_images`, but of a model that scores an image by its one own vector its
+        patches, by PyTorch whatever the engine.
+
+        Raises:
+            QueryError: the model has no vectors of parts of an image.
+        """
+        self.require_regions()
+        if not self.model.image.is_pooled:
+            return self.embed_images(images)
+        return self.model.encode_patches(self.inputs(images))
+
+    def require_regions(self) -> None:
+        """Raise a QueryError where no part of an image has a vector."""
+        if not self.has_regions:
+            raise QueryError(
+                "this model has one vector of a whole image and none of its parts, such as "
+                "SigLIP, whose pooling head stands between them: no phrase can be located; ask "
+                "classify, or give a model with regions"
+            )
+
+    def window(self, height_px: int, width_px: int) -> Window:
+        """Return the part of an image of this size that the model sees, in its pixels."""
+        images = self.config.images
+        return window(height_px, width_px, images.size_px, images.fit)
 
     @torch.inference_mode()
     def embed_features(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images features"]:
-        """Give the image encoder's features of prepared images, averaged over the regions.
+        """Return the image encoder's features of prepared images, averaged over the regions.
 
         Those before the map into the shared space, by PyTorch whatever the engine.
         """
-        inputs = to_input(images, self.config.model.image.input_px).to(self.device)
-        features: Tensor = self.model.image(inputs).float().mean(dim=(2, 3))
+        features: Tensor = self.model.image(self.inputs(images)).float().mean(dim=(2, 3))
         return features
 
     @torch.inference_mode()
-    def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
+    def embed_sentences(self, texts: str | Iterable[str]) -> Float[Tensor, "texts dim"]:
         """Encode sentences, a string being one; the log counts those that are truncated, once.
 
         Returns:
             Unit vectors in the order of the texts, on the model's device.
 
         Raises:
-            QueryError: there is no text, or one is blank or not a string.
+            QueryError: there is no text, or one is blank or not text.
         """
-        plain = [" ".join(text.split()) for text in list_texts(texts)]
-        if not plain or not all(plain):
-            raise QueryError("a sentence is empty; give text with at least one word")
+        plain = texts_of(texts)
         distinct = sorted(dict.fromkeys(plain), key=len)  # alike in length: little padding
         vectors = [
             self._encode(distinct[start : start + _TEXTS_PER_PASS])
@@ -154,20 +227,15 @@ class Predictor:
         """
         return self._known is not None and is_out_of_range(image, self._known)
 
-    def square(self, image: GreyImage) -> UInt8[np.ndarray, "size size"]:
-        """Prepare a decoded image, by the same code as `prepare_images`.
+    def square(self, image: Any) -> UInt8[np.ndarray, "size size"]:
+        """Prepare an image, by the same code as `prepare_images`; what it may be: `classify`."""
+        pixels: np.ndarray = self._prepare(image).pixels
+        return pixels
 
-        Raises:
-            QueryError: it is something else than `open_image` gives.
-        """
-        if not isinstance(image, GreyImage):
-            raise QueryError(
-                "the image is not a decoded one; give what open_image(path or bytes) returns, "
-                "which knows what the greys mean"
-            )
-        images = self.config.images
-        prepared: np.ndarray = square(image, images.size_px, images.equalize)
-        return prepared
+    def _prepare(self, image: Any) -> SquareImage:
+        from medclip_dcl.data.images import open_any  # whose workers the service starts by itself
+
+        return open_any(image, self.config.images)
 
     @torch.inference_mode()
     def margins(
@@ -183,7 +251,7 @@ class Predictor:
         return margins(self.model.score(regions, prompts), findings, levels)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
-        """Give the level of each finding's margin, above which it is decided to be present.
+        """Return the level of each finding's margin, above which it is decided to be present.
 
         Prompts of the model's own have it from publishing, others from its bank; None where it
         has neither. It is 0 where there is no negative prompt: the level is in the margin then.
@@ -198,11 +266,88 @@ class Predictor:
         levels = self._levels(findings, self._prompts(findings))
         return [None if level is None else level[1] for level in levels]
 
+    def encode(self, images: Any) -> Float[np.ndarray, "*images dim"]:
+        """Encode images as unit vectors, as the service's `/embed`: one, (dim,), or several.
+
+        Args:
+            images: as in `classify`.
+
+        Returns:
+            float32, (dim,) of one image and (images, dim) of several. An image that is unlike those
+            of training is counted in the log.
+
+        Raises:
+            ImageError: an image is refused; a message names its number among several.
+            QueryError: as in `classify`.
+        """
+        from medclip_dcl.schemas import OUT_OF_RANGE_NOTE
+
+        parts, beyond, total, alone = [], 0, 0, True
+        for batch, alone in self._batches(images):
+            good = []
+            for number, image in enumerate(batch, start=total):
+                if isinstance(image, ImageError):
+                    which = "" if alone else f"image {number}, counted from 0: "
+                    raise ImageError(image.code, f"{which}{image.message}") from image
+                beyond += self.is_out_of_range(image.pixels)
+                good.append(image.pixels)
+            total += len(batch)
+            regions = self.embed_images(np.stack(good))
+            parts.append(global_vectors(regions).cpu().numpy())
+        if beyond:
+            LOGGER.warning("%d of %d images: %s", beyond, total, OUT_OF_RANGE_NOTE)
+        vectors: np.ndarray = np.concatenate(parts)
+        return vectors[0] if alone else vectors
+
+    def encode_text(self, texts: str | Iterable[str]) -> Float[np.ndarray, "*texts dim"]:
+        """Encode sentences as unit vectors of the space of `encode`: one, (dim,), or several.
+
+        Raises:
+            QueryError: there is none, or one is blank or not text.
+        """
+        vectors: np.ndarray = self.embed_sentences(texts).cpu().numpy()
+        return vectors[0] if isinstance(texts, str) else vectors
+
     def classify(
-        self, image: GreyImage, findings: Sequence[Finding] | None = None
-    ) -> list[FindingScore]:
-        """Answer which findings an image shows; None: those that the model was published with."""
-        return self.classify_regions(self.embed_images(self.square(image)[None]), findings)[0]
+        self, images: Any, findings: Any = None, *, explain: bool = False
+    ) -> "ClassifyAnswer | Answers":
+        """Answer which findings an image shows: what the service's `/classify` answers.
+
+        Args:
+            images: a path, the bytes of a file, a DICOM data set of pydicom, a Pillow image, an
+                array or tensor of pixels (`data.grayscale.grey_of_array`), what `open_image`
+                returns, or several of these.
+            findings: names, pairs of prompts, mappings or `Finding`, one or several, as
+                `parse_prompts` takes them; None: those that the model was published with.
+            explain: whether heatmaps are wanted, of a model with regions.
+
+        Returns:
+            The answer; of several images a list, with a `RefusedImage` for one that cannot be read.
+
+        Raises:
+            ImageError: the only image is refused.
+            QueryError: an image or a finding is not one; a finding without a negative prompt has no
+                level.
+        """
+        from medclip_dcl.schemas import ClassifyAnswer
+
+        asked = self.findings if findings is None else parse_prompts(findings, self.findings)
+        asked = self.findings if asked == self.findings else asked  # whose vectors are there
+
+        def answer(regions: Tensor, images: Sequence[SquareImage]) -> Iterator[ClassifyAnswer]:
+            scores = self.classify_regions(regions, asked)
+            heads = self.answer_heads(regions, np.stack([image.pixels for image in images]))
+            grids: Any = [None] * len(images)
+            if explain and self.has_regions:
+                grids = self.finding_grids(self._located(regions, images), asked)
+            for image, score, own, head in zip(images, scores, grids, heads, strict=True):
+                size = image.height_px, image.width_px
+                shown = self.window(*size)
+                found = None if own is None else [locate(grid, *size, None, shown) for grid in own]
+                yield ClassifyAnswer.of(self, image, score, asked, found, head)
+
+        found: ClassifyAnswer | Answers = self._answer(images, answer)
+        return found
 
     @torch.inference_mode()
     def classify_regions(
@@ -248,22 +393,77 @@ class Predictor:
         return [[answer[image] for answer in answers] for image in range(len(images))]
 
     def ground(
-        self, image: GreyImage, phrases: Sequence[str], threshold: float | None = None
-    ) -> list[Grounding]:
-        """Answer where each phrase is seen on an image, in its pixels.
+        self, images: Any, phrases: str | Iterable[str], threshold: float | None = None
+    ) -> "GroundAnswer | Answers":
+        """Answer where each phrase is seen on an image: what the service's `/ground` answers.
 
         Args:
-            image: the image.
-            phrases: sentences.
+            images: as in `classify`.
+            phrases: sentences, one or several.
             threshold: score from which boxes are traced; None: half way between each
                 grid's mean and its peak.
 
+        Returns:
+            The answer, in pixels of the image, or a list as of `classify`.
+
         Raises:
-            QueryError: there is no phrase, or one is blank.
+            ImageError: the only image is refused.
+            QueryError: there is no phrase, or one is blank or not text; the model has no regions;
+                or as in `classify`.
         """
-        regions = self.embed_images(self.square(image)[None])
-        height, width = image.pixels.shape
-        return self.ground_regions(regions[0], phrases, height, width, threshold)
+        from medclip_dcl.schemas import GroundAnswer
+
+        self.require_regions()
+        asked = texts_of(phrases)
+
+        def answer(regions: Tensor, images: Sequence[SquareImage]) -> Iterator[GroundAnswer]:
+            regions = self._located(regions, images)
+            for image, grids in zip(images, self.phrase_grids(regions, asked), strict=True):
+                found = grids.locate(image.height_px, image.width_px, threshold)
+                yield GroundAnswer.of(self, image, found).about(asked)
+
+        found: GroundAnswer | Answers = self._answer(images, answer)
+        return found
+
+    def _answer(self, images: Any, answer: Any) -> Any:
+        from medclip_dcl.schemas import Answers, RefusedImage
+
+        answers = Answers()
+        for batch, alone in self._batches(images):
+            good = [image for image in batch if isinstance(image, SquareImage)]
+            given: Iterator[Any] = iter(())
+            if good:
+                regions = self.embed_images(np.stack([image.pixels for image in good]))
+                given = answer(regions, good)
+            for image in batch:
+                if isinstance(image, SquareImage):
+                    one = next(given)
+                    answers.append(one.pictured(image) if len(answers) < _PICTURES else one)
+                elif alone:
+                    raise image
+                else:
+                    answers.append(RefusedImage(code=image.code, message=image.message))
+        return answers[0] if alone else answers
+
+    def _located(self, regions: Tensor, images: Sequence[SquareImage]) -> Tensor:
+        """Return the regions by which phrases are located, of images with those that score them."""
+        if not self.model.image.is_pooled:
+            return regions
+        return self.embed_regions(np.stack([image.pixels for image in images]))
+
+    def _batches(self, given: Any) -> Iterator[tuple[list[SquareImage | ImageError], bool]]:
+        """Prepare images in parts, each with whether it is one alone; one refused has its error."""
+        from medclip_dcl.data.images import images_of
+
+        images, alone = images_of(given)
+        for start in range(0, len(images), _IMAGES_PER_PASS):
+            part: list[SquareImage | ImageError] = []
+            for image in images[start : start + _IMAGES_PER_PASS]:
+                try:
+                    part.append(self._prepare(image))
+                except ImageError as error:
+                    part.append(error)
+            yield part, alone
 
     def ground_regions(
         self,
@@ -273,7 +473,7 @@ class Predictor:
         width_px: int,
         threshold: float | None = None,
     ) -> list[Grounding]:
-        """Answer `ground` for one image from `embed_images`, in pixels of the original image."""
+        """Answer `ground` for one image from `embed_regions`, in pixels of the original image."""
         (found,) = self.phrase_grids(regions[None], phrases)
         return found.locate(height_px, width_px, threshold)
 
@@ -281,36 +481,26 @@ class Predictor:
     def phrase_grids(
         self, regions: Float[Tensor, "images rows columns dim"], phrases: Sequence[str]
     ) -> list[PhraseGrids]:
-        """Score every region of images from `embed_images` against every phrase."""
-        phrases = list_texts(phrases)
+        """Score every region of images from `embed_regions` against every phrase."""
+        phrases = texts_of(phrases)
         vectors = self.embed_sentences(phrases)
-        grids = region_scores(regions, vectors).transpose(0, 1).cpu().numpy()
+        grids = score_grids(regions, vectors, self.model.similarity)
         shares: list[list[float | None]] = [[None] * len(phrases) for _ in grids]
-        if self._bank is not None:
+        if self._bank is not None and self._bank.shape[1:3] == regions.shape[1:3]:
             scores = (self.model.score(images, vectors) for images in (regions, self._bank))
             shares = percentiles(*scores).T.tolist()
-        return [PhraseGrids(grid, tuple(own)) for grid, own in zip(grids, shares, strict=True)]
-
-    def locate_findings(
-        self,
-        regions: Float[Tensor, "rows columns dim"],
-        findings: Sequence[Finding],
-        height_px: int,
-        width_px: int,
-    ) -> list[Grounding]:
-        """Answer where each finding is seen, by its grid of `finding_grids`.
-
-        `regions` are those of one image from `embed_images`.
-        """
-        grids = self.finding_grids(regions[None], findings)[0]
-        return [locate(grid, height_px, width_px, None) for grid in grids]
+        return [
+            PhraseGrids(grid, tuple(own), self.window)
+            for grid, own in zip(grids, shares, strict=True)
+        ]
 
     @torch.inference_mode()
     def finding_grids(
         self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
     ) -> Float[np.ndarray, "images findings rows columns"]:
-        """Average the grids of each finding's positive prompts on images from `embed_images`."""
-        grids = region_scores(regions, self._prompts(findings)).cpu().numpy()
+        """Average the grids of each finding's positive prompts on images from `embed_regions`."""
+        prompts = self._prompts(findings)
+        grids = score_grids(regions, prompts, self.model.similarity).swapaxes(0, 1)
         means, start = [], 0
         for finding in findings:  # of each, the positive prompts stand before the negative
             means.append(grids[start : start + len(finding.positive)].mean(axis=0))
@@ -371,15 +561,37 @@ class Predictor:
         return self.engine.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
 
 
+def texts_of(given: str | Iterable[str]) -> list[str]:
+    """List sentences, a string being one, with single spaces between their words.
+
+    Raises:
+        QueryError: there is none, or one is blank or not text.
+    """
+    plain = [" ".join(text.split()) for text in list_texts(given)]
+    if not plain or not all(plain):
+        raise QueryError("a sentence is empty; give text with at least one word")
+    return plain
+
+
 def published_folder(path: Path) -> Path:
     """Find a published model: its folder, that of its run, or OWNER/NAME@COMMIT, which is fetched.
 
     Raises:
-        ConfigError: the hub does not send it.
+        ConfigError: there is no such folder, it holds another's model, or the hub does not send it.
     """
     folder = fetch_weights(path, PACKAGE)
+    if not folder.exists():
+        raise ConfigError(
+            f"{path} is not a folder here, and no hub's name with its commit; name a run's folder, "
+            f"a model's, or OWNER/NAME@COMMIT{_ADOPT}"
+        )
     is_run = not (folder / HEADER).is_file() and ARTIFACT.at(folder).is_dir()
+    if not is_run and any(folder.glob("*config.json")) and not (folder / HEADER).is_file():
+        raise ConfigError(f"{path} holds a checkpoint, and no model package{_ADOPT}")
     return ARTIFACT.at(folder) if is_run else folder
+
+
+_ADOPT = "; `medclip adopt` makes a model package of a public checkpoint"
 
 
 def load(
@@ -447,4 +659,6 @@ def build_predictor(
         read_offsets(published.source),
         read_bank(published.source),
         read_heads(published.source),
+        published.card,
+        published.path,
     )

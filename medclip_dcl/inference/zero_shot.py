@@ -53,11 +53,6 @@ class FindingScore:
 
 def prompt_texts(findings: Sequence[Finding]) -> list[str]:
     """List the prompts as `margins` expects: of each finding the positive, then the negative."""
-    if not all(isinstance(item, Finding) for item in findings):
-        raise QueryError(
-            "a finding is asked by its prompts, and not by a name; choose among the model's "
-            "own, predictor.findings, or make some by parse_prompts"
-        )
     return [text for finding in findings for text in (*finding.positive, *finding.negative)]
 
 

@@ -12,6 +12,7 @@ map. `eta_sources` writes it, by the paper's formula or another estimate.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -88,6 +89,24 @@ def cap_eta(eta: Float[Tensor, " sentences"], eta_max: float) -> Float[Tensor, "
     if wrong:
         raise ScoreError(f"{wrong} etas are negative or not a number; correct their source")
     return eta.clamp(max=eta_max)
+
+
+def eta(
+    pll_nats: Any, a: float = 0.2, k: float = 0.35, eta_max: float = 0.2
+) -> Float[Tensor, " sentences"]:
+    """Estimate each sentence's class probability, as `build_eta_cache` does, with its cap.
+
+    Args:
+        pll_nats: scores of `score_sentences`, or any numbers, nats, at most 0.
+        a: scale of the estimate, in (0, 1).
+        k: exponent of the estimate, at least 0.
+        eta_max: cap, in (0, 1).
+
+    Raises:
+        ScoreError: as `eta_from_pll` and `cap_eta`.
+    """
+    values = torch.as_tensor(pll_nats, dtype=torch.float32).reshape(-1)
+    return cap_eta(eta_from_pll(values, a, k), eta_max)
 
 
 def read_eta(artifact: Artifact, keys: pa.Array | pa.ChunkedArray) -> Floats:

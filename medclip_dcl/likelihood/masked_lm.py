@@ -122,6 +122,7 @@ def load_language_model(folder: Path) -> LanguageModel:
             f"{model.config.vocab_size}; use the tokenizer of the same checkpoint"
         )
     model.train(False)
+    model.loss_type = "ForMaskedLM"  # else transformers warns where an engine looks at its fields
     return LanguageModel(model, tokenizer, ignored)
 
 
@@ -140,7 +141,7 @@ def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder
 
 
 def checkpoint_digests(folder: Path) -> dict[str, str]:
-    """Give the SHA-256 of each file of a checkpoint that `load_language_model` would read.
+    """Return the SHA-256 of each file of a checkpoint that `load_language_model` would read.
 
     Raises:
         CheckpointError: there is no config.json.

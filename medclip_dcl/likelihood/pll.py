@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,7 +31,13 @@ from transformers import (
 
 from medclip_dcl.core.errors import ScoreError
 from medclip_dcl.core.progress import Progress
-from medclip_dcl.likelihood.masked_lm import MaskedCopies, ScoringEngine, prepare_engine
+from medclip_dcl.likelihood.masked_lm import (
+    ARTIFACT,
+    MaskedCopies,
+    ScoringEngine,
+    load_language_model,
+    prepare_engine,
+)
 from medclip_dcl.models.settings import EngineName
 from medclip_dcl.models.text_encoder import list_texts
 
@@ -152,6 +159,27 @@ def pseudo_log_likelihood(
         return score(None).float()
     with Progress("score sentences", sum(item.tokens for item in distinct), "copy") as bar:
         return score(bar.advance).float()
+
+
+def score_sentences(
+    sentences: Any, model: Any, *, progress: bool = False
+) -> Float[Tensor, " sentences"]:
+    """Score sentences by a masked language model on disk: `pseudo_log_likelihood`.
+
+    Args:
+        sentences: the sentences, one or several.
+        model: folder of a BERT with its tokenizer, such as CXR-BERT; or a run or its folder, whose
+            `language_model` is taken.
+        progress: whether to show progress.
+
+    Raises:
+        CheckpointError: the folder holds no masked language model.
+        QueryError: a sentence is not a string.
+        ScoreError: a sentence is empty, or is too long.
+    """
+    folder = Path(getattr(model, "folder", model))
+    loaded = load_language_model(ARTIFACT.at(folder) if ARTIFACT.at(folder).is_dir() else folder)
+    return pseudo_log_likelihood(loaded.model, loaded.tokenizer, sentences, progress=progress)
 
 
 def score_encodings(

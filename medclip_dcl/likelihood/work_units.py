@@ -152,13 +152,13 @@ def piece_operations(config: BertConfig) -> float:
 
 
 def span_codes(index: Ints, first: Ints, last: Ints) -> Ints:
-    """Give every span a number of its own; pieces count to 65,535."""
+    """Return every span a number of its own; pieces count to 65,535."""
     codes: Ints = (index << 2 * _SPAN_BITS) | (first << _SPAN_BITS) | last
     return codes
 
 
 def units_of(plan: Plan, left: NDArray[np.bool_]) -> Iterator[Ints]:
-    """Give the spans that are left of one unit after the other, as rows of the plan."""
+    """Return the spans that are left of one unit after the other, as rows of the plan."""
     rows = np.flatnonzero(left)
     ends = np.flatnonzero(np.diff(plan.unit[rows])) + 1
     yield from (part for part in np.split(rows, ends) if len(part))

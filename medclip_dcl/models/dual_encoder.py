@@ -26,8 +26,16 @@ class DualEncoder(nn.Module):
         super().__init__()
         self.similarity: SimilarityConfig = settings.similarity
         self.image = ImageEncoder(settings.image)
-        self.region_projection = nn.Linear(self.image.width, settings.similarity.dim)
-        self.text = TextEncoder(text_config, settings.similarity.dim, settings.text)
+        dim = settings.similarity.dim
+        self.region_projection: nn.Module = nn.Linear(self.image.width, dim)
+        self.text = TextEncoder(text_config, dim, settings.text)
+        if settings.similarity.kind == "biovil":
+            self.region_projection = nn.Sequential(
+                nn.Linear(self.image.width, dim), nn.ReLU(), nn.Linear(dim, dim)
+            )
+            norm = nn.LayerNorm(dim, eps=text_config.layer_norm_eps)
+            layers = nn.Linear(text_config.hidden_size, dim), nn.GELU(), norm, nn.Linear(dim, dim)
+            self.text.projection = nn.Sequential(*layers)
         self.gamma = nn.Parameter(torch.tensor(math.sqrt(settings.similarity.gamma_squared)))
 
     def forward(
@@ -44,9 +52,22 @@ class DualEncoder(nn.Module):
     ) -> Float[Tensor, "images rows columns dim"]:
         """Map every region of normalised images (`to_input`) onto the unit sphere.
 
-        The vectors are float32 at least, whatever autocast does elsewhere.
+        The vectors are float32 at least, whatever autocast does elsewhere. BioViL's keep their
+        lengths, which weigh them in their mean.
         """
-        return _unit(self.region_projection(self.image(pixels).permute(0, 2, 3, 1)))
+        vectors = self.region_projection(self.image(pixels).permute(0, 2, 3, 1))
+        return vectors.float() if self.similarity.kind == "biovil" else _unit(vectors)
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether parts of an image have vectors in the space of the sentences."""
+        return not self.image.is_pooled or self.image.has_patches
+
+    def encode_patches(
+        self, pixels: Float[Tensor, "images 1 height width"]
+    ) -> Float[Tensor, "images rows columns dim"]:
+        """Map the patches of a model that scores an image by its one own vector; unit vectors."""
+        return _unit(self.region_projection(self.image.patches(pixels).permute(0, 2, 3, 1)))
 
     def encode_sentences(
         self,
@@ -76,7 +97,9 @@ class DualEncoder(nn.Module):
     def initialise(self, generator: torch.Generator) -> None:
         """Draw fresh weights from a CPU generator alone; gamma stays."""
         self.image.initialise(generator)
-        initialise_linear(self.region_projection, generator)
+        for layer in self.region_projection.modules():
+            if isinstance(layer, nn.Linear):
+                initialise_linear(layer, generator)
         self.text.initialise(generator)
 
 

@@ -7,18 +7,22 @@ open_clip      open_clip_config.json and its weights, as BiomedCLIP has them: ti
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import (
     AutoConfig,
+    AutoModel,
     BertConfig,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import logging as transformers_logging
 
 from medclip_dcl.core.artifact import json_digest
 from medclip_dcl.core.errors import CheckpointError, ConfigError
@@ -34,7 +38,13 @@ from medclip_dcl.models.settings import ImageEncoderConfig, TextEncoderConfig
 from medclip_dcl.models.text_encoder import CONFIG, TOKENIZER, read_bert_config, read_bert_tokenizer
 
 OPEN_CLIP = "open_clip_config.json"
-_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+# Heads of classifiers and language models, and what stands in for a masked patch.
+HEADS = (
+    *("classifier.", "cls.", "decoder.", "head.", "lm_head.", "pooler.", "predictions."),
+    *("embeddings.mask_token", "embeddings.position_ids"),
+)
+FRESH = ("pooler.", "embeddings.mask_token")  # weights that no use is made of
 _OFFSET_POSITIONS = {"camembert", "mpnet", "roberta", "xlm-roberta"}  # start behind the padding's
 _POOLINGS = {
     "pooling_mode_cls_token": "cls",
@@ -71,18 +81,68 @@ def read_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # transformers draws a bar, and prints a table of keys that are accounted for here
+    level, bars = (
+        transformers_logging.get_verbosity(),
+        transformers_logging.is_progress_bar_enabled(),
+    )
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def load_model(folder: Path, config: PreTrainedConfig) -> tuple[Any, tuple[str, ...]]:
+    """Load a checkpoint's safetensors into its own class; also the keys of heads left aside."""
+    if not (folder / "model.safetensors").is_file():
+        raise CheckpointError(
+            f"{folder} has no model.safetensors; write one with save_pretrained, since other files "
+            "may hold code"
+        )
+    try:
+        with _quiet():
+            model, found = AutoModel.from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+            )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"weights of {folder} cannot be read as {config.model_type}; its config.json and its "
+            "model.safetensors must be of one release"
+        ) from error
+    lost = sorted(key for key in found["missing_keys"] if not key.startswith(FRESH))
+    left = sorted(key for key in found["unexpected_keys"] if not key.startswith(HEADS))
+    if lost or left:
+        raise CheckpointError(
+            f"weights of {folder}: {len(lost)} missing {tuple(lost[:3])}, {len(left)} unknown "
+            f"{tuple(left[:3])}; give weights of the architecture that config.json describes"
+        )
+    return model, tuple(sorted(found["unexpected_keys"]))
+
+
 def plain_tree(config: PreTrainedConfig) -> dict[str, Any]:
-    """Give an encoder's own fields that differ from its class's, `model_type` with them."""
+    """Return an encoder's own fields that differ from its class's, `model_type` with them."""
     tree, known = config.to_diff_dict(), own_fields(config.model_type)
     return {name: tree[name] for name in tree if name in known} | {"model_type": config.model_type}
 
 
 def _normalisation(folder: Path) -> tuple[tuple[float, float], ...]:
     """Read mean and spread of each channel, on the scale 0 to 1."""
-    files = [folder / name for name in (*_PROCESSORS, OPEN_CLIP) if (folder / name).is_file()]
+    files = [folder / name for name in (*PROCESSORS, OPEN_CLIP) if (folder / name).is_file()]
     if not files:
         raise CheckpointError(
-            f"{folder} has no {_PROCESSORS[0]}; set model.image.normalisation to what the "
+            f"{folder} has no {PROCESSORS[0]}; set model.image.normalisation to what the "
             "encoder was trained with"
         )
     tree = read_json(files[0])

@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from transformers import AutoBackbone, AutoModel, ResNetConfig, ResNetModel
 
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.core.plugins import IMAGE_ENCODERS
-from medclip_dcl.data.limits import ImagesConfig
+from medclip_dcl.data.limits import Fit, ImagesConfig
 from medclip_dcl.models.architectures import MAP_TYPES, REFUSALS, VIT_TYPES, build_config
 from medclip_dcl.models.pretrained import (
     RESNET_HEADS,
@@ -48,21 +49,24 @@ SPREAD = 0.25
 """Grey levels, on the scale 0 to 1, that become 1."""
 
 _SETTING = "model.image.backbone"
+_PATCHES_LIKE_POOLED = ("clip_vision_model", "vit")
 
 
 def to_input(
     images: UInt8[np.ndarray, "images size size"] | UInt8[Tensor, "images size size"],
     input_px: int,
+    fit: Fit | None = None,
 ) -> Float[Tensor, "images 1 input_px input_px"]:
     """Turn prepared 8-bit images into the model's input, without cropping.
 
-    Source: ours. The whole image is stretched onto the input, so a cell of the map
-        and a box on the image differ by one factor.
+    Source: ours. The whole square is stretched onto the input, so a cell of the map
+        and a box on the image differ by one factor. Padded squares as CheXzero does it.
     """
     pixels = torch.as_tensor(images).unsqueeze(1).float()
     if pixels.shape[-1] != input_px:
+        mode = "bilinear" if fit is None or fit.how != "pad" else "bicubic"
         pixels = functional.interpolate(
-            pixels, size=(input_px, input_px), mode="bilinear", antialias=True
+            pixels, size=(input_px, input_px), mode=mode, antialias=mode == "bilinear"
         )
     # Grey levels 0 to 255 become -2 to 2.
     return pixels.mul(1 / (255 * SPREAD)).sub(MEAN / SPREAD)
@@ -82,7 +86,8 @@ def preprocessing_facts(images: ImagesConfig, model: ModelConfig) -> dict[str, A
         "spread": SPREAD,
         "voi": images.voi,
         "equalize": images.equalize,
-        **(own if model.image.kind == "vit" else {}),
+        **(own if model.image.kind == "vit" or model.image.normalisation else {}),
+        **({} if images.fit is None else {"fit": asdict(images.fit)}),
     }
 
 
@@ -195,21 +200,8 @@ class ImageEncoder(nn.Module):
             self.backbone = _build_vit(settings.backbone, settings.input_px)
             config: Any = self.backbone.config
             self.width: int = config.hidden_size
-            self.stride: int = (
-                settings.input_px if settings.regions == "pooled" else config.patch_size
-            )
-            # Grey input -> grey level of 0 to 1 -> the encoder's channels, as one map.
-            channels = getattr(config, "num_channels", 3)
-            levels = settings.normalisation or ((MEAN, SPREAD),) * channels
-            mean, std = torch.tensor(levels).T.reshape(2, -1, 1, 1)
-            if len(mean) not in {1, channels}:
-                raise ConfigError(
-                    f"model.image.normalisation has {len(mean)} channels, the encoder {channels}; "
-                    "give a mean and a spread of each"
-                )
-            self.register_buffer("_scale", (SPREAD / std).expand(channels, 1, 1), persistent=False)
-            shift = ((MEAN - mean) / std).expand(channels, 1, 1)
-            self.register_buffer("_shift", shift, persistent=False)
+            self.stride: int = settings.input_px if self.is_pooled else config.patch_size
+            self._normalise(getattr(config, "num_channels", 3))
             return
         self._gives_map = settings.kind == "backbone" or settings.kind in IMAGE_ENCODERS
         if self._gives_map:
@@ -221,6 +213,34 @@ class ImageEncoder(nn.Module):
         self.width = settings.widths[-1]
         halvings = len(settings.depths) - 1
         self.stride = 4 * 2**halvings  # the stem quarters, each later stage halves
+        if settings.normalisation:
+            self._normalise(CHANNELS)
+
+    def _normalise(self, channels: int) -> None:
+        # Grey input -> grey level of 0 to 1 -> the encoder's channels, as one map.
+        levels = self._settings.normalisation or ((MEAN, SPREAD),) * channels
+        mean, std = torch.tensor(levels).T.reshape(2, -1, 1, 1)
+        if len(mean) not in {1, channels}:
+            raise ConfigError(
+                f"model.image.normalisation has {len(mean)} channels, the encoder {channels}; "
+                "give a mean and a spread of each"
+            )
+        self.register_buffer("_scale", (SPREAD / std).expand(channels, 1, 1), persistent=False)
+        shift = ((MEAN - mean) / std).expand(channels, 1, 1)
+        self.register_buffer("_shift", shift, persistent=False)
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether an image has one vector, the encoder's own."""
+        return self.kind == "vit" and self._settings.regions == "pooled"
+
+    @property
+    def has_patches(self) -> bool:
+        """Whether what maps a pooled vector into the common space maps patches as well.
+
+        A pooling head, such as SigLIP's, stands between them.
+        """
+        return self.is_pooled and self.backbone.config.model_type in _PATCHES_LIKE_POOLED
 
     def forward(
         self, pixels: Float[Tensor, "images channels_in height width"]
@@ -248,18 +268,24 @@ class ImageEncoder(nn.Module):
         """Count the map's cells along a side of the input; a ResNet's halvings round up."""
         if self._gives_map:
             return _map_shape(self.backbone, input_px)[1]
-        if self.kind == "vit" and self._settings.regions == "pooled":
+        if self.is_pooled:
             return 1
         return math.ceil(input_px / self.stride)
 
-    def _patches(self, pixels: Tensor) -> Tensor:
-        side = pixels.shape[-1] // self.stride
+    def patches(
+        self, pixels: Float[Tensor, "images channels_in height width"]
+    ) -> Float[Tensor, "images channels rows columns"]:
+        """Compute the map of patches of a `vit`, whatever it pools."""
+        return self._of_vit(pixels, is_pooled=False)
+
+    def _of_vit(self, pixels: Tensor, *, is_pooled: bool) -> Tensor:
+        side = pixels.shape[-1] // int(self.backbone.config.patch_size)
         # One channel times three scales is a product that OpenVINO folds into the patches' weights,
         # which then do not fit the one channel: its MultiplyConvolutionFusion throws.
         pixels = pixels.expand(-1, self._scale.shape[0], -1, -1)
         answer = self.backbone(pixels * self._scale + self._shift)
         states: Tensor = answer.last_hidden_state
-        if self._settings.regions == "pooled":
+        if is_pooled:
             pooled = getattr(answer, "pooler_output", None)
             return (states[:, 0] if pooled is None else pooled)[:, :, None, None]
         cells = states[:, states.shape[1] - side * side :]  # after a class token and registers
@@ -274,9 +300,11 @@ class ImageEncoder(nn.Module):
 
     def _map(self, pixels: Tensor) -> Tensor:
         if self.kind == "vit":
-            return self._patches(pixels)
+            return self._of_vit(pixels, is_pooled=self.is_pooled)
         if self._gives_map:
             return _last_map(self.backbone, pixels)
+        if self._settings.normalisation:
+            pixels = pixels * self._scale + self._shift
         features: Tensor = self.backbone.embedder(pixels)
         for stage in self.backbone.encoder.stages:
             if self._checkpointed and torch.is_grad_enabled():

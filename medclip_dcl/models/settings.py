@@ -34,9 +34,8 @@ class ImageEncoderConfig(Section):
     """What a `vit` gives: a vector of every patch, or its own single vector of the whole image,
     which has no heatmap."""
     normalisation: tuple[tuple[float, Annotated[float, Field(gt=0)]], ...] = ()
-    """Mean and spread of the grey levels of 0 to 1, a pair per channel of a `vit`; empty: those of
-    the preprocessor_config.json next to its weights, 0.5 and 0.25 where it starts from random
-    ones."""
+    """Mean and spread of the grey levels of 0 to 1, a pair per channel of a `vit`, one of a ResNet;
+    empty: those of the preprocessor_config.json next to a `vit`'s weights, else 0.5 and 0.25."""
     depths: tuple[Annotated[int, Field(le=256)], ...] = (2, 2, 2, 2)
     """Blocks per stage; (2, 2, 2, 2) is ResNet-18. Three stages double the grid."""
     widths: tuple[Annotated[int, Field(le=65536)], ...] = (64, 128, 256, 512)
@@ -71,8 +70,10 @@ class ImageEncoderConfig(Section):
             raise ValueError("kind backbone and a description under backbone go together")
         if self.kind == "vit" and not (self.backbone or self.pretrained):
             raise ValueError("kind vit needs pretrained, or a description under backbone")
-        if self.kind != "vit" and (self.normalisation or self.regions == "pooled"):
-            raise ValueError("normalisation and pooled regions are those of kind vit")
+        if self.kind != "vit" and self.regions == "pooled":
+            raise ValueError("pooled regions are those of kind vit")
+        if self.kind == "backbone" and self.normalisation:
+            raise ValueError("normalisation is that of a vit or a ResNet")
         if self.backbone and not isinstance(self.backbone.get("model_type"), str):
             raise ValueError("backbone must name its model_type")
         return self
@@ -106,9 +107,10 @@ class TextEncoderConfig(Section):
 class SimilarityConfig(Section):
     """Regions and sentence -> image-sentence score."""
 
-    kind: Literal["lse", "nl", "lse_nl", "mean", "global"] = "lse_nl"
-    """Aggregator: log-sum-exp, non-local, the mean of both, mean score, or the mean region's score.
-    Wang et al. name the first two; their formulas and the mean are ours."""
+    kind: Literal["lse", "nl", "lse_nl", "mean", "global", "biovil"] = "lse_nl"
+    """Aggregator: log-sum-exp, non-local, the mean of both, mean score, or the mean region's score;
+    `biovil`: the last, of regions that keep their lengths, with its maps of two layers. Wang et al.
+    name the first two; their formulas and the mean are ours."""
     tau: Annotated[float, Field(gt=0)] = 0.1
     """Temperature of log-mean-exp over regions, and of the attention of the best region to all."""
     dim: Annotated[int, Field(gt=0, le=65536)] = 128
@@ -122,8 +124,9 @@ class ModelConfig(Section):
 
     pretrained: Annotated[str, LOCAL] = ""
     """Directory, or OWNER/NAME@REVISION of a hub, with a whole model to start from: CLIP or SigLIP
-    (MedSigLIP) of transformers, or BiomedCLIP of open_clip; its encoders, maps into the shared
-    space and scale replace what is set below."""
+    (MedSigLIP) of transformers, or BiomedCLIP of open_clip; or directory of a model package, whose
+    images are prepared as `images` must say. Its encoders, maps into the shared space and scale
+    replace what is set below."""
     image: ImageEncoderConfig = ImageEncoderConfig()
     """Image encoder."""
     text: TextEncoderConfig = TextEncoderConfig()

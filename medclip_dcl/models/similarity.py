@@ -14,6 +14,7 @@ matrix for each axis.
 
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -25,6 +26,7 @@ from medclip_dcl.models.settings import SimilarityConfig
 _BLOCK = {"cpu": 1 << 17}  # scores h of one block of images; 1/2 MiB stays in a core's cache
 _BLOCK_ELSEWHERE = 1 << 24  # on a GPU few large blocks: every kernel call costs
 _LARGEST_KEPT = 1 << 26  # scores h that are kept for the backward pass; beyond, they are redone
+_SMOOTHING = 1.5  # cells
 _LEAST_LENGTH = 1e-12  # of v, which regions that cancel out may leave without direction
 
 
@@ -36,6 +38,26 @@ def region_scores(
     Source: Wang et al. 2023, Section 3.2: the scores used for grounding.
     """
     return torch.einsum("irck,tk->tirc", regions, sentences).clamp(-1, 1)
+
+
+def score_grids(
+    regions: Float[Tensor, "images rows columns dim"],
+    sentences: Float[Tensor, "texts dim"],
+    settings: SimilarityConfig,
+) -> Float[np.ndarray, "images texts rows columns"]:
+    """Score regions of any length against unit vectors of sentences, as heatmaps show them.
+
+    BioViL's are smoothed by a Gaussian of 1.5 cells, as hi-ml's inference engine does it.
+    """
+    is_biovil = settings.kind == "biovil"
+    vectors = functional.normalize(regions, dim=-1) if is_biovil else regions
+    grids: np.ndarray = region_scores(vectors, sentences).transpose(0, 1).cpu().numpy()
+    if is_biovil:
+        from scipy import ndimage  # who trains has no need of it
+
+        sigma = (0, 0, _SMOOTHING, _SMOOTHING)
+        grids = ndimage.gaussian_filter(grids, sigma=sigma)
+    return grids
 
 
 def image_sentence_scores(
@@ -51,13 +73,14 @@ def image_sentence_scores(
     Source: Wang et al. 2023 name the aggregators; their formulas here are ours:
         `lse`: tau * log mean_r exp(h_r / tau), between mean and maximum of h;
         `nl`: cosine of y and sum_r a_r x_r, a = softmax_r(<x_r, x_k> / tau);
-        `lse_nl`: half of each; `mean`: mean_r h_r; `global`: cosine of y and mean_r x_r.
+        `lse_nl`: half of each; `mean`: mean_r h_r; `global` and
+        `biovil`: cosine of y and mean_r x_r.
     """
     with torch.autocast(regions.device.type, enabled=False):
         x, y = _at_least_float32(regions), _at_least_float32(sentences)
         if settings.kind == "mean":
             return (y @ x.mean(dim=1).T).clamp(-1, 1)
-        if settings.kind == "global":
+        if settings.kind in {"global", "biovil"}:
             return (y @ functional.normalize(x.mean(dim=1), dim=-1).T).clamp(-1, 1)
         if torch.compiler.is_exporting():  # a graph for any number of images has no blocks
             return _pair_scores(x, y, settings)[0].clamp(-1, 1)
@@ -221,7 +244,7 @@ def box_vectors(
     boxes: Float[Tensor, "boxes 4"],
     image_of_box: Int[Tensor, " boxes"],
 ) -> Float[Tensor, "boxes dim"]:
-    """Pool the region vectors inside each box into a unit vector.
+    """Pool the directions of the regions inside each box into a unit vector.
 
     Boxes are x, y, width, height, each as a share of the image's width or height.
 
@@ -230,6 +253,7 @@ def box_vectors(
     rows, columns = regions.shape[1:3]
     x, y, width, height = boxes.unbind(dim=1)
     cells = torch.stack([x * columns, y * rows, (x + width) * columns, (y + height) * rows], dim=1)
+    regions = functional.normalize(regions, dim=-1)  # BioViL's keep their lengths
     pooled = roi_align(regions.permute(0, 3, 1, 2), cells, image_of_box, spatial_scale=1.0)
     return functional.normalize(pooled.flatten(1), dim=-1)
 
@@ -237,7 +261,7 @@ def box_vectors(
 def global_vectors(
     regions: Float[Tensor, "images rows columns dim"],
 ) -> Float[Tensor, "images dim"]:
-    """Give the direction of each image's mean region: a unit vector.
+    """Return the direction of each image's mean region: a unit vector.
 
     Its cosine with a sentence is the image's score where `similarity.kind` is `global`.
     """

@@ -6,8 +6,7 @@ older releases, and every key is accounted for.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,86 +14,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModel, BertConfig, PreTrainedConfig, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from transformers import BertConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
-from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.core.settings import Section
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.encoder_files import (
-    OPEN_CLIP,
+    FRESH,
+    HEADS,
     describe_image,
     describe_sizes,
     describe_text,
+    load_model,
     read_config,
-    read_json,
     read_text_config,
     read_tokenizer,
 )
 from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
-from medclip_dcl.models.pretrained import LoadReport, fill, weights_file
-from medclip_dcl.models.settings import ModelConfig
+from medclip_dcl.models.pretrained import LoadReport, fill, fold_to_grey
+from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
 from medclip_dcl.models.text_encoder import TextEncoder, load_text_weights
 
 if TYPE_CHECKING:  # whole models are read where one is the start
-    from medclip_dcl.models.pairs import PairWeights
-
-# Heads of classifiers and language models, and what stands in for a masked patch.
-_HEADS = (
-    *("classifier.", "cls.", "decoder.", "head.", "lm_head.", "pooler.", "predictions."),
-    *("embeddings.mask_token", "embeddings.position_ids"),
-)
-_FRESH = ("pooler.", "embeddings.mask_token")  # weights that no use is made of
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    # transformers draws a bar, and prints a table of keys that are accounted for here
-    level, bars = (
-        transformers_logging.get_verbosity(),
-        transformers_logging.is_progress_bar_enabled(),
-    )
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _load(folder: Path, config: PreTrainedConfig) -> tuple[Any, tuple[str, ...]]:
-    """Load a checkpoint's safetensors into its own class; also the keys of heads left aside."""
-    if not (folder / "model.safetensors").is_file():
-        raise CheckpointError(
-            f"{folder} has no model.safetensors; write one with save_pretrained, since other files "
-            "may hold code"
-        )
-    try:
-        with _quiet():
-            model, found = AutoModel.from_pretrained(
-                folder,
-                config=config,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                dtype=torch.float32,
-                output_loading_info=True,
-            )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(
-            f"weights of {folder} cannot be read as {config.model_type}; its config.json and its "
-            "model.safetensors must be of one release"
-        ) from error
-    lost = sorted(key for key in found["missing_keys"] if not key.startswith(_FRESH))
-    left = sorted(key for key in found["unexpected_keys"] if not key.startswith(_HEADS))
-    if lost or left:
-        raise CheckpointError(
-            f"weights of {folder}: {len(lost)} missing {tuple(lost[:3])}, {len(left)} unknown "
-            f"{tuple(left[:3])}; give weights of the architecture that config.json describes"
-        )
-    return model, tuple(sorted(found["unexpected_keys"]))
+    from medclip_dcl.models.public.checkpoint import Checkpoint
 
 
 def _counted(report: LoadReport, left: tuple[str, ...]) -> LoadReport:
@@ -109,7 +50,7 @@ def _load_vit_weights(encoder: ImageEncoder, folder: Path) -> LoadReport:
         CheckpointError: the weights are missing, damaged or of another architecture.
     """
     config = read_config(folder)
-    model, left = _load(folder, config)
+    model, left = load_model(folder, config)
     vision = getattr(model, "vision_model", model)
     return _counted(_fill_vit(encoder, vision.state_dict()), left)
 
@@ -122,7 +63,7 @@ def _fill_vit(encoder: ImageEncoder, state: Mapping[str, Tensor]) -> LoadReport:
         else value
         for key, value in state.items()
     }
-    return fill(encoder.backbone, sized, _HEADS, _FRESH, layout=encoder.backbone.config.model_type)
+    return fill(encoder.backbone, sized, HEADS, FRESH, layout=encoder.backbone.config.model_type)
 
 
 def _resized(positions: Tensor, like: Tensor) -> Tensor:
@@ -142,9 +83,9 @@ def _load_text_tower(encoder: TextEncoder, folder: Path) -> LoadReport:
         CheckpointError: the weights are missing, damaged or of another architecture.
     """
     config = read_config(folder)
-    model, left = _load(folder, config)
+    model, left = load_model(folder, config)
     state = getattr(model, "text_model", model).state_dict()
-    report = fill(encoder.backbone, state, _HEADS, layout=encoder.backbone.config.model_type)
+    report = fill(encoder.backbone, state, HEADS, layout=encoder.backbone.config.model_type)
     return _counted(report, left)
 
 
@@ -158,8 +99,7 @@ class Start:
     tokenizer: PreTrainedTokenizerBase
     image: Path | None
     text: Path
-    pair: "PairWeights | None"
-    left: tuple[str, ...] = ()
+    pair: "Checkpoint | None"
 
     def fill(self, encoder: DualEncoder) -> dict[str, LoadReport]:
         """Fill an encoder that was built from the settings; CheckpointError as `fill`."""
@@ -175,11 +115,13 @@ class Start:
             reports["image"] = load_image(encoder.image, self.image)
         return reports
 
-    def _fill_pair(self, encoder: DualEncoder, pair: "PairWeights") -> dict[str, LoadReport]:
-        reports = {
-            "image": _counted(_fill_vit(encoder.image, pair.image), self.left),
-            "text": fill(encoder.text.backbone, pair.text, _HEADS),
-        }
+    def _fill_pair(self, encoder: DualEncoder, pair: "Checkpoint") -> dict[str, LoadReport]:
+        if encoder.image.kind == "vit":
+            image = _counted(_fill_vit(encoder.image, pair.image), pair.left)
+        else:
+            backbone = encoder.image.backbone
+            image = fill(backbone, fold_to_grey(pair.image, backbone), heads=())
+        reports = {"image": image, "text": fill(encoder.text.backbone, pair.text, HEADS)}
         maps = nn.ModuleDict(
             {"region_projection": encoder.region_projection, "projection": encoder.text.projection}
         )
@@ -203,38 +145,32 @@ def read_start(settings: ModelConfig, image: Path | None, text: Path, *, whole: 
     Raises:
         CheckpointError: a file is missing, damaged, or of a kind that is not known here.
     """
-    pair, left = _read_pair(text) if whole else (None, ())
+    pair: Checkpoint | None = None
+    if whole:
+        from medclip_dcl.models.public import read_checkpoint  # where one is the start
+
+        pair = read_checkpoint(text)
     config = read_text_config(text) if pair is None else pair.text_config
     tokenizer = read_tokenizer(text, config)
+    said, update = settings.text, dict[str, Section]()
     if pair is None:
-        update: dict[str, Section] = {"image": describe_image(settings.image, image)}
-        said = settings.text
+        update["image"] = describe_image(settings.image, image)
     else:
-        update = {
-            "image": describe_sizes(settings.image, pair.vision, text),
-            "similarity": settings.similarity.model_copy(
-                update={
-                    "dim": len(pair.maps["region_projection.weight"]),
-                    "gamma_squared": min(max(pair.scale, 1.0), 100.0),
-                }
-            ),
-        }
-        said = settings.text.model_copy(update=dict(pair.text_settings))
+        update["image"] = _image_settings(settings.image, pair, text)
+        space: dict[str, Any] = {"dim": pair.dim, "gamma_squared": min(max(pair.scale, 1.0), 100.0)}
+        if pair.family == "biovil":  # its maps have two layers
+            space["kind"] = "biovil"
+        update["similarity"] = settings.similarity.model_copy(update=space)
+        said = said.model_copy(update=dict(pair.text_settings))
     update["text"] = describe_text(said, config, tokenizer, text)
-    return Start(settings.model_copy(update=update), config, tokenizer, image, text, pair, left)
+    return Start(settings.model_copy(update=update), config, tokenizer, image, text, pair)
 
 
-def _read_pair(folder: Path) -> "tuple[PairWeights, tuple[str, ...]]":
-    """Read a CLIP or SigLIP, or BiomedCLIP in open_clip's layout; also keys of heads left aside."""
-    from medclip_dcl.models.pairs import open_clip_pair, transformers_pair
-
-    if (folder / OPEN_CLIP).is_file():
-        return open_clip_pair(weights_file(folder), read_json(folder / OPEN_CLIP)), ()
-    config = read_config(folder)
-    if config.model_type not in {"clip", "siglip"}:
-        raise CheckpointError(
-            f"model.pretrained has model_type {config.model_type}; give clip or siglip of "
-            "transformers, or open_clip's BiomedCLIP, or set image.pretrained and text.pretrained"
-        )
-    model, left = _load(folder, config)
-    return transformers_pair(model), left
+def _image_settings(
+    settings: ImageEncoderConfig, pair: "Checkpoint", folder: Path
+) -> ImageEncoderConfig:
+    if isinstance(pair.vision, ImageEncoderConfig):
+        return pair.vision
+    levels = settings.normalisation or pair.normalisation
+    given = settings.model_copy(update={"normalisation": levels})
+    return describe_sizes(given, pair.vision, folder)

@@ -9,24 +9,42 @@ equal length (the last may be shorter):
     sketch.npy           float32, how candidates are found: `medclip_dcl.retrieval.index`
     image_sketches-00000.npy, text_sketches-00000.npy  float32 (images or texts, width)
     pictures-00000.arrow thumbnails, where the index was built with pictures
+
+Candidates come from a sketch of the scores, and are then scored exactly.
+The score of an image is a curved function of the sentence vector: of a trained model's ten best
+images, the 200 images whose mean region is nearest hold but half. Here the function itself is
+sketched, so that one vector per image and one per sentence have a product that stands in for the
+exact score. With landmarks a_1 .. a_m, sentences and boxes of the corpus, image i has the exact
+scores f_i = (f(x_i, a_1), .., f(x_i, a_m)); their leading right singular vectors B over a sample
+of images give every image the coordinates
+
+    p_i = f_i B        and every sentence        q(y) = (k(y, a_1), .., k(y, a_m)) (K + c)^-1 B
+
+so that <p_i, q(y)> is kernel ridge regression of f(x_i, y) from the landmarks to y, kept to the
+directions in which images differ. Candidates alone come from it: they are scored exactly.
+
+Source: ours; kernel ridge regression with a low-rank output.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
+from scipy import linalg
+from torch import Tensor
 
 from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.core.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.core.files import denials_named, write_bytes
-from medclip_dcl.core.tables import Column, TableFormat, map_array
-from medclip_dcl.models.settings import processor_flags
+from medclip_dcl.core.tables import Column, TableFormat, map_array, write_array
+from medclip_dcl.models.settings import SimilarityConfig, processor_flags
+from medclip_dcl.models.similarity import image_sentence_scores
 
 ARTIFACT = ArtifactType("index", 5, "build_index")
 
@@ -238,7 +256,7 @@ def _worth_a_look(scores: Floats, count: int) -> Rows | None:
 
 
 def pool(regions: Floats) -> Floats:
-    """Give the unit direction (images, dim) of the mean region of (images, rows, columns, dim).
+    """Return the unit direction (images, dim) of the mean region of (images, rows, columns, dim).
 
     CheckpointError where a vector is not finite, or the regions of an image cancel out.
     """
@@ -247,3 +265,102 @@ def pool(regions: Floats) -> Floats:
     if not np.isfinite(regions).all() or not (lengths > 0).all():
         raise CheckpointError("the model gave a vector without direction; train it again")
     return np.asarray(means / lengths, dtype=np.float32)
+
+
+SKETCH = "sketch.npy"
+"""Landmarks, basis and lift, side by side: (landmarks, dim + 2 x width)."""
+
+_WIDTH = 256  # coordinates of a sketch, at most
+_REACH = 0.3  # of the kernel, in cosine: landmarks further apart say little about each other
+_RIDGE = 1e-2  # c; keeps near-equal landmarks from large weights of opposite signs
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Map from images and sentences to short vectors whose product stands in for the score."""
+
+    landmarks: Floats
+    """(landmarks, dim), unit vectors."""
+    basis: Floats
+    """(landmarks, width), takes an image's exact scores to its sketch."""
+    lift: Floats
+    """(landmarks, width), takes a vector's kernel with the landmarks to its sketch."""
+
+    def of_images(self, regions: Tensor, similarity: SimilarityConfig) -> Floats:
+        """Sketch images, (images, width), from unit vectors (images, regions, dim)."""
+        sketched: Floats = score_at(self.landmarks, regions, similarity) @ self.basis
+        return sketched
+
+    def of_vectors(self, vectors: Floats) -> Floats:
+        """Sketch sentences or boxes, (vectors, width), from unit vectors (vectors, dim)."""
+        parts = [
+            _kernel(vectors[first : first + _ROWS_AT_ONCE], self.landmarks) @ self.lift
+            for first in range(0, len(vectors), _ROWS_AT_ONCE)
+        ]
+        return np.concatenate([*parts, np.empty((0, self.lift.shape[1]), dtype=np.float32)])
+
+    def write(self, folder: Path) -> None:
+        """Write it into the draft of an index."""
+        whole = np.concatenate([self.landmarks, self.basis, self.lift], axis=1)
+        write_array(folder / SKETCH, whole)
+
+    @classmethod
+    def read(cls, path: Path, dim: int) -> Self:
+        """Read what `write` wrote of vectors that are `dim` wide."""
+        whole = np.array(map_array(path, np.float32))
+        width = (whole.shape[1] - dim) // 2
+        landmarks, basis, lift = np.split(whole, [dim, dim + width], axis=1)
+        return cls(*(np.ascontiguousarray(part) for part in (landmarks, basis, lift)))
+
+
+@torch.no_grad()
+def score_at(landmarks: Floats, regions: Tensor, similarity: SimilarityConfig) -> Floats:
+    """Return the exact scores (images, landmarks) of unit regions (images, regions, dim)."""
+    scores: Floats = image_sentence_scores(
+        regions, torch.from_numpy(landmarks), similarity
+    ).T.numpy()
+    return scores
+
+
+def fit_sketch(landmarks: Floats, scores: Floats) -> Sketch:
+    """Fit a sketch to the scores (images, landmarks) of a sample of images, from `score_at`.
+
+    `landmarks`: unit vectors (landmarks, dim) like those that will be asked with.
+    """
+    # f ~ f B B^T is the best approximation of rank 256 (Eckart and Young 1936): no other basis
+    # of that width keeps more of the scores at the landmarks. In float64: K is nearly singular.
+    # Its eigenvectors alone that are kept: a whole decomposition takes four times as long.
+    exact = scores.astype(np.float64)
+    width, count = min(_WIDTH, *exact.shape), exact.shape[1]
+    _, basis = linalg.eigh(exact.T @ exact, subset_by_index=[count - width, count - 1])
+    kernel = _kernel(landmarks, landmarks).astype(np.float64)
+    lift = np.linalg.solve(kernel + _RIDGE * np.eye(len(landmarks)), basis)
+    return Sketch(landmarks, basis.astype(np.float32), lift.astype(np.float32))
+
+
+def _kernel(vectors: Floats, landmarks: Floats) -> Floats:
+    # exp((cos - 1) / reach): of unit vectors this is the Gaussian kernel, |x - y|^2 = 2 - 2 cos
+    cosines: Floats = vectors @ landmarks.T
+    kernel: Floats = np.exp((cosines - 1) / np.float32(_REACH))
+    return kernel
+
+
+def open_vectors(
+    locate: Callable[[str], Path], fingerprint: Mapping[str, Any], counts: tuple[int, int]
+) -> dict[str, Shards]:
+    """Map what candidates are found by: pooled, texts, image_sketches and text_sketches.
+
+    `locate` gives the path of a file of the index, or of its draft; `counts` are those of images
+    and sentences. ArtifactCorrupt where shards are missing or damaged.
+    """
+    shard_rows = fingerprint["settings"]["index"]["shard_rows"]
+    dim = fingerprint["settings"]["similarity"]["dim"]
+    width = Sketch.read(locate(SKETCH), dim).basis.shape[1]
+    images, texts = counts
+    return {
+        "pooled": open_shards(locate, "pooled", images, shard_rows, dim),
+        "texts": open_shards(locate, "texts", texts, shard_rows, dim),
+        "image_sketches": open_shards(locate, "image_sketches", images, shard_rows, width),
+        "text_sketches": open_shards(locate, "text_sketches", texts, shard_rows, width),
+    }

@@ -24,17 +24,20 @@ from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.retrieval.embeddings import (
     IMAGES,
     OCCURRENCES,
+    SKETCH,
     TEXTS,
     Floats,
     Rows,
+    Sketch,
+    fit_sketch,
     highest,
     open_shards,
     pool,
+    score_at,
     shard_name,
     write_pictures,
 )
 from medclip_dcl.retrieval.settings import IndexConfig
-from medclip_dcl.retrieval.sketch import SKETCH, Sketch, fit_sketch, score_at
 from medclip_dcl.text.labeler.labels import split_sides
 from medclip_dcl.text.labeler.lexicon import LABELS
 

@@ -84,7 +84,7 @@ class Milvus:
         self._client.close()
 
     def fill(self, collection: str, vectors: Shards, said: Callable[[int], None]) -> None:
-        """Give a collection all vectors of an index, continuing one that was begun.
+        """Return a collection all vectors of an index, continuing one that was begun.
 
         `said` is called with how many rows each call brought.
         """
@@ -109,7 +109,7 @@ class Milvus:
         self._must_hold(collection, len(vectors))
 
     def nearest(self, collection: str, rows: int) -> Nearest:
-        """Give what finds the nearest rows of a collection, which must have so many."""
+        """Return what finds the nearest rows of a collection, which must have so many."""
         with self._asked():
             is_there = self._client.has_collection(collection)
             if is_there:

@@ -35,6 +35,7 @@ from medclip_dcl.retrieval.embeddings import (
     ARTIFACT,
     IMAGES,
     OCCURRENCES,
+    SKETCH,
     TEXTS,
     Floats,
     InMemoryIndex,
@@ -42,13 +43,14 @@ from medclip_dcl.retrieval.embeddings import (
     Nearest,
     Rows,
     Shards,
+    Sketch,
     map_pictures,
     open_shards,
+    open_vectors,
     pool,
     shard_name,
 )
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
-from medclip_dcl.retrieval.sketch import SKETCH, Sketch, open_vectors
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 
@@ -150,7 +152,7 @@ class Studies:
         self._has_finding = _finding_mask(column, self.findings)
 
     def image_mask(self, filters: Filters) -> Mask | None:
-        """Give (images,) booleans, whether each may be a hit; None where nothing is filtered."""
+        """Return (images,) booleans, whether each may be a hit; None where nothing is filtered."""
         masks: list[Mask] = []
         if filters.splits:
             masks.append(self._split.among(filters.splits))
@@ -175,12 +177,12 @@ class Studies:
         return mask
 
     def text(self, row: int) -> dict[str, Any]:
-        """Give the columns of a sentence."""
+        """Return the columns of a sentence."""
         facts: dict[str, Any] = self.texts.slice(row, 1).to_pylist()[0]
         return facts
 
     def texts_of_image(self, row: int) -> tuple[str, ...]:
-        """Give the sentences of an image's study, in the report's order."""
+        """Return the sentences of an image's study, in the report's order."""
         study = self._study_of_image[row]
         first, last = np.searchsorted(self._study_of_occurrence, [study, study + 1])
         said = self._text_of_occurrence[first:last]
@@ -260,7 +262,7 @@ class RetrievalIndex:
 
     @torch.inference_mode()
     def search(self, query: Query) -> list[Hit]:
-        """Give at most `query.k` hits, best first; fewer where filters leave fewer.
+        """Return at most `query.k` hits, best first; fewer where filters leave fewer.
 
         Raises:
             QueryError: the question is malformed.
@@ -272,7 +274,7 @@ class RetrievalIndex:
         return [give(int(rows[index]), float(scores[index])) for index in best]
 
     def picture(self, image_id: str) -> bytes | None:
-        """Give an image's thumbnail, a JPEG; None where it is not indexed or has none."""
+        """Return an image's thumbnail, a JPEG; None where it is not indexed or has none."""
         row = self.row_of.get(image_id)
         if row is None or self.pictures is None:
             return None

@@ -92,7 +92,7 @@ def state_finding(
 
 
 def gallery_sentences(finding: FineFinding) -> tuple[str, ...]:
-    """Give the canonical sentences of a fine finding, plainest first, without adjectives of degree.
+    """Return the canonical sentences of a fine finding, plainest first, without words of degree.
 
     No other fine finding has any of them.
     """

@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,10 +53,6 @@ _COVERAGE = 6  # patients of each fine finding: enough for a median of its boxes
 _Row = dict[str, Any]
 Drawn = Mapping[str, Mapping[str, Any]]
 """dicom_id -> `DrawnImage.facts`."""
-MakeTables = Callable[
-    [Path, Sequence[Patient], dict[str, Any]], tuple[Sequence[Patient], dict[str, bytes]]
-]
-"""Folder, patients and what was drawn of them -> patients as they are shown, and tables by name."""
 
 
 @dataclass(frozen=True)
@@ -78,24 +74,10 @@ class Unit:
             yield draw_patient(self.origin, number, seed, validate_share)
 
 
-def make_tables(
-    _folder: Path, patients: Sequence[Patient], drawn: Drawn
-) -> tuple[Sequence[Patient], dict[str, bytes]]:
-    """Make the tables of a sound tree, and return its patients as they are."""
-    return patients, release_tables(patients, drawn) | truth_tables(patients, drawn)
-
-
 def write_tree(
-    writer: ArtifactWriter,
-    seed: int,
-    settings: GenerateConfig,
-    workers: int,
-    make: MakeTables = make_tables,
+    writer: ArtifactWriter, seed: int, settings: GenerateConfig, workers: int
 ) -> dict[str, Any]:
-    """Write the tree into a draft, continuing where a killed run stopped; return its counts.
-
-    `make` gets the draft with all images and reports, and makes the tables.
-    """
+    """Write the tree into a draft, continuing where a killed run stopped; return its counts."""
     folder = writer.directory
     for leftover in folder.rglob(".*"):  # files that a kill left half-written
         leftover.unlink()
@@ -113,11 +95,11 @@ def write_tree(
         patient for unit in units for patient in unit.patients(seed, settings.validate_share)
     ]
     (folder / "truth").mkdir(exist_ok=True)
-    shown, tables = make(folder, patients, drawn)
+    tables = _release_tables(patients, drawn) | _truth_tables(patients, drawn)
     for name, content in tables.items():
         write_bytes(folder / name, content)
     shutil.rmtree(folder / _PARTS)
-    return _summarize(shown)
+    return _summarize(patients)
 
 
 def plan_patients(settings: GenerateConfig) -> Iterator[Unit]:
@@ -189,7 +171,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def release_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]:
+def _release_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]:
     """Make the tables that MIMIC-CXR, MIMIC-CXR-JPG and MS-CXR ship, by name."""
     images = [item for patient in patients for item in patient.items()]
     studies = [(patient.subject_id, study) for patient in patients for study in patient.studies]
@@ -216,7 +198,7 @@ def release_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes
     return tables | {BOX_TABLE: csv_bytes(list(box_rows(boxed, drawn)), _BOX_COLUMNS)}
 
 
-def truth_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]:
+def _truth_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]:
     """Make the tables that no release has; rho is the exact share of frontal training images."""
     images = [item for patient in patients for item in patient.items()]
     shares = _TrainingShares(images)

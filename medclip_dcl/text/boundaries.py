@@ -11,14 +11,12 @@ Every rule looks at a bounded stretch of text, so the time grows with its length
 import re
 from collections.abc import Iterator, Sequence
 
-from medclip_dcl.text.cleaning import clean_text
+from medclip_dcl.text.cleaning import EMPTY_BOX, TICKED_BOX, clean_text
+from medclip_dcl.text.labeler.lexicon import ANSWERS, TREE, pattern_of
 from medclip_dcl.text.labeler.phrases import is_term, lacks_part, names_parts_alone
 
 _DOTS = "\u2022\u2023\u25aa\u25ab\u25cf\u25cb\u25e6\u25a0\u25ba\u25b8\u27a2\u27a4\u2713\u2714\u00b7"
-_BOX = (
-    r"(?:\[[ \t]?[xX*\u2713\u2714]?[ \t]?\]|\([xX\u2713]\)|\([ \t]{1,2}\)"
-    r"|[\u2610\u2611\u2612\u25a1\u25fb])"
-)
+_BOX = rf"(?:{EMPTY_BOX}|{TICKED_BOX})"
 _MARK = (
     rf"(?:[*{_DOTS}>][ \t]*|[-\u2013\u2014]{{1,2}}[ \t]+|-(?=[A-Z])"
     r"|o[ \t]+(?=[A-Z])|\d{1,2}/[ \t]+|[QA]\d{0,2}[.):]+[ \t]+"
@@ -35,18 +33,11 @@ _NEXT_DASH = re.compile(r"(?<=\S)\s+(?=([-*])\s+[A-Z])")
 _LABEL = re.compile(r"[ \t]*[A-Za-z][A-Za-z0-9 ()/,&'-]{0,40}(?::(?!\d)|[ \t]\||[ \t]\.{2,}[ \t])")
 _COLUMNS = re.compile(r"[ ]*[A-Za-z][A-Za-z /()-]{0,30}?[ ]{3,}\S")
 _LEADER = re.compile(r"\S[ \t]+\.{2,}[ \t]+\S")
+_ENDS = {name: pattern_of(words) for name, words in TREE["ends"].items()}
 _DANGLING = re.compile(
-    r"(?:[,:&/(+-]|.{26}(?<![])?:|] )(?<!  )\b(?-i:no|NO)|"
-    r"\b(?:a|an|the|of|or|and|with|without|to|in|on|at|by|for|from|is|are|was|were|"
-    r"has|have|be|been|than|that|which|versus|vs|per|as|over|into|between|likely|possible|probable|"
-    r"represent|representing|reflect|suggest|suggesting|dr|mr|mrs|ms|right|left|small|mild|moderate|"
-    r"upper|lower|middle|acute|new|pleural|focal|via))$",
-    re.I,
+    rf"(?:[,:&/(+-]|.{{26}}(?<![])?:|] )(?<!  )\b(?-i:no|NO)|\b{_ENDS['dangling']})$", re.I
 )
-_CONTINUES = re.compile(
-    r"(?:or|and|of|with|without|in|on|at|to|from|by|for|than|is|are|was|were|has|have|which|that|"
-    r"but|due|consistent|compatible|seen|noted|versus|vs|as|not)\b"
-)
+_CONTINUES = re.compile(rf"{_ENDS['continuing']}\b")
 _LEAST_WIDTH, _MOST_WIDTH = 60, 100
 """Columns: hardly any report is wrapped narrower, and a longer line was not wrapped at all."""
 
@@ -57,33 +48,20 @@ _STOP = re.compile(
     r"|(?<=[A-Z]{3})\.(?=[A-Z]{2})|(?<=[a-z]{4})\.(?=[a-z]{2,}(?:\s|$))"
 )
 _NEVER_LAST = re.compile(r"\b(?:dr|mr|mrs|ms|prof|st|vs|figs?|e\.g|i\.e|cf|approx|viz)$", re.I)
-_SHORTENED = re.compile(
-    r"\b(?:(?:[a-z]\.)+[a-z]|etc|al|inc|lat|inf|sup|ant|post|bilat|mod|sm|lg|incr|decr|prev|"
-    r"temp|min|max|l|r|lt|rt|w|c|s|poss|prob|jr|sr|jan|feb|mar|apr|jun|jul|"
-    r"aug|sept?|oct|nov|dec)$",
-    re.I,
-)
+_SHORTENED = re.compile(rf"\b(?:(?:[a-z]\.)+[a-z]|{_ENDS['shortened']})$", re.I)
 _INITIAL = re.compile(r"(?<![A-Za-z.])[A-HJ-Z]$")
-_STARTS = re.compile(
-    r"(?:no|the|there|heart|lungs?|cardiac|mild|small|stable|normal|bony|osseous|pleural|visualized|"
-    r"unchanged|impression|findings|trachea|mediastin\w+|costophrenic|pulmonary|left|right)\b",
-    re.I,
-)
+_STARTS = re.compile(rf"{_ENDS['starting']}\b", re.I)
 _SURELY_STARTS = re.compile(r"(?:no|the|there|unchanged)\b")
-_ANSWERED = re.compile(
-    r"\?[ \t]*[-\u2013:]?[ \t]*(?:yes|no|none|absent|present|nil)\b[^.?]*$", re.I
-)
+_YES_OR_NO = rf"(?:{ANSWERS['yes']}|{ANSWERS['no']}|[yn])"
+_ANSWERED = re.compile(rf"\?[ \t]*[-\u2013:]?[ \t]*{_YES_OR_NO}\b[^.?]*$", re.I)
 _ANSWER_BESIDE = re.compile(r"\?\s+A(?:ns(?:wer)?)?\d{0,2}[.):]+\s+(?=\S)")
 _ABOUT_BEFORE = re.compile(
     r"(?:none|neither|this|these|it|both) (?:is|are|was|were|has|have) (?:now |since |also )?"
-    r"(?:not|no longer|absent|gone|resolved|cleared|seen|identified|demonstrated|present|evident|"
-    r"visible|excluded)\b",
+    rf"(?:not|no longer|gone|resolved|cleared|{ANSWERS['no']}|{ANSWERS['seen']})\b",
     re.I,
 )
 _ANSWER = re.compile(
-    r"(?:yes|no|none|absent|present|nil|neg(?:ative)?|[yn]|uncertain|unclear|possibl[ey]|probabl[ey]|"
-    r"maybe|equivocal|indeterminate)(?:\s+(?:seen|identified|evident|detected|present))?\s*(?:[.,;|(-]|$)",
-    re.I,
+    rf"(?:{_YES_OR_NO}|{ANSWERS['open']})(?:\s+{ANSWERS['seen']})?\s*(?:[.,;|(-]|$)", re.I
 )
 
 

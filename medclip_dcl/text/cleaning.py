@@ -24,6 +24,10 @@ _AFTER = str.maketrans(
 )
 
 
+EMPTY_BOX = r"(?:\[[ \t]?\]|\([ \t]{1,2}\)|[\u2610\u25a1\u25fb])"
+TICKED_BOX = r"(?:\[[ \t]?[xX*\u2713\u2714][ \t]?\]|\([xX\u2713]\)|[\u2611\u2612])"
+
+
 def fold_unicode(text: str) -> str:
     """Fold compatibility forms, hyphens, quotes and line ends; cut what is invisible.
 

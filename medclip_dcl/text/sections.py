@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from medclip_dcl.text.boundaries import LIST_HEAD, cut_sentences, end_of_first_line, find_sentences
 from medclip_dcl.text.cleaning import clean_text
+from medclip_dcl.text.labeler import lexicon
 from medclip_dcl.text.labeler.labels import read_claims
-from medclip_dcl.text.labeler.lexicon import Cue
+from medclip_dcl.text.labeler.lexicon import Cue, pattern_of
 from medclip_dcl.text.labeler.phrases import find_marks, names_parts_alone, words
 from medclip_dcl.text.mimic_sections import NAMES, TREE, VIEW, Part, Sections
 
@@ -54,7 +55,9 @@ _CAPITALS = re.compile(
     rf"(?<![\w-])(?:{'|'.join(name.strip().upper() for name in TREE['strong'].split(';'))})S?"
     r"(?=[ \t]+(?:[A-Z]?[a-z]|\d))"
 )
-_ANSWERED = re.compile(r"\s*(?:yes|no|none|absent|present|neg(?:ative)?|[yn])\b", re.IGNORECASE)
+_ANSWERED = re.compile(
+    rf"\s*(?:{lexicon.ANSWERS['yes']}|{lexicon.ANSWERS['no']}|[yn])\b", re.IGNORECASE
+)
 _UNPUNCTUATED = re.compile(r"[.:;|]")
 _BARE = re.compile(
     r"(?:^[ \t]*(?P<first>exam|clinical history|history|indication|technique|comparison)"
@@ -79,16 +82,9 @@ _STATES = re.compile(
     re.I,
 )
 _CHEST = re.compile(r"\b(?:chest|thorax|thoracic|cxr|ribs?|lungs?)\b", re.IGNORECASE)
-_LIMBS = (
-    "shoulder|knee|hip|pelvis|hand|wrist|foot|feet|ankle|elbow|femur|tibia|humerus|forearm|arm|leg|"
-    r"thigh|finger|toe|breasts?|mammogra\w+|echo\w*|thyroid|skull|facial|mandible|orbits?"
-)
-_LIMB = re.compile(rf"\b(?:{_LIMBS})\b(?! film| view)", re.IGNORECASE)
-_OTHER_PART = re.compile(
-    rf"\b(?:{_LIMBS}|abdomen|kub|fibula|cervical|lumbar|sacrum|sinus(?:es)?|brain|head|neck"
-    r"|clavicle)\b",
-    re.IGNORECASE,
-)
+_LIMBS, _TRUNK = (pattern_of(lexicon.TREE["elsewhere"][name]) for name in ("limbs", "trunk"))
+_LIMB = re.compile(rf"\b{_LIMBS}\b(?! film| view)", re.IGNORECASE)
+_OTHER_PART = re.compile(rf"\b(?:{_LIMBS}|{_TRUNK})\b", re.IGNORECASE)
 _LABELLED = re.compile(
     r"[ \t]*(?:\(?\d{1,2}[.)][ \t]*|[-*\u2022][ \t]*)?(?P<label>[A-Za-z][A-Za-z ,()-]{0,30}):"
 )

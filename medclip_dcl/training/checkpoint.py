@@ -25,7 +25,7 @@ from medclip_dcl.core.artifact import (
     open_artifact,
     read_artifact_header,
 )
-from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.artifact_writer import remove_if_code_changed, write_artifact
 from medclip_dcl.core.errors import (
     ArtifactError,
     ArtifactStale,
@@ -33,7 +33,6 @@ from medclip_dcl.core.errors import (
     CheckpointError,
 )
 from medclip_dcl.core.files import disk_faults_named, write_bytes, write_text
-from medclip_dcl.core.provenance import remove_if_code_changed
 
 ARTIFACT = ArtifactType("checkpoints", 2, "train")
 

@@ -30,7 +30,7 @@ from medclip_dcl.core.rng import RngStream, torch_generator_for
 from medclip_dcl.losses import negatives
 from medclip_dcl.losses.debiased import debiased_terms
 from medclip_dcl.losses.gather import gather_with_grad
-from medclip_dcl.losses.info_nce import info_nce_loss
+from medclip_dcl.losses.info_nce import info_nce_loss, multi_positive_loss
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.dataset import ImageTextBatch, jitter
 from medclip_dcl.training.settings import ObjectiveConfig
@@ -124,8 +124,6 @@ def info_nce(inputs: ObjectiveInputs) -> ObjectiveOutput:
 
 def multi_positive(inputs: ObjectiveInputs) -> ObjectiveOutput:
     """Pull same candidates as well, and leave unclear ones out."""
-    from medclip_dcl.losses.multi_positive import multi_positive_loss
-
     same = needed(inputs.same, "relation")
     loss = multi_positive_loss(inputs.s, same, inputs.unclear, positive=inputs.positive)
     return ObjectiveOutput(loss, info_nce(inputs).gauges)

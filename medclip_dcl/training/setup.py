@@ -5,7 +5,7 @@ texts that are compared, validation, trackers.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.artifact import HEADER, Artifact
 from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.encoder_files import packaged_text_config, read_tokenizer
+from medclip_dcl.models.pretrained import LoadReport
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.towers import Start, read_start
 from medclip_dcl.training.config import TrainingConfig
@@ -30,7 +32,7 @@ from medclip_dcl.training.supervision import Supervision, read_supervision
 from medclip_dcl.training.trainer import Hooks, TrainingData
 
 if TYPE_CHECKING:  # what options alone need is imported where they are given
-    from medclip_dcl.data.ground_truth import Truth
+    from medclip_dcl.data.records import Truth
     from medclip_dcl.inference.prompts import Finding
     from medclip_dcl.training.validation import Validation
 
@@ -93,8 +95,7 @@ def set_up(
     Raises:
         MedclipError: an input is missing, stale or does not fit.
     """
-    model, whole = config.model, bool(config.model.pretrained)
-    start = read_start(model, inputs.image_weights, inputs.text_weights, whole=whole)
+    start = start_of(config.model, inputs.image_weights, inputs.text_weights)
     config = config.model_copy(update={"model": start.settings})
     encoder = _build_encoder(config, start, accelerator, say)
     prepared = PreparedImages(inputs.prepared)
@@ -127,6 +128,39 @@ def set_up(
         prepared=prepared,
         validation=validation,
     )
+
+
+@dataclass(frozen=True)
+class PackageStart(Start):
+    """Start of both encoders from a model package."""
+
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def fill(self, encoder: DualEncoder) -> dict[str, LoadReport]:
+        """Fill an encoder that was built from the settings."""
+        encoder.load_state_dict(self.state)
+        return {"model": LoadReport(tuple(self.state), (), (), "package")}
+
+
+def start_of(settings: ModelConfig, image: Path | None, text: Path) -> Start:
+    """Read what a model starts from: `read_start`; or a model package, by its own settings.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, or of a kind that is not known here.
+        ArtifactError: the package is not whole.
+    """
+    whole = bool(settings.pretrained)
+    if not whole or not (text / HEADER).is_file():
+        return read_start(settings, image, text, whole=whole)
+    from medclip_dcl.inference.model_package import read_model_package
+
+    saved = read_model_package(text)
+    asked = {name: getattr(settings, name) for name in ("pretrained", "lora")}
+    own = saved.config.model.model_copy(update=asked)
+    with saved.text_folder() as folder:
+        config = packaged_text_config(folder)
+        tokenizer = read_tokenizer(folder, config)
+    return PackageStart(own, config, tokenizer, None, text, None, saved.weights())
 
 
 def slow_start(model: ModelConfig, settings: TrainConfig) -> str:

@@ -1,5 +1,21 @@
-"""One optimiser step: gradients, clipping, and a restore where a number is not finite."""
+"""One optimiser step: gradients, clipping, and a restore where a number is not finite.
 
+A batch whose activations would not fit is encoded chunk by chunk (`train.chunk`):
+
+    1  every chunk is encoded without activations; its regions and sentences are kept
+    2  the loss of the whole batch on these gives their gradients, which are kept in their place
+    3  every chunk is encoded again, with activations, and takes its gradients on into the weights
+
+One process thus holds the activations of a chunk, whatever the batch; the gradient is that of the
+plain step, for any loss of regions and sentences. Dropout is drawn by the position of the chunk,
+so both passes drop the same. Batch norms that learn would see a chunk in place of the batch, and
+are refused.
+
+Source: Gao et al. 2021 (GradCache), for vectors; regions, and scores in blocks, are ours.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.dataset import ImageTextBatch
@@ -17,6 +34,7 @@ from medclip_dcl.training.optim import (
     build_optimizer,
     freeze,
     frozen_groups,
+    learning_norms,
     learning_rate_share,
     set_learning_rate,
     set_training_mode,
@@ -54,8 +72,6 @@ class TrainStep:
         seed: int,
     ) -> None:
         if settings.chunk:
-            from medclip_dcl.training.grad_cache import refuse_learning_norms
-
             refuse_learning_norms(encoder, settings)
         configure_performance(encoder, settings)
         self._accelerator, self._settings, self._seed = accelerator, settings, seed
@@ -99,8 +115,6 @@ class TrainStep:
         # stopped would have dropped.
         chunk, position = self._settings.chunk, (batch.step, self._accelerator.process_index)
         if 0 < chunk < len(batch.crops):
-            from medclip_dcl.training.grad_cache import backward_in_chunks
-
             parts = range(-(-len(batch.crops) // chunk))
             seeds = [seed_for(self._seed, RngStream.DROPOUT, *position, part) for part in parts]
             return backward_in_chunks(
@@ -149,3 +163,64 @@ def configure_performance(encoder: DualEncoder, settings: TrainConfig) -> None:
         encoder.image.checkpoint_activations()
     if settings.gradient_checkpointing != "none":
         encoder.text.checkpoint_activations()
+
+
+def refuse_learning_norms(encoder: nn.Module, settings: TrainConfig) -> None:
+    """Raise ConfigError where batch norms would learn from each chunk of a batch."""
+    names = learning_norms(encoder, settings)
+    if names:
+        raise ConfigError(
+            f"train.chunk is {settings.chunk}, and the batch norms of the model ({names[0]} and "
+            f"{len(names) - 1} more) would see a chunk in place of the batch; set "
+            "train.freeze_batchnorm to true, with weights that are loaded, or train.chunk to 0"
+        )
+
+
+def backward_in_chunks(
+    accelerator: Accelerator,
+    network: nn.Module,
+    encoder: DualEncoder,
+    objective: ContrastiveObjective,
+    batch: ImageTextBatch,
+    chunk: int,
+    seeds: Sequence[int],
+) -> ObjectiveOutput:
+    """Compute the loss of a batch and add its gradient to the weights', as a plain step does.
+
+    `network` is what is called, the encoder or its distributed wrapper; `seeds` are those of
+    dropout, one for each chunk.
+    """
+    chunks = batch.in_chunks(chunk)
+    encoded = []
+    with torch.no_grad():
+        for seed, part in zip(seeds, chunks, strict=True):
+            torch.manual_seed(seed)
+            encoded.append(objective.encode(network, part))
+    regions, sentences = (torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True))
+    del encoded
+    output = objective(encoder, regions, sentences, batch)
+    accelerator.backward(output.loss)
+    gradients = [item.grad for item in (regions, sentences)]
+    del regions, sentences
+    start = 0
+    for number, part in enumerate(chunks):
+        stop = start + len(part.crops)
+        is_last = number == len(chunks) - 1
+        # Gradients are averaged over processes once, when the last chunk has added its own.
+        with nullcontext() if is_last else accelerator.no_sync(network):
+            torch.manual_seed(seeds[number])
+            outputs = list(objective.encode(network, part))
+            slopes = [None if item is None else item[start:stop] for item in gradients]
+            if is_last:
+                _add_scale(encoder, outputs, slopes)
+            torch.autograd.backward(outputs, slopes)
+        start = stop
+    return output
+
+
+def _add_scale(encoder: DualEncoder, outputs: list[Tensor], slopes: list[Tensor | None]) -> None:
+    # Gamma has its gradient from the loss, and no encoder calls it: without a part in this backward
+    # pass the distributed wrapper would wait for it.
+    if encoder.gamma.requires_grad:
+        outputs.append(encoder.gamma * 1)
+        slopes.append(torch.zeros_like(encoder.gamma))

@@ -22,7 +22,7 @@ from medclip_dcl.training.corpus import Corpus, Strings
 from medclip_dcl.training.settings import ObjectiveConfig
 
 if TYPE_CHECKING:  # what options alone read is imported where they do
-    from medclip_dcl.data.ground_truth import Truth
+    from medclip_dcl.data.records import Truth
     from medclip_dcl.text.labeler.labels import ReportLabels
 
 # Labels that `remove_labels` compares; the paper's five findings.

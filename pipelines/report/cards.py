@@ -23,7 +23,7 @@ from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.config import read_training_config
 
 from .corpus import count_splits
-from .settings import CardConfig
+from .preflight import CardConfig
 from .sources import Sources
 
 Facts = dict[str, Any]

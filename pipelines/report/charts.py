@@ -211,5 +211,5 @@ def heat_uri(grid: Float[np.ndarray, "rows columns"]) -> str:
 
 
 def jpeg_uri(data: bytes) -> str:
-    """Give an encoded JPEG as data URI."""
+    """Return an encoded JPEG as data URI."""
     return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"

@@ -157,7 +157,7 @@ def _rejects(sources: Sources) -> list[View]:
 
 
 def sentences_of(studies: set[str], texts: Artifact) -> dict[str, list[str]]:
-    """Give the distinct sentences of each study, in the report's order."""
+    """Return the distinct sentences of each study, in the report's order."""
     said: dict[str, list[str]] = defaultdict(list)
     for row in read_table(texts.path, sentences.SENTENCES, ["study_id", "text"]).to_pylist():
         if row["study_id"] in studies and row["text"] not in said[row["study_id"]]:

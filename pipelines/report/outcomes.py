@@ -1,11 +1,13 @@
-"""Sections about training and evaluation: losses, figures, trust, heatmaps, boxes."""
+"""Sections about training, evaluation and use: losses, figures, trust, heatmaps, boxes, cases."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.metrics import roc_curve
 
+from medclip_dcl.core.errors import ArtifactStale
 from medclip_dcl.core.tables import read_table, spread_rows
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
@@ -13,11 +15,13 @@ from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.model_package import read_model_package
+from medclip_dcl.retrieval import embeddings
+from medclip_dcl.retrieval.search import Query, RetrievalIndex
 from medclip_dcl.text.sentences import text_key
 from medclip_dcl.training.config import read_training_config
 from medclip_dcl.training.logging import read_metrics
 
-from .charts import Labels, Series, draw_lines, heat_uri
+from .charts import Labels, Series, draw_lines, heat_uri, jpeg_uri
 from .corpus import boxes_by_image, show_image
 from .sources import EXAMPLES, Sources
 
@@ -43,7 +47,7 @@ _SPANS = {"cnr": (0.0, 3.0), "cnr_signed": (-3.0, 3.0)}
 
 
 def describe_results(sources: Sources) -> View | None:
-    """Give the tree of `results.json` and what is drawn from it; None without results."""
+    """Return the tree of `results.json` and what is drawn from it; None without results."""
     found = sources.get(results.ARTIFACT)
     if found is None:
         return None
@@ -268,3 +272,52 @@ def _series(lines: Sequence[View], names: dict[str, str]) -> tuple[list[Series],
 
 def _chart(drawn: list[Series], labels: Labels) -> str | None:
     return draw_lines(drawn, labels) if drawn else None
+
+
+_QUERIES = 3
+_HITS = 4
+_COMMON = 2  # studies that say a sentence before it is asked for: else one image alone is right
+
+
+def show_cases(sources: Sources) -> list[View]:
+    """Ask the index for images by sentences that it holds.
+
+    Nothing in a private report, or where the index belongs to another model.
+    """
+    found = sources.get(embeddings.ARTIFACT, model_package.ARTIFACT)
+    if found is None or sources.settings.private:
+        return []
+    try:
+        index = RetrievalIndex.open(found[0].path, found[1].digest)
+    except ArtifactStale:
+        return []
+    texts = index.studies.texts
+    counts = np.array(texts.column("studies").to_pylist())
+    asked = np.flatnonzero(counts >= _COMMON)
+    asked = asked[np.argsort(-counts[asked], kind="stable")]
+    indices = spread_rows(len(asked), min(_QUERIES, EXAMPLES))
+    return [_case(index, int(asked[position])) for position in indices]
+
+
+def _case(index: RetrievalIndex, row: int) -> View:
+    text = index.studies.text(row)
+    vector = torch.from_numpy(index.sentences.gather(np.array([row]))[0])
+    hits = index.search(Query(target="image", k=_HITS, vector=vector))
+    shown = []
+    for hit in hits:
+        picture = index.picture(hit.id)
+        regions = index.regions.gather(np.array([index.row_of[hit.id]]))[0]
+        image = {  # pictures of an index are square
+            "uri": None if picture is None else jpeg_uri(picture),
+            "heat": heat_uri(regions.astype(np.float32) @ vector.numpy()),
+        }
+        shown.append(
+            {
+                "image": image | {"width": 1, "height": 1, "boxes": ()},
+                "score": hit.score,
+                "split": hit.split,
+                "says": list(hit.texts[:3]),
+                "is_said": text["text"] in hit.texts,
+            }
+        )
+    return {"query": text["text"], "studies": text["studies"], "hits": shown}

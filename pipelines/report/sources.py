@@ -16,7 +16,7 @@ from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 
 from . import preflight
-from .settings import ReportConfig
+from .preflight import ReportConfig
 
 EXAMPLES = 6
 """Images, heatmaps and retrieved cases shown."""
@@ -52,7 +52,7 @@ class Sources:
     """N, of one anchor in the global batch."""
 
     def get(self, *kinds: ArtifactType) -> tuple[Artifact, ...] | None:
-        """Give artifacts that are needed together; None where one is missing."""
+        """Return artifacts that are needed together; None where one is missing."""
         found = [self.artifacts.get(kind.name) for kind in kinds]
         present = tuple(artifact for artifact in found if artifact is not None)
         return present if len(present) == len(kinds) else None

@@ -7,13 +7,13 @@ import httpx
 import pytest
 
 from tests.support.dicom import dicom_bytes, ramp
-from tests.support.service import Service, running, store
+from tests.support.service import Service, running
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(published: Path) -> Path:
     """A committed model and index."""
-    return store(tmp_path_factory.mktemp("service"))
+    return published
 
 
 @pytest.fixture(scope="session")

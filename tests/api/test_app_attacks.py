@@ -68,6 +68,16 @@ def test_who_has_a_key_and_stalls_shuts_nobody_out(guarded: Service) -> None:
         assert wires[0].recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 503"
 
 
+def test_who_connects_and_says_nothing_is_let_go(guarded: Service) -> None:
+    with ExitStack() as stack:
+        wires = [
+            stack.enter_context(socket.create_connection(guarded.address, timeout=30))
+            for _ in range(20)
+        ]
+        assert classify(guarded) == 200
+        assert {wire.recv(1) for wire in wires} == {b""}
+
+
 FORMS = {
     "urlencoded": ("application/x-www-form-urlencoded", b"&"),
     "empty parts": ("multipart/form-data; boundary=x", b"\r\n--x\r\n\r\n"),
@@ -170,9 +180,7 @@ CHUNKED = b"Content-Type: multipart/form-data; boundary=x\r\nTransfer-Encoding: 
         b"POST /classify HTTP/1.1\r\nHost: a\r\nX-API-Key: KEY\r\n" + CHUNKED + 400 * b"1\r\n-\r\n",
     ],
 )
-def test_heads_and_frames_that_are_not_plain_http_are_refused(
-    guarded: Service, data: bytes
-) -> None:
+def test_heads_and_frames_that_are_not_plain_http_are_refused(guarded, data):
     answer = exchange(guarded.address, data.replace(b"KEY", KEY.encode()), patience_s=3)
     assert answer.status in {400, 501}
 
@@ -187,9 +195,7 @@ def test_a_body_in_chunks_is_read(guarded: Service, size: int) -> None:
     assert exchange(guarded.address, request.encoded(KEY)).status == 200
 
 
-def test_strangers_that_ask_on_and_on_neither_hold_the_service_nor_fill_the_log(
-    guarded: Service,
-) -> None:
+def test_strangers_that_ask_on_and_on_neither_hold_the_service_nor_fill_the_log(guarded):
     before = guarded.log.stat().st_size
     with ExitStack() as stack:
         for number in range(400):

@@ -1,20 +1,14 @@
 """Real and malformed DICOM files over HTTP: an answer or a named refusal, never a fault."""
 
 import csv
-from pathlib import Path
 
-import httpx
 import pytest
-
-from tests.support.service import Service
 
 SENTINELS = ("PHISENTINEL", "PHISENT", "PHIHIDDEN")
 
 
 @pytest.mark.real_data
-def test_every_file_is_answered_or_refused_and_names_nobody(
-    client: httpx.Client, service: Service, test_data: Path
-) -> None:
+def test_every_file_is_answered_or_refused_and_names_nobody(client, service, test_data):
     folder = test_data / "dicom"
     rows = list(csv.DictReader((folder / "manifest.csv").read_text().splitlines()))
     assert len(rows) > 40

@@ -158,9 +158,7 @@ def test_a_host_setting_that_no_request_can_name_is_refused(name: str) -> None:
         (("fe80::1", 8000), False),
     ],
 )
-def test_anonymous_requests_are_answered_on_loopback_whoever_started_the_service(
-    server: tuple[str, int | None], admitted: bool
-) -> None:
+def test_anonymous_requests_are_answered_on_loopback_whoever_started_the_service(server, admitted):
     auth = read_auth(ServeSettings(model="m", allow_anonymous=True, allowed_hosts=()))
     assert auth.refusal(scope(server=server)) == (None if admitted else "loopback_only")
 
@@ -182,9 +180,7 @@ def rewrite(path: Path, text: str, mode: int = 0o400) -> None:
     fresh.replace(path)
 
 
-def test_keys_are_exchanged_without_a_restart(
-    key_file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_are_exchanged_without_a_restart(key_file, caplog):
     caplog.set_level(logging.INFO)
     auth = read_auth(ServeSettings(model="m", key_file=str(key_file)))
     newest = "n" * 32
@@ -206,9 +202,7 @@ def test_keys_are_exchanged_without_a_restart(
 @pytest.mark.parametrize(
     ("text", "mode"), [("", 0o400), ("short", 0o400), ("n" * 32, 0o444), (None, 0)]
 )
-def test_a_bad_change_leaves_the_keys_as_they_were_and_is_logged(
-    key_file: Path, caplog: pytest.LogCaptureFixture, text: str | None, mode: int
-) -> None:
+def test_a_bad_change_leaves_the_keys_as_they_were_and_is_logged(key_file, caplog, text, mode):
     auth = read_auth(ServeSettings(model="m", key_file=str(key_file)))
     if text is None:
         key_file.unlink()

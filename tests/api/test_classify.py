@@ -1,6 +1,8 @@
 """POST /classify and /ground: several images in a request, heads, and what /metrics counts."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -21,11 +23,17 @@ BAD, BEYOND = b"PHISENTINEL", dicom_bytes(ramp(96, 64))
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service whose model has heads and a range, and whose first finding was refused."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with heads and a range, whose first finding was refused."""
     folder = tmp_path_factory.mktemp("heads")
     model = refuse(publish(folder / "model", known=random_range()), "effusion", "no decision")
     add_heads(model, load(model.path, "cpu").config.model.similarity.dim)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def own(folder: Path) -> Iterator[Service]:
+    """A service on that model."""
     with running(folder, index="") as service:
         yield service
 
@@ -40,9 +48,7 @@ def files(images: list[bytes]) -> list[tuple[str, tuple[str, bytes]]]:
     return [("image", ("a", data)) for data in images]
 
 
-def test_several_images_are_answered_in_order_and_a_bad_one_in_its_place(
-    http: httpx.Client,
-) -> None:
+def test_several_images_are_answered_in_order_and_a_bad_one_in_its_place(http):
     alone = [http.post("/classify", files=files([data])).json() for data in IMAGES]
     answer = http.post("/v1/classify", files=files([*IMAGES[:2], BAD, IMAGES[2]]))
     assert (answer.status_code, "PHISENTINEL" in answer.text) == (200, False)
@@ -108,6 +114,23 @@ def test_heads_answer_next_to_the_prompts(http: httpx.Client) -> None:
     assert known[0]["figures"]["auc"]["value"] == 0.75
     unanswered = http.post("/retrieve", data={"target": "image", "text": "x"})
     assert (unanswered.status_code, unanswered.json()["code"]) == (503, "no_index")
+
+
+@pytest.mark.parametrize("image", [IMAGES[0], BEYOND], ids=["inside", "beyond"])
+@pytest.mark.parametrize("findings", [None, ["Pneumonia", "mass"], [["A mass", "Clear"]]])
+def test_python_answers_as_the_service(
+    own: Service, folder: Path, image: bytes, findings: Any
+) -> None:
+    answer = load(folder, "cpu").classify(image, findings)
+    with Client(own.url) as client:
+        served = client.classify(image, findings)
+    rows, expected = answer.rows(), served.rows()
+    for row, same in zip(rows, expected, strict=True):
+        assert row.keys() == same.keys()
+        for name, value in row.items():
+            is_real = isinstance(value, float)
+            assert value == (pytest.approx(same[name], abs=1e-5) if is_real else same[name])
+    assert answer.image == served.image
 
 
 def test_the_client_asks_about_several_images(own: Service) -> None:

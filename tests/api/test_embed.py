@@ -43,9 +43,7 @@ def files(images: list[bytes]) -> list[tuple[str, tuple[str, bytes]]]:
     return [("image", ("a", data)) for data in images]
 
 
-def test_an_image_s_vector_is_the_direction_of_its_mean_region(
-    client: httpx.Client, predictor: Predictor, regions: torch.Tensor
-) -> None:
+def test_an_image_s_vector_is_the_direction_of_its_mean_region(client, predictor, regions):
     answer = client.post("/v1/embed", files=files(IMAGES)).json()
     mean = regions.numpy().mean(axis=(1, 2))
     expected = mean / np.linalg.norm(mean, axis=1, keepdims=True)
@@ -60,9 +58,7 @@ def test_an_image_s_vector_is_the_direction_of_its_mean_region(
     assert answer["base64"] is None
 
 
-def test_regions_come_row_by_row_and_their_bytes_are_little_endian(
-    client: httpx.Client, regions: torch.Tensor
-) -> None:
+def test_regions_come_row_by_row_and_their_bytes_are_little_endian(client, regions):
     for dtype, kind, error in (("float32", "<f4", 1e-6), ("float16", "<f2", 1e-3)):
         fields = {"what": "regions", "format": "base64", "dtype": dtype}
         answer = client.post("/embed", files=files(IMAGES), data=fields).json()
@@ -73,9 +69,7 @@ def test_regions_come_row_by_row_and_their_bytes_are_little_endian(
         assert np.asarray(same, kind) == pytest.approx(sent, abs=error)
 
 
-def test_a_box_over_one_region_gives_that_region(
-    client: httpx.Client, regions: torch.Tensor
-) -> None:
+def test_a_box_over_one_region_gives_that_region(client, regions):
     rows, columns = regions.shape[1:3]
     height, width = 96, 64  # of every image
     step_y, step_x = height / rows, width / columns
@@ -144,9 +138,7 @@ def test_a_refused_image_of_several_is_refused_in_its_place(client: httpx.Client
         (1, {"format": "npy"}, "format: Input should be 'json' or 'base64'"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_by_its_rule(
-    client: httpx.Client, images: int, fields: dict[str, object], rule: str
-) -> None:
+def test_what_cannot_be_asked_is_refused_by_its_rule(client, images, fields, rule):
     parts = files([png()] * images) or {"": (None, b"")}
     answer = client.post("/embed", data=fields, files=parts)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
@@ -188,3 +180,60 @@ def test_an_answer_larger_than_a_body_may_be_is_refused() -> None:
         check_size(vectors, encoding, most)
         with pytest.raises(ApiError, match="invalid_request"):
             check_size(vectors, encoding, most - 1)
+
+
+def data_url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def test_openai_s_form_has_the_vectors_of_sentences_and_of_images_in_their_order(
+    client: httpx.Client, predictor: Predictor, regions: torch.Tensor
+) -> None:
+    asked = [SENTENCES[0], data_url(IMAGES[0]), SENTENCES[1], data_url(IMAGES[3])]
+    tree = {"input": asked, "model": "any", "encoding_format": "base64"}
+    answer = client.post("/v1/embeddings", json=tree).json()
+    assert (answer["object"], answer["model"]) == ("list", predictor.digest)
+    assert [item["index"] for item in answer["data"]] == [0, 1, 2, 3]
+    texts = predictor.embed_sentences(list(SENTENCES[:2])).numpy()
+    means = regions.mean(dim=(1, 2))
+    pictures = torch.nn.functional.normalize(means, dim=-1).numpy()
+    expected = [texts[0], pictures[0], texts[1], pictures[3]]
+    for item, vector in zip(answer["data"], expected, strict=True):
+        read = np.frombuffer(base64.b64decode(item["embedding"]), "<f4")
+        assert read == pytest.approx(vector, abs=1e-6)
+    assert ["flags" in item for item in answer["data"]] == [False, True, False, True]
+    assert "inverted" not in answer["data"][1]["flags"]
+    one = client.post("/v1/embeddings", json={"input": SENTENCES[0]}).json()["data"]
+    assert one[0]["embedding"] == pytest.approx(texts[0].tolist(), abs=1e-6)
+    large = data_url(IMAGES[0] + bytes(1_500_000))  # more than a form without files may have
+    assert client.post("/v1/embeddings", json={"input": [large]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({}, "input: A string or a list"),
+        ({"input": []}, "input: 1 to 32"),
+        ({"input": [[1, 2]]}, "input: A string or a list"),
+        ({"input": ["https://host/image.png"]}, "nothing is fetched"),
+        ({"input": ["data:image/png,abc"]}, "data:image/png;base64"),
+        ({"input": ["data:image/png;base64,?"]}, "data:image/png;base64"),
+        ({"input": ["x"], "dimensions": 3}, "dimensions: 16, or left out"),
+        ({"input": ["x"], "encoding_format": "int8"}, "encoding_format: float or base64"),
+        ({"input": [" "]}, "input: Text of 1 to"),
+    ],
+)
+def test_openai_s_form_is_refused_by_a_rule_that_repeats_nothing(
+    client: httpx.Client, tree: dict[str, object], message: str
+) -> None:
+    answer = client.post("/v1/embeddings", json=tree)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert message in answer.json()["message"]
+
+
+def test_an_image_in_openai_s_form_that_cannot_be_read_refuses_the_request(
+    client: httpx.Client,
+) -> None:
+    for others in ([], [data_url(IMAGES[0])]):
+        answer = client.post("/v1/embeddings", json={"input": [data_url(b"x"), *others]})
+        assert answer.json()["code"] == "unknown_format"

@@ -9,8 +9,7 @@ from api.logging import LOGGER, JsonFormatter, RepeatFilter, log_fault
 def line_of(record: logging.LogRecord) -> dict[str, object]:
     text = JsonFormatter().format(record)
     assert "\n" not in text
-    parsed: dict[str, object] = json.loads(text)
-    return parsed
+    return json.loads(text)
 
 
 def record(name: str, message: str, **extra: object) -> logging.LogRecord:
@@ -53,9 +52,7 @@ def test_a_fault_names_its_type_and_place_but_not_its_message(
     assert "Doe" not in json.dumps(line)
 
 
-def test_of_lines_that_strangers_cause_the_first_are_written_and_the_others_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_lines_that_strangers_cause_the_first_are_written_and_the_others_counted(monkeypatch):
     repeats, counted = RepeatFilter(), []
     monkeypatch.setattr("api.logging.log", lambda event, **facts: counted.append((event, facts)))
     stranger = record(LOGGER.name, "request", kind="request /x 401 unauthorized")

@@ -248,9 +248,7 @@ def test_an_answer_leaves_in_pieces_and_takes_room_until_it_is_read() -> None:
     assert (status, b"overloaded" in body) == (503, True)
 
 
-def test_a_reader_that_stops_is_cut_and_one_that_goes_on_is_not(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_reader_that_stops_is_cut_and_one_that_goes_on_is_not(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(middleware, "PIECE_S", 0.3)
     app = app_with()

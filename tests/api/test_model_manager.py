@@ -115,9 +115,7 @@ def test_a_missing_index_leaves_the_model_and_is_not_ready(tmp_path: Path) -> No
     serving.close()
 
 
-def test_the_factory_reads_the_file_that_the_variable_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_factory_reads_the_file_that_the_variable_names(tmp_path, monkeypatch):
     file = tmp_path / "serve.json"
     file.write_text(json.dumps({"model": "m", "allow_anonymous": True, "queue": 3}))
     monkeypatch.setenv("MEDCLIP_CONFIG", str(file))

@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -127,9 +127,7 @@ def test_model_and_index_are_exchanged_as_a_pair_without_a_failed_request(tmp_pa
     assert 'medclip_swaps_total{outcome="refused"} 2.0' in figures
 
 
-def test_the_old_index_answers_while_its_successor_is_built_killed_and_built_again(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_old_index_answers_while_its_successor_is_built_killed_and_built_again(tmp_path, capfd):
     work = write_corpus(tmp_path / "work")
     config_file = write_config(tmp_path / "config.yaml", work)
     publish(work / "model")
@@ -235,9 +233,7 @@ def with_a_bank_of_another_width(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [of_other_features, with_a_bank_of_another_width])
-def test_a_model_that_cannot_answer_is_never_ready_and_replaces_none_that_can(
-    tmp_path: Path, spoil: Callable[[Path], None]
-) -> None:
+def test_a_model_that_cannot_answer_is_never_ready_and_replaces_none_that_can(tmp_path, spoil):
     folder, new = store(tmp_path / "now"), tmp_path / "new"
     spoil(new / "model")
     with running(new, wait=False, index="") as service, service.client() as client:

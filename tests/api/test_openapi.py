@@ -13,8 +13,7 @@ from medclip_dcl.data.limits import REASONS
 
 
 def document(**settings: Any) -> dict[str, Any]:
-    tree: dict[str, Any] = create_app(ServeSettings(model="none", **settings)).openapi()
-    return tree
+    return create_app(ServeSettings(model="none", **settings)).openapi()
 
 
 @pytest.fixture
@@ -34,8 +33,7 @@ def operations(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def fields(tree: dict[str, Any], path: str) -> dict[str, Any]:
     (form,) = tree["paths"][path]["post"]["requestBody"]["content"].values()
     name = form["schema"]["$ref"].rpartition("/")[2]
-    found: dict[str, Any] = tree["components"]["schemas"][name]["properties"]
-    return found
+    return tree["components"]["schemas"][name]["properties"]
 
 
 def test_limits_are_those_of_the_settings() -> None:

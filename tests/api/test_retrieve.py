@@ -1,15 +1,13 @@
 """Filters, and candidates from an engine, over HTTP."""
 
 from contextlib import ExitStack
-from pathlib import Path
 
 import httpx
 
 from medclip_dcl.core.artifact import open_artifact
-from medclip_dcl.retrieval.embeddings import ARTIFACT
+from medclip_dcl.retrieval.embeddings import ARTIFACT, open_vectors
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.retrieval.settings import RetrievalConfig
-from medclip_dcl.retrieval.sketch import open_vectors
 from medclip_dcl.text.labeler.lexicon import LABELS
 from tests.support.milvus import milvus_server
 from tests.support.service import FINDINGS, N_IMAGES, running
@@ -20,8 +18,7 @@ QUESTION = {"target": "image", "text": "No pleural effusion.", "k": "99"}
 def hits(client: httpx.Client, **fields: object) -> list[dict[str, object]]:
     answer = client.post("/retrieve", data=QUESTION | fields, files={"unused": b""})
     assert answer.status_code == 200, answer.text
-    found: list[dict[str, object]] = answer.json()["hits"]
-    return found
+    return answer.json()["hits"]
 
 
 def test_images_are_filtered_by_what_their_reports_assert(client: httpx.Client) -> None:
@@ -41,9 +38,7 @@ def test_a_finding_that_nobody_knows_is_refused(client: httpx.Client) -> None:
     assert "Gout" not in answer.text
 
 
-def test_an_engine_gives_the_same_hits_and_its_loss_is_named(
-    folder: Path, client: httpx.Client, tmp_path: Path
-) -> None:
+def test_an_engine_gives_the_same_hits_and_its_loss_is_named(folder, client, tmp_path):
     index = open_artifact(folder / "index", ARTIFACT)
     counts = index.summary["images"], index.summary["texts"]
     vectors = open_vectors(index.file, index.fingerprint, counts)

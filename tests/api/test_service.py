@@ -62,7 +62,7 @@ def test_findings_are_those_of_the_library(client: httpx.Client, folder: Path) -
         "source": "png",
         "flags": [],
     }
-    expected = model.classify(open_image(png()))
+    expected = model.classify(open_image(png())).findings
     found = answer.json()["findings"]
     assert [item["name"] for item in found] == [item.name for item in expected]
     np.testing.assert_allclose(
@@ -116,9 +116,7 @@ def test_a_picture_of_two_phrases_is_refused(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("target", ["image", "text"])
 @pytest.mark.parametrize("asked", ["text", "image", "box"])
-def test_every_kind_of_question_finds_ranked_hits(
-    client: httpx.Client, asked: str, target: str
-) -> None:
+def test_every_kind_of_question_finds_ranked_hits(client, asked, target):
     form = {"target": target, "k": "3"}
     files = image() if asked != "text" else {"unused": ("", b"")}
     form |= {"text": {"text": "Heart size is normal."}, "box": {"box": "[4, 8, 30.5, 40]"}}.get(
@@ -185,9 +183,7 @@ def test_pixels_that_spell_an_answer_are_not_taken_for_one(service: Service) -> 
     ],
     ids=["empty", "text", "eps", "tiff", "bomb", "cut png"],
 )
-def test_what_is_no_image_is_refused_by_name(
-    client: httpx.Client, data: bytes, status: int, code: str
-) -> None:
+def test_what_is_no_image_is_refused_by_name(client, data, status, code):
     answer = client.post("/classify", files=image(data))
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.json()["request_id"] == answer.headers["x-request-id"]
@@ -225,9 +221,7 @@ def test_a_dicom_image_is_read_and_a_cut_one_refused(client: httpx.Client, dicom
         ("/retrieve", {"target": "image", "text": "nul\0"}, ""),
     ],
 )
-def test_a_refused_request_learns_which_field_breaks_which_rule(
-    client: httpx.Client, path: str, form: dict[str, str], rule: str
-) -> None:
+def test_a_refused_request_learns_which_field_breaks_which_rule(client, path, form, rule):
     answer = client.post(path, data=form).json()
     assert answer["code"] == "invalid_request"
     assert f"({rule}" in answer["message"] or f"; {rule}" in answer["message"]
@@ -346,9 +340,7 @@ def test_logs_hold_no_contents(client: httpx.Client, service: Service) -> None:
     assert {"request_id", "route", "status", "ms"} <= set(lines[-1])
 
 
-def test_decisions_are_taken_by_the_offset_where_the_model_has_one(
-    tmp_path: Path, client: httpx.Client
-) -> None:
+def test_decisions_are_taken_by_the_offset_where_the_model_has_one(tmp_path, client):
     plain = client.post("/classify", files=image()).json()["findings"]
     assert client.get("/model").json()["card"]["offsets"] is None
     for finding in plain:
@@ -458,9 +450,7 @@ IMAGE_PART = "a part `image` with a file name"
         (FORM, b"--frontier\r\nContent-Disposition: form-data\r\n\r\na", "a part has no name"),
     ],
 )
-def test_forms_of_other_clients_learn_what_is_missing(
-    client: httpx.Client, kind: str, body: bytes | None, words: str
-) -> None:
+def test_forms_of_other_clients_learn_what_is_missing(client, kind, body, words):
     answer = client.post("/classify", content=body, headers={"Content-Type": kind} if kind else {})
     assert answer.status_code in {400, 422}
     assert words in answer.json()["message"]

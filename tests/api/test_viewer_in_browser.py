@@ -87,7 +87,6 @@ def facts(page: Page) -> tuple[int, int, int]:
     """Centre, width and zoom as the page shows them."""
     page.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     found = re.search(r"C (-?\d+) W (\d+) · (\d+) %", page.js("facts.textContent"))
-    assert found is not None
     return int(found[1]), int(found[2]), int(found[3])
 
 
@@ -106,9 +105,7 @@ def test_a_dropped_image_is_shown_with_findings_and_cases_and_nothing_is_asked_e
     assert page.errors == []
 
 
-def test_the_key_is_asked_for_and_kept_in_memory_alone(
-    page: Page, keyed: Service, image: Path
-) -> None:
+def test_the_key_is_asked_for_and_kept_in_memory_alone(page, keyed, image):
     page.open(keyed.url)
     page.until("!document.querySelector('#key-form').hidden")
     page.choose_file("#file", image)
@@ -180,9 +177,7 @@ def test_a_finding_says_what_it_means_and_where(shown: Page) -> None:
     assert shown.until("!document.querySelector('#meaning b') && meaning.textContent") == hint
 
 
-def test_what_does_not_decide_is_said_and_heads_stand_below_the_findings(
-    page: Page, tmp_path: Path, image: Path
-) -> None:
+def test_what_does_not_decide_is_said_and_heads_stand_below_the_findings(page, tmp_path, image):
     model = refuse(publish(tmp_path / "model"), "effusion", "its prompts do not decide")
     add_heads(model, load(model.path, "cpu").config.model.similarity.dim)
     with running(tmp_path, index="") as service:
@@ -210,9 +205,7 @@ def test_what_does_not_decide_is_said_and_heads_stand_below_the_findings(
         assert page.js("document.querySelector('#findings form') === null")  # nor is there a map
 
 
-def test_an_image_out_of_range_has_a_banner_and_grey_bars(
-    page: Page, tmp_path: Path, image: Path
-) -> None:
+def test_an_image_out_of_range_has_a_banner_and_grey_bars(page, tmp_path, image):
     publish(tmp_path / "model", known=random_range())
     like = tmp_path / "like.png"
     like.write_bytes(raster_bytes(random_images(1, seed=9)[0], "png"))
@@ -284,9 +277,7 @@ def test_a_refused_file_is_named_and_the_image_stays(shown: Page, tmp_path: Path
 
 @pytest.mark.parametrize("size", [(1366, 768), (820, 1180), (390, 844)])
 @pytest.mark.parametrize("dark", [True, False])
-def test_the_page_fits_desks_and_tablets_and_can_be_read(
-    page: Page, keyed: Service, size: tuple[int, int], dark: bool
-) -> None:
+def test_the_page_fits_desks_and_tablets_and_can_be_read(page, keyed, size, dark):
     touch = size != (1366, 768)
     start(page, keyed, width=size[0], height=size[1], touch=touch, dark=dark)
     assert page.js("document.documentElement.scrollWidth") <= size[0]
@@ -342,9 +333,7 @@ def images(folder: Path, count: int) -> list[Path]:
     return paths
 
 
-def test_a_worklist_is_gone_through_while_one_image_stays_pinned(
-    page: Page, keyed: Service, tmp_path: Path
-) -> None:
+def test_a_worklist_is_gone_through_while_one_image_stays_pinned(page, keyed, tmp_path):
     start(page, keyed)
     page.choose_file("#file", *images(tmp_path, 3))
     page.until(READY)

@@ -141,9 +141,7 @@ def test_boxes_are_scaled_by_the_size_that_they_mean(works: dict[str, Path]) -> 
         ("padchest", {"pacemaker": (1, 13), "goiter": (0, 0), "normal": (1, 13)}),
     ],
 )
-def test_labels_have_a_set_s_own_names(
-    works: dict[str, Path], config: str, expected: dict[str, tuple[int, int]]
-) -> None:
+def test_labels_have_a_set_s_own_names(works, config, expected):
     """Images with a finding, and without; one that no row lists is not labelled."""
     work = works[f"evaluate/{config}"]
     listed = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
@@ -154,9 +152,7 @@ def test_labels_have_a_set_s_own_names(
     assert manifest.label_names(labels) == source.findings
 
 
-def test_a_model_is_asked_for_the_findings_of_a_set(
-    works: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_asked_for_the_findings_of_a_set(works, tmp_path, monkeypatch):
     work = works["evaluate/tbx11k"]
     monkeypatch.setenv("MODEL", str(publish(tmp_path / "model").path))
     monkeypatch.setenv("TBX11K", str(work.parent / "data"))
@@ -177,9 +173,7 @@ def test_sets_for_evaluation_train_nobody(works: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("columns", ['{"path": "image", "report": "text"}', '{"report": "text"}'])
-def test_a_copy_of_mimic_without_patients_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: str
-) -> None:
+def test_a_copy_of_mimic_without_patients_is_refused(tmp_path, capsys, columns):
     (tmp_path / "train.csv").write_text("image,text\n0.png,No effusion.\n")
     config = tmp_path / "config.yaml"
     config.write_text(f"work: {tmp_path}/work\nsource: {{kind: table, root: {tmp_path}, ")

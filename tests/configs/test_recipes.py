@@ -37,9 +37,7 @@ def test_recipe_loads_and_names_real_jobs(path: Path) -> None:
     assert (ROOT / config.evaluate.prompts).is_file()
 
 
-def test_the_recipe_of_a_table_needs_no_weights_and_learns_from_random_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_recipe_of_a_table_needs_no_weights_and_learns_from_random_ones(monkeypatch):
     """What newcomers copy: the recommended objective, at rates that leave the start."""
     path = ROOT / "configs/train/table.yaml"
     assert set(re.findall(r"\$\{(\w+)\}", path.read_text())) == {"STUDIES"}
@@ -78,9 +76,7 @@ def test_the_recipe_of_mimic_cxr_is_the_paper_s() -> None:
     assert config.source.boxes  # patients of MS-CXR never train
 
 
-def test_the_recipe_of_open_i_reads_what_is_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recipe_of_open_i_reads_what_is_published(tmp_path, monkeypatch):
     write_xml_form(tmp_path / "open_i")
     write_projections(tmp_path / "open_i")
     monkeypatch.setenv("OPEN_I", str(tmp_path / "open_i"))

@@ -79,11 +79,8 @@ class CannotRun(Exception):
 class Engine:
     """Docker or Podman, started for the check, with a copy of the checkout to work in.
 
-    Attributes:
-        name: docker or podman.
-        work: folder of everything that the check makes.
-        tree: copy of the checkout's tracked and new files, with the demo's model and index.
-        image: one of the demo's images, in that tree.
+    `tree` is that copy, below `work`: tracked and new files, and the demo's model and index.
+    `image` is one of the demo's images in it.
     """
 
     def __init__(self, name: str, work: Path) -> None:
@@ -108,11 +105,7 @@ class Engine:
         }
 
     def start(self) -> None:
-        """Install and start the engine, make the base images, copy the checkout.
-
-        Raises:
-            CannotRun: it cannot be had here; the message says why.
-        """
+        """Install and start the engine, make the base images, copy the checkout."""
         if os.geteuid() != 0:
             raise CannotRun("it needs root")
         if shutil.which("apt-get") is None:
@@ -150,18 +143,9 @@ class Engine:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def shell(self, script: str, *, fails: bool = False, timeout_s: float = 900) -> str:
-        """Run commands as the pages have them; what they export is kept for the next ones.
+        """Run bash in the copy of the checkout, and give what was printed, on both channels.
 
-        Args:
-            script: bash, run in the copy of the checkout.
-            fails: whether a failure is allowed.
-            timeout_s: when it is given up.
-
-        Returns:
-            What was printed, on both channels.
-
-        Raises:
-            AssertionError: a command failed.
+        What is exported is kept for the next call. AssertionError where it fails, unless it may.
         """
         script = f'{_PRELUDE}\n{script}\nexport -p >"$WORK/exported"\n'
         done = subprocess.run(
@@ -179,41 +163,17 @@ class Engine:
         return done.stdout.strip()
 
     def containers(self, service: str) -> list[str]:
-        """List the running containers of a service.
-
-        Args:
-            service: its name in compose.yaml.
-
-        Returns:
-            Their ids.
-        """
-        return self.shell(
-            f"docker ps -q --filter label=com.docker.compose.service={service}"
-        ).split()
+        """Ids of the running containers of a service of compose.yaml."""
+        label = f"label=com.docker.compose.service={service}"
+        return self.shell(f"docker ps -q --filter {label}").split()
 
     def inside(self, service: str, command: str) -> str:
-        """Run a command in the first container of a service.
-
-        Args:
-            service: its name in compose.yaml.
-            command: for sh, in double quotes of none.
-
-        Returns:
-            What it printed, whether or not it failed.
-        """
+        """What a command of sh prints in the first container of a service, even if it fails."""
         quoted = command.replace("'", "'\\''")
         return self.shell(f"docker exec {self.containers(service)[0]} sh -c '{quoted}'", fails=True)
 
     def inspect(self, name: str, template: str) -> str:
-        """Ask the engine about a container or image.
-
-        Args:
-            name: its name or id.
-            template: a Go template.
-
-        Returns:
-            What it says.
-        """
+        """What the engine says of a container or image, by a template of Go."""
         return self.shell(f"docker inspect -f '{template}' {name}")
 
     def grafana(self, script: str, *arguments: str) -> str:

@@ -24,8 +24,7 @@ PINNED = re.compile(r"^([\w.-]+)==([\w.]+)", re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    tree: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
-    return tree
+    return yaml.safe_load((DOCKER / "compose.yaml").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +75,7 @@ def test_every_folder_of_the_host_is_mounted_read_only(compose: dict[str, Any], 
     assert "docker.sock" not in str(bound)
 
 
-def test_what_people_open_is_published_on_loopback_and_nothing_else(
-    compose: dict[str, Any],
-) -> None:
+def test_what_people_open_is_published_on_loopback_and_nothing_else(compose):
     services = compose["services"]
     published = {name: item["ports"] for name, item in services.items() if "ports" in item}
     assert set(published) == {"proxy", "grafana", "orthanc", "viewer"}
@@ -131,9 +128,7 @@ def test_the_image_runs_as_a_user_of_its_own(dockerfile: list[tuple[str, str]]) 
     assert any("/health" in rest for name, rest in stage if name == "HEALTHCHECK")
 
 
-def test_the_image_fetches_nothing_and_leaves_settings_alone(
-    dockerfile: list[tuple[str, str]],
-) -> None:
+def test_the_image_fetches_nothing_and_leaves_settings_alone(dockerfile):
     given = environment(dockerfile)
     assert given["HF_HUB_OFFLINE"] == given["TRANSFORMERS_OFFLINE"] == "1"
     # The service sets up its memory itself.

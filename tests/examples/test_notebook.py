@@ -40,3 +40,4 @@ def test_the_other_notebooks_are_short_and_keep_no_output(name: str) -> None:
     assert not any(cell.get("outputs") for cell in cells)
     for code in code_of(ROOT / f"examples/{name}.ipynb"):
         compile(code, name, "exec")
+        assert "subprocess" not in code

@@ -1,5 +1,6 @@
 """The wheel and the sdist hold everything, and run from an empty folder without the checkout."""
 
+import ast
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT
+from tests.house.tree import ROOT, SHIPPED, modules, syntax
 from tests.support.service import png, running, store
 
 LOSS = """
@@ -31,6 +33,38 @@ if __name__ == "__main__":
     Image.linear_gradient("L").save(drawn, "PNG")
     print(*open_image(drawn.getvalue()).pixels.shape)
 """
+
+
+_NAMES = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+
+
+def test_what_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    declared = {
+        re.split(r"[>=<\[]", line)[0].replace("-", "_")
+        for line in (*project["dependencies"], *(line for lines in extras for line in lines))
+    }
+    imported = {
+        name.split(".")[0]
+        for path in modules(*SHIPPED)
+        for node in ast.walk(syntax(path))
+        for name in _imported(node)
+    }
+    foreign = {name for name in imported if name not in sys.stdlib_module_names}
+    ours = {*SHIPPED, "medclip_dcl", "medclip_dcl_client"}
+    assert len(foreign) > 20
+    unlisted = {_NAMES.get(name, name) for name in foreign - ours} - declared
+    # an option of torch's own, and adapters of a tracker or a loader that a user brings
+    assert unlisted <= {"torchvision", "tensorboardX"}
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return (
+        [node.module] if isinstance(node, ast.ImportFrom) and not node.level and node.module else []
+    )
 
 
 def tracked_copy(folder: Path) -> Path:
@@ -115,9 +149,7 @@ def test_the_wheel_has_one_name_and_all_that_a_run_needs(built: tuple[Path, Path
     assert "medclip_dcl/py.typed" in names
 
 
-def test_the_loss_and_the_image_gate_run_from_an_empty_folder(
-    binaries: Path, tmp_path: Path
-) -> None:
+def test_the_loss_and_the_image_gate_run_from_an_empty_folder(binaries, tmp_path):
     assert float(run([binaries / "python", "-c", LOSS], tmp_path)) > 0
     assert "256 256" in run([binaries / "python", "-c", GATE], tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -150,9 +182,7 @@ def borrow(names: Sequence[str], binaries: Path) -> None:
                 (site / source.name).symlink_to(source)
 
 
-def test_the_light_install_runs_the_page_of_the_losses(
-    built: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_the_light_install_runs_the_page_of_the_losses(built, tmp_path):
     binaries = environment_with(built[1], tmp_path / "venv", [])
     borrow(OF_THE_BASE, binaries)
     page = (ROOT / "medclip_dcl/losses/README.md").read_text("utf-8")

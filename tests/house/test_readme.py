@@ -39,9 +39,7 @@ def test_it_is_one_page() -> None:
 
 
 @pytest.mark.parametrize("line", sorted({*COMMANDS, *TUTORIALS}))
-def test_command_has_the_options_and_files_that_it_names(
-    line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_has_the_options_and_files_that_it_names(line, monkeypatch):
     _, name, *words = shlex.split(line, comments=True)
     group = get_command(_app())
     context = group.make_context("medclip", [name, *words])

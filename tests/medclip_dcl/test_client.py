@@ -38,9 +38,7 @@ def service(folder: Path) -> Iterator[Service]:
         yield service
 
 
-def test_a_service_that_is_loading_is_waited_for(
-    service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_that_is_loading_is_waited_for(service, folder, monkeypatch):
     waits, sleep = [], time.sleep
 
     def shortened(seconds: float) -> None:
@@ -112,9 +110,7 @@ def test_refusals_bear_the_code_of_the_service(service: Service, folder: Path) -
         assert "nowhere" not in str(missing.value)
 
 
-def test_the_key_of_a_file_is_the_one_that_stands_there_now(
-    service: Service, tmp_path: Path
-) -> None:
+def test_the_key_of_a_file_is_the_one_that_stands_there_now(service, tmp_path):
     file = tmp_path / "key"
     file.touch(0o600)
     file.write_text("w" * 40)
@@ -142,9 +138,7 @@ def test_nobody_at_the_address_is_said_so() -> None:
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_line_of_the_readme_runs(
-    line: str, service: Service, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_line_of_the_readme_runs(line, service, folder, capsys):
     words = shlex.split(line)
     assert words[-2:] == ["--url", "http://127.0.0.1:8000"]
     words = [str(folder / word) if word == "image.dcm" else word for word in words[:-1]]
@@ -154,9 +148,7 @@ def test_line_of_the_readme_runs(
     assert json.loads(captured.out)["model"]
 
 
-def test_python_of_the_readme_runs(
-    service: Service, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_python_of_the_readme_runs(service, folder, capsys):
     asked = f'Client("{service.url}", "{KEY}")'
     text = PYTHON.replace('Client("http://127.0.0.1:8000")', asked)
     assert asked in text
@@ -168,9 +160,7 @@ def test_python_of_the_readme_runs(
     ]
 
 
-def test_failures_of_the_command_line_end_with_a_line_and_a_code(
-    service: Service, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failures_of_the_command_line_end_with_a_line_and_a_code(service, folder, capsys):
     loose = folder / "loose"
     loose.write_text(KEY)
     loose.chmod(0o644)
@@ -181,9 +171,7 @@ def test_failures_of_the_command_line_end_with_a_line_and_a_code(
     assert "chmod 440" in capsys.readouterr().err
 
 
-def test_the_command_line_warns_of_an_image_out_of_range(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_warns_of_an_image_out_of_range(tmp_path, capsys):
     image = tmp_path / "image.dcm"
     image.write_bytes(dicom_bytes(ramp(96, 64)))
     with stub_service(96, 64) as service:

@@ -53,9 +53,7 @@ def refusal(url: str, ca: Path | None = None) -> ServiceError:
 
 
 @needs_openssl
-def test_an_authority_is_trusted_once_it_is_named(
-    service: str, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_authority_is_trusted_once_it_is_named(service, certificates, monkeypatch):
     for other in (None, certificates.stranger):
         error = refusal(service, other)
         assert error.code == "certificate"
@@ -70,9 +68,7 @@ def test_an_authority_is_trusted_once_it_is_named(
 
 
 @needs_openssl
-def test_the_command_names_an_authority(
-    service: str, certificates: Certificates, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_names_an_authority(service, certificates, tmp_path, capsys):
     image = tmp_path / "image.png"
     image.write_bytes(b"image")
     words = ["classify", str(image), "--url", service]
@@ -84,9 +80,7 @@ def test_the_command_names_an_authority(
 
 
 @needs_openssl
-def test_another_name_than_the_certificate_s_is_said(
-    service: str, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_name_than_the_certificate_s_is_said(service, certificates, monkeypatch):
     look_up = socket.getaddrinfo
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda _, *rest, **kw: look_up("127.0.0.1", *rest, **kw)

@@ -13,9 +13,7 @@ from pipelines.ask import write_findings
 from tests.support.service import png, running
 
 
-def test_a_folder_becomes_a_table_and_a_cut_one_goes_on(
-    tmp_path: Path, published: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_becomes_a_table_and_a_cut_one_goes_on(tmp_path, published, capfd):
     images, table = tmp_path / "images", tmp_path / "answers.csv"
     (images / "b").mkdir(parents=True)
     contents = {"a.png": png(seed=1), "b/c.png": png(seed=2), "d.txt": b"none"}
@@ -50,9 +48,7 @@ def test_a_folder_becomes_a_table_and_a_cut_one_goes_on(
         assert "name another file" in capfd.readouterr().err
 
 
-def test_no_name_is_a_formula_or_breaks_a_row(
-    tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_name_is_a_formula_or_breaks_a_row(tmp_path, published, monkeypatch):
     names = {
         "=cmd|' calc'!A0.png": "./=cmd|' calc'!A0.png",
         "+1.png": "./+1.png",
@@ -81,9 +77,7 @@ def test_no_name_is_a_formula_or_breaks_a_row(
             assert not any(row["refused"] for row in rows)
 
 
-def test_a_model_that_is_exchanged_meanwhile_is_not_mixed_in(
-    tmp_path: Path, published: Path
-) -> None:
+def test_a_model_that_is_exchanged_meanwhile_is_not_mixed_in(tmp_path, published):
     (tmp_path / "a.png").write_bytes(png())
     with running(published) as service, Client(service.url) as client:
         facts = client.model().model_copy(update={"digest": "f" * 64})

@@ -24,11 +24,11 @@ from pipelines import build_eta_cache, read_claims, split_sentences
 from tests.support.corpus import commit_tables, write_reports
 
 
-@pytest.fixture
-def config_file(tmp_path: Path) -> Path:
-    path = tmp_path / "config.yaml"
-    path.write_text(f"work: {tmp_path / 'work'}\n", encoding="utf-8")
-    write_reports(tmp_path / "work")
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scored")
+    path = config_of(folder)
+    write_reports(folder / "work")
     assert split_sentences.main(["--config", str(path)]) == 0
     distinct = distinct_sentences(corpus_of(path)).to_pylist()
     generator = np.random.default_rng(0)
@@ -41,7 +41,19 @@ def config_file(tmp_path: Path) -> Path:
         }
         for index, row in enumerate(distinct)
     ]
-    commit_tables(tmp_path / "work", scoring.ARTIFACT, {scoring.LIKELIHOODS: rows})
+    commit_tables(folder / "work", scoring.ARTIFACT, {scoring.LIKELIHOODS: rows})
+    return folder / "work"
+
+
+@pytest.fixture
+def config_file(scored: Path, tmp_path: Path) -> Path:
+    shutil.copytree(scored, tmp_path / "work")
+    return config_of(tmp_path)
+
+
+def config_of(folder: Path) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(f"work: {folder / 'work'}\n", encoding="utf-8")
     return path
 
 
@@ -222,8 +234,7 @@ def fitted_config(tmp_path_factory) -> Path:
         for name in ("config.json", "model.safetensors", "tokenizer.json"):
             (writer.directory / name).write_bytes(b"{}")  # nobody scores with it again
         writer.commit({"fitted": True})
-    path = work.parent / "config.yaml"
-    path.write_text(f"work: {work}\n", encoding="utf-8")
+    path = config_of(work.parent)
     assert read_claims.main(["--config", str(path)]) == 0
     return path
 
@@ -247,20 +258,19 @@ def test_a_and_k_that_made_the_likelihoods_are_fitted(fitted_config, fit, capsys
 def test_the_papers_line_on_a_model_that_was_fitted_here_is_warned_of(fitted_config, capsys):
     run(fitted_config)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    warning = next(line["warning"] for line in lines if "warning" in line)
+    warning = next(line["note"] for line in lines if "note" in line)
     expected, measured = (float(part) for part in re.findall(r"(?:expects|show) ([\d.]+)", warning))
     assert expected < measured / 2
     assert "eta.fit=claims" in warning
     run(fitted_config, "a=0.5", "k=0.2")  # the user's own
-    assert "warning" not in capsys.readouterr().out
+    assert '"note"' not in capsys.readouterr().out
 
 
 def test_a_fit_without_its_labels_or_studies_is_refused(fitted_config, tmp_path, capsys):
     work = tmp_path / "work"
     shutil.copytree(fitted_config.parent / "work", work)
     commit_tables(work, manifest.ARTIFACT, {}, labels=False)
-    path = tmp_path / "config.yaml"
-    path.write_text(f"work: {work}\n", encoding="utf-8")
+    path = config_of(tmp_path)
     run(path, "fit=labels", code=2)
     assert "eta.fit is 'labels'" in capsys.readouterr().err
     run(path, "fit=claims", "eta_max=0.01", code=4)

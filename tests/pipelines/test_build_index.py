@@ -34,9 +34,7 @@ def run(config_file: Path, capsys: pytest.CaptureFixture[str], *words: str) -> d
     return next(line for line in lines if line.get("artifact") == "index")
 
 
-def test_the_index_is_made_reused_and_made_anew_for_another_model(
-    work: Path, config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_index_is_made_reused_and_made_anew_for_another_model(work, config_file, capsys):
     assert run(config_file, capsys)["state"] == "made"
     assert run(config_file, capsys)["state"] == "reused"
 
@@ -55,9 +53,7 @@ def test_the_index_is_made_reused_and_made_anew_for_another_model(
     assert [*index.search(question)] == [hit]  # its files are open, whatever bears their names now
 
 
-def test_an_engine_is_filled_before_the_index_is_published(
-    work: Path, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_engine_is_filled_before_the_index_is_published(work, config_file, tmp_path, capsys):
     with milvus_file(tmp_path) as uri:
         run(config_file, capsys, "--set", f"retrieval.uri={uri}")
         model = load(work / "model", "cpu")

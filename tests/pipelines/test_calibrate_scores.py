@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,16 @@ SEED = 37
 """Of the random model: one whose score of pneumonia happens to rise with it."""
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    work = write_evaluated(tmp_path / "work")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = write_evaluated(tmp_path_factory.mktemp("made") / "work")
     publish(work / "model", ["elsewhere"], seed=SEED, centred=True)
     return work
+
+
+@pytest.fixture
+def work(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "work")
 
 
 def run(work: Path, job: Any = main, least: int = 2, **settings: Any) -> int:
@@ -41,15 +47,12 @@ def run(work: Path, job: Any = main, least: int = 2, **settings: Any) -> int:
         probabilities={"least_per_class": least} | settings,
         source={"root": str(work)},
     )
-    code: int = job(["--config", str(config_file)])
-    return code
+    return job(["--config", str(config_file)])
 
 
 def calibrated(work: Path, **settings: Any) -> ScoreCalibration:
     assert run(work, **settings) == 0
-    found = read_calibration(open_artifact(work / "model", model_package.ARTIFACT))
-    assert found is not None
-    return found
+    return read_calibration(open_artifact(work / "model", model_package.ARTIFACT))
 
 
 def flip(work: Path, split: str) -> None:
@@ -64,9 +67,7 @@ def flip(work: Path, split: str) -> None:
     commit_tables(work, manifest.ARTIFACT, tables, flip=split)
 
 
-def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reason(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reason(work, capsys):
     before = open_artifact(work / "model", model_package.ARTIFACT)
     effusion, pneumonia = calibrated(work).findings
     assert (effusion.images_with, effusion.images_without) == (0, 10)
@@ -82,21 +83,17 @@ def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reas
     margin = predictor.margins(regions, predictor.findings)
     logits = (predictor.model.gamma**2 * margin).double().numpy()
     said = [answer[1].probability for answer in predictor.classify_regions(regions)]
-    assert pneumonia.curve is not None
     assert said == pneumonia.curve.probabilities(logits[1]).tolist()
     assert [answer[0].note for answer in predictor.classify_regions(regions)] == (
         [effusion.reason] * 3
     )
 
 
-def test_decisions_that_bfloat16_changes_are_counted_where_it_is_fast(
-    work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decisions_that_bfloat16_changes_are_counted_where_it_is_fast(work, monkeypatch):
     monkeypatch.setattr("pipelines.calibrate_scores.multiplies_bfloat16", lambda: False)
     assert calibrated(work).changed_in_bfloat16 is None
     monkeypatch.setattr("pipelines.calibrate_scores.multiplies_bfloat16", lambda: True)
     found = calibrated(work, least=3).changed_in_bfloat16
-    assert found is not None
     assert 20 * found == pytest.approx(round(20 * found))  # of ten images and two findings
     monkeypatch.setattr("medclip_dcl.models.settings.multiplies_bfloat16", lambda: True)
     taken = load(work / "model", "cpu", precision="auto").engine.precision
@@ -121,25 +118,20 @@ def test_labels_of_test_images_have_no_part_in_it(work: Path) -> None:
     assert calibrated(work).findings != first.findings
 
 
-def test_a_second_run_leaves_the_model_and_another_method_makes_it_anew(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_run_leaves_the_model_and_another_method_makes_it_anew(work, capsys):
     calibrated(work)
     digest = open_artifact(work / "model", model_package.ARTIFACT).digest
     calibrated(work)
     assert '"state": "reused"' in capsys.readouterr().out
     assert open_artifact(work / "model", model_package.ARTIFACT).digest == digest
     isotonic = calibrated(work, method="isotonic").findings[1].curve
-    assert isotonic is not None
     assert len(isotonic.logits) >= 2
     assert open_artifact(work / "model", model_package.ARTIFACT).digest != digest
     (work / "model").rename(work / ".model.retired")  # killed between two renames
     assert calibrated(work).findings
 
 
-def test_images_that_the_model_was_trained_on_are_refused(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_that_the_model_was_trained_on_are_refused(work, capsys):
     publish(work / "model", ["p024"], seed=SEED, centred=True)
     assert run(work) == 4
     assert "trained on 1 of 8" in capsys.readouterr().err
@@ -149,12 +141,10 @@ def test_the_evaluation_holds_probabilities_against_test_images(work: Path) -> N
     def outcome() -> dict[str, Any]:
         assert run(work, evaluate.main) == 0
         found = open_artifact(results.ARTIFACT.at(work), results.ARTIFACT)
-        answer: dict[str, Any] = results.read_figures(found)["questions"]["probabilities"]
-        return answer
+        return results.read_figures(found)["questions"]["probabilities"]
 
     assert "run calibrate_scores" in outcome()["absent"]
     curve = calibrated(work).findings[1].curve
-    assert curve is not None
     found = outcome()
     assert set(found["groups"]) == {"pneumonia"}
     rows = read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()

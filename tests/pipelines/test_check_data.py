@@ -82,7 +82,8 @@ def spoilt_archive() -> tuple[Release, set[tuple[str, str]]]:
     for number, view in ((4, "LATERAL"), (5, "")):
         given.images[number] = (*given.images[number][:3], view)
     given.image[ids[5]] = picture(5, ViewPosition="")
-    given.images.append(given.images[6])
+    given.images += [given.images[6], ("../../escape", people[17], studies[17], "AP")]
+    given.image["../../escape"] = None
     given.image[ids[7]], given.image[ids[8]], given.image[ids[9]] = None, POINTER, PAGE_SAVED
     given.image[ids[10]] = picture(10)[:-2000]
     given.image[ids[11]] = dicom_bytes(np.full((40, 50), 77, np.uint16))
@@ -103,16 +104,14 @@ def spoilt_archive() -> tuple[Release, set[tuple[str, str]]]:
     of_reports = ("no_report", "pointer_file", "empty_report", "not_utf8")
     named |= set(zip(of_reports, studies[13:17], strict=True))
     named |= {("image_without_report", name) for name in ids[13:17]}
-    return given, named | {("monochrome1", ids[18])}
+    return given, named | {("monochrome1", ids[18]), ("bad_id", "row-000021")}
 
 
 CHECK_ALONE = {"boxed_training", "two_splits", "same_pixels", "pixels_across_splits", "same_text"}
 CHECK_ALONE |= {"unknown_format", "truncated", "constant", "burned_in", "monochrome1"}
 
 
-def test_every_fault_is_named_and_none_is_invented_and_no_id_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_fault_is_named_and_none_is_invented_and_no_id_is_printed(tmp_path, capsys):
     given, named = spoilt_archive()
     everything: dict[str, Any] = {"source": {"max_reject_share": 1.0}}
     assert check(tmp_path, given, **everything) == 3
@@ -175,9 +174,7 @@ def test_a_sample_is_drawn_with_the_seed_and_said_to_be_one(tmp_path: Path) -> N
     assert "drawn at random" in (tmp_path / "work" / PAGE).read_text()
 
 
-def test_no_text_and_no_name_leaves_the_check(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_text_and_no_name_leaves_the_check(tmp_path, capsys):
     given = release(2)
     said = REPORT.replace("The lungs are clear.", "PHISENTINEL has clear lungs.")
     given.report = {row[2]: said.encode() for row in given.images}
@@ -202,9 +199,7 @@ def table_of(tmp_path: Path, texts: list[str]) -> dict[str, Any]:
     return {"kind": "table", "table": "reports.jsonl", "columns": columns, "boxes": ""}
 
 
-def test_the_page_shows_how_reports_are_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_shows_how_reports_are_read(tmp_path, capsys):
     report = "HISTORY: Old fracture.\nFINDINGS: No left effusion. Unchanged.\nIMPRESSION: Edema."
     assert check(tmp_path, source=table_of(tmp_path, [report, "FINDINGS: Clear lungs."])) == 0
     page = (tmp_path / "work" / PAGE).read_text()
@@ -220,9 +215,7 @@ def test_the_page_shows_how_reports_are_read(
     assert "left out though" in printed.out  # a tenth of the text is a short sentence
 
 
-def test_a_corpus_of_another_language_is_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_corpus_of_another_language_is_warned_of(tmp_path, capsys):
     texts = ["Kein Pneumothorax. Herz normal groß.", "Pleuraerguss links.", "No effusion."]
     assert check(tmp_path, source=table_of(tmp_path, texts)) == 0
     assert "2 of 3 reports read like another language than English (German)" in (
@@ -269,9 +262,7 @@ def test_faults_name_the_row_of_their_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_data
-def test_real_sources_are_checked(
-    tmp_path: Path, test_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_sources_are_checked(tmp_path, test_data, monkeypatch):
     monkeypatch.setenv("TEST_DATA", str(test_data))
     config = Path(__file__).parents[2] / "configs/covid_cxr.yaml"
     settings = ["--set", f"work={tmp_path}", "--set", "check.sample=30"]

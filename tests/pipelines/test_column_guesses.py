@@ -105,9 +105,7 @@ def test_labels_are_columns_of_codes_or_a_column_that_lists_them(tmp_path: Path)
         ("findings,narrative", f'Edema|Effusion,"{REPORT}"', {"report": "narrative"}),
     ],
 )  # fmt: skip
-def test_texts_are_the_sections_or_the_report_however_short(
-    tmp_path: Path, header: str, row: str, chosen: dict[str, str]
-) -> None:
+def test_texts_are_the_sections_or_the_report_however_short(tmp_path, header, row, chosen):
     found = guess(table(tmp_path, f"file,pid,{header}", f"#.png,1,{row}", files="#.png"))
     texts = {role: found.columns.get(role) for role in ("report", "findings", "impression")}
     assert {role: name for role, name in texts.items() if name} == chosen
@@ -133,9 +131,7 @@ def test_views_are_read_by_what_they_mean(shows: str, values: str) -> None:
     )
 
 
-def test_a_column_of_views_is_found_by_what_it_holds_and_one_unread_is_shown(
-    tmp_path: Path,
-) -> None:
+def test_a_column_of_views_is_found_by_what_it_holds_and_one_unread_is_shown(tmp_path):
     lines = ["file,pid,text,Frontal/Lateral,AP/PA,side,view"]
     views = ("Frontal,AP", "Lateral,", "Frontal,PA", "Lateral,")
     lines += [f'{n}.png,{n},"{REPORT}",{view},L,{n % 2}' for n, view in enumerate(views)]
@@ -182,9 +178,7 @@ def test_what_is_given_is_taken(tmp_path: Path) -> None:
         ("file,patient,text", rf'scans\#.png,1,"{REPORT}"', "'file' have backslashes"),
     ],
 )
-def test_a_table_that_cannot_be_read_is_refused_with_a_remedy(
-    tmp_path: Path, header: str, row: str, words: str
-) -> None:
+def test_a_table_that_cannot_be_read_is_refused_with_a_remedy(tmp_path, header, row, words):
     path = table(tmp_path, header, row, files="#.png")
     with pytest.raises(StudyError, match=words):
         guess(path)

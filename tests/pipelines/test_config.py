@@ -56,9 +56,7 @@ def test_a_config_of_a_packaged_name_may_have_that_one_as_its_base(tmp_path: Pat
         ("config.yaml", r"over\.yaml is, by way of its bases, its own base: "),
     ],
 )
-def test_a_base_that_is_missing_or_leads_back_is_refused(
-    config_file: Path, base: str, message: str
-) -> None:
+def test_a_base_that_is_missing_or_leads_back_is_refused(config_file, base, message):
     config_file.write_text("base: over.yaml\nwork: x\n", encoding="utf-8")
     over = config_file.with_name("over.yaml")
     over.write_text(f"base: {base}\n", encoding="utf-8")
@@ -88,9 +86,7 @@ def test_bad_override_is_refused(config_file: Path, override: str) -> None:
         ("zzz=1", r"zzz is not a setting; remove it, or correct the name$"),
     ],
 )
-def test_an_unknown_setting_is_refused_with_the_one_that_is_meant(
-    config_file: Path, override: str, meant: str
-) -> None:
+def test_an_unknown_setting_is_refused_with_the_one_that_is_meant(config_file, override, meant):
     with pytest.raises(ConfigError, match=meant):
         load_config(config_file, [override])
 
@@ -111,9 +107,7 @@ def test_a_missing_setting_and_a_long_value_do_not_print_the_file(config_file: P
         ("work: \x07\n", r"config\.yaml is not a YAML file"),
     ],
 )
-def test_a_fault_of_yaml_is_found_by_line_and_column(
-    config_file: Path, text: str, message: str
-) -> None:
+def test_a_fault_of_yaml_is_found_by_line_and_column(config_file, text, message):
     config_file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         load_config(config_file)
@@ -128,25 +122,19 @@ def test_a_fault_of_yaml_is_found_by_line_and_column(
         (".", r"config \. cannot be read: Is a directory$"),
     ],
 )
-def test_a_config_that_is_not_there_is_told_from_one_that_cannot_be_read(
-    name: str, message: str
-) -> None:
+def test_a_config_that_is_not_there_is_told_from_one_that_cannot_be_read(name, message):
     with pytest.raises(ConfigError, match=message):
         load_config(Path(name))
 
 
-def test_work_and_environment_stand_in_paths(
-    config_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_and_environment_stand_in_paths(config_file, monkeypatch):
     config = load_config(config_file)
     monkeypatch.setenv("ARCHIVE", "/data/archive")
     assert resolve_path("${WORK}/studies", config.work) == Path("runs/x/studies")
     assert resolve_path("${ARCHIVE}/files", config.work) == Path("/data/archive/files")
 
 
-def test_images_are_pretrained_on_where_training_starts_from_those_weights(
-    config_file: Path,
-) -> None:
+def test_images_are_pretrained_on_where_training_starts_from_those_weights(config_file):
     own = load_config(config_file, ["model.image.pretrained=${WORK}/image_weights"])
     plain, stages = stages_of(load_config(config_file)), stages_of(own)
     assert set(stages) - set(plain) == {"pretrain_images"}
@@ -156,9 +144,7 @@ def test_images_are_pretrained_on_where_training_starts_from_those_weights(
 @pytest.mark.parametrize(
     "address", ["https://gateway:SECRET@pacs.intern/web", "tcp://SECRET@head:8786"]
 )
-def test_an_address_with_a_password_is_refused_and_not_repeated(
-    config_file: Path, address: str
-) -> None:
+def test_an_address_with_a_password_is_refused_and_not_repeated(config_file, address):
     for override in (f"source.archive={address}", f'index.splits=["{address}"]'):
         with pytest.raises(ConfigError, match="user or password") as caught:
             load_config(config_file, [override])

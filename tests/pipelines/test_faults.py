@@ -9,8 +9,8 @@ import pytest
 from medclip_dcl.data import selection
 from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Reject, Source, Study, Text
 from medclip_dcl.data.selection import Selection
-from pipelines import faults
-from pipelines.faults import Found, Inspection
+from pipelines import check_data
+from pipelines.check_data import Found, Inspection
 from pipelines.report import preflight
 
 TEXT = Text("Clear.", "", "")
@@ -39,7 +39,7 @@ def test_every_step_counts_what_is_left() -> None:
         Reject("c", "no_report"),
     ]
     left = chosen([images[0], images[3], images[4]], {"sa": "pa", "sd": "pd", "se": "pe"}, rejects)
-    steps = faults.count_steps(raw(images, []), left, {"sa", "se"}, {"e"})
+    steps = check_data.count_steps(raw(images, []), left, {"sa", "se"}, {"e"})
     assert [(step["name"], step["images"], step["patients"]) for step in steps] == [
         ("in the source", 6, 5),
         ("frontal", 5, 5),
@@ -59,7 +59,7 @@ def test_an_image_that_goes_with_its_report_is_not_blamed_itself() -> None:
         Reject("row-1", "no_report"),
         Reject("row-2", "no_report"),
     ]
-    named = faults.name_rejects(raw(images, []), chosen([], {}, rejects))
+    named = check_data.name_rejects(raw(images, []), chosen([], {}, rejects))
     assert [(item.code, item.id) for item in named] == [
         ("not_utf8", "s1"),
         ("image_without_report", "a"),
@@ -80,7 +80,7 @@ def repeats_of(key_of: Mapping[str, str]) -> tuple[set[Found], dict[str, dict[st
     split_of = {"p1": "train", "p2": "train", "p3": "test"}
     source = Source(raw(listed, []), BoxTable([], set(), 0))
     look = Inspection(source, chosen(listed, {}, []), split_of, rows, {}, ())
-    found, repeats = faults.find_faults(look)
+    found, repeats = check_data.find_faults(look)
     return set(found), repeats
 
 
@@ -92,31 +92,13 @@ def test_repeats_are_grouped_and_all_but_the_first_are_named() -> None:
         Found("pixels_across_splits", "b", "d"),
         Found("pixels_across_splits", "d", "a"),
     }
-    assert repeats["pixels"] == {
-        "groups": 1,
-        "extra": 2,
-        "across_patients": 1,
-        "across_splits": 1,
-    }
-
-
-def test_a_picture_in_two_splits_is_named_with_the_other_side() -> None:
-    assert repeats_of({"a": "k", "b": "k"})[0] == {Found("same_pixels", "b", "a")}
-    assert Found("pixels_across_splits", "d", "c") in repeats_of({"c": "k", "d": "k"})[0]
-
-
-def test_leaks_of_the_source_are_named_by_patient() -> None:
-    splits = {"p1": {"train"}, "p2": {"train", "test"}, "p3": {"test"}}
-    assert faults.find_leaks(splits, {"p1", "p3", "p9"}) == [
-        Found("two_splits", "p2"),
-        Found("boxed_training", "p1"),
-    ]
+    assert repeats["pixels"] == {"groups": 1, "extra": 2, "across_patients": 1, "across_splits": 1}
 
 
 def test_lines_come_gravest_first_and_count_ids_once() -> None:
     found = [Found("lateral", "a"), Found("truncated", "b"), Found("truncated", "b")]
     found += [Found("two_splits", "p"), Found("same_pixels", "c", "b")]
-    lines = faults.make_lines(found, {"two_splits": 4}, 9)
+    lines = check_data.make_lines(found, {"two_splits": 4}, 9)
     assert [(line["kind"], line["code"], line["count"], line["of"]) for line in lines] == [
         ("leak", "two_splits", 1, 4),
         ("unusable", "truncated", 1, 9),
@@ -128,7 +110,7 @@ def test_lines_come_gravest_first_and_count_ids_once() -> None:
 
 def test_every_code_has_a_kind_and_a_meaning() -> None:
     codes = [*selection.REJECT_REASONS, *preflight.CODES]
-    lines = faults.make_lines([Found(code, "x") for code in codes], {}, 1)
+    lines = check_data.make_lines([Found(code, "x") for code in codes], {}, 1)
     assert len(lines) == len(set(codes)) > 40
     assert all(line["meaning"] for line in lines)
 
@@ -146,6 +128,6 @@ def test_every_code_has_a_kind_and_a_meaning() -> None:
 def test_each_threshold_decides(found: list[Found], most: float, clean: bool) -> None:
     found = [Found("truncated", "a"), *found]
     left = chosen([], {"s": "p"}, [Reject("x", "empty_report")])
-    verdict = faults.judge(left, {"opened": 5, "refused": 1}, found, most)
+    verdict = check_data.judge(left, {"opened": 5, "refused": 1}, found, most)
     assert verdict["unusable_share"] == pytest.approx(0.36)
     assert verdict["clean"] is clean

@@ -84,7 +84,7 @@ def test_patients_and_labels_that_cannot_be_taken_are_refused(
 def test_the_tutorial_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (ROOT / "docs/using_a_model.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     page = page.partition("## Labels of your own")[2].partition("\n## ")[0]
     (table,) = re.findall(r"```csv\n(.*?)```", page, re.DOTALL)
     (config,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)

@@ -13,14 +13,7 @@ from pipelines import fit_language_model, split_sentences
 from tests.support.bert import tiny_bert, write_cxr_bert
 from tests.support.corpus import write_reports
 
-SMALL = {
-    "vocabulary": 150,
-    "hidden_size": 16,
-    "layers": 1,
-    "steps": 8,
-    "batch": 8,
-    "threads": 1,
-}
+SMALL = {"vocabulary": 150, "hidden_size": 16, "layers": 1, "steps": 8, "batch": 8, "threads": 1}
 
 FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 """The card, and what transformers' own classes read offline."""

@@ -2,11 +2,7 @@ from pathlib import Path
 
 from pipelines.generate_studies import main
 
-SMALL = (
-    "generate.patients=3",
-    "generate.size_px=64",
-    "workers=1",
-)
+SMALL = ("generate.patients=3", "generate.size_px=64", "workers=1")
 
 
 def run(folder: Path, *overrides: str) -> int:

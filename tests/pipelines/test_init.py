@@ -71,9 +71,7 @@ def test_a_csv_becomes_a_model_in_five_commands_without_an_edit(
     assert model.origin["seconds"] > 0
 
 
-def test_a_config_is_not_overwritten(
-    own_table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_config_is_not_overwritten(own_table, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("studies.yaml").write_text("work: mine\n")
     assert main(["init", str(own_table)]) == 2
@@ -89,9 +87,7 @@ def small_table(folder: Path, *, report: str, patient: str) -> Path:
     return folder / "t.csv"
 
 
-def test_studies_without_patients_are_their_own_and_this_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_studies_without_patients_are_their_own_and_this_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     table = small_table(tmp_path, report="The heart is large.", patient="site")
     assert main(["init", str(table), "--yes"]) == 0
@@ -104,9 +100,7 @@ def test_studies_without_patients_are_their_own_and_this_is_said(
     assert tree["train"]["best_metric"] == "validation_uncorrected_loss"
 
 
-def test_reports_that_are_not_english_get_an_objective_without_claims(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reports_that_are_not_english_get_an_objective_without_claims(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = small_table(tmp_path, report="Kein Erguss; Herz normal", patient="patient")
     assert main(["init", str(table), "--yes"]) == 0
@@ -128,9 +122,7 @@ def run_init(
     return capsys.readouterr().out, load_config(Path("t.yaml"))
 
 
-def test_rows_that_cannot_be_used_are_counted_and_allowed_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_that_cannot_be_used_are_counted_and_allowed_for(tmp_path, monkeypatch, capsys):
     table = small_table(tmp_path, report="The heart is large.", patient="patient")
     lines = table.read_text().splitlines()
     lines[1:3] = ["0.png,0,", "gone.png,1,The heart is large."]  # no text; no image
@@ -145,9 +137,7 @@ def test_rows_that_cannot_be_used_are_counted_and_allowed_for(
     assert build_manifest.main(["--config", "t.yaml"]) == 0
 
 
-def test_a_table_of_which_nothing_is_left_gets_no_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_of_which_nothing_is_left_gets_no_config(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     table = small_table(tmp_path, report="The heart is large.", patient="patient")
     table.write_text(table.read_text().replace(".png,", ".png,LL,").replace("file,", "file,view,"))
@@ -157,9 +147,7 @@ def test_a_table_of_which_nothing_is_left_gets_no_config(
     assert not Path("t.yaml").exists()
 
 
-def test_labels_are_counted_as_the_run_reads_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_are_counted_as_the_run_reads_them(tmp_path, monkeypatch, capsys):
     small_table(tmp_path, report="The heart is large.", patient="patient")
     codes = ("1,-1", "0,", "uncertain,-1", ",Not mentioned")
     rows = [f"{n}.png,{n},The heart is large.,{codes[n % 4]},{n % 2}?" for n in range(60)]

@@ -12,6 +12,7 @@ from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.errors import ArtifactMissing, ConfigError, StudyError
 from medclip_dcl.core.files import write_text
+from medclip_dcl.core.progress import Progress
 from pipelines.job import STOPPED, Job, Stopped, job_main
 from tests.house.tree import ROOT
 from tests.support.headers import made_by_other_code
@@ -30,9 +31,7 @@ def run(config_file: Path, work: object, *more: str) -> int:
     return job_main("make_thing", work)(["--config", str(config_file), *more])  # type: ignore[arg-type]
 
 
-def test_valid_artifact_is_reused_and_said_so(
-    config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_valid_artifact_is_reused_and_said_so(config_file, capsys):
     written = []
 
     def write(writer: ArtifactWriter) -> dict[str, int]:
@@ -92,9 +91,7 @@ sys.exit(job_main("make_thing", work)(["--config", sys.argv[1]]))
 
 
 @pytest.mark.parametrize("options", [[], ["-X", "dev"]])
-def test_a_fault_names_its_type_and_place_but_not_its_message(
-    config_file: Path, options: list[str]
-) -> None:
+def test_a_fault_names_its_type_and_place_but_not_its_message(config_file, options):
     """A library's message may quote a report, in the job's processes and threads too."""
     command = [sys.executable, *options, "-c", FAULTY, str(config_file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -116,9 +113,7 @@ def test_a_job_may_open_as_many_files_as_the_system_allows(config_file: Path) ->
     assert found == [(before[1], before[1])]
 
 
-def test_a_forced_job_makes_again_what_is_valid_and_reuse_names_changed_code(
-    config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_forced_job_makes_again_what_is_valid_and_reuse_names_changed_code(config_file, capsys):
     def work(job: Job) -> None:
         job.make(ARTIFACT, {}, {}, lambda writer: {"forced": job.force})
 
@@ -132,3 +127,29 @@ def test_a_forced_job_makes_again_what_is_valid_and_reuse_names_changed_code(
     shown = capsys.readouterr()
     assert [json.loads(line)["state"] for line in shown.out.splitlines()] == ["made", "reused"]
     assert shown.err == ""
+
+
+def test_a_run_has_a_line_a_stage_and_the_rest_where_a_log_is_asked_for(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(job: Job) -> None:
+        with Progress("things", 2) as progress:
+            progress.advance(2)
+        job.say(ignored_keys=0)
+        job.say(warning="few", finding="mass", auc=None)
+        job.say(artifact="thing", state="made", seconds=2.0, none=0, a=1, b=2, c=3, d=4)
+
+    monkeypatch.setenv("PROGRESS_REST", "1")
+    monkeypatch.delenv("PROGRESS_FORMAT")
+    assert run(config_file, work) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        "make_thing: warning few",
+        "make_thing: thing made in 2 s: a 1, b 2, c 3",
+    ]
+    assert printed.err == ""
+    assert run(config_file, work, "--log", "words") == 0
+    printed = capsys.readouterr()
+    assert "make_thing: ignored keys 0" in printed.out
+    assert "none 0, a 1, b 2, c 3, d 4" in printed.out
+    assert "things: 2 of 2" in printed.err

@@ -63,9 +63,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("stage", UNITS)
-def test_a_killed_stage_goes_on_and_ends_with_the_same_bytes(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
-) -> None:
+def test_a_killed_stage_goes_on_and_ends_with_the_same_bytes(whole, tmp_path, monkeypatch, stage):
     monkeypatch.setattr(tree, "UNIT_PATIENTS", 8)
     made = STAGES[stage].makes
     work = shutil.copytree(whole, tmp_path / "work", ignore=shutil.ignore_patterns(made))

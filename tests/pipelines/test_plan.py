@@ -61,25 +61,8 @@ def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
 
 
 @pytest.mark.usefixtures("no_step")
-def test_a_grid_is_planned_run_by_run(capsys: Capture, tmp_path: Path) -> None:
-    more = ("--set", f"work={tmp_path}", "--images-per-s", "1000", "--studies", "1000")
-    grid = tmp_path / "grid.yaml"
-    grid.write_text("axes: {train.global_batch: [32, 64]}\nsettings: {train.steps: 1500}\n")
-    _, found, _ = answers(capsys, "configs/table1.yaml", *more, "--grid", str(grid))
-    # three seeds of 1,500 steps with 32 pairs and with 64
-    assert found["sweep"][1].startswith(f"6 runs: {3 * 1500 * 96 / 1000 / 3600:.3g} at 1e+03")
-    table1 = ("--grid", "configs/sweeps/table1.yaml")
-    _, found, _ = answers(capsys, "configs/table1.yaml", *more, *table1)
-    assert found["sweep"][1].startswith(f"66 runs: {66 * 750 * 64 / 1000 / 3600:.3g} at 1e+03")
-    grid.write_text("axes: {train.epochs: [1, 2]}\nsettings: {train.steps: null}\n")
-    _, found, _ = answers(capsys, "configs/table1.yaml", *more[:4], "--grid", str(grid))
-    assert found["sweep"][1] == "6 runs: not known: give --studies, or run build_manifest"
-
-
 @pytest.mark.usefixtures("no_step")
-def test_numbers_that_are_given_give_passes_hours_and_bytes(
-    capsys: Capture, tmp_path: Path
-) -> None:
+def test_numbers_that_are_given_give_passes_hours_and_bytes(capsys, tmp_path):
     given = ["--studies", "6400", "--images", "1000", "--images-per-s", "640"]
     more = ["--set", f"work={tmp_path / 'work'}", "--set", "train.steps=36000"]
     code, found, _ = answers(capsys, PAPER, *given, *more)
@@ -113,9 +96,7 @@ def test_weights_that_the_run_learns_before_are_not_missed(tmp_path: Path) -> No
     assert "text encoder" in found
 
 
-def test_more_than_the_machine_has_is_a_fault(
-    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_than_the_machine_has_is_a_fault(capsys, tmp_path, monkeypatch):
     cost = plan.StepCost(1, 10**14, 1, 1, 1, None)
     monkeypatch.setattr(plan, "measure_step", lambda *_: cost)
     more = ["--images", "10000000000", "--studies", "9", "--set", f"work={tmp_path}"]
@@ -140,9 +121,7 @@ def test_a_larger_batch_is_another_method(capsys: Capture, tmp_path: Path) -> No
     ("product", "state", "words"),
     [(256.0, "ok", "A card, bf16, 6 GB of 8 GB free"), (255.0, "fault", "a matrix product is wr")],
 )
-def test_each_gpu_is_asked_for_a_product(
-    monkeypatch: pytest.MonkeyPatch, product: float, state: str, words: str
-) -> None:
+def test_each_gpu_is_asked_for_a_product(monkeypatch, product, state, words):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     for name, answer in {
         "is_available": True, "device_count": 1, "get_device_name": "A card",
@@ -156,9 +135,7 @@ def test_each_gpu_is_asked_for_a_product(
     assert words in found.words
 
 
-def test_without_a_gpu_the_remedy_is_named_where_torch_could_use_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_gpu_the_remedy_is_named_where_torch_could_use_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for built, words in ((None, "everything runs on the CPU"), ("13.0", "a driver for CUDA 13.0")):
         monkeypatch.setattr(torch.version, "cuda", built)

@@ -29,9 +29,7 @@ def config_file(
     if not root.exists():
         root.mkdir()
         source.write(root)
-    settings = {
-        "size_px": 32,
-    } | images
+    settings = {"size_px": 32} | images
     path = tmp_path / f"{name}.yaml"
     given = {"root": str(root), "max_reject_share": most}
     tree = {"work": str(tmp_path / name), "source": given, "images": settings, "workers": 2}
@@ -97,11 +95,7 @@ def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> No
         ) as cluster,
     ):
         there = config_file(
-            tmp_path,
-            source,
-            "there",
-            most=0.1,
-            dask_scheduler=cluster.scheduler_address,
+            tmp_path, source, "there", most=0.1, dask_scheduler=cluster.scheduler_address
         )
         assert prepare_images.main(["--config", str(there)]) == 0
         with Client(cluster) as client:

@@ -24,9 +24,9 @@ from medclip_dcl.inference.heads import read_heads
 from medclip_dcl.inference.model_package import read_model_package, subject_hash
 from medclip_dcl.inference.predictor import load, published_folder
 from medclip_dcl.training.config import TrainingConfig, read_training_config
-from pipelines import cards, push_model, write_cards
+from pipelines import push_model, write_cards
 from pipelines.config import Config
-from pipelines.redacted_copy import export_model
+from pipelines.push_model import export_model
 from tests.support import forkserver
 from tests.support.canaries import found_in, spoil_settings
 from tests.support.corpus import write_config
@@ -61,7 +61,7 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def public_copy(config_file: Path, model: Path, folder: Path) -> Artifact:
-    reported = cards.cards_of(
+    reported = write_cards.cards_of(
         config_file.parent / "work",
         open_artifact(
             model_package.ARTIFACT.at(config_file.parent / "work"), model_package.ARTIFACT
@@ -92,9 +92,7 @@ def pushed(config_file: Path, url: str, *options: str, **more: str) -> Pushed:
     return Pushed(code, output.read_text(), log.read_text())
 
 
-def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(
-    config_file: Path, tmp_path: Path
-) -> None:
+def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(config_file, tmp_path):
     with running_hub() as hub:
         done = pushed(config_file, hub.url, "--allow-vocabulary")
     assert done.returncode == 0, done.stderr
@@ -181,9 +179,7 @@ def test_a_vocabulary_learned_from_reports_stays_until_it_is_allowed(config_file
     assert hub.asked == []
 
 
-def test_a_dry_run_lists_the_files_and_sends_nothing(
-    config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_lists_the_files_and_sends_nothing(config_file, capsys):
     arguments = ["--config", str(config_file), "--repo", "someone/images", "--allow-vocabulary"]
     assert push_model.main([*arguments, "--dry-run"]) == 0
     *files, last = capsys.readouterr().out.splitlines()
@@ -223,9 +219,7 @@ def test_a_file_that_is_not_a_model_s_is_never_sent(config_file: Path, tmp_path:
     assert not (tmp_path / "copy").exists()
 
 
-def test_offsets_go_with_the_model_and_the_encoded_images_of_their_bank_stay(
-    config_file: Path, tmp_path: Path
-) -> None:
+def test_offsets_go_with_the_model_and_the_encoded_images_of_their_bank_stay(config_file, tmp_path):
     own = model_package.ARTIFACT.at(config_file.parent / "work")
     copy = public_copy(config_file, own, tmp_path / "copy")
     assert (own / model_package.BANK_FILE).is_file()
@@ -234,9 +228,7 @@ def test_offsets_go_with_the_model_and_the_encoded_images_of_their_bank_stay(
     assert there.offsets_of(there.findings) == here.offsets_of(here.findings)
 
 
-def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(
-    config_file: Path, tmp_path: Path
-) -> None:
+def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(config_file, tmp_path):
     own = model_package.ARTIFACT.at(config_file.parent / "work")
     public_copy(config_file, own, model_package.ARTIFACT.at(tmp_path))
     work = config_file.parent / "work"
@@ -250,9 +242,7 @@ def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(
     assert counts == {"contaminated": None, "repeated_images": None}  # nobody knows
 
 
-def test_no_setting_that_names_a_place_or_a_host_is_published(
-    config_file: Path, tmp_path: Path
-) -> None:
+def test_no_setting_that_names_a_place_or_a_host_is_published(config_file, tmp_path):
     model = {"model": tiny_model_config(), "images": ImagesConfig(size_px=64)}
     config = cast("Config", spoil_settings(Config(work="unused", **model)))
     own = publish(tmp_path / "model", config=config)

@@ -68,17 +68,12 @@ def test_sentences_and_reports_get_their_claims(config_file: Path) -> None:
     assert said[sentences.text_key("No acute disease.")]["normal"]
 
 
-def test_foreign_reports_have_no_claims_and_are_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_reports_have_no_claims_and_are_warned_of(tmp_path, capsys):
     texts = {"s1": ["Kein Erguss links.", "Pneumothorax."], "s2": ["No effusion."]}
     claims = read(tmp_path, texts)
     assert [
         row["negated"] for row in read_table(claims.path, labels.REPORT_CLAIMS).to_pylist()
-    ] == [
-        [],
-        ["Pleural Effusion"],
-    ]
+    ] == [[], ["Pleural Effusion"]]
     # "Pneumothorax." says so by itself, but stands in a German report alone
     assert read_table(claims.path, labels.SENTENCE_CLAIMS)["asserted"].to_pylist() == [[], [], []]
     assert claims.summary["languages"] == {"de": 1, "en": 1}

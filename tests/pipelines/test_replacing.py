@@ -11,7 +11,7 @@ from medclip_dcl.core.errors import ArtifactStale
 from medclip_dcl.likelihood import eta_sources
 from pipelines.__main__ import main
 from pipelines.config import Config, check_config
-from pipelines.replacing import refuse_other_model, refuse_to_replace
+from pipelines.job import refuse_other_model, refuse_to_replace
 from pipelines.stages import stages_of
 
 
@@ -51,9 +51,7 @@ BOTH = "a finished model and finished results"
         ({"evaluate": {"bootstrap": 7}}, "finished results", "evaluate.bootstrap: 1000 -> 7"),
     ],
 )
-def test_other_settings_are_named_before_anything_is_touched(
-    work: Path, sections: dict[str, Any], lost: str, change: str
-) -> None:
+def test_other_settings_are_named_before_anything_is_touched(work, sections, lost, change):
     asked = config(work, **({"train": {"precision": "bf16"}} | sections))
     with pytest.raises(ArtifactStale) as caught:
         refuse_to_replace(asked, work, stages_of(asked))
@@ -86,9 +84,7 @@ def test_an_unfinished_run_is_refused_by_its_checkpoints_alone(tmp_path: Path) -
     refuse_to_replace(asked, tmp_path, stages_of(asked))
 
 
-def test_a_run_says_so_on_one_line_and_leaves_the_model(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_so_on_one_line_and_leaves_the_model(tmp_path, capfd):
     model = make(tmp_path, "model", objective=config(tmp_path).objective)
     words = ["run", "demo", "--set", f"work={tmp_path}", "--set", "objective.kind=infonce"]
     assert main([*words, "--set", 'jobs=["train"]']) == 4

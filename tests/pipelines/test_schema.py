@@ -26,9 +26,7 @@ def validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-def test_every_config_fits_the_schema_and_names_its_file(
-    validator: jsonschema.Draft202012Validator,
-) -> None:
+def test_every_config_fits_the_schema_and_names_its_file(validator):
     for path in SHIPPED:
         text = path.read_text(encoding="utf-8")
         found = [error.json_path for error in validator.iter_errors(yaml.safe_load(text))]
@@ -50,7 +48,5 @@ def test_every_config_fits_the_schema_and_names_its_file(
         ({"seeds": 3}, "$"),
     ],
 )
-def test_a_slip_is_found_where_it_is(
-    validator: jsonschema.Draft202012Validator, tree: dict[str, object], where: str
-) -> None:
+def test_a_slip_is_found_where_it_is(validator, tree, where):
     assert [error.json_path for error in validator.iter_errors(tree)] == [where]

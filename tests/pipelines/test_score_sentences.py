@@ -33,13 +33,55 @@ def write_model(work: Path, scale: float = 4.0) -> None:
         writer.commit({})
 
 
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("split")
+    write_reports(folder / "work")
+    assert split_sentences.main(["--config", str(config_of(folder))]) == 0
+    write_model(folder / "work")
+    return folder / "work"
+
+
+@pytest.fixture(scope="module")
+def scored(split: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config_file = copy_of(split, tmp_path_factory.mktemp("scored"))
+    run(config_file)
+    return config_file.parent / "work"
+
+
+@pytest.fixture(scope="module")
+def cut(split: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Work of a job that was stopped after a few units."""
+    config_file = copy_of(split, tmp_path_factory.mktemp("cut"))
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(2, patch)
+        assert score_sentences.main(["--config", str(config_file), *UNITS]) == 75
+    return config_file.parent / "work"
+
+
 @pytest.fixture
-def config_file(tmp_path: Path) -> Path:
-    path = tmp_path / "config.yaml"
-    path.write_text(f"work: {tmp_path / 'work'}\n", encoding="utf-8")
-    write_reports(tmp_path / "work")
-    assert split_sentences.main(["--config", str(path)]) == 0
-    write_model(tmp_path / "work")
+def config_file(split: Path, tmp_path: Path) -> Path:
+    return copy_of(split, tmp_path)
+
+
+@pytest.fixture
+def scored_file(scored: Path, tmp_path: Path) -> Path:
+    return copy_of(scored, tmp_path)
+
+
+@pytest.fixture
+def cut_file(cut: Path, tmp_path: Path) -> Path:
+    return copy_of(cut, tmp_path)
+
+
+def copy_of(work: Path, folder: Path) -> Path:
+    shutil.copytree(work, folder / "work")
+    return config_of(folder)
+
+
+def config_of(folder: Path) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(f"work: {folder / 'work'}\n", encoding="utf-8")
     return path
 
 
@@ -88,13 +130,6 @@ def stop_after(tasks: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, t
     return asked
 
 
-def cut_short(config_file: Path, tasks: int = 2) -> None:
-    """Stop the job after a few units."""
-    with pytest.MonkeyPatch.context() as patch:
-        stop_after(tasks, patch)
-        assert score_sentences.main(["--config", str(config_file), *UNITS]) == 75
-
-
 def test_scores_and_counts_are_those_of_the_sentences(config_file):
     table = read_table(run(config_file, *UNITS).path, scoring.LIKELIHOODS)
     corpus = open_artifact(config_file.parent / "work" / "sentences", sentences.ARTIFACT)
@@ -134,67 +169,52 @@ def change_one(change, config_file, monkeypatch) -> list[str]:
 
 
 @pytest.mark.parametrize("change", ["variant", "dtype", "model"])
-def test_what_changes_scores_makes_them_anew_and_is_named(config_file, capsys, monkeypatch, change):
-    digest = run(config_file).digest
-    assert run(config_file, *change_one(change, config_file, monkeypatch)).digest != digest
+def test_what_changes_scores_makes_them_anew_and_is_named(scored_file, capsys, monkeypatch, change):
+    digest = run(scored_file).digest
+    capsys.readouterr()
+    more = change_one(change, scored_file, monkeypatch)
+    assert run(scored_file, *more).digest != digest
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["state"] == "made"
     assert f"settings.{change}: " in said["replaced"]
+    assert build_eta_cache.main(["--config", str(scored_file), *more]) == 0
 
 
 @pytest.mark.parametrize("change", ["variant", "dtype", "model", "splitter"])
-def test_the_eta_cache_refuses_other_scores_by_name(config_file, capsys, monkeypatch, change):
-    run(config_file)
-    more = change_one(change, config_file, monkeypatch)
-    assert build_eta_cache.main(["--config", str(config_file), *more]) == 4
+def test_the_eta_cache_refuses_other_scores_by_name(scored_file, capsys, monkeypatch, change):
+    more = change_one(change, scored_file, monkeypatch)
+    assert build_eta_cache.main(["--config", str(scored_file), *more]) == 4
     said = capsys.readouterr().err
     assert f"{change}: " in said
     assert "rerun score_sentences" in said
-    run(config_file, *more)
-    assert build_eta_cache.main(["--config", str(config_file), *more]) == 0
 
 
 @pytest.mark.parametrize("change", ["variant", "engine", "model", "normalisation", "splitter"])
-def test_an_unfinished_draft_refuses_other_scores_by_name(config_file, capsys, monkeypatch, change):
-    cut_short(config_file)
-    before = acknowledged(config_file)
-    more = change_one(change, config_file, monkeypatch)
+def test_an_unfinished_draft_refuses_other_scores_by_name(cut_file, capsys, monkeypatch, change):
+    before = acknowledged(cut_file)
+    more = change_one(change, cut_file, monkeypatch)
     capsys.readouterr()
-    assert score_sentences.main(["--config", str(config_file), *more, *UNITS]) == 4
+    assert score_sentences.main(["--config", str(cut_file), *more, *UNITS]) == 4
     said = capsys.readouterr().err
     assert f"settings.{change}: " in said
     assert "delete that folder" in said
-    assert acknowledged(config_file) == before
+    assert acknowledged(cut_file) == before
 
 
-def test_a_stopped_run_goes_on_without_scoring_anything_twice(config_file, monkeypatch):
-    cut_short(config_file)
-    before = acknowledged(config_file)
-    assert 2 <= len(before) < 20
-    asked = stop_after(-1, monkeypatch)
-    resumed = run(config_file, *UNITS)
-    assert len(set(asked)) == len(asked) > 0
-    assert not {key for key, _ in asked} & before.keys()
-    table = read_table(resumed.path, scoring.LIKELIHOODS).to_pylist()
-    final = {row["text_key"]: row["pll_nats"] for row in table}
-    assert {key: final[key] for key in before} == before
-    assert resumed.digest == run_elsewhere(config_file).digest
-
-
-def test_a_damaged_part_is_scored_again_and_said_so(config_file, capsys):
-    cut_short(config_file)
-    part = next(parts_folder(config_file).glob("part-*.parquet"))
+def test_a_damaged_part_is_scored_again_and_said_so(cut_file, capsys):
+    part = next(parts_folder(cut_file).glob("part-*.parquet"))
     part.write_bytes(part.read_bytes()[:-9])
-    assert run(config_file, *UNITS).digest == run_elsewhere(config_file).digest
+    assert run(cut_file, *UNITS).digest == run_elsewhere(cut_file).digest
     assert '"damaged_parts": 1' in capsys.readouterr().out
 
 
-def test_acknowledged_scores_outlive_a_change_of_what_is_only_speed(config_file, monkeypatch):
-    cut_short(config_file)
-    before = acknowledged(config_file)
+def test_acknowledged_scores_outlive_a_change_of_what_is_only_speed(cut_file, monkeypatch):
+    before = acknowledged(cut_file)
+    assert 2 <= len(before) < 20
     asked = stop_after(-1, monkeypatch)
     other = ("--set", "likelihood.unit_pieces=77")
-    table = read_table(run(config_file, *other).path, scoring.LIKELIHOODS).to_pylist()
+    table = read_table(run(cut_file, *other).path, scoring.LIKELIHOODS).to_pylist()
+    assert len(set(asked)) == len(asked) > 0
     assert not {key for key, _ in asked} & before.keys()
     assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
 
@@ -210,19 +230,18 @@ def launch(config_file: Path, processes: int, *more: str) -> list[int]:
     return [process.exitcode for process in crew]
 
 
-def test_two_launched_processes_share_the_units_and_end_with_the_bytes_of_one(config_file):
-    cut_short(config_file)
-    before = acknowledged(config_file)
-    assert launch(config_file, 2) == [0, 0], (config_file.parent / "log-1").read_text()
-    artifact = open_artifact(config_file.parent / "work" / "likelihoods", scoring.ARTIFACT)
-    assert artifact.digest == run_elsewhere(config_file).digest
+def test_two_launched_processes_share_the_units_and_end_with_the_bytes_of_one(cut_file):
+    before = acknowledged(cut_file)
+    assert launch(cut_file, 2) == [0, 0], (cut_file.parent / "log-1").read_text()
+    artifact = open_artifact(cut_file.parent / "work" / "likelihoods", scoring.ARTIFACT)
+    assert artifact.digest == run_elsewhere(cut_file).digest
     table = read_table(artifact.path, scoring.LIKELIHOODS).to_pylist()
     assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
-    assert "1 of 2 shares" in (config_file.parent / "log-0").read_text()
-    assert not (config_file.parent / "work" / ".likelihoods.draft").exists()
-    assert launch(config_file, 2) == [0, 0]
-    assert '"state": "reused"' in (config_file.parent / "log-0").read_text()
-    assert "score sentences" not in (config_file.parent / "log-1").read_text()
+    assert "1 of 2 shares" in (cut_file.parent / "log").read_text()
+    assert not (cut_file.parent / "work" / ".likelihoods.draft").exists()
+    assert launch(cut_file, 2) == [0, 0]
+    assert '"state": "reused"' in (cut_file.parent / "log").read_text()
+    assert "score sentences" not in (cut_file.parent / "log-1").read_text()
 
 
 def test_workers_do_not_share_a_gpu(config_file, capsys, monkeypatch):

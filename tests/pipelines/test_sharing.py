@@ -6,12 +6,10 @@ import pytest
 
 from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import ConfigError
-from pipelines.sharing import share_data
+from pipelines.run import share_data
 
 
-def test_data_are_linked_and_what_training_made_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_are_linked_and_what_training_made_is_not(tmp_path, capsys):
     first = tmp_path / "ours"
     for name in ("prepared", "studies", "model"):
         (first / name / "files").mkdir(parents=True)

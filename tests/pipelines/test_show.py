@@ -1,14 +1,8 @@
-from pathlib import Path
-
-import pytest
-
 from pipelines.show import main
 from tests.support.headers import make
 
 
-def test_every_artifact_of_a_run_is_hashed_and_damaged_ones_are_named(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_every_artifact_of_a_run_is_hashed_and_damaged_ones_are_named(tmp_path, capfd):
     make(tmp_path / "whole")
     make(tmp_path / "checkpoints" / "step-1")
     assert main(["--verify", str(tmp_path)]) == 0

@@ -16,9 +16,19 @@ from medclip_dcl.inference import model_package
 from medclip_dcl.training import checkpoint, logging
 from pipelines import sweep
 from pipelines.config import load_config
-from pipelines.grid import Grid, grid_points, grid_runs, read_grid
 from pipelines.job import Job
-from pipelines.sweep import FIGURES, FOLDER, LOG, NOTE, Run, Sweep, best_value
+from pipelines.sweep import (
+    FIGURES,
+    FOLDER,
+    LOG,
+    NOTE,
+    Grid,
+    Run,
+    Sweep,
+    best_value,
+    grid_points,
+    read_grid,
+)
 from tests.support.corpus import write_config
 from tests.support.evaluated import write_untrained
 
@@ -69,8 +79,7 @@ def notes_of(work: Path) -> dict[str, int]:
 
 def read_tree(work: Path) -> Tree:
     text = (work / FOLDER / "little" / FIGURES).read_text()
-    tree: Tree = json.loads(text, parse_constant=pytest.fail)
-    return tree
+    return json.loads(text, parse_constant=pytest.fail)
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +140,7 @@ def test_the_tree_has_every_point_with_the_mean_of_its_runs(made: Path, capsys: 
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_a_run_without_its_note_goes_on_and_a_changed_one_is_made_again(
-    made: Path, capsys: Capture
-) -> None:
+def test_a_run_without_its_note_goes_on_and_a_changed_one_is_made_again(made, capsys):
     work, arguments = made, arguments_of(made, TWO)
     before = notes_of(work)
     lost = work / FOLDER / "little/floor=zero,constant=0.1/seed-1"
@@ -151,9 +158,7 @@ def test_a_run_without_its_note_goes_on_and_a_changed_one_is_made_again(
     assert '"runs": 1, "done": 0' in capsys.readouterr().out
 
 
-def test_the_value_that_is_best_on_validation_gets_the_other_seeds(
-    corpus: Path, tmp_path: Path
-) -> None:
+def test_the_value_that_is_best_on_validation_gets_the_other_seeds(corpus, tmp_path):
     work, metric = shutil.copytree(corpus, tmp_path / "work"), "validation_report_auc"
     rows = {"tuned": {"tune": {"eta.constant": [0.0, 0.1]}, "seeds": [4, 2]}}
     arguments = arguments_of(work, ROWS | {"rows": rows, "judge": metric})
@@ -189,9 +194,7 @@ def test_of_a_loss_the_lowest_is_best_and_of_equals_the_earlier(tmp_path: Path) 
         run.judged("cnr")
 
 
-def test_a_run_that_fails_is_named_and_its_exit_code_is_passed_on(
-    corpus: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_run_that_fails_is_named_and_its_exit_code_is_passed_on(corpus, tmp_path, capsys):
     work = shutil.copytree(corpus, tmp_path / "work")
     grid = ROWS | {"settings": {"eta.source": "pll"}, "rows": {"dcl_lm": {}}}
     assert sweep.main(arguments_of(work, grid)) == 4  # the corpus has no likelihoods
@@ -215,9 +218,7 @@ def test_a_given_model_is_evaluated_once_and_published_figures_stand_in_brackets
     assert "(1.46)" in shown
 
 
-def test_runs_go_over_the_visible_gpus_and_one_of_many_has_one_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_go_over_the_visible_gpus_and_one_of_many_has_one_thread(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     for named, devices in ((None, ["0", "1"]), ("4,GPU-1f,6", ["4", "GPU-1f"]), ("", [""])):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -256,8 +257,6 @@ def test_table_1_has_the_papers_nine_rows_with_its_figures() -> None:
     # Wang et al. 2023, Table 1: the last row's AUC, ACC, CNR, mIoU, Recall and MedR
     assert [*grid.rows["dcl_lm"].published.values()] == [0.86, 0.72, 1.49, 0.20, 0.30, 104]
     assert {title for row in grid.rows.values() for title in row.published} <= grid.figures.keys()
-    # 9 rows, two of ten seeds, and 2 + 2 + 2 + 5 values besides the best that are tried once
-    assert sum(count for _, count in grid_runs(grid)) == 7 * 5 + 2 * 10 + 11
 
 
 @pytest.mark.parametrize(
@@ -274,16 +273,12 @@ def test_table_1_has_the_papers_nine_rows_with_its_figures() -> None:
         ({"axes": {"eta.a": [0.1]}, "points": 3}, "points is not a setting"),
     ],
 )  # fmt: skip
-def test_a_grid_that_cannot_run_is_refused_first(
-    tmp_path: Path, grid: Tree, words: str, capsys: Capture
-) -> None:
+def test_a_grid_that_cannot_run_is_refused_first(tmp_path, grid, words, capsys):
     assert sweep.main(arguments_of(tmp_path, grid)) == 2
     assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("part", [("--points", "7"), ("--points", "a=9"), ("--seeds", "5")])
-def test_a_slice_that_names_something_else_is_refused(
-    made: Path, part: tuple[str, str], capsys: Capture
-) -> None:
+def test_a_slice_that_names_something_else_is_refused(made, part, capsys):
     assert sweep.main([*arguments_of(made, TWO), *part]) == 2
     assert f"{part[0]} names ['{part[1]}']; choose among" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
 from medclip_dcl.inference import model_package
 from medclip_dcl.text import sentences
-from pipelines import cards
+from pipelines import write_cards
 from pipelines.report.corpus import count_splits
 from pipelines.write_cards import main
 from tests.support.corpus import commit_tables, write_config, write_corpus
@@ -43,22 +43,19 @@ def run(work: Path, **words: Any) -> int:
 
 
 def facts(work: Path, name: str) -> dict[str, Any]:
-    tree: dict[str, Any] = json.loads((work / "cards" / name).read_text())
-    return tree
+    return json.loads((work / "cards" / name).read_text())
 
 
 @pytest.mark.parametrize(
     ("name", "empty"), [("intended_use", " "), ("limits", []), ("licence", "")]
 )
-def test_publishing_is_refused_while_a_text_is_empty(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, empty: Any
-) -> None:
+def test_publishing_is_refused_while_a_text_is_empty(tmp_path, capsys, name, empty):
     work = write_evaluated(tmp_path / "work")
     model = open_artifact(work / "model", model_package.ARTIFACT)
     assert run(work, **{name: empty}) == 2
     assert f"card.{name} empty" in capsys.readouterr().err
     with pytest.raises(ArtifactMissing, match="fill the config's card section"):
-        cards.cards_of(work, model)
+        write_cards.cards_of(work, model)
     assert open_artifact(work / "model", model_package.ARTIFACT).digest == model.digest
 
 
@@ -66,22 +63,22 @@ def test_the_cards_open_the_gate_for_their_own_model_alone(tmp_path: Path) -> No
     work = write_evaluated(tmp_path / "work")
     assert run(work) == 0
     model = open_artifact(work / "model", model_package.ARTIFACT)
-    assert cards.cards_of(work, model).summary["model"] == model.digest
+    assert write_cards.cards_of(work, model).summary["model"] == model.digest
     publish(work / "model", ["elsewhere"], seed=1)
     with pytest.raises(ArtifactStale, match="rerun write_cards"):
-        cards.cards_of(work, open_artifact(work / "model", model_package.ARTIFACT))
+        write_cards.cards_of(work, open_artifact(work / "model", model_package.ARTIFACT))
 
 
 def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
     assert run(evaluated) == 0
-    found = facts(evaluated, cards.MODEL_FACTS)
+    found = facts(evaluated, write_cards.MODEL_FACTS)
     tree = results.read_figures(open_artifact(results.ARTIFACT.at(evaluated), results.ARTIFACT))
     auc = tree["questions"]["zero_shot"]["figures"]["mean_auc"]
     assert found["evaluation"]["figures"]["zero-shot AUC, mean of findings"] == {
         **auc,
         "chance": 0.5,
     }
-    text = (evaluated / "cards" / cards.MODEL_CARD).read_text()
+    text = (evaluated / "cards" / write_cards.MODEL_CARD).read_text()
     assert ModelCard(text).data.license == "mit"
     assert "Comparing losses." in text
     assert "- Tiny images alone." in text
@@ -96,7 +93,7 @@ def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
 
 def test_the_data_card_counts_split_by_split(evaluated: Path) -> None:
     assert run(evaluated) == 0
-    found = facts(evaluated, cards.DATA_FACTS)
+    found = facts(evaluated, write_cards.DATA_FACTS)
     counts = {name: (row["images"], row["patients"]) for name, row in found["splits"].items()}
     assert counts == {"train": (30, 24), "validate": (10, 8), "test": (10, 8)}
     assert found["splits"]["test"]["views"] == "PA 10"

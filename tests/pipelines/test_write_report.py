@@ -73,11 +73,7 @@ def work(tmp_path_factory):
     config_file = write_config(
         work / "config.yaml",
         work,
-        evaluate={
-            "bootstrap": 20,
-            "gallery": str(gallery),
-            "prompts": str(work / "prompts.yaml"),
-        },
+        evaluate={"bootstrap": 20, "gallery": str(gallery), "prompts": str(work / "prompts.yaml")},
         probabilities={"least_per_class": 2},
         source={"root": str(work)},
     )

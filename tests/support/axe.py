@@ -15,5 +15,4 @@ _RUN = """axe.run(document, {resultTypes: ['violations']}).then(({violations}) =
 def serious_findings(page: Page) -> list[str]:
     """List what axe-core calls serious or critical in the page as it stands: rule and element."""
     page.js(AXE.read_text(encoding="utf-8") + ";0")
-    found: list[str] = page.js(_RUN)
-    return found
+    return page.js(_RUN)

@@ -147,6 +147,10 @@ BOMBS: dict[str, Bomb] = {
     "jpeg_13300": Bomb(lambda: jpeg_claim(13_300, 13_300), "too_many_pixels", "truncated"),
     "jpeg_13300_padded": Bomb(lambda: jpeg_claim(13_300, 13_300, 400_000), "too_many_pixels"),
     "jpeg_6000": Bomb(lambda: jpeg_claim(6000, 6000), "truncated"),
+    "jpeg_6000_in_dicom": Bomb(
+        lambda: compressed(np.zeros((6000, 6000), np.uint8), BASELINE, jpeg_claim(6000, 6000)),
+        "truncated",
+    ),
     "jpeg_scans": Bomb(scan_bomb, "corrupt"),
     **{
         f"jpeg_fill_before_{name}": Bomb(partial(filled_jpeg, marker), "corrupt")

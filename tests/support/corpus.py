@@ -22,7 +22,7 @@ from medclip_dcl.core.tables import TableFormat, write_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood import eta, masked_lm
-from medclip_dcl.likelihood.masked_corpus import train_tokenizer
+from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels

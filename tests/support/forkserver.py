@@ -62,20 +62,26 @@ def run(module: str, arguments: Sequence[str], log: Path, **more: Any) -> int:
 
 
 def start_ranks(
-    count: int, module: str, arguments: Sequence[str], log: Path, *, before: _Before | None = None
+    count: int,
+    module: str,
+    arguments: Sequence[str],
+    log: Path,
+    *,
+    before: _Before | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> list[ForkServerProcess]:
-    """Start `count` processes that form one group, as torchrun does; `log` gets the rank's number.
+    """Start `count` processes that form one group, as torchrun does; each other's log has its rank.
 
-    The first holds the group together and is to end last. `before` is as for `start`.
+    The first holds the group together and is to end last. The rest is as for `start`.
     """
-    group = {"GLOO_SOCKET_IFNAME": "lo", "ACCELERATE_USE_CPU": "true"}
+    group = {"GLOO_SOCKET_IFNAME": "lo", "ACCELERATE_USE_CPU": "true", **(environment or {})}
     if count > 1:
         group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         group |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     started = []
     for rank in range(count):
         own = group | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if count > 1 else {})
-        file = log.with_name(f"{log.name}-{rank}")
+        file = log.with_name(f"{log.name}-{rank}") if rank else log
         started.append(start(module, arguments, file, environment=own, before=before))
     return started
 

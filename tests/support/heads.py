@@ -8,12 +8,7 @@ from medclip_dcl.inference.heads import Head, HeadCard, HeadFigure, write_heads
 from medclip_dcl.inference.model_package import Curve, FindingCalibration, rewrite_package
 
 
-def head_card(
-    name: str,
-    *,
-    is_refused: bool = False,
-    curve: Curve | None = None,
-) -> HeadCard:
+def head_card(name: str, *, is_refused: bool = False, curve: Curve | None = None) -> HeadCard:
     """Make the card of a head whose threshold is a margin of 0."""
     reason = "upside down" if is_refused else "too few images"
     return HeadCard(
@@ -37,7 +32,6 @@ def head_card(
         images_without=20,
         patients=30,
         figures={"auc": HeadFigure(value=0.75, low=0.5, high=0.9, n=8, subjects=8)},
-        few_shot=(),
         inputs={},
         settings={},
     )

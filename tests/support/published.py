@@ -27,7 +27,7 @@ from medclip_dcl.inference.model_package import (
     write_offsets,
 )
 from medclip_dcl.inference.predictor import build_predictor
-from medclip_dcl.likelihood.masked_corpus import train_tokenizer
+from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.image_encoder import preprocessing_facts
 from medclip_dcl.models.settings import ProbabilitiesConfig
 from medclip_dcl.models.text_encoder import TextEncoder

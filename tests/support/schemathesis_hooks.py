@@ -57,8 +57,7 @@ def _with_images(context: Any, body: Any) -> dict[str, Any]:
             body["findings"] = [_renamed(*numbered) for numbered in enumerate(body["findings"])]
         if "box" in body:
             body["box"] = _on_image(box)
-    sent: dict[str, Any] = _serialize(context, body)
-    return sent
+    return _serialize(context, body)
 
 
 def _known(name: str) -> str:

@@ -94,8 +94,7 @@ def score_texts(
         chosen = np.arange(start, min(start + _AT_ONCE, len(texts)))
         sentences = setup.encoder.encode_sentences(*table.padded(chosen))
         parts.append(setup.encoder.score(regions, sentences))
-    scores: np.ndarray = torch.cat(parts).double().numpy()
-    return scores
+    return torch.cat(parts).double().numpy()
 
 
 def judge(

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -27,48 +28,32 @@ class Target:
 class Answered:
     """What clients were answered."""
 
-    statuses: dict[int, int] = field(default_factory=dict)
+    statuses: Counter[int] = field(default_factory=Counter)
     """How often each status was given; 0: no answer came."""
     seconds: list[float] = field(default_factory=list)
-    """How long each answered request took, in the order of their ends."""
+    """How long each answer of 200 took, in the order of their ends."""
 
     @property
     def p99_s(self) -> float:
         """Time within which 99 % were answered."""
         return float(np.quantile(self.seconds, 0.99)) if self.seconds else float("inf")
 
-    def note(self, status: int, seconds: float) -> None:
-        """Count an answer."""
-        self.statuses[status] = self.statuses.get(status, 0) + 1
-        if status == 200:
-            self.seconds.append(seconds)
 
-
-def form_request(path: str, image: bytes) -> bytes:
-    """Write a POST of an image to a route, as it goes over the wire."""
+def classify_request(size_px: int = 256) -> bytes:
+    """A POST of a square JPEG to /classify, as it goes over the wire."""
+    pixels = random_images(1, size_px=size_px, seed=1)[0]
     body = (
         f"--{_BOUNDARY}\r\n"
         'Content-Disposition: form-data; name="image"; filename="image"\r\n'
         "Content-Type: application/octet-stream\r\n\r\n"
     ).encode()
-    body += image + f"\r\n--{_BOUNDARY}--\r\n".encode()
+    body += raster_bytes(pixels, "jpeg", quality=90) + f"\r\n--{_BOUNDARY}--\r\n".encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        "POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         f"Content-Type: multipart/form-data; boundary={_BOUNDARY}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
-
-
-def classify_request(size_px: int = 256) -> bytes:
-    """A POST of a square JPEG to /classify."""
-    pixels = random_images(1, size_px=size_px, seed=1)[0]
-    return form_request("/classify", raster_bytes(pixels, "jpeg", quality=90))
-
-
-def get_request(path: str) -> bytes:
-    """Write a GET of a route, as it goes over the wire."""
-    return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
 
 
 class Client:
@@ -78,29 +63,31 @@ class Client:
         self._target = target
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self) -> tuple[int, bytes]:
-        """Send the request; gives status and body, status 0 where no answer came."""
-        is_reused = self._streams is not None
+    async def ask(self, answered: Answered) -> None:
+        """Send the request and note the answer; status 0 where none came."""
+        started, is_reused = time.perf_counter(), self._streams is not None
         try:
-            return await self._ask()
+            status = await self._ask()
         except (OSError, asyncio.IncompleteReadError) as error:
             self.close()
-            unanswered = not getattr(error, "partial", b"")
-            if is_reused and unanswered:  # it was idle, and closed in the same moment
-                return await self.ask()
-            return 0, b""
+            if is_reused and not getattr(error, "partial", b""):  # idle, and closed in that moment
+                return await self.ask(answered)
+            status = 0
+        answered.statuses[status] += 1
+        if status == 200:
+            answered.seconds.append(time.perf_counter() - started)
+        return None
 
-    async def _ask(self) -> tuple[int, bytes]:
+    async def _ask(self) -> int:
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._target.host, self._target.port)
         reader, writer = self._streams
         writer.write(self._target.request)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-        body = await reader.readexactly(length)
+        await reader.readexactly(int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]))
         if b"connection: close" in head:
             self.close()
-        return int(head[9:12]), body
+        return int(head[9:12])
 
     def close(self) -> None:
         """Close the connection."""
@@ -110,25 +97,19 @@ class Client:
 
 
 async def crowd(
-    target: Target, clients: int, requests: int, marked: Callable[[int], None] | None = None
+    target: Target, clients: int, requests: int, marked: Callable[[int], object] = int
 ) -> Answered:
     """Let some clients ask again and again, each as soon as it has been answered.
 
     They stop after so many `requests`. `marked` is called with the number of answers after each.
     """
-    answered = Answered()
-    left = requests
+    answered, left = Answered(), iter(range(requests))
 
     async def one() -> None:
-        nonlocal left
         client = Client(target)
-        while left > 0:
-            left -= 1
-            started = time.perf_counter()
-            status, _ = await client.ask()
-            answered.note(status, time.perf_counter() - started)
-            if marked is not None:
-                marked(sum(answered.statuses.values()))
+        for _ in left:
+            await client.ask(answered)
+            marked(answered.statuses.total())
         client.close()
 
     await asyncio.gather(*(one() for _ in range(clients)))
@@ -137,24 +118,18 @@ async def crowd(
 
 async def arrivals(target: Target, per_second: float, seconds: float) -> Answered:
     """Let requests arrive at a fixed rate, whether or not earlier ones have been answered."""
-    answered = Answered()
-    idle: list[Client] = []
-    under_way: set[asyncio.Task[None]] = set()
+    answered, idle = Answered(), list[Client]()
 
     async def one() -> None:
         client = idle.pop() if idle else Client(target)
-        started = time.perf_counter()
-        status, _ = await client.ask()
-        answered.note(status, time.perf_counter() - started)
+        await client.ask(answered)
         idle.append(client)
 
     begun = time.perf_counter()
-    for number in range(int(per_second * seconds)):
-        await asyncio.sleep(max(0.0, begun + number / per_second - time.perf_counter()))
-        task = asyncio.ensure_future(one())
-        under_way.add(task)
-        task.add_done_callback(under_way.discard)
-    await asyncio.gather(*under_way)
+    async with asyncio.TaskGroup() as under_way:
+        for number in range(int(per_second * seconds)):
+            await asyncio.sleep(max(0.0, begun + number / per_second - time.perf_counter()))
+            under_way.create_task(one())
     for client in idle:
         client.close()
     return answered

@@ -33,8 +33,7 @@ class Classifier(litserve.LitAPI):  # type: ignore[misc]
         images = self.predictor.config.images
         image = read_image(request["image"].file.read(), images)
         words, table = image.shades.words, image.shades.table
-        square: npt.NDArray[np.uint8] = stretch(words, table, images.size_px, images.equalize)
-        return square
+        return stretch(words, table, images.size_px, images.equalize)
 
     def predict(self, images: npt.NDArray[np.uint8]) -> list[Any]:
         """Answer a batch of images."""

@@ -73,9 +73,7 @@ def send_as_named(port: int, file: Path, monkeypatch) -> int:
     return int(status)
 
 
-def test_an_image_that_arrived_damaged_is_fetched_until_it_is_whole(
-    tmp_path, service, archive
-) -> None:
+def test_an_image_that_arrived_damaged_is_fetched_until_it_is_whole(tmp_path, service, archive):
     with running(tmp_path, service, archive) as gateway:
         assert send(gateway.port, [damaged(1)]) == [0]
         wait_until(lambda: refusals(gateway) == {(uid(1), "truncated")})
@@ -114,9 +112,7 @@ def health(gateway) -> tuple[int, str]:
     return reply.status_code, reply.json()["status"]
 
 
-def test_another_image_than_the_one_asked_for_is_not_taken_and_shown(
-    tmp_path, service, archive
-) -> None:
+def test_another_image_than_the_one_asked_for_is_not_taken_and_shown(tmp_path, service, archive):
     archive.add(1, radiograph(2, **REFUSED))
     archive.add(3, radiograph(3, **REFUSED))
     with running(tmp_path, service, archive) as gateway:
@@ -127,9 +123,7 @@ def test_another_image_than_the_one_asked_for_is_not_taken_and_shown(
         wait_until(lambda: health(gateway) == (200, "ok"))
 
 
-def test_an_image_without_a_row_in_the_journal_is_known_by_its_file(
-    tmp_path, service, archive
-) -> None:
+def test_an_image_without_a_row_in_the_journal_is_known_by_its_file(tmp_path, service, archive):
     with running(tmp_path, service, archive) as gateway:
         assert send(gateway.port, [radiograph(1, **REFUSED)]) == [0]
     for file in (tmp_path / "spool").glob("journal.*"):
@@ -154,9 +148,7 @@ ODD: tuple[Callable[..., object], ...] = (
 )
 
 
-def test_an_odd_answer_is_shown_by_health_and_ends_no_catching_up(
-    tmp_path, service, archive
-) -> None:
+def test_an_odd_answer_is_shown_by_health_and_ends_no_catching_up(tmp_path, service, archive):
     with running(tmp_path, service, archive) as gateway:
         for number, answer in enumerate(ODD, start=1):
             archive.odd = lambda request, answer=answer: answer(request) or True

@@ -17,12 +17,6 @@ from tests.support.tls import HAS_OPENSSL
 CR, LITTLE = "1.2.840.10008.5.1.4.1.1.1", "1.2.840.10008.1.2.1"
 REQUEST, ACCEPT, DATA = 1, 2, 4
 """Types of PDUs."""
-ANNOUNCED = {
-    "nothing": b"",
-    "three bytes": b"\x01\x00\x00",
-    "half a request": b"\x01\x00\x00\x00\x00\x80half",
-    "another protocol": b"GET / HTTP/1.1\r\n\r\n",
-}
 
 
 @contextmanager
@@ -83,15 +77,18 @@ def held(port: int, number: int, data: bytes):
         yield opened
 
 
+ANNOUNCED = {
+    "nothing": b"",
+    "three bytes": b"\x01\x00\x00",
+    "half a request": b"\x01\x00\x00\x00\x00\x80half",
+    "another protocol": b"GET / HTTP/1.1\r\n\r\n",
+    "a stranger who was rejected and stays": request("STRANGER") + b"\x04\x00\x00",
+}
+
+
 @pytest.mark.parametrize("data", ANNOUNCED.values(), ids=ANNOUNCED)
 def test_connections_that_ask_for_nothing_take_no_place(gateway, data: bytes) -> None:
     with held(gateway.port, 2 * gateway.settings.associations, data):
-        assert send(gateway.port, [radiograph()]) == [0]
-
-
-def test_a_stranger_who_was_rejected_and_stays_takes_no_place(gateway) -> None:
-    asked = request("STRANGER") + b"\x04\x00\x00"
-    with held(gateway.port, 2 * gateway.settings.associations, asked):
         assert send(gateway.port, [radiograph()]) == [0]
 
 
@@ -171,9 +168,7 @@ def test_a_gateway_that_stops_waits_for_nobody(tmp_path, service) -> None:
 
 
 @pytest.mark.skipif(not HAS_OPENSSL, reason="not installed: openssl")
-def test_connections_without_tls_take_no_place_of_callers_with_a_certificate(
-    tmp_path, service
-) -> None:
+def test_connections_without_tls_take_no_place_of_callers_with_a_certificate(tmp_path, service):
     files = tls_files(tmp_path / "tls")
     with running(tmp_path, service, tls=files["gateway"]) as gateway:
         ours = client_context(files["gateway"])

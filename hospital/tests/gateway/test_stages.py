@@ -212,9 +212,7 @@ def test_what_is_not_for_us_is_refused_and_never_asked(gateway, service, pacs, t
         assert (len(service.bodies), pacs.calls) == before
 
 
-def test_an_image_out_of_range_is_refused_once_the_pacs_knows(
-    gateway, service, pacs, monkeypatch
-) -> None:
+def test_an_image_out_of_range_is_refused_once_the_pacs_knows(gateway, service, pacs, monkeypatch):
     monkeypatch.setattr(service, "flags", ["out_of_range"])
     monkeypatch.setattr(pacs, "down", True)
     before = set(pacs.stored)
@@ -248,9 +246,7 @@ def test_where_negatives_get_nothing_an_image_out_of_range_is_no_negative(
     assert said == {"NOT ANALYSED" if out_of_range == "refuse" else "OUT OF RANGE"}
 
 
-def test_a_service_that_is_too_busy_for_an_image_is_asked_again(
-    gateway, service, monkeypatch
-) -> None:
+def test_a_service_that_is_too_busy_for_an_image_is_asked_again(gateway, service, monkeypatch):
     monkeypatch.setattr(service, "status", 503)
     monkeypatch.setattr(service, "code", "deadline")  # for which images are refused, too
     assert send(gateway.port, [radiograph(20)]) == [0]
@@ -285,9 +281,7 @@ def test_no_identity_reaches_the_service(gateway, service, pacs) -> None:
         assert word not in body
 
 
-def test_commands_see_what_is_stuck_and_take_it_up_and_files_go_by_age(
-    tmp_path, service, capsys
-) -> None:
+def test_commands_see_what_is_stuck_and_take_it_up_and_files_go_by_age(tmp_path, service, capsys):
     service.status, pacs = 503, Pacs()
     given = {"give_up_hours": 1e-9, "keep_hours": 0, "remember_days": 1e-9, "objects": ("sr",)}
     with running(tmp_path, service, pacs, **given) as gateway:
@@ -317,9 +311,7 @@ def test_commands_see_what_is_stuck_and_take_it_up_and_files_go_by_age(
     assert {path.name.partition("-")[0] for path in left} <= {"lock", "journal.sqlite3"}
 
 
-def test_an_image_in_the_spool_that_the_journal_does_not_know_is_taken_up(
-    tmp_path, service
-) -> None:
+def test_an_image_in_the_spool_that_the_journal_does_not_know_is_taken_up(tmp_path, service):
     pacs, image = Pacs(), radiograph(4)
     (tmp_path / "spool/images").mkdir(parents=True, mode=0o700)
     (tmp_path / "spool").chmod(0o700)

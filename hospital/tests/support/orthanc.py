@@ -6,7 +6,6 @@ Orthanc and DCMTK are Debian packages: orthanc, orthanc-dicomweb, dcmtk.
 import io
 import json
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -203,21 +202,9 @@ def gateway_settings(
 def tls_files(folder: Path) -> dict[str, TlsFiles]:
     """Certificates for the gateway, `gateway`, and of someone whom nobody signed, `stranger`."""
     made = make_certificates(folder)
-    pairs = {
-        "gateway": (made.server, made.server_key),
-        "stranger": (made.stranger, made.stranger_key),
-    }
-    return {
-        name: TlsFiles(certificate=certificate, key=key, ca=made.ca)
-        for name, (certificate, key) in pairs.items()
-    }
-
-
-@contextmanager
-def silent_connection(port: int) -> Iterator[None]:
-    """Connect and send nothing."""
-    with socket.create_connection(("127.0.0.1", port)):
-        yield
+    ours = TlsFiles(certificate=made.server, key=made.server_key, ca=made.ca)
+    theirs = TlsFiles(certificate=made.stranger, key=made.stranger_key, ca=made.ca)
+    return {"gateway": ours, "stranger": theirs}
 
 
 def wait_until(condition: Any, patience_s: float = PATIENCE_S) -> None:

@@ -150,7 +150,7 @@ def _header(found: dict[_Tag, bytes] | None) -> Header | None:
 
 
 def _values(data: bytes, last: _Tag) -> dict[_Tag, bytes] | None:
-    """Give the values of `TAGS` in a file's data set, up to the tag `last`."""
+    """Return the values of `TAGS` in a file's data set, up to the tag `last`."""
     if not is_dicom(data):
         return None
     try:
@@ -213,7 +213,7 @@ def _walk(
 def find_values(
     data: bytes, at: int, tag: _Tag, *, implicit: bool, order: Literal["little", "big"]
 ) -> list[bytes]:
-    """Give the values of a tag among the elements from offset `at` on, up to the first malformed.
+    """Return the values of a tag among the elements from offset `at` on, up to the first malformed.
 
     Raises:
         ImageError: there are more elements than any image has.
@@ -235,7 +235,7 @@ def find_values(
 def _elements(
     data: bytes, at: int, *, implicit: bool, order: Literal["little", "big"]
 ) -> Iterator[tuple[_Tag, int, int]]:
-    """Give tag, start and length of each value that stands in no sequence."""
+    """Return tag, start and length of each value that stands in no sequence."""
     # Only elements of undefined length are entered, as a count of open sequences and items:
     # what has a length, a sequence too, is stepped over whole. So a file that nests a million
     # deep costs a number, not a stack.

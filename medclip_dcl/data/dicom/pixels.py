@@ -62,7 +62,7 @@ def decode_pixels(
 
 
 def _pixel_element(body: bytes, at: int, form: Syntax) -> tuple[int, int, bool]:
-    """Give offset and length of the pixel value, and whether it is written in 16-bit words."""
+    """Return offset and length of the pixel value, and whether it is written in 16-bit words."""
     if len(body) < at + 8:
         raise ImageError("no_pixel_data", "the file ends before its pixels")
     tag = tuple(int.from_bytes(body[start : start + 2], form.order) for start in (at, at + 2))

@@ -120,7 +120,7 @@ class _CountedReads(io.BytesIO):
 def read_elements(
     data: bytes, settings: ImagesConfig, wanted: list[BaseTag]
 ) -> tuple[Dataset, str, bytes, int]:
-    """Give the wanted elements, the syntax, the data set's bytes and where its pixels start.
+    """Return the wanted elements, the syntax, the data set's bytes and where its pixels start.
 
     The data set is inflated where the syntax is `DEFLATED`. ImageError where it cannot be read.
     """
@@ -179,7 +179,7 @@ def _says_text(annotation: bytes) -> bool:
 
 
 def annotation_behind(body: bytes, end: int, syntax: str) -> bytes:
-    """Give a BurnedInAnnotation that stands behind the pixels, where `read_elements` has ended.
+    """Return a BurnedInAnnotation that stands behind the pixels, where `read_elements` has ended.
 
     Of several one that is neither NO nor blank. ImageError where too many elements follow.
     """
@@ -201,7 +201,7 @@ def require_grey(tags: Dataset) -> bool:
 
 
 def image_size(tags: Dataset, settings: ImagesConfig) -> Size:
-    """Give rows and columns; ImageError where they are missing, none or too many."""
+    """Return rows and columns; ImageError where they are missing, none or too many."""
     rows, columns = _required(tags, "Rows"), _required(tags, "Columns")
     if rows < 1 or columns < 1:
         raise ImageError("bad_tags", f"the image has {rows} x {columns} pixels")
@@ -365,14 +365,14 @@ def _get(tags: Dataset, keyword: str) -> Any:
 
 
 def raw_value(tags: Dataset, keyword: str) -> bytes:
-    """Give the bytes of a value as they are written; of one that was read already its text."""
+    """Return the bytes of a value as they are written; of one that was read already its text."""
     element = tags.get_item(Tag(keyword)) if keyword in tags else None
     value = element.value if element is not None else None
     return value if isinstance(value, bytes) else str("" if value is None else value).encode()
 
 
 def code_string(tags: Dataset, keyword: str) -> str:
-    """Give a code in capitals, as a code string may be; empty where the value is none."""
+    """Return a code in capitals, as a code string may be; empty where the value is none."""
     value = str(_get(tags, keyword) or "").strip().upper()
     return value if _CODE_STRING.fullmatch(value) else ""
 
@@ -395,7 +395,7 @@ def _number(item: Any) -> float:
 
 
 def whole_number(tags: Dataset, keyword: str, default: int | None) -> int | None:
-    """Give a whole number; ImageError where the value is something else."""
+    """Return a whole number; ImageError where the value is something else."""
     if keyword not in tags:
         return default
     value = _get(tags, keyword)

@@ -7,28 +7,12 @@ answer becomes a word that looks back, so that the rules of `negation` hold for 
 import re
 from collections.abc import Sequence
 
-from medclip_dcl.text.cleaning import fold_unicode
-from medclip_dcl.text.labeler.lexicon import Cue
+from medclip_dcl.text.cleaning import EMPTY_BOX, TICKED_BOX, fold_unicode
+from medclip_dcl.text.labeler.lexicon import ANSWERS, Cue
 from medclip_dcl.text.labeler.phrases import Mark, name_thickening
 
-_SEEN = (
-    r"(?:seen|identified|detected|present|evident|visible|visuali[sz]ed|demonstrated|noted|found|"
-    r"appreciated|apparent|observed|shown|suspected|evidence)"
-)
-_NO = (
-    rf"(?:no {_SEEN}|not (?:clearly |definitely )?{_SEEN}|none {_SEEN}|none at all|none|no|absent|"
-    r"negative|neg|nil|without|nothing|false|denied|unlikely|excluded|ruled out)"
-)
-_YES = r"(?:yes|present|positive|pos|true|seen|noted|identified|evident|visible|confirmed)"
-_OPEN = (
-    r"(?:possible|possibly|probable|probably|questionable|suspected|equivocal|indeterminate|uncertain|"
-    r"maybe|unclear|cannot (?:be )?exclude(?:d)?|can't (?:be )?exclude(?:d)?|cannot rule out|"
-    r"not excluded|may be present|borderline possible|\?)"
-)
-_SILENT = (
-    r"(?:n/a|na|not applicable|not assessed|not evaluated|not mentioned|not reported|unknown|"
-    r"see (?:above|below|text|impression|findings))"
-)
+_SEEN = ANSWERS["seen"]
+_NO = rf"(?:(?:no|none|not(?: clearly| definitely)?) {_SEEN}|{ANSWERS['no']})"
 _SHORT_NO = r"(?:0(?![.,]\d)|\u00d8|\u00f8|\u2205|n|-ve|[([]-[])]|-|\u2717|\u2718|x(?=\s*$))"
 _SHORT_YES = r"(?:1(?![.,]\d)|y|\+ve|[([]\+[])]|\+{1,4}|\u2713|\u2714)"
 _SEP = (
@@ -38,8 +22,8 @@ _SEP = (
 _LABEL = r"(?=\s+(?:[A-Za-z][A-Za-z/-]*\s+){0,4}[A-Za-z/-]+\s*[:=|?](?!\d))"
 _END = rf"\)?(?=\s*(?:$|[.,;|)(\]!])|\s+[-\u2013\u2014]{{1,2}}\s|{_LABEL})"
 _ANSWER = re.compile(
-    rf"{_SEP}(?:(?P<silent>{_SILENT})|(?P<no>{_NO}|{_SHORT_NO})|(?P<yes>{_YES}|{_SHORT_YES})"
-    rf"|(?P<open>{_OPEN})){_END}",
+    rf"{_SEP}(?:(?P<silent>{ANSWERS['silent']})|(?P<no>{_NO}|{_SHORT_NO})|(?P<yes>{ANSWERS['yes']}|{_SHORT_YES})"
+    rf"|(?P<open>{ANSWERS['open']})){_END}",
     re.I,
 )
 _ASKED_OF = re.compile(r"(?:^|(?<=[\s(,-]))\?(?=[A-Za-z])")
@@ -76,12 +60,10 @@ _PLUS = re.compile(
 )
 _MINUS = re.compile(r"(?:^|(?<=[,;])\s)(?P<label>\W*(?:[A-Za-z/]+\s+){1,4})[-\u2013]\s*(?=$|[.,;])")
 _SIGNED = re.compile(r"(?:^|(?<=[\s,;(]))(?P<sign>[-+])(?=[A-Za-z])")
-_EMPTY = r"(?:\[\s?\]|\(\s{1,2}\)|[\u2610\u25a1\u25fb])"
-_TICKED = r"(?:\[\s?[xX*\u2713\u2714]\s?\]|\([xX\u2713]\)|[\u2611\u2612])"
 _WORD = r"\s*(?P<word>yes|no|absent|present|none|normal|abnormal|possible|y|n)\b"
-_EMPTY_ANSWER = re.compile(rf"{_EMPTY}{_WORD}", re.I)
-_TICKED_ANSWER = re.compile(rf"[:=|?-]?\s*{_TICKED}{_WORD}(?!\s+[a-z])", re.I)
-_BOX = re.compile(rf"(?P<empty>{_EMPTY})|{_TICKED}")
+_EMPTY_ANSWER = re.compile(rf"{EMPTY_BOX}{_WORD}", re.I)
+_TICKED_ANSWER = re.compile(rf"[:=|?-]?\s*{TICKED_BOX}{_WORD}(?!\s+[a-z])", re.I)
+_BOX = re.compile(rf"(?P<empty>{EMPTY_BOX})|{TICKED_BOX}")
 _LINES = re.compile(r"^\W*lines?(?=\s*[:=|,-])", re.I)
 _CHOICE = re.compile(r"(?<=[:=?])\s*(?:[A-Za-z]{2,12}\s*/\s*){1,5}[A-Za-z]{2,12}\s*$")
 _MONTH = re.compile(r"(?<=\d )May\b|\bMay(?= \d)")

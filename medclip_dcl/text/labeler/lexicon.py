@@ -5,6 +5,7 @@ the reading rules know only that. A concept is the finest thing distinguished; s
 be one CheXpert finding, and some are none: they only say that an image is not normal.
 """
 
+import re
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,13 @@ SEVERITIES: dict[str, str] = TREE["severities"]
 def split_phrases(text: str) -> list[str]:
     """Split an entry of the lexicon into its phrases."""
     return [phrase.strip() for phrase in text.split(";")]
+
+
+def pattern_of(text: str) -> str:
+    """A pattern that any phrase of an entry matches, the longest first."""
+    phrases = sorted(split_phrases(text), key=len, reverse=True)
+    return f"(?:{'|'.join(re.escape(phrase).replace(chr(92) + ' ', ' ') for phrase in phrases)})"
+
+
+ANSWERS: dict[str, str] = {kind: pattern_of(text) for kind, text in TREE["answers"].items()}
+"""no, yes, open, silent, and words of seeing -> pattern."""

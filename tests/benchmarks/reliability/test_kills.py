@@ -54,9 +54,7 @@ class Killed(Command):
         return 0
 
 
-def test_units_made_again_and_a_different_end_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_units_made_again_and_a_different_end_are_counted(tmp_path, monkeypatch):
     start = tmp_path / "start"
     start.mkdir()
     (start / "page").write_text("old")
@@ -80,9 +78,7 @@ def test_units_made_again_and_a_different_end_are_counted(
         (4, "train: something else\n", False),
     ],
 )
-def test_an_error_is_clear_when_one_line_says_it(
-    tmp_path: Path, code: int, text: str, expected: bool
-) -> None:
+def test_an_error_is_clear_when_one_line_says_it(tmp_path, code, text, expected):
     (tmp_path / "log").write_text(text)
     assert is_clear("train", code, tmp_path / "log") is expected
 

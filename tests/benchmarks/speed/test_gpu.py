@@ -5,9 +5,7 @@ import pytest
 from benchmarks.speed import gpu
 
 
-def test_without_a_gpu_it_says_so_and_starts_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_it_says_so_and_starts_nothing(capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert gpu.main([]) == 1
     assert capsys.readouterr() == (

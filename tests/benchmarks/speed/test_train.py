@@ -1,7 +1,5 @@
 """The loop and the bare step that it is measured against do the same work."""
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks.speed.train import BareStep, TrainFixture, make_fixture, run_loop
@@ -15,9 +13,7 @@ def train_fixture(tmp_path_factory: pytest.TempPathFactory) -> TrainFixture:
     return make_fixture(work, batch=4, input_px=32)
 
 
-def test_the_bare_step_has_the_loss_of_the_loop_s_first_step(
-    train_fixture: TrainFixture, tmp_path: Path
-) -> None:
+def test_the_bare_step_has_the_loss_of_the_loop_s_first_step(train_fixture, tmp_path):
     run_loop(train_fixture, tmp_path / "run", 1, look=lambda: None)
     bare = BareStep(train_fixture)
     batch = bare.batch

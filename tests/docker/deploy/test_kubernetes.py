@@ -54,9 +54,7 @@ def base() -> Objects:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlay", ["base", "cpu", "gpu", "fetch"])
-def test_every_object_is_valid_and_no_field_misspelt(
-    tmp_path: Path, overlay: str, version: str
-) -> None:
+def test_every_object_is_valid_and_no_field_misspelt(tmp_path, overlay, version):
     validator = pytest.importorskip("kubernetes_validate")
     objects = base() if overlay == "base" else rendered(overlay, tmp_path)
     for tree in objects.values():

@@ -77,9 +77,7 @@ def configurations() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", ["systemd", "containers"])
-def test_the_page_s_configuration_answers_by_tls(
-    page: str, tmp_path: Path, certificates: Certificates
-) -> None:
+def test_the_page_s_configuration_answers_by_tls(page, tmp_path, certificates):
     port = free_port()
     with stub_service() as service:
         text = adapted(configurations()[page], certificates, tmp_path, port, service.url)

@@ -234,9 +234,7 @@ def hashed_files(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> list[st
     return names
 
 
-def test_a_file_is_hashed_once_and_again_after_a_copy_or_a_change(
-    settled: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_hashed_once_and_again_after_a_copy_or_a_change(settled, tmp_path, monkeypatch):
     assert hashed_files(settled, monkeypatch) == []
     copied = shutil.copytree(settled.path, tmp_path / "copied")  # the note too, and all mtimes
     copy = open_artifact(copied, ARTIFACT, verify=False)
@@ -260,25 +258,19 @@ def test_what_a_disk_changes_by_itself_is_found_by_verification_alone(settled: A
         verify_artifact(settled.path)
 
 
-def test_a_file_that_is_as_young_as_its_note_is_hashed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_as_young_as_its_note_is_hashed_again(tmp_path, monkeypatch):
     made = make(tmp_path / "thing")
     assert hashed_files(made, monkeypatch) == ["data.txt"]
     assert hashed_files(made, monkeypatch) == ["data.txt"]
 
 
 @pytest.mark.parametrize("note", ["", "{}", "[]", '{"digest": 1, "files": 2}', "\xff"])
-def test_a_damaged_note_is_no_note(
-    settled: Artifact, monkeypatch: pytest.MonkeyPatch, note: str
-) -> None:
+def test_a_damaged_note_is_no_note(settled, monkeypatch, note):
     artifact_module._note_of(settled).write_bytes(note.encode("latin-1"))
     assert hashed_files(settled, monkeypatch) == ["data.txt"]
 
 
-def test_who_may_write_to_a_folder_cannot_vouch_for_it(
-    settled: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_may_write_to_a_folder_cannot_vouch_for_it(settled, tmp_path, monkeypatch):
     file, note = settled.file("data.txt"), artifact_module._note_of(settled)
     assert settled.path not in note.parents
     file.write_bytes(b"CONTENT")  # as long as what was hashed
@@ -297,9 +289,7 @@ def test_who_may_write_to_a_folder_cannot_vouch_for_it(
         open_artifact(settled.path, ARTIFACT)
 
 
-def test_notes_on_artifacts_of_long_ago_are_removed(
-    settled: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notes_on_artifacts_of_long_ago_are_removed(settled, tmp_path, monkeypatch):
     monkeypatch.setattr(artifact_module, "_MOST_NOTES", 2)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = [open_artifact(make(tmp_path / f"thing-{number}").path, ARTIFACT) for number in range(4)]

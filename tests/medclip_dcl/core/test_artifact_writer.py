@@ -46,9 +46,7 @@ def test_draft_of_the_same_recipe_is_resumed_and_of_another_is_not(tmp_path: Pat
 @pytest.mark.parametrize(
     ("note", "header"), [("{", None), ("[]", None), (None, "{}"), (None, "[]"), ("{", "{")]
 )
-def test_a_draft_that_does_not_say_what_it_is_of_is_begun_again(
-    tmp_path: Path, note: str | None, header: str | None
-) -> None:
+def test_a_draft_that_does_not_say_what_it_is_of_is_begun_again(tmp_path, note, header):
     draft = tmp_path / ".thing.draft"
     draft.mkdir()
     for name, text in (("fingerprint.json", note), (HEADER, header), ("part.txt", "half")):
@@ -64,9 +62,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("step", range(1, 5))
-def test_a_draft_outlives_a_kill_at_every_step_of_sealing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_a_draft_outlives_a_kill_at_every_step_of_sealing(tmp_path, monkeypatch, step):
     path, fingerprint = tmp_path / "thing", make_fingerprint(ARTIFACT, {"a": 1}, {})
     make(path, text="old")
     steps = 0
@@ -125,9 +121,7 @@ def test_a_costly_draft_of_another_recipe_is_refused_by_name_and_kept(tmp_path: 
 
 @pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO, errno.EROFS])
 @pytest.mark.parametrize("spared", [0, 2, 4, 6])
-def test_a_disk_that_fails_is_named_and_spares_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int, spared: int
-) -> None:
+def test_a_disk_that_fails_is_named_and_spares_what_was_there(tmp_path, monkeypatch, fault, spared):
     old = make(tmp_path / "thing", text="old")
     fsync, calls = os.fsync, iter(range(100))
 
@@ -144,9 +138,7 @@ def test_a_disk_that_fails_is_named_and_spares_what_was_there(
     assert make(tmp_path / "thing", text="new", a=1).fingerprint["settings"] == {"a": 1}
 
 
-def test_an_artifact_that_cannot_be_put_in_place_leaves_the_old_one_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_artifact_that_cannot_be_put_in_place_leaves_the_old_one_there(tmp_path, monkeypatch):
     old = make(tmp_path / "thing", text="old")
     replace = Path.replace
 
@@ -182,9 +174,7 @@ def test_an_old_artifact_left_after_the_commit_goes_once_the_new_one_is_reused(
     assert open_artifact(path, ARTIFACT) == new
 
 
-def test_between_two_renames_the_old_artifact_still_opens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_between_two_renames_the_old_artifact_still_opens(tmp_path, monkeypatch):
     old = make(tmp_path / "thing", text="old")
     replace = Path.replace
 

@@ -31,9 +31,7 @@ def test_written_file_has_its_content_and_no_litter_stays(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-def test_written_file_has_the_mode_that_the_umask_leaves(
-    tmp_path: Path, umask: int, mode: int
-) -> None:
+def test_written_file_has_the_mode_that_the_umask_leaves(tmp_path, umask, mode):
     before = os.umask(umask)
     try:
         write_bytes(tmp_path / "a", b"abc")
@@ -42,9 +40,7 @@ def test_written_file_has_the_mode_that_the_umask_leaves(
     assert (tmp_path / "a").stat().st_mode & 0o777 == mode
 
 
-def test_failed_write_leaves_the_old_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
     write_bytes(tmp_path / "a", b"old")
 
     def full(_: int) -> None:
@@ -74,7 +70,6 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path) -> None:
         [sys.executable, "-c", f"{code} print(flush=True); time.sleep(60)", names["a"]],
         stdout=subprocess.PIPE,
     ) as writer:
-        assert writer.stdout is not None
         writer.stdout.readline()
         others = [tmp_path / f"{STAGED}a.abc", tmp_path / "a.bbbbbbbbbbbbbbbb"]
         for path in (names["b"], names["c"], *others):
@@ -130,9 +125,7 @@ def test_path_outside_or_irregular_is_refused_without_naming_it(tmp_path: Path, 
     assert len(name) < 3 or name not in str(caught.value)
 
 
-def test_a_folder_hides_no_config_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_hides_no_config_of_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo").mkdir()
     assert find_config(Path("demo")).parts[-2:] == ("configs", "demo.yaml")

@@ -20,9 +20,9 @@ from api.app import create_app
 from api.settings import ServeSettings
 from medclip_dcl.core import plugins
 from medclip_dcl.core.artifact import HEADER, header_text, json_digest, open_artifact
+from medclip_dcl.core.artifact_writer import changed_modules, code_digests
 from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.core.plugins import IMAGE_ENCODERS, LOSSES, METRICS, ROUTES, SOURCES
-from medclip_dcl.core.provenance import changed_modules, code_digests
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from medclip_dcl.core.artifact import make_fingerprint, open_artifact
-from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.artifact_writer import changed_code, write_artifact
 from medclip_dcl.core.files import write_text
-from medclip_dcl.core.provenance import changed_code
 from tests.support.headers import ARTIFACT, made_by_other_code, make
 
 

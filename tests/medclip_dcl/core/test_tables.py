@@ -57,9 +57,7 @@ def test_file_with_other_columns_is_refused(tmp_path: Path) -> None:
         read_table(tmp_path, FORM)
 
 
-def test_parts_give_the_bytes_of_the_whole_and_cut_no_study(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_give_the_bytes_of_the_whole_and_cut_no_study(tmp_path, monkeypatch):
     form = TableFormat("said.parquet", (Column("study", pa.string(), ""),))
     whole = pa.table({"study": [f"s{row // 3}" for row in range(20)]})
     monkeypatch.setattr(tables, "_GROUP_ROWS", 4)

@@ -1,7 +1,7 @@
 import pytest
 
 from medclip_dcl.core.errors import StudyError
-from medclip_dcl.data.ground_truth import FINE, IMAGES, read_truth, truth_files
+from medclip_dcl.data.records import FINE, IMAGES, read_truth, truth_files
 
 IMAGE_TABLE = 'dicom_id,findings\ni,"[""effusion left"", ""edema""]"\nj,[]\n'
 FINE_TABLE = (

@@ -171,9 +171,7 @@ def test_every_orientation_is_turned_as_pillow_does(orientation: int) -> None:
         NotImplementedError,
     ],
 )
-def test_no_refusal_shows_the_name_of_a_class(
-    fault: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_refusal_shows_the_name_of_a_class(fault, monkeypatch):
     def break_down(*_: object) -> None:
         raise (
             fault("utf-8", b"", 0, 0, "a name") if fault is UnicodeDecodeError else fault("a name")
@@ -397,9 +395,7 @@ def pool_of_one() -> Iterator[Decoder]:
         yield pool
 
 
-def test_memory_is_kept_for_the_next_image_unless_one_took_too_much(
-    pool_of_one: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_kept_for_the_next_image_unless_one_took_too_much(pool_of_one, monkeypatch):
     file = dicom_bytes(ramp())
     pool_of_one.open(file)
     kept = len(list(Path("/dev/fd").iterdir()))

@@ -13,14 +13,7 @@ import pytest
 
 from medclip_dcl.data import images
 from medclip_dcl.data.images import Decoder
-from medclip_dcl.data.ipc import (
-    Closed,
-    SharedBuffer,
-    nameless_file,
-    read_array,
-    receive,
-    send,
-)
+from medclip_dcl.data.ipc import Closed, SharedBuffer, nameless_file, read_array, receive, send
 from medclip_dcl.data.limits import ImagesConfig
 from tests.support.dicom import dicom_bytes, ramp, raster_bytes, scaled
 
@@ -40,7 +33,6 @@ def test_messages_carry_a_header_and_one_descriptor() -> None:
         assert receive(theirs) == (longest, None)
         header, handle = receive(theirs)
         assert header == {"b": [1]}
-        assert handle is not None
         assert os.pread(handle, 9, 0) == b"pixels"
         os.close(handle)
         before = open_descriptors()
@@ -108,9 +100,7 @@ def test_an_array_is_copied_out_and_must_be_there_whole() -> None:
     os.close(file)
 
 
-def test_without_files_in_memory_images_go_by_temporary_ones(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_files_in_memory_images_go_by_temporary_ones(monkeypatch, tmp_path):
     """As on macOS, which has no memfd: the same pictures, nothing left."""
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(images, "_BOOT", "import os; del os.memfd_create;" + images._BOOT)

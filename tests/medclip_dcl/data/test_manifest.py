@@ -45,8 +45,7 @@ CONFIG = SourceConfig(max_reject_share=1.0)
 
 
 def table(tmp_path: Path, form: TableFormat) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = read_table(tmp_path, form).to_pylist()
-    return rows
+    return read_table(tmp_path, form).to_pylist()
 
 
 def test_the_summary_counts_what_was_written(tmp_path: Path) -> None:

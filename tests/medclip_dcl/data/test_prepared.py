@@ -39,7 +39,7 @@ def test_a_large_cluster_has_two_tasks_of_four_images_for_each_core() -> None:
 
 
 def test_datasets_loads_the_shards(tmp_path: Path) -> None:
-    """As docs/using_a_model.md has it."""
+    """As docs/python.md has it."""
     pixels = np.random.default_rng(0).integers(0, 256, (6, 64, 64), dtype=np.uint8)
     write(tmp_path, pixels)
     datasets.disable_progress_bars()

@@ -24,9 +24,7 @@ CONFIG = SourceConfig(max_reject_share=1.0)
 HEAD = b"\n FINDINGS: "
 
 
-def test_candidates_are_the_images_of_the_right_view_and_rows_that_named_none(
-    tmp_path: Path,
-) -> None:
+def test_candidates_are_the_images_of_the_right_view_and_rows_that_named_none(tmp_path):
     raw = studies(
         tmp_path,
         image("d", 2),
@@ -92,9 +90,7 @@ def test_sections_that_are_pointers_or_blank_are_no_report(tmp_path: Path) -> No
     assert list(chosen.texts) == ["s3"]
 
 
-def test_a_blank_view_counts_as_frontal_where_it_is_asked_for_or_nothing_names_views(
-    tmp_path: Path,
-) -> None:
+def test_a_blank_view_counts_as_frontal_where_it_is_asked_for_or_nothing_names_views(tmp_path):
     raw = studies(tmp_path, image("a", 1, view=""), image("b", 2, view="LL"))
     for settings, kept in (
         ({"frontal_views": ("AP", "PA", "")}, ["a"]),

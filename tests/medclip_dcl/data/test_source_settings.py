@@ -9,11 +9,7 @@ import yaml
 from medclip_dcl.core.errors import StudyError
 from medclip_dcl.core.plugins import SOURCES
 from medclip_dcl.data.dicom import metadata
-from medclip_dcl.data.source_settings import (
-    SourceConfig,
-    find_file,
-    relative_to_root,
-)
+from medclip_dcl.data.source_settings import SourceConfig, find_file, relative_to_root
 from medclip_dcl.data.sources.boxes import MS_CXR_COLUMNS
 from medclip_dcl.data.sources.readers import READERS
 from medclip_dcl.text.labeler.lexicon import LABELS

@@ -103,9 +103,7 @@ def test_quotes_that_do_not_end_are_refused_with_their_line(
 
 
 @pytest.mark.parametrize("piece", [1, 5, 1 << 20])
-def test_quotes_are_checked_as_the_csv_module_reads_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
+def test_quotes_are_checked_as_the_csv_module_reads_them(tmp_path, monkeypatch, piece):
     monkeypatch.setattr(csv_files, "_PIECE", piece)
     texts = ['a "b" c', 'x\ny, "z"', '"', '""', "", '5 " tube', "a\r\nb", ",", "\n"]
     stream = io.StringIO()
@@ -116,9 +114,7 @@ def test_quotes_are_checked_as_the_csv_module_reads_them(
     assert read_rows(tmp_path / "t.csv", ["text"])["text"] == ['a 5" tube', "b"]
 
 
-def test_a_text_that_holds_rows_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_text_that_holds_rows_is_warned_of(tmp_path, caplog):
     rows = [f"{n},p{n},clear {n}" for n in range(20)]
     for first, last, warned in ((5, 12, True), (5, 6, False)):
         caplog.clear()
@@ -194,9 +190,7 @@ def test_json_is_read_as_other_programs_write_it(tmp_path: Path, text: str, enco
         (pa.array([True, False, None]), ["true", "false", ""]),
     ],
 )
-def test_columns_of_parquet_are_what_they_mean(
-    tmp_path: Path, column: pa.Array, want: list[str]
-) -> None:
+def test_columns_of_parquet_are_what_they_mean(tmp_path, column, want):
     pq.write_table(pa.table({"id": column}), tmp_path / "t.parquet")
     assert read_rows(tmp_path / "t.parquet", ["id"])["id"] == want
 
@@ -284,9 +278,7 @@ def test_what_is_set_already_is_not_recommended(tmp_path: Path) -> None:
         ("t.json", "[\n {'id': 1}]", "line 2, column 3 .* is not JSON"),
     ],
 )
-def test_json_of_another_form_is_refused(
-    tmp_path: Path, name: str, data: str, message: str
-) -> None:
+def test_json_of_another_form_is_refused(tmp_path, name, data, message):
     """Arrow's parser ends the process where values are nested deeply."""
     (tmp_path / name).write_text(data)
     with pytest.raises(StudyError, match=message):

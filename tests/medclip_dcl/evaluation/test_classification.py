@@ -8,7 +8,6 @@ from medclip_dcl.evaluation.classification import (
     balance,
     evaluate_classes,
     evaluate_findings,
-    evaluate_subgroups,
     exact_truth,
     finding_figures,
     labelled_truth,
@@ -158,12 +157,6 @@ def test_uncertain_and_blank_labels_are_dropped():
     assert truth.tolist() == [[1, 0, UNKNOWN, UNKNOWN, UNKNOWN], [UNKNOWN] * 5]
 
 
-GROUP_MARGINS = np.array([[0.9, 0.1, 0.8, 0.2, 0.1, 0.9, 0.3, 0.7]])
-GROUP_TRUTH = np.array([[1, 0, 1, 0, 1, 0, 1, 0]], dtype=np.int8)
-VIEWS = ["PA"] * 4 + ["AP"] * 4
-OWNERS = [f"p{number}" for number in range(8)]
-
-
 def test_a_balanced_share_has_as_many_images_with_a_finding_as_without() -> None:
     truth = np.array([[1, 1, 1, 0, 0, 0, 0, UNKNOWN], [1, 0, 0, 0, 0, 0, 0, 0]], dtype=np.int8)
     assert balance(truth, 0, np.random.default_rng(0)) is truth
@@ -174,41 +167,6 @@ def test_a_balanced_share_has_as_many_images_with_a_finding_as_without() -> None
             assert (chosen[chosen != UNKNOWN] == state[chosen != UNKNOWN]).all()
     others = [balance(truth, 2, np.random.default_rng(seed))[0].tolist() for seed in range(20)]
     assert len(set(map(tuple, others))) > 1
-
-
-def test_each_group_has_the_figures_of_its_own_images_and_the_gap_is_between_them() -> None:
-    found = evaluate_subgroups(GROUP_MARGINS, GROUP_TRUTH, OWNERS, {"view": VIEWS}, SAMPLING, 2)
-    assert found.pool == {"view: AP": 4, "view: PA": 4}
-    assert found.groups["view: PA"]["mean_auc"].value == 1
-    assert found.groups["view: AP"]["mean_auc"].value == 0
-    assert found.groups["view: AP"]["mean_auc"].n == 4
-    assert found.figures["gap.view"].value == 1
-
-
-def test_a_group_of_few_patients_is_withheld_and_makes_no_gap() -> None:
-    views = ["PA"] * 6 + ["AP"] * 2
-    owners = [*OWNERS[:6], "p6", "p6"]
-    found = evaluate_subgroups(GROUP_MARGINS, GROUP_TRUTH, owners, {"view": views}, SAMPLING, 2)
-    withheld = found.groups["view: AP"]["mean_auc"]
-    assert withheld.value is None
-    assert withheld.reason == "fewer than 2 patients"
-    assert found.figures == {}
-
-
-def test_the_gap_rests_on_findings_that_every_group_has_with_and_without() -> None:
-    rng = np.random.default_rng(0)
-    margins = rng.normal(size=(2, 60))
-    truth = (rng.uniform(size=(2, 60)) < 0.5).astype(np.int8)
-    views = np.array(["PA", "AP"] * 30)
-    truth[1, views == "AP"] = 0  # no AP image shows the second finding
-    owners = [f"p{number}" for number in range(60)]
-    found = evaluate_subgroups(margins, truth, owners, {"view": views.tolist()}, SAMPLING, 2)
-    areas = [
-        roc_auc(margins[0, views == view], truth[0, views == view] == 1)[0] for view in ("AP", "PA")
-    ]
-    gap = found.figures["gap.view"]
-    assert gap.value == pytest.approx(abs(areas[0] - areas[1]), abs=1e-12)
-    assert 0 <= gap.low <= gap.high <= 1
 
 
 WORDS = {"yes": [1.0, 0.0], "indeed": [0.6, 0.8], "no": [-1.0, 0.0], "never": [0.0, -1.0]}

@@ -5,8 +5,9 @@ import pytest
 import torch
 from sklearn.metrics import jaccard_score
 
+from medclip_dcl.data.limits import Fit
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
-from medclip_dcl.evaluation.evaluated_model import EncodedImages, Window
+from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.grounding import (
     BIOVIL_THRESHOLDS,
     PAPER_THRESHOLDS,
@@ -20,6 +21,7 @@ from medclip_dcl.evaluation.grounding import (
 )
 from medclip_dcl.evaluation.results import GROUNDINGS
 from medclip_dcl.evaluation.retrieval import evaluate_boxes
+from medclip_dcl.models.settings import SimilarityConfig
 from tests.support.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
 
 SAMPLING = BootstrapOptions(20, 0)
@@ -59,12 +61,12 @@ def test_the_chance_of_cnr_is_that_of_other_images_heatmaps():
 def test_lengths_of_region_vectors_do_not_move_heatmaps_and_boxes():
     lengths = torch.linspace(0.5, 2, 16).view(1, 4, 4, 1)
     longer = replace(BOXED_IMAGES, regions=BOXED_IMAGES.regions * lengths)
-    model = replace(oracle(), keeps_lengths=True)
+    model = replace(oracle(), similarity=SimilarityConfig(kind="biovil"))
     for question in (
         lambda model, images: evaluate_grounding(model, images, BOXED, 80, SAMPLING),
         lambda model, images: evaluate_boxes(model, images, BOXED, SAMPLING),
     ):
-        assert question(model, longer)[0] == question(oracle(), BOXED_IMAGES)[0]
+        assert question(model, longer)[0] == question(model, BOXED_IMAGES)[0]
 
 
 def test_a_box_elsewhere_lowers_every_figure_and_turns_the_sign():
@@ -98,8 +100,9 @@ def test_heatmaps_are_compared_at_a_bounded_size_and_are_never_enlarged():
 def test_a_crop_sees_no_margin_and_its_heatmap_keeps_its_place():
     # 100 x 200 pixels: a crop of 93, from (53, 3); its cells are 23.25 wide. The finding is in
     # cell (0, 1), x 76.25 to 99.5.
-    crop = replace(shown({(0, 1): "fluid"}, size_px=(100, 200)), geometry="biovil")
-    assert crop.window(0) == Window(53, 3, 93, 93)
+    fit = Fit("crop", "bilinear", resized_px=500)
+    crop = replace(shown({(0, 1): "fluid"}, size_px=(100, 200)), fit=fit, size_px=465)
+    assert crop.window(0) == pytest.approx((53.4, 3.4, 93, 93))
     box = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.array([[76.25, 3.0, 23.25, 23.25]]))
     far = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.array([[150.0, 3.0, 40.0, 90.0]]))
     outcome, _ = evaluate_grounding(oracle(), crop, [box], 200, SAMPLING)

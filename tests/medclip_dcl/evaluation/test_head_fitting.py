@@ -6,8 +6,6 @@ from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.head_fitting import (
     HeadRules,
     HeadSplits,
-    draw_shots,
-    few_shot,
     make_head,
     refuse_shared_patients,
 )
@@ -47,7 +45,6 @@ def test_figures_are_those_of_the_margins_on_test_images(head: Head) -> None:
         assert figures[name].value == pytest.approx(value_of(at[name]))
     assert figures["auc"].low is not None
     curve = head.card.calibration.curve
-    assert curve is not None
     said = curve.probabilities(margins)
     assert figures["brier"].value == pytest.approx(float(((said - positive) ** 2).mean()))
     known = head.margins(SPLITS.validate.features)
@@ -62,19 +59,7 @@ def test_test_labels_have_no_part_in_a_head(head: Head) -> None:
     assert other.card.calibration == head.card.calibration
     assert np.array_equal(other.arrays["weight"], head.arrays["weight"])
     auc, turned_auc = (item.card.figures["auc"].value for item in (head, other))
-    assert auc is not None
     assert turned_auc == pytest.approx(1 - auc)
-
-
-def test_shots_are_of_as_many_patients() -> None:
-    train = labelled(60, 4, images_each=2)
-    rows = draw_shots(train, 5, np.random.default_rng(0))
-    assert train.labels[rows].tolist().count(1) == 5
-    assert len({train.subject_ids[row] for row in rows.tolist()}) == len(rows) == 10
-    found = few_shot(train, SPLITS.test, 0)
-    assert [item.positives for item in found] == [1, 4]  # of 16 there are not so many patients
-    assert all(len(item.auc) == 5 for item in found)
-    assert found == few_shot(train, SPLITS.test, 0)
 
 
 def test_what_a_head_lacks_is_named() -> None:

@@ -79,9 +79,7 @@ def answers_of_the_page(folder: Path, file: Path) -> dict[str, Any]:
     ("to", "name"),
     [*(("transformers", kind) for kind in KINDS), ("transformers", "convnext"), ("onnx", "lse_nl")],
 )
-def test_the_code_of_its_page_answers_as_the_model(
-    exported: Export, to: Format, name: str, tmp_path: Path
-) -> None:
+def test_the_code_of_its_page_answers_as_the_model(exported, to, name, tmp_path):
     model, folder = exported(to, name)
     Image.fromarray(gray()).save(tmp_path / "image.png")
     found = answers_of_the_page(folder, tmp_path / "image.png")
@@ -128,9 +126,7 @@ DICOMS = {
 
 @pytest.mark.filterwarnings("default")  # of the libraries, not ours
 @pytest.mark.parametrize("form", ["jpeg", "png", "dicom"])
-def test_greys_by_the_page_are_those_of_the_package(
-    exported: Export, form: str, tmp_path: Path
-) -> None:
+def test_greys_by_the_page_are_those_of_the_package(exported, form, tmp_path):
     """On https://github.com/python-pillow/Pillow/issues/3011, 2574 and 3041 16 bits turn white."""
     for to in ("transformers", "onnx"):
         assert _IMAGE in (exported(to, "lse_nl")[1] / "README.md").read_text(encoding="utf-8")
@@ -152,13 +148,11 @@ def test_greys_by_the_page_are_those_of_the_package(
         assert difference.max() <= 1, (name, difference.max())
 
 
-def test_the_tutorial_loads_plain_classes(
-    exported: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tutorial_loads_plain_classes(exported, tmp_path, monkeypatch):
     _, folder = exported("transformers", "lse_nl")
     (tmp_path / "elsewhere").symlink_to(folder)
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/using_a_model.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     _, _, section = page.partition("## Exports")
     code, *_ = re.findall(
         r"```python\n(.*?)```", section, re.DOTALL
@@ -204,9 +198,7 @@ def test_an_export_that_differs_leaves_nothing(exported: Export, tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {".out.lock"}
 
 
-def test_a_damaged_model_or_a_folder_that_exists_is_refused(
-    exported: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_model_or_a_folder_that_exists_is_refused(exported, tmp_path, capsys):
     model, _ = exported("transformers", "lse_nl")
     run = tmp_path / "run"
     shutil.copytree(model, run / "model")

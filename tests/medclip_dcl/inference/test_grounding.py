@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from medclip_dcl.data.grayscale import Window
 from medclip_dcl.inference.grounding import Box, grid_affine, locate, upsample
 
 
@@ -35,7 +36,7 @@ def test_upsampling_agrees_with_torch_with_corners_not_aligned(size):
 
 
 def test_the_affine_gives_centres_of_cells_on_an_image_that_is_not_square():
-    a, b, c, d, e, f = grid_affine(2, 4, height_px=100, width_px=80)
+    a, b, c, d, e, f = grid_affine(2, 4, Window(0, 0, 80, 100))
     column, row = 3, 1
     assert (a * column + b * row + c, d * column + e * row + f) == (70.0, 75.0)
 

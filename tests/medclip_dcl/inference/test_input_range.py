@@ -42,9 +42,7 @@ def images() -> tuple[list[npt.NDArray[np.uint8]], list[str]]:
     return generated(range(180))
 
 
-def test_held_out_images_are_flagged_at_about_the_stated_rate(
-    images: tuple[list[npt.NDArray[np.uint8]], list[str]],
-) -> None:
+def test_held_out_images_are_flagged_at_about_the_stated_rate(images):
     known = fit_input_range(images[0][:120], images[1][:120], rate=0.1)
     assert known.rate == 0.1
     flagged = [is_out_of_range(image, known) for image in images[0][120:]]
@@ -52,9 +50,7 @@ def test_held_out_images_are_flagged_at_about_the_stated_rate(
     assert 0.01 <= np.mean(flagged) <= 0.25  # sd 0.04
 
 
-def test_photographs_noise_and_turned_images_are_flagged(
-    images: tuple[list[npt.NDArray[np.uint8]], list[str]],
-) -> None:
+def test_photographs_noise_and_turned_images_are_flagged(images):
     known = fit_input_range(images[0], images[1])
     for name in ("china.jpg", "flower.jpg"):
         photograph = Image.fromarray(load_sample_image(name)).convert("L")
@@ -67,9 +63,7 @@ def test_photographs_noise_and_turned_images_are_flagged(
 
 
 @pytest.mark.parametrize("kind", unlike.KINDS)
-def test_slices_limbs_and_screenshots_are_flagged(
-    kind: str, images: tuple[list[npt.NDArray[np.uint8]], list[str]]
-) -> None:
+def test_slices_limbs_and_screenshots_are_flagged(kind, images):
     known = fit_input_range(*images)
     for seed in range(10):
         other = Image.fromarray(unlike.KINDS[kind](seed)).resize((SIZE_PX, SIZE_PX))
@@ -127,9 +121,7 @@ def test_a_published_model_flags_what_its_range_leaves_out(tmp_path: Path) -> No
     assert not load(tmp_path / "older", "cpu").is_out_of_range(flat)
 
 
-def test_out_of_range_there_is_no_probability_and_the_answer_says_who_gave_it(
-    tmp_path: Path,
-) -> None:
+def test_out_of_range_there_is_no_probability_and_the_answer_says_who_gave_it(tmp_path):
     known = fit_input_range(list(random_images(60)), [str(number) for number in range(60)])
     publish(tmp_path / "model", known=known)
     model = load(tmp_path / "model", "cpu")

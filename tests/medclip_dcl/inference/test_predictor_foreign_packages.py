@@ -95,9 +95,7 @@ def image(tree: Tree, image: Tree) -> Tree:
         {"model_type": "bert", "vocab_size": 2**20, "hidden_size": 2**14},
     ],
 )
-def test_a_text_encoder_that_is_not_known_is_refused(
-    package: Path, tmp_path: Path, text: Tree
-) -> None:
+def test_a_text_encoder_that_is_not_known_is_refused(package, tmp_path, text):
     path = foreign(package, tmp_path / "model", TEXT, lambda tree: {**tree, **text})
     begun = time.monotonic()
     with pytest.raises(CheckpointError):
@@ -117,9 +115,7 @@ def test_a_text_encoder_that_is_not_known_is_refused(
     ],
 )
 @pytest.mark.parametrize("kind", ["vit", "backbone"])
-def test_an_image_encoder_that_is_not_known_is_refused(
-    package: Path, tmp_path: Path, backbone: Tree, kind: str
-) -> None:
+def test_an_image_encoder_that_is_not_known_is_refused(package, tmp_path, backbone, kind):
     settings = {"kind": kind, "backbone": backbone}
     path = foreign(package, tmp_path / "model", CONFIG, lambda tree: image(tree, settings))
     with pytest.raises(CheckpointError):
@@ -140,9 +136,7 @@ def test_a_deep_file_is_refused(package: Path, tmp_path: Path) -> None:
     ("name", "tree"),
     [(CARD, []), (CARD, {"preprocessing": []}), (CARD, {}), (SUBJECTS, {}), (SUBJECTS, [[]])],
 )
-def test_a_card_that_is_none_is_refused(
-    package: Path, tmp_path: Path, name: str, tree: object
-) -> None:
+def test_a_card_that_is_none_is_refused(package, tmp_path, name, tree):
     path = foreign(package, tmp_path / "model", name, lambda _: tree)
     with pytest.raises(CheckpointError):
         load(path, "cpu")
@@ -150,9 +144,7 @@ def test_a_card_that_is_none_is_refused(
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]"])
-def test_a_tokenizer_that_is_none_is_refused(
-    package: Path, tmp_path: Path, name: str, text: str
-) -> None:
+def test_a_tokenizer_that_is_none_is_refused(package, tmp_path, name, text):
     shutil.copytree(package / "text", tmp_path / "text")
     (tmp_path / "text" / name).write_text(text)
     bert = read_bert_config(tmp_path / "text")

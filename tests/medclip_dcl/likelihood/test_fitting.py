@@ -71,7 +71,6 @@ def test_a_fit_that_goes_on_from_a_saved_state_ends_with_the_same_bits(tmp_path)
     with pytest.raises(Killed):
         fit_model(stopped, tiny_corpus(), SHORT, seed=5, after_step=kill)
     start = file.read()
-    assert start is not None
     assert start.step == 6
     fit_model(resumed, tiny_corpus(), SHORT, seed=5, start=start)
     expected, got = weights(whole), weights(resumed)

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from medclip_dcl.likelihood.masked_corpus import SPECIAL_TOKENS, train_tokenizer
+from medclip_dcl.likelihood.fitting import SPECIAL_TOKENS, train_tokenizer
 from tests.support import forkserver
 from tests.support.bert import SENTENCES
 

@@ -87,10 +87,7 @@ def test_correction_only_reweights_the_anchor() -> None:
     w = (biased.exp() / (biased.exp() - eta * B)).detach()
     assert (w[off] >= 1).all()
     torch.testing.assert_close(
-        gradient(loss[off].sum(), s),
-        gradient((w * biased)[off].sum(), s),
-        atol=1e-10,
-        rtol=0,
+        gradient(loss[off].sum(), s), gradient((w * biased)[off].sum(), s), atol=1e-10, rtol=0
     )
 
 
@@ -100,9 +97,7 @@ def test_correction_only_reweights_the_anchor() -> None:
     eta=st.floats(0.001, 0.9),
 )
 @settings(max_examples=200, deadline=None)
-def test_eq8_is_positive_exactly_above_log_one_plus_n_eta(
-    positive: float, negatives: list[float], eta: float
-) -> None:
+def test_eq8_is_positive_exactly_above_log_one_plus_n_eta(positive, negatives, eta):
     s = torch.tensor([[positive, *negatives]], dtype=torch.float64)
     excess = info_nce_loss(s).item() - math.log1p(len(negatives) * eta)
     ell = debiased_terms(s, None, eta, 2.0).ell.item()
@@ -168,9 +163,7 @@ def test_eta_receives_no_gradient() -> None:
 @pytest.mark.parametrize("eta", [0.0, 0.2, 0.999])
 @pytest.mark.parametrize("argument", ["known_positives", "known_mates"])
 @pytest.mark.parametrize("known", ["none", "some", "all"])
-def test_gradient_is_finite_whatever_is_dead(
-    floor: str, eta: float, argument: str, known: str
-) -> None:
+def test_gradient_is_finite_whatever_is_dead(floor, eta, argument, known):
     of_the_class = {
         "none": None,
         "some": torch.rand(16, 16) < 0.3,
@@ -183,7 +176,6 @@ def test_gradient_is_finite_whatever_is_dead(
         )
         loss.backward()
     assert loss.isfinite()
-    assert s.grad is not None
     assert s.grad.isfinite().all()
 
 
@@ -239,9 +231,7 @@ def draw_batch(share_known: float) -> tuple[torch.Tensor, torch.Tensor, float, f
 @example(0.0)
 @example(1.0)
 @settings(max_examples=4, deadline=None)
-def test_g_estimates_the_true_negatives_whatever_share_of_the_false_is_known(
-    share_known: float,
-) -> None:
+def test_g_estimates_the_true_negatives_whatever_share_of_the_false_is_known(share_known):
     s, known, rho, true = draw_batch(share_known)
     first = torch.zeros(len(s), dtype=torch.long)
     left = s.shape[1] - 1 - known[:, 1:].sum(dim=1)  # the N of each anchor

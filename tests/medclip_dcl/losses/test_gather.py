@@ -33,9 +33,7 @@ def differences(folder: Path, way: str, dtype: torch.dtype) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-6)], ids=["f64", "f32"]
 )
-def test_two_processes_find_the_loss_and_gradients_of_one(
-    folder: Path, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_two_processes_find_the_loss_and_gradients_of_one(folder, dtype, tolerance):
     found = differences(folder, "exact", dtype)
     assert len(found) > 20
     assert max(found.values()) <= tolerance

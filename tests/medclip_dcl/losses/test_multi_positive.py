@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from medclip_dcl.losses.multi_positive import multi_positive_loss
+from medclip_dcl.losses.info_nce import multi_positive_loss
 
 
 def written_out(s, same, excluded, positive) -> list[float]:

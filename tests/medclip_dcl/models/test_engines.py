@@ -130,9 +130,7 @@ def test_a_difference_that_is_not_a_number_is_seen_whichever_case_has_it() -> No
     assert np.isnan(engines.largest_difference(run, part))
 
 
-def test_auto_takes_openvino_where_it_is_installed(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_takes_openvino_where_it_is_installed(package, monkeypatch):
     assert load(package, "cpu", "auto").engine.name == "openvino"
     monkeypatch.setattr(engines, "find_spec", lambda _package: None)
     assert load(package, "cpu", "auto").engine.name == "torch"
@@ -153,9 +151,7 @@ def test_an_engine_that_answers_otherwise_is_refused_and_pytorch_serves(
     assert "differ from PyTorch's by 0.0002, above 0.0001" in caplog.text
 
 
-def test_a_model_that_cannot_be_converted_is_served_by_pytorch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_that_cannot_be_converted_is_served_by_pytorch(tmp_path, monkeypatch, caplog):
     def refuses(*_: object) -> NoReturn:
         raise NotImplementedError("an operator of a new backbone")
 
@@ -165,9 +161,7 @@ def test_a_model_that_cannot_be_converted_is_served_by_pytorch(
     assert "NotImplementedError" in caplog.text
 
 
-def test_graphs_are_converted_once_for_a_model(
-    tmp_path: Path, cache: Path, converted: list[Path]
-) -> None:
+def test_graphs_are_converted_once_for_a_model(tmp_path, cache, converted):
     path, before = publish(tmp_path / "model").path, set(cache.glob("*/graphs-*"))
     for _ in range(2):
         assert load(path, "cpu", "openvino").engine.name == "openvino"
@@ -196,9 +190,7 @@ def test_a_cache_that_cannot_be_kept_or_is_open_to_others_is_done_without(
     assert not any(folder.is_relative_to(tmp_path) for folder in converted)
 
 
-def test_graphs_next_to_a_package_are_not_read(
-    tmp_path: Path, converted: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_next_to_a_package_are_not_read(tmp_path, converted, monkeypatch):
     path = publish(tmp_path / "model").path
     digest = open_artifact(path, ARTIFACT).digest
     fingerprint = make_fingerprint(engines._GRAPHS, {}, {"model": digest})
@@ -219,9 +211,7 @@ def test_graphs_next_to_a_package_are_not_read(
     assert not any(file.is_relative_to(tmp_path / "model.graphs") for file in read)
 
 
-def test_an_engine_that_turns_round_what_is_bright_is_refused(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_turns_round_what_is_bright_is_refused(package, monkeypatch):
     right = engines.run_openvino
 
     def wrong(file: Path, precision: str) -> engines.Run:
@@ -279,7 +269,7 @@ def test_what_cannot_be_had_is_refused_with_the_remedy(
         load(package, "cpu", name, precision)
 
 
-def test_openvino_asks_no_network(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openvino_asks_no_network(package, monkeypatch):
 
     def refuses(*_: object) -> NoReturn:
         raise AssertionError("a connection was tried")

@@ -266,9 +266,7 @@ def test_an_older_checkpoint_without_counters_is_taken(tmp_path: Path) -> None:
     ],
     ids=["missing", "unknown", "shape"],
 )
-def test_nothing_is_left_over_in_silence(
-    tmp_path: Path, harm: Callable[[dict[str, Tensor]], object], complaint: str
-) -> None:
+def test_nothing_is_left_over_in_silence(tmp_path, harm, complaint):
     state = torchvision_weights(BASIC)
     harm(state)
     torch.save(state, tmp_path / "weights.pth")

@@ -80,9 +80,7 @@ def test_order_of_regions_is_irrelevant(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 10_000), tau=st.floats(0.01, 10), opposed=st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_score_stays_between_minus_one_and_one(
-    kind: str, seed: int, tau: float, opposed: bool
-) -> None:
+def test_score_stays_between_minus_one_and_one(kind, seed, tau, opposed):
     x, y = unit(4, 6, 3, seed=seed, dtype=torch.float32), unit(5, 3, seed=seed + 1).float()
     if opposed:
         x[:, 1::2], y[0], y[1] = -x[:, ::2], x[0, 0], -x[0, 0]
@@ -109,9 +107,7 @@ def test_lse_is_the_maximum_when_cold_and_the_mean_when_hot() -> None:
 
 @pytest.mark.parametrize("kind", ["lse", "nl", "lse_nl"])
 @pytest.mark.parametrize("kept", [1 << 26, 0], ids=["kept", "redone"])
-def test_blocks_of_images_change_neither_score_nor_gradient(
-    kind: str, kept: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_images_change_neither_score_nor_gradient(kind, kept, monkeypatch):
     config = SimilarityConfig(kind=kind)
     monkeypatch.setattr(similarity, "_LARGEST_KEPT", kept)
     computed, scores = [], similarity._pair_scores

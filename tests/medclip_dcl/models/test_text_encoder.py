@@ -45,9 +45,7 @@ HEAD = {
 
 
 @pytest.mark.parametrize("extra", [{}, HEAD], ids=["language model", "CXR-BERT layout"])
-def test_language_model_fills_every_weight_of_bert(
-    tmp_path: Path, extra: dict[str, torch.Tensor]
-) -> None:
+def test_language_model_fills_every_weight_of_bert(tmp_path, extra):
     source = language_model(tmp_path, extra)
     encoder = text_encoder()
     projection = encoder.projection.weight.clone()

@@ -11,11 +11,7 @@ import pytest
 from medclip_dcl.core.errors import ArtifactCorrupt, TooManyOpenFiles
 from medclip_dcl.core.files import raise_open_file_limit
 from medclip_dcl.core.tables import map_array, read_table, write_array, write_table
-from medclip_dcl.retrieval.embeddings import (
-    TEXTS,
-    shard_name,
-    write_pictures,
-)
+from medclip_dcl.retrieval.embeddings import TEXTS, shard_name, write_pictures
 
 SHARDS, LIMIT = 1100, 256
 

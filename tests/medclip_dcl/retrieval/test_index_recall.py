@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from medclip_dcl.models.similarity import image_sentence_scores
-from medclip_dcl.retrieval.embeddings import map_array, shard_name
+from medclip_dcl.retrieval.embeddings import SKETCH, Sketch, map_array, shard_name
 from medclip_dcl.retrieval.index import measure_recall, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
-from medclip_dcl.retrieval.sketch import SKETCH, Sketch
 from tests.support.embeddings import (
     SIMILARITY,
     HashedEncoder,
@@ -26,8 +25,7 @@ def built(folder: Path, landmarks: int, candidates: int) -> float | None:
     counts = write_index(
         folder, selection(), images, HashedEncoder(), chosen, SIMILARITY, landmarks=landmarks
     )
-    recall: float | None = counts["candidate_recall_at_10"]
-    return recall
+    return counts["candidate_recall_at_10"]
 
 
 def test_recall_is_the_share_of_the_exact_best_among_the_candidates(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from medclip_dcl.core.errors import ConfigError, EngineError
-from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards
+from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards, open_vectors
 from medclip_dcl.retrieval.milvus import MOST_HITS, Milvus, collection_of, fill_collections
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
-from medclip_dcl.retrieval.sketch import open_vectors
 from tests.support.embeddings import MODEL_DIGEST, HashedEncoder, build
 from tests.support.milvus import milvus_file, milvus_server
 
@@ -61,9 +60,7 @@ def engine(folder: Path, index: RetrievalIndex, retrieval: RetrievalConfig) -> R
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=range(len(FILTERS)))
-def test_the_engine_gives_the_hits_of_the_exact_scan(
-    index: RetrievalIndex, engine: RetrievalIndex, filters: Filters
-) -> None:
+def test_the_engine_gives_the_hits_of_the_exact_scan(index, engine, filters):
     assert not isinstance(engine.near["pooled"], InMemoryIndex)
     for number in range(6):
         vector = HashedEncoder().embed_sentences([f"question {number}"])[0]
@@ -100,9 +97,7 @@ def test_the_engine_finds_the_rows_of_a_direct_scan_by_each_road(tmp_path: Path)
         assert len(nearest.rows(direction, None, 19_000)) == MOST_HITS
 
 
-def test_filling_goes_on_where_it_stopped_and_ends_with_every_row(
-    index: RetrievalIndex, retrieval: RetrievalConfig
-) -> None:
+def test_filling_goes_on_where_it_stopped_and_ends_with_every_row(index, retrieval):
     half = Shards([index.pooled.whole()[:20]], 20)
     whole = Shards([index.pooled.whole()], IMAGES)
     with Milvus(retrieval) as engine:
@@ -123,9 +118,7 @@ def test_another_index_never_answers(index: RetrievalIndex) -> None:
     assert collection_of(fingerprint, "texts") != collection_of(other, "texts")
 
 
-def test_an_engine_that_is_gone_is_named_and_nothing_else(
-    folder: Path, index: RetrievalIndex, tmp_path: Path
-) -> None:
+def test_an_engine_that_is_gone_is_named_and_nothing_else(folder, index, tmp_path):
     with milvus_server(tmp_path) as uri:
         retrieval = RetrievalConfig(uri=uri, timeout_s=1)
         fill_collections(retrieval, index.artifact.fingerprint, vectors_of(index))

@@ -4,7 +4,7 @@ from torch.nn import functional
 
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
-from medclip_dcl.retrieval.sketch import SKETCH, Sketch, fit_sketch, score_at
+from medclip_dcl.retrieval.embeddings import SKETCH, Sketch, fit_sketch, score_at
 
 SIMILARITY = SimilarityConfig(dim=8)
 

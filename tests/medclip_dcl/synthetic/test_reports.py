@@ -47,9 +47,7 @@ STUDIES = studies(400)
         (Meaning(normal=True), (LEFT_EFFUSION,), False),
     ],
 )
-def test_meaning_holds_of_the_images_it_is_true_of(
-    meaning: Meaning, found: tuple[FineFinding, ...], expected: bool
-) -> None:
+def test_meaning_holds_of_the_images_it_is_true_of(meaning, found, expected):
     assert meaning.holds(found) is expected
 
 
@@ -96,9 +94,7 @@ def test_prose_of_intensive_care_is_true_and_of_every_kind() -> None:
     ("kind", "expected"),
     [("check for", {-1}), ("known but not seen", {0, -1}), ("history of", set())],
 )
-def test_what_is_asked_for_is_uncertain_and_history_is_no_label(
-    kind: str, expected: set[int]
-) -> None:
+def test_what_is_asked_for_is_uncertain_and_history_is_no_label(kind, expected):
     values = set()
     for seed in range(40):
         statement = speak_as_icu(kind, (), np.random.default_rng(seed))

@@ -137,10 +137,7 @@ def test_other_layouts_are_read_too(text: str, sections: tuple[str, str, str]) -
     ("text", "sections"),
     [
         ("FINDINGS:\nLUNGS: Clear.\nABC: x.\nIMPRESSION: y.", ("LUNGS: Clear.\nABC: x.", "y.", "")),
-        (
-            "TECHNIQUE: PA.\nHEART: Large.\nLungs: Clear.",
-            ("HEART: Large.\nLungs: Clear.", "", ""),
-        ),
+        ("TECHNIQUE: PA.\nHEART: Large.\nLungs: Clear.", ("HEART: Large.\nLungs: Clear.", "", "")),
         ("FINDINGS: a.\nCOMPARISON: b.\nFINDINGS: c.", ("a.\n\nc.", "", "")),
         ("Clinical History\nPneumonia.\nFindings\nClear.", ("Clear.", "", "")),
         ("findings - clear. impression - normal.", ("clear.", "normal.", "")),

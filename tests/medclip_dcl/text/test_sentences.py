@@ -47,10 +47,7 @@ def kept(text: str) -> list[str]:
         ),
         (
             "Findings were called at 3:15 p.m. on ___ by the resident. No change is seen.",
-            [
-                "Findings were called at 3:15 p.m. on ___ by the resident.",
-                "No change is seen.",
-            ],
+            ["Findings were called at 3:15 p.m. on ___ by the resident.", "No change is seen."],
         ),
         (
             "1. No acute process seen.\n2. Stable enlarged heart.",

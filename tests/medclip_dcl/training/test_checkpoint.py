@@ -32,7 +32,6 @@ def test_a_checkpoint_comes_back_bit_by_bit(tmp_path: Path) -> None:
     saved = snapshot(10)
     store(tmp_path).save(saved)
     found, _ = store(tmp_path).find()
-    assert found is not None
     assert found.step == 10
     assert found.state == {"skipped": 2}
     for name, tensor in {**saved.weights, **saved.optimizer}.items():
@@ -75,7 +74,6 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, damage: str
         file.write_bytes(content[: len(content) // 2])
     found, damaged = store(tmp_path).find()
     assert damaged == ("step-00000020",)
-    assert found is not None
     assert found.step == 10
 
 
@@ -110,7 +108,6 @@ def test_a_finished_run_of_another_recipe_does_not_stand_in_the_way(tmp_path: Pa
     other.save(snapshot(10))
     assert names(tmp_path) == ["step-00000010"]
     found, _ = other.find()
-    assert found is not None
     assert found.step == 10
 
 
@@ -120,7 +117,6 @@ def test_the_best_checkpoint_outlives_newer_ones(tmp_path: Path) -> None:
         kept.save(snapshot(step), keep=1, pinned=10)
     assert names(tmp_path) == ["step-00000010", "step-00000030"]
     best = kept.weights(10)
-    assert best is not None
     assert all(torch.equal(best[name], value) for name, value in snapshot(10).weights.items())
     assert kept.weights(20) is None
     assert store(tmp_path, rate=0.2).weights(10) is None  # another run's

@@ -15,11 +15,10 @@ from medclip_dcl.losses.relations import encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.training.dataset import ImageTextBatch
-from medclip_dcl.training.grad_cache import backward_in_chunks
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import set_training_mode
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.step import TrainStep
+from medclip_dcl.training.step import TrainStep, backward_in_chunks
 from medclip_dcl.training.validation import validation_loss
 from tests.support.tiny_models import pair_batch, tiny_dual_encoder
 

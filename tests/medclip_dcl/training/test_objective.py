@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from medclip_dcl.core.errors import ObjectiveError
 from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
-from medclip_dcl.losses.multi_positive import multi_positive_loss
+from medclip_dcl.losses.info_nce import multi_positive_loss
 from medclip_dcl.losses.place import encode_zones, place_loss
 from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR, encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder
@@ -150,7 +150,6 @@ def test_gauges_tell_how_far_a_rival_is_from_treating_all_alike() -> None:
     assert gauges(negatives="reweight_similar", beta=20)[1] < effective < 10
     assert gauges(negatives="hard", beta=0) == pytest.approx([0, 11])
     overlap = batch.label_overlap
-    assert overlap is not None
     shared = overlap.sum(1) - overlap[:, 6:].diagonal().int()
     expected = [(shared / 11).mean().item(), (11 - shared).float().mean().item()]
     assert gauges(negatives="remove_labels") == pytest.approx(expected)
@@ -168,9 +167,7 @@ def test_gauges_tell_how_far_a_rival_is_from_treating_all_alike() -> None:
         ({"negatives": "resample_similar"}, "generator", "hand it a generator"),
     ],
 )
-def test_input_that_the_settings_need_is_asked_for(
-    settings: dict[str, str], missing: str, message: str
-) -> None:
+def test_input_that_the_settings_need_is_asked_for(settings, missing, message):
     batch = dataclasses.replace(inputs(), **{missing: None})
     with pytest.raises(ObjectiveError, match=message):
         direction_loss(ObjectiveConfig.model_validate(settings), batch)

@@ -60,7 +60,6 @@ def test_the_training_split_alone_is_trained_on(work: Path) -> None:
 def test_a_small_validation_split_is_one_batch_and_is_warned_of(work: Path) -> None:
     settings = {"global_batch": 12, "validate_every_steps": 2, "validate_images": 0}
     setup, facts = prepare(work, train=settings)
-    assert setup.validation is not None
     assert [len(batch.eta) for batch in setup.validation.batches] == [8]
     warnings = [str(fact["warning"]) for fact in facts if "warning" in fact]
     assert any("of batches of 8, with 7 negatives in place of 11" in text for text in warnings)
@@ -73,9 +72,7 @@ def test_validation_batches_are_the_same_at_every_start(work: Path) -> None:
     assert (first[0].crops == again[0].crops).all()
 
 
-def test_another_number_of_processes_goes_on_and_says_what_differs(
-    work: Path, tmp_path: Path
-) -> None:
+def test_another_number_of_processes_goes_on_and_says_what_differs(work, tmp_path):
     setup, facts = prepare(work, train={"steps": 4})
     store = CheckpointStore(tmp_path / "checkpoints", {"of": "this run"})
     with store.locked():
@@ -107,9 +104,7 @@ def test_another_number_of_processes_goes_on_and_says_what_differs(
         ({"learning_rate": 1e-5, "steps": 50, "image_frozen_steps": 50}, False),  # it never learns
     ],
 )
-def test_a_random_image_encoder_at_a_low_rate_is_warned_of(
-    train: dict[str, Any], is_warned: bool
-) -> None:
+def test_a_random_image_encoder_at_a_low_rate_is_warned_of(train, is_warned):
     settings = TrainConfig.model_validate({"steps": 50} | train)
     assert bool(slow_start(ModelConfig(), settings)) == is_warned
     pretrained = ModelConfig.model_validate({"image": {"pretrained": "resnet.safetensors"}})

@@ -9,7 +9,7 @@ from accelerate.state import AcceleratorState
 
 from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
+from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import (
     ParamGroup,
@@ -21,7 +21,7 @@ from medclip_dcl.training.optim import (
 )
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import TrainStep
-from tests.support.tiny_models import pair_batch, tiny_dual_encoder, tiny_model_config
+from tests.support.tiny_models import pair_batch, tiny_dual_encoder
 
 SETTINGS = TrainConfig(global_batch=6, steps=10, learning_rate=1e-2, warmup_steps=0)
 
@@ -210,11 +210,6 @@ def test_norms_that_many_gpus_share_keep_their_keys_and_can_be_frozen() -> None:
     assert encoder.state_dict().keys() == keys
     set_training_mode(encoder, freeze_batchnorm=True)
     assert not any(norm.training for norm in norms)
-
-
-SMALLEST = tiny_model_config(kind="lse").model_copy(
-    update={"image": ImageEncoderConfig(depths=(1,), widths=(8,), input_px=64)}
-)
 
 
 def losses(

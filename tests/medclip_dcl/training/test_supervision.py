@@ -6,7 +6,7 @@ import torch
 from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data import manifest
-from medclip_dcl.data.ground_truth import Truth
+from medclip_dcl.data.records import Truth
 from medclip_dcl.losses.relations import SAME, encode_truth, relation_matrix
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.settings import ObjectiveConfig

@@ -39,9 +39,7 @@ def space(encoder: TextEncoder, checkpoint: Path | None = None) -> TextSpace:
 
 
 @pytest.mark.parametrize(("share", "threshold"), [(0.1, 1 - 1e-4), (0.2, 1 - 1e-4), (0.3, 0.0)])
-def test_the_threshold_lies_where_the_closest_pairs_of_batches_end(
-    corpus: Corpus, share: float, threshold: float
-) -> None:
+def test_the_threshold_lies_where_the_closest_pairs_of_batches_end(corpus, share, threshold):
     """6 of 24 studies are of a kind, so 5 of 23 pairs of a batch, 22 %, have cosine 1, others 0."""
     kinds = [next(k for k, (_, *said) in enumerate(KINDS) if text in said) for text in corpus.texts]
     found = closest_threshold(torch.eye(4)[kinds], corpus, sampler_of(corpus), share)

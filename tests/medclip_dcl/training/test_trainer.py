@@ -99,9 +99,7 @@ def test_bad_samples_alone_stop_a_run_with_their_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("metric", "choose"), [("validation_loss", min), ("", None)])
-def test_the_named_metric_chooses_the_published_step(
-    tmp_path: Path, metric: str, choose: object
-) -> None:
+def test_the_named_metric_chooses_the_published_step(tmp_path, metric, choose):
     held_out = [pair_batch(6, step=100)]
     loop = run(
         tmp_path,
@@ -130,9 +128,7 @@ def test_the_named_metric_chooses_the_published_step(
     ("known", "found"),
     [({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16"), ({"avx2": True}, "no")],
 )
-def test_auto_is_bfloat16_where_the_processor_multiplies_in_it(
-    monkeypatch: pytest.MonkeyPatch, known: dict[str, bool], found: str
-) -> None:
+def test_auto_is_bfloat16_where_the_processor_multiplies_in_it(monkeypatch, known, found):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
     settings = TrainConfig.model_validate({**TREE, "precision": "auto"})
@@ -151,9 +147,7 @@ HALF = {"precision": "bf16", "steps": 9, "save_every_steps": 3}
 
 
 @pytest.mark.parametrize(("settings", "killed_at"), [(BEST, 19), (HALF, 7)])
-def test_a_run_that_was_cut_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict, killed_at: int
-) -> None:
+def test_a_run_that_was_cut_ends_with_the_same_bits(tmp_path, monkeypatch, settings, killed_at):
     def cut(step: int) -> ImageTextBatch:
         if step == killed_at:
             raise KeyboardInterrupt
@@ -174,9 +168,7 @@ def test_a_run_that_was_cut_ends_with_the_same_bits(
     monkeypatch.setattr(AcceleratorState, "_shared_state", {})
 
 
-def test_the_log_has_the_norm_of_each_gradient_and_the_share_that_was_clipped(
-    tmp_path: Path,
-) -> None:
+def test_the_log_has_the_norm_of_each_gradient_and_the_share_that_was_clipped(tmp_path):
     """One batch is learned until its gradient is short; every fifth step has none: not clipped."""
 
     def same_batch(step: int) -> ImageTextBatch:

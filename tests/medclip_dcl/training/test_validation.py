@@ -9,7 +9,7 @@ from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.inference.prompts import Finding
-from medclip_dcl.likelihood.masked_corpus import train_tokenizer
+from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.config import TrainingConfig

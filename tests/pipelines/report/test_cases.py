@@ -10,9 +10,9 @@ from PIL import Image
 from medclip_dcl.inference import model_package
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
-from pipelines.report.cases import show_cases
 from pipelines.report.charts import jpeg_uri
-from pipelines.report.settings import ReportConfig
+from pipelines.report.outcomes import show_cases
+from pipelines.report.preflight import ReportConfig
 from pipelines.report.sources import find_sources
 
 

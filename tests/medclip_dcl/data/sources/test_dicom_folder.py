@@ -4,7 +4,7 @@ from pathlib import Path
 
 from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
-from medclip_dcl.data.sources.dicom_folder import hash_patient, read_dicom_folder
+from medclip_dcl.data.sources.readers import hash_patient, read_dicom_folder
 from tests.support.dicom import dicom_bytes, ramp
 
 SETTINGS = SourceConfig(kind="dicom")

@@ -119,7 +119,6 @@ def test_every_form_gives_the_same(tmp_path: Path, forms: Path, form: str) -> No
     }
     assert raw.splits["p0"] == {"train", "test"}
     assert [raw.splits[f"p{n}"] for n in (2, 3, 4)] == [{"train"}, {"validate"}, {"test"}]
-    assert raw.labels is not None
     assert raw.labels["Edema"].to_pylist() == [int(n % 2 == 0) for n in [*SPLITS["train"], 3, 4, 0]]
     assert raw.studies[1].report == ReportText("FINDINGS: number 1.")
     for image in raw.images:
@@ -336,9 +335,7 @@ def test_a_branch_is_refused(tmp_path: Path, name: str) -> None:
         read(tmp_path / "work", tmp_path / "set", name=name)
 
 
-def test_terms_are_to_be_accepted(
-    tmp_path: Path, hub: DatasetHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terms_are_to_be_accepted(tmp_path, hub, monkeypatch):
     hub.token = "hf_mine"
     with pytest.raises(HubError, match="accept the agreement of someone/chests"):
         read(tmp_path / "work", tmp_path / "set", **HUB)
@@ -356,9 +353,7 @@ def test_what_a_hub_may_not_send(tmp_path: Path, hub: DatasetHub, files: dict[st
     assert not (tmp_path / "x.parquet").exists()
 
 
-def test_a_full_disk_is_said_and_no_hub_is_blamed(
-    tmp_path: Path, hub: DatasetHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_said_and_no_hub_is_blamed(tmp_path, hub, monkeypatch):
     def full(*_: Any, **_more: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

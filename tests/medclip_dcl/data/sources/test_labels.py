@@ -43,10 +43,7 @@ FORMS = {
         {"edema": ["Positive", "absent", "no", ""], "fluid": ["negative", "yes", "No", "None"]},
         CODES,
     ),
-    "booleans": (
-        {"edema": [True, False, False, None], "fluid": [False, True, False, None]},
-        CODES,
-    ),
+    "booleans": ({"edema": [True, False, False, None], "fluid": [False, True, False, None]}, CODES),
     "integers": ({"edema": [1, 0, 0, None], "fluid": [0.0, 1.0, 0.0, None]}, CODES),
     "bars": ({"found": ["Edema", "Effusion|Hernia", "No Finding", ""]}, "found"),
     "commas": ({"found": ["edema, hernia", "Pleural Effusion", "Normal", "nan"]}, "found"),
@@ -135,9 +132,7 @@ def test_ids_of_studies_and_of_images_are_not_confused(tmp_path: Path) -> None:
         (["x_a", "y"], r"in column 'study_id'; set source\.label_id"),
     ],
 )
-def test_where_no_id_joins_the_message_says_what_would(
-    tmp_path: Path, ids: list[str], words: str
-) -> None:
+def test_where_no_id_joins_the_message_says_what_would(tmp_path, ids, words):
     lines = "".join(f"{name},1\n" for name in ids)
     (tmp_path / "l.csv").write_text(f"study_id,Edema\n{lines}")
     with pytest.raises(StudyError, match=f"{len(ids)} rows, of which 0 have a study.*{words}"):
@@ -193,9 +188,7 @@ def test_one_name_may_stand_for_two_findings(tmp_path: Path) -> None:
         (["0.25", "0", "", ""], "numbers with a fraction"),
     ],
 )
-def test_unknown_codes_are_refused_without_being_printed(
-    tmp_path: Path, values: list[str], kind: str
-) -> None:
+def test_unknown_codes_are_refused_without_being_printed(tmp_path, values, kind):
     with pytest.raises(StudyError, match=kind) as caught:
         labels_of(tmp_path, {"edema": values}, {"Edema": "edema"})
     assert "labels of t.parquet" in str(caught.value)
@@ -273,7 +266,6 @@ def test_open_i_s_headings_agree_with_other_people_s_labels(tmp_path: Path) -> N
             for row in reports
         )
     table = read_open_i(tmp_path).labels
-    assert table is not None
     assert table.num_rows > 2300
     ours = {row["study_id"]: row for row in table.to_pylist()}
     names = {"Effusion": "Pleural Effusion", "normal": "No Finding"}

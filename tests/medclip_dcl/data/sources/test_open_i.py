@@ -106,7 +106,6 @@ def test_rows_of_json_name_their_images_and_views(tmp_path: Path) -> None:
         ("1_IM-0001-4001", "FRONTAL", "images/1_IM-0001-4001.dcm.jpg")
     ]
     assert [study.study_id for study in raw.studies] == ["CXR1", "CXR2"]
-    assert raw.labels is not None
     assert raw.labels.select(["study_id", "Cardiomegaly"]).to_pylist() == [
         {"study_id": "CXR1", "Cardiomegaly": 1}
     ]

@@ -62,7 +62,6 @@ def test_absolute_paths_below_the_root_are_the_roots_own(tmp_path: Path) -> None
         ("row-000003", "backslash_path"),
         ("row-000004", "missing_image"),
     }
-    assert source.raw.labels is not None
     assert source.raw.labels["Edema"].to_pylist() == [1, 0]
     assert [row["image_id"] for row in source.boxes.rows] == ["row-000000", "row-000002"]
 
@@ -208,9 +207,7 @@ def test_boxes_of_lists_of_images(tmp_path: Path) -> None:
         ({"columns": {"image": "x", "boxes": "b"}, "box_form": "xyxy"}, "phrase or category"),
     ],
 )
-def test_what_must_be_said_is_asked_for(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_what_must_be_said_is_asked_for(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, [{"who": "a", "x": "1.png"}], **changes)
 
@@ -235,11 +232,7 @@ def test_metadata_of_other_people_s_are_refused(tmp_path: Path, metadata: str) -
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    depth=st.integers(0, 2),
-    seed=st.randoms(use_true_random=False),
-    cut=st.integers(0, 3),
-)
+@given(depth=st.integers(0, 2), seed=st.randoms(use_true_random=False), cut=st.integers(0, 3))
 def test_a_field_is_what_plain_python_takes(depth: int, seed: Any, cut: int) -> None:
     def make(level: int) -> Any:
         if seed.random() < 0.2:

@@ -1,0 +1,139 @@
+"""BioViL and BioViL-T: a folder with CXR-BERT, and next to it the image model of the release.
+
+BioViL-T compares two images; of one alone its second half is a constant of the file, which the
+projector's first map takes in as a bias. That map's batch norm is folded into it as well.
+
+Source: Boecking et al. 2022, Bannur et al. 2023; layout and preprocessing as in microsoft/hi-ml,
+    hi-ml-multimodal (`ImageModel`, `MultiImageEncoder`, `MLP`, `get_image_inference`).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import BertConfig
+
+from medclip_dcl.core.errors import CheckpointError
+from medclip_dcl.data.limits import Fit
+from medclip_dcl.models.pretrained import modern_key, read_tensors, to_transformers
+from medclip_dcl.models.public.checkpoint import Checkpoint, Preprocessing
+from medclip_dcl.models.settings import ImageEncoderConfig
+from medclip_dcl.models.text_encoder import read_bert_config
+
+FAMILY = "biovil"
+IMAGE_FILES = {
+    "biovil_image_resnet50_proj_size_128.pt": 480,
+    "biovil_t_image_model_proj_size_128.pt": 448,
+}
+"""Image model of each release, and the side of its central crop of an image resized to 512."""
+_RESIZED_PX = 512
+_TEMPORAL = ("encoder.backbone_to_vit.weight", "encoder.missing_previous_emb")
+_POOLER = "encoder.vit_pooler."  # of a comparison with an earlier image
+_TRUNK, _PROJECTOR, _HEAD = "encoder.encoder.", "projector.model.", "cls_projection_head."
+_EPSILON = 1e-5  # of a batch norm
+_TEXT_MAP = {"dense_to_hidden": "0", "LayerNorm": "2", "dense_to_output": "3"}
+
+
+def image_file(folder: Path) -> Path | None:
+    """Find the image model of a release in a folder."""
+    found = [folder / name for name in IMAGE_FILES if (folder / name).is_file()]
+    if len(found) > 1:
+        raise CheckpointError(f"{folder.name} has the image models of two releases; keep one")
+    return found[0] if found else None
+
+
+def read(folder: Path) -> Checkpoint | None:
+    """Read both encoders; None: the folder has another layout.
+
+    Raises:
+        CheckpointError: a file is damaged, or holds other keys.
+    """
+    file = image_file(folder)
+    if file is None:
+        return None
+    state = read_tensors(file)
+    trunk = {key: value for key, value in state.items() if key.startswith(_TRUNK)}
+    projector = {
+        key.removeprefix(_PROJECTOR): value
+        for key, value in state.items()
+        if key.startswith(_PROJECTOR)
+    }
+    temporal = {key: state[key] for key in _TEMPORAL if key in state}
+    known = (_TRUNK, _PROJECTOR, _POOLER, *_TEMPORAL)
+    if strange := sorted(key for key in state if not key.startswith(known)):
+        raise CheckpointError(f"{file.name} has {len(strange)} unknown keys ({strange[0]}, ...)")
+    try:
+        maps = _image_map(projector, temporal)
+    except KeyError as error:
+        raise CheckpointError(
+            f"{file.name} has no weight {error} of an image projector; give Microsoft's file"
+        ) from error
+    text = {
+        modern_key(key.removeprefix("bert.")): value for key, value in read_tensors(folder).items()
+    }
+    head = {key: text.pop(key) for key in sorted(text) if key.startswith(_HEAD)}
+    if not head:
+        raise CheckpointError(
+            f"{folder.name} has CXR-BERT without its projection head; give CXR-BERT-specialized, "
+            "or BioViL-T's"
+        )
+    for key, value in head.items():
+        part, _, rest = key.removeprefix(_HEAD).partition(".")
+        maps[f"projection.{_TEXT_MAP.get(part, part)}.{rest}"] = value
+    config: BertConfig = read_bert_config(folder)
+    image, settings = _resnet(trunk, IMAGE_FILES[file.name])
+    dim = len(maps["region_projection.2.weight"])
+    return Checkpoint(settings, config, image, text, maps, dim, FAMILY, scale=1.0)
+
+
+def preprocessing(image_px: int) -> Preprocessing:
+    """Say how hi-ml makes an image into an input: levels spread, resized, the centre cut out."""
+    fit = Fit("crop", "bilinear", _RESIZED_PX, scaled=True, half_even=True)
+    return Preprocessing(image_px, fit)
+
+
+def _image_map(
+    projector: Mapping[str, Tensor], temporal: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    # Convolutions of 1 x 1 are linear maps; the first has no bias, and a batch norm behind it.
+    inner = projector["0.weight"].flatten(1).double()
+    shift = torch.zeros(len(inner), dtype=torch.double)
+    if temporal:
+        bridge, absent = (temporal[key].double() for key in _TEMPORAL)
+        half = len(bridge)
+        shift = inner[:, half:] @ absent.flatten()
+        inner = inner[:, :half] @ bridge.flatten(1)
+    mean, variance = (projector[f"1.running_{name}"].double() for name in ("mean", "var"))
+    gain = projector["1.weight"].double() / (variance + _EPSILON).sqrt()
+    return {
+        "region_projection.0.weight": (gain[:, None] * inner).float(),
+        "region_projection.0.bias": (gain * (shift - mean) + projector["1.bias"].double()).float(),
+        "region_projection.2.weight": projector["3.weight"].flatten(1),
+        "region_projection.2.bias": projector["3.bias"],
+    }
+
+
+def _resnet(
+    trunk: Mapping[str, Tensor], crop_px: int
+) -> tuple[dict[str, Tensor], ImageEncoderConfig]:
+    _, named = to_transformers(trunk)
+    settings = ImageEncoderConfig(
+        kind="resnet",
+        layer="bottleneck",
+        depths=_depths(named),
+        widths=tuple(
+            len(named[f"encoder.stages.{stage}.layers.0.layer.2.normalization.weight"])
+            for stage in range(len(_depths(named)))
+        ),
+        normalisation=((0.0, 1.0),),
+        input_px=crop_px,
+    )
+    named = {key: item for key, item in named.items() if not key.startswith(("fc.", "classifier."))}
+    return named, settings
+
+
+def _depths(named: Mapping[str, Tensor]) -> tuple[int, ...]:
+    blocks = {tuple(map(int, key.split(".")[2:5:2])) for key in named if ".layers." in key}
+    stages = 1 + max((stage for stage, _ in blocks), default=-1)
+    return tuple(sum(stage == own for stage, _ in blocks) for own in range(stages)) or (0,)

@@ -1,0 +1,135 @@
+"""What a public checkpoint holds: both encoders, their maps, the score, and how inputs are made.
+
+Each family of checkpoints is a module with `FAMILY`, its name, and `read`, which returns None for a
+folder of another layout. Nothing of a folder is run: weights are read as plain tensors, and an
+unknown or missing key is an error that names it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from medclip_dcl.core.errors import CheckpointError
+from medclip_dcl.data.limits import Filter, Fit
+from medclip_dcl.models.settings import ImageEncoderConfig
+
+_FILTERS: tuple[Filter, ...] = (
+    "nearest",
+    "lanczos",
+    "bilinear",
+    "bicubic",
+    "box",
+    "hamming",
+)  # Pillow's numbers
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole model of other people's, in this project's terms."""
+
+    vision: PreTrainedConfig | Mapping[str, Any] | ImageEncoderConfig
+    """Sizes of the image encoder: a configuration of transformers, its fields, or settings."""
+    text_config: PreTrainedConfig
+    image: Mapping[str, Tensor]
+    """Weights of the image encoder, by the keys of transformers' class."""
+    text: Mapping[str, Tensor]
+    """Weights of the text encoder, by the keys of transformers' class."""
+    maps: Mapping[str, Tensor]
+    """Weights of `region_projection` and `projection`; biases that are not there are 0."""
+    dim: int
+    """Width of the shared space."""
+    family: str
+    """Name of its family."""
+    scale: float
+    """Factor of a cosine in its logit, at the end of training."""
+    bias: float = 0.0
+    """What is added to that."""
+    text_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the text encoder that only the file knows."""
+    normalisation: tuple[tuple[float, float], ...] = ()
+    """Mean and spread of each channel, where no file of the folder says them."""
+    left: tuple[str, ...] = ()
+    """Keys of heads left aside."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a maker turns an image into the encoder's input."""
+
+    size_px: int
+    """Side of the 8-bit square, which the input is made of."""
+    fit: Fit
+    """How an image is brought to that square."""
+
+
+def processor_fit(tree: Mapping[str, Any], image_px: int, name: str) -> Preprocessing:
+    """Read the resizing of a processor of transformers.
+
+    Args:
+        tree: preprocessor_config.json, or the image processor of processor_config.json.
+        image_px: side of the encoder's input.
+        name: what errors call the file.
+
+    Raises:
+        CheckpointError: it resizes in a way that is not known here.
+    """
+    is_siglip = str(tree.get("image_processor_type", "")).lower().startswith("siglip")
+    size = tree.get("size", {"height": image_px, "width": image_px} if is_siglip else image_px)
+    if isinstance(size, int):
+        size = {"height": size, "width": size} if is_siglip else {"shortest_edge": size}
+    crops = tree.get("do_center_crop", not is_siglip)
+    crop = tree.get("crop_size", image_px) if crops else image_px
+    crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
+    number = tree.get("resample", _FILTERS.index("bicubic"))
+    side = size.get("shortest_edge")
+    is_square = crop == {"height": image_px, "width": image_px}
+    is_whole = size.get("height") == size.get("width") == image_px
+    is_cut = crops and isinstance(side, int) and side >= image_px
+    if (
+        not tree.get("do_resize", True)
+        or tree.get("do_pad")
+        or number not in range(len(_FILTERS))
+        or not (is_square and (is_whole or is_cut))
+    ):
+        raise CheckpointError(
+            f"{name} resizes to {size}, crops to {crop if crops else 'nothing'}, with filter "
+            f"{number}: the encoder's input is a square of {image_px}, which is made by stretching "
+            "or by cutting out the middle; correct the file"
+        )
+    kind = _FILTERS[number]
+    fit = Fit("stretch", kind) if is_whole else Fit("crop", kind, resized_px=int(side or 0))
+    return Preprocessing(image_px, fit)
+
+
+def renamed(
+    state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]], fused: tuple[str, str]
+) -> dict[str, Tensor]:
+    """Return weights the names of transformers' classes; keys of no rule stay as they are.
+
+    `rules` are patterns and what replaces them; `fused` is that of a projection whose rows hold
+    queries, keys and values, and the names of its parts, with `{}` for q, k or v.
+    """
+    weights = {}
+    for key, value in state.items():
+        if match := re.fullmatch(fused[0], key):
+            for letter, part in zip("qkv", value.chunk(3), strict=True):
+                weights[match.expand(fused[1]).replace("{}", letter)] = part
+            continue
+        for pattern, name in rules:
+            if match := re.match(pattern, key):
+                key = match.expand(name) + key[match.end() :]
+                break
+        weights[key] = value
+    return weights
+
+
+def depth(state: Mapping[str, Tensor], prefix: str) -> int:
+    """Count the layers whose keys have a prefix before their number; KeyError: there are none."""
+    numbers = {key[len(prefix) :].split(".")[0] for key in state if key.startswith(prefix)}
+    if not numbers:
+        raise KeyError(prefix)
+    return 1 + max(map(int, numbers))

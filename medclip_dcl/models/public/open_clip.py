@@ -1,0 +1,279 @@
+"""open_clip's checkpoints, and OpenAI's keys, which its own models have.
+
+    BiomedCLIP     open_clip_config.json; timm's ViT, a BERT, a linear map or two layers of each
+    open_clip      open_clip_config.json; its ViT and text transformer, whose keys are OpenAI's
+    CheXzero       one file of OpenAI's keys without a configuration, and a tokenizer next to it
+
+Sizes are those of the tensors, since the configuration names models of timm and of a hub instead.
+
+Source: open_clip 3.3, `model.py`, `hf_model.py`, `timm_model.py`, `transform.py`; CheXzero's
+    `data_process.py` and `zero_shot.py` (Tiu et al. 2022).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import BertConfig, CLIPTextConfig, CLIPVisionConfig, PreTrainedConfig
+
+from medclip_dcl.core.errors import CheckpointError
+from medclip_dcl.data.limits import Fit
+from medclip_dcl.models.encoder_files import OPEN_CLIP, PROCESSORS, read_json
+from medclip_dcl.models.pretrained import modern_key, read_tensors, weights_file
+from medclip_dcl.models.public.checkpoint import Checkpoint, Preprocessing, depth, renamed
+from medclip_dcl.models.text_encoder import CONFIG
+
+FAMILY = "open_clip"
+_HEAD_WIDTH = 64  # of one attention head, in every model of these
+_TEXT_HEADS = 8  # open_clip's, where its configuration names none
+_SUFFIXES = {".pt", ".pth", ".bin", ".safetensors"}
+
+_TIMM = (
+    (r"blocks\.(\d+)\.attn\.proj\.", r"layers.\1.attention.o_proj."),
+    (r"blocks\.(\d+)\.norm1\.", r"layers.\1.layernorm_before."),
+    (r"blocks\.(\d+)\.norm2\.", r"layers.\1.layernorm_after."),
+    (r"blocks\.(\d+)\.mlp\.", r"layers.\1.mlp."),
+    (r"patch_embed\.proj\.", "embeddings.patch_embeddings.projection."),
+    (r"cls_token$", "embeddings.cls_token"),
+    (r"pos_embed$", "embeddings.position_embeddings"),
+    (r"norm\.", "layernorm."),
+)
+_TIMM_QKV = (r"blocks\.(\d+)\.attn\.qkv\.(\w+)", r"layers.\1.attention.{}_proj.\2")
+_BLOCKS = r"transformer\.resblocks\.(\d+)\."
+_OPENAI = (
+    (_BLOCKS + r"ln_(\d)\.", r"encoder.layers.\1.layer_norm\2."),
+    (_BLOCKS + r"attn\.out_proj\.", r"encoder.layers.\1.self_attn.out_proj."),
+    (_BLOCKS + r"mlp\.c_fc\.", r"encoder.layers.\1.mlp.fc1."),
+    (_BLOCKS + r"mlp\.c_proj\.", r"encoder.layers.\1.mlp.fc2."),
+    (r"conv1\.", "embeddings.patch_embedding."),
+    (r"class_embedding$", "embeddings.class_embedding"),
+    (r"positional_embedding$", "embeddings.position_embedding.weight"),
+    (r"token_embedding\.", "embeddings.token_embedding."),
+    (r"ln_pre\.", "pre_layrnorm."),
+    (r"ln_post\.", "post_layernorm."),
+    (r"ln_final\.", "final_layer_norm."),
+)
+_OPENAI_QKV = (_BLOCKS + r"attn\.in_proj_(\w+)", r"encoder.layers.\1.self_attn.{}_proj.\2")
+_COUNTS = {"input_resolution", "context_length", "vocab_size", "attn_mask"}  # not weights
+_MAPS = {
+    "visual.head.proj.weight": "region_projection.weight",
+    "text.proj.weight": "projection.weight",
+    "text.proj.0.weight": "projection.0.weight",
+    "text.proj.2.weight": "projection.2.weight",
+}
+_POOLERS = {"cls_last_hidden_state_pooler": "cls", "mean_pooler": "mean"}
+# Fields of the two towers that name sizes, or files that are not read; others change the network.
+_PLAIN = {
+    *("image_size", "layers", "width", "patch_size", "head_width", "context_length", "vocab_size"),
+    *("heads", "timm_model_name", "timm_model_pretrained", "timm_proj", "hf_model_name"),
+    *("hf_tokenizer_name", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type", "proj_type"),
+    *("pooler_type", "timm_drop", "timm_drop_path", "patch_dropout", "tokenizer_kwargs"),
+    *("mlp_ratio", "tokenizer_mode", "pad_id", "eos_id"),
+}
+
+
+def read(folder: Path) -> Checkpoint | None:
+    """Read a whole model; None: the folder has another layout.
+
+    Raises:
+        CheckpointError: it is damaged, or holds other encoders, options or keys.
+    """
+    if (folder / OPEN_CLIP).is_file():
+        if (folder / CONFIG).is_file() and (folder / "model.safetensors").is_file():
+            return None  # transformers' form of the same model lies next to it
+        facts = read_json(folder / OPEN_CLIP).get("model_cfg", {})
+        file = weights_file(folder)
+    elif single := _single_file(folder):
+        facts, file = {"quick_gelu": True}, single
+    else:
+        return None
+    vision, text = facts.get("vision_cfg", {}), facts.get("text_cfg", {})
+    strange = [
+        f"{name} {value}"
+        for name, value in {**vision, **text}.items()
+        if name not in _PLAIN and value and value not in ("token", "argmax")
+    ]
+    if strange:
+        raise CheckpointError(
+            f"{OPEN_CLIP} asks for {', '.join(strange)}, which is not built here; convert the "
+            "model to transformers' CLIP"
+        )
+    state = {key: item for key, item in read_tensors(file).items() if key not in _COUNTS}
+    try:
+        if "visual.conv1.weight" in state:
+            found, left = _openai(state, facts)
+        else:
+            found, left = _timm_and_bert(state, text)
+    except (KeyError, IndexError, ValueError) as error:
+        raise CheckpointError(
+            f"{file.name} has no weights {error}: it is neither open_clip's or OpenAI's ViT with "
+            "a text transformer nor timm's ViT with a BERT; convert it to transformers' CLIP"
+        ) from error
+    if left:
+        raise CheckpointError(
+            f"{file.name} has {len(left)} unknown keys ({', '.join(sorted(left)[:3])}); it is of "
+            "another architecture: convert it to transformers' CLIP"
+        )
+    if not any((folder / name).is_file() for name in (OPEN_CLIP, *PROCESSORS)):
+        found = replace(found, normalisation=CHEXZERO_LEVELS)
+    return found
+
+
+def preprocessing(folder: Path, image_px: int) -> Preprocessing:
+    """Read how images are made into inputs; CheckpointError where that is not known here.
+
+    Without a configuration as CheXzero does it: all of the image within a black square of 320
+    pixels, which becomes the input by bicubic interpolation of numbers, without anti-aliasing.
+    """
+    if not (folder / OPEN_CLIP).is_file():
+        return Preprocessing(320, Fit("pad", "lanczos"))
+    tree = read_json(folder / OPEN_CLIP).get("preprocess_cfg", {})
+    size, mode = tree.get("size", image_px), tree.get("resize_mode", "shortest")
+    kind = tree.get("interpolation", "bicubic")
+    if size not in (image_px, [image_px, image_px]) or mode not in {"shortest", "squash"}:
+        raise CheckpointError(
+            f"{OPEN_CLIP} resizes {mode} to {size}; shortest and squash to {image_px}, the side "
+            "of the encoder's input, are read"
+        )
+    if kind not in {"bicubic", "bilinear"}:
+        raise CheckpointError(f"{OPEN_CLIP} has interpolation {kind}; give bicubic or bilinear")
+    fit = Fit("stretch", kind) if mode == "squash" else Fit("crop", kind, half_even=True)
+    return Preprocessing(image_px, fit)
+
+
+CHEXZERO_LEVELS = ((101.48761 / 255, 83.43944 / 255),)
+"""Mean and spread of a grey level in CheXzero's `zero_shot.py`, on the scale 0 to 1."""
+
+
+def _single_file(folder: Path) -> Path | None:
+    if (folder / CONFIG).is_file() or not folder.is_dir():
+        return None
+    files = [item for item in sorted(folder.iterdir()) if item.suffix in _SUFFIXES]
+    return files[0] if len(files) == 1 else None
+
+
+def _openai(
+    state: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> tuple[Checkpoint, dict[str, Tensor]]:
+    inner = {key.removeprefix("text."): value for key, value in state.items()}
+    top = {name: inner.pop(name) for name in ("logit_scale", "logit_bias") if name in inner}
+    maps = {
+        "region_projection.weight": inner.pop("visual.proj").T.contiguous(),
+        "projection.weight": inner.pop("text_projection").T.contiguous(),
+    }
+    both: dict[bool, dict[str, Tensor]] = {True: {}, False: {}}
+    for key, value in inner.items():
+        both[key.startswith("visual.")][key.removeprefix("visual.")] = value
+    image, text = (renamed(both[side], _OPENAI, _OPENAI_QKV) for side in (True, False))
+    act = "quick_gelu" if facts.get("quick_gelu") else "gelu"
+    patch = image["embeddings.patch_embedding.weight"]
+    places = len(image["embeddings.position_embedding.weight"]) - 1
+    words = text["embeddings.token_embedding.weight"]
+    heads = facts.get("vision_cfg", {}).get("head_width", _HEAD_WIDTH)
+    dim = len(maps["region_projection.weight"])
+    vision_config = CLIPVisionConfig(
+        **_clip_sizes(image, len(patch), heads),
+        hidden_act=act,
+        image_size=math.isqrt(places) * patch.shape[2],
+        patch_size=patch.shape[2],
+        num_channels=patch.shape[1],
+        projection_dim=dim,
+    )
+    width = words.shape[1]
+    own_heads = max(1, width // _HEAD_WIDTH)
+    if "text_cfg" in facts:
+        own_heads = facts["text_cfg"].get("heads", _TEXT_HEADS)
+    text_config = CLIPTextConfig(
+        **_clip_sizes(text, width, width // own_heads),
+        hidden_act=act,
+        vocab_size=len(words),
+        max_position_embeddings=len(text["embeddings.position_embedding.weight"]),
+        projection_dim=dim,
+        eos_token_id=len(words) - 1,
+        bos_token_id=len(words) - 2,
+        pad_token_id=len(words) - 1,
+    )
+    left = {
+        f"{prefix}{key}": value
+        for prefix, side in (("visual.", image), ("", text))
+        for key, value in side.items()
+        if not key.startswith(("embeddings.", "encoder.", "pre_", "post_", "final_"))
+    }
+    settings = {"max_tokens": text_config.max_position_embeddings, "pooling": "eos"}
+    scale, bias = float(top["logit_scale"].exp()), float(top.get("logit_bias", 0.0))
+    sides = vision_config, text_config, image, text
+    return Checkpoint(*sides, maps, dim, FAMILY, scale, bias, settings), left
+
+
+def _clip_sizes(state: Mapping[str, Tensor], width: int, head_width: int) -> dict[str, Any]:
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": depth(state, "encoder.layers."),
+        "num_attention_heads": max(1, width // head_width),
+        "intermediate_size": len(state["encoder.layers.0.mlp.fc1.bias"]),
+        "layer_norm_eps": 1e-5,
+    }
+
+
+def _timm_and_bert(
+    state: Mapping[str, Tensor], text_facts: Mapping[str, Any]
+) -> tuple[Checkpoint, dict[str, Tensor]]:
+    trunk, text, maps, left = {}, {}, {}, {}
+    for key, value in state.items():
+        if key.startswith("visual.trunk."):
+            trunk[key.removeprefix("visual.trunk.")] = value
+        elif key.startswith("text.transformer."):
+            text[modern_key(key.removeprefix("text.transformer."))] = value
+        elif key in _MAPS:
+            maps[_MAPS[key]] = value
+        else:
+            left[key] = value
+    image = renamed(trunk, _TIMM, _TIMM_QKV)
+    pooler = text_facts.get("hf_pooler_type", text_facts.get("pooler_type"))
+    pooler = pooler or "mean_pooler"
+    if pooler not in _POOLERS:
+        raise CheckpointError(
+            f"{OPEN_CLIP} pools texts by {pooler}; {' and '.join(_POOLERS)} are read"
+        )
+    settings = {
+        "pooling": _POOLERS[pooler],
+        "projection_width": len(maps.get("projection.0.weight", ())),
+    }
+    if limit := text_facts.get("context_length"):
+        settings["max_tokens"] = limit
+    scale, bias = float(left.pop("logit_scale").exp()), float(left.pop("logit_bias", 0.0))
+    dim = len(maps["region_projection.weight"])
+    sizes = _vit_sizes(image), _bert_sizes(text)
+    return Checkpoint(*sizes, image, text, maps, dim, FAMILY, scale, bias, settings), left
+
+
+def _vit_sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    patch = state["embeddings.patch_embeddings.projection.weight"]
+    side = math.isqrt(state["embeddings.position_embeddings"].shape[1] - 1)
+    width, channels, patch_px, _ = patch.shape
+    return {
+        "model_type": "vit",
+        "hidden_size": width,
+        "num_hidden_layers": depth(state, "layers."),
+        "num_attention_heads": max(1, width // _HEAD_WIDTH),
+        "intermediate_size": len(state["layers.0.mlp.fc1.bias"]),
+        "image_size": side * patch_px,
+        "patch_size": patch_px,
+        "num_channels": channels,
+        "layer_norm_eps": 1e-6,
+    }
+
+
+def _bert_sizes(state: Mapping[str, Tensor]) -> PreTrainedConfig:
+    words = state["embeddings.word_embeddings.weight"]
+    return BertConfig(
+        vocab_size=len(words),
+        hidden_size=words.shape[1],
+        num_hidden_layers=depth(state, "encoder.layer."),
+        num_attention_heads=max(1, words.shape[1] // _HEAD_WIDTH),
+        intermediate_size=len(state["encoder.layer.0.intermediate.dense.bias"]),
+        max_position_embeddings=len(state["embeddings.position_embeddings.weight"]),
+    )

@@ -1,0 +1,243 @@
+"""Answers in Python: any form of an image, any form of a question, and what they show."""
+
+import io
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pydicom import dcmread
+
+from medclip_dcl.core.errors import ConfigError, ImageError, QueryError
+from medclip_dcl.data.grayscale import grey_of_array
+from medclip_dcl.data.images import open_any, open_image
+from medclip_dcl.data.limits import ImagesConfig
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.schemas import ClassifyAnswer, RefusedImage
+from tests.support.dicom import dicom_bytes, ramp, raster_bytes
+from tests.support.heads import add_heads
+from tests.support.published import SENTENCES, publish, random_range
+from tests.support.tiny_models import random_images
+
+GREY = np.asarray(Image.fromarray(random_images(1)[0]).resize((48, 72)))
+BEYOND = dicom_bytes(ramp(96, 64))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "model"
+    return load(add_heads(publish(folder, known=random_range(), centred=True), 16).path, "cpu")
+
+
+def rgb(grey):
+    """A picture of three unlike channels."""
+    return np.stack([grey, 255 - grey, grey // 2], axis=-1)
+
+
+SETTINGS = ImagesConfig(size_px=64)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "path", "text", "bytes", "bytearray", "stream", "pillow", "array", "real", "tensor",
+        "channel", "grey", "square",
+    ],
+)  # fmt: skip
+def test_any_form_of_an_image_is_the_same_image(form, tmp_path):
+    data = raster_bytes(GREY, "PNG")
+    (tmp_path / "image.png").write_bytes(data)
+    given = {
+        "path": tmp_path / "image.png",
+        "text": str(tmp_path / "image.png"),
+        "bytes": data,
+        "bytearray": bytearray(data),
+        "stream": io.BytesIO(data),
+        "pillow": Image.open(io.BytesIO(data)),
+        "array": GREY,
+        "real": GREY / 255.0,
+        "tensor": torch.from_numpy(GREY.copy()).to(torch.bfloat16).requires_grad_(),
+        "channel": torch.from_numpy(GREY.copy())[None],
+        "grey": open_image(data),
+        "square": open_any(data, SETTINGS),
+    }[form]
+    image, expected = open_any(given, SETTINGS), open_any(data, SETTINGS)
+    assert np.array_equal(image.pixels, expected.pixels)
+    assert (image.height_px, image.width_px) == (72, 48)
+
+
+def test_colours_are_those_of_a_file(tmp_path):
+    expected = open_image(raster_bytes(rgb(GREY), "PNG")).pixels
+    for array in (rgb(GREY), np.moveaxis(rgb(GREY), -1, 0)):
+        assert np.array_equal(grey_of_array(array).pixels, expected)
+    turned = Image.Exif()
+    turned[274] = 6  # orientation: a quarter turn
+    data = raster_bytes(rgb(GREY), "JPEG", exif=turned)
+    opened = open_any(Image.open(io.BytesIO(data)), SETTINGS)
+    assert np.array_equal(opened.pixels, open_any(data, SETTINGS).pixels)
+    assert (opened.height_px, opened.width_px) == (48, 72)
+
+
+@pytest.mark.parametrize("mode", ["1", "LA", "RGBA", "P", "CMYK", "YCbCr", "I;16", "I", "F"])
+def test_every_mode_of_a_pillow_image_is_read(mode):
+    image = Image.fromarray(GREY)
+    image = image.convert("I").convert(mode) if mode == "I;16" else image.convert(mode)
+    assert open_any(image, SETTINGS).pixels.std() > 10
+
+
+def test_a_data_set_is_read_as_its_file_and_stays_as_it_was():
+    data = dicom_bytes(ramp(), photometric="MONOCHROME1")
+    data_set = dcmread(io.BytesIO(data))
+    before = str(data_set)
+    opened, expected = (open_any(one, SETTINGS) for one in (data_set, data))
+    assert np.array_equal(opened.pixels, expected.pixels)
+    assert (opened.source, opened.inverted, str(data_set)) == ("dicom", True, before)
+    del data_set.file_meta
+    with pytest.raises(ImageError, match="unreadable: the data set cannot be written as a file"):
+        open_any(data_set, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ("https://example.org/chest.png", r"a URL \(https:\), and none is fetched; download it"),
+        ("s3://bucket/chest.dcm", r"a URL \(s3:\)"),
+        ("data:image/png;base64,AAAA", r"a URL \(data:image\)"),
+        (Path(), "a folder; give its files"),
+        (7, "is not an image: give a path"),
+        (None, "is not an image: give a path"),
+        ({"image": 1}, "is not an image: give a path"),
+        ([7], "is not an image: give a path"),
+        (io.StringIO("text"), "is not an image: give a path"),
+        ([], "there is no image"),
+        ((), "there is no image"),
+        (np.zeros((0, 1, 8, 8)), "there is no image"),
+    ],
+)
+def test_what_is_no_image_is_refused_by_rule_and_remedy(model, given, rule):
+    with pytest.raises(QueryError, match=rule):
+        model.classify(given)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "rule"),
+    [
+        (np.full((8, 8), np.nan), "finite"),
+        (np.array([[0, np.inf]]), "finite"),
+        (np.full((8, 8), "a"), "numbers"),
+        (np.zeros((5, 8, 8)), r"shape \(5, 8, 8\) is not one image"),
+        (np.zeros(8), r"shape \(8,\) is not one image"),
+        (torch.zeros(9000, 9000, 1), "too_many_pixels"),
+    ],
+)
+def test_pixels_that_are_no_image_are_refused(model, pixels, rule):
+    with pytest.raises(ImageError, match=rule):
+        model.encode(pixels)
+
+
+def test_four_axes_are_several_images(model):
+    images = random_images(3, 64)
+    for axis in (1, 3):
+        vectors = model.encode(np.expand_dims(images, axis))
+        assert np.allclose(vectors, [model.encode(image) for image in images], atol=1e-5)
+
+
+def test_vectors_have_unit_length_and_the_shape_of_the_question(model, caplog):
+    one, several = model.encode(GREY), model.encode([GREY, GREY])
+    assert (one.shape, several.shape, one.dtype) == ((16,), (2, 16), np.float32)
+    assert np.linalg.norm(several, axis=1) == pytest.approx([1, 1], abs=1e-6)
+    regions = model.embed_images(model.square(GREY)[None])[0].mean(dim=(0, 1)).numpy()
+    assert one == pytest.approx(regions / np.linalg.norm(regions), abs=1e-6)
+    assert (model.encode_text("Effusion").shape, model.encode_text(["Effusion"]).shape) == (
+        (16,), (1, 16)
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        model.encode(BEYOND)
+    assert "1 of 1 images: the image is unlike those" in caplog.text
+    with pytest.raises(ImageError, match="unknown_format: image 1, counted from 0"):
+        model.encode([GREY, b"GIF89a"])
+
+
+@pytest.mark.parametrize(
+    "texts", [[], 7, None, b"Effusion", ["Effusion", 7], " ", ["Effusion", ""]]
+)
+def test_what_is_no_sentence_is_refused(model, texts):
+    for question in (model.encode_text, lambda given: model.ground(GREY, given)):
+        with pytest.raises(QueryError, match=r"a sentence is empty|text \d is not a string"):
+            question(texts)
+
+
+def test_out_of_range_no_probability_is_given_and_the_table_says_so(model):
+    inside, beyond = model.classify([random_images(1, 64)[0], BEYOND])
+    assert (inside.image.is_out_of_range, beyond.image.is_out_of_range) == (False, True)
+    assert inside["tuberculosis"].probability is not None
+    assert {item.probability for item in (*beyond.findings, *beyond.heads)} == {None}
+    assert beyond["effusion"].score > 0  # the scores stay, the flag says what they are worth
+    assert "OUT OF RANGE: the image is unlike" in str(beyond)
+    assert "OUT OF RANGE" in beyond._repr_html_()
+    assert "OUT OF RANGE" not in str(inside)
+    grounded = model.ground(BEYOND, "Effusion")
+    assert grounded.image.is_out_of_range
+    assert "OUT OF RANGE" in str(grounded)
+
+
+def test_answers_are_those_of_their_schema(model):
+    answer = model.classify(GREY, explain=True)
+    assert ClassifyAnswer.model_validate_json(answer.model_dump_json()) == answer
+    assert answer["effusion"] is answer.findings[0]
+    with pytest.raises(KeyError, match=r"mass is not among the answers; choose of .*effusion"):
+        answer["mass"]
+    heat = np.array(answer["effusion"].heatmap)
+    (found,) = model.ground(GREY, "Pleural effusion").phrases
+    assert heat == pytest.approx(np.array(found.grid), abs=2e-5)
+
+
+def test_several_images_have_an_answer_each_and_one_that_is_refused_its_place(model):
+    images = [*random_images(17, 64), b"GIF89a"]  # more than go together
+    answers = model.classify(iter(images), "effusion")
+    assert isinstance(answers[17], RefusedImage)
+    alone = model.classify(images[16], "effusion")
+    assert answers[16]["effusion"].margin == pytest.approx(alone["effusion"].margin, abs=1e-5)
+    rows = answers.rows()
+    assert [row["image"] for row in rows] == [*np.repeat(range(17), 3), 17]
+    assert rows[-1] == {"image": 17, "flags": "refused: unknown_format"}
+    assert str(answers).splitlines()[-1].split(maxsplit=1)[1].startswith("refused: unknown_format")
+    with pytest.raises(ImageError, match="unknown_format"):
+        model.classify(b"GIF89a")
+
+
+def test_answers_show_as_tables_and_pictures_and_escape_what_was_asked(model):
+    html = model.ground([GREY], ["<b>effusion</b>", "Heart"])[0]._repr_html_()
+    assert html.count('<img src="data:image/png;base64,') == 2
+    assert "<td>&lt;b&gt;effusion&lt;/b&gt;</td>" in html
+    many = model.classify([GREY] * 40, "effusion")
+    assert "<img" in many[31]._repr_html_()
+    assert "<img" not in many[32]._repr_html_()  # pictures of a long list would fill the memory
+    assert many._repr_html_().count("<tr>") == 121  # two heads
+    assert str(model.ground(GREY, SENTENCES[0])).splitlines()[2].startswith(SENTENCES[0])
+
+
+def test_a_model_says_what_it_is(model):
+    lines = repr(model).splitlines()
+    assert lines[0] == f"model {model.digest[:12]}"
+    facts = dict(line.strip().split(maxsplit=1) for line in lines[1:])
+    assert facts["images"] == "resnet, 64 px, read at 64 px"
+    assert facts["text"].startswith("bert, ")
+    assert facts["space"].startswith("16 numbers")
+    assert facts["findings"] == "effusion, pneumonia (0 calibrated)"
+    assert facts["heads"] == "tuberculosis, tube"
+    assert facts["runs"] == "torch float32 on cpu"
+
+
+@pytest.mark.parametrize("name", ["microsoft/BiomedVLP-BioViL-T", "nowhere"])
+def test_a_name_that_is_no_folder_says_what_to_do(name):
+    with pytest.raises(ConfigError, match="OWNER/NAME@COMMIT; `medclip adopt` makes a model"):
+        load(name)
+
+
+def test_a_folder_of_someone_else_s_checkpoint_says_what_to_do(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds a checkpoint, and no model package"):
+        load(tmp_path)

@@ -1,0 +1,179 @@
+"""Folders of public checkpoints, written by their makers' classes with random weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    PreTrainedTokenizerFast,
+    SiglipConfig,
+    SiglipModel,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+from medclip_dcl.models.settings import ImageEncoderConfig
+from tests.support.bert import tiny_bert, write_cxr_bert
+from tests.support.resnet import torchvision_weights
+
+WORDS = ("[PAD]", "[UNK]", "no", "effusion", "left", "right", "heart", "large", "<s>", "</s>")
+"""A vocabulary that ends as CLIP's does: its last word ends a sentence."""
+SENTENCES = ["no effusion", "heart large", "left effusion no right effusion"]
+PX, PATCH = 32, 8
+TOWER = {
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+_TEXT = {
+    **TOWER,
+    "vocab_size": len(WORDS),
+    "max_position_embeddings": 12,
+    "pad_token_id": 0,
+    "bos_token_id": 8,
+    "eos_token_id": 9,
+}
+PROCESSORS = {
+    "clip": CLIPImageProcessorPil(
+        size={"shortest_edge": PX + 4}, crop_size={"height": PX, "width": PX}
+    ),
+    "siglip": SiglipImageProcessorPil(size={"height": PX, "width": PX}),
+}
+README = "---\nlicense: mit\ntags: [x]\n---\n# A model\n"
+
+
+def words_tokenizer() -> PreTrainedTokenizerFast:
+    """<s> words </s>, as CLIP has it."""
+    tokenizer = Tokenizer(models.WordLevel({word: row for row, word in enumerate(WORDS)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 8), ("</s>", 9)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", eos_token="</s>", model_max_length=12
+    )
+
+
+def pair(name: str, hidden_act: str = "quick_gelu", heads: int = 2) -> Any:
+    """A CLIP or a SigLIP, none of whose weights is at its start."""
+    act: dict[str, Any] = {"num_attention_heads": heads}
+    if name == "clip":
+        act["hidden_act"] = hidden_act
+    sides: dict[str, Any] = {
+        "vision_config": {**TOWER, **act, "image_size": PX, "patch_size": PATCH}
+    }
+    sides["text_config"] = {**_TEXT, **act}
+    torch.manual_seed(0)
+    if name == "clip":
+        model: Any = CLIPModel(CLIPConfig(**sides, projection_dim=24))
+    else:
+        model = SiglipModel(SiglipConfig(**sides))
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.2)
+    model.logit_scale.data.fill_(4.7)
+    return model.eval()
+
+
+def write_pair(folder: Path, name: str, processor: Any, **changes: Any) -> Any:
+    """Write a CLIP or a SigLIP as transformers does, `changes` in its processor's file."""
+    model = pair(name)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    words_tokenizer().save_pretrained(folder)
+    (folder / "README.md").write_text(README)
+    if changes:
+        file = folder / "preprocessor_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return model
+
+
+def openai_keys(model: CLIPModel, prefix: str = "") -> dict[str, Tensor]:
+    """Name a CLIP's weights as OpenAI does, its text's behind a `prefix`."""
+    state = model.state_dict()
+    named: dict[str, Tensor] = {"logit_scale": state["logit_scale"]}
+    named["visual.proj"] = state["visual_projection.weight"].T
+    named[f"{prefix}text_projection"] = state["text_projection.weight"].T
+    names = {
+        "vision_model.embeddings.patch_embedding.weight": "visual.conv1.weight",
+        "vision_model.embeddings.class_embedding": "visual.class_embedding",
+        "vision_model.embeddings.position_embedding.weight": "visual.positional_embedding",
+        "text_model.embeddings.token_embedding.weight": f"{prefix}token_embedding.weight",
+        "text_model.embeddings.position_embedding.weight": f"{prefix}positional_embedding",
+    }
+    for part in ("weight", "bias"):
+        names[f"vision_model.pre_layrnorm.{part}"] = f"visual.ln_pre.{part}"
+        names[f"vision_model.post_layernorm.{part}"] = f"visual.ln_post.{part}"
+        names[f"text_model.final_layer_norm.{part}"] = f"{prefix}ln_final.{part}"
+        for side, top in (("vision_model", "visual."), ("text_model", prefix)):
+            for layer in range(TOWER["num_hidden_layers"]):
+                theirs = f"{side}.encoder.layers.{layer}"
+                block = f"{top}transformer.resblocks.{layer}"
+                for one, other in _BLOCK.items():
+                    names[f"{theirs}.{one}.{part}"] = f"{block}.{other}.{part}"
+                parts = [state[f"{theirs}.self_attn.{letter}_proj.{part}"] for letter in "qkv"]
+                named[f"{block}.attn.in_proj_{part}"] = torch.cat(parts)
+    return named | {names[key]: value for key, value in state.items() if key in names}
+
+
+_BLOCK = {
+    "layer_norm1": "ln_1",
+    "layer_norm2": "ln_2",
+    "self_attn.out_proj": "attn.out_proj",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+}
+
+
+def write_open_clip(folder: Path, state: dict[str, Tensor], **model_cfg: Any) -> None:
+    """Write weights as open_clip does."""
+    folder.mkdir()
+    torch.save(state, folder / "open_clip_pytorch_model.bin")
+    tree = {
+        "model_cfg": model_cfg,
+        "preprocess_cfg": {"mean": [0.48, 0.45, 0.4], "std": [0.26] * 3},
+    }
+    (folder / "open_clip_config.json").write_text(json.dumps(tree))
+    words_tokenizer().save_pretrained(folder)
+
+
+RESNET = ImageEncoderConfig(depths=(1, 1), widths=(32, 64), layer="bottleneck")
+DIM, BRIDGE = 16, 12
+
+
+def write_biovil(folder: Path, *, temporal: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Write BioViL's release, or BioViL-T's: weights of its image model and of CXR-BERT's head."""
+    write_cxr_bert(folder, tiny_bert())
+    file = folder / "model.safetensors"
+    text, drawn = load_file(file), torch.Generator().manual_seed(2)
+    head = {
+        name: torch.randn(value.shape, generator=drawn)
+        for name, value in text.items()
+        if name.startswith("cls_projection_head.")
+    }
+    save_file(text | head, file, metadata={"format": "pt"})
+    width = 2 * BRIDGE if temporal else RESNET.widths[-1]
+    shapes = {"0.weight": (DIM, width, 1, 1), "1.bias": (DIM,), "1.running_mean": (DIM,)}
+    shapes |= {"3.weight": (DIM, DIM, 1, 1), "3.bias": (DIM,)}
+    projector = {name: torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
+    for name in ("1.weight", "1.running_var"):
+        projector[name] = torch.rand(DIM, generator=drawn) + 0.5
+    image = {
+        f"encoder.encoder.{name}": value for name, value in torchvision_weights(RESNET).items()
+    }
+    image |= {f"projector.model.{name}": value for name, value in projector.items()}
+    image["projector.model.1.num_batches_tracked"] = torch.tensor(3)
+    if temporal:
+        bridge = torch.randn((BRIDGE, RESNET.widths[-1], 1, 1), generator=drawn)
+        image["encoder.backbone_to_vit.weight"] = bridge
+        image["encoder.missing_previous_emb"] = torch.randn((1, BRIDGE, 1, 1), generator=drawn)
+        image["encoder.vit_pooler.pos_drop.weight"] = torch.zeros(2)
+    name = "t_image_model" if temporal else "image_resnet50"
+    torch.save(image, folder / f"biovil_{name}_proj_size_128.pt")
+    return image, head
