@@ -35,7 +35,7 @@ if __name__ == "__main__":
 """
 
 
-_NAMES = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+_NAMES = {"PIL": "pillow", "sklearn": "scikit_learn", "yaml": "pyyaml"}
 
 
 def test_what_is_imported_is_declared() -> None:
