@@ -57,7 +57,7 @@ _HOMES = {
     "gather_with_grad": "losses.gather",
     "info_nce_loss": "losses.info_nce",
     "load": "inference.predictor",
-    "multi_positive_loss": "losses.multi_positive",
+    "multi_positive_loss": "losses.info_nce",
     "open_image": "data.images",
     "pseudo_log_likelihood": "likelihood.pll",
     "read_claims": "text.labeler.labels",

@@ -1,7 +1,7 @@
 """Make a model package of a public checkpoint, without training.
 
 Then everything that takes a package takes it: serve, evaluate (`evaluate.model`), build_index,
-fit_head, calibrate_scores, compare, export. Families, and what was tried: docs/training.md.
+fit_head, calibrate_scores, export. Families, and what was tried: docs/training.md.
 """
 
 import sys

@@ -179,7 +179,8 @@ def score_sentences(
     """
     folder = Path(getattr(model, "folder", model))
     loaded = load_language_model(ARTIFACT.at(folder) if ARTIFACT.at(folder).is_dir() else folder)
-    return pseudo_log_likelihood(loaded.model, loaded.tokenizer, sentences, progress=progress)
+    listed = list_texts(sentences)
+    return pseudo_log_likelihood(loaded.model, loaded.tokenizer, listed, progress=progress)
 
 
 def score_encodings(

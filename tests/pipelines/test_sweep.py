@@ -136,8 +136,6 @@ def test_the_tree_has_every_point_with_the_mean_of_its_runs(made: Path, capsys: 
     assert notes_of(made) == before
     assert verdict in shown
     assert f"{second['figures']['CNR']['value']:.3f} n=2" in shown
-    picture = (made / FOLDER / "little" / sweep.PICTURE).read_bytes()
-    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_a_run_without_its_note_goes_on_and_a_changed_one_is_made_again(made, capsys):

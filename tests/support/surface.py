@@ -24,6 +24,7 @@ KEYED = frozenset({"/openapi.json", "/static/{name}"}) | {
         "classify",
         "ground",
         "embed",
+        "embeddings",
         "retrieve",
         "pixels",
         "model",

@@ -179,7 +179,7 @@ def test_a_journal_that_cannot_be_opened_is_no_damage(tmp_path, capsys):
     _, status = written(tmp_path)
     (tmp_path / "spool/journal.sqlite3").mkdir()
     assert launcher.main(status) == 4
-    assert "is its disk full?" in capsys.readouterr().err
+    assert "is its disk full, or locked?" in capsys.readouterr().err
 
 
 def test_an_image_is_given_up_when_it_has_failed_for_so_long(journal, clock):

@@ -24,8 +24,8 @@ from medclip_dcl.core.artifact_writer import write_artifact
 from pipelines.stages import STAGES, TOOLS
 
 KIND = ArtifactType("numbers", 1, "count")
-SILENT = {"plan", "schema"}
-"""Commands that write no file, or one page by one rename."""
+SILENT = {"adopt", "plan", "schema"}
+"""Commands that write no file, or one page by one rename. adopt writes an artifact as the rest do."""
 
 
 def commit(folder: Path, text: str = "123") -> Path:
