@@ -25,7 +25,7 @@ from pipelines.stages import STAGES, TOOLS
 
 KIND = ArtifactType("numbers", 1, "count")
 SILENT = {"adopt", "plan", "schema"}
-"""Commands that write no file, or one page by one rename. adopt writes an artifact as the rest do."""
+"""Commands that write no file, or one page by one rename; adopt writes an artifact as others do."""
 
 
 def commit(folder: Path, text: str = "123") -> Path:
