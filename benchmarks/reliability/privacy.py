@@ -52,6 +52,7 @@ from tests.support.canaries import (
 from tests.support.corpus import TINY_DEMO
 from tests.support.processes import free_port
 from tests.support.processes import options as as_options
+from tests.support.public_checkpoints import PROCESSORS, write_pair
 
 CONFIG = "configs/demo.yaml"
 _TEXTS = "report texts are what this artifact is for"
@@ -215,6 +216,8 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     run("show", str(work), "--no-open")
     run("show", str(work), "--verify")
     run("schema")
+    write_pair(commands.base / "clip", "clip", PROCESSORS["clip"])
+    run("adopt", str(commands.base / "clip"), "--out", str(out / "adopted"))
     _run_on_own_files(commands)
 
 

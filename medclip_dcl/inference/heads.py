@@ -187,7 +187,8 @@ def read_heads(source: Path | Artifact) -> tuple[Head, ...]:
         arrays = load(read_part(source, HEAD_ARRAYS_FILE) or b"")
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(
-            f"{HEADS_FILE} of {folder} cannot be read by this version; rerun fit_head"
+            f"{HEADS_FILE} of {folder} cannot be read by this version; delete it and run "
+            "fit_head again"
         ) from error
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise CheckpointError(f"a head of {folder} is not finite; rerun fit_head")
