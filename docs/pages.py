@@ -227,7 +227,9 @@ def api_page() -> str:
     """Public names of the library, which mkdocstrings documents."""
     package = importlib.import_module("medclip_dcl")
     parts = ["# Python API", "Public names of `medclip_dcl`; each is loaded on first use."]
-    parts += [f"::: medclip_dcl.{package._HOMES[name]}.{name}" for name in sorted(package._HOMES)]
+    for name, home in sorted(package._HOMES.items()):  # jobs are beside it in a checkout
+        top = "" if home.startswith("pipelines.") else "medclip_dcl."
+        parts.append(f"::: {top}{home}.{name}")
     parts += ["::: medclip_dcl.inference.predictor.Predictor", "::: medclip_dcl.client.Client"]
     return _page(parts)
 
