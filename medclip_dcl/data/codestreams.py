@@ -111,7 +111,7 @@ def _segments(stream: bytes) -> Iterator[tuple[int, int, int]]:
 def plain_jpeg(stream: bytes) -> bytes:
     """Cut a JPEG file down to what makes its pixels, and what may hold its orientation.
 
-    What lies between segments goes too: Pillow would step over it byte by byte.
+    What stands between segments goes too: Pillow would step over it byte by byte.
     """
     kept = [stream[:2]]
     for marker, start, stop in _segments(stream):

@@ -358,7 +358,7 @@ def stretch(
 
 
 class Window(NamedTuple):
-    """Part of an image that a square shows, in the image's pixels; padding lies outside."""
+    """Part of an image that a square shows, in the image's pixels; padding is outside."""
 
     x: float
     y: float

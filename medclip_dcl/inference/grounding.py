@@ -117,7 +117,7 @@ def locate(
     peak = Peak(affine[0] * column + affine[2], affine[4] * row + affine[5], best)
     level = (float(grid.mean()) + best) / 2 if threshold is None else threshold
     box = _box_around(grid, int(row), int(column), level) if best >= level else None
-    if box is not None:  # what lies in a pad is cut off
+    if box is not None:  # what is in a pad is cut off
         x0, y0 = (max(0.0, at) for at in (shown.x + box.x * affine[0], shown.y + box.y * affine[4]))
         x1 = min(float(width_px), shown.x + (box.x + box.width) * affine[0])
         y1 = min(float(height_px), shown.y + (box.y + box.height) * affine[4])

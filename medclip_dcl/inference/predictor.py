@@ -83,7 +83,7 @@ class Predictor:
         offsets: levels of its own prompts; None: it was published without.
         heads: classifiers that `fit_head` put into it.
         card: facts about it: what it was made from, is for, and is not for.
-        folder: where its package lies; None: it was made in memory.
+        folder: where its package is; None: it was made in memory.
         engine: who runs the encoders.
     """
 

@@ -83,7 +83,7 @@ def read(folder: Path) -> Checkpoint | None:
     """
     if (folder / OPEN_CLIP).is_file():
         if (folder / CONFIG).is_file() and (folder / "model.safetensors").is_file():
-            return None  # transformers' form of the same model lies next to it
+            return None  # transformers' form of the same model is next to it
         facts = read_json(folder / OPEN_CLIP).get("model_cfg", {})
         file = weights_file(folder)
     elif single := _single_file(folder):
