@@ -17,6 +17,7 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 
 if TYPE_CHECKING:
     from medclip_dcl.data.images import open_image
+    from medclip_dcl.inference.adoption import adopt
     from medclip_dcl.inference.predictor import load
     from medclip_dcl.inference.prompts import Finding
     from medclip_dcl.likelihood.eta import eta, eta_from_pll
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Finding",
+    "adopt",
     "debiased_contrastive_loss",
     "debiasing_gauges",
     "eta",
@@ -49,6 +51,7 @@ __all__ = [
 # are resolved here, by name and when they are asked for, so that a user needs one import.
 _HOMES = {
     "Finding": "inference.prompts",
+    "adopt": "inference.adoption",
     "debiased_contrastive_loss": "losses.debiased",
     "debiasing_gauges": "losses.debiased",
     "eta": "likelihood.eta",
