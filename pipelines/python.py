@@ -338,7 +338,7 @@ def _start_from(base: Any) -> dict[str, Any]:
 
     folder = _folder_of(base).resolve()
     images = read_model_package(folder).config.images
-    own = {name: getattr(images, name) for name in ("size_px", "voi", "equalize")}
+    own = images.model_dump(mode="json", include={"size_px", "voi", "equalize", "fit"})
     rates = dict.fromkeys(("learning_rate", "text_learning_rate"), _FINE_TUNING_RATE)
     return {"model": {"pretrained": str(folder)}, "images": own, "train": rates}
 
