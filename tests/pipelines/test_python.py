@@ -16,6 +16,7 @@ import medclip_dcl as medclip
 from medclip_dcl.core.errors import ConfigError, JobFailed, QueryError, StudyError
 from pipelines.stages import DATA, STAGES
 from tests.house.tree import ROOT
+from tests.support.public_checkpoints import PROCESSORS, write_pair
 from tests.support.published import publish
 from tests.support.tiny_models import random_images
 
@@ -234,3 +235,15 @@ def test_a_stop_reaches_the_run_which_goes_on_later(
     made = sorted(path.parent.name for path in Path("runs/stopped").glob("*/artifact.json"))
     assert "manifest" in made
     assert "model" not in made
+
+
+def test_an_adopted_checkpoint_is_a_start_and_keeps_its_maker_s_resizing(tmp_path):
+    write_table(tmp_path / "studies.csv", 0, 60)
+    write_pair(tmp_path / "clip", "clip", PROCESSORS["clip"])
+    medclip.adopt(tmp_path / "clip", tmp_path / "package")
+    base = medclip.load(tmp_path / "package")
+    run = medclip.train(tmp_path / "studies.csv", out=tmp_path / "run", base=base, settings=ON)
+    assert base.config.images.fit
+    assert run.model.config.images.fit == base.config.images.fit
+    before, after = base.encode_text("no effusion"), run.model.encode_text("no effusion")
+    assert 0.9 < before @ after < 1  # four small steps away from where it began
