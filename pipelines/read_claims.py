@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.errors import StudyError
 from medclip_dcl.core.tables import read_in_parts
-from medclip_dcl.data.source_settings import LABEL_CODES
+from medclip_dcl.data.source_settings import LABEL_CODES, label_word
 from medclip_dcl.data.table_columns import clean_id, take_rows
 from medclip_dcl.data.table_files import read_any
 from medclip_dcl.text import sentences
@@ -87,7 +87,7 @@ def read_claims_table(path: Path, fallback_encoding: str = "") -> GivenClaims:
 
 
 def _claim(values: dict[str, str], row: int, file: str) -> _Claim:
-    state, side = values["state"].lower(), values["side"].lower()
+    state, side = label_word(values["state"]), values["side"].lower()
     if state not in LABEL_CODES or side not in _SIDES:
         raise StudyError(
             f"row {row} of {file} has no usable state or side; use present, absent or uncertain "

@@ -17,6 +17,7 @@ from medclip_dcl.data.source_settings import (
     LABEL_CODES,
     LABEL_KEY,
     SourceConfig,
+    label_word,
     relative_to_root,
 )
 from medclip_dcl.data.table_columns import (
@@ -174,7 +175,7 @@ def read_codes(
     codes: dict[str, list[int | None]] = {}
     faults: list[str] = []
     for column, values in columns:
-        word_of = {value: value.strip().lower() for value in set(values)}
+        word_of = {value: label_word(value) for value in set(values)}
         kind_of = {v: _kind(word) for v, word in word_of.items() if word not in LABEL_CODES}
         if kind_of:
             faults.append(f"column {column!r}: {_count_kinds(values, kind_of)}")

@@ -195,6 +195,11 @@ def test_unknown_codes_are_refused_without_being_printed(tmp_path, values, kind)
     assert not any(word in str(caught.value) for word in ("Jane", "2 ", "0.25"))
 
 
+def test_numbers_count_however_many_zeros_they_are_written_with(tmp_path: Path) -> None:
+    labels = labels_of(tmp_path, {"edema": ["1.00", "0,000", " -1.0 ", ""]}, {"Edema": "edema"})
+    assert [labels.get(f"s{row}", {}).get("Edema") for row in range(1, 5)] == [1, 0, -1, None]
+
+
 def test_all_that_is_not_a_label_is_counted_at_once(tmp_path: Path) -> None:
     values = {"edema": ["1", "2", "x", "y"], "fluid": ["0", "0.5", "0.5", ""]}
     with pytest.raises(StudyError) as caught:
