@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from api.errors import ApiError
-from api.routes.embed import check_size
+from api.questions import check_size
 from api.settings import MAX_IMAGES
 from medclip_dcl.client import Client
 from medclip_dcl.core.errors import ImageError, ServiceError

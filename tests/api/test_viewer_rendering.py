@@ -3,8 +3,8 @@ import io
 import numpy as np
 from PIL import Image
 
-from api.routes.ground import overlay_png
-from api.routes.viewer import image_png
+from api.questions import overlay_png
+from api.service import image_png
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.inference.grounding import locate
 
