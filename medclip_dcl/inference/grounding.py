@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 
 from medclip_dcl.data.grayscale import GreyImage, Window
+from medclip_dcl.schemas import Point, Rectangle
 
 LONGEST_PX = 1024
 """Longest side of a picture that is drawn here."""
@@ -29,25 +30,6 @@ _ROUNDING = 1e-6  # of interpolated cosines, float32
 
 
 @dataclass(frozen=True)
-class Peak:
-    """The best point: pixels of the image, and its score in [-1, 1]."""
-
-    x: float
-    y: float
-    score: float
-
-
-@dataclass(frozen=True)
-class Box:
-    """A rectangle, pixels of the image."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-@dataclass(frozen=True)
 class Grounding:
     """Heatmap of one sentence on one image, with its peak and box."""
 
@@ -56,11 +38,11 @@ class Grounding:
     affine: tuple[float, float, float, float, float, float]
     """(a, b, c, d, e, f): cell (row, column) has its centre at x = a column + b row + c,
     y = d column + e row + f, pixels of the image."""
-    peak: Peak
+    peak: Point
     """Centre of the best cell."""
     threshold: float
     """Score from which the box is traced."""
-    box: Box | None
+    box: Rectangle | None
     """Smallest rectangle around what is connected to the peak and scores at least the threshold;
     None where the peak is below it."""
     percentile: float | None = None
@@ -114,18 +96,18 @@ def locate(
     affine = grid_affine(rows, columns, shown)
     row, column = np.unravel_index(int(grid.argmax()), grid.shape)
     best = float(grid[row, column])
-    peak = Peak(affine[0] * column + affine[2], affine[4] * row + affine[5], best)
+    x, y = affine[0] * column + affine[2], affine[4] * row + affine[5]
     level = (float(grid.mean()) + best) / 2 if threshold is None else threshold
     box = _box_around(grid, int(row), int(column), level) if best >= level else None
     if box is not None:  # what is in a pad is cut off
         x0, y0 = (max(0.0, at) for at in (shown.x + box.x * affine[0], shown.y + box.y * affine[4]))
         x1 = min(float(width_px), shown.x + (box.x + box.width) * affine[0])
         y1 = min(float(height_px), shown.y + (box.y + box.height) * affine[4])
-        box = Box(x0, y0, x1 - x0, y1 - y0) if x1 > x0 and y1 > y0 else None
-    return Grounding(grid, affine, peak, level, box)
+        box = None if x1 <= x0 or y1 <= y0 else _rectangle(x0, y0, x1 - x0, y1 - y0)
+    return Grounding(grid, affine, Point(x=x, y=y, score=best), level, box)
 
 
-def _box_around(grid: np.ndarray, row: int, column: int, level: float) -> Box:
+def _box_around(grid: np.ndarray, row: int, column: int, level: float) -> Rectangle:
     """Trace what is connected to a cell's centre and reaches the level, in cells."""
     from scipy import ndimage  # who draws heat alone has no scipy
 
@@ -136,10 +118,14 @@ def _box_around(grid: np.ndarray, row: int, column: int, level: float) -> Box:
     near = fine[centre].argmax()
     own = label[centre].ravel()[near]
     if own == 0:  # a peak thinner than one step
-        return Box(column, row, 1, 1)
+        return _rectangle(column, row, 1, 1)
     ys, xs = np.nonzero(label == own)
     x, y = xs.min() / _FINE, ys.min() / _FINE
-    return Box(x, y, (xs.max() + 1) / _FINE - x, (ys.max() + 1) / _FINE - y)
+    return _rectangle(x, y, (xs.max() + 1) / _FINE - x, (ys.max() + 1) / _FINE - y)
+
+
+def _rectangle(x: float, y: float, width: float, height: float) -> Rectangle:
+    return Rectangle(x=x, y=y, width=width, height=height)
 
 
 def grid_affine(

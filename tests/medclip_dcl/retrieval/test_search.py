@@ -74,10 +74,10 @@ def test_sentences_of_an_image_are_ranked_by_the_same_score(index: RetrievalInde
 def test_an_image_finds_itself_first_and_a_text_its_twin(index: RetrievalIndex) -> None:
     regions = torch.from_numpy(index.regions.gather(np.array([21]))[0]).float()
     (image,) = index.search(Query("image", 1, regions=regions))
-    assert (image.id, image.texts) == ("image-021", ("Opacity 10.", "Shared 1."))
+    assert (image.id, image.texts) == ("image-021", ["Opacity 10.", "Shared 1."])
     assert image.score == pytest.approx(1, abs=1e-3)
     (text,) = index.search(Query("text", 1, vector=sentence("Shared 1.")))
-    assert (text.texts, text.studies) == (("Shared 1.",), 8)
+    assert (text.texts, text.studies) == (["Shared 1."], 8)
     assert text.score == pytest.approx(1, abs=1e-6)
 
 
