@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
     import numpy as np
 
     from medclip_dcl.data.grayscale import SquareImage
-    from medclip_dcl.inference.grounding import Grounding
     from medclip_dcl.inference.heads import Head
     from medclip_dcl.inference.model_package import FindingCalibration
     from medclip_dcl.inference.predictor import Predictor
@@ -23,7 +22,6 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
 
 _LOW_CONTRAST = 12.0
 _ODD_SHAPE = 2.0
-_DIGITS = 5
 _SHOWN_PX = 320  # longest side of a picture
 
 OUT_OF_RANGE = "out_of_range"
@@ -232,11 +230,6 @@ class Location(Schema):
     box: Rectangle | None
     """Rectangle around the peak at that threshold; null where the peak is below it."""
 
-    @classmethod
-    def of(cls, place: "Grounding") -> "Location":
-        """Put a grounding into words."""
-        return cls(**_located(place))
-
 
 class PhraseAnswer(Location):
     """Answer to one phrase: heatmap, peak and box."""
@@ -245,11 +238,6 @@ class PhraseAnswer(Location):
     """Region-sentence cosines, rows of the grid from the top."""
     percentile: float | None = None
     """Share of the images in the model's bank that answer the phrase less, %; null: no bank."""
-
-    @classmethod
-    def of(cls, place: "Grounding") -> "PhraseAnswer":
-        """Put a grounding into words."""
-        return cls(grid=_rounded(place.grid), percentile=place.percentile, **_located(place))
 
 
 class Code(Schema):
@@ -296,15 +284,13 @@ class FindingAnswer(Schema):
     code: Code | None = None
     """What the finding is called in a coding scheme; null where the model has none for it."""
 
-    def about(self, place: "Grounding | None", *, out_of_range: bool) -> "FindingAnswer":
+    def about(self, place: PhraseAnswer | None, *, out_of_range: bool) -> "FindingAnswer":
         """Add where the finding is seen, and take the probability of an image out of range away."""
-        return self.model_copy(
-            update={
-                "heatmap": None if place is None else _rounded(place.grid),
-                "where": None if place is None else Location.of(place),
-                **(_UNLIKE if out_of_range else {}),
-            }
-        )
+        seen: dict[str, Any] = {}
+        if place is not None:
+            where = Location(**place.model_dump(include=set(Location.model_fields)))
+            seen = {"heatmap": place.grid, "where": where}
+        return self.model_copy(update=seen | (_UNLIKE if out_of_range else {}))
 
 
 # Fitted to images like those of training, a curve holds for no others.
@@ -354,11 +340,11 @@ class ClassifyAnswer(Answer):
         model: "Predictor",
         image: "SquareImage",
         findings: "Sequence[FindingAnswer]",
-        groundings: "Sequence[Grounding] | None",
+        groundings: "Sequence[PhraseAnswer] | None",
         heads: "Sequence[HeadAnswer]" = (),
     ) -> "ClassifyAnswer":
         """Answer about an image; `groundings`: where its findings are seen, if asked for."""
-        places: Sequence[Grounding | None] = groundings or [None] * len(findings)
+        places: Sequence[PhraseAnswer | None] = groundings or [None] * len(findings)
         is_beyond = model.is_out_of_range(image.pixels)
         return cls(
             model=model.digest,
@@ -433,12 +419,11 @@ class GroundAnswer(Answer):
 
     @classmethod
     def of(
-        cls, model: "Predictor", image: "SquareImage", groundings: "Sequence[Grounding]"
+        cls, model: "Predictor", image: "SquareImage", phrases: "Sequence[PhraseAnswer]"
     ) -> "GroundAnswer":
-        """Put the groundings of phrases on an image into words."""
+        """Answer about an image, of which `phrases` say where each is seen."""
         facts = ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels))
-        phrases = [PhraseAnswer.of(item) for item in groundings]
-        return cls(model=model.digest, image=facts, phrases=phrases)
+        return cls(model=model.digest, image=facts, phrases=list(phrases))
 
     def about(self, phrases: "Sequence[str]") -> Self:
         """Keep what was asked, to be shown."""
@@ -665,17 +650,3 @@ class FailureAnswer(Schema):
     """What went wrong, in one fixed line."""
     request_id: str
     """Under which the log knows the request."""
-
-
-def _located(place: "Grounding") -> dict[str, Any]:
-    return {
-        "affine": place.affine,
-        "peak": place.peak,
-        "threshold": place.threshold,
-        "box": place.box,
-    }
-
-
-def _rounded(grid: "np.typing.NDArray[Any]") -> list[list[float]]:
-    rows: list[list[float]] = grid.astype(float).round(_DIGITS).tolist()
-    return rows

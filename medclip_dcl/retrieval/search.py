@@ -15,7 +15,7 @@ exhaustive search. Equal scores are ordered by id.
 Source: ours; no vector engine computes the score of Wang et al. 2023, Section 3.2.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -96,19 +96,6 @@ class Query:
             raise QueryError(f"k = {self.k} asks for no hit; it must be at least 1")
 
 
-class _Coded:
-    """A column of few distinct strings, as numbers."""
-
-    def __init__(self, table: pa.Table, column: str) -> None:
-        coded = table.column(column).combine_chunks().dictionary_encode()
-        self._names, self._codes = coded.dictionary, coded.indices.to_numpy().astype(np.int32)
-
-    def among(self, allowed: frozenset[str]) -> Mask:
-        wanted = pc.is_in(self._names, value_set=pa.array(sorted(allowed), pa.string()))
-        mask: Mask = wanted.to_numpy(zero_copy_only=False)[self._codes]
-        return mask
-
-
 class Studies:
     """Images and sentences of an index, and the studies that join them."""
 
@@ -127,8 +114,6 @@ class Studies:
         order = np.argsort(study_of_occurrence, kind="stable")
         self._study_of_occurrence = study_of_occurrence[order]
         self._text_of_occurrence = occurrences.column("text").to_numpy().astype(np.int64)[order]
-        self._split, self._view = _Coded(images, "split"), _Coded(images, "view")
-        self._patient = _Coded(images, "subject_id")
         column = images.column("findings").combine_chunks()
         named = column.flatten().unique().to_pylist()
         self.findings = (*LABELS, *sorted(set(named) - set(LABELS)))
@@ -138,15 +123,20 @@ class Studies:
         """Return (images,) booleans, whether each may be a hit; None where nothing is filtered."""
         masks: list[Mask] = []
         if filters.splits:
-            masks.append(self._split.among(filters.splits))
+            masks.append(self._among("split", filters.splits))
         if filters.views:
-            masks.append(self._view.among(filters.views))
+            masks.append(self._among("view", filters.views))
         if filters.findings:
             columns = [self.findings.index(name) for name in sorted(filters.findings)]
             masks.append(np.asarray(self._has_finding[:, columns].any(axis=1)))
         if filters.exclude_patient:
-            masks.append(~self._patient.among(frozenset({filters.exclude_patient})))
+            masks.append(~self._among("subject_id", {filters.exclude_patient}))
         return np.logical_and.reduce(masks) if masks else None
+
+    def _among(self, column: str, allowed: Set[str]) -> Mask:
+        wanted = pa.array(sorted(allowed), pa.string())
+        mask: Mask = pc.is_in(self.images.column(column), value_set=wanted).to_numpy()
+        return mask
 
     def text_mask(self, filters: Filters) -> Mask | None:
         """Likewise (texts,): a sentence may be a hit where a study with an allowed image has it."""
