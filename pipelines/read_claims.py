@@ -16,8 +16,7 @@ from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.errors import StudyError
 from medclip_dcl.core.tables import read_in_parts
 from medclip_dcl.data.source_settings import LABEL_CODES
-from medclip_dcl.data.table_columns import clean_id, take_rows
-from medclip_dcl.data.table_files import read_any
+from medclip_dcl.data.table_files import clean_id, read_any, take_rows
 from medclip_dcl.text import sentences
 from medclip_dcl.text.boundaries import without_number
 from medclip_dcl.text.labeler import labels

@@ -19,17 +19,17 @@ from medclip_dcl.data.source_settings import (
     SourceConfig,
     relative_to_root,
 )
-from medclip_dcl.data.table_columns import (
+from medclip_dcl.data.table_files import (
     FIELD,
     clean_id,
     fill_pattern,
     only_columns,
+    read_any,
     require_columns,
     strings,
     take_rows,
     would_join,
 )
-from medclip_dcl.data.table_files import read_any
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 Labels = dict[str, int]
