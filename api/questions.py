@@ -5,22 +5,20 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from fastapi import APIRouter, Form, Request, Response
-from PIL import Image
 from pydantic import BaseModel
 from pydantic_core import from_json
 from torch import Tensor
 
 from medclip_dcl.core.errors import CheckpointError, ImageError
 from medclip_dcl.core.tables import SPLITS
-from medclip_dcl.data.grayscale import GreyImage, SquareImage
-from medclip_dcl.inference.grounding import Grounding, draw_heat, locate
+from medclip_dcl.data.grayscale import SquareImage
+from medclip_dcl.inference.grounding import locate
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.similarity import box_vectors, global_vectors
@@ -49,12 +47,10 @@ from .uploads import (
     Sentences,
     answer_each,
     box_shares,
-    decode_whole,
     parse_box,
     parse_boxes,
     parse_findings,
     plain_text,
-    wants_picture,
 )
 
 router = APIRouter(tags=["questions"])
@@ -66,9 +62,6 @@ _Floats = npt.NDArray[np.floating[Any]]
 _JSON_BYTES = 24  # of a number in JSON, at most
 _BASE64 = 4 / 3
 _SEVERAL = {"max_files": MAX_IMAGES}
-_PICTURE: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"image/png": {}}, "description": "JSON, or a PNG where asked for"}
-}
 _NO_INDEX = ("no_index", "loading", "index_unusable", "index_mismatch")
 
 
@@ -89,14 +82,14 @@ async def classify(
 ) -> ClassifyAnswer | Response:
     """Score findings on an image by their prompts; of several images each has its answer."""
     model = serving.predictor
-    asked = parse_findings(findings, model.findings)
-    question = _FindingsQuestion(model, model.findings if asked is None else asked, explain)
+    parsed = parse_findings(findings, model.findings)
+    question = _FindingsQuestion(model, model.findings if parsed is None else parsed, explain)
 
     async def one(_place: int, image: SquareImage) -> ClassifyAnswer:
         answer = await serving.batcher.submit(
             request, model, image.pixels, lambda part: question.answer(image, *part), question
         )
-        serving.metrics.note_answer(answer, own=asked is None)
+        serving.metrics.note_answer(answer, own=parsed is None)
         return answer
 
     answers = await answer_each(request, serving, files, one)
@@ -139,10 +132,7 @@ class _FindingsQuestion:
     "/ground",
     response_model=GroundAnswer | GroundAnswers,
     form_limits=_SEVERAL,
-    responses={
-        **_PICTURE,
-        **documented("not_acceptable", "no_regions", has_form=True, has_image=True),
-    },
+    responses=documented("no_regions", has_form=True, has_image=True),
 )
 async def ground(
     request: Request,
@@ -154,43 +144,28 @@ async def ground(
         Form(ge=-1, le=1, allow_inf_nan=False, description="score from which boxes are traced"),
     ] = None,
 ) -> GroundAnswer | Response:
-    """Score every region of an image against phrases; a picture with `Accept: image/png`.
-
-    Of several images each has its answer.
-    """
-    is_drawn, model = wants_picture(request), serving.predictor
-    if is_drawn and (len(phrases) != 1 or len(files) != 1):
-        raise ApiError("not_acceptable")
+    """Score every region of an image against phrases; of several images each has its answer."""
+    model = serving.predictor
     if not model.has_regions:
         raise ApiError("no_regions")
     question = _PhrasesQuestion(model, tuple(phrases))
 
-    async def one(_place: int, image: SquareImage) -> tuple[SquareImage, list[Grounding]]:
-        def answer(grids: Any) -> list[Grounding]:
-            located: list[Grounding] = grids.locate(image.height_px, image.width_px, threshold)
-            return located
+    async def one(_place: int, image: SquareImage) -> GroundAnswer:
+        def locate_on(grids: Any) -> GroundAnswer:
+            located = grids.locate(image.height_px, image.width_px, threshold)
+            return GroundAnswer.of(model, image, located)
 
         if model.model.image.is_pooled:  # its patches are of another pass
             pixels = image.pixels[None]
-            return image, await serving.batcher.ask(
-                request, lambda: answer(*question(model.embed_regions(pixels)))
+            answer = await serving.batcher.ask(
+                request, lambda: locate_on(*question(model.embed_regions(pixels)))
             )
-        return image, await serving.batcher.submit(request, model, image.pixels, answer, question)
-
-    grounded = await answer_each(request, serving, files, one)
-    if is_drawn and not isinstance(grounded[0], RefusedImage):
-        whole = await decode_whole(request, serving, files[0])
-        picture = partial(overlay_png, whole, grounded[0][1][0])
-        png = await serving.draw_slots.run(request, picture)
-        return Response(png, media_type="image/png")
-    answers: list[GroundAnswer | RefusedImage] = []
-    for item in grounded:
-        if isinstance(item, RefusedImage):
-            answers.append(item)
-            continue
-        answer = GroundAnswer.of(model, *item)
+        else:
+            answer = await serving.batcher.submit(request, model, image.pixels, locate_on, question)
         serving.metrics.note_facts(model.digest, answer.image)
-        answers.append(answer)
+        return answer
+
+    answers = await answer_each(request, serving, files, one)
     if len(answers) == 1 and isinstance(answers[0], GroundAnswer):
         return answers[0]
     several = GroundAnswers(model=model.digest, answers=answers)
@@ -206,14 +181,6 @@ class _PhrasesQuestion:
 
     def __call__(self, regions: Tensor) -> Iterable[Any]:
         return self.model.phrase_grids(regions, self.phrases)
-
-
-def overlay_png(image: GreyImage, grounding: Grounding) -> bytes:
-    """Draw where a phrase is answered onto the image: a PNG, its longer side at most 1024."""
-    stream = BytesIO()
-    picture = draw_heat(image, [grounding.grid], grounding.affine)
-    Image.fromarray(picture).save(stream, "PNG", compress_level=1)
-    return stream.getvalue()
 
 
 @router.post(
@@ -271,15 +238,13 @@ async def embed(
 @router.post("/embeddings", include_in_schema=False)
 async def embeddings(request: Request, serving: CurrentState) -> Response:
     """Answer in OpenAI's form: a string is a sentence, a data URL an image; nothing is fetched."""
-    asked = _read_openai(await request.body())
+    body = _read_openai(await request.body())
     model, dim = serving.predictor, serving.predictor.config.model.similarity.dim
-    if asked.dimensions not in (None, dim):
+    if body.dimensions not in (None, dim):
         raise ApiError("invalid_request", f"dimensions: {dim}, or left out")
-    files = {at: _data_of(item) for at, item in enumerate(asked.input) if item.startswith("data:")}
-    texts = {
-        at: plain_text(item, "input") for at, item in enumerate(asked.input) if at not in files
-    }
-    vectors: _Floats = np.zeros((len(asked.input), dim), np.float32)
+    files = {at: _data_of(item) for at, item in enumerate(body.input) if item.startswith("data:")}
+    texts = {at: plain_text(item, "input") for at, item in enumerate(body.input) if at not in files}
+    vectors: _Floats = np.zeros((len(body.input), dim), np.float32)
     flags: dict[int, dict[str, list[str]]] = {}
     if texts:
         vectors[[*texts]] = await _embed_sentences(request, serving, [*texts.values()])
@@ -291,7 +256,7 @@ async def embeddings(request: Request, serving: CurrentState) -> Response:
                 raise ImageError(facts.code, facts.message)
             flags[at] = {"flags": facts.flags}
         vectors[[*files]] = own
-    encoding: _Encoding = "base64" if asked.encoding_format == "base64" else "json"
+    encoding: _Encoding = "base64" if body.encoding_format == "base64" else "json"
     check_size(vectors, encoding, serving.settings.max_body_mb * MEBIBYTE)
     rows = [_base64(row) if encoding == "base64" else row.tolist() for row in vectors]
     data = [
@@ -316,15 +281,15 @@ def _read_openai(body: bytes) -> _OpenAi:
         tree = from_json(body)
         if isinstance(tree, dict) and isinstance(tree.get("input"), str):
             tree["input"] = [tree["input"]]
-        asked = _OpenAi.model_validate(tree)
+        parsed = _OpenAi.model_validate(tree)
     except (ValueError, TypeError) as error:
         rule = "input: A string or a list of strings in JSON; encoding_format: float or base64"
         raise ApiError("invalid_request", rule) from error
-    if not 0 < len(asked.input) <= MAX_IMAGES:
+    if not 0 < len(parsed.input) <= MAX_IMAGES:
         raise ApiError("invalid_request", f"input: 1 to {MAX_IMAGES}")
-    if any(item.lower().startswith(("http://", "https://", "file:")) for item in asked.input):
+    if any(item.lower().startswith(("http://", "https://", "file:")) for item in parsed.input):
         raise ApiError("invalid_request", "input: Images as data URLs, since nothing is fetched")
-    return asked
+    return parsed
 
 
 def _data_of(url: str) -> bytes:

@@ -3,16 +3,12 @@
 GET / is the viewer, one page with its modules and style sheet; POST /pixels gives what it draws.
 """
 
-import io
 import json
 from pathlib import Path
 
-import numpy as np
-from fastapi import APIRouter, Request, Response
-from PIL import Image
+from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.schemas import HeadFacts, ModelAnswer, RefusedFinding, State
 
 from .auth import STATIC
@@ -26,7 +22,7 @@ from .settings import (
     MAX_PHRASES,
     MAX_TEXT_CHARS,
 )
-from .uploads import WholeImage, wants_picture
+from .uploads import WholeImage
 
 router = APIRouter(tags=["service"])
 pages = APIRouter(include_in_schema=False)
@@ -126,30 +122,14 @@ def _answer(data: bytes, kind: str) -> Response:
     responses={
         200: {
             "description": "16-bit little-endian greys, row by row, described by the header "
-            "X-Image; a 16-bit PNG with `Accept: image/png`",
-            "content": {"application/octet-stream": {}, "image/png": {}},
+            "X-Image",
+            "content": {"application/octet-stream": {}},
         },
         **documented(has_form=True, has_image=True),
     },
 )
-def pixels(request: Request, image: WholeImage) -> Response:
+def pixels(image: WholeImage) -> Response:
     """Decode an image and give its pixels back."""
-    headers = {"X-Image": _facts(image)}
-    if wants_picture(request):
-        return Response(image_png(image), media_type="image/png", headers=headers)
-    greys = image.pixels.astype("<u2", copy=False).tobytes()
-    return Response(greys, media_type="application/octet-stream", headers=headers)
-
-
-def image_png(image: GreyImage) -> bytes:
-    """Return an image as a 16-bit grey PNG of full size."""
-    stream = io.BytesIO()
-    picture = Image.fromarray(np.ascontiguousarray(image.pixels))
-    picture.save(stream, "PNG", compress_level=1)
-    return stream.getvalue()
-
-
-def _facts(image: GreyImage) -> str:
     height, width = image.pixels.shape
     facts = {
         "width": width,
@@ -160,4 +140,6 @@ def _facts(image: GreyImage) -> str:
         "source": image.source,
         "inverted": image.inverted,
     }
-    return json.dumps(facts)
+    greys = image.pixels.astype("<u2", copy=False).tobytes()
+    headers = {"X-Image": json.dumps(facts)}
+    return Response(greys, media_type="application/octet-stream", headers=headers)

@@ -393,8 +393,8 @@ class Client:
     ) -> list[_Answer | RefusedImage]:
         images = _listed(images, _ONE_IMAGE)
         if len(images) != 1:
-            found: Any = self._ask(route, several, fields, *images)
-            answers: list[_Answer | RefusedImage] = found.answers
+            several_answers: Any = self._ask(route, several, fields, *images)
+            answers: list[_Answer | RefusedImage] = several_answers.answers
             return answers
         try:  # the service answers a single image as such
             return [self._ask(route, kind, fields, images[0])]
@@ -536,9 +536,9 @@ def client_parser(prog: str, *, with_tables: bool = False) -> argparse.ArgumentP
     embed.add_argument("--format", choices=["json", "base64"], default="json")
     retrieve = questions.add_parser("retrieve", parents=[shared], help="what is similar?")
     retrieve.add_argument("--target", choices=["image", "text"], required=True)
-    asked = retrieve.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--text", default="", help="a sentence")
-    asked.add_argument("--image", type=Path)
+    query = retrieve.add_mutually_exclusive_group(required=True)
+    query.add_argument("--text", default="", help="a sentence")
+    query.add_argument("--image", type=Path)
     retrieve.add_argument("--box", type=float, nargs=4, metavar=("X", "Y", "WIDTH", "HEIGHT"))
     retrieve.add_argument("-k", type=int, default=10, help="hits at most")
     for name in ("split", "view", "finding"):
@@ -551,11 +551,11 @@ def answer_question(arguments: argparse.Namespace) -> int:
     """Ask what parsed arguments ask, and print the answer; 0 or the error's exit code."""
     try:
         with Client(arguments.url, arguments.key_file or "", ca=arguments.ca) as client:
-            found: Schema | Sequence[Schema] = _question(client, arguments)
+            reply: Schema | Sequence[Schema] = _question(client, arguments)
     except MedclipError as error:
         print(f"client: {error}", file=sys.stderr)
         return error.exit_code
-    answers = [found] if isinstance(found, Schema) else found
+    answers = [reply] if isinstance(reply, Schema) else reply
     printed = [answer.model_dump(mode="json") for answer in answers]
     print(json.dumps(printed if len(printed) > 1 else printed[0], indent=1, ensure_ascii=False))
     if any(OUT_OF_RANGE in _flags(answer) for answer in answers):
