@@ -16,7 +16,7 @@ from safetensors.torch import save
 
 from medclip_dcl.core.artifact import read_artifact_header
 from medclip_dcl.inference.model_package import BANK_FILE, rewrite_package
-from pipelines import build_index
+from pipelines.__main__ import main
 from tests.support import forkserver
 from tests.support.corpus import KINDS, write_config, write_corpus
 from tests.support.published import publish, random_range
@@ -131,7 +131,7 @@ def test_the_old_index_answers_while_its_successor_is_built_killed_and_built_aga
     work = write_corpus(tmp_path / "work")
     config_file = write_config(tmp_path / "config.yaml", work)
     publish(work / "model")
-    assert build_index.main(["--config", str(config_file), *SHARDS]) == 0
+    assert main(["build_index", "--config", str(config_file), *SHARDS]) == 0
     before, draft = digests(work), work / ".index.draft"
     reply: list[list[object]] = []
     with running(work, watch_s=0.1) as service, service.client() as client:
@@ -147,7 +147,9 @@ def test_the_old_index_answers_while_its_successor_is_built_killed_and_built_aga
         shutil.copytree(work, tmp_path / "calm")
         wait_for(service, "swap_refused")  # no index of this model yet
         words = ["--config", str(config_file), *SHARDS]
-        build = forkserver.start("pipelines.build_index", words, tmp_path / "build.log")
+        build = forkserver.start(
+            "pipelines.__main__", ["build_index", *words], tmp_path / "build.log"
+        )
         while build.is_alive() and not (draft / "pooled-00005.npy").is_file():
             ask()
         build.kill()
@@ -159,14 +161,14 @@ def test_the_old_index_answers_while_its_successor_is_built_killed_and_built_aga
         assert len(reply) > 5
         assert reply == [reply[0]] * len(reply)
         capfd.readouterr()
-        assert build_index.main(["--config", str(config_file), *SHARDS]) == 0
+        assert main(["build_index", "--config", str(config_file), *SHARDS]) == 0
         assert '"state": "resumed"' in capfd.readouterr().out
         assert (work / "index/pooled-00000.npy").stat().st_mtime_ns == first_shard
         wait_for(service, "swapped")
         ask()
     after = digests(work)
     calm = write_config(tmp_path / "calm.yaml", tmp_path / "calm")
-    assert build_index.main(["--config", str(calm), *SHARDS]) == 0
+    assert main(["build_index", "--config", str(calm), *SHARDS]) == 0
     assert digests(tmp_path / "calm") == after  # as if nothing had happened
     assert not set(before) & set(after)
     (*_, first), (*_, last) = reply[0], reply[-1]
