@@ -98,7 +98,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         ) from error
     except (ValueError, yaml.YAMLError) as error:  # such as a character that no YAML file may have
         raise ConfigError(
-            f"{what} {path} is not a YAML file, or a number has more than {_MOST_DIGITS} "
+            f"{what} {path} is not a YAML file, or has a number of more than {_MOST_DIGITS} "
             "digits; correct it"
         ) from error
     if fault := _growth(tree):
