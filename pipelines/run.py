@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 _SHARED = ("rows", *DATA_ARTIFACTS, "image_weights")
 _NAME = re.compile(r"\w[\w.-]*")
-_REPORT = "write_report"
 _TRAIN = "train"
 _NOT_REUSED = 100  # no exit code of a stage
 # Turns, about .1 ms, that a waiting thread of libgomp spins before it sleeps. By default they are a
@@ -84,24 +83,16 @@ def run_config(
     for stage in stages:  # each is forked from here, and would import it by itself
         main_of(stage)
     gc.freeze()  # no collection of a stage walks through what was imported
-    early: BaseProcess | None = None
     for number, stage in enumerate(stages):
         words = [*arguments, *(["--force"] if stage in force else [])]
         screen.begin(stage, number, stages)
-        if stage == _TRAIN:
-            code = _NOT_REUSED
-            if stage not in force:
-                code = screen.follow(_reuse, loaded)
-            if code == _NOT_REUSED:
-                if _REPORT in stages:
-                    early = _write_report_so_far(loaded, arguments, screen)
-                launcher = _launcher(loaded)
-                train = partial(_launch, launcher) if launcher else main_of(stage)
-                code = screen.follow(train, words)
-        else:
-            if early and stage == _REPORT:
-                early.join()  # one of two pages would overwrite the other
-            code = screen.follow(main_of(stage), words)
+        code = _NOT_REUSED
+        if stage == _TRAIN and stage not in force:  # launching many processes takes seconds
+            code = screen.follow(_reuse, loaded)
+        if code == _NOT_REUSED:
+            launcher = _launcher(loaded) if stage == _TRAIN else []
+            work = partial(_launch, launcher) if launcher else main_of(stage)
+            code = screen.follow(work, words)
         if code:
             if not quiet:
                 print(f"{stage} ended with exit code {code}", file=sys.stderr)
@@ -156,18 +147,6 @@ def _reuse(config: "Config") -> int:
     return _NOT_REUSED
 
 
-def _start(function: Callable[..., None], given: tuple[Any, ...]) -> BaseProcess:
-    process = multiprocessing.get_context("fork").Process(target=function, args=given)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with warnings.catch_warnings():
-        # Threads that libraries start as they are imported hold no lock that a stage needs; the
-        # display's own has ended with the stage before.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
-    return process
-
-
 def _call(
     function: Callable[..., int], given: tuple[Any, ...], writer: int | None, more: dict[str, str]
 ) -> None:
@@ -178,26 +157,6 @@ def _call(
         sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
     with ending_with_fault():
         sys.exit(function(*given))
-
-
-def _exit_code(process: BaseProcess) -> int:
-    process.join()
-    return process.exitcode or 0
-
-
-def _write_report_so_far(
-    config: "Config", arguments: Sequence[str], screen: "_Screen"
-) -> BaseProcess:
-    """Return a reader something to look at while the model trains: training leaves a core idle."""
-    path = _folder(config) / REPORT
-    screen.say(
-        f"  data and eta so far: {path}, in a few seconds", {"report": str(path), "so_far": True}
-    )
-    silent = os.open(os.devnull, os.O_WRONLY)  # what is wrong is said when the page is written last
-    try:
-        return _start(_call, (main_of(_REPORT), (list(arguments),), silent, {}))
-    finally:
-        os.close(silent)
 
 
 @contextmanager
@@ -237,16 +196,18 @@ class _Screen:
         if self.is_live:
             self.variables[EVERY_S] = "0.5"
 
-    def say(self, words: str, facts: dict[str, Any]) -> None:
-        """Say something of the run, in words or as JSON."""
-        if not self.quiet:
-            print(words if self.is_live or not writes_json() else json.dumps(facts), flush=True)
-
     def follow(self, function: Callable[..., int], *given: Any) -> int:
         """Fork a stage, show what it reports, and give its exit code."""
         reader, writer = os.pipe() if self.reads else (None, None)
-        # Before the display, whose thread would be forked with it.
-        process = _start(_call, (function, given, writer, self.variables))
+        arguments = (function, given, writer, self.variables)
+        process = multiprocessing.get_context("fork").Process(target=_call, args=arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            # Threads that libraries start as they are imported hold no lock that a stage needs; the
+            # display, whose thread would be forked too, has ended with the stage before.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
         if writer is not None:
             os.close(writer)
         with (
@@ -258,7 +219,8 @@ class _Screen:
             for line in output:
                 if _parsed(line) is None:
                     sys.stderr.write(line)
-            return _exit_code(process)
+            process.join()
+            return process.exitcode or 0
 
     def _follow_live(self, process: BaseProcess, output: Iterable[str]) -> int:
         # A stage is one line: a bar with the time left while it works, then what it made.
@@ -273,7 +235,8 @@ class _Screen:
         started = time.monotonic()
         with progress.Progress(*columns, transient=True) as bar:
             facts = _reported(output, bar)
-            code = _exit_code(process)
+            process.join()
+        code = process.exitcode or 0
         if code == _NOT_REUSED:
             return code
         from .job import headline_facts

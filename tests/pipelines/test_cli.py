@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import medclip_dcl
-from pipelines import run as run_module
 from pipelines.__main__ import COMMANDS, main
 from pipelines.stages import HEADINGS
 from tests.house.tree import ROOT
@@ -151,25 +150,3 @@ def test_training_starts_as_many_processes_as_the_config_asks_for(monkeypatch):
     assert "accelerate.commands.launch" in _launcher(eight)
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert _launcher(eight) == []
-
-
-def test_a_page_can_be_looked_at_while_the_model_trains(monkeypatch, tmp_path, capfd):
-    page = tmp_path / "report.html"
-    training = (
-        "import pathlib, sys, time; work = pathlib.Path(sys.argv[4].partition('=')[2]);"
-        "end = time.monotonic() + 60; page = work / 'report.html'\n"
-        "while not page.exists() and time.monotonic() < end: time.sleep(0.01)\n"
-        "(work / 'model').touch()"
-    )
-
-    def write_page(words: list[str]) -> int:
-        with page.open("a") as stream:
-            stream.write("model " if (tmp_path / "model").exists() else "data ")
-        return 0
-
-    monkeypatch.setattr(run_module, "_launcher", lambda *_: [sys.executable, "-c", training])
-    monkeypatch.setattr(run_module, "main_of", lambda _: write_page)
-    settings = [f"work={tmp_path}", 'jobs=["train","write_report"]']
-    assert run_module.run_config(Path("demo"), settings) == 0
-    assert page.read_text() == "data model "
-    assert json.loads(capfd.readouterr().out.splitlines()[0])["so_far"] is True
