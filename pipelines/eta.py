@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from medclip_dcl.core.artifact import Artifact, json_digest
-from medclip_dcl.core.distributed import joined
 from medclip_dcl.core.errors import ArtifactError, ArtifactMissing, ConfigError
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import read_table
@@ -57,34 +56,25 @@ def score_sentences(job: Job) -> None:
 
     Reads sentences and language_model, writes likelihoods. The expensive job: every finished
     unit of work is kept, so a killed run resumes where it stopped and ends with the same bits.
-    `accelerate launch` and `torchrun` give each GPU a process, on one node or on several that share
-    the folder `work`; without them the cores of a CPU share the work.
+    Every core of a CPU, or every GPU of the machine, takes a share.
     """
-    with joined() as launch:
-        inputs, config = job.open_inputs(verify=launch.is_main), job.config
-        run = scoring.CorpusScoring(
-            inputs.values["sentences"],
-            inputs.values["language_model"],
-            config.likelihood,
-            launch,
-            job.say,
-            config.workers,
-        )
-        if not launch.is_main:
-            run.follow()
-            return
-        existing = None
-        with suppress(ArtifactError):
-            existing = job.open(scoring.ARTIFACT, verify=False)
-        try:
-            job.make(
-                scoring.ARTIFACT,
-                run.choose_engine(existing),
-                inputs.digests,
-                lambda writer: run.lead(writer.directory),
-            )
-        finally:
-            run.tell("")  # the others wait, whatever happened
+    inputs, config = job.open_inputs(), job.config
+    corpus = scoring.CorpusScoring(
+        inputs.values["sentences"],
+        inputs.values["language_model"],
+        config.likelihood,
+        job.say,
+        config.workers,
+    )
+    existing = None
+    with suppress(ArtifactError):
+        existing = job.open(scoring.ARTIFACT, verify=False)
+    job.make(
+        scoring.ARTIFACT,
+        corpus.choose_engine(existing),
+        inputs.digests,
+        lambda writer: corpus.write(writer.directory),
+    )
 
 
 def build_eta_cache(job: Job) -> None:

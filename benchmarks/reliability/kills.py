@@ -82,7 +82,7 @@ _STUDIES = (
     *("generate.patients=8", "generate.size_px=64", "images.size_px=64"),
     *("workers=1", "source.max_reject_share=1"),
     *("language_model.steps=3", "language_model.vocabulary=300"),
-    *("language_model.hidden_size=32", "likelihood.unit_pieces=1500"),
+    "language_model.hidden_size=32",
 )
 _EVALUATED: dict[str, dict[str, Any]] = {
     "source": {"root": "${WORK}"},

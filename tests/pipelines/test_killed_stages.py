@@ -26,7 +26,6 @@ SETTINGS = (
     "workers=2",
     *("language_model.steps=40", "language_model.hidden_size=16", "language_model.layers=1"),
     "language_model.vocabulary=300",
-    "likelihood.unit_pieces=500",
     "train.steps=40",
 )
 UNITS = {
