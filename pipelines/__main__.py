@@ -52,7 +52,6 @@ RunName = Annotated[
         help="Give the run a folder of its own, FOLDER-NAME, that begins with the first's data.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Write errors alone.")]
 
 
 COMMANDS = {
@@ -93,7 +92,6 @@ def _run(
     name: RunName = "",
     force: ForcedStages = None,
     replace: Replace = False,
-    quiet: Quiet = False,
     log: Log = None,
 ) -> int:
     """Run every stage of a config; what is valid already is reused.
@@ -103,7 +101,7 @@ def _run(
     from .run import run_config
 
     set_log(log)
-    return run_config(config, overrides, name=name, force=force or (), replace=replace, quiet=quiet)
+    return run_config(config, overrides, name=name, force=force or (), replace=replace)
 
 
 def _train(

@@ -22,7 +22,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -57,7 +57,6 @@ def run_config(
     name: str = "",
     force: Sequence[str] = (),
     replace: bool = False,
-    quiet: bool = False,
 ) -> int:
     """Run every stage of a config, then sum up; gives 0 or the exit code of what failed.
 
@@ -66,7 +65,7 @@ def run_config(
     """
     if name:
         first = _folder(config_of(config, overrides))
-        folder = share_data(first, name, say=not quiet)
+        folder = share_data(first, name)
         overrides = [*(overrides or ()), f"work={folder}"]
     loaded = config_of(config, overrides)
     arguments = _arguments(config, overrides)
@@ -78,7 +77,7 @@ def run_config(
         arguments.append("--replace")
     else:
         refuse_to_replace(loaded, _folder(loaded), stages)
-    screen = _Screen(quiet=quiet)
+    screen = _Screen()
     os.environ.update(_SPINS | os.environ)  # before libgomp is loaded
     for stage in stages:  # each is forked from here, and would import it by itself
         main_of(stage)
@@ -94,11 +93,9 @@ def run_config(
             work = partial(_launch, launcher) if launcher else main_of(stage)
             code = screen.follow(work, words)
         if code:
-            if not quiet:
-                print(f"{stage} ended with exit code {code}", file=sys.stderr)
+            print(f"{stage} ended with exit code {code}", file=sys.stderr)
             return code
-    if not quiet:
-        _sum_up(loaded, time.monotonic() - started, name=name)
+    _sum_up(loaded, time.monotonic() - started, name=name)
     return 0
 
 
@@ -178,11 +175,9 @@ def _signals_passed(terminate: Callable[[], None]) -> Iterator[None]:
 class _Screen:
     """View of the stages: a bar and a line each on a terminal, else what they print."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self.quiet = quiet
-        self.is_live = sys.stdout.isatty() and not quiet
-        self.reads = quiet or self.is_live
-        self.variables: dict[str, str] = {}
+    def __init__(self) -> None:
+        self._is_live = sys.stdout.isatty()
+        self._variables: dict[str, str] = {}
         self._stage = ""
 
     def begin(self, stage: str, number: int, stages: Sequence[str]) -> None:
@@ -190,16 +185,14 @@ class _Screen:
         self._stage = f"{number + 1}/{len(stages)} {stage}"
         after = sum(STAGES[item].seconds for item in stages[number + 1 :])
         share = STAGES[stage].seconds  # a stage without one tells nothing of the others
-        self.variables = {REST: f"{after / share:.3g}" if share else "0"}
-        if self.reads:
-            self.variables[FORMAT] = "json"
-        if self.is_live:
-            self.variables[EVERY_S] = "0.5"
+        self._variables = {REST: f"{after / share:.3g}" if share else "0"}
+        if self._is_live:
+            self._variables |= {FORMAT: "json", EVERY_S: "0.5"}
 
     def follow(self, function: Callable[..., int], *given: Any) -> int:
         """Fork a stage, show what it reports, and give its exit code."""
-        reader, writer = os.pipe() if self.reads else (None, None)
-        arguments = (function, given, writer, self.variables)
+        reader, writer = os.pipe() if self._is_live else (None, None)
+        arguments = (function, given, writer, self._variables)
         process = multiprocessing.get_context("fork").Process(target=_call, args=arguments)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -208,17 +201,11 @@ class _Screen:
             # display, whose thread would be forked too, has ended with the stage before.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
-        if writer is not None:
-            os.close(writer)
-        with (
-            _signals_passed(process.terminate),
-            nullcontext(()) if reader is None else os.fdopen(reader) as output,
-        ):
-            if self.is_live:
-                return self._follow_live(process, output)
-            for line in output:
-                if _parsed(line) is None:
-                    sys.stderr.write(line)
+        with _signals_passed(process.terminate):
+            if reader is not None and writer is not None:
+                os.close(writer)
+                with os.fdopen(reader) as output:
+                    return self._follow_live(process, output)
             process.join()
             return process.exitcode or 0
 
@@ -307,7 +294,7 @@ def _folder(config: "Config") -> Path:
     return resolve_path(config.work, config.work)
 
 
-def share_data(first: Path, name: str, *, say: bool = True) -> Path:
+def share_data(first: Path, name: str) -> Path:
     """Make the folder of another run of the same config, and say what it shares; gives it.
 
     What it holds already stays.
@@ -319,7 +306,7 @@ def share_data(first: Path, name: str, *, say: bool = True) -> Path:
         raise ConfigError(f"--as {name!r} must be letters, digits, dots and dashes")
     folder = first.with_name(f"{first.name}-{name}")
     shared = [item for item in _unshared(first, folder) if _link(first / item, folder / item)]
-    if shared and say:
+    if shared:
         print(f"{folder} shares with {first}, as hard links: {', '.join(shared)}", flush=True)
     return folder
 
