@@ -32,6 +32,7 @@ from medclip_dcl.inference import model_package
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels as claims
+from medclip_dcl.training import pretraining
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.launch import start_accelerator
@@ -101,6 +102,8 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     row, fold = ROWS[run.row], folds[run.fold]
     if style := row.get("style"):
         fold = fold.rewritten(style, [rewritten(patient, style) for patient in fold.training])
+    if steps := row.get("language_model_steps"):
+        fold = fold.varied(f"lm{steps}", f"language_model.steps={steps}")
     kinds = _STAGES if row.get("likelihoods") else _STAGES[:-1]
     prepare(folds[0], folds[0], _STAGES[:4])
     prepare(fold, folds[0], kinds)
@@ -110,6 +113,10 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     for module in kinds:
         module.ARTIFACT.at(folder).symlink_to(module.ARTIFACT.at(fold.folder).resolve())
     changes = {"work": str(folder), "seed": run.draw, **row["settings"]}
+    if row.get("pretrained"):
+        prepare(fold, folds[0], [pretraining])
+        weights = pretraining.ARTIFACT.at(fold.folder).resolve()
+        changes["model.image.pretrained"] = str(weights)
     config = fold.config(*(f"{key}={json.dumps(value)}" for key, value in changes.items()))
     _do("build_eta_cache", config, folder / "config.yaml")
     job = Job("train", config, folder)
@@ -117,7 +124,7 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     opened = job.open_inputs(verify=False)
     inputs = TrainInputs(**opened.values)
     inputs = replace(inputs, claims=job.open(claims.ARTIFACT, verify=False))
-    setup = set_up(TrainingConfig.of(config), inputs, accelerator, folder, print_line)
+    setup = set_up(TrainingConfig.of(config), inputs, accelerator, print_line)
     if "change" in row:
         setup = CHANGES[row["change"]](setup, fold, **row.get("with", {}))
     is_alone = isinstance(setup.objective, ClassifierHead) and setup.objective.is_alone
@@ -132,6 +139,10 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
             seed=setup.config.seed,
             accelerator=accelerator,
             store=store,
+        )
+    if not result.finished:  # a run that was told to stop has no figures
+        raise SystemExit(
+            f"{run.row} of fold {run.fold} was stopped; it is done again from its start"
         )
     trained = time.process_time() - began
     with evaluating(setup.encoder), torch.inference_mode():
