@@ -32,7 +32,6 @@ from medclip_dcl.inference import model_package
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels as claims
-from medclip_dcl.training import pretraining
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.launch import start_accelerator
@@ -113,10 +112,9 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     for module in kinds:
         module.ARTIFACT.at(folder).symlink_to(module.ARTIFACT.at(fold.folder).resolve())
     changes = {"work": str(folder), "seed": run.draw, **row["settings"]}
-    if row.get("pretrained"):
-        prepare(fold, folds[0], [pretraining])
-        weights = pretraining.ARTIFACT.at(fold.folder).resolve()
-        changes["model.image.pretrained"] = str(weights)
+    if start := row.get("start"):
+        trained = work / "runs" / f"{start}-{run.fold}-{run.seed}"
+        changes["model.pretrained"] = str(model_package.ARTIFACT.at(trained).resolve())
     config = fold.config(*(f"{key}={json.dumps(value)}" for key, value in changes.items()))
     _do("build_eta_cache", config, folder / "config.yaml")
     job = Job("train", config, folder)
@@ -144,7 +142,7 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
         raise SystemExit(
             f"{run.row} of fold {run.fold} was stopped; it is done again from its start"
         )
-    trained = time.process_time() - began
+    train_cpu_s = time.process_time() - began
     with evaluating(setup.encoder), torch.inference_mode():
         figures = ask_head(setup, fold) if is_alone else ask(setup, inputs, fold)
         if isinstance(setup.objective, ClassifierHead) and not is_alone:
@@ -159,7 +157,7 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
             lambda writer: package_model(writer.directory, config, inputs, setup, result),
         )
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    spent = {"cpu_s": time.process_time() - began, "train_cpu_s": trained}
+    spent = {"cpu_s": time.process_time() - began, "train_cpu_s": train_cpu_s}
     return {
         "run": run.name,
         "commit": commit(),
