@@ -135,7 +135,7 @@ def weights(
 def _reads_claims(config: "Config") -> bool:
     objective = config.objective
     is_judge = config.train.best_metric == "validation_report_auc"
-    return is_judge or objective.relation != "none" or objective.place_weight > 0
+    return is_judge or objective.relation != "none"
 
 
 def _text(config: "Config") -> str:
