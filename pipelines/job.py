@@ -28,7 +28,7 @@ from medclip_dcl.core.artifact import (
 from medclip_dcl.core.artifact_writer import ArtifactWriter, changed_code, write_artifact
 from medclip_dcl.core.errors import ArtifactError, ArtifactStale
 from medclip_dcl.core.files import raise_open_file_limit
-from medclip_dcl.core.progress import REST, duration, is_brief, writes_json
+from medclip_dcl.core.progress import OF_RUN, duration, is_brief, writes_json
 from medclip_dcl.core.settings import resolve_path
 
 from .cli import ConfigFile, Force, Log, Overrides, Replace, config_of, make_command, set_log
@@ -160,7 +160,7 @@ def run_job(
     def run() -> None:
         loaded = config_of(config, overrides)
         work(Job(name, loaded, resolve_path(loaded.work, loaded.work), force, replace))
-        if REST not in os.environ and not writes_json():  # on its own, for a person
+        if OF_RUN not in os.environ and not writes_json():  # on its own, for a person
             print(f"next: {_next_command(name, loaded, config, overrides)}", flush=True)
 
     return run_resumable(name, run)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from medclip_dcl.core.artifact import HEADER, fingerprint_changes, read_artifact_header
 from medclip_dcl.core.errors import ArtifactError, ConfigError, MedclipError, ending_with_fault
-from medclip_dcl.core.progress import EVERY_S, FORMAT, REST, duration, writes_json
+from medclip_dcl.core.progress import EVERY_S, FORMAT, OF_RUN, duration, writes_json
 
 from .cli import Overrides, config_of
 from .job import Job, main_of, refuse_replacing
@@ -213,17 +213,14 @@ class _Screen:
 
     def __init__(self) -> None:
         self._is_live = sys.stdout.isatty()
-        self._variables: dict[str, str] = {}
+        self._variables = {OF_RUN: "1"}
+        if self._is_live:
+            self._variables |= {FORMAT: "json", EVERY_S: "0.5"}
         self._stage = ""
 
     def begin(self, stage: str, number: int, stages: Sequence[str]) -> None:
-        """Name the stage that comes, and what comes after it."""
+        """Name the stage that comes."""
         self._stage = f"{number + 1}/{len(stages)} {stage}"
-        after = sum(STAGES[item].seconds for item in stages[number + 1 :])
-        share = STAGES[stage].seconds  # a stage without one tells nothing of the others
-        self._variables = {REST: f"{after / share:.3g}" if share else "0"}
-        if self._is_live:
-            self._variables |= {FORMAT: "json", EVERY_S: "0.5"}
 
     def follow(self, function: Callable[..., int], *given: Any) -> int:
         """Fork a stage, show what it reports, and give its exit code."""
@@ -291,7 +288,6 @@ def _reported(output: Iterable[str], bar: "Progress") -> dict[str, Any]:
             words = f"{report['done']}/{report['total']} {report['unit']}"
             if report.get("left_s"):
                 words += f"  {duration(report['left_s'])} left"
-                words += f", run about {duration(report['run_left_s'])}"
             bar.update(task, completed=report["done"], total=report["total"], description=words)
         elif "artifact" in report:
             facts = report
