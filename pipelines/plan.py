@@ -280,7 +280,7 @@ def measure_step(config: Config, text: PreTrainedConfig, seconds: float) -> Step
         if is_fast:
             torch.accelerator.synchronize()
         times.append(time.perf_counter() - start)  # the first one warms caches and allocators
-    freeze(encoder, frozen_groups(config.train, (config.train.steps or sys.maxsize) - 1))
+    freeze(encoder, frozen_groups(config.train))
     return StepCost(
         parameters=sum(item.numel() for item in encoder.parameters()),
         weights=_bytes_of([*encoder.parameters(), *encoder.buffers()]),
@@ -367,7 +367,7 @@ def _method(config: Config) -> Iterator[Check]:
     eta, size = config.eta, config.train.global_batch
     if config.objective.kind != "debiased":
         return
-    if size != PAPER_BATCH and (eta.source, eta.fit) == ("pll", "none"):
+    if size != PAPER_BATCH and eta.source == "pll":
         a, cap = (value * (PAPER_BATCH - 1) / (size - 1) for value in (eta.a, eta.eta_max))
         then, now = ((at - 1) * eta.eta_max for at in (PAPER_BATCH, size))
         words = (
@@ -396,7 +396,6 @@ def false_negatives(config: Config) -> str:
         etas = dict(zip(names, own_etas.tolist(), strict=True))
         if config.eta.source == "constant":
             etas = {"constant": config.eta.constant}
-        head += ", with the a and k that eta.fit will replace" * (config.eta.fit != "none")
     else:
         table = read_table(cache.path, eta_cache.ETA, ["eta", "count"])
         values, count = (table[name].to_numpy() for name in ("eta", "count"))

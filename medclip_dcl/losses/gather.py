@@ -61,13 +61,14 @@ class _AllGather(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         # Row i went to every process, so its gradient is the sum of what all of them have for it.
         gradient = grads[0].contiguous()
+        # Summed where the row is from, each process receiving its own part alone.
         own = gradient.new_empty((ctx.rows, *gradient.shape[1:]))
         dist.reduce_scatter(own, list(gradient.chunk(dist.get_world_size())))
         return own
 
 
 def _all_gather(tensor: Tensor) -> Tensor:
-    local = tensor.contiguous()
+    local = tensor.contiguous()  # collectives move plain memory, and read no strides
     parts = [torch.empty_like(local) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, local)
     return torch.cat(parts)

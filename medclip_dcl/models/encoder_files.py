@@ -28,14 +28,18 @@ from medclip_dcl.core.artifact import json_digest
 from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.core.files import sha256_file
 from medclip_dcl.models.architectures import (
-    REFUSALS,
     TEXT_TYPES,
     build_config,
-    check_tokenizer,
     own_fields,
 )
 from medclip_dcl.models.settings import ImageEncoderConfig, TextEncoderConfig
-from medclip_dcl.models.text_encoder import CONFIG, TOKENIZER, read_bert_config, read_bert_tokenizer
+from medclip_dcl.models.text_encoder import (
+    CONFIG,
+    TOKENIZER,
+    load_tokenizer,
+    read_bert_config,
+    read_bert_tokenizer,
+)
 
 OPEN_CLIP = "open_clip_config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -222,13 +226,7 @@ def read_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
             f"{folder} has no {TOKENIZER}; write one with AutoTokenizer's save_pretrained"
         )
     else:
-        check_tokenizer(folder / TOKENIZER)
-        try:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, *REFUSALS) as error:
-            raise CheckpointError(f"the tokenizer of {folder} cannot be read") from error
+        tokenizer = load_tokenizer(PreTrainedTokenizerFast, folder)
         tokenizer.padding_side = "right"
     if tokenizer.pad_token_id is None:
         raise CheckpointError(f"the tokenizer of {folder} has no pad_token; name one in its files")

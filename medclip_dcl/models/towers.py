@@ -32,7 +32,7 @@ from medclip_dcl.models.encoder_files import (
 from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
 from medclip_dcl.models.pretrained import LoadReport, fill, fold_to_grey
 from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
-from medclip_dcl.models.text_encoder import TextEncoder, load_text_weights
+from medclip_dcl.models.text_encoder import load_text_weights
 
 if TYPE_CHECKING:  # whole models are read where one is the start
     from medclip_dcl.models.public.checkpoint import Checkpoint
@@ -43,19 +43,14 @@ def _counted(report: LoadReport, left: tuple[str, ...]) -> LoadReport:
     return LoadReport(report.matched, report.missing, unexpected, report.layout)
 
 
-def _load_vit_weights(encoder: ImageEncoder, folder: Path) -> LoadReport:
-    """Fill a vision transformer from a folder; position embeddings follow the input's size.
-
-    Raises:
-        CheckpointError: the weights are missing, damaged or of another architecture.
-    """
-    config = read_config(folder)
-    model, left = load_model(folder, config)
-    vision = getattr(model, "vision_model", model)
-    return _counted(_fill_vit(encoder, vision.state_dict()), left)
+def _read_tower(folder: Path, side: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    # Weights of one side of a pair, or of a whole encoder; and keys of heads that are left aside.
+    model, left = load_model(folder, read_config(folder))
+    return getattr(model, side, model).state_dict(), left
 
 
 def _fill_vit(encoder: ImageEncoder, state: Mapping[str, Tensor]) -> LoadReport:
+    # Position embeddings follow the size of the input.
     own = encoder.backbone.state_dict()
     sized = {
         key: _resized(value, own[key])
@@ -76,19 +71,6 @@ def _resized(positions: Tensor, like: Tensor) -> Tensor:
     return torch.cat([rows[:first], grid.reshape(width, -1).T]).reshape_as(like)
 
 
-def _load_text_tower(encoder: TextEncoder, folder: Path) -> LoadReport:
-    """Fill a text encoder other than BERT from a folder; the projection stays as it is.
-
-    Raises:
-        CheckpointError: the weights are missing, damaged or of another architecture.
-    """
-    config = read_config(folder)
-    model, left = load_model(folder, config)
-    state = getattr(model, "text_model", model).state_dict()
-    report = fill(encoder.backbone, state, HEADS, layout=encoder.backbone.config.model_type)
-    return _counted(report, left)
-
-
 @dataclass(frozen=True)
 class Start:
     """Start of both encoders: settings, configuration, tokenizer and weights."""
@@ -105,14 +87,18 @@ class Start:
         """Fill an encoder that was built from the settings; CheckpointError as `fill`."""
         if self.pair is not None:
             return self._fill_pair(encoder, self.pair)
-        load_text = (
-            load_text_weights if isinstance(self.text_config, BertConfig) else _load_text_tower
-        )
-        reports = {"text": load_text(encoder.text, self.text)}
-        if self.image is not None:
-            is_vit = encoder.image.kind == "vit"
-            load_image = _load_vit_weights if is_vit else load_image_weights
-            reports["image"] = load_image(encoder.image, self.image)
+        if isinstance(self.text_config, BertConfig):
+            reports = {"text": load_text_weights(encoder.text, self.text)}
+        else:
+            state, left = _read_tower(self.text, "text_model")
+            kind = self.text_config.model_type
+            report = fill(encoder.text.backbone, state, HEADS, layout=kind)
+            reports = {"text": _counted(report, left)}
+        if self.image is not None and encoder.image.kind == "vit":
+            state, left = _read_tower(self.image, "vision_model")
+            reports["image"] = _counted(_fill_vit(encoder.image, state), left)
+        elif self.image is not None:
+            reports["image"] = load_image_weights(encoder.image, self.image)
         return reports
 
     def _fill_pair(self, encoder: DualEncoder, pair: "Checkpoint") -> dict[str, LoadReport]:

@@ -75,9 +75,10 @@ def package_model(
     packaged = TrainingConfig.of(config)
     side = setup.encoder.image.grid(model.image.input_px)
     card = _model_card(packaged, inputs, corpus, trained, (side, side))
+    # Merged: who reads the package needs no peft.
     weights = merged(trained.weights) if model.lora else trained.weights
     write_model_package(folder, weights, config, card, corpus.subject_ids, write_text_files)
-    if len(corpus.subject_ids) > 1:
+    if len(corpus.subject_ids) > 1:  # one patient's images say nothing of another's
         write_input_range(folder, _input_range(inputs, corpus))
     write_offsets(folder, *_fit_offsets(folder, packaged, card, inputs, corpus))
     return {

@@ -30,11 +30,8 @@ def test_eta_is_monotone_and_underflows_to_exactly_zero(dtype):
     assert eta[0] < 0.2
     assert eta[-1] == 0
     assert not eta.isnan().any()
-
-
-def test_eta_survives_where_p_itself_underflows_float32():
+    # p itself underflows float32 below -103 nats
     assert eta_from_pll(torch.tensor([-150.0])).item() == pytest.approx(0.2 * math.exp(-52.5))
-    assert eta_from_pll(torch.tensor([-500.0], dtype=torch.float64)).item() > 0
 
 
 def test_positive_or_missing_likelihoods_are_refused_with_their_number():

@@ -7,7 +7,7 @@ import pytest
 from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.errors import ConfigError, ScoreError
 from medclip_dcl.likelihood import eta
-from medclip_dcl.likelihood.eta_sources import read_given_table
+from medclip_dcl.likelihood.eta import read_given_table
 from medclip_dcl.text.sentences import text_key
 from tests.support.corpus import commit_tables
 

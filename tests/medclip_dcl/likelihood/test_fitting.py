@@ -55,33 +55,40 @@ def test_same_seed_same_weights_other_seed_other_weights():
     assert not all(torch.equal(first[name], third[name]) for name in first)
 
 
-def test_a_fit_that_goes_on_from_a_saved_state_ends_with_the_same_bits(tmp_path):
+def test_a_fit_that_goes_on_from_a_saved_state_ends_with_the_same_bits(tmp_path, monkeypatch):
     whole, stopped, resumed = tiny_bert(), tiny_bert(), tiny_bert(scale=1.0)
     fit_model(whole, tiny_corpus(), SHORT, seed=5)
-    file = FitStateFile(tmp_path)
+    file, written = FitStateFile(tmp_path), []
+    write = file.write
 
-    class Killed(Exception):
-        pass
-
-    def kill(step, _loss, state):
+    def kill(model, optimizer, step):
+        write(model, optimizer, step)
+        written.append(step)
         if step == 6:
-            file.write(state())
-            raise Killed
+            raise KeyboardInterrupt
 
-    with pytest.raises(Killed):
-        fit_model(stopped, tiny_corpus(), SHORT, seed=5, after_step=kill)
-    start = file.read()
-    assert start.step == 6
-    fit_model(resumed, tiny_corpus(), SHORT, seed=5, start=start)
+    monkeypatch.setattr(file, "write", kill)
+    monkeypatch.setattr("medclip_dcl.likelihood.fitting._SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr("medclip_dcl.likelihood.fitting._SAVING_SHARE", 1e9)
+    with pytest.raises(KeyboardInterrupt):
+        fit_model(stopped, tiny_corpus(), SHORT, 5, file)
+    assert written == [1, 2, 3, 4, 5, 6]
+    monkeypatch.setattr(file, "write", lambda *state: written.append(state[-1]))
+    fit_model(resumed, tiny_corpus(), SHORT, 5, file)
+    assert written[6:] == [7, 8, 9]
     expected, got = weights(whole), weights(resumed)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
 
 
-def test_missing_or_damaged_state_means_a_fresh_start(tmp_path):
-    file = FitStateFile(tmp_path)
-    assert file.read() is None
-    (tmp_path / "fit_state.safetensors").write_bytes(b"half a fi")
-    assert file.read() is None
+@pytest.mark.parametrize("data", [None, b"half a fi"])
+def test_missing_or_damaged_state_means_a_fresh_start(tmp_path, data):
+    whole, started, file = tiny_bert(), tiny_bert(), FitStateFile(tmp_path)
+    if data is not None:
+        (tmp_path / "fit_state.safetensors").write_bytes(data)
+    fit_model(whole, tiny_corpus(), SHORT, 5)
+    fit_model(started, tiny_corpus(), SHORT, 5, file)
+    expected, got = weights(whole), weights(started)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
     file.remove()
     assert list(tmp_path.iterdir()) == []
 

@@ -37,7 +37,6 @@ def dataset_of(work: Path, mine: slice = slice(0, 8), seed: int | None = 0) -> I
             corpus,
             open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT),
             open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT),
-            None,
         ),
         prepared=PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)),
         tokens=TokenTable(tokenizer, corpus.texts, 32),
