@@ -4,6 +4,7 @@ A stage or a tool is imported when it is run: `--help` waits for none of them.
 """
 
 import importlib
+import json
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -28,7 +29,7 @@ from .cli import (
     set_log,
     sibling,
 )
-from .stages import HEADINGS, PROGRAMS, STAGES, TOOLS
+from .stages import HEADINGS, LISTED, STAGES, function_of
 
 _SERVED = Path("configs/serve.yaml")
 Config = Annotated[
@@ -54,9 +55,8 @@ RunName = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Write errors alone.")]
 
 
-_LISTED = PROGRAMS | STAGES | TOOLS
 COMMANDS = {
-    heading: {name: item.line for name, item in _LISTED.items() if item.heading == heading}
+    heading: {name: item.line for name, item in LISTED.items() if item.heading == heading}
     for heading in HEADINGS
 }
 """Every command by its heading of the help, with its line."""
@@ -77,13 +77,14 @@ def _load(name: str) -> Any:
     # The module is imported only now; its function becomes the command.
     if name in _OWN:
         return make_command(_OWN[name], name)
-    module = importlib.import_module(f".{name}", __package__)
-    if hasattr(module, "app"):
-        return get_command(module.app)
-    if hasattr(module, "command"):
-        return make_command(module.command, name, module.__doc__)
-    job = importlib.import_module(".job", __package__)
-    return make_command(job.job_command(name, module.build), name, module.__doc__)
+    if name == "ask":
+        return get_command(importlib.import_module(".ask", __package__).app)
+    function = function_of(name)
+    if name in STAGES:
+        from .job import job_command
+
+        function = job_command(name, function)
+    return make_command(function, name)
 
 
 def _run(
@@ -145,7 +146,35 @@ def _serve(
     return code
 
 
-_OWN: dict[str, Callable[..., int]] = {"run": _run, "train": _train, "serve": _serve}
+def config_schema() -> dict[str, Any]:
+    """Make the schema of a config's file, with the meaning and the default of every setting."""
+    from .config import Config
+
+    tree = Config.model_json_schema()
+    tree["title"] = "medclip-dcl config"
+    tree["required"].remove("work")  # by default that of the file's name
+    own = tree["properties"]
+    own["jobs"]["items"] = {"enum": list(STAGES)}
+    base = {"type": "string", "description": "Config that this one changes section by section."}
+    tree["properties"] = {"base": base, **own}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree}
+
+
+def _schema() -> int:
+    """Print the JSON schema of a config, by which an editor completes and checks its YAML.
+
+    `make` writes `configs/schema.json`, and the first line of every config names it. A config of
+    your own anywhere else names its copy the same way: `# yaml-language-server:
+    $schema=schema.json`. What a schema cannot say, such as which settings exclude each other,
+    `medclip run` still checks.
+    """
+    print(json.dumps(config_schema(), indent=1, ensure_ascii=False))
+    return 0
+
+
+_OWN: dict[str, Callable[..., int]] = {
+    "run": _run, "train": _train, "serve": _serve, "schema": _schema,
+}  # fmt: skip
 
 
 def _show_version(wanted: bool) -> None:

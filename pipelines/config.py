@@ -32,7 +32,7 @@ from medclip_dcl.synthetic.settings import GenerateConfig
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
 
-from .report.preflight import CardConfig, CheckConfig, ReportConfig
+from .report.preflight import CardConfig, ReportConfig
 
 
 class Config(Section):
@@ -55,8 +55,6 @@ class Config(Section):
     """Generated studies."""
     source: SourceConfig = SourceConfig()
     """Source of studies."""
-    check: CheckConfig = CheckConfig()
-    """Check of the source before anything is prepared."""
     images: ImagesConfig = ImagesConfig()
     """Prepared images."""
     sentences: SentencesConfig = SentencesConfig()

@@ -32,7 +32,7 @@ from medclip_dcl.core.progress import REST, duration, is_brief, writes_json
 from medclip_dcl.core.settings import resolve_path
 
 from .cli import ConfigFile, Force, Log, Overrides, Replace, config_of, set_log, tool_main
-from .stages import STAGES, stages_of
+from .stages import STAGES, function_of, stages_of
 
 if TYPE_CHECKING:  # sections of every stage, of which a job reads a few
     from .config import Config
@@ -195,7 +195,13 @@ def job_command(name: str, work: Callable[[Job], None]) -> Callable[..., int]:
         set_log(log)
         return run_job(name, work, config, overrides, force=force, replace=replace)
 
+    command.__doc__ = work.__doc__
     return command
+
+
+def main_of(stage: str) -> Callable[..., int]:
+    """Import a stage and make its `main`."""
+    return job_main(stage, function_of(stage))
 
 
 def job_main(name: str, work: Callable[[Job], None]) -> Callable[..., int]:

@@ -10,7 +10,6 @@ folder of its own and puts it where the linked one was, so the first run keeps w
 """
 
 import gc
-import importlib
 import json
 import multiprocessing
 import os
@@ -34,7 +33,7 @@ from medclip_dcl.core.errors import ConfigError, MedclipError, ending_with_fault
 from medclip_dcl.core.progress import EVERY_S, FORMAT, REST, duration, writes_json
 
 from .cli import Overrides, config_of
-from .job import Job, refuse_to_replace
+from .job import Job, main_of, refuse_to_replace
 from .stages import DATA_ARTIFACTS, REPORT, STAGES, stages_of
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def run_config(
     screen = _Screen(quiet=quiet)
     os.environ.update(_SPINS | os.environ)  # before libgomp is loaded
     for stage in stages:  # each is forked from here, and would import it by itself
-        _main_of(stage)
+        main_of(stage)
     gc.freeze()  # no collection of a stage walks through what was imported
     early: BaseProcess | None = None
     for number, stage in enumerate(stages):
@@ -97,12 +96,12 @@ def run_config(
                 if _REPORT in stages:
                     early = _write_report_so_far(loaded, arguments, screen)
                 launcher = _launcher(loaded)
-                train = partial(_launch, launcher) if launcher else _main_of(stage)
+                train = partial(_launch, launcher) if launcher else main_of(stage)
                 code = screen.follow(train, words)
         else:
             if early and stage == _REPORT:
                 early.join()  # one of two pages would overwrite the other
-            code = screen.follow(_main_of(stage), words)
+            code = screen.follow(main_of(stage), words)
         if code:
             if not quiet:
                 print(f"{stage} ended with exit code {code}", file=sys.stderr)
@@ -147,11 +146,6 @@ def _launcher(config: "Config") -> list[str]:
         return [sys.executable, *launch, str(processes), *_MODULE]
     # Metal refuses to work in a process that was forked.
     return [sys.executable, *_MODULE] if sys.platform == "darwin" else []
-
-
-def _main_of(stage: str) -> Callable[[list[str]], int]:
-    main: Callable[[list[str]], int] = importlib.import_module(f".{stage}", __package__).main
-    return main
 
 
 def _reuse(config: "Config") -> int:
@@ -201,7 +195,7 @@ def _write_report_so_far(
     )
     silent = os.open(os.devnull, os.O_WRONLY)  # what is wrong is said when the page is written last
     try:
-        return _start(_call, (_main_of(_REPORT), (list(arguments),), silent, {}))
+        return _start(_call, (main_of(_REPORT), (list(arguments),), silent, {}))
     finally:
         os.close(silent)
 
@@ -335,7 +329,7 @@ def _sum_up(config: "Config", seconds: float, *, name: str) -> None:
         facts = {"run": str(folder), "seconds": seconds}
         print(json.dumps(facts | ({"report": str(report)} if report.is_file() else {})))
         return
-    from .show import summary_lines
+    from .results import summary_lines
 
     print("", *summary_lines(folder), sep="\n")
     if name:

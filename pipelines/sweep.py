@@ -55,7 +55,7 @@ from medclip_dcl.training.logging import read_metrics
 from medclip_dcl.training.settings import BestMetric, lower_is_better
 
 from .build_manifest import refuse_missing_labels
-from .cli import ConfigFile, Overrides, tool_main
+from .cli import ConfigFile, Overrides
 from .config import check_config
 from .job import STOPPED, Job, Stopped, run_job
 from .report.comparison import PointResults, measure_points, sweep_text
@@ -537,7 +537,7 @@ def _measure(
     return tree | measure_points(points, grid.figures, grid.compared, grid.baseline, samples)
 
 
-def command(
+def sweep(
     config: ConfigFile,
     grid: Annotated[Path, typer.Option(metavar="FILE", help="The grid, a YAML file.")],
     overrides: Overrides = None,
@@ -545,16 +545,20 @@ def command(
     points: Slice = "",
     seeds: Annotated[str, typer.Option(help="Do these seeds alone, such as 0,2.")] = "",
 ) -> int:
-    """Run a grid of settings; returns the exit code."""
+    """Train and evaluate a grid of settings over several seeds: a table.
+
+    A grid is a YAML file with `axes`, whose combinations are its points, or with named `rows`. Each
+    run is a `medclip run` in `sweeps/GRID/POINT/seed-S`, which resumes where it stopped; stages
+    before the first that the grid changes are done once, in the config's folder. Points with
+    something to `tune` are trained with each of its values and the first seed; the value that is
+    best on validation gets the other seeds. Every point is compared with the grid's `baseline`.
+
+    On a cluster, `--points` and `--seeds` do a slice, such as `--points $SLURM_ARRAY_TASK_ID`. The
+    call that finds every run done writes `sweep.json` below `sweeps/GRID`.
+    """
     read = read_grid(grid)
 
     def work(job: Job) -> None:
         build(job, grid.stem, read, processes, points, seeds)
 
     return run_job("sweep", work, config, overrides)
-
-
-main = tool_main("sweep", command)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from medclip_dcl.core.errors import StudyError
-from medclip_dcl.data.csv_files import INVISIBLE
-from medclip_dcl.data.table_files import error_words, read_any, read_table_parts
+from medclip_dcl.data.table_files import INVISIBLE, error_words, read_any, read_table_parts
 
 _PART_ROWS = 20_000
 

@@ -14,7 +14,7 @@ from medclip_dcl.core.tables import read_table
 from medclip_dcl.likelihood import eta, masked_lm, scoring
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import distinct_sentences
-from pipelines import build_eta_cache, split_sentences
+from pipelines.__main__ import main
 from tests.support.corpus import commit_tables, write_reports
 
 
@@ -23,7 +23,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scored")
     path = config_of(folder)
     write_reports(folder / "work")
-    assert split_sentences.main(["--config", str(path)]) == 0
+    assert main(["split_sentences", "--config", str(path)]) == 0
     distinct = distinct_sentences(corpus_of(path)).to_pylist()
     generator = np.random.default_rng(0)
     rows = [
@@ -57,7 +57,7 @@ def corpus_of(config_file: Path) -> Artifact:
 
 def run(config_file: Path, *settings: str, code: int = 0) -> Artifact | None:
     more = [part for setting in settings for part in ("--set", f"eta.{setting}")]
-    assert build_eta_cache.main(["--config", str(config_file), *more]) == code
+    assert main(["build_eta_cache", "--config", str(config_file), *more]) == code
     if code:
         return None
     return open_artifact(config_file.parent / "work" / "eta_cache", eta.ARTIFACT)

@@ -168,7 +168,7 @@ def test_a_page_can_be_looked_at_while_the_model_trains(monkeypatch, tmp_path, c
         return 0
 
     monkeypatch.setattr(run_module, "_launcher", lambda *_: [sys.executable, "-c", training])
-    monkeypatch.setattr(run_module, "_main_of", lambda _: write_page)
+    monkeypatch.setattr(run_module, "main_of", lambda _: write_page)
     settings = [f"work={tmp_path}", 'jobs=["train","write_report"]']
     assert run_module.run_config(Path("demo"), settings) == 0
     assert page.read_text() == "data model "

@@ -166,7 +166,7 @@ BILLIONS = "a: &a [x, x]\n" + "".join(
     ("text", "fault"),
     [
         (BILLIONS, "aliases that stand for more than 100000 values"),
-        ("work: x\neta: &e {a: *e}\n", "aliases that stand for more than"),
+        ("work: x\neta: &e {a: *e}\n", "more than 32 deep"),
         (f"work: {'[' * 5000}{']' * 5000}\n", "more than 32 deep"),
         (f"seed: {'9' * 100_000}\n", "more than 64 digits"),
         (f"seed: 0x{'9' * 100_000}\n", "more than 64 digits"),

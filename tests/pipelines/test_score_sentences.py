@@ -18,7 +18,7 @@ from medclip_dcl.likelihood.scoring import read_parts
 from medclip_dcl.likelihood.settings import LikelihoodConfig
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import distinct_sentences, text_key
-from pipelines import build_eta_cache, score_sentences, split_sentences
+from pipelines.__main__ import main
 from tests.support.bert import tiny_bert, tiny_tokenizer
 from tests.support.corpus import write_reports
 
@@ -44,7 +44,7 @@ def small_units() -> Iterator[None]:
 def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("split")
     write_reports(folder / "work")
-    assert split_sentences.main(["--config", str(config_of(folder))]) == 0
+    assert main(["split_sentences", "--config", str(config_of(folder))]) == 0
     write_model(folder / "work")
     return folder / "work"
 
@@ -62,7 +62,7 @@ def cut(split: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config_file = copy_of(split, tmp_path_factory.mktemp("cut"))
     with pytest.MonkeyPatch.context() as patch:
         stop_after(2, patch)
-        assert score_sentences.main(["--config", str(config_file)]) == 75
+        assert main(["score_sentences", "--config", str(config_file)]) == 75
     return config_file.parent / "work"
 
 
@@ -93,7 +93,7 @@ def config_of(folder: Path) -> Path:
 
 
 def run(config_file: Path, *more: str) -> Artifact:
-    assert score_sentences.main(["--config", str(config_file), *more]) == 0
+    assert main(["score_sentences", "--config", str(config_file), *more]) == 0
     return open_artifact(config_file.parent / "work" / "likelihoods", scoring.ARTIFACT)
 
 
@@ -104,7 +104,7 @@ def run_elsewhere(config_file: Path) -> Artifact:
         shutil.copytree(config_file.parent / "work" / name, work / name)
     other = config_file.parent / "elsewhere.yaml"
     other.write_text(f"work: {work}\n", encoding="utf-8")
-    assert score_sentences.main(["--config", str(other)]) == 0
+    assert main(["score_sentences", "--config", str(other)]) == 0
     return open_artifact(work / "likelihoods", scoring.ARTIFACT)
 
 
@@ -169,8 +169,8 @@ def change_one(change, config_file, monkeypatch) -> list[str]:
     elif change == "normalisation":
         monkeypatch.setattr(sentences, "NORMALISATION", "lower case")
     elif change == "splitter":
-        monkeypatch.setattr(split_sentences, "SPLITTER", "another one")
-        assert split_sentences.main(["--config", str(config_file)]) == 0
+        monkeypatch.setattr(sentences, "SPLITTER", "another one")
+        assert main(["split_sentences", "--config", str(config_file)]) == 0
     return ["--set", f"likelihood.{change}={VALUES[change]}"] if change in VALUES else []
 
 
@@ -183,13 +183,13 @@ def test_what_changes_scores_makes_them_anew_and_is_named(scored_file, capsys, m
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["state"] == "made"
     assert f"settings.{change}: " in said["replaced"]
-    assert build_eta_cache.main(["--config", str(scored_file), *more]) == 0
+    assert main(["build_eta_cache", "--config", str(scored_file), *more]) == 0
 
 
 @pytest.mark.parametrize("change", ["variant", "dtype", "model", "splitter"])
 def test_the_eta_cache_refuses_other_scores_by_name(scored_file, capsys, monkeypatch, change):
     more = change_one(change, scored_file, monkeypatch)
-    assert build_eta_cache.main(["--config", str(scored_file), *more]) == 4
+    assert main(["build_eta_cache", "--config", str(scored_file), *more]) == 4
     said = capsys.readouterr().err
     assert f"{change}: " in said
     assert "rerun score_sentences" in said
@@ -200,7 +200,7 @@ def test_an_unfinished_draft_refuses_other_scores_by_name(cut_file, capsys, monk
     before = acknowledged(cut_file)
     more = change_one(change, cut_file, monkeypatch)
     capsys.readouterr()
-    assert score_sentences.main(["--config", str(cut_file), *more]) == 4
+    assert main(["score_sentences", "--config", str(cut_file), *more]) == 4
     said = capsys.readouterr().err
     assert f"settings.{change}: " in said
     assert "delete that folder" in said

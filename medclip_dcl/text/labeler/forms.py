@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from medclip_dcl.text.cleaning import EMPTY_BOX, TICKED_BOX, fold_unicode
 from medclip_dcl.text.labeler.lexicon import ANSWERS, Cue
-from medclip_dcl.text.labeler.phrases import Mark, name_thickening
+from medclip_dcl.text.labeler.phrases import Mark, is_size, name_thickening
 
 _SEEN = ANSWERS["seen"]
 _NO = rf"(?:(?:no|none|not(?: clearly| definitely)?) {_SEEN}|{ANSWERS['no']})"
@@ -34,7 +34,7 @@ _BY_SIDE = re.compile(
     re.I,
 )
 _BARE_ANSWER = re.compile(
-    r"(?<=[a-z)]),?\s+(?:(?P<no>no|neg|negative|nil|[([]-[])]|-ve|\u00d8)|(?P<yes>yes|pos|positive|[([]\+[])]|\+ve|\+{1,4})"
+    r"(?<=[a-z)])(?<!otherwise),?\s+(?:(?P<no>no|neg|negative|nil|[([]-[])]|-ve|\u00d8)|(?P<yes>yes|pos|positive|[([]\+[])]|\+ve|\+{1,4})"
     r"|(?<=,\s)(?P<n>n)|(?<=,\s)(?P<y>y)|(?P<open>,?\s*possible|questionable|suspected|equivocal|\(\?\)))\s*(?=$|[.,;/](?:\s|$))",
     re.I,
 )
@@ -66,6 +66,16 @@ _TICKED_ANSWER = re.compile(rf"[:=|?-]?\s*{TICKED_BOX}{_WORD}(?!\s+[a-z])", re.I
 _BOX = re.compile(rf"(?P<empty>{EMPTY_BOX})|{TICKED_BOX}")
 _LINES = re.compile(r"^\W*lines?(?=\s*[:=|,-])", re.I)
 _CHOICE = re.compile(r"(?<=[:=?])\s*(?:[A-Za-z]{2,12}\s*/\s*){1,5}[A-Za-z]{2,12}\s*$")
+_OFFERED = re.compile(
+    r"[\s:.([]*(?<=[\s:.(\[])(?:no|none|nil|absent|normal)(?:\s*/\s*[A-Za-z]{2,12}){1,5}\s*[)\]]?\s*[:=>]+(?=\s*\w)",
+    re.I,
+)
+"""Choices that a form offers before its answer: "none / mild / severe: mild"."""
+_MOVED = re.compile(
+    r"\b(?:withdrawn|pulled(?: back)?|retracted)(?= (?:slightly|(?:by |about |approximately )*\d))",
+    re.I,
+)
+"""A device that is still there: "withdrawn 2 cm"."""
 _MONTH = re.compile(r"(?<=\d )May\b|\bMay(?= \d)")
 _CARDIOMEGALY = re.compile(
     r"(?<![\d.xX]\s)(?<![\d.])\bCM\b(?!\s+(?:above|below|from|in|x|to)\b)(?!\s*\.?\d)", re.I
@@ -84,11 +94,16 @@ def write_out(sentence: str) -> str:
     """Write a sentence out as prose: answers, check boxes, signs and letters become words."""
     text = fold_unicode(sentence)
     text = _MONTH.sub("", text) if "May" in text else text
+    text = _MOVED.sub("moved", text)
     if not _HOLDS_MARK.search(text):
         return text
+    label, mark, answer = text.partition("?")
+    if mark and label.strip() and is_size(answer):
+        text = f"{label}: {answer}"  # "Effusion? small"
     text = _ASKED_OF.sub(" possible ", text)
     if len(_SLASHED_NO.findall(text)) > 1:  # "no ptx / no edema / aicd": each a statement
         text = text.replace(" / ", " ; ")
+    text = _OFFERED.sub(": ", text)
     text = _CHOICE.sub(_chosen_in_capitals, text)
     text = _BY_SIDE.sub(_both_sides, text)
     text = _CHOSEN.sub(lambda match: f" {match['first'] or match['second']} ", text)
@@ -188,6 +203,7 @@ def silence_labels(marks: Sequence[Mark]) -> list[Mark]:
 
 _DECIDED = {
     Cue.DENY,
+    Cue.GONE,
     Cue.NOT,
     Cue.DENY_BEFORE,
     Cue.HEDGE,

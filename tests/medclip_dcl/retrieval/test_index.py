@@ -126,17 +126,6 @@ def test_a_shard_that_is_there_is_not_embedded_again(tmp_path: Path) -> None:
     assert (tmp_path / shard_name("pooled", 0)).read_bytes() == first
 
 
-def test_sketches_of_the_fit_are_those_of_a_resumed_index(tmp_path: Path) -> None:
-    write_index(tmp_path, selection(), images(), HashedEncoder(), SETTINGS, SIMILARITY)
-    files = [tmp_path / shard_name("image_sketches", shard) for shard in range(3)]
-    first = [np.array(map_array(file, np.float32)) for file in files]  # from the scores of the fit
-    for file in files:
-        file.unlink()
-    write_index(tmp_path, selection(), images(), HashedEncoder(), SETTINGS, SIMILARITY)
-    for file, sketches in zip(files, first, strict=True):
-        np.testing.assert_allclose(map_array(file, np.float32), sketches, atol=1e-4)
-
-
 def test_thumbnails_have_the_proportions_of_the_image(tmp_path: Path) -> None:
     write_index(tmp_path, selection(), images(), HashedEncoder(), SETTINGS, SIMILARITY)
     pictures = map_pictures(tmp_path / shard_name("pictures", 0, "arrow"))
