@@ -128,12 +128,12 @@ class EncodedCorpus:
         ids = self._ids[group][rows]
         scored = self._words[group][rows] >= 0
         chance = torch.rand(ids.shape, generator=generator).masked_fill(~scored, 2.0)
-        asked = (chance < mask_share) | (chance == chance.min(1, keepdim=True).values)
-        labels = ids.masked_fill(~asked, NOT_ASKED)
+        predicted = (chance < mask_share) | (chance == chance.min(1, keepdim=True).values)
+        labels = ids.masked_fill(~predicted, NOT_ASKED)
         kind = torch.rand(ids.shape, generator=generator)
         random_ids = torch.randint(self._vocabulary, ids.shape, generator=generator)
-        hidden = ids.masked_fill(asked & (kind < 0.8), self._mask_id)
-        return MaskedBatch(torch.where(asked & (kind >= 0.9), random_ids, hidden), labels)
+        hidden = ids.masked_fill(predicted & (kind < 0.8), self._mask_id)
+        return MaskedBatch(torch.where(predicted & (kind >= 0.9), random_ids, hidden), labels)
 
 
 _MASK_SHARE = 0.15  # of the word pieces; Devlin et al. 2019, Section 3.1
@@ -241,17 +241,17 @@ def masked_accuracy(
     """
     model.train(False)
     generator = torch.Generator().manual_seed(seed)
-    right = asked = 0
+    right = predicted = 0
     nats = 0.0
     for masked in corpus.all_once(batch, mask_share, generator):
         logits, labels = _predict(model, masked)
         right += int((logits.argmax(-1) == labels).sum())
         nats += float(F.cross_entropy(logits, labels, reduction="sum"))
-        asked += len(labels)
+        predicted += len(labels)
     return {
-        "held_out_accuracy": right / asked,
-        "held_out_nats": nats / asked,
-        "held_out_pieces": asked,
+        "held_out_accuracy": right / predicted,
+        "held_out_nats": nats / predicted,
+        "held_out_pieces": predicted,
     }
 
 
@@ -264,12 +264,12 @@ def _step(
 ) -> float:
     rows = -(-settings.batch // _DRAWS)
     batches = [corpus.draw(rows, _MASK_SHARE, generator) for _ in range(_DRAWS)]
-    asked = sum(int((batch.labels != NOT_ASKED).sum()) for batch in batches)
+    predicted = sum(int((batch.labels != NOT_ASKED).sum()) for batch in batches)
     total = 0.0
     optimizer.zero_grad(set_to_none=True)
     for batch in batches:
         logits, labels = _predict(model, batch)
-        loss = F.cross_entropy(logits, labels, reduction="sum") / asked
+        loss = F.cross_entropy(logits, labels, reduction="sum") / predicted
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
     # The norm is not finite where any gradient is not: one look at it checks them all.

@@ -1,4 +1,4 @@
-"""All-gather whose backward is exact, and its counterpart for constants.
+"""All-gather whose backward is exact.
 
 With local anchors against gathered candidates, the mean over local anchors as loss
 and gradients averaged over processes (as DistributedDataParallel does), every weight
@@ -30,12 +30,6 @@ def gather_with_grad(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_
         return tensor
     gathered: Tensor = _AllGather.apply(tensor)  # type: ignore[no-untyped-call]
     return gathered
-
-
-@torch.no_grad()
-def gather_constant(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
-    """Join a tensor of ids, eta or claims over all processes, in rank order, without gradient."""
-    return tensor.detach() if _world_size() == 1 else _all_gather(tensor)
 
 
 def positive_columns(rows: int, device: torch.device) -> Shaped[Tensor, " rows"]:

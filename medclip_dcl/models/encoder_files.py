@@ -111,7 +111,7 @@ def load_model(folder: Path, config: PreTrainedConfig) -> tuple[Any, tuple[str, 
         )
     try:
         with _quiet():
-            model, found = AutoModel.from_pretrained(
+            model, loading = AutoModel.from_pretrained(
                 folder,
                 config=config,
                 local_files_only=True,
@@ -125,20 +125,20 @@ def load_model(folder: Path, config: PreTrainedConfig) -> tuple[Any, tuple[str, 
             f"weights of {folder} cannot be read as {config.model_type}; its config.json and its "
             "model.safetensors must be of one release"
         ) from error
-    lost = sorted(key for key in found["missing_keys"] if not key.startswith(FRESH))
-    left = sorted(key for key in found["unexpected_keys"] if not key.startswith(HEADS))
+    lost = sorted(key for key in loading["missing_keys"] if not key.startswith(FRESH))
+    left = sorted(key for key in loading["unexpected_keys"] if not key.startswith(HEADS))
     if lost or left:
         raise CheckpointError(
             f"weights of {folder}: {len(lost)} missing {tuple(lost[:3])}, {len(left)} unknown "
             f"{tuple(left[:3])}; give weights of the architecture that config.json describes"
         )
-    return model, tuple(sorted(found["unexpected_keys"]))
+    return model, tuple(sorted(loading["unexpected_keys"]))
 
 
 def plain_tree(config: PreTrainedConfig) -> dict[str, Any]:
     """Return an encoder's own fields that differ from its class's, `model_type` with them."""
-    tree, known = config.to_diff_dict(), own_fields(config.model_type)
-    return {name: tree[name] for name in tree if name in known} | {"model_type": config.model_type}
+    tree, fields = config.to_diff_dict(), own_fields(config.model_type)
+    return {name: tree[name] for name in tree if name in fields} | {"model_type": config.model_type}
 
 
 def _normalisation(folder: Path) -> tuple[tuple[float, float], ...]:
@@ -256,14 +256,14 @@ def describe_text(
             pooling = config.classifier_pooling
         if (file := folder / "1_Pooling" / CONFIG).is_file():
             tree = read_json(file)
-            said = [name for name, is_on in tree.items() if is_on is True]
-            words = (*said, str(tree.get("pooling_mode")))
-            found = [_POOLINGS[word] for word in words if word in _POOLINGS]
-            if len(found) != 1:
+            modes = [name for name, is_on in tree.items() if is_on is True]
+            words = (*modes, str(tree.get("pooling_mode")))
+            poolings = [_POOLINGS[word] for word in words if word in _POOLINGS]
+            if len(poolings) != 1:
                 raise CheckpointError(
                     f"{file} asks for a pooling that is not known here; set model.text.pooling"
                 )
-            pooling = found[0]
+            pooling = poolings[0]
     longest = [settings.max_tokens, config.max_position_embeddings, tokenizer.model_max_length]
     if config.model_type in _OFFSET_POSITIONS:
         longest[1] -= config.pad_token_id + 1

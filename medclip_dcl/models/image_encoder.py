@@ -150,8 +150,8 @@ def _build_own_map(settings: ImageEncoderConfig) -> nn.Module:
 
 
 def _last_map(backbone: nn.Module, pixels: Tensor) -> Tensor:
-    found = backbone(pixels)
-    features: Tensor = found if isinstance(found, Tensor) else found.feature_maps[-1]
+    answer = backbone(pixels)
+    features: Tensor = answer if isinstance(answer, Tensor) else answer.feature_maps[-1]
     return features
 
 

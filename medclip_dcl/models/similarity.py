@@ -160,23 +160,23 @@ class _PairScores(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, y: Tensor, settings: SimilarityConfig, images: int) -> Tensor:
         parts = [_pair_scores(block, y, settings) for block in torch.split(x, images)]
         # h is the largest tensor of a step: where it is too large to keep, it is computed twice.
-        kept = parts if len(y) * x.shape[:2].numel() <= _LARGEST_KEPT else []
-        ctx.save_for_backward(x, y, *(tensor for part in kept for tensor in part[1:]))
+        saved = parts if len(y) * x.shape[:2].numel() <= _LARGEST_KEPT else []
+        ctx.save_for_backward(x, y, *(tensor for part in saved for tensor in part[1:]))
         ctx.settings, ctx.images = settings, images
         return torch.cat([part[0] for part in parts], dim=1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, df: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        x, y, *kept = ctx.saved_tensors
+        x, y, *saved = ctx.saved_tensors
         settings, share = ctx.settings, _LOCAL_SHARE[ctx.settings.kind]
         dx, dy = x.new_empty(x.shape), torch.zeros_like(y)
         blocks = torch.split(x, ctx.images)
-        each = len(kept) // len(blocks)
+        each = len(saved) // len(blocks)
         for number, (block, dblock) in enumerate(
             zip(blocks, torch.split(dx, ctx.images), strict=True)
         ):
-            part = kept[number * each : (number + 1) * each]
+            part = saved[number * each : (number + 1) * each]
             p, *attention = part or _pair_scores(block, y, settings)[1:]
             dfs = df[:, number * ctx.images :][:, : len(block)]
             rows, drows = block.reshape(-1, x.shape[2]), dblock.view(-1, x.shape[2])

@@ -138,7 +138,7 @@ def read_start(settings: ModelConfig, image: Path | None, text: Path, *, whole: 
         pair = read_checkpoint(text)
     config = read_text_config(text) if pair is None else pair.text_config
     tokenizer = read_tokenizer(text, config)
-    said, update = settings.text, dict[str, Section]()
+    text_settings, update = settings.text, dict[str, Section]()
     if pair is None:
         update["image"] = describe_image(settings.image, image)
     else:
@@ -147,8 +147,8 @@ def read_start(settings: ModelConfig, image: Path | None, text: Path, *, whole: 
         if pair.family == "biovil":  # its maps have two layers
             space["kind"] = "biovil"
         update["similarity"] = settings.similarity.model_copy(update=space)
-        said = said.model_copy(update=dict(pair.text_settings))
-    update["text"] = describe_text(said, config, tokenizer, text)
+        text_settings = text_settings.model_copy(update=dict(pair.text_settings))
+    update["text"] = describe_text(text_settings, config, tokenizer, text)
     return Start(settings.model_copy(update=update), config, tokenizer, image, text, pair)
 
 

@@ -149,9 +149,9 @@ def start_of(settings: ModelConfig, image: Path | None, text: Path) -> Start:
     from medclip_dcl.inference.model_package import read_model_package
 
     saved = read_model_package(text)
-    asked = {name: getattr(settings, name) for name in ("pretrained", "lora")}
+    own_start = {name: getattr(settings, name) for name in ("pretrained", "lora")}
     # A package brings its own sizes; where it is from, and the adapters, are of this run.
-    own = saved.config.model.model_copy(update=asked)
+    own = saved.config.model.model_copy(update=own_start)
     with saved.text_folder() as folder:
         config = packaged_text_config(folder)
         tokenizer = read_tokenizer(folder, config)
