@@ -17,7 +17,7 @@ $(RUNTIME): requirements.lock pyproject.toml setup.py
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
 	$(PIP) --no-build-isolation --editable '.[all,fast]'
-	$(BIN)/medclip schema >configs/schema.json
+	$(BIN)/medclip --schema >configs/schema.json
 	touch $@
 
 $(INSTALLED): $(RUNTIME) hospital/pyproject.toml

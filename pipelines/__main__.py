@@ -52,7 +52,6 @@ RunName = Annotated[
         help="Give the run a folder of its own, FOLDER-NAME, that begins with the first's data.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Write errors alone.")]
 
 
 COMMANDS = {
@@ -93,7 +92,6 @@ def _run(
     name: RunName = "",
     force: ForcedStages = None,
     replace: Replace = False,
-    quiet: Quiet = False,
     log: Log = None,
 ) -> int:
     """Run every stage of a config; what is valid already is reused.
@@ -103,7 +101,7 @@ def _run(
     from .run import run_config
 
     set_log(log)
-    return run_config(config, overrides, name=name, force=force or (), replace=replace, quiet=quiet)
+    return run_config(config, overrides, name=name, force=force or (), replace=replace)
 
 
 def _train(
@@ -147,7 +145,11 @@ def _serve(
 
 
 def config_schema() -> dict[str, Any]:
-    """Make the schema of a config's file, with the meaning and the default of every setting."""
+    """Make the JSON schema of a config, by which an editor completes and checks its YAML.
+
+    `make` writes `configs/schema.json`, and the first line of every config names it. What a schema
+    cannot say, such as which settings exclude each other, `medclip run` still checks.
+    """
     from .config import Config
 
     tree = Config.model_json_schema()
@@ -160,21 +162,7 @@ def config_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree}
 
 
-def _schema() -> int:
-    """Print the JSON schema of a config, by which an editor completes and checks its YAML.
-
-    `make` writes `configs/schema.json`, and the first line of every config names it. A config of
-    your own anywhere else names its copy the same way: `# yaml-language-server:
-    $schema=schema.json`. What a schema cannot say, such as which settings exclude each other,
-    `medclip run` still checks.
-    """
-    print(json.dumps(config_schema(), indent=1, ensure_ascii=False))
-    return 0
-
-
-_OWN: dict[str, Callable[..., int]] = {
-    "run": _run, "train": _train, "serve": _serve, "schema": _schema,
-}  # fmt: skip
+_OWN: dict[str, Callable[..., int]] = {"run": _run, "train": _train, "serve": _serve}
 
 
 def _show_version(wanted: bool) -> None:
@@ -183,10 +171,25 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _show_schema(wanted: bool) -> None:
+    if wanted:
+        print(json.dumps(config_schema(), indent=1, ensure_ascii=False))
+        raise typer.Exit
+
+
 def _options(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema",
+            callback=_show_schema,
+            is_eager=True,
+            help="Print the JSON schema of a config, by which an editor completes and checks it.",
+        ),
     ] = False,
 ) -> None:
     """Train, evaluate and serve medical image-text models. Research use only."""

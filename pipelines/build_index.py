@@ -42,7 +42,6 @@ def build_index(job: Job) -> None:
             read_table(texts.path, sentences.SENTENCES),
             findings_of(read_table(claims.path, labels.REPORT_CLAIMS), _labels(studies)),
             images,
-            settings.splits,
         )
         predictor = load(model.path, engine=inference.engine, precision=inference.precision)
         require_fit(prepared_artifact, predictor.config.images)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from medclip_dcl.core.artifact import Artifact, make_fingerprint, open_artifact, remove_retired
 from medclip_dcl.core.artifact_writer import ArtifactWriter, write_artifact
@@ -15,8 +15,7 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.records import stamp_files
 from medclip_dcl.data.source_settings import LABEL_CODES
 from medclip_dcl.data.sources import readers
-from medclip_dcl.data.table_columns import clean_id, take_rows
-from medclip_dcl.data.table_files import read_any
+from medclip_dcl.data.table_files import clean_id, read_any, take_rows
 from medclip_dcl.synthetic import tree
 from medclip_dcl.text import sentences
 from medclip_dcl.text.boundaries import without_number
@@ -141,6 +140,12 @@ _SIDES = {"": (), "left": ("left",), "right": ("right",), "both": ("left", "righ
 _NORMAL = "no finding"
 
 
+class _Claim(NamedTuple):
+    finding: str
+    state: int | None
+    side: str
+
+
 def read_claims_table(path: Path, fallback_encoding: str = "") -> GivenClaims:
     """Read the claims of a table.
 
@@ -165,27 +170,30 @@ def read_claims_table(path: Path, fallback_encoding: str = "") -> GivenClaims:
             )
         name = named[0]
         key = text_key(without_number(values[name])) if name == "text" else clean_id(values[name])
-        read = _labels_of_row(values, row, path.name)
+        read = _labels(_claim(values, row, path.name))
         before = labels_of[name].get(key)
         labels_of[name][key] = read if before is None else unite((before, read))
     return GivenClaims(labels_of.get("text"), labels_of.get("study_id"))
 
 
-def _labels_of_row(values: Mapping[str, str], row: int, file: str) -> ReportLabels:
-    word, side = values["state"].lower(), values["side"].lower()
-    if word not in LABEL_CODES or side not in _SIDES:
+def _claim(values: dict[str, str], row: int, file: str) -> _Claim:
+    state, side = values["state"].lower(), values["side"].lower()
+    if state not in LABEL_CODES or side not in _SIDES:
         raise StudyError(
             f"row {row} of {file} has no usable state or side; use present, absent or uncertain "
             "(1, 0, -1), and left, right, both or nothing"
         )
-    finding, state = " ".join(values["finding"].split()), LABEL_CODES[word]
-    if not finding or state is None:
+    return _Claim(" ".join(values["finding"].split()), LABEL_CODES[state], side)
+
+
+def _labels(claim: _Claim) -> ReportLabels:
+    if not claim.finding or claim.state is None:
         return SILENT
-    if finding.lower() == _NORMAL:
-        return ReportLabels({}, frozenset(), frozenset(), normal=state == 1)
+    if claim.finding.lower() == _NORMAL:
+        return ReportLabels({}, frozenset(), frozenset(), normal=claim.state == 1)
     own: dict[str, Any] = {"asserted": {}, "negated": frozenset(), "uncertain": frozenset()}
-    if state == 1:
-        own["asserted"] = {finding: frozenset(_SIDES[side])}
+    if claim.state == 1:
+        own["asserted"] = {claim.finding: frozenset(_SIDES[claim.side])}
     else:
-        own["uncertain" if state else "negated"] = frozenset({finding})
+        own["uncertain" if claim.state else "negated"] = frozenset({claim.finding})
     return ReportLabels(**own, normal=False)

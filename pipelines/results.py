@@ -106,6 +106,7 @@ def verify_artifacts(folder: Path) -> None:
 
 
 SAMPLES = 1000
+"""Draws of patients and runs."""
 
 
 def find_runs(text: str) -> list[Path]:
@@ -128,13 +129,11 @@ def find_runs(text: str) -> list[Path]:
     return found
 
 
-def comparison_table(
-    differences: Mapping[str, Difference], runs: tuple[int, int], samples: int
-) -> str:
+def comparison_table(differences: Mapping[str, Difference], runs: tuple[int, int]) -> str:
     """Lay out a line per figure, and the verdict over all; `runs` are those of A and of B."""
     wide = max(map(len, differences), default=0) + 1
     lines = [
-        f"A: {runs[0]} run(s), B: {runs[1]} run(s); {samples} draws of patients and runs; "
+        f"A: {runs[0]} run(s), B: {runs[1]} run(s); {SAMPLES} draws of patients and runs; "
         f"p corrected for {len(differences)} figures",
         f"{'figure':{wide}}{'A':>8}{'B':>8}{'A - B':>9}{'95 % interval':>20}{'p':>8}  verdict",
     ]
@@ -172,8 +171,6 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="RUN_A", help="Folder of a run, or of one config's.")],
     b: Annotated[str, typer.Argument(metavar="RUN_B", help="The same of the other config.")],
     figure: Annotated[list[str] | None, typer.Option(help="This one; may be repeated.")] = None,
-    samples: Annotated[int, typer.Option(min=2, help="Draws of patients and runs.")] = SAMPLES,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     output: Annotated[Path | None, typer.Option("--json", help="File for every number.")] = None,
 ) -> int:
     """Say which of two configs is better, in which figure, and whether other seeds would agree.
@@ -189,10 +186,10 @@ def compare(
         [read_sample_results(open_artifact(path, results.ARTIFACT)) for path in side]
         for side in folders
     ]
-    first, second = measure_sides(sides, samples, np.random.default_rng(seed))
-    differences = compare_sides(first, second, np.random.default_rng(seed), figure or ())
+    first, second = measure_sides(sides, SAMPLES, np.random.default_rng(0))
+    differences = compare_sides(first, second, np.random.default_rng(0), figure or ())
     counts = len(sides[0]), len(sides[1])
-    print(comparison_table(differences, counts, samples), flush=True)
+    print(comparison_table(differences, counts), flush=True)
     if output:
         tree = {name: asdict(item) for name, item in differences.items()}
         write_text(output, json.dumps(tree, indent=1, allow_nan=False) + "\n")

@@ -135,7 +135,7 @@ def weights(
 def _reads_claims(config: "Config") -> bool:
     objective = config.objective
     is_judge = config.train.best_metric == "validation_report_auc"
-    return is_judge or objective.relation != "none" or objective.place_weight > 0
+    return is_judge or objective.relation != "none"
 
 
 def _text(config: "Config") -> str:
@@ -232,7 +232,6 @@ DATA_ARTIFACTS = tuple(
 OWN_WEIGHTS = "${WORK}/image_weights"
 """`model.image.pretrained` of a run that has `pretrain_images` as a stage."""
 TOOLS = {
-    "schema": Command(START, "the JSON schema of a config, for editors", "__main__"),
     "plan": Command(TRAINING, "what a config will take: device, memory, hours, disk", "plan"),
     "check_data": Command(DATA, "what a source holds, its faults and its leaks", "check_data"),
     "sweep": Command(TRAINING, "a grid of settings over several seeds, such as Table 1", "sweep"),

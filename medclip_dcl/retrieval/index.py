@@ -73,14 +73,13 @@ def select_content(
     sentences: pa.Table,
     findings: Mapping[str, Sequence[str]],
     images: PreparedImages,
-    splits: Sequence[str],
 ) -> IndexContent:
-    """Choose the images of the given splits and the distinct sentences of their studies.
+    """List all images and the distinct sentences of their studies.
 
     `findings` come from `findings_of`; a study may be absent. An image of the manifest that was not
     prepared is left out and counted; ConfigError where none is left.
     """
-    wanted = [row for row in manifest.to_pylist() if row["split"] in set(splits)]
+    wanted = manifest.to_pylist()
     rows = []
     for row in sorted(wanted, key=lambda item: item["image_id"]):
         index = images.row_of.get(row["image_id"])
@@ -90,7 +89,7 @@ def select_content(
             row |= facts | {"findings": list(findings.get(row["study_id"], ()))}
             rows.append({column.name: row[column.name] for column in IMAGES.columns})
     if not rows:
-        raise ConfigError(f"index.splits = {list(splits)} holds no prepared image; choose others")
+        raise ConfigError("no image of the manifest is prepared; rerun prepare_images")
     texts, occurrences = _distinct(sentences, {row["study_id"] for row in rows})
     return IndexContent(rows, texts, occurrences, without_pixels=len(wanted) - len(rows))
 

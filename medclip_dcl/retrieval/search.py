@@ -240,7 +240,8 @@ class RetrievalIndex:
                 f"rerun {ARTIFACT.job}"
             )
         similarity = SimilarityConfig.model_validate(artifact.fingerprint["settings"]["similarity"])
-        settings = IndexConfig.model_validate(artifact.fingerprint["settings"]["index"])
+        chosen = artifact.fingerprint["settings"]["index"]  # an earlier version has further ones
+        settings = IndexConfig(**{name: chosen[name] for name in IndexConfig.model_fields})
         studies = Studies(artifact)
         images, texts = len(studies.images), len(studies.texts)
         rows, dim = settings.shard_rows, similarity.dim

@@ -74,7 +74,8 @@ _BONE = r"(?:ribs?|clavicles?|scapulae?|sternum|humerus)\b"
 _FRACTURE = re.compile(
     rf"(?<=\bno[ ])#(?=[ .,;)]|$)|(?<=[a-z] )#s?(?=[ ]*(?:[.,;)]|$))"
     rf"|#[ ]?(?=(?:(?:left|right|[lr]|lt|rt|old|new|heal(?:ed|ing)|multiple|post\w*|ant\w*|lat\w*"
-    rf"|\d[\w,/-]*)\.?[ ]){{1,5}}{_BONE})|#(?={_BONE})|#[ ](?={_BONE}[ ]\S)",
+    rf"|\d[\w,/-]*)\.?[ ]){{1,5}}{_BONE})|#(?={_BONE})|#[ ](?={_BONE}[ ]\S)"
+    r"|#[ ](?=(?:left|right|[lr]|lt|rt)[ ]\d)",
     re.IGNORECASE,
 )
 """The sign in the shorthand of British hospitals: "# R clavicle"."""

@@ -90,7 +90,7 @@ _LIMBS, _TRUNK = (pattern_of(lexicon.TREE["elsewhere"][name]) for name in ("limb
 _LIMB = re.compile(rf"\b{_LIMBS}\b(?! film| view)", re.IGNORECASE)
 _OTHER_PART = re.compile(rf"\b(?:{_LIMBS}|{_TRUNK})\b", re.IGNORECASE)
 _LABELLED = re.compile(
-    r"[ \t]*(?:\(?\d{1,2}[.)][ \t]*|[-*\u2022][ \t]*)?(?P<label>[A-Za-z][A-Za-z ,()-]{0,30}):"
+    r"[ \t]*(?:\(?\d{1,2}[.)][ \t]*|[-*\u2022][ \t]*)?(?P<label>[A-Za-z][A-Za-z ,()'/-]{0,40}):"
 )
 _NUMBERED = re.compile(r"[ \t]*\(?\d{1,2}[.)]")
 _BULLET = re.compile(r"[ \t]*[-*\u2022\u25cf\u25aa\u00b7][ \t]*\w")
@@ -224,6 +224,9 @@ def _is_elsewhere(line: str, before: bool) -> bool:
     if label and before and find_marks(label["label"]):
         return not _names_chest(label["label"])
     head, stop, _ = line.partition(". ")
+    if label and _TITLE.match(label["label"]):  # "X-ray paranasal sinuses: haziness"
+        head = line = label["label"]
+        stop = ""
     exam = _EXAM.match(head)
     is_title = exam or (not stop and not line.rstrip().endswith(".") and _TITLE.match(head))
     if not is_title or _STATES.search(head):
@@ -281,7 +284,7 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
         of_body = any(item.region for item in named)
         if is_apart or of_body or head.isupper() or _ANSWERED.match(line[end:]):
             yield start, start, "findings"  # its label is part of the text: "Pneumothorax: no"
-    elif head.isupper() and len(head) > 2:
+    elif (head.isupper() or _is_title(head)) and len(head) > 2:
         yield start, end, plain
 
 
@@ -335,6 +338,8 @@ def usual_name(heading: str, *, inside: bool = False) -> str:
         return next((name for name in ("impression", "findings") if name in named), named[0])
     listed = plain.split()
     if len(listed) <= _MOST_WORDS:
+        if listed[:1] == ["clinical"] and listed[1:] != ["correlation"]:
+            return "" if inside else "history"  # "Clinical Impression": the referrer's
         for word in (*listed[-1:], *listed[:1]):
             if word in _STRONG:
                 return _USUAL[word]
@@ -364,6 +369,8 @@ def _with_unnamed(part: Part) -> list[Part]:
     if not part.name:
         return [part._replace(section="findings")]
     body = part.body
+    if part.name not in USUAL_NAMES and _states_findings(body):
+        return [part._replace(section="findings")]
     paragraph = _PARAGRAPH.search(body, len(body) - len(body.lstrip()))
     if paragraph and _speaks(body[paragraph.end() :]):
         return _cut(part, paragraph.end())
@@ -374,6 +381,10 @@ def _with_unnamed(part: Part) -> list[Part]:
         if part.name == "examination" and len(cut_sentences(body)) > 1:
             return _cut(part, 0)
     return [part]
+
+
+def _states_findings(body: str) -> bool:
+    return sum(bool(read_claims(sentence)) for sentence in cut_sentences(body)) > 1
 
 
 def _with_rest(part: Part) -> list[Part]:

@@ -48,7 +48,7 @@ class Supervision:
 
 def needs_claims(settings: ObjectiveConfig) -> bool:
     """Return whether an objective reads the claims artifact."""
-    return settings.relation != "none" or settings.place_weight > 0
+    return settings.relation != "none"
 
 
 def read_supervision(
@@ -72,12 +72,6 @@ def read_supervision(
             reports = _labels_in_parts(claims, REPORT_CLAIMS, "study_id", corpus.study_ids)
             codes = [encode_claims(part, findings) for part in reports]
         of_studies["report_codes"] = torch.cat(codes)
-    if settings.place_weight > 0:
-        from medclip_dcl.losses.place import encode_zones
-
-        assert claims is not None
-        texts = _labels_in_parts(claims, SENTENCE_CLAIMS, "text_key", corpus.text_keys)
-        of_texts["zones"] = torch.cat([encode_zones(part) for part in texts])
     if settings.negatives == "remove_labels":
         rows = _label_rows(manifest, corpus.study_ids, _CHEX5)
         present = [[row.get(name) == 1 for name in _CHEX5] for part in rows for row in part]

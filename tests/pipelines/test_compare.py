@@ -29,9 +29,9 @@ def runs(tmp_path_factory):
 def test_two_halves_of_random_models_are_compared_figure_by_figure(runs, tmp_path, capsys):
     output = tmp_path / "told.json"
     sides = [str(runs / side) for side in ("first", "second")]
-    assert main(["compare", *sides, "--samples", "100", "--json", str(output)]) == 0
+    assert main(["compare", *sides, "--json", str(output)]) == 0
     printed = capsys.readouterr().out
-    assert "A: 2 run(s), B: 2 run(s); 100 draws" in printed
+    assert "A: 2 run(s), B: 2 run(s); 1000 draws" in printed
     assert "grounding.miou" in printed
     tree = json.loads(output.read_text(), parse_constant=lambda name: pytest.fail(name))
     item = tree["grounding.miou"]

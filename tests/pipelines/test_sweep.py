@@ -85,11 +85,11 @@ def read_tree(work: Path) -> Tree:
 
 @pytest.fixture(scope="module")
 def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The two points over two seeds, in three slices that do not overlap."""
+    """The two points over two seeds, in two slices that do not overlap."""
     work = shutil.copytree(corpus, tmp_path_factory.mktemp("made") / "work")
     arguments = arguments_of(work, TWO)
-    slices = ("--points", "0"), ("--points", "1", "--seeds", "0"), ("--points", "1", "--seeds", "1")
-    for part, runs in zip(slices, (2, 3, 4), strict=True):
+    slices = ("--points", "0"), ("--points", "1")
+    for part, runs in zip(slices, (2, 4), strict=True):
         assert not (work / FOLDER / "little" / FIGURES).exists()
         assert main(["sweep", *arguments, *part]) == 0
         assert len(notes_of(work)) == runs  # of each slice alone
@@ -157,13 +157,15 @@ def test_a_run_without_its_note_goes_on_and_a_changed_one_is_made_again(made, ca
     assert '"runs": 1, "done": 0' in capsys.readouterr().out
 
 
-def test_the_value_that_is_best_on_validation_gets_the_other_seeds(corpus, tmp_path):
+def test_the_value_that_is_best_on_validation_gets_the_other_seeds(corpus, tmp_path, capsys):
     work, metric = shutil.copytree(corpus, tmp_path / "work"), "validation_report_auc"
     rows = {"tuned": {"tune": {"eta.constant": [0.0, 0.1]}, "seeds": [4, 2]}}
+    rows["tuned"] |= {"title": "theirs", "published": {"signed CNR": 1.46}}
     arguments = arguments_of(work, ROWS | {"rows": rows, "judge": metric})
-    assert main(["sweep", *arguments, "--seeds", "4"]) == 0
-    assert not (work / FOLDER / "little" / FIGURES).exists()
     assert main(["sweep", *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert "theirs" in shown
+    assert "(1.46)" in shown
     (row,) = read_tree(work)["points"]
     scores = row["tuned"]["scores"]
     assert list(scores) == ["constant=0.0", "constant=0.1"]
@@ -199,22 +201,6 @@ def test_a_run_that_fails_is_named_and_its_exit_code_is_passed_on(corpus, tmp_pa
     assert main(["sweep", *arguments_of(work, grid)]) == 4  # the corpus has no likelihoods
     assert "dcl_lm/seed-0 ended with exit code 4" in capsys.readouterr().err
     assert "likelihoods" in (work / FOLDER / "little/dcl_lm/seed-0" / LOG).read_text()
-
-
-def test_a_given_model_is_evaluated_once_and_published_figures_stand_in_brackets(
-    corpus: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    work = shutil.copytree(corpus, tmp_path / "work")
-    given = {"settings": {"evaluate.adapter.model": "tests.support.clip:build"}, "title": "theirs"}
-    rows = {"given": given | {"published": {"signed CNR": 1.46}}}
-    assert main(["sweep", *arguments_of(work, ROWS | {"rows": rows, "seeds": [0, 1]})]) == 0
-    (point,) = read_tree(work)["points"]
-    assert point["seeds"] == [0]
-    assert "one run" in point["figures"]["signed CNR"]["reason"]
-    assert not (work / FOLDER / "little/given/seed-0/model").exists()
-    shown = capsys.readouterr().out
-    assert "theirs" in shown
-    assert "(1.46)" in shown
 
 
 def test_runs_go_over_the_visible_gpus_and_one_of_many_has_one_thread(tmp_path, monkeypatch):
@@ -277,7 +263,7 @@ def test_a_grid_that_cannot_run_is_refused_first(tmp_path, grid, words, capsys):
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("part", [("--points", "7"), ("--points", "a=9"), ("--seeds", "5")])
+@pytest.mark.parametrize("part", ["7", "a=9"])
 def test_a_slice_that_names_something_else_is_refused(made, part, capsys):
-    assert main(["sweep", *arguments_of(made, TWO), *part]) == 2
-    assert f"{part[0]} names ['{part[1]}']; choose among" in capsys.readouterr().err
+    assert main(["sweep", *arguments_of(made, TWO), "--points", part]) == 2
+    assert f"--points names ['{part}']; choose among" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from medclip_dcl.core.errors import StudyError
-from medclip_dcl.data.table_columns import clean_id, read_rows, would_join
+from medclip_dcl.data.table_files import clean_id, read_rows, would_join
 
 ROWS = [{"id": "007", "text": "one\ntwo"}, {"id": "8", "text": None}]
 WANT = {"id": ["007", "8"], "text": ["one\ntwo", ""]}
