@@ -22,10 +22,9 @@ from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta as eta_cache
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.settings import HEADS
-from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.dual_encoder import DualEncoder, add_adapters, build_dual_encoder
 from medclip_dcl.models.encoder_files import describe_image
 from medclip_dcl.models.image_encoder import CHANNELS
-from medclip_dcl.models.lora import add_adapters
 from medclip_dcl.models.pretrained import fetch_weights, weights_file
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.dataset import ImageTextBatch

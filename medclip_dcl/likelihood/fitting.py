@@ -209,14 +209,17 @@ def fit_model(
     optimizer = _optimizer(model, settings.learning_rate)
     first = file.read(model, optimizer) if file else 0
     last, due = 0.0, 0.0
+    devices = [model.device] if model.device.type == "cuda" else []
     model.train()
     with (
-        torch.random.fork_rng(devices=_devices(model)),
+        torch.random.fork_rng(devices=devices),
         Progress("fit language model", settings.steps, "step", first) as bar,
     ):
         for step in range(first, settings.steps):
-            generator = torch.Generator().manual_seed(_step_seed(seed, step))
-            torch.manual_seed(_step_seed(seed, step))  # dropout draws from the global state
+            # Up to a million steps no two seeds share a step's own.
+            own_seed = (seed * 1_000_003 + step) % (1 << 62)
+            generator = torch.Generator().manual_seed(own_seed)
+            torch.manual_seed(own_seed)  # dropout draws from the global state
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * _decay(step, settings)
             last = _step(model, optimizer, corpus, settings, generator)
@@ -304,15 +307,6 @@ def _decay(step: int, settings: LanguageModelConfig) -> float:
     return min((step + 1) / warmup, (settings.steps - step) / max(1, settings.steps - warmup))
 
 
-def _step_seed(seed: int, step: int) -> int:
-    # Up to a million steps no two seeds share one.
-    return (seed * 1_000_003 + step) % (1 << 62)
-
-
-def _devices(model: BertForMaskedLM) -> list[torch.device]:
-    return [model.device] if model.device.type == "cuda" else []
-
-
 def _card(facts: Mapping[str, Any], settings: Mapping[str, Any], began: str) -> str:
     # Counts and scalars of the run, no texts; equal arguments give equal cards. Empty settings: it
     # was not fitted here; empty `began`: from random weights.
@@ -339,7 +333,8 @@ def fit_language_model(
         TrainingError: the loss is not finite.
     """
     torch.set_num_threads(settings.threads or available_cores())
-    rows = _training_rows(source)
+    table = read_table(source.path, sentences.SENTENCES, ["study_id", "split", "text"])
+    rows = [(row["study_id"], row["text"]) for row in table.to_pylist() if row["split"] == "train"]
     texts = [text for study, text in rows if not _is_held_out(study)]
     loaded = load_language_model(pretrained) if pretrained else _small_bert(texts, settings, seed)
     corpus, unseen, dropped = _corpora(loaded, rows)
@@ -393,13 +388,6 @@ def _write(
 ) -> None:
     save_language_model(loaded.model, loaded.tokenizer, folder)
     write_text(folder / CARD, _card(facts, settings, began))
-
-
-def _training_rows(source: Artifact) -> list[tuple[str, str]]:
-    # Report and text of every sentence of the training split.
-    table = read_table(source.path, sentences.SENTENCES, ["study_id", "split", "text"])
-    rows = [row for row in table.to_pylist() if row["split"] == "train"]
-    return [(row["study_id"], row["text"]) for row in rows]
 
 
 def _is_held_out(study_id: str) -> bool:

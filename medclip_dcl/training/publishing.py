@@ -31,9 +31,9 @@ from medclip_dcl.inference.model_package import (
 )
 from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.inference.zero_shot import prompt_levels, prompt_texts
+from medclip_dcl.models.dual_encoder import merged
 from medclip_dcl.models.encoder_files import plain_tree
 from medclip_dcl.models.image_encoder import preprocessing_facts
-from medclip_dcl.models.lora import merged
 from medclip_dcl.models.text_encoder import BERT_FIELDS
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.corpus import Corpus

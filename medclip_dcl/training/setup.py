@@ -16,11 +16,15 @@ from torch import Tensor, nn
 from medclip_dcl.core.artifact import HEADER, Artifact
 from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.models.encoder_files import packaged_text_config, read_tokenizer
+from medclip_dcl.models.dual_encoder import DualEncoder, add_adapters, build_dual_encoder
+from medclip_dcl.models.encoder_files import (
+    Start,
+    packaged_text_config,
+    read_start,
+    read_tokenizer,
+)
 from medclip_dcl.models.pretrained import LoadReport
 from medclip_dcl.models.settings import ModelConfig
-from medclip_dcl.models.towers import Start, read_start
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.corpus import Corpus, TokenTable, read_corpus
 from medclip_dcl.training.dataset import ImageTextDataset
@@ -184,8 +188,6 @@ def _build_encoder(
     for part, report in start.fill(encoder).items():
         say(weights=part, layout=report.layout, **report.counts)
     if config.model.lora:  # after the weights, whose keys adapters change
-        from medclip_dcl.models.lora import add_adapters
-
         layers = add_adapters(encoder, config.model.lora, config.seed)
         say(lora_ranks=config.model.lora, lora_layers=layers)
     if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
