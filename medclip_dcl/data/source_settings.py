@@ -63,7 +63,7 @@ class SourceConfig(Section):
     findings: Annotated[tuple[str, ...], Field(min_length=1)] = LABELS
     """Names of the labels of the source, in order; CheXpert's by default. Every prompt of an
     evaluation names one of them. Reports are read for CheXpert's findings whatever stands here, and
-    `relation: labels` and `eta.source: labels` use those labels that both know."""
+    `relation: labels` uses those labels that both know."""
     prefix_strip: str = ""
     """What is cut off from the beginning of image paths in a table, such as `../deid_png/`."""
     box_form: Literal["", "xywh", "xyxy", "xywh_fraction", "xyxy_fraction"] = ""

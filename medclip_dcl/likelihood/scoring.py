@@ -151,10 +151,8 @@ def score_header(
 def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
     """Raise ArtifactStale, naming each setting that differs from those of a `score_header`."""
     settings = artifact.fingerprint["settings"]
-    shared = settings.keys() & header.keys()
-    differences = fingerprint_changes(
-        *({name: tree[name] for name in sorted(shared)} for tree in (settings, header))
-    )
+    then = {name: settings[name] for name in header if name in settings}
+    differences = fingerprint_changes(then, {name: header[name] for name in then})
     if differences:
         raise ArtifactStale(
             f"the likelihoods were scored with other settings ({'; '.join(differences)}); rerun "

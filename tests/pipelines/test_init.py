@@ -102,7 +102,6 @@ def test_reports_that_are_not_english_get_an_objective_without_claims(tmp_path, 
     assert main(["init", str(table), "--yes"]) == 0
     config = load_config(Path("t.yaml"))
     assert (config.objective.kind, config.objective.relation) == ("infonce", "none")
-    assert config.eta.fit == "none"
 
 
 def write_rows(folder: Path, header: str, rows: list[str]) -> Path:
