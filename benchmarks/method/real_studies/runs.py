@@ -3,12 +3,10 @@
     TEST_DATA=FOLDER python -m benchmarks.method.real_studies.runs --jobs FILE [--work FOLDER]
 
 does the jobs of a file, one a line: row, folds, seed. What is in the log is not done again, and a
-run that was killed is done again from its start. `--once` does the first job that is missing, and
-exits with 3 where none is.
+run that was killed is done again from its start.
 """
 
 import argparse
-import importlib
 import json
 import os
 import shutil
@@ -22,8 +20,8 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.method.real_studies.losses import CHANGES, ClassifierHead
-from benchmarks.method.real_studies.questions import ask, ask_head
+from benchmarks.method.real_studies.losses import CHANGES, Classifier
+from benchmarks.method.real_studies.questions import ask, ask_classifier
 from benchmarks.method.real_studies.studies import HERE, Fold, read_folds, read_patients
 from benchmarks.method.real_studies.styles import rewritten
 from benchmarks.record import commit, machine
@@ -39,7 +37,7 @@ from medclip_dcl.training.publishing import package_model
 from medclip_dcl.training.setup import TrainInputs, set_up
 from medclip_dcl.training.trainer import run as train
 from medclip_dcl.training.validation import evaluating
-from pipelines.job import Job
+from pipelines.job import Job, main_of
 
 LOG = HERE.parents[1] / "results" / "real_studies_mates.jsonl"
 ROWS: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "rows.yaml").read_text(encoding="utf-8"))[
@@ -47,7 +45,6 @@ ROWS: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "rows.yaml").read_text(
 ]
 _STAGES = (manifest, prepared, sentences, claims, masked_lm, scoring)
 """Artifacts of a fold, in the order in which they are made; the last for the paper's eta alone."""
-_NOTHING_LEFT = 3
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def prepare(fold: Fold, shared: Fold, kinds: Sequence[Any]) -> None:
 def _do(stage: str, config: Any, file: Path) -> None:
     tree = config.model_dump(mode="json")
     file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-    code = importlib.import_module(f"pipelines.{stage}").main(["--config", str(file)])
+    code = main_of(stage)(["--config", str(file)])
     if code:
         raise SystemExit(code)
 
@@ -101,6 +98,8 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     row, fold = ROWS[run.row], folds[run.fold]
     if style := row.get("style"):
         fold = fold.rewritten(style, [rewritten(patient, style) for patient in fold.training])
+    if steps := row.get("language_model_steps"):
+        fold = fold.varied(f"lm{steps}", f"language_model.steps={steps}")
     kinds = _STAGES if row.get("likelihoods") else _STAGES[:-1]
     prepare(folds[0], folds[0], _STAGES[:4])
     prepare(fold, folds[0], kinds)
@@ -117,30 +116,30 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     opened = job.open_inputs(verify=False)
     inputs = TrainInputs(**opened.values)
     inputs = replace(inputs, claims=job.open(claims.ARTIFACT, verify=False))
-    setup = set_up(TrainingConfig.of(config), inputs, accelerator, folder, print_line)
+    setup = set_up(TrainingConfig.of(config), inputs, accelerator, print_line)
     if "change" in row:
         setup = CHANGES[row["change"]](setup, fold, **row.get("with", {}))
-    is_alone = isinstance(setup.objective, ClassifierHead) and setup.objective.is_alone
+    has_texts = not isinstance(setup.objective, Classifier)
     store = CheckpointStore(folder / "checkpoints", {"run": run.name})
     with store.locked():
         result = train(
             setup.data,
             setup.encoder,
             setup.objective,
-            replace(setup.hooks, validate=None) if is_alone else setup.hooks,
+            setup.hooks if has_texts else replace(setup.hooks, validate=None),
             settings=setup.config.train,
             seed=setup.config.seed,
             accelerator=accelerator,
             store=store,
         )
-    trained = time.process_time() - began
+    if not result.finished:  # a run that was told to stop has no figures
+        raise SystemExit(
+            f"{run.row} of fold {run.fold} was stopped; it is done again from its start"
+        )
+    train_cpu_s = time.process_time() - began
     with evaluating(setup.encoder), torch.inference_mode():
-        figures = ask_head(setup, fold) if is_alone else ask(setup, inputs, fold)
-        if isinstance(setup.objective, ClassifierHead) and not is_alone:
-            figures["head"] = ask_head(setup, fold)
-        if not is_alone and setup.validation and setup.validation.metrics:
-            figures["validation"] = setup.validation.metrics(setup.encoder, accelerator.device)
-    if not is_alone and "change" not in row and run.fold == run.seed == 0:
+        figures = ask(setup, inputs, fold) if has_texts else ask_classifier(setup, fold)
+    if "change" not in row and run.fold == run.seed == 0:
         job.make(
             model_package.ARTIFACT,
             {"row": run.row, "seed": run.draw},
@@ -148,7 +147,7 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
             lambda writer: package_model(writer.directory, config, inputs, setup, result),
         )
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    spent = {"cpu_s": time.process_time() - began, "train_cpu_s": trained}
+    spent = {"cpu_s": time.process_time() - began, "train_cpu_s": train_cpu_s}
     return {
         "run": run.name,
         "commit": commit(),
@@ -193,7 +192,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("runs/real_studies"))
     parser.add_argument("--log", type=Path, default=LOG)
-    parser.add_argument("--once", action="store_true", help="do one job")
     options = parser.parse_args(argv)
     if "TEST_DATA" not in os.environ:
         parser.error("TEST_DATA is not set: there are no studies")
@@ -204,9 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = do_run(folds, waiting[0], options.work)
         with options.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
-        if options.once:
-            return 0
-    return _NOTHING_LEFT
+    return 0
 
 
 if __name__ == "__main__":
