@@ -5,8 +5,7 @@ Fields that a newer service adds are ignored by an older client.
 
 from base64 import b64decode, b64encode
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -16,27 +15,13 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
     import numpy as np
 
     from medclip_dcl.data.grayscale import SquareImage
-    from medclip_dcl.inference.grounding import Grounding
-    from medclip_dcl.inference.heads import Head, HeadScore
+    from medclip_dcl.inference.heads import Head
     from medclip_dcl.inference.model_package import FindingCalibration
-    from medclip_dcl.inference.prompts import Finding
-    from medclip_dcl.inference.zero_shot import FindingScore
-    from medclip_dcl.retrieval.search import Hit
-
-
-class AnsweringModel(Protocol):
-    """What answers need of a `Predictor`, which makes them."""
-
-    digest: str
-    engine: Any
-
-    def is_out_of_range(self, pixels: "np.ndarray") -> bool:
-        """Whether an image is unlike those of training."""
+    from medclip_dcl.inference.predictor import Predictor
 
 
 _LOW_CONTRAST = 12.0
 _ODD_SHAPE = 2.0
-_DIGITS = 5
 _SHOWN_PX = 320  # longest side of a picture
 
 OUT_OF_RANGE = "out_of_range"
@@ -245,11 +230,6 @@ class Location(Schema):
     box: Rectangle | None
     """Rectangle around the peak at that threshold; null where the peak is below it."""
 
-    @classmethod
-    def of(cls, found: "Grounding") -> "Location":
-        """Put a grounding into words."""
-        return cls(**_located(found))
-
 
 class PhraseAnswer(Location):
     """Answer to one phrase: heatmap, peak and box."""
@@ -258,11 +238,6 @@ class PhraseAnswer(Location):
     """Region-sentence cosines, rows of the grid from the top."""
     percentile: float | None = None
     """Share of the images in the model's bank that answer the phrase less, %; null: no bank."""
-
-    @classmethod
-    def of(cls, found: "Grounding") -> "PhraseAnswer":
-        """Put a grounding into words."""
-        return cls(grid=_rounded(found.grid), percentile=found.percentile, **_located(found))
 
 
 class Code(Schema):
@@ -309,31 +284,17 @@ class FindingAnswer(Schema):
     code: Code | None = None
     """What the finding is called in a coding scheme; null where the model has none for it."""
 
-    @classmethod
-    def of(
-        cls,
-        score: "FindingScore",
-        finding: "Finding",
-        found: "Grounding | None",
-        *,
-        out_of_range: bool = False,
-    ) -> "FindingAnswer":
-        """Put a score into words, and where the finding is seen."""
-        return cls(
-            name=score.name,
-            score=score.score,
-            margin=score.margin,
-            decision=score.is_present,
-            offset=score.offset,
-            threshold=score.threshold,
-            percentile=score.percentile,
-            # Fitted to images like those of training, a curve holds for no others.
-            probability=None if out_of_range else score.probability,
-            probability_note=OUT_OF_RANGE_NOTE if out_of_range else score.note,
-            heatmap=None if found is None else _rounded(found.grid),
-            where=None if found is None else Location.of(found),
-            code=None if finding.code is None else Code(**vars(finding.code)),
-        )
+    def about(self, place: PhraseAnswer | None, *, out_of_range: bool) -> "FindingAnswer":
+        """Add where the finding is seen, and take the probability of an image out of range away."""
+        seen: dict[str, Any] = {}
+        if place is not None:
+            where = Location(**place.model_dump(include=set(Location.model_fields)))
+            seen = {"heatmap": place.grid, "where": where}
+        return self.model_copy(update=seen | (_UNLIKE if out_of_range else {}))
+
+
+# Fitted to images like those of training, a curve holds for no others.
+_UNLIKE = {"probability": None, "probability_note": OUT_OF_RANGE_NOTE}
 
 
 class HeadAnswer(Schema):
@@ -356,19 +317,6 @@ class HeadAnswer(Schema):
     probability_note: str
     """Why the probability is null; empty where it is not."""
 
-    @classmethod
-    def of(cls, score: "HeadScore", *, out_of_range: bool) -> "HeadAnswer":
-        """Put a head's answer into words."""
-        return cls(
-            name=score.name,
-            kind=score.kind,
-            score=score.score,
-            threshold=score.threshold,
-            decision=score.is_present,
-            probability=None if out_of_range else score.probability,
-            probability_note=OUT_OF_RANGE_NOTE if out_of_range else score.note,
-        )
-
 
 class ClassifyAnswer(Answer):
     """Answer of `/classify`."""
@@ -389,24 +337,23 @@ class ClassifyAnswer(Answer):
     @classmethod
     def of(
         cls,
-        model: "AnsweringModel",
+        model: "Predictor",
         image: "SquareImage",
-        scores: "Sequence[FindingScore]",
-        findings: "Sequence[Finding]",
-        found: "Sequence[Grounding] | None",
-        heads: "Sequence[HeadScore]" = (),
+        findings: "Sequence[FindingAnswer]",
+        groundings: "Sequence[PhraseAnswer] | None",
+        heads: "Sequence[HeadAnswer]" = (),
     ) -> "ClassifyAnswer":
-        """Put the scores of findings on an image into words; `found`: where, if asked for."""
-        places: Sequence[Grounding | None] = found or [None] * len(scores)
+        """Answer about an image; `groundings`: where its findings are seen, if asked for."""
+        places: Sequence[PhraseAnswer | None] = groundings or [None] * len(findings)
         is_beyond = model.is_out_of_range(image.pixels)
         return cls(
             model=model.digest,
             image=ImageFacts.of(image, out_of_range=is_beyond),
             findings=[
-                FindingAnswer.of(score, finding, place, out_of_range=is_beyond)
-                for score, finding, place in zip(scores, findings, places, strict=True)
+                finding.about(place, out_of_range=is_beyond)
+                for finding, place in zip(findings, places, strict=True)
             ],
-            heads=[HeadAnswer.of(head, out_of_range=is_beyond) for head in heads],
+            heads=[head.model_copy(update=_UNLIKE if is_beyond else {}) for head in heads],
             engine=model.engine.name,
             precision=model.engine.precision,
         )
@@ -472,12 +419,11 @@ class GroundAnswer(Answer):
 
     @classmethod
     def of(
-        cls, model: "AnsweringModel", image: "SquareImage", found: "Sequence[Grounding]"
+        cls, model: "Predictor", image: "SquareImage", phrases: "Sequence[PhraseAnswer]"
     ) -> "GroundAnswer":
-        """Put the groundings of phrases on an image into words."""
+        """Answer about an image, of which `phrases` say where each is seen."""
         facts = ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels))
-        phrases = [PhraseAnswer.of(item) for item in found]
-        return cls(model=model.digest, image=facts, phrases=phrases)
+        return cls(model=model.digest, image=facts, phrases=list(phrases))
 
     def about(self, phrases: "Sequence[str]") -> Self:
         """Keep what was asked, to be shown."""
@@ -552,11 +498,11 @@ class EmbedAnswer(Schema):
         import numpy as np
 
         if self.base64 is None:
-            found = np.full(self.shape, np.nan, self.dtype)
+            filled = np.full(self.shape, np.nan, self.dtype)
             for place, vector in enumerate(self.vectors or ()):
                 if vector is not None:
-                    found[place] = vector
-            return found
+                    filled[place] = vector
+            return filled
         stored = np.dtype(self.dtype).newbyteorder("<")
         numbers = np.frombuffer(b64decode(self.base64), stored)
         return numbers.reshape(self.shape).astype(self.dtype)
@@ -571,25 +517,20 @@ class HitAnswer(Schema):
     """Exact score; higher is closer."""
     texts: list[str]
     """The sentence, or the sentences of the image's study."""
-    studies: int
+    studies: int = 1
     """Studies that say the sentence; 1 for an image."""
-    thumbnail: str | None
+    thumbnail: str | None = None
     """Path of the image's picture, where the index has one."""
-    study_id: str
+    study_id: str = ""
     """Study of the image; empty for a sentence."""
-    subject_id: str
+    subject_id: str = ""
     """Patient of the image; empty for a sentence."""
-    split: str
+    split: str = ""
     """Split of the image; empty for a sentence."""
-    view: str
+    view: str = ""
     """View position of the image; empty for a sentence."""
-    findings: list[str]
+    findings: list[str] = []
     """What the image's report asserts, and labels of other findings; empty for a sentence."""
-
-    @classmethod
-    def of(cls, hit: "Hit", *, has_picture: bool) -> "HitAnswer":
-        """Put a hit into words."""
-        return cls(thumbnail=f"/images/{quote(hit.id)}" if has_picture else None, **vars(hit))
 
 
 class RetrieveAnswer(Schema):
@@ -709,17 +650,3 @@ class FailureAnswer(Schema):
     """What went wrong, in one fixed line."""
     request_id: str
     """Under which the log knows the request."""
-
-
-def _located(found: "Grounding") -> dict[str, Any]:
-    return {
-        "affine": found.affine,
-        "peak": Point(**vars(found.peak)),
-        "threshold": found.threshold,
-        "box": None if found.box is None else Rectangle(**vars(found.box)),
-    }
-
-
-def _rounded(grid: "np.typing.NDArray[Any]") -> list[list[float]]:
-    rows: list[list[float]] = grid.astype(float).round(_DIGITS).tolist()
-    return rows

@@ -1,9 +1,9 @@
 """Every command of `medclip`: the stages of a run in the order of their data, tools, programs.
 
-A new command is a line here and a module of its name, whose `build` is the job of a stage and whose
-`command` is any other's function. What a stage reads is listed here alone, each input next to the
-settings that ask for it: a job opens its inputs by this table, and the fingerprint of what it makes
-has their digests.
+A new command is a line here and a function of its name in the module that the line names: that of
+a stage takes a `Job`, any other the options of its command line. What a stage reads is listed here
+alone, each input next to the settings that ask for it: a job opens its inputs by this table, and
+the fingerprint of what it makes has their digests.
 """
 
 import importlib
@@ -31,10 +31,11 @@ HEADINGS = START, DATA, TRAINING, EVALUATION, SERVING = (
 
 
 class Command(NamedTuple):
-    """A command's heading in the help, and its line."""
+    """A command's heading in the help, its line, and the module that has its function."""
 
     heading: str
     line: str
+    module: str
 
 
 class Input(NamedTuple):
@@ -47,16 +48,14 @@ class Input(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Job of a run: its line in the help, the artifact that it makes, and what it reads."""
+    """Job of a run: as a command's, and the artifact that it makes, and what it reads."""
 
     heading: str
     line: str
+    module: str
     makes: str = ""
     """Name of its artifact; empty: it makes another thing."""
     inputs: tuple[Input, ...] = ()
-    seconds: float = 0.0
-    """What it took of the demo, where it is one of the longer stages: how one stage's time tells
-    that of the others."""
     on_request: bool = False
     """Whether a config without `jobs` leaves it out."""
 
@@ -147,10 +146,6 @@ def _text_weights(config: "Config", open_artifact: "OpenArtifact") -> "tuple[Pat
     return model.path, model
 
 
-def _text_checkpoint(config: "Config") -> str:
-    return _text(config) or config.language_model.pretrained
-
-
 def _prompts(config: "Config", open_artifact: "OpenArtifact") -> tuple[Any, "Artifact | str"]:
     from medclip_dcl.inference.prompts import read_prompts
 
@@ -159,97 +154,69 @@ def _prompts(config: "Config", open_artifact: "OpenArtifact") -> tuple[Any, "Art
     return read_prompts(path), digest
 
 
-def _truth(config: "Config", _open: "OpenArtifact") -> tuple[Any, str]:
-    from medclip_dcl.core.artifact import json_digest
-    from medclip_dcl.core.files import sha256_file
-    from medclip_dcl.core.settings import resolve_path
-    from medclip_dcl.data.records import read_truth, truth_files
-
-    root = resolve_path(config.source.root, config.work)
-    return read_truth(root), json_digest([sha256_file(path) for path in truth_files(root)])
-
-
 _TRAIN = (
     *map(artifact, ("manifest", "prepared", "sentences", "eta_cache")),
     Input("text_weights", _text_weights, _always),
     Input("prompts", _prompts, _always),
     artifact("claims", _reads_claims),
-    Input("truth", _truth, lambda config: config.objective.relation == "truth"),
     weights(
         "image_weights",
         lambda config: config.model.image.pretrained,
         lambda config: bool(config.model.image.pretrained),
     ),
-    weights(
-        "text_checkpoint",
-        _text_checkpoint,
-        lambda config: config.objective.compares_texts and bool(_text_checkpoint(config)),
-    ),
 )
-
-# --- Inputs of eta: its estimate, and what the estimate is fitted to
-
-
-def _fits(config: "Config", *names: str) -> bool:
-    eta = config.eta
-    return eta.source in names or (eta.source == "pll" and eta.fit in names)
-
 
 _ETA = (
     artifact("sentences"),
     artifact("likelihoods", lambda config: config.eta.source == "pll"),
-    artifact("claims", lambda config: _fits(config, "claims", "labels")),
-    artifact("manifest", lambda config: _fits(config, "labels")),
-    file(
-        "table",
-        lambda config: config.eta.table,
-        lambda config: config.eta.source in {"table", "oracle"},
-    ),
+    file("table", lambda config: config.eta.table, lambda config: config.eta.source == "table"),
 )
 
 
 # fmt: off
 STAGES = {
     "generate_studies": Stage(
-        DATA, "draw studies with known truth, in MIMIC-CXR's own shape", "studies",
-        seconds=27, on_request=True),
-    "build_manifest": Stage(DATA, "raw studies -> one row per usable image", "manifest"),
+        DATA, "draw studies with known truth, in MIMIC-CXR's own shape", "data", "studies",
+        on_request=True),
+    "build_manifest": Stage(
+        DATA, "raw studies -> one row per usable image", "build_manifest", "manifest"),
     "prepare_images": Stage(
-        DATA, "DICOM or JPEG -> square 8-bit images", "prepared", (artifact("manifest"),),
-        seconds=7),
-    "split_sentences": Stage(DATA, "reports -> sentences", "sentences", (artifact("manifest"),)),
+        DATA, "DICOM or JPEG -> square 8-bit images", "data", "prepared",
+        (artifact("manifest"),)),
+    "split_sentences": Stage(
+        DATA, "reports -> sentences", "data", "sentences", (artifact("manifest"),)),
     "read_claims": Stage(
-        DATA, "sentences -> findings asserted, negated or hedged", "claims",
+        DATA, "sentences -> findings asserted, negated or hedged", "data", "claims",
         (artifact("sentences"),
          file("claims_table", lambda config: config.claims.table,
               lambda config: bool(config.claims.table)))),
     "fit_language_model": Stage(
-        DATA, "the corpus -> a masked language model", "language_model",
-        (artifact("sentences", lambda config: config.language_model.steps > 0),), seconds=35),
+        DATA, "the corpus -> a masked language model", "eta", "language_model",
+        (artifact("sentences", lambda config: config.language_model.steps > 0),)),
     "score_sentences": Stage(
-        DATA, "each distinct sentence -> its pseudo-log-likelihood", "likelihoods",
-        (artifact("sentences"), artifact("language_model")), seconds=12),
+        DATA, "each distinct sentence -> its pseudo-log-likelihood", "eta", "likelihoods",
+        (artifact("sentences"), artifact("language_model"))),
     "build_eta_cache": Stage(
-        DATA, "likelihood -> eta = min(a * p**k, eta_max)", "eta_cache", _ETA),
+        DATA, "likelihood -> eta = min(a * p**k, eta_max)", "eta", "eta_cache", _ETA),
     "pretrain_images": Stage(
-        TRAINING, "images alone -> weights that the image encoder starts from", "image_weights",
-        on_request=True),
+        TRAINING, "images alone -> weights that the image encoder starts from", "fitting",
+        "image_weights", on_request=True),
     "train": Stage(
-        TRAINING, "images, sentences, eta -> a model; one process or many", "model", _TRAIN,
-        seconds=110),
+        TRAINING, "images, sentences, eta -> a model; one process or many", "train", "model",
+        _TRAIN),
     "calibrate_scores": Stage(
-        TRAINING, "scores -> probabilities, by the validation images", seconds=9),
+        TRAINING, "scores -> probabilities, by the validation images", "fitting"),
     "fit_head": Stage(
-        TRAINING, "labels of your own -> classifiers that the model answers by", on_request=True),
+        TRAINING, "labels of your own -> classifiers that the model answers by", "fitting",
+        on_request=True),
     "evaluate": Stage(
-        EVALUATION, "zero-shot findings, grounding, retrieval", "results", seconds=20),
+        EVALUATION, "zero-shot findings, grounding, retrieval", "evaluate", "results"),
     "write_cards": Stage(
-        SERVING, "the cards without which no model is published", on_request=True),
+        SERVING, "the cards without which no model is published", "pages", on_request=True),
     "build_index": Stage(
-        SERVING, "vectors of all images and sentences, bound to the model", "index",
-        tuple(map(artifact, ("model", "manifest", "prepared", "sentences", "claims"))),
-        seconds=20),
-    "write_report": Stage(EVALUATION, "one page to look at", seconds=9),
+        SERVING, "vectors of all images and sentences, bound to the model", "build_index", "index",
+        tuple(map(artifact, ("model", "manifest", "prepared", "sentences", "claims")))),
+    "write_report": Stage(EVALUATION, "one page to look at", "pages"),
 }
 # fmt: on
 """The jobs in order: what each does, makes and reads."""
@@ -260,24 +227,42 @@ DATA_ARTIFACTS = tuple(
 OWN_WEIGHTS = "${WORK}/image_weights"
 """`model.image.pretrained` of a run that has `pretrain_images` as a stage."""
 TOOLS = {
-    "schema": Command(START, "the JSON schema of a config, for editors"),
-    "plan": Command(TRAINING, "what a config will take: device, memory, hours, disk"),
-    "check_data": Command(DATA, "what a source holds, its faults and its leaks"),
-    "sweep": Command(TRAINING, "a grid of settings over several seeds, such as Table 1"),
-    "compare": Command(EVALUATION, "which of two configs is better, in which figure"),
-    "adopt": Command(SERVING, "a model of a public checkpoint: CLIP, SigLIP, open_clip, BioViL"),
-    "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it"),
-    "push_model": Command(SERVING, "publish a model on a hub, without patients' data or texts"),
+    "plan": Command(TRAINING, "what a config will take: device, memory, hours, disk", "plan"),
+    "check_data": Command(DATA, "what a source holds, its faults and its leaks", "check_data"),
+    "sweep": Command(TRAINING, "a grid of settings over several seeds, such as Table 1", "sweep"),
+    "compare": Command(EVALUATION, "which of two configs is better, in which figure", "results"),
+    "adopt": Command(
+        SERVING, "a model of a public checkpoint: CLIP, SigLIP, open_clip, BioViL", "adopt"
+    ),
+    "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it", "publish"),
+    "push_model": Command(
+        SERVING, "publish a model on a hub, without patients' data or texts", "publish"
+    ),
 }
 """Commands that answer a question; no config runs them by itself."""
 PROGRAMS = {
-    "init": Command(START, "a config for your own table: columns are guessed"),
-    "run": Command(START, "every stage of a config, such as `demo`; what is valid is reused"),
-    "show": Command(START, "the figures of a run, and its report"),
-    "serve": Command(START, "the service and its viewer, on a run's model; else the demo's"),
-    "ask": Command(SERVING, "ask a running service: classify, ground, embed, retrieve"),
+    "init": Command(START, "a config for your own table: columns are guessed", "init"),
+    "run": Command(
+        START, "every stage of a config, such as `demo`; what is valid is reused", "__main__"
+    ),
+    "show": Command(START, "the figures of a run, and its report", "results"),
+    "serve": Command(
+        START, "the service and its viewer, on a run's model; else the demo's", "__main__"
+    ),
+    "ask": Command(SERVING, "ask a running service: classify, ground, embed, retrieve", "ask"),
 }
 """Commands over whole runs and services."""
+LISTED = PROGRAMS | STAGES | TOOLS
+"""Every command by its name."""
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """Import the function of a command, with the module that has it."""
+    module = importlib.import_module(f".{LISTED[name].module}", __package__)
+    function: Callable[..., Any] = getattr(module, name)
+    return function
+
+
 REPORT = "report.html"
 """The page that `write_report` writes into the work folder."""
 

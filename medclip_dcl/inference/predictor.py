@@ -7,20 +7,19 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import CheckpointError, ConfigError, ImageError, QueryError
 from medclip_dcl.data.grayscale import SquareImage, Window, window
-from medclip_dcl.inference.encoders import load_encoders, warn_of_cut_texts
-from medclip_dcl.inference.grounding import Grounding, PhraseGrids, locate
-from medclip_dcl.inference.heads import Head, HeadScore, read_heads
+from medclip_dcl.inference.grounding import PhraseGrids, locate
+from medclip_dcl.inference.heads import Head, read_heads
 from medclip_dcl.inference.input_range import is_out_of_range
 from medclip_dcl.inference.model_package import (
     ARTIFACT,
@@ -36,7 +35,6 @@ from medclip_dcl.inference.model_package import (
 )
 from medclip_dcl.inference.prompts import Finding, parse_prompts
 from medclip_dcl.inference.zero_shot import (
-    FindingScore,
     Levels,
     calibrations_of,
     finding_scores,
@@ -47,9 +45,11 @@ from medclip_dcl.inference.zero_shot import (
     prompt_texts,
     required_levels,
 )
-from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.models.architectures import hub_closed
+from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.encoder_files import packaged_text_config, read_tokenizer
 from medclip_dcl.models.engines import Engine, choose_engine
-from medclip_dcl.models.image_encoder import to_input
+from medclip_dcl.models.image_encoder import preprocessing_facts, to_input
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import (
     EngineName,
@@ -59,12 +59,21 @@ from medclip_dcl.models.settings import (
 )
 from medclip_dcl.models.similarity import global_vectors, score_grids
 from medclip_dcl.models.text_encoder import list_texts
-
-if TYPE_CHECKING:  # of answers in Python alone
-    from medclip_dcl.schemas import Answers, ClassifyAnswer, GroundAnswer
+from medclip_dcl.schemas import (
+    OUT_OF_RANGE_NOTE,
+    Answers,
+    ClassifyAnswer,
+    FindingAnswer,
+    GroundAnswer,
+    HeadAnswer,
+    RefusedImage,
+)
 
 LOGGER = logging.getLogger("medclip.inference")
 
+_LARGEST_BUFFERS = 1 << 26  # bytes
+_LARGEST_LAYER = 1 << 29  # bytes that a layer reads and writes for one image, in float32
+_LARGEST_GRID = 1 << 14  # regions
 _TEXTS_PER_PASS = 128
 _IMAGES_PER_PASS = 16
 _PICTURES = 32  # answers of a list that keep a picture, to be shown
@@ -96,7 +105,7 @@ class Predictor:
         digest: str,
         engine: Engine,
         calibration: ScoreCalibration | None = None,
-        known: InputRange | None = None,
+        input_range: InputRange | None = None,
         offsets: PromptOffsets | None = None,
         bank: Float[Tensor, "images rows columns dim"] | None = None,
         heads: tuple[Head, ...] = (),
@@ -106,7 +115,7 @@ class Predictor:
         self.model, self.engine = model, engine
         self.device = device = model.gamma.device
         self.digest, self.config, self.findings = digest, config, findings
-        self._known = known
+        self._input_range = input_range
         self.calibration = calibration
         self.offsets = offsets
         self.heads = heads
@@ -225,7 +234,7 @@ class Predictor:
 
         False where the model was published without a range.
         """
-        return self._known is not None and is_out_of_range(image, self._known)
+        return self._input_range is not None and is_out_of_range(image, self._input_range)
 
     def square(self, image: Any) -> UInt8[np.ndarray, "size size"]:
         """Prepare an image, by the same code as `prepare_images`; what it may be: `classify`."""
@@ -259,9 +268,9 @@ class Predictor:
         return offsets_of_levels(self._levels(findings, self._prompts(findings)))
 
     def negative_levels(self, findings: Sequence[Finding]) -> list[float | None]:
-        """Give the usual score of each finding's negative prompts, or of its positive without any.
+        """Return the usual score of each finding's negative prompts; None where unknown.
 
-        None where the model has no level for them.
+        Without a negative it is that of the positive.
         """
         levels = self._levels(findings, self._prompts(findings))
         return [None if level is None else level[1] for level in levels]
@@ -280,8 +289,6 @@ class Predictor:
             ImageError: an image is refused; a message names its number among several.
             QueryError: as in `classify`.
         """
-        from medclip_dcl.schemas import OUT_OF_RANGE_NOTE
-
         parts, beyond, total, alone = [], 0, 0, True
         for batch, alone in self._batches(images):
             good = []
@@ -310,7 +317,7 @@ class Predictor:
 
     def classify(
         self, images: Any, findings: Any = None, *, explain: bool = False
-    ) -> "ClassifyAnswer | Answers":
+    ) -> ClassifyAnswer | Answers:
         """Answer which findings an image shows: what the service's `/classify` answers.
 
         Args:
@@ -329,72 +336,70 @@ class Predictor:
             QueryError: an image or a finding is not one; a finding without a negative prompt has no
                 level.
         """
-        from medclip_dcl.schemas import ClassifyAnswer
-
-        asked = self.findings if findings is None else parse_prompts(findings, self.findings)
-        asked = self.findings if asked == self.findings else asked  # whose vectors are there
+        chosen = self.findings if findings is None else parse_prompts(findings, self.findings)
+        chosen = self.findings if chosen == self.findings else chosen  # whose vectors are there
 
         def answer(regions: Tensor, images: Sequence[SquareImage]) -> Iterator[ClassifyAnswer]:
-            scores = self.classify_regions(regions, asked)
+            scores = self.classify_regions(regions, chosen)
             heads = self.answer_heads(regions, np.stack([image.pixels for image in images]))
             grids: Any = [None] * len(images)
             if explain and self.has_regions:
-                grids = self.finding_grids(self._located(regions, images), asked)
+                grids = self.finding_grids(self._located(regions, images), chosen)
             for image, score, own, head in zip(images, scores, grids, heads, strict=True):
                 size = image.height_px, image.width_px
                 shown = self.window(*size)
-                found = None if own is None else [locate(grid, *size, None, shown) for grid in own]
-                yield ClassifyAnswer.of(self, image, score, asked, found, head)
+                places = None if own is None else [locate(grid, *size, None, shown) for grid in own]
+                yield ClassifyAnswer.of(self, image, score, places, head)
 
-        found: ClassifyAnswer | Answers = self._answer(images, answer)
-        return found
+        answers: ClassifyAnswer | Answers = self._answer(images, answer)
+        return answers
 
     @torch.inference_mode()
     def classify_regions(
         self,
         regions: Float[Tensor, "images rows columns dim"],
         findings: Sequence[Finding] | None = None,
-    ) -> list[list[FindingScore]]:
+    ) -> list[list[FindingAnswer]]:
         """Answer `classify` for images from `embed_images`, one list per image.
 
         Raises:
             QueryError: a finding without a negative prompt has no level.
         """
-        asked = self.findings if findings is None else findings
-        prompts = self._prompts(asked)
-        levels = self._levels(asked, prompts)
+        chosen = self.findings if findings is None else findings
+        prompts = self._prompts(chosen)
+        levels = self._levels(chosen, prompts)
         return finding_scores(
-            margins(self.model.score(regions, prompts), asked, required_levels(asked, levels)),
+            margins(self.model.score(regions, prompts), chosen, required_levels(chosen, levels)),
             self.model.gamma.detach(),
-            asked,
-            calibrations_of(asked, self.findings, self.calibration),
+            chosen,
+            calibrations_of(chosen, self.findings, self.calibration),
             offsets_of_levels(levels),
-            self._bank_margins(asked, prompts, levels),
+            self._bank_margins(chosen, prompts, levels),
         )
 
     def answer_heads(
         self,
         regions: Float[Tensor, "images rows columns dim"],
         images: UInt8[np.ndarray, "images size size"],
-    ) -> list[list[HeadScore]]:
+    ) -> list[list[HeadAnswer]]:
         """Answer by every head of the model, one list per image.
 
         `regions` are those of `embed_images` for the same prepared images, which are encoded again
         where a head reads the encoder's features.
         """
-        found: dict[str, Float[np.ndarray, "images features"]] = {}
+        features_of: dict[str, Float[np.ndarray, "images features"]] = {}
         for features in {head.card.features for head in self.heads}:
             from_space = features == "space"
             vectors = (
                 regions.flatten(1, 2).mean(dim=1) if from_space else self.embed_features(images)
             )
-            found[features] = vectors.float().cpu().numpy()
-        answers = [head.answer(found[head.card.features]) for head in self.heads]
+            features_of[features] = vectors.float().cpu().numpy()
+        answers = [head.answer(features_of[head.card.features]) for head in self.heads]
         return [[answer[image] for answer in answers] for image in range(len(images))]
 
     def ground(
         self, images: Any, phrases: str | Iterable[str], threshold: float | None = None
-    ) -> "GroundAnswer | Answers":
+    ) -> GroundAnswer | Answers:
         """Answer where each phrase is seen on an image: what the service's `/ground` answers.
 
         Args:
@@ -411,23 +416,19 @@ class Predictor:
             QueryError: there is no phrase, or one is blank or not text; the model has no regions;
                 or as in `classify`.
         """
-        from medclip_dcl.schemas import GroundAnswer
-
         self.require_regions()
-        asked = texts_of(phrases)
+        texts = texts_of(phrases)
 
         def answer(regions: Tensor, images: Sequence[SquareImage]) -> Iterator[GroundAnswer]:
             regions = self._located(regions, images)
-            for image, grids in zip(images, self.phrase_grids(regions, asked), strict=True):
-                found = grids.locate(image.height_px, image.width_px, threshold)
-                yield GroundAnswer.of(self, image, found).about(asked)
+            for image, grids in zip(images, self.phrase_grids(regions, texts), strict=True):
+                located = grids.locate(image.height_px, image.width_px, threshold)
+                yield GroundAnswer.of(self, image, located).about(texts)
 
-        found: GroundAnswer | Answers = self._answer(images, answer)
-        return found
+        answers: GroundAnswer | Answers = self._answer(images, answer)
+        return answers
 
     def _answer(self, images: Any, answer: Any) -> Any:
-        from medclip_dcl.schemas import Answers, RefusedImage
-
         answers = Answers()
         for batch, alone in self._batches(images):
             good = [image for image in batch if isinstance(image, SquareImage)]
@@ -464,18 +465,6 @@ class Predictor:
                 except ImageError as error:
                     part.append(error)
             yield part, alone
-
-    def ground_regions(
-        self,
-        regions: Float[Tensor, "rows columns dim"],
-        phrases: Sequence[str],
-        height_px: int,
-        width_px: int,
-        threshold: float | None = None,
-    ) -> list[Grounding]:
-        """Answer `ground` for one image from `embed_regions`, in pixels of the original image."""
-        (found,) = self.phrase_grids(regions[None], phrases)
-        return found.locate(height_px, width_px, threshold)
 
     @torch.inference_mode()
     def phrase_grids(
@@ -514,9 +503,9 @@ class Predictor:
 
     @torch.inference_mode()
     def _levels(self, findings: Sequence[Finding], prompts: Tensor) -> Levels:
-        known = [self._own_levels.get((item.positive, item.negative)) for item in findings]
-        if self._bank is None or None not in known:
-            return known
+        own = [self._own_levels.get((item.positive, item.negative)) for item in findings]
+        if self._bank is None or None not in own:
+            return own
         levels = prompt_levels(self.model, self._bank, prompts, findings)
         gamma_squared = float(self.model.gamma.detach()) ** 2
         return [(positive, negative) for positive, negative in (levels / gamma_squared).tolist()]
@@ -662,3 +651,102 @@ def build_predictor(
         published.card,
         published.path,
     )
+
+
+def load_encoders(published: SavedModel) -> tuple[DualEncoder, PreTrainedTokenizerBase]:
+    """Load the encoders of a published model onto the CPU, and its tokenizer; nothing is fetched.
+
+    Raises:
+        CheckpointError: weights and configuration do not fit each other, or images were
+            prepared otherwise than this version prepares them.
+    """
+    _check_preprocessing(published)
+    with hub_closed(), published.text_folder() as folder:
+        text_config = packaged_text_config(folder)
+        return _build_model(published, text_config), read_tokenizer(folder, text_config)
+
+
+def warn_of_cut_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int) -> bool:
+    """Log how many texts have more than `limit` word pieces; return whether any has."""
+    # None has more than bytes, so most need not be cut into pieces here.
+    long = [text for text in texts if len(text.encode()) > limit - 2]
+    pieces = tokenizer(long, split_special_tokens=True, verbose=False)["input_ids"] if long else []
+    if cut := sum(len(item) > limit for item in pieces):
+        LOGGER.warning(
+            "%d of %d texts are longer than the %d word pieces that the model reads: what is "
+            "beyond is not read; give sentences (this is logged once)",
+            *(cut, len(texts), limit),
+        )
+    return cut > 0
+
+
+def _build_model(published: SavedModel, text_config: PreTrainedConfig) -> DualEncoder:
+    weights, settings = published.weights(), published.config.model
+    try:
+        with torch.device("meta"):  # shapes alone: sizes may be anything, and take no memory here
+            shadow = DualEncoder(settings, text_config)
+    except ConfigError as error:
+        raise CheckpointError(f"model {published.digest[:12]}: {error}") from error
+    shapes = {name: value.shape for name, value in shadow.state_dict().items()}
+    if {name: value.shape for name, value in weights.items()} != shapes:
+        raise CheckpointError(
+            f"weights of model {published.digest[:12]} do not fit its configuration; rerun train"
+        )
+    _check_memory(shadow, settings.image.input_px, sum(map(_bytes, weights.values())))
+    model = build_dual_encoder(settings, text_config, seed=0)
+    model.load_state_dict(weights)
+    return model
+
+
+@torch.no_grad()
+def _check_memory(shadow: DualEncoder, input_px: int, weight_bytes: int) -> None:
+    # What no weight bounds: buffers that are not stored, and the maps of an image of any size.
+    stored = shadow.state_dict().keys()
+    buffers = sum(_bytes(item) for name, item in shadow.named_buffers() if name not in stored)
+    if buffers > _LARGEST_BUFFERS + weight_bytes:
+        raise CheckpointError(
+            f"the encoders hold {buffers:,} bytes besides their {weight_bytes:,} of weights, above "
+            f"{_LARGEST_BUFFERS:,} more; the model is damaged, or not one of train"
+        )
+    most, grid = 0, 0
+
+    def measure(_module: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal most
+        tensors = [item for item in (*inputs, output) if isinstance(item, Tensor)]
+        most = max(most, sum(map(_bytes, tensors)))
+
+    hooks = [module.register_forward_hook(measure) for module in shadow.image.modules()]
+    try:
+        pixels = torch.zeros(1, 1, input_px, input_px, device="meta")
+        rows, columns = shadow.eval().encode_images(pixels).shape[1:3]
+        grid = rows * columns
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"the image encoder takes no input of {input_px} pixels, its input_px; rerun train"
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if most > _LARGEST_LAYER or grid > _LARGEST_GRID:
+        raise CheckpointError(
+            f"model.image.input_px {input_px} makes {grid:,} regions of an image, of at most "
+            f"{_LARGEST_GRID:,}, and takes {most:,} bytes in a layer, of at most "
+            f"{_LARGEST_LAYER:,}; train with a smaller one"
+        )
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _check_preprocessing(published: SavedModel) -> None:
+    trained_on = published.card.get("preprocessing", {})
+    here = preprocessing_facts(published.config.images, published.config.model)
+    differing = sorted(name for name in here if trained_on.get(name) != here[name])
+    if differing:
+        name = differing[0]
+        raise CheckpointError(
+            f"model {published.digest[:12]} was trained with preprocessing {name} = "
+            f"{trained_on.get(name)}, this version uses {here[name]}; use the version that "
+            "published it, or train again"
+        )

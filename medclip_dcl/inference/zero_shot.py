@@ -6,7 +6,6 @@ their level over a bank of images.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,35 +19,10 @@ from medclip_dcl.inference.model_package import (
 )
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.schemas import Code, FindingAnswer
 
 OTHER_PROMPTS = "the model is calibrated for the findings and prompts of its card alone"
 UNCALIBRATED = "no calibration was fitted for this model"
-
-
-@dataclass(frozen=True)
-class FindingScore:
-    """Score, probability and decision of one finding on one image."""
-
-    name: str
-    """The finding."""
-    score: float
-    """Softmax over the two prompts' scaled scores, in [0, 1]; no probability."""
-    margin: float
-    """Score of the positive prompts minus that of the negative, or minus the level of the positive
-    where there is no negative, in [-2, 2]."""
-    is_present: bool | None
-    """Whether the margin is above the offset, or above 0 where there is none; None where the
-    calibration refused the finding, whose answer should not be read."""
-    offset: float | None = None
-    """Level of the margin over the model's bank of images; None where the model has none."""
-    threshold: float = 0.5
-    """Score at the offset."""
-    percentile: float | None = None
-    """Share of the images in the model's bank whose margin is lower, %; None: no bank."""
-    probability: float | None = None
-    """Calibrated probability; None where the model has no calibration."""
-    note: str = UNCALIBRATED
-    """Why the probability is None, else empty."""
 
 
 def prompt_texts(findings: Sequence[Finding]) -> list[str]:
@@ -97,7 +71,7 @@ def margins(
 
 
 def prompt_offset(scores: Float[Tensor, "prompts images"]) -> Float[Tensor, " prompts"]:
-    """Give the level of each prompt over a bank of images, b(q) = log mean_f e^{s(q, f)}.
+    """Return the level of each prompt over a bank of images, b(q) = log mean_f e^{s(q, f)}.
 
     A prompt's level, which a loss with texts alone as anchors leaves open, says nothing of an
     image: two prompts are compared by s - b. The offset repairs decisions alone; rankings of
@@ -118,7 +92,7 @@ def prompt_levels(
     prompts: Float[Tensor, "prompts dim"],
     findings: Sequence[Finding],
 ) -> Float[Tensor, "findings 2"]:
-    """Give `prompt_offset` of each finding's positive and negative prompts over a bank of images.
+    """Return `prompt_offset` of each finding's positive and negative prompts over a bank of images.
 
     `prompts` are the vectors of `prompt_texts`. Without a negative both are that of the positive:
     a prompt that scores every image alike has its score as level.
@@ -135,12 +109,12 @@ Levels = list[tuple[float, float] | None]
 
 
 def offsets_of_levels(levels: Levels) -> list[float | None]:
-    """Give the level of each finding's margin; None where it is not known."""
+    """Return the level of each finding's margin; None where it is not known."""
     return [None if level is None else level[0] - level[1] for level in levels]
 
 
 def required_levels(findings: Sequence[Finding], levels: Levels) -> list[float]:
-    """Give the scores that stand in the place of missing negative prompts, for `side_scores`.
+    """Return the scores that stand in the place of missing negative prompts, for `side_scores`.
 
     Raises:
         QueryError: a finding without a negative prompt has no level.
@@ -157,7 +131,7 @@ def required_levels(findings: Sequence[Finding], levels: Levels) -> list[float]:
 def softmax_scores(
     margin: Float[Tensor, "findings images"], gamma: Float[Tensor, ""]
 ) -> Float[Tensor, "findings images"]:
-    """Give the share of the positive prompt, in [0, 1], in a softmax of scores times gamma**2."""
+    """Return the share of the positive prompt, in [0, 1], in a softmax of scores times gamma**2."""
     # exp(p) / (exp(p) + exp(n)) = 1 / (1 + exp(n - p))
     return torch.sigmoid(gamma**2 * margin)
 
@@ -175,8 +149,8 @@ def calibrations_of(
     """
     if calibration is None:
         return [UNCALIBRATED for _ in findings]
-    found = [calibration.of(item.name) if item in own else None for item in findings]
-    return [OTHER_PROMPTS if item is None else item for item in found]
+    fitted = [calibration.of(item.name) if item in own else None for item in findings]
+    return [OTHER_PROMPTS if item is None else item for item in fitted]
 
 
 def finding_scores(
@@ -186,7 +160,7 @@ def finding_scores(
     calibrations: Sequence[FindingCalibration | str],
     offsets: Sequence[float | None],
     bank: Float[Tensor, "findings banked"] | None = None,
-) -> list[list[FindingScore]]:
+) -> list[list[FindingAnswer]]:
     """Turn `margins` into one list per image, with one answer per finding, in the rows' order.
 
     A probability is made from the margin as it is: its curve was fitted to that, and absorbs an
@@ -202,16 +176,17 @@ def finding_scores(
     calibrated = [_probabilities(row, own) for row, own in zip(logits, calibrations, strict=True)]
     return [
         [
-            FindingScore(
+            FindingAnswer(
                 name=finding.name,
                 score=float(score[row, image]),
                 margin=float(margin[row, image]),
-                is_present=None if refused[row] else bool(present[row, image]),
+                decision=None if refused[row] else bool(present[row, image]),
                 offset=offsets[row],
                 threshold=float(threshold[row]),
                 percentile=None if shares is None else float(shares[row, image]),
                 probability=calibrated[row][0][image],
-                note=calibrated[row][1],
+                probability_note=calibrated[row][1],
+                code=None if finding.code is None else Code(**vars(finding.code)),
             )
             for row, finding in enumerate(findings)
         ]
@@ -222,7 +197,7 @@ def finding_scores(
 def percentiles(
     values: Float[Tensor, "rows images"], bank: Float[Tensor, "rows banked"]
 ) -> Float[Tensor, "rows images"]:
-    """Give the share of a bank's values, in %, below each value of the same row."""
+    """Return the share of a bank's values, in %, below each value of the same row."""
     return 100 * (bank[:, None] < values[..., None]).double().mean(dim=-1)
 
 

@@ -6,7 +6,6 @@ What is in the log is not done again, and a run that was killed is done again fr
 """
 
 import argparse
-import importlib
 import json
 import os
 import shutil
@@ -37,7 +36,7 @@ from medclip_dcl.training.publishing import package_model
 from medclip_dcl.training.setup import TrainInputs, set_up
 from medclip_dcl.training.trainer import run as train
 from medclip_dcl.training.validation import evaluating
-from pipelines.job import Job
+from pipelines.job import Job, main_of
 
 LOG = HERE.parents[1] / "results" / "real_studies_mates.jsonl"
 ROWS: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "rows.yaml").read_text(encoding="utf-8"))[
@@ -87,7 +86,7 @@ def prepare(fold: Fold, shared: Fold, kinds: Sequence[Any]) -> None:
 def _do(stage: str, config: Any, file: Path) -> None:
     tree = config.model_dump(mode="json")
     file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-    code = importlib.import_module(f"pipelines.{stage}").main(["--config", str(file)])
+    code = main_of(stage)(["--config", str(file)])
     if code:
         raise SystemExit(code)
 
