@@ -17,10 +17,9 @@ import pyarrow as pa
 
 from medclip_dcl.core.artifact import HEADER, Artifact, make_fingerprint, read_artifact_header
 from medclip_dcl.core.artifact_writer import ArtifactWriter, map_resumable, remove_resumable
-from medclip_dcl.core.distributed import available_cores
 from medclip_dcl.core.errors import ArtifactError, ImageError, StudyError
 from medclip_dcl.core.files import path_under, write_text
-from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.progress import Progress, available_cores
 from medclip_dcl.core.tables import SPLITS, read_table, write_table
 from medclip_dcl.data import manifest
 from medclip_dcl.data.grayscale import square

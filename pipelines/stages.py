@@ -146,10 +146,6 @@ def _text_weights(config: "Config", open_artifact: "OpenArtifact") -> "tuple[Pat
     return model.path, model
 
 
-def _text_checkpoint(config: "Config") -> str:
-    return _text(config) or config.language_model.pretrained
-
-
 def _prompts(config: "Config", open_artifact: "OpenArtifact") -> tuple[Any, "Artifact | str"]:
     from medclip_dcl.inference.prompts import read_prompts
 
@@ -158,52 +154,22 @@ def _prompts(config: "Config", open_artifact: "OpenArtifact") -> tuple[Any, "Art
     return read_prompts(path), digest
 
 
-def _truth(config: "Config", _open: "OpenArtifact") -> tuple[Any, str]:
-    from medclip_dcl.core.artifact import json_digest
-    from medclip_dcl.core.files import sha256_file
-    from medclip_dcl.core.settings import resolve_path
-    from medclip_dcl.data.records import read_truth, truth_files
-
-    root = resolve_path(config.source.root, config.work)
-    return read_truth(root), json_digest([sha256_file(path) for path in truth_files(root)])
-
-
 _TRAIN = (
     *map(artifact, ("manifest", "prepared", "sentences", "eta_cache")),
     Input("text_weights", _text_weights, _always),
     Input("prompts", _prompts, _always),
     artifact("claims", _reads_claims),
-    Input("truth", _truth, lambda config: config.objective.relation == "truth"),
     weights(
         "image_weights",
         lambda config: config.model.image.pretrained,
         lambda config: bool(config.model.image.pretrained),
     ),
-    weights(
-        "text_checkpoint",
-        _text_checkpoint,
-        lambda config: config.objective.compares_texts and bool(_text_checkpoint(config)),
-    ),
 )
-
-# --- Inputs of eta: its estimate, and what the estimate is fitted to
-
-
-def _fits(config: "Config", *names: str) -> bool:
-    eta = config.eta
-    return eta.source in names or (eta.source == "pll" and eta.fit in names)
-
 
 _ETA = (
     artifact("sentences"),
     artifact("likelihoods", lambda config: config.eta.source == "pll"),
-    artifact("claims", lambda config: _fits(config, "claims", "labels")),
-    artifact("manifest", lambda config: _fits(config, "labels")),
-    file(
-        "table",
-        lambda config: config.eta.table,
-        lambda config: config.eta.source in {"table", "oracle"},
-    ),
+    file("table", lambda config: config.eta.table, lambda config: config.eta.source == "table"),
 )
 
 

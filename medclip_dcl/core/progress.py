@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, elsewhere a line now and then, in words or JSON."""
+"""Progress of long work: a bar on a terminal, elsewhere a line now and then; and cores for it."""
 
 import json
 import os
@@ -17,6 +17,13 @@ OF_RUN = "PROGRESS_OF_RUN"
 """Environment variable: set for the stages of a run."""
 _BRIEF_S = 60.0  # between lines of a stage whose run has a line a stage
 _SPARSER = 20  # a line for every twentieth of the time so far, once that is longer
+
+
+def available_cores() -> int:
+    """Count the cores that this process may use: its affinity mask's where there is one."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def writes_json() -> bool:
