@@ -290,11 +290,11 @@ def measure_step(config: Config, text: PreTrainedConfig, seconds: float) -> Step
 def _kept_bytes(encoder: DualEncoder, pairs: int, px: int, longest: int) -> tuple[int, int]:
     # Bytes that autograd keeps of a forward pass at the longest sentences, without the weights, and
     # the regions of an image.
-    kept: dict[int, UntypedStorage] = {}  # held, so that no two of them share an address
+    storages: dict[int, UntypedStorage] = {}  # held, so that no two of them share an address
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage
+        storages[storage.data_ptr()] = storage
         return tensor
 
     ids = torch.ones(pairs, longest, dtype=torch.int64)
@@ -304,7 +304,7 @@ def _kept_bytes(encoder: DualEncoder, pairs: int, px: int, longest: int) -> tupl
         scores = encoder.score(regions, sentences)
     del scores
     weights = {item.untyped_storage().data_ptr() for item in encoder.parameters()}
-    needed = sum(item.nbytes() for address, item in kept.items() if address not in weights)
+    needed = sum(item.nbytes() for address, item in storages.items() if address not in weights)
     return needed, regions.shape[1] * regions.shape[2]
 
 

@@ -56,9 +56,6 @@ class Stage(NamedTuple):
     makes: str = ""
     """Name of its artifact; empty: it makes another thing."""
     inputs: tuple[Input, ...] = ()
-    seconds: float = 0.0
-    """What it took of the demo, where it is one of the longer stages: how one stage's time tells
-    that of the others."""
     on_request: bool = False
     """Whether a config without `jobs` leaves it out."""
 
@@ -180,12 +177,12 @@ _ETA = (
 STAGES = {
     "generate_studies": Stage(
         DATA, "draw studies with known truth, in MIMIC-CXR's own shape", "data", "studies",
-        seconds=27, on_request=True),
+        on_request=True),
     "build_manifest": Stage(
         DATA, "raw studies -> one row per usable image", "build_manifest", "manifest"),
     "prepare_images": Stage(
         DATA, "DICOM or JPEG -> square 8-bit images", "data", "prepared",
-        (artifact("manifest"),), seconds=7),
+        (artifact("manifest"),)),
     "split_sentences": Stage(
         DATA, "reports -> sentences", "data", "sentences", (artifact("manifest"),)),
     "read_claims": Stage(
@@ -195,10 +192,10 @@ STAGES = {
               lambda config: bool(config.claims.table)))),
     "fit_language_model": Stage(
         DATA, "the corpus -> a masked language model", "eta", "language_model",
-        (artifact("sentences", lambda config: config.language_model.steps > 0),), seconds=35),
+        (artifact("sentences", lambda config: config.language_model.steps > 0),)),
     "score_sentences": Stage(
         DATA, "each distinct sentence -> its pseudo-log-likelihood", "eta", "likelihoods",
-        (artifact("sentences"), artifact("language_model")), seconds=12),
+        (artifact("sentences"), artifact("language_model"))),
     "build_eta_cache": Stage(
         DATA, "likelihood -> eta = min(a * p**k, eta_max)", "eta", "eta_cache", _ETA),
     "pretrain_images": Stage(
@@ -206,22 +203,20 @@ STAGES = {
         "image_weights", on_request=True),
     "train": Stage(
         TRAINING, "images, sentences, eta -> a model; one process or many", "train", "model",
-        _TRAIN, seconds=110),
+        _TRAIN),
     "calibrate_scores": Stage(
-        TRAINING, "scores -> probabilities, by the validation images", "fitting", seconds=9),
+        TRAINING, "scores -> probabilities, by the validation images", "fitting"),
     "fit_head": Stage(
         TRAINING, "labels of your own -> classifiers that the model answers by", "fitting",
         on_request=True),
     "evaluate": Stage(
-        EVALUATION, "zero-shot findings, grounding, retrieval", "evaluate", "results",
-        seconds=20),
+        EVALUATION, "zero-shot findings, grounding, retrieval", "evaluate", "results"),
     "write_cards": Stage(
         SERVING, "the cards without which no model is published", "pages", on_request=True),
     "build_index": Stage(
         SERVING, "vectors of all images and sentences, bound to the model", "build_index", "index",
-        tuple(map(artifact, ("model", "manifest", "prepared", "sentences", "claims"))),
-        seconds=20),
-    "write_report": Stage(EVALUATION, "one page to look at", "pages", seconds=9),
+        tuple(map(artifact, ("model", "manifest", "prepared", "sentences", "claims")))),
+    "write_report": Stage(EVALUATION, "one page to look at", "pages"),
 }
 # fmt: on
 """The jobs in order: what each does, makes and reads."""

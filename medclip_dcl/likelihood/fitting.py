@@ -30,10 +30,9 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.core.artifact import Artifact
-from medclip_dcl.core.distributed import available_cores
 from medclip_dcl.core.errors import ReportError, TrainingError
 from medclip_dcl.core.files import write_bytes, write_text
-from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.progress import Progress, available_cores
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.likelihood.masked_lm import (
     CARD,

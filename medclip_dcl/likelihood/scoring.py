@@ -25,10 +25,9 @@ from scipy import stats
 from transformers import BertConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.core.artifact import Artifact, ArtifactType, fingerprint_changes
-from medclip_dcl.core.distributed import available_cores
 from medclip_dcl.core.errors import ArtifactCorrupt, ArtifactStale
 from medclip_dcl.core.files import write_bytes
-from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.progress import Progress, available_cores
 from medclip_dcl.core.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.likelihood.masked_lm import model_digest, tokenizer_digest
 from medclip_dcl.likelihood.pll import encode_sentences

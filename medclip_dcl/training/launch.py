@@ -26,8 +26,8 @@ from accelerate.utils import (
     parse_flag_from_env,
 )
 
-from medclip_dcl.core.distributed import available_cores
 from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.progress import available_cores
 from medclip_dcl.training.logging import tracker_options
 from medclip_dcl.training.settings import TrainConfig
 

@@ -11,7 +11,8 @@ from medclip_dcl.core.errors import ArtifactStale
 from medclip_dcl.likelihood.eta import used_settings
 from pipelines.__main__ import main
 from pipelines.config import Config, check_config
-from pipelines.job import refuse_other_model, refuse_to_replace
+from pipelines.job import refuse_other_model
+from pipelines.run import refuse_to_replace
 from pipelines.stages import stages_of
 
 
