@@ -1,5 +1,6 @@
 """Settings of a source of studies, and the paths that they name."""
 
+import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -63,7 +64,7 @@ class SourceConfig(Section):
     findings: Annotated[tuple[str, ...], Field(min_length=1)] = LABELS
     """Names of the labels of the source, in order; CheXpert's by default. Every prompt of an
     evaluation names one of them. Reports are read for CheXpert's findings whatever stands here, and
-    `relation: labels` and `eta.source: labels` use those labels that both know."""
+    `relation: labels` uses those labels that both know."""
     prefix_strip: str = ""
     """What is cut off from the beginning of image paths in a table, such as `../deid_png/`."""
     box_form: Literal["", "xywh", "xyxy", "xywh_fraction", "xyxy_fraction"] = ""
@@ -166,12 +167,18 @@ LABEL_KEY = "study_id"
 
 
 LABEL_CODES: dict[str, int | None] = {
-    **dict.fromkeys(("1", "1.0", "1,0", "true", "yes", "positive", "present"), 1),
-    **dict.fromkeys(("0", "0.0", "0,0", "false", "no", "negative", "absent"), 0),
-    **dict.fromkeys(("-1", "-1.0", "-1,0", "uncertain"), -1),
+    **dict.fromkeys(("1", "true", "yes", "positive", "present"), 1),
+    **dict.fromkeys(("0", "false", "no", "negative", "absent"), 0),
+    **dict.fromkeys(("-1", "uncertain"), -1),
     **dict.fromkeys(("", "nan", "none", "null", "not mentioned", "unlabeled"), None),
 }
-"""Word of a label, in lower case -> its code; None: not mentioned."""
+"""Word of a label, as `label_word` writes it -> its code; None: not mentioned."""
+
+
+def label_word(value: str) -> str:
+    """Write a label in one way: without blanks, capitals and zeros behind the point ("1.00")."""
+    return re.sub(r"(\d)[.,]0+$", r"\1", value.strip().lower())
+
 
 CONSTANT = "="
 """How the name of a column begins that stands for one value in every row."""
@@ -186,6 +193,7 @@ def find_file(setting: str, text: str, root: Path, resolve: Resolve) -> Path:
     Raises:
         StudyError: there is no such file.
     """
+    # The current folder goes first, as a shell completes names.
     places = list(dict.fromkeys((resolve(text), root / resolve(text))))
     file = next((path for path in places if path.is_file()), None)
     if file is None:
@@ -201,6 +209,7 @@ def _others_like(places: Sequence[Path]) -> str:
     # Tables next to it with nearly its name, such as another ending.
     folders = [path.parent for path in places if path.parent.is_dir()]
     names = [file.name for folder in folders for file in folder.iterdir() if _is_table(file)]
+    # Names of tables alone: other files may be named after patients.
     near = get_close_matches(places[0].name, names, n=3, cutoff=0.75)
     return f"; there is {', '.join(near)}" if near else ""
 
@@ -216,6 +225,7 @@ def relative_to_root(root: Path, settings: SourceConfig) -> Callable[[str], str]
     It cuts off `source.prefix_strip`, or the root, as it is set or with its links followed; a path
     that is elsewhere stays as it is, and is refused where it is opened.
     """
+    # Tables made on another mount have the root with its links followed.
     starts = {f"{path.as_posix().rstrip('/')}/" for path in (root.absolute(), root.resolve())}
 
     def relative(path: str) -> str:

@@ -1,10 +1,8 @@
 """Train a row of rows.yaml on the training patients of a fold, and ask it on the tested ones.
 
-    TEST_DATA=FOLDER python -m benchmarks.method.real_studies.runs --jobs FILE [--work FOLDER]
+    TEST_DATA=FOLDER python -m benchmarks.method.real_studies.runs ROW ... [--folds 0 1] [--seed 1]
 
-does the jobs of a file, one a line: row, folds, seed. What is in the log is not done again, and a
-run that was killed is done again from its start. `--once` does the first job that is missing, and
-exits with 3 where none is.
+What is in the log is not done again, and a run that was killed is done again from its start.
 """
 
 import argparse
@@ -21,14 +19,15 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.method.real_studies.losses import CHANGES, ClassifierHead
-from benchmarks.method.real_studies.questions import ask, ask_head
-from benchmarks.method.real_studies.studies import HERE, Fold, read_folds, read_patients
+from benchmarks.method.real_studies.losses import CHANGES, Classifier
+from benchmarks.method.real_studies.questions import ask, ask_classifier
+from benchmarks.method.real_studies.studies import FOLDS, HERE, Fold, read_folds, read_patients
 from benchmarks.method.real_studies.styles import rewritten
 from benchmarks.record import commit, machine
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.inference import model_package
 from medclip_dcl.likelihood import masked_lm, scoring
+from medclip_dcl.models.dual_encoder import evaluating
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels as claims
 from medclip_dcl.training.checkpoint import CheckpointStore
@@ -37,7 +36,6 @@ from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.publishing import package_model
 from medclip_dcl.training.setup import TrainInputs, set_up
 from medclip_dcl.training.trainer import run as train
-from medclip_dcl.training.validation import evaluating
 from pipelines.job import Job, main_of
 
 LOG = HERE.parents[1] / "results" / "real_studies_mates.jsonl"
@@ -46,7 +44,6 @@ ROWS: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "rows.yaml").read_text(
 ]
 _STAGES = (manifest, prepared, sentences, claims, masked_lm, scoring)
 """Artifacts of a fold, in the order in which they are made; the last for the paper's eta alone."""
-_NOTHING_LEFT = 3
 
 
 @dataclass(frozen=True)
@@ -111,9 +108,6 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     for module in kinds:
         module.ARTIFACT.at(folder).symlink_to(module.ARTIFACT.at(fold.folder).resolve())
     changes = {"work": str(folder), "seed": run.draw, **row["settings"]}
-    if start := row.get("start"):
-        trained = work / "runs" / f"{start}-{run.fold}-{run.seed}"
-        changes["model.pretrained"] = str(model_package.ARTIFACT.at(trained).resolve())
     config = fold.config(*(f"{key}={json.dumps(value)}" for key, value in changes.items()))
     _do("build_eta_cache", config, folder / "config.yaml")
     job = Job("train", config, folder)
@@ -121,17 +115,17 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     opened = job.open_inputs(verify=False)
     inputs = TrainInputs(**opened.values)
     inputs = replace(inputs, claims=job.open(claims.ARTIFACT, verify=False))
-    setup = set_up(TrainingConfig.of(config), inputs, accelerator, print_line)
+    setup = set_up(TrainingConfig.of(config), inputs, accelerator, lambda **facts: print(facts))
     if "change" in row:
         setup = CHANGES[row["change"]](setup, fold, **row.get("with", {}))
-    is_alone = isinstance(setup.objective, ClassifierHead) and setup.objective.is_alone
+    has_texts = not isinstance(setup.objective, Classifier)
     store = CheckpointStore(folder / "checkpoints", {"run": run.name})
     with store.locked():
         result = train(
             setup.data,
             setup.encoder,
             setup.objective,
-            replace(setup.hooks, validate=None) if is_alone else setup.hooks,
+            setup.hooks,
             settings=setup.config.train,
             seed=setup.config.seed,
             accelerator=accelerator,
@@ -143,12 +137,8 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
         )
     train_cpu_s = time.process_time() - began
     with evaluating(setup.encoder), torch.inference_mode():
-        figures = ask_head(setup, fold) if is_alone else ask(setup, inputs, fold)
-        if isinstance(setup.objective, ClassifierHead) and not is_alone:
-            figures["head"] = ask_head(setup, fold)
-        if not is_alone and setup.validation and setup.validation.metrics:
-            figures["validation"] = setup.validation.metrics(setup.encoder, accelerator.device)
-    if not is_alone and "change" not in row and run.fold == run.seed == 0:
+        figures = ask(setup, inputs, fold) if has_texts else ask_classifier(setup, fold)
+    if "change" not in row and run.fold == run.seed == 0:
         job.make(
             model_package.ARTIFACT,
             {"row": run.row, "seed": run.draw},
@@ -166,26 +156,11 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     }
 
 
-def print_line(**facts: Any) -> None:
-    """Print the facts of a run."""
-    print(json.dumps(facts), flush=True)
-
-
 def rounded(tree: Any, digits: int = 6) -> Any:
     """Round every float of a tree."""
     if isinstance(tree, Mapping):
         return {name: rounded(value, digits) for name, value in tree.items()}
     return round(float(tree), digits) if isinstance(tree, float) else tree
-
-
-def read_jobs(path: Path) -> list[Run]:
-    """Read a file of jobs: row, folds and seed a line, folds with commas; # begins a comment."""
-    lines = [line.split("#")[0].split() for line in path.read_text(encoding="utf-8").splitlines()]
-    return [
-        Run(row, int(fold), int(seed))
-        for row, folds, seed in filter(None, lines)
-        for fold in folds.split(",")
-    ]
 
 
 def missing(jobs: Sequence[Run], log: Path) -> list[Run]:
@@ -198,23 +173,23 @@ def missing(jobs: Sequence[Run], log: Path) -> list[Run]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Do the jobs that are missing, and append each to the log."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.method.real_studies.runs")
-    parser.add_argument("--jobs", type=Path, required=True)
+    parser.add_argument("rows", nargs="+", choices=ROWS, metavar="ROW")
+    parser.add_argument("--folds", nargs="+", type=int, default=range(FOLDS))
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("runs/real_studies"))
     parser.add_argument("--log", type=Path, default=LOG)
-    parser.add_argument("--once", action="store_true", help="do one job")
     options = parser.parse_args(argv)
     if "TEST_DATA" not in os.environ:
         parser.error("TEST_DATA is not set: there are no studies")
     root = Path(os.environ["TEST_DATA"]) / "openi"
     torch.set_num_threads(1)
     folds = read_folds(root, options.work, read_patients(root))
-    while waiting := missing(read_jobs(options.jobs), options.log):
-        line = do_run(folds, waiting[0], options.work)
+    runs = [Run(row, fold, options.seed) for fold in options.folds for row in options.rows]
+    for run in missing(runs, options.log):
+        line = do_run(folds, run, options.work)
         with options.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
-        if options.once:
-            return 0
-    return _NOTHING_LEFT
+    return 0
 
 
 if __name__ == "__main__":
