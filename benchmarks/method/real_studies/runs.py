@@ -27,6 +27,7 @@ from benchmarks.record import commit, machine
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.inference import model_package
 from medclip_dcl.likelihood import masked_lm, scoring
+from medclip_dcl.models.dual_encoder import evaluating
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels as claims
 from medclip_dcl.training.checkpoint import CheckpointStore
@@ -35,7 +36,6 @@ from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.publishing import package_model
 from medclip_dcl.training.setup import TrainInputs, set_up
 from medclip_dcl.training.trainer import run as train
-from medclip_dcl.training.validation import evaluating
 from pipelines.job import Job, main_of
 
 LOG = HERE.parents[1] / "results" / "real_studies_mates.jsonl"
