@@ -19,10 +19,9 @@ from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.data.records import truth_files
-from medclip_dcl.evaluation import calibration
-from medclip_dcl.evaluation.calibration import calibrate_findings, share_changed
+from medclip_dcl.evaluation.classification import CORRELATION_LIMIT, REMEDY, pair_correlation
+from medclip_dcl.evaluation.decisions import add_calibration, calibrate_findings, share_changed
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
-from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT, REMEDY, pair_correlation
 from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminated, truth_of
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.model_package import ScoreCalibration, read_calibration
@@ -49,7 +48,7 @@ def build(job: Job) -> None:
         or (found.settings, found.inputs, found.correlation_limit) != wanted
     ):
         found = _fit(job, inputs)
-        calibration.add_calibration(model, found)
+        add_calibration(model, found)
         state = "made"
     job.say(artifact=model_package.ARTIFACT.name, state=state, truth=found.truth, **_counts(found))
     for item in found.findings:

@@ -21,17 +21,18 @@ from medclip_dcl.core.tables import SPLITS
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.data.records import read_truth
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions
-from medclip_dcl.evaluation.classification import UNKNOWN, Truth
+from medclip_dcl.evaluation.classification import Truth
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
-from medclip_dcl.evaluation.head_fitting import (
+from medclip_dcl.evaluation.metrics import BootstrapOptions
+from medclip_dcl.evaluation.probe import (
     HeadRules,
     HeadSplits,
+    Labelled,
+    image_features,
+    labelled_images,
     make_head,
     refuse_shared_patients,
 )
-from medclip_dcl.evaluation.operating_point import ThresholdRule
-from medclip_dcl.evaluation.probe import Labelled, image_features
 from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminated, truth_of
 from medclip_dcl.evaluation.results import Rows
 from medclip_dcl.inference import model_package
@@ -100,7 +101,7 @@ def _rules(job: Job) -> HeadRules:
     return HeadRules(
         config.heads,
         config.probabilities,
-        ThresholdRule(config.evaluate.threshold),
+        config.evaluate.threshold,
         BootstrapOptions(config.evaluate.bootstrap, _SEED),
     )
 
@@ -153,14 +154,10 @@ def read_splits(
     embed = evaluated_model(predictor).embedding_of(features)
     parts: dict[str, list[Labelled]] = {name: [] for name in labels}
     for split in SPLITS:
-        encoded = encode(
-            embed, rows[split], images, job.config.images.fit
-        )  # as the service sees them
-        found = image_features(encoded)
+        encoded = encode(embed, rows[split], images, job.config.images.fit)
+        features = image_features(encoded)  # as the service sees them
         for name, truth in zip(labels, _truth(job, source, rows[split], labels), strict=True):
-            known = np.flatnonzero(truth != UNKNOWN)
-            every = Labelled(found, truth.astype(np.int64), encoded.subject_ids)
-            parts[name].append(every.take(known))
+            parts[name].append(labelled_images(features, truth, encoded.subject_ids))
     return {name: HeadSplits(*own) for name, own in parts.items()}
 
 

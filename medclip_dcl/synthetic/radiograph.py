@@ -23,7 +23,7 @@ from medclip_dcl.synthetic.anatomy import (
     make_canvas,
     smooth_noise,
 )
-from medclip_dcl.synthetic.findings import FineFinding
+from medclip_dcl.synthetic.reports import FineFinding
 
 
 @dataclass(frozen=True)

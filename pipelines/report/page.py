@@ -11,17 +11,10 @@ from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.text.language import language_warning
 
 from . import preflight
-from .corpus import describe_data, show_examples
-from .correction import audit_negatives, describe_eta
-from .outcomes import (
-    describe_results,
-    describe_training,
-    show_cases,
-    show_gallery_answers,
-    show_heatmaps,
-)
+from .correction import describe_eta
+from .outcomes import describe_results, describe_training, show_heatmaps
 from .preflight import read_preflight, reading_warnings
-from .sources import Sources, describe_provenance
+from .sources import Sources, View, describe_data, describe_provenance, show_examples
 
 _FOLDER = Path(__file__).parent
 _THIN_SPACE = "\u202f"
@@ -51,10 +44,7 @@ def render_report(sources: Sources) -> str:
             "reports": (),
             "reading_warnings": check and reading_warnings(read_preflight(check[0])),
             "examples": show_examples(sources),
-            "audit": audit_negatives(sources),
             "heatmaps": show_heatmaps(sources),
-            "gallery": show_gallery_answers(sources),
-            "cases": show_cases(sources),
             "provenance": describe_provenance(sources),
         }
     )
@@ -104,8 +94,6 @@ def _count(value: int) -> str:
     return f"{value:,}".replace(",", _THIN_SPACE)
 
 
-View = dict[str, Any]
-
 GOOD_AUC = 0.8
 """AUC from which a finding counts as found."""
 LEAST_FALSE_NEGATIVES = 0.1
@@ -114,11 +102,9 @@ LEAST_FALSE_NEGATIVES = 0.1
 _TILES = (
     "zero_shot.mean_auc",
     "grounding.cnr_signed",
-    "gallery.recall_at_5",
     "reports.image_to_report.recall_at_10",
     "zero_shot.mean_balanced_accuracy_offset",
     "boxes.own_recall",
-    "classes.mean_recall",
 )
 """Headlines in the order in which the first four that were measured become tiles."""
 

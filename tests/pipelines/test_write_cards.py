@@ -14,7 +14,7 @@ from medclip_dcl.evaluation import results
 from medclip_dcl.inference import model_package
 from medclip_dcl.text import sentences
 from pipelines import write_cards
-from pipelines.report.corpus import count_splits
+from pipelines.report.sources import count_splits
 from pipelines.write_cards import main
 from tests.support.corpus import commit_tables, write_config, write_corpus
 from tests.support.evaluated import evaluate_here, write_evaluated

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from medclip_dcl.core.errors import MetricError
-from medclip_dcl.evaluation.bootstrap import (
+from medclip_dcl.evaluation.metrics import (
     BootstrapOptions,
     draw_weights,
     estimate,
+    mean,
     patient_weights,
     summarise,
     unit_weights,
 )
-from medclip_dcl.evaluation.metrics import mean
 
 SUBJECTS = ["a", "a", "b", "c", "d", "e", "f", "g"]
 VALUES = np.arange(8.0)
@@ -60,7 +60,7 @@ def test_the_interval_is_that_of_rows_repeated_as_often_as_they_are_drawn():
 
 def test_samples_are_measured_a_block_at_a_time_and_give_the_same_interval(monkeypatch):
     whole, sizes = mean_of(VALUES, SUBJECTS, 100), []
-    monkeypatch.setattr("medclip_dcl.evaluation.bootstrap._BLOCK", 31)
+    monkeypatch.setattr("medclip_dcl.evaluation.metrics._BLOCK", 31)
 
     def measure(each):
         sizes.append(len(each))
