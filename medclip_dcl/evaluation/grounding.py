@@ -143,10 +143,10 @@ def boxed_sentences(
     are scaled from the size that the table states to the image's own.
     """
     number = {image_id: index for index, image_id in enumerate(images.image_ids)}
-    found: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
+    rows_of: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row, key in zip(boxes, keys, strict=True):
         if row["image_id"] in number and row["phrase"].strip():
-            found[number[row["image_id"]], key].append(row)
+            rows_of[number[row["image_id"]], key].append(row)
     return [
         BoxedSentence(
             image=image,
@@ -155,7 +155,7 @@ def boxed_sentences(
             key=key,
             boxes=np.array([_scaled(row, images.sizes_px[image]) for row in rows]),
         )
-        for (image, key), rows in found.items()
+        for (image, key), rows in rows_of.items()
     ]
 
 
@@ -223,17 +223,17 @@ def chance_cnr(
     Source: ours; a permutation of images.
     """
     owner = np.array([unit.image for unit in units])
-    found = []
+    contrasts = []
     for unit in units:
         others = np.flatnonzero(owner != unit.image)
         for other in generator.choice(others, min(_DRAWS, len(others)), replace=False):
             grid = np.array(rows[other]["grid"], dtype=np.float32).reshape(rows[other]["rows"], -1)
             scores, mask = _on_image(grid, unit, images, _CHANCE_PX)
-            found.append(signed_cnr(scores, mask))
-    known = np.array([value for value in found if value is not None])
-    if not len(known):
+            contrasts.append(signed_cnr(scores, mask))
+    defined = np.array([value for value in contrasts if value is not None])
+    if not len(defined):
         return {"cnr": None, "cnr_signed": None}
-    return {"cnr": float(np.abs(known).mean()), "cnr_signed": float(known.mean())}
+    return {"cnr": float(np.abs(defined).mean()), "cnr_signed": float(defined.mean())}
 
 
 def _compare(

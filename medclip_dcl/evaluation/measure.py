@@ -103,9 +103,9 @@ def _asked(
     rows = np.flatnonzero(chosen)
     draws = cases.column(form, "draw")[rows] if form is results.PROBES else np.zeros_like(rows)
     probes = [f"{finding} {draw}" for finding, draw in zip(column["finding"], draws, strict=True)]
-    each = {"return_index": True, "return_inverse": True}
-    _, first, image = np.unique(column["image_id"].astype(str), **each)
-    _, first_of, finding = np.unique(probes, **each)
+    images = column["image_id"].astype(str)
+    _, first, image = np.unique(images, return_index=True, return_inverse=True)
+    _, first_of, finding = np.unique(probes, return_index=True, return_inverse=True)
     margins = np.zeros((len(first_of), len(first)))
     truth = np.full(margins.shape, UNKNOWN, dtype=np.int8)
     margins[finding, image] = column["margin"]

@@ -145,9 +145,9 @@ def value_of(samples: Samples) -> float | None:
 
 def mean(values: Scores, weights: Weights | None = None) -> Samples:
     """Average the units whose value is defined, that is, not NaN."""
-    known = ~np.isnan(values)
-    each = _weights(values, weights)[:, known]
-    return _ratio(each @ values[known], each.sum(axis=1))
+    is_defined = ~np.isnan(values)
+    each = _weights(values, weights)[:, is_defined]
+    return _ratio(each @ values[is_defined], each.sum(axis=1))
 
 
 def median(values: Scores | Ranks, weights: Weights | None = None) -> Samples:
@@ -163,15 +163,15 @@ def median(values: Scores | Ranks, weights: Weights | None = None) -> Samples:
         values[order][(reached >= rank).argmax(axis=1)]
         for rank in ((total + 1) // 2, total // 2 + 1)
     )
-    found: np.ndarray = np.where(total[:, 0] > 0, (lower + upper) / 2, np.nan)
-    return found
+    middle: np.ndarray = np.where(total[:, 0] > 0, (lower + upper) / 2, np.nan)
+    return middle
 
 
 def mean_of(parts: Sequence[Samples] | Float[np.ndarray, "parts S"]) -> Samples:
     """Average figures sample by sample, over those that the sample defines."""
     values = np.stack([*parts])
-    known = ~np.isnan(values)
-    return _ratio(np.where(known, values, 0.0).sum(axis=0), known.sum(axis=0))
+    is_defined = ~np.isnan(values)
+    return _ratio(np.where(is_defined, values, 0.0).sum(axis=0), is_defined.sum(axis=0))
 
 
 def roc_auc(scores: Scores, positive: IsTrue, weights: Weights | None = None) -> Samples:
@@ -277,8 +277,8 @@ def pearson_correlation(x: Scores, y: Scores, weights: Weights | None = None) ->
     y_spread = np.sqrt(np.maximum(_ratio(each @ y**2, total) - y_mean**2, 0.0))
     varies = (x_spread > _FLAT) & (y_spread > _FLAT)
     common = _ratio(each @ (x * y), total) - x_mean * y_mean
-    found = common / np.where(varies, x_spread * y_spread, 1.0)
-    defined: np.ndarray = np.where(varies, np.clip(found, -1.0, 1.0), np.nan)
+    correlation = common / np.where(varies, x_spread * y_spread, 1.0)
+    defined: np.ndarray = np.where(varies, np.clip(correlation, -1.0, 1.0), np.nan)
     return defined
 
 

@@ -81,7 +81,8 @@ def fit_logistic(labelled: Labelled, penalty: float) -> dict[str, np.ndarray]:
     scaler = StandardScaler()
     with warnings.catch_warnings():  # a fit that ends by its iterations is good enough
         warnings.simplefilter("ignore", ConvergenceWarning)
-        make_pipeline(scaler, logistic).fit(labelled.features, labelled.labels)
+        # In float64, as margins are computed.
+        make_pipeline(scaler, logistic).fit(labelled.features.astype(np.float64), labelled.labels)
     weight = logistic.coef_[0].astype(np.float64) / scaler.scale_
     bias = float(logistic.intercept_[0]) - float(weight @ scaler.mean_)
     return {"weight": weight, "bias": np.array([bias])}

@@ -84,15 +84,15 @@ def refuse_contaminated(
             )
         return {"contaminated": None, "repeated_images": None}
     table = read_table(source.path, manifest.IMAGES, ["image_id", "subject_id"])
-    known = {
+    trained_on = {
         subject
         for subject in table.column("subject_id").unique().to_pylist()
         if model_package.subject_hash(subject) in trained
     }
-    learned = table.filter(pc.is_in(table.column("subject_id"), pa.array(known, pa.string())))
+    learned = table.filter(pc.is_in(table.column("subject_id"), pa.array(trained_on, pa.string())))
     among = [images.row_of[i] for i in learned["image_id"].to_pylist() if i in images.row_of]
     subjects = {row["subject_id"] for row in rows}
-    count = len(subjects & known)
+    count = len(subjects & trained_on)
     repeated = len(images.find_repeats([images.row_of[row["image_id"]] for row in rows], among))
     if (count or repeated) and not allowed:
         raise ArtifactStale(
@@ -215,11 +215,11 @@ class Evaluation:
         self.tables[results.SCORES] = scores
         return margins
 
-    def _threshold_rows(self, asked: Rows) -> Rows:
+    def _threshold_rows(self, evaluated: Rows) -> Rows:
         # A threshold that is chosen on evaluated patients would flatter the model.
         if self._config.evaluate.split == "validate":
             return []
-        subjects = {row["subject_id"] for row in asked}
+        subjects = {row["subject_id"] for row in evaluated}
         rows = read_image_rows(self._source, self._images, "validate")
         rows = [row for row in rows if row["subject_id"] not in subjects]
         truth, _ = self._truth(rows)
@@ -249,7 +249,7 @@ class Evaluation:
     def _ask_probabilities(self, encoded: EncodedImages, margins: Matrix, truth: Truth) -> None:
         encoders = self._model.encoders
         own = encoders if isinstance(encoders, Predictor) else None
-        self._outcomes["probabilities"], said = evaluate_probabilities(
+        self._outcomes["probabilities"], probabilities = evaluate_probabilities(
             None if own is None else own.calibration,
             (self._findings, () if own is None else own.findings),
             self._model.gamma_squared * margins,
@@ -257,11 +257,11 @@ class Evaluation:
             encoded,
             self._bootstrap,
         )
-        values = [value for line in said for value in line]
+        values = [value for line in probabilities for value in line]
         for row, value in zip(self.tables[results.SCORES], values, strict=True):
             row["probability"] = value
 
-    def _ask_probe(self, asked: Rows, held_out: Rows, truth: Truth) -> None:
+    def _ask_probe(self, evaluated: Rows, held_out: Rows, truth: Truth) -> None:
         most = self._config.evaluate.probe_images
         if not most or (truth == UNKNOWN).all():  # before thousands of images are encoded
             reason = "no image has a label; set source.labels"
@@ -274,12 +274,12 @@ class Evaluation:
             rows = [rows[index] for index in sorted(chosen.tolist())]
         embed, outcomes = self._model.embedding_of("encoder"), self._outcomes
         splits = [(self._encode(part, embed), self._truth(part)[0]) for part in (rows, held_out)]
-        splits.insert(1, (self._encode(asked, embed), truth))
+        splits.insert(1, (self._encode(evaluated, embed), truth))
         outcomes["probe"], outcomes["probe_decisions"], self.tables[results.PROBES] = (
             evaluate_probe(splits, self._findings, FRACTIONS, self._bootstrap, self._rule)
         )
 
-    def _ask_boxes(self, encoded: EncodedImages, asked: Rows) -> None:
+    def _ask_boxes(self, encoded: EncodedImages, rows: Rows) -> None:
         outcomes, tables, bootstrap = self._outcomes, self.tables, self._bootstrap
         outcomes |= dict.fromkeys(_BOX_QUESTIONS, EvalResult(_NO_BOXES))
         if manifest.BOXES.file not in self._source.files:
@@ -290,7 +290,7 @@ class Evaluation:
             return
         boxes = read_table(self._source.path, manifest.BOXES).to_pylist()
         if self._model.has_regions_apart:
-            encoded = self._encode(asked, self._model.embed_regions)
+            encoded = self._encode(rows, self._model.embed_regions)
         units = boxed_sentences(boxes, encoded, [text_key(row["phrase"]) for row in boxes])
         if not units:
             return
@@ -305,11 +305,11 @@ class Evaluation:
         pool = self._config.evaluate.retrieval_pool
         reason = "fewer than two images have a report" if pool else "evaluate.retrieval_pool is 0"
         self._outcomes["reports"] = EvalResult(reason)
-        said = read_table(self._sentences.path, SENTENCES, ["study_id", "text"])
+        texts = read_table(self._sentences.path, SENTENCES, ["study_id", "text"])
         study_ids = [row["study_id"] for row in rows]
-        said = said.filter(pc.is_in(said.column("study_id"), pa.array(study_ids, pa.string())))
+        texts = texts.filter(pc.is_in(texts.column("study_id"), pa.array(study_ids, pa.string())))
         chosen, reports = reports_of_images(
-            study_ids, said.to_pylist(), pool, self._bootstrap.generator()
+            study_ids, texts.to_pylist(), pool, self._bootstrap.generator()
         )
         if len(chosen) >= 2:
             self._outcomes["reports"], ranks = evaluate_reports(

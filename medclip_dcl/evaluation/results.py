@@ -207,8 +207,8 @@ DECISION_FIGURES = {
 
 def headline_values(tree: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the headlines of the tree as plain numbers; what was not asked is left out."""
-    found = {item.name: item.figure_of(tree) for item in headlines_of(tree)}
-    return {name: figure["value"] for name, figure in found.items() if figure is not None}
+    figures = {item.name: item.figure_of(tree) for item in headlines_of(tree)}
+    return {name: figure["value"] for name, figure in figures.items() if figure is not None}
 
 
 def results_table(tree: Mapping[str, Any]) -> str:
@@ -254,7 +254,8 @@ def _decision_lines(outcome: Mapping[str, Any] | None, title: str) -> list[str]:
     if outcome is None or outcome["absent"]:
         return []
     groups, means = outcome["groups"], outcome["figures"]
-    rows = [("finding", "images", [*DECISION_FIGURES.values()])]
+    rows: list[tuple[str, Any, list[str]]] = []
+    rows.append(("finding", "images", [*DECISION_FIGURES.values()]))
     for name, figures in groups.items():
         values = [_cell(figures[key]["value"], key) for key in DECISION_FIGURES]
         rows.append((name, figures["auprc"]["n"], values))

@@ -189,14 +189,14 @@ def reports_of_images(
 
     Gives the numbers of the images, ascending, and the sentences of each one's report.
     """
-    said: dict[str, list[str]] = defaultdict(list)
+    text_of: dict[str, list[str]] = defaultdict(list)
     for row in sentences:
-        said[row["study_id"]].append(row["text"])
+        text_of[row["study_id"]].append(row["text"])
     first = {study_id: image for image, study_id in reversed(list(enumerate(study_ids)))}
-    images = sorted(image for study_id, image in first.items() if study_id in said)
+    images = sorted(image for study_id, image in first.items() if study_id in text_of)
     if len(images) > pool:
         images = sorted(generator.choice(images, pool, replace=False).tolist())
-    return images, [said[study_ids[image]] for image in images]
+    return images, [text_of[study_ids[image]] for image in images]
 
 
 def report_scores(

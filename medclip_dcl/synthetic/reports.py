@@ -220,8 +220,8 @@ def _locations(finding: FineFinding) -> Sequence[str]:
     if not finding.zone:
         return ("",)
     table = VOCABULARY["rib" if finding.type == "rib fracture" else "place"]
-    found: Sequence[str] = table[finding.side][finding.zone]
-    return found
+    places: Sequence[str] = table[finding.side][finding.zone]
+    return places
 
 
 def _fill(phrase: str, finding: FineFinding, generator: np.random.Generator) -> str:

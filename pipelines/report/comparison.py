@@ -99,15 +99,12 @@ def compare_sides(
     b: Side,
     generator: np.random.Generator,
     figures: Collection[str] = (),
-    *,
-    is_model: bool = False,
 ) -> dict[str, Difference]:
     """Compare two configs from one call of `measure_sides`, figure by figure.
 
     `figures` are those that are compared, and corrected for their number; empty: all but those
     that read the same cases again: ranks that count a query's duplicates as wrong, CNR without its
-    sign, and decisions at a threshold. With one run on a side there is no p and no interval, unless
-    that run `is_model`: a given model, of which no other seed would make another.
+    sign, and decisions at a threshold. With one run on a side there is no p and no interval.
 
     Raises:
         ConfigError: a figure is asked for that one of the configs lacks.
@@ -121,15 +118,16 @@ def compare_sides(
         if name not in figures if figures else read_again:
             continue
         estimate = _estimate([(a[name], 1.0), (b[name], -1.0)], generator)
-        if min(len(a[name]), len(b[name])) < 2 and not is_model:
+        if min(len(a[name]), len(b[name])) < 2:
             estimate = replace(estimate, low=None, high=None, p=None, reason=_TWO_MODELS)
         differences[name] = Difference(_mean_of_runs(a[name]), _mean_of_runs(b[name]), estimate)
     given = [(name, each.estimate.p) for name, each in differences.items()]
     tested = {name: p for name, p in given if p is not None}
     for name, p in zip(tested, holm(list(tested.values())), strict=True):
         least = smallest_detectable(differences[name].estimate, LEVEL / len(tested))
-        facts = {"corrected_p": p, "is_different": p < LEVEL, "detectable": least}
-        differences[name] = replace(differences[name], **facts)
+        differences[name] = replace(
+            differences[name], corrected_p=p, is_different=p < LEVEL, detectable=least
+        )
     return differences
 
 
@@ -182,7 +180,7 @@ def holm(p: Sequence[float]) -> list[float]:
     raised = np.maximum.accumulate(np.array(p)[order] * np.arange(len(p), 0, -1))
     corrected = np.empty(len(p))
     corrected[order] = np.minimum(raised, 1.0)
-    return corrected.tolist()
+    return [float(value) for value in corrected]
 
 
 def _mean_of_runs(runs: np.ndarray) -> float | None:
@@ -269,8 +267,6 @@ class PointResults(NamedTuple):
 
     facts: Mapping[str, Any]
     runs: Sequence[SampleResults]
-    is_model: bool
-    """Whether it is a given model, of which no other seed would make another."""
 
 
 def measure_points(
@@ -304,8 +300,7 @@ def measure_points(
             for title, name in listed.items()
             if name in side
         }
-        is_model = point.is_model and len(points[base].runs) > 1
-        against = {} if number == base else _against(side, sides[base], wanted, is_model=is_model)
+        against = {} if number == base else _against(side, sides[base], wanted)
         measured.append({**point.facts, "figures": estimates, "against": against})
     axes = {
         axis: [*dict.fromkeys(point.facts["at"][axis] for point in points)]
@@ -316,12 +311,10 @@ def measure_points(
     return {**facts, "figures": listed, "axes": axes, "points": measured}
 
 
-def _against(
-    side: Side, baseline: Side, figures: Sequence[str], *, is_model: bool
-) -> dict[str, Any]:
+def _against(side: Side, baseline: Side, figures: Sequence[str]) -> dict[str, Any]:
     both = [name for name in figures if name in side.keys() & baseline.keys()]
     generator = np.random.default_rng(0)
-    differences = compare_sides(side, baseline, generator, both, is_model=is_model) if both else {}
+    differences = compare_sides(side, baseline, generator, both) if both else {}
     return {
         name: {**asdict(item), "verdict": describe_difference(name, item)}
         for name, item in differences.items()

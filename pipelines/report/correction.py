@@ -76,10 +76,10 @@ class TruthAgreement:
 
 def describe_eta(sources: Sources) -> View | None:
     """Show how strongly sentences are corrected, and which, and whether that is right."""
-    found = sources.get(eta.ARTIFACT, sentences.ARTIFACT)
-    if found is None:
+    artifacts = sources.get(eta.ARTIFACT, sentences.ARTIFACT)
+    if artifacts is None:
         return None
-    cache, texts = found
+    cache, texts = artifacts
     settings = cache.fingerprint["settings"]["eta"]
     distinct = sentences.distinct_sentences(texts)
     text_of = dict(zip(distinct["text_key"].to_pylist(), distinct["text"].to_pylist(), strict=True))
@@ -144,10 +144,10 @@ def _find_truth(sources: Sources, keys: list[str]) -> _Truth | None:
     if sources.rho:
         rho = np.array([sources.rho.get(key, math.nan) for key in keys])
         return _Truth(rho, "true class probability", "as the generator drew it")
-    found = sources.get(labels.ARTIFACT, manifest.ARTIFACT)
-    if found is None or not has_labels(found[1]):
+    artifacts = sources.get(labels.ARTIFACT, manifest.ARTIFACT)
+    if artifacts is None or not has_labels(artifacts[1]):
         return None
-    shares = label_shares(keys, *found)
+    shares = label_shares(keys, *artifacts)
     rho = np.where(shares > 0, shares, math.nan)
     origin = "by the label table, which knows no side and no site"
     return _Truth(rho, "share of labelled studies", origin)
@@ -166,13 +166,13 @@ def _charts(corpus: _Corpus) -> list[View]:
     charts = [
         {
             "title": "How strongly.",
-            "picture": draw_histogram(corpus.eta, corpus.count, strength),
+            "picture": draw_histogram(corpus.eta, corpus.count.astype(np.float64), strength),
             "meaning": f"Sentences of the training reports by their eta; {is_said.sum():,} "
             "distinct ones, each counted as often as it occurs.",
         },
         {
             "title": "How often.",
-            "picture": draw_points(corpus.count, clipped, frequency),
+            "picture": draw_points(corpus.count.astype(np.float64), clipped, frequency),
             "meaning": "Both axes are logarithmic, and smaller etas stand at "
             f"{_LEAST_DRAWN:g}. Eta should rise with how often a sentence occurs.",
         },
@@ -232,14 +232,16 @@ def diagnose(eta: Floats, pll_nats: Floats | None, count: Counts, examples: int)
     `pll_nats` is None where eta has another source; `count`: how often the training split says each
     sentence; `examples`: how many most and least corrected sentences are named.
     """
-    said = np.flatnonzero(count > 0)
-    weights = count[said] / max(1, count[said].sum())
+    spoken = np.flatnonzero(count > 0)
+    weights = count[spoken] / max(1, count[spoken].sum())
     return Diagnostics(
-        most_corrected=said[np.lexsort((-count[said], -eta[said]))][:examples],
-        least_corrected=said[np.lexsort((-count[said], eta[said]))][:examples],
-        spearman_pll_count=math.nan if pll_nats is None else spearman(pll_nats[said], count[said]),
-        spearman_eta_count=spearman(eta[said], count[said]),
-        mean_eta=float((eta[said] * weights).sum()),
+        most_corrected=spoken[np.lexsort((-count[spoken], -eta[spoken]))][:examples],
+        least_corrected=spoken[np.lexsort((-count[spoken], eta[spoken]))][:examples],
+        spearman_pll_count=math.nan
+        if pll_nats is None
+        else spearman(pll_nats[spoken], count[spoken]),
+        spearman_eta_count=spearman(eta[spoken], count[spoken]),
+        mean_eta=float((eta[spoken] * weights).sum()),
     )
 
 

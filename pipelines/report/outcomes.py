@@ -38,10 +38,10 @@ _READINGS = {
 
 def describe_results(sources: Sources) -> View | None:
     """Return the tree of `results.json` and what is drawn from it; None without results."""
-    found = sources.get(results.ARTIFACT)
-    if found is None:
+    artifacts = sources.get(results.ARTIFACT)
+    if artifacts is None:
         return None
-    tree = results.read_figures(found[0])
+    tree = results.read_figures(artifacts[0])
     return {
         "tree": tree,
         "questions": tree["questions"],
@@ -59,10 +59,10 @@ def describe_results(sources: Sources) -> View | None:
 
 def show_heatmaps(sources: Sources) -> list[View]:
     """Show heatmaps with their true boxes, evenly from best to worst contrast."""
-    found = sources.get(results.ARTIFACT, manifest.ARTIFACT, prepared.ARTIFACT)
-    if found is None or sources.settings.private:
+    artifacts = sources.get(results.ARTIFACT, manifest.ARTIFACT, prepared.ARTIFACT)
+    if artifacts is None or sources.settings.private:
         return []
-    outcome, source, prepared_artifact = found
+    outcome, source, prepared_artifact = artifacts
     rows = read_table(outcome.path, results.GROUNDINGS).to_pylist()
     rows = sorted((row for row in rows if row["cnr_signed"] is not None), key=_contrast)
     images, boxes = PreparedImages(prepared_artifact), boxes_by_image(source)
@@ -146,10 +146,10 @@ _LEAST_BIN = 5  # images of a bin that is drawn: fewer say nothing of a share
 
 def _reliability(sources: Sources) -> str | None:
     lines = []
-    for name, said, truth in _scores(sources, "probability")[:_LINES]:
+    for name, probability, truth in _scores(sources, "probability")[:_LINES]:
         images, total, present = (
-            np.histogram(said, bins=10, range=(0, 1), weights=weights)[0]
-            for weights in (None, said, truth)
+            np.histogram(probability, bins=10, range=(0, 1), weights=weights)[0]
+            for weights in (None, probability, truth)
         )
         drawn = images >= _LEAST_BIN
         means, shares = (each[drawn] / images[drawn] for each in (total, present))
@@ -179,10 +179,10 @@ _CHECKPOINTS = "checkpoints"
 
 def describe_training(sources: Sources) -> View | None:
     """Show how training went; no charts where the log is gone, None without a model."""
-    found = sources.get(model_package.ARTIFACT)
-    if found is None:
+    artifacts = sources.get(model_package.ARTIFACT)
+    if artifacts is None:
         return None
-    model = read_model_package(found[0].path)
+    model = read_model_package(artifacts[0].path)
     lines = read_metrics(sources.work / _CHECKPOINTS)
     objective = read_training_config(model.path).objective
     debiased = objective.kind == "debiased"
@@ -196,7 +196,7 @@ def describe_training(sources: Sources) -> View | None:
         "card": model.card,
         "objective": objective.model_dump(),
         "debiased": debiased,
-        "seconds": found[0].origin["seconds"],
+        "seconds": artifacts[0].origin["seconds"],
         "clipped": clipped[-1] if clipped else None,
         "constants": constants,
         "losses": _chart(losses, Labels("Training losses by step", "step", "loss, nats")),

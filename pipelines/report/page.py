@@ -26,7 +26,7 @@ def render_report(sources: Sources) -> str:
     Sections without their artifact are left out.
     """
     check = sources.get(preflight.ARTIFACT)
-    found = {
+    views = {
         "results": describe_results(sources),
         "data": describe_data(sources),
         "eta": describe_eta(sources),
@@ -34,8 +34,8 @@ def render_report(sources: Sources) -> str:
     }
     return render(
         {
-            **found,
-            "verdict": describe_verdict(found["results"], found["eta"], found["data"]),
+            **views,
+            "verdict": describe_verdict(views["results"], views["eta"], views["data"]),
             "name": sources.work.name,
             "is_generated": sources.is_generated,
             "is_private": sources.settings.private,
@@ -135,19 +135,19 @@ def describe_verdict(
 
 def _sentence(questions: Mapping[str, Any]) -> str:
     outcome = questions["zero_shot"]
-    found = {
+    aucs = {
         name: figures["auc"]["value"]
         for name, figures in outcome["groups"].items()
         if figures["auc"]["value"] is not None
     }
-    if not found:
+    if not aucs:
         return (
             f"No finding was scored: {outcome['absent'] or 'none has images with and without it'}."
         )
-    good = sum(value >= GOOD_AUC for value in found.values())
-    weakest = min(found, key=lambda name: found[name])
-    words = f"Finds {good} of {len(found)} findings (AUC of at least {GOOD_AUC:.2f})"
-    words += f"; the weakest is {weakest} with {found[weakest]:.2f}."
+    good = sum(value >= GOOD_AUC for value in aucs.values())
+    weakest = min(aucs, key=lambda name: aucs[name])
+    words = f"Finds {good} of {len(aucs)} findings (AUC of at least {GOOD_AUC:.2f})"
+    words += f"; the weakest is {weakest} with {aucs[weakest]:.2f}."
     contrast = questions["grounding"]["figures"].get("cnr_signed")
     if contrast and contrast["value"] is not None:
         where = _standing(contrast, questions["grounding"]["chance"].get("cnr_signed"))

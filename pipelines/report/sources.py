@@ -126,13 +126,13 @@ collections. A column that was mapped wrongly may hold anything, names of patien
 
 def describe_data(sources: Sources) -> View | None:
     """Count images, reports and patients per split, and what was left out."""
-    found = sources.get(manifest.ARTIFACT)
-    if found is None:
+    artifacts = sources.get(manifest.ARTIFACT)
+    if artifacts is None:
         return None
-    boxes = read_table(found[0].path, manifest.BOXES, ["image_id"])
+    boxes = read_table(artifacts[0].path, manifest.BOXES, ["image_id"])
     return {
-        "splits": count_splits(found[0]),
-        "by_patient": found[0].summary.get("splits_by_patient", True),
+        "splits": count_splits(artifacts[0]),
+        "by_patient": artifacts[0].summary.get("splits_by_patient", True),
         "boxes": len(boxes),
         "boxed_images": len(boxes["image_id"].unique()),
         "rejects": _rejects(sources),
@@ -158,18 +158,18 @@ def count_splits(source: Artifact) -> dict[str, View]:
     """Count images, reports, patients and views of each split; a patient is in one alone."""
     images = read_table(source.path, manifest.IMAGES, ["split", "subject_id", "view"]).to_pylist()
     reports = read_table(source.path, manifest.REPORTS, ["split", "subject_id"]).to_pylist()
-    found = {}
+    counted = {}
     for split in SPLITS:
         shown = [row for row in images if row["split"] == split]
         reported = [row for row in reports if row["split"] == split]
         views = Counter(_view(row["view"]) for row in shown)
-        found[split] = {
+        counted[split] = {
             "images": len(shown),
             "reports": len(reported),
             "patients": len({row["subject_id"] for row in (*shown, *reported)}),
             "views": ", ".join(f"{view} {count:,}" for view, count in sorted(views.items())),
         }
-    return found
+    return counted
 
 
 def _view(given: str | None) -> str:
@@ -181,10 +181,10 @@ def _view(given: str | None) -> str:
 
 def show_examples(sources: Sources) -> list[View]:
     """Show images of the test split, those with boxes first."""
-    found = sources.get(manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT)
-    if found is None or sources.settings.private:
+    artifacts = sources.get(manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT)
+    if artifacts is None or sources.settings.private:
         return []
-    source, prepared_artifact, texts = found
+    source, prepared_artifact, texts = artifacts
     images = PreparedImages(prepared_artifact)
     rows = [
         row
@@ -194,10 +194,10 @@ def show_examples(sources: Sources) -> list[View]:
     boxes = boxes_by_image(source)
     rows = [row for row in rows if row["image_id"] in boxes] or rows
     chosen = [rows[index] for index in spread_rows(len(rows), EXAMPLES)]
-    said = sentences_of({row["study_id"] for row in chosen}, texts)
+    text_of = sentences_of({row["study_id"] for row in chosen}, texts)
     return [
         show_image(images, row["image_id"], boxes.get(row["image_id"], []))
-        | {"view": row["view"], "says": said[row["study_id"]][:4]}
+        | {"view": row["view"], "says": text_of[row["study_id"]][:4]}
         for row in chosen
     ]
 
@@ -248,8 +248,8 @@ def _rejects(sources: Sources) -> list[View]:
 
 def sentences_of(studies: set[str], texts: Artifact) -> dict[str, list[str]]:
     """Return the distinct sentences of each study, in the report's order."""
-    said: dict[str, list[str]] = defaultdict(list)
+    text_of: dict[str, list[str]] = defaultdict(list)
     for row in read_table(texts.path, sentences.SENTENCES, ["study_id", "text"]).to_pylist():
-        if row["study_id"] in studies and row["text"] not in said[row["study_id"]]:
-            said[row["study_id"]].append(row["text"])
-    return said
+        if row["study_id"] in studies and row["text"] not in text_of[row["study_id"]]:
+            text_of[row["study_id"]].append(row["text"])
+    return text_of

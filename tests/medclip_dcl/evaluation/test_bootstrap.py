@@ -6,12 +6,10 @@ import pytest
 from medclip_dcl.core.errors import MetricError
 from medclip_dcl.evaluation.metrics import (
     BootstrapOptions,
-    draw_weights,
     estimate,
     mean,
     patient_weights,
     summarise,
-    unit_weights,
 )
 
 SUBJECTS = ["a", "a", "b", "c", "d", "e", "f", "g"]
@@ -21,21 +19,6 @@ VALUES = np.arange(8.0)
 def mean_of(values, subjects, samples, seed=1, undefined=""):
     options = BootstrapOptions(samples, seed)
     return estimate(lambda each: {"mean": mean(values, each)}, subjects, options, undefined)["mean"]
-
-
-def test_the_first_row_is_the_data_and_every_row_draws_as_many_patients():
-    weights = patient_weights(7, 50, np.random.default_rng(0))
-    assert weights.shape == (51, 7)
-    assert (weights[0] == 1).all()
-    assert (weights.sum(axis=1) == 7).all()
-    assert (weights[1:] == 0).any()
-
-
-def test_all_units_of_a_patient_are_drawn_together():
-    weights = unit_weights(np.array([[1, 1], [0, 2]]), ["x", "y"], ["y", "x", "y"])
-    assert weights.tolist() == [[1, 1, 1], [2, 0, 2]]
-    drawn = draw_weights(["a", "b", "a"], BootstrapOptions(50, 0))
-    assert {tuple(row) for row in drawn.tolist()} == {(1, 1, 1), (2, 0, 2), (0, 2, 0)}
 
 
 def test_the_interval_of_a_mean_has_its_known_width():

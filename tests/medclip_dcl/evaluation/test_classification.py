@@ -46,13 +46,6 @@ def test_a_model_that_knows_the_answer_has_an_area_of_one():
     assert len(rows) == 8  # scored all the same
 
 
-def test_chosen_images_keep_everything_that_is_theirs():
-    chosen = IMAGES.select([3, 1])
-    assert chosen.image_ids == ("image-3", "image-1")
-    assert chosen.subject_ids == ("p-image-3", "p-image-1")
-    assert (chosen.regions[0] == IMAGES.regions[3]).all()
-
-
 MARGINS = np.array([[0.4, -0.1, 0.2, -0.3], [0.1, 0.2, 0.3, 0.4]])
 TRUTH = np.array([[1, 1, 0, 0], [1, UNKNOWN, 0, 1]], dtype=np.int8)
 SUBJECTS = ["a", "b", "c", "d"]
@@ -73,14 +66,6 @@ def test_an_offset_moves_the_decision_and_nothing_else():
     moved = finding_figures(MARGINS[0], TRUTH[0], SUBJECTS, BootstrapOptions(0, 0), -0.2)
     assert moved["balanced_accuracy_offset"].value == 0.75  # .4, -.1 above; -.3 below
     assert {name: moved[name] for name in plain} == plain
-
-
-def test_the_mean_by_offsets_needs_the_offset_of_each_finding():
-    options = BootstrapOptions(0, 0)
-    some = mean_finding_figures(MARGINS, TRUTH, SUBJECTS, options, [-0.2, None])
-    assert "mean_balanced_accuracy_offset" not in some
-    both = mean_finding_figures(MARGINS, TRUTH, SUBJECTS, options, [-0.2, 0.05])
-    assert both["mean_balanced_accuracy_offset"].value == (0.75 + 0.5) / 2
 
 
 def test_the_mean_is_over_findings_that_have_both_classes():

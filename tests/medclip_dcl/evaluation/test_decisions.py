@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 from sklearn.calibration import CalibratedClassifierCV
@@ -83,14 +81,6 @@ def test_auprc_by_hand():
     assert average_precision(scores, truth(1, 0, 1))[0] == pytest.approx((1 + 2 / 3) / 2)
     assert average_precision(np.zeros(4), truth(1, 0, 0, 0)) == [0.25]  # ties: the prevalence
     assert value_of(average_precision(scores, truth(0, 0, 0))) is None
-
-
-def test_one_class_leaves_undefined_what_it_does_not_define():
-    found = confusion_metrics(np.array([0.2, 0.8]), truth(0, 0), 0.5)
-    assert {name for name, value in found.items() if math.isnan(value[0])} == {
-        *("sensitivity", "f1", "mcc")
-    }
-    assert (found["ppv"], found["npv"], found["specificity"]) == ([0.0], [1.0], [0.5])
 
 
 def test_images_called_alike_have_an_mcc_of_0_and_no_value_of_the_other_call():
@@ -217,15 +207,6 @@ def test_too_few_images_of_a_class_are_named():
     kept = calibrate_finding("edema", logits, truth, 6, ProbabilitiesConfig(least_per_class=2))
     assert kept.curve == fit_curve(logits, truth, "platt")
     assert kept.reason == ""
-
-
-def test_a_score_that_falls_with_the_finding_is_not_turned_round():
-    logits, truth = np.arange(6.0), np.array([True] * 3 + [False] * 3)
-    found = calibrate_finding("edema", logits, truth, 6, ProbabilitiesConfig(least_per_class=1))
-    assert found.curve is None
-    assert found.auc == 0.0
-    assert "upside down" in found.reason
-    assert found.is_refused
 
 
 TEN = np.arange(10.0)

@@ -16,7 +16,6 @@ from medclip_dcl.evaluation.metrics import (
     calibration_error,
     chance_recall,
     mean,
-    mean_of,
     median,
     patient_weights,
     pearson_correlation,
@@ -65,12 +64,6 @@ def test_a_score_that_is_not_a_number_is_refused():
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_lengths_of_scores_must_agree():
-    with pytest.raises(MetricError, match="do not fit"):
-        balanced_accuracy(np.zeros(3), truth(1, 0))
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
 def test_data_that_are_not_one_of_each_per_image_are_refused():
     square = np.zeros((2, 2))
     with pytest.raises(MetricError, match="one of each per image"):
@@ -92,12 +85,6 @@ WEIGHTS = np.array([[1, 1, 1, 1], [2, 0, 1, 1], [0, 0, 4, 0]])
 def test_the_weighted_mean_by_hand_leaves_undefined_units_out():
     found = mean(np.array([1.0, 5.0, np.nan, 4.0]), WEIGHTS)
     assert found[:2].tolist() == [10 / 3, 2.0]  # (1 + 5 + 4) / 3; (1 + 1 + 4) / 3
-    assert np.isnan(found[2])
-
-
-def test_the_mean_of_figures_is_over_those_that_each_sample_defines():
-    found = mean_of([np.array([1.0, np.nan, np.nan]), np.array([3.0, 5.0, np.nan])])
-    assert found[:2].tolist() == [2.0, 5.0]
     assert np.isnan(found[2])
 
 
@@ -125,13 +112,6 @@ def test_weights_give_what_repeated_rows_give(seed):
     for of, data in pairs.items():
         repeated = [of(*(column[row] for column in data))[0] for row in rows]
         assert of(*data, weights) == pytest.approx(repeated, abs=1e-12), of.__name__
-
-
-def test_a_sample_that_lacks_a_class_has_no_area():
-    positive = np.array([True, False, False, False])
-    scores = np.array([0.9, 0.1, 0.2, 0.3])
-    assert np.isnan(roc_auc(scores, positive, WEIGHTS)).tolist() == [False, False, True]
-    assert np.isnan(balanced_accuracy(scores, positive, WEIGHTS)[2])
 
 
 SAID = np.array([0.1, 0.2, 0.2, 0.7, 0.9, 1.0])
@@ -198,19 +178,10 @@ def test_ranks_of_a_literal_matrix():
     assert best_ranks(SCORES, DIAGONAL).tolist() == [1, 1, 3]
 
 
-def test_identical_scores_rank_last():
-    assert best_ranks(np.zeros((2, 5)), np.eye(2, 5, dtype=bool)).tolist() == [5, 5]
-
-
 def test_recall_and_median_by_hand():
     ranks = np.array([1, 1, 3, 10])
     assert [recall_at(ranks, k)[0] for k in (1, 2, 3, 10)] == [0.5, 0.5, 0.75, 1.0]
     assert median(ranks) == [2.0]
-
-
-def test_chance_with_one_correct_item_is_k_of_n():
-    assert chance_recall(np.eye(46, dtype=bool), 5) == pytest.approx(5 / 46)
-    assert chance_recall(np.eye(1448, dtype=bool), 100) == pytest.approx(0.069, abs=5e-4)
 
 
 def test_chance_with_several_correct_items_is_hypergeometric():

@@ -54,19 +54,12 @@ def test_two_halves_of_one_recipe_seldom_differ(runs):
     assert sum(says_different(seed, runs, 0.0) for seed in range(100)) <= 10
 
 
-def test_a_real_difference_is_found():
-    assert sum(says_different(seed, 3, 0.4) for seed in range(30)) == 30
-
-
 def test_seeds_widen_what_patients_alone_leave_narrow():
     # Two models of one config, distinguished by patients: the run-to-run spread is unseen.
     weights = patient_weights(PATIENTS, 200, np.random.default_rng(1))
     case = np.random.default_rng(2).normal(0, 0.01, PATIENTS)
     runs = np.stack([metrics.mean(case + shift, weights) for shift in (0.0, 0.1, 0.2, 0.3)])
     one, other = {"x": runs[3:]}, {"x": runs[:1]}
-    alone = compare_sides(one, other, np.random.default_rng(0), is_model=True)["x"]
-    assert alone.is_different
-    assert "one run" in alone.estimate.reason
     refused = compare_sides(one, other, np.random.default_rng(0))["x"]  # two seeds of one config
     assert (refused.estimate.p, refused.estimate.low, refused.is_different) == (None, None, False)
     assert refused.estimate.reason == "one run on a side: two models, not two configs"
@@ -116,15 +109,6 @@ def test_a_figure_that_a_run_lacks_is_named_and_counts_for_nothing():
     assert (found["x"].estimate.value, found["x"].corrected_p) == (None, None)
     assert found["x"].estimate.reason == "a run has no such figure"
     assert found["y"].corrected_p == 0.0
-
-
-def test_a_figure_that_mostly_vanishes_under_resampling_has_no_verdict():
-    lost = np.full((2, 11), np.nan)
-    lost[:, :4] = 1.0
-    found = compare_sides({"x": lost}, {"x": np.zeros((2, 11))}, np.random.default_rng(0))["x"]
-    assert found.estimate.value == 1.0
-    assert found.estimate.p is None
-    assert "half of the resamples" in found.estimate.reason
 
 
 def test_holm_by_hand():
