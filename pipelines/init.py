@@ -56,11 +56,11 @@ model:
 _RELATIONS = """\
 eta:
   fit: claims                     # for objectives that use eta
-objective:                        # relations; see docs/how_it_works.md
+objective:                        # cross; see docs/how_it_works.md
   kind: multipositive
   relation: claims
   directions: both
-  image_anchor: same"""
+  image_anchor: own"""
 _WITHOUT_CLAIMS = """\
 objective:                        # findings are read from English reports alone
   kind: infonce

@@ -393,7 +393,7 @@ def share_changed(
     """Compare decisions on the same images by a model in two precisions; None: there are none."""
     here, there = (
         [
-            item.is_present
+            item.decision
             for start in range(0, len(given), _COMPARED)
             for answers in model.classify_regions(given[start : start + _COMPARED].to(model.device))
             for item in answers

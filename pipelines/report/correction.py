@@ -11,11 +11,8 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from medclip_dcl.core.tables import read_table
-from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta
-from medclip_dcl.likelihood.eta_sources import has_labels, label_shares
 from medclip_dcl.text import sentences
-from medclip_dcl.text.labeler import labels
 
 from .charts import Labels, Series, draw_histogram, draw_points
 from .sources import Sources, View
@@ -33,12 +30,6 @@ class _Corpus(NamedTuple):
     eta: Floats
     pll_nats: Floats | None  # None where eta needs none
     count: Counts  # occurrences in the training split
-
-
-class _Truth(NamedTuple):
-    rho: Floats  # nan where it is not known
-    name: str
-    origin: str
 
 
 @dataclass(frozen=True)
@@ -99,9 +90,9 @@ def describe_eta(sources: Sources) -> View | None:
         ]
 
     charts = _charts(corpus)
-    truth = _find_truth(sources, corpus.keys)
-    if truth is not None:
-        charts.append(_truth_chart(corpus, truth, settings["eta_max"]))
+    if sources.rho:
+        rho = np.array([sources.rho.get(key, math.nan) for key in corpus.keys])
+        charts.append(_truth_chart(corpus, rho, settings["eta_max"]))
     figures = {
         "distinct sentences": len(corpus.keys),
         "mean eta of a training sentence": look.mean_eta,
@@ -116,7 +107,6 @@ def describe_eta(sources: Sources) -> View | None:
     return {
         "settings": settings,
         **{name: cache.summary.get(name, settings.get(name)) for name in ("a", "k")},
-        "fit": settings.get("fit", ""),
         "charts": charts,
         "expected": expected,
         "figures": {
@@ -137,20 +127,6 @@ def _read(table: pa.Table) -> _Corpus:
         pll_nats=None if pll.null_count else pll.to_numpy().astype(np.float64),
         count=table["count"].to_numpy().astype(np.int64),
     )
-
-
-def _find_truth(sources: Sources, keys: list[str]) -> _Truth | None:
-    # Class probabilities to hold eta against: the generator's, else shares of a label table.
-    if sources.rho:
-        rho = np.array([sources.rho.get(key, math.nan) for key in keys])
-        return _Truth(rho, "true class probability", "as the generator drew it")
-    artifacts = sources.get(labels.ARTIFACT, manifest.ARTIFACT)
-    if artifacts is None or not has_labels(artifacts[1]):
-        return None
-    shares = label_shares(keys, *artifacts)
-    rho = np.where(shares > 0, shares, math.nan)
-    origin = "by the label table, which knows no side and no site"
-    return _Truth(rho, "share of labelled studies", origin)
 
 
 def _charts(corpus: _Corpus) -> list[View]:
@@ -189,10 +165,10 @@ def _charts(corpus: _Corpus) -> list[View]:
     return charts
 
 
-def _truth_chart(corpus: _Corpus, truth: _Truth, cap: float) -> View:
-    agreement = compare_with_truth(corpus.eta, truth.rho, corpus.count, cap)
-    shown = np.isfinite(truth.rho) & (truth.rho > 0) & (corpus.count > 0)
-    rho, drawn = truth.rho[shown], np.maximum(corpus.eta[shown], _LEAST_DRAWN)
+def _truth_chart(corpus: _Corpus, rho: Floats, cap: float) -> View:
+    agreement = compare_with_truth(corpus.eta, rho, corpus.count, cap)
+    shown = np.isfinite(rho) & (rho > 0) & (corpus.count > 0)
+    rho, drawn = rho[shown], np.maximum(corpus.eta[shown], _LEAST_DRAWN)
     lines = []
     if shown.any():
         x = np.geomspace(rho.min(), rho.max(), 50)
@@ -202,13 +178,15 @@ def _truth_chart(corpus: _Corpus, truth: _Truth, cap: float) -> View:
     if len(parts) > 1:
         x, y = ([float(np.median(each[part])) for part in parts] for each in (rho, drawn))
         lines.append(Series("median eta", x, y))
-    chart_labels = Labels(f"Eta against the {truth.name}", f"rho: {truth.name}", "eta")
+    chart_labels = Labels(
+        "Eta against the true class probability", "rho: true class probability", "eta"
+    )
     return {
         "title": "Is it right?",
         "picture": draw_points(rho, drawn, chart_labels, lines=lines),
-        "meaning": f"Eta against the {truth.name}, {truth.origin}, of {agreement.sentences:,} "
-        "sentences. Above the line a sentence is corrected too much, below it too little. "
-        f"{_agreement_text(agreement)}",
+        "meaning": "Eta against the true class probability, as the generator drew it, of "
+        f"{agreement.sentences:,} sentences. Above the line a sentence is corrected too much, "
+        f"below it too little. {_agreement_text(agreement)}",
     }
 
 
