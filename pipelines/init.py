@@ -54,8 +54,6 @@ model:
     widths: [32, 64, 128, 256]
     input_px: 160"""
 _RELATIONS = """\
-eta:
-  fit: claims                     # for objectives that use eta
 objective:                        # cross; see docs/how_it_works.md
   kind: multipositive
   relation: claims
