@@ -95,6 +95,9 @@ class Config(Section):
 
 WITHDRAWN = {
     "check.sample": "check_data looks at every image and report",
+    "evaluate.gallery": "the sentence of a box is found among those of all boxes",
+    "evaluate.images_per_finding": "all images with a label are used; AUC and balanced accuracy "
+    "do not depend on how common a finding is",
     "index.splits": "all splits are indexed; filters of a question choose among them",
     "eta.fit": "a and k are those that are set; search them with configs/sweeps/a_k.yaml",
     "likelihood.unit_pieces": "units of work are sized by themselves",

@@ -15,8 +15,11 @@ from medclip_dcl.core.tables import write_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.adapters import adapter_digest, load_adapter
-from medclip_dcl.evaluation.evaluated_model import evaluated_model
+from medclip_dcl.evaluation.evaluated_model import (
+    adapter_digest,
+    evaluated_model,
+    load_adapter,
+)
 from medclip_dcl.evaluation.questions import (
     Evaluation,
     input_files,
@@ -106,12 +109,6 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
     said = job.open(sentences.ARTIFACT, verify=False)
     evaluation = Evaluation(job.config, model, source, images, said, findings)
     tree = evaluation.put_questions(rows) | contamination
-    if evaluation.short:
-        asked = settings.images_per_finding
-        job.say(
-            warning=f"of {asked} images a finding, half with it, there are fewer",
-            **evaluation.short,
-        )
     for warning in evaluation.warnings if writes_json() else ():  # the table shows them
         job.say(
             warning=warning.message,

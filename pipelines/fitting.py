@@ -16,20 +16,24 @@ from medclip_dcl.core.tables import SPLITS, read_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.data.records import read_truth, truth_files
-from medclip_dcl.evaluation import calibration
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions
-from medclip_dcl.evaluation.calibration import calibrate_findings, share_changed
-from medclip_dcl.evaluation.classification import UNKNOWN, Truth
+from medclip_dcl.evaluation.classification import (
+    CORRELATION_LIMIT,
+    REMEDY,
+    Truth,
+    pair_correlation,
+)
+from medclip_dcl.evaluation.decisions import add_calibration, calibrate_findings, share_changed
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
-from medclip_dcl.evaluation.head_fitting import (
+from medclip_dcl.evaluation.metrics import BootstrapOptions
+from medclip_dcl.evaluation.probe import (
     HeadRules,
     HeadSplits,
+    Labelled,
+    image_features,
+    labelled_images,
     make_head,
     refuse_shared_patients,
 )
-from medclip_dcl.evaluation.operating_point import ThresholdRule
-from medclip_dcl.evaluation.probe import Labelled, image_features
-from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT, REMEDY, pair_correlation
 from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminated, truth_of
 from medclip_dcl.evaluation.results import Rows
 from medclip_dcl.inference import model_package
@@ -115,7 +119,7 @@ def calibrate_scores(job: Job) -> None:
         or (fitted.settings, fitted.inputs, fitted.correlation_limit) != wanted
     ):
         fitted, state = _calibrate(job, wanted[1]), "made"
-        calibration.add_calibration(model, fitted)
+        add_calibration(model, fitted)
     calibrated = sum(item.curve is not None for item in fitted.findings)
     job.say(
         artifact=ARTIFACT.name,
@@ -210,7 +214,7 @@ def fit_head(job: Job) -> None:
     rules = HeadRules(
         job.config.heads,
         job.config.probabilities,
-        ThresholdRule(job.config.evaluate.threshold),
+        job.config.evaluate.threshold,
         BootstrapOptions(job.config.evaluate.bootstrap, _SEED),
     )
     before = {head.card.name: head for head in read_heads(target.path)}
@@ -315,8 +319,7 @@ def _fit_heads(
         encoded = encode(embed, rows[split], images, config.images.fit)
         features = image_features(encoded)
         for name, truth in zip(labels, _truth(job, source, rows[split], labels), strict=True):
-            every = Labelled(features, truth.astype(np.int64), encoded.subject_ids)
-            parts[name].append(every.take(np.flatnonzero(truth != UNKNOWN)))
+            parts[name].append(labelled_images(features, truth, encoded.subject_ids))
     splits = {name: HeadSplits(*each) for name, each in parts.items()}
     for name, own in splits.items():
         if own.lacking:

@@ -31,8 +31,7 @@ import numpy as np
 from sklearn.metrics import precision_recall_fscore_support
 
 from benchmarks.record import finish, judge
-from medclip_dcl.synthetic.findings import TYPES, draw_findings
-from medclip_dcl.synthetic.reports import Statement, draw_report
+from medclip_dcl.synthetic.reports import TYPES, Statement, draw_findings, draw_report
 from medclip_dcl.text.labeler.labels import (
     Reading,
     ReportLabels,

@@ -65,7 +65,6 @@ ALLOWED: dict[str, dict[str, str]] = {
         "*/manifest/boxes.parquet:*": _TEXTS,
         "*/sentences/sentences.parquet:*": _TEXTS,
         "*/index/texts.parquet:text": _TEXTS,
-        "*/results/gallery.parquet:*": _TEXTS,
         "*/dataset/*.parquet:*": _TEXTS,
         "*/rows/*:*": _TEXTS,
         "work/report.html": "a page that is not private",

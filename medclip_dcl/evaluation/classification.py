@@ -1,32 +1,34 @@
-"""Which findings images show: each by its prompt pair, and one of several.
+"""Which findings images show, each by its prompt pair.
 
-Every question gives an `EvalResult` for `results.json` and the rows that it was made from.
+A finding's score is the difference of two scores, of the sentence that asserts it and of the one
+that denies it. A model that hardly tells the two apart scores them alike: they rise and fall
+together over images, and the little that is left of the difference can have either sign. Such a
+pair does not decide, and is warned of.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Int8
+from jaxtyping import Bool, Float, Int8
 
 from medclip_dcl.core.plugins import METRICS
-from medclip_dcl.evaluation.bootstrap import (
+from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
+from medclip_dcl.evaluation.metrics import (
     BootstrapOptions,
     Figure,
     Samples,
     Weights,
+    balanced_accuracy,
     estimate,
-)
-from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
-from medclip_dcl.evaluation.metrics import (
-    classification_metrics,
-    mean,
     mean_of,
-    mean_over_findings,
     pearson_correlation,
+    roc_auc,
+    value_of,
 )
-from medclip_dcl.evaluation.prompt_pairs import CORRELATION_FIGURE, LEAST_IMAGES
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import softmax_scores
@@ -39,12 +41,28 @@ Matrix = Float[np.ndarray, "findings images"]
 UNKNOWN = -1
 """Truth of a finding that is not known."""
 
-_PER_CLASS = 200  # most images of a class that show one finding alone: that of CheXpert5x200
+CORRELATION_LIMIT = 0.97
+"""Correlation of a finding's two scores over images above which the pair does not decide."""
+# From first trials on real studies: models that inverted a finding had .98 to 1.00, others at most
+# .94. With text pairs as close as .98 the AUC of one finding was .17 or .85, by the seed.
+
+CHANCE_AUC = 0.5
+"""AUC below which a finding is read upside down."""
+
+LEAST_IMAGES = 10
+"""Images below which no correlation is given: of two it is always 1 or -1."""
+
+REMEDY = (
+    "train with objective.relation: claims, or ask in other words in the prompts file "
+    "(evaluate.prompts)"
+)
+"""What helps a finding that is warned of."""
+
+CORRELATION_FIGURE = "prompt_correlation"
+"""Name of the figure in the results of each finding."""
+
 ONE_CLASS = "no image of one of the two classes"
-_ALIKE = "one of the two prompts scores all images alike"
-_NO_FINDING = "no finding has images of both classes"
-SHOWN = ("auc", "balanced_accuracy", "balanced_accuracy_offset")
-_MEANS = tuple(f"mean_{name}" for name in SHOWN)
+_MEANS = ("mean_auc", "mean_balanced_accuracy", "mean_balanced_accuracy_offset")
 
 Offsets = Sequence[float | None]
 """Level of each finding's margin, above which it is decided to be present; None: not known."""
@@ -85,32 +103,12 @@ def labelled_truth(
     return truth
 
 
-def balance(truth: Truth, most: int, generator: np.random.Generator) -> Truth:
-    """Draw as many images with each finding as without it, `most` in all; 0: all images stay.
-
-    The truth of images that are not drawn becomes `UNKNOWN`.
-
-    Source: Wang et al. 2023 evaluate on about 1000 images per finding; ours: half and half.
-    """
-    if not most:
-        return truth
-    kept = np.full_like(truth, UNKNOWN)
-    for state, drawn in zip(truth, kept, strict=True):
-        sides = [np.flatnonzero(state == value) for value in (0, 1)]
-        count = min(most // 2, *(len(side) for side in sides))
-        for side in sides:
-            images = generator.choice(side, count, replace=False)
-            drawn[images] = state[images]
-    return kept
-
-
 def known_images(
     truth: Int8[np.ndarray, " images"], subjects: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Return which images have a known truth; of those the truth, as bool, and the patients."""
-    known = truth != UNKNOWN
-    owners = [owner for owner, keep in zip(subjects, known, strict=True) if keep]
-    return known, truth[known] == 1, owners
+    labelled = truth != UNKNOWN
+    return labelled, truth[labelled] == 1, [*compress(subjects, labelled)]
 
 
 def evaluate_findings(
@@ -168,13 +166,11 @@ def finding_figures(
     offset: float | None = None,
 ) -> dict[str, Figure]:
     """Estimate what `_measure` gives over the images whose truth is known."""
-    known, positive, owners = known_images(truth, subjects)
-    margin = margins[known]
-
-    def measure(weights: Weights) -> dict[str, Samples]:
-        return _measure(margin, positive, weights, offset)
-
-    return estimate(measure, owners, bootstrap, ONE_CLASS)
+    labelled, positive, owners = known_images(truth, subjects)
+    margin = margins[labelled]
+    return estimate(
+        lambda weights: _measure(margin, positive, weights, offset), owners, bootstrap, ONE_CLASS
+    )
 
 
 def pair_figures(
@@ -187,11 +183,12 @@ def pair_figures(
     if len(subjects) < LEAST_IMAGES:
         reason = f"fewer than {LEAST_IMAGES} images"
         return {CORRELATION_FIGURE: Figure(None, len(subjects), len(set(subjects)), reason=reason)}
-
-    def measure(weights: Weights) -> dict[str, Samples]:
-        return {CORRELATION_FIGURE: pearson_correlation(positive, negative, weights)}
-
-    return estimate(measure, subjects, bootstrap, _ALIKE)
+    return estimate(
+        lambda weights: {CORRELATION_FIGURE: pearson_correlation(positive, negative, weights)},
+        subjects,
+        bootstrap,
+        "one of the two prompts scores all images alike",
+    )
 
 
 def mean_finding_figures(
@@ -203,23 +200,33 @@ def mean_finding_figures(
 ) -> dict[str, Figure]:
     """Estimate what `measure_findings` gives."""
     levels = offsets or [None] * len(truth)
-
-    def measure(weights: Weights) -> dict[str, Samples]:
-        return measure_findings(margins, truth, levels, weights)
-
-    return estimate(measure, subjects, bootstrap, _NO_FINDING)
+    return estimate(
+        lambda weights: measure_findings(margins, truth, levels, weights),
+        subjects,
+        bootstrap,
+        "no finding has images of both classes",
+    )
 
 
 def measure_findings(
     margins: Matrix, truth: Truth, offsets: Offsets, weights: Weights
 ) -> dict[str, Samples]:
-    """Average the figures of several findings, as `metrics.mean_over_findings`."""
-    figures = []
+    """Average the figures over the findings that have both classes in the sample.
+
+    A figure that a finding lacks is left out; without a finding there is none.
+    """
+    measured = []
     for margin, state, offset in zip(margins, truth, offsets, strict=True):
-        is_labelled = state != UNKNOWN
-        positive = state[is_labelled] == 1
-        figures.append(_measure(margin[is_labelled], positive, weights[:, is_labelled], offset))
-    return mean_over_findings(figures)
+        labelled = state != UNKNOWN
+        positive = state[labelled] == 1
+        figures = _measure(margin[labelled], positive, weights[:, labelled], offset)
+        # Where a class is missing there is no AUC: the finding then leaves every mean.
+        lacking = np.isnan(figures["auc"])
+        measured.append({name: np.where(lacking, np.nan, each) for name, each in figures.items()})
+    names = (
+        [name for name in measured[0] if all(name in item for item in measured)] if measured else []
+    )
+    return {f"mean_{name}": mean_of([item[name] for item in measured]) for name in names}
 
 
 def _measure(
@@ -228,94 +235,73 @@ def _measure(
     weights: Weights,
     offset: float | None,
 ) -> dict[str, Samples]:
-    # What is always measured of a finding, and the metrics of plugins.
-    own = {name: measure(margins, positive, weights) for name, measure in METRICS.items()}
-    return classification_metrics(margins, positive, weights, offset) | own
-
-
-def evaluate_classes(
-    model: EvaluatedModel,
-    images: EncodedImages,
-    findings: Sequence[Finding],
-    truth: Truth,
-    bootstrap: BootstrapOptions,
-    per_class: int = _PER_CLASS,
-) -> tuple[EvalResult, Rows]:
-    """Ask which one of several findings an image shows, of images that show one alone.
-
-    The classes are the findings' positive prompts. An image whose best two classes have the
-    same score counts as wrong.
-
-    Source: Huang et al. 2021 (GLoRIA), CheXpert5x200: images that show one of five findings
-        and no other, 200 of each. Ours: a finding whose truth is not known counts as absent.
-    """
-    chosen, shown = _exclusive(truth, per_class, bootstrap.generator())
-    classes = [index for index in range(len(findings)) if (shown == index).any()]
-    if len(classes) < 2:
-        return EvalResult("fewer than two findings have images that show nothing else"), []
-    texts = [text for finding in findings for text in finding.positive]
-    sizes = [len(finding.positive) for finding in findings]
-    asked = images.select(chosen)
-    scores = model.score(asked.regions, model.embed_sentences(texts))
-    means = torch.stack([part.mean(dim=0) for part in torch.split_with_sizes(scores, sizes)])
-    found = _sole_best(means[classes].cpu().numpy().T)
-    answers = np.array([classes[index] if index >= 0 else -1 for index in found])
-    subjects = [images.subject_ids[image] for image in chosen]
-    every = estimate(
-        lambda weights: measure_classes(answers == shown, shown, classes, weights),
-        subjects,
-        bootstrap,
-        "no image of this class",
-    )
-    groups = {findings[index].name: {"recall": every.pop(f"{index}.recall")} for index in classes}
-    rows = [
-        {
-            **images.ids_of(image),
-            "finding": findings[index].name,
-            "answer": findings[answer].name if answer >= 0 else None,
-        }
-        for image, index, answer in zip(chosen, shown.tolist(), answers.tolist(), strict=True)
-    ]
-    chance = {"accuracy": 1 / len(classes), "mean_recall": 1 / len(classes)}
-    pool = {"images": len(chosen), "classes": len(classes)}
-    return EvalResult("", pool, chance, every, groups), rows
-
-
-def measure_classes(
-    is_right: Bool[np.ndarray, " images"],
-    shown: np.ndarray,
-    classes: Sequence[Any],
-    weights: Weights,
-) -> dict[str, Samples]:
-    """Measure `accuracy`, `CLASS.recall` of each class, and `mean_recall` over classes."""
-    right = is_right.astype(float)
-    recalls = {
-        f"{name}.recall": mean(right[own], weights[:, own])
-        for name in classes
-        for own in (shown == name,)
+    # The decision is at a margin of 0, and at the offset. Then the metrics of plugins.
+    figures = {
+        "auc": roc_auc(margins, positive, weights),
+        "balanced_accuracy": balanced_accuracy(margins, positive, weights),
     }
-    every = {"accuracy": mean(right, weights), "mean_recall": mean_of([*recalls.values()])}
-    return every | recalls
+    if offset is not None:
+        figures["balanced_accuracy_offset"] = balanced_accuracy(margins - offset, positive, weights)
+    return figures | {name: own(margins, positive, weights) for name, own in METRICS.items()}
 
 
-def _exclusive(
-    truth: np.ndarray, per_class: int, generator: np.random.Generator
-) -> tuple[list[int], np.ndarray]:
-    # Images that show one finding alone: their numbers, ascending, and what they show.
-    alone = (truth == 1).sum(axis=0) == 1
-    chosen: list[int] = []
-    for state in truth:
-        images = np.flatnonzero(alone & (state == 1))
-        if len(images) > per_class:
-            images = generator.choice(images, per_class, replace=False)
-        chosen += images.tolist()
-    chosen.sort()
-    return chosen, (truth[:, chosen] == 1).argmax(axis=0)
+@dataclass(frozen=True)
+class PairWarning:
+    """A finding whose answer should not be read, and why."""
+
+    finding: str
+    """Name of the finding."""
+    correlation: float | None
+    """Of the two scores over the images; None: undefined."""
+    auc: float | None
+    """Of their difference; None: undefined, or of too few images."""
+    is_undecided: bool
+    """Whether the correlation is above `CORRELATION_LIMIT`."""
+    is_inverted: bool
+    """Whether the AUC is below `CHANCE_AUC`."""
+    reason: str
+    """The values and the rules that they break."""
+    message: str
+    """The finding, the reason and the remedy."""
 
 
-def _sole_best(scores: np.ndarray) -> Int[np.ndarray, " images"]:
-    # Number of each row's highest score; -1 where two share it.
-    best = scores.max(axis=1, keepdims=True)
-    alone = (scores == best).sum(axis=1) == 1
-    indices: np.ndarray = np.where(alone, scores.argmax(axis=1), -1)
-    return indices
+def pair_correlation(
+    positive: Float[np.ndarray, " images"], negative: Float[np.ndarray, " images"]
+) -> float | None:
+    """Correlate the scores of a finding's two prompts over images, in [-1, 1].
+
+    None of fewer than `LEAST_IMAGES`, and where a prompt scores all images alike.
+    """
+    enough = len(positive) >= LEAST_IMAGES
+    return value_of(pearson_correlation(positive, negative)) if enough else None
+
+
+def check_pair(finding: str, correlation: float | None, auc: float | None) -> PairWarning | None:
+    """Warn of a finding whose pair does not decide, or that is read upside down; None: neither."""
+    is_undecided = correlation is not None and correlation > CORRELATION_LIMIT
+    is_inverted = auc is not None and auc < CHANCE_AUC
+    reasons = []
+    if is_undecided:
+        reasons.append(
+            f"its two prompts do not decide: over images their scores have a correlation of "
+            f"{correlation:.3f}, above {CORRELATION_LIMIT}, so which is higher is chance"
+        )
+    if is_inverted:
+        reasons.append(
+            f"it is read upside down: its AUC is {auc:.3f}, below {CHANCE_AUC}, so images with it "
+            "score lower than images without it"
+        )
+    if not reasons:
+        return None
+    reason = "; ".join(reasons)
+    message = f"{finding}: {reason}; {REMEDY}"
+    return PairWarning(finding, correlation, auc, is_undecided, is_inverted, reason, message)
+
+
+def check_pairs(groups: Mapping[str, Mapping[str, Figure]]) -> list[PairWarning]:
+    """Check every finding by its figures `prompt_correlation` and `auc`."""
+    checked = (
+        check_pair(finding, figures[CORRELATION_FIGURE].value, figures["auc"].value)
+        for finding, figures in groups.items()
+    )
+    return [warning for warning in checked if warning is not None]

@@ -25,35 +25,43 @@ A model sees all of an image, or the part that `images.fit` shows it. Pixel (y, 
 [x, x + 1) x [y, y + 1), as boxes are measured.
 """
 
+import hashlib
 import math
+import pkgutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
+from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.core.errors import CheckpointError, QueryError
+from medclip_dcl.core.errors import CheckpointError, ConfigError, QueryError
+from medclip_dcl.core.files import sha256_file
 from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data.grayscale import Window, window
 from medclip_dcl.data.limits import Fit
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.inference.grounding import outside, upsample
+from medclip_dcl.evaluation.settings import EvaluationConfig
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import prompt_texts, side_scores
-from medclip_dcl.models.settings import (
-    SimilarityConfig,
-)
+from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
 
 # Images in one forward pass: without gradients it fits wherever the model was trained.
 _BATCH = 64
 _SCORED = 2048  # images whose regions are on the model's device at a time
 _EXACT_BYTES = 2**32  # of all regions; more are held in half precision, as an index holds them
+# Scale of an adapted model's scores: CLIP's largest logit scale. It moves no metric, only the
+# `score` that stands next to each margin.
+_ADAPTED_GAMMA_SQUARED = 100.0
 
 
 @runtime_checkable
@@ -89,27 +97,17 @@ class EvaluatedModel:
     gamma_squared: float
     """Scale of the score in softmaxes."""
 
-    @property
-    def keeps_lengths(self) -> bool:
-        """Whether its region vectors keep their lengths, which weigh them in their mean."""
-        return self.similarity.kind == "biovil"
-
     @torch.inference_mode()
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images rows columns dim"]:
         """Return the region vectors of square 8-bit images, all in one pass.
 
-        Unit vectors, but for a model that `keeps_lengths`.
+        Unit vectors, but for a similarity that weighs them in their mean by their lengths.
         """
         regions = self.encoders.embed_images(images)
-        make = _checked if self.keeps_lengths else _unit
+        make = _checked if self.similarity.kind == "biovil" else _unit
         return make(regions, len(images), 4, "embed_images")
-
-    @property
-    def has_features(self) -> bool:
-        """Whether the encoders give features before the shared space."""
-        return isinstance(self.encoders, FeatureEncoders)
 
     @torch.inference_mode()
     def embed_regions(
@@ -131,7 +129,7 @@ class EvaluatedModel:
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images 1 1 features"]:
         """Return the image encoder's pooled features, as the one region of each image."""
-        assert isinstance(self.encoders, FeatureEncoders), "ask has_features first"
+        assert isinstance(self.encoders, FeatureEncoders)
         features = self.encoders.embed_features(images)
         return _checked(features, len(images), 2, "embed_features")[:, None, None]
 
@@ -205,13 +203,61 @@ class EvaluatedModel:
         return [None] * len(findings)
 
 
-def heatmap(
-    grid: Float[np.ndarray, "rows columns"], shown: Window, height_px: int, width_px: int
-) -> Float[np.ndarray, "height width"]:
-    """Spread a grid of scores over the part of an image that it covers; NaN elsewhere."""
-    spread = upsample(grid, height_px, width_px, shown)
-    spread[outside(height_px, width_px, shown)] = np.nan
-    return spread
+def adapter_digest(config: EvaluationConfig) -> str:
+    """Name the model of `evaluate.adapter`: SHA-256 of the callable's name and its weights."""
+    digest = hashlib.sha256(config.evaluate.adapter.model.encode())
+    weights = _adapter_weights(config)
+    if weights is not None:
+        for file in sorted(weights.rglob("*")) if weights.is_dir() else [weights]:
+            if file.is_file():
+                digest.update(f"{file.name} {sha256_file(file)}".encode())
+    return digest.hexdigest()
+
+
+def load_adapter(config: EvaluationConfig) -> EvaluatedModel:
+    """Build the model that `evaluate.adapter` names; ConfigError where that is impossible."""
+    name, weights = config.evaluate.adapter.model, _adapter_weights(config)
+    if not all(name.partition(":")):
+        raise ConfigError(
+            f"evaluate.adapter.model is {name!r}; it must read module:callable, or make a package "
+            "of the checkpoint: medclip adopt"
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a module in the current folder, as `python -m` finds it
+    try:
+        build = pkgutil.resolve_name(name)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"evaluate.adapter.model {name!r} cannot be imported ({error}); put its module on "
+            "the path"
+        ) from error
+    if not callable(build):
+        raise ConfigError(f"evaluate.adapter.model {name!r} is not callable; name a function")
+    encoders = build(*([] if weights is None else [str(weights)]))
+    if not isinstance(encoders, Encoders):
+        raise ConfigError(f"what {name} builds has no embed_images or no embed_sentences; add it")
+    if config.evaluate.probe_images and not isinstance(encoders, FeatureEncoders):
+        raise ConfigError(
+            f"what {name} builds has no embed_features, which a probe needs; add it, or set "
+            "evaluate.probe_images=0"
+        )
+    kind = getattr(encoders, "similarity", "global")
+    try:
+        similarity = SimilarityConfig(kind=kind)
+    except ValidationError as error:
+        raise ConfigError(
+            f"what {name} builds has similarity {kind!r}; give a model.similarity.kind"
+        ) from error
+    return EvaluatedModel(adapter_digest(config), encoders, similarity, _ADAPTED_GAMMA_SQUARED)
+
+
+def _adapter_weights(config: EvaluationConfig) -> Path | None:
+    if not config.evaluate.adapter.weights:
+        return None
+    path = resolve_path(config.evaluate.adapter.weights, config.work)
+    if not path.exists():
+        raise ConfigError(f"evaluate.adapter.weights names {path}, which does not exist")
+    return path
 
 
 @dataclass(frozen=True)
@@ -223,8 +269,8 @@ class EncodedImages:
     sizes_px: tuple[tuple[int, int], ...]
     """Height and width of each original image."""
     regions: Float[Tensor, "encoded rows columns dim"]
-    """Unit vectors, but of a model that `keeps_lengths`, on the CPU; float16 where float32 would
-    take more than 4 GiB."""
+    """As `embed_images` of the model, on the CPU; float16 where float32 would take more than
+    4 GiB."""
     size_px: int = 1
     """Side of the prepared squares."""
     fit: Fit | None = None
@@ -241,13 +287,12 @@ class EncodedImages:
     def select(self, chosen: Sequence[int]) -> "EncodedImages":
         """Return the images of these numbers, in that order."""
         rows = torch.tensor(chosen, dtype=torch.long, device=self.regions.device)
-        return EncodedImages(
-            tuple(self.image_ids[image] for image in chosen),
-            tuple(self.subject_ids[image] for image in chosen),
-            tuple(self.sizes_px[image] for image in chosen),
-            self.regions[rows],
-            self.size_px,
-            self.fit,
+        return replace(
+            self,
+            image_ids=tuple(self.image_ids[image] for image in chosen),
+            subject_ids=tuple(self.subject_ids[image] for image in chosen),
+            sizes_px=tuple(self.sizes_px[image] for image in chosen),
+            regions=self.regions[rows],
         )
 
 

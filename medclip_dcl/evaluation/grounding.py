@@ -14,18 +14,21 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from medclip_dcl.core.errors import MetricError
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
-from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel, heatmap
-from medclip_dcl.evaluation.metrics import mean
+from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
+from medclip_dcl.evaluation.metrics import (
+    BootstrapOptions,
+    Figure,
+    Samples,
+    Weights,
+    estimate,
+    mean,
+)
 from medclip_dcl.evaluation.results import EvalResult, Rows
-from medclip_dcl.inference.grounding import scaled
+from medclip_dcl.inference.grounding import outside, scaled, upsample
 from medclip_dcl.models.similarity import score_grids
 
 PAPER_THRESHOLDS: tuple[float, ...] = tuple(step * 0.05 for step in range(-20, 21))
 """-1 to 1 in 41 steps, each an integer times 0.05, so that no error accumulates."""
-
-BIOVIL_THRESHOLDS: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5)
-"""Thresholds of the BioViL-style variant; its clamp at 0 changes nothing above 0."""
 
 HEATMAP_PX = 1024
 """Longer side at which heatmaps meet boxes; smaller images keep their size."""
@@ -71,12 +74,12 @@ def signed_cnr(
 def mean_iou(
     heatmap: Float[np.ndarray, "height width"],
     mask: Bool[np.ndarray, "height width"],
-    thresholds: tuple[float, ...],
+    thresholds: tuple[float, ...] = PAPER_THRESHOLDS,
 ) -> float | None:
     """Overlap of the thresholded heatmap with the boxes, averaged over thresholds.
 
     The IoU counts as 0 at a threshold where the union is empty; None where no pixel has a score.
-    Figures with `PAPER_THRESHOLDS` and with `BIOVIL_THRESHOLDS` are not comparable.
+    Figures of other thresholds, such as BioViL's .1 to .5, are not comparable.
 
     Source: Wang et al. 2023, Section 3.2.
     """
@@ -140,10 +143,10 @@ def boxed_sentences(
     are scaled from the size that the table states to the image's own.
     """
     number = {image_id: index for index, image_id in enumerate(images.image_ids)}
-    found: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
+    rows_of: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row, key in zip(boxes, keys, strict=True):
         if row["image_id"] in number and row["phrase"].strip():
-            found[number[row["image_id"]], key].append(row)
+            rows_of[number[row["image_id"]], key].append(row)
     return [
         BoxedSentence(
             image=image,
@@ -152,7 +155,7 @@ def boxed_sentences(
             key=key,
             boxes=np.array([_scaled(row, images.sizes_px[image]) for row in rows]),
         )
-        for (image, key), rows in found.items()
+        for (image, key), rows in rows_of.items()
     ]
 
 
@@ -220,17 +223,17 @@ def chance_cnr(
     Source: ours; a permutation of images.
     """
     owner = np.array([unit.image for unit in units])
-    found = []
+    contrasts = []
     for unit in units:
         others = np.flatnonzero(owner != unit.image)
         for other in generator.choice(others, min(_DRAWS, len(others)), replace=False):
             grid = np.array(rows[other]["grid"], dtype=np.float32).reshape(rows[other]["rows"], -1)
             scores, mask = _on_image(grid, unit, images, _CHANCE_PX)
-            found.append(signed_cnr(scores, mask))
-    known = np.array([value for value in found if value is not None])
-    if not len(known):
+            contrasts.append(signed_cnr(scores, mask))
+    defined = np.array([value for value in contrasts if value is not None])
+    if not len(defined):
         return {"cnr": None, "cnr_signed": None}
-    return {"cnr": float(np.abs(known).mean()), "cnr_signed": float(known.mean())}
+    return {"cnr": float(np.abs(defined).mean()), "cnr_signed": float(defined.mean())}
 
 
 def _compare(
@@ -239,8 +242,7 @@ def _compare(
     scores, mask = _on_image(grid, unit, images, longest_px)
     return {
         "cnr_signed": signed_cnr(scores, mask),
-        "miou": mean_iou(scores, mask, PAPER_THRESHOLDS),
-        "miou_biovil": mean_iou(scores, mask, BIOVIL_THRESHOLDS),
+        "miou": mean_iou(scores, mask),
         "pointed": is_pointed_at(scores, mask),
         "area": float(mask.mean()),
     }
@@ -256,18 +258,18 @@ def _on_image(
     rows, columns = max(1, round(height * shrink)), max(1, round(width * shrink))
     scale = np.array([columns / width, rows / height, columns / width, rows / height])
     shown = scaled(images.window(unit.image), rows / height, columns / width)
-    scores = heatmap(grid, shown, rows, columns)
+    scores = upsample(grid, rows, columns, shown)
+    scores[outside(rows, columns, shown)] = np.nan
     return scores, box_mask(unit.boxes * scale, rows, columns)
 
 
 def measure_grounding(rows: Sequence[Mapping[str, Any]], weights: Weights) -> dict[str, Samples]:
     """Average each figure over rows of `results.GROUNDINGS`, those without it left out."""
-    signed, miou, biovil, pointed = (
+    signed, miou, pointed = (
         np.array([row[name] for row in rows], dtype=float)  # None becomes NaN
-        for name in ("cnr_signed", "miou", "miou_biovil", "pointed")
+        for name in ("cnr_signed", "miou", "pointed")
     )
-    columns = {"cnr": np.abs(signed), "cnr_signed": signed, "miou": miou, "miou_biovil": biovil}
-    columns["pointing"] = pointed
+    columns = {"cnr": np.abs(signed), "cnr_signed": signed, "miou": miou, "pointing": pointed}
     return {name: mean(values, weights) for name, values in columns.items()}
 
 

@@ -5,7 +5,7 @@ The rows of its tables are enough to measure a model again without the model.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,17 +15,16 @@ from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.errors import ArtifactStale
 from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.bootstrap import Samples, Weights, unit_weights
 from medclip_dcl.evaluation.classification import (
     UNKNOWN,
     Matrix,
     Truth,
-    measure_classes,
     measure_findings,
 )
+from medclip_dcl.evaluation.decisions import measure_decisions
 from medclip_dcl.evaluation.grounding import measure_grounding
-from medclip_dcl.evaluation.operating_point import measure_decisions
-from medclip_dcl.evaluation.retrieval import GALLERY_LENGTHS, measure_ranks, rank_samples
+from medclip_dcl.evaluation.metrics import Samples, Weights, unit_weights
+from medclip_dcl.evaluation.retrieval import measure_ranks
 
 
 @dataclass(frozen=True)
@@ -69,26 +68,18 @@ def measure(cases: SampleResults, weights: Int[np.ndarray, "S patients"]) -> dic
     The figures are those that `evaluate` reports over all cases, made by the same functions. A
     question that was not put is left out, and so is one whose findings have one class alone.
     """
-    found: dict[str, Samples] = {}
+    measured: dict[str, Samples] = {}
     for form, (_, questions) in _TABLES.items():
         if cases.tables[form].num_rows:
             owners = cases.column(form, "subject_id").tolist()
             own_weights = unit_weights(weights, cases.patients, owners)
             for question, figures in questions(cases, own_weights):
-                every = {f"{question}.{name}": values for name, values in figures.items()}
-                found |= {name: every[name] for name in every if _is_compared(question, name)}
-    return found
+                # Not those of single classes and directions, which have a full stop.
+                names = [name for name in figures if "." not in name]
+                measured |= {f"{question}.{name}": figures[name] for name in names}
+    return measured
 
 
-def _is_compared(question: str, name: str) -> bool:
-    # Not those of single classes and directions, and none that says again what another says.
-    return name not in _SAID_BY_ANOTHER and "." not in name.removeprefix(f"{question}.")
-
-
-_SAID_BY_ANOTHER = {
-    *("zero_shot.mean_accuracy", "classes.accuracy"),
-    *("grounding.miou_biovil", "gallery.median_rank"),
-}
 _Questions = Iterator[tuple[str, dict[str, Samples]]]
 
 
@@ -111,9 +102,10 @@ def _asked(
     }
     rows = np.flatnonzero(chosen)
     draws = cases.column(form, "draw")[rows] if form is results.PROBES else np.zeros_like(rows)
-    findings = [*zip(column["finding"].tolist(), draws.tolist(), strict=True)]
-    image, first = _numbers(column["image_id"].tolist())
-    finding, first_of = _numbers(findings)
+    probes = [f"{finding} {draw}" for finding, draw in zip(column["finding"], draws, strict=True)]
+    images = column["image_id"].astype(str)
+    _, first, image = np.unique(images, return_index=True, return_inverse=True)
+    _, first_of, finding = np.unique(probes, return_index=True, return_inverse=True)
     margins = np.zeros((len(first_of), len(first)))
     truth = np.full(margins.shape, UNKNOWN, dtype=np.int8)
     margins[finding, image] = column["margin"]
@@ -121,15 +113,6 @@ def _asked(
     both = (truth == 1).any(axis=1) & (truth == 0).any(axis=1)
     levels = [None if np.isnan(value) else float(value) for value in column[level][first_of][both]]
     return _Asked(margins[both], truth[both], levels, weights[:, np.flatnonzero(chosen)[first]])
-
-
-def _numbers(names: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    # The number of each name, in the order in which names appear first, and where they do.
-    first: dict[Any, int] = {}
-    for index, name in enumerate(names):
-        first.setdefault(name, index)
-    number = {name: index for index, name in enumerate(first)}
-    return np.array([number[name] for name in names]), np.array([*first.values()])
 
 
 def _zero_shot(cases: SampleResults, weights: Weights) -> _Questions:
@@ -146,15 +129,10 @@ def _probes(cases: SampleResults, weights: Weights) -> _Questions:
     fraction, draw = (cases.column(form, name) for name in ("fraction", "draw"))
     for share in np.unique(fraction):
         asked = _asked(cases, form, "threshold", weights, fraction == share)
-        found = measure_findings(*asked._replace(levels=[None] * len(asked.levels)))
-        yield f"probe.{share:g}", {"mean_auc": found["mean_auc"]} if found else {}
+        figures = measure_findings(*asked._replace(levels=[None] * len(asked.levels)))
+        yield f"probe.{share:g}", {"mean_auc": figures["mean_auc"]} if figures else {}
     first = (fraction == fraction.max()) & (draw == 0)
     yield "probe_decisions", measure_decisions(*_asked(cases, form, "threshold", weights, first))
-
-
-def _classes(cases: SampleResults, weights: Weights) -> _Questions:
-    shown, answer = (cases.column(results.CLASSES, name) for name in ("finding", "answer"))
-    yield "classes", measure_classes(shown == answer, shown, [*dict.fromkeys(shown)], weights)
 
 
 def _grounding(cases: SampleResults, weights: Weights) -> _Questions:
@@ -162,15 +140,8 @@ def _grounding(cases: SampleResults, weights: Weights) -> _Questions:
     yield "grounding", measure_grounding(rows, weights)
 
 
-def _gallery(cases: SampleResults, weights: Weights) -> _Questions:
-    rank = cases.column(results.BOX_ANSWERS, "gallery_rank")
-    known = ~np.isnan(rank)
-    if known.any():
-        yield "gallery", rank_samples(rank[known], GALLERY_LENGTHS, weights[:, known])
-
-
 def _ranks(cases: SampleResults, weights: Weights) -> _Questions:
-    columns = ("question", "direction", "rank", "own_rank", "expected_rank")
+    columns = ("question", "direction", "rank", "own_rank")
     question, direction, *ranks = (cases.column(results.RANKS, name) for name in columns)
     for name in dict.fromkeys(question.tolist()):
         ways = {
@@ -189,9 +160,7 @@ def _ranks(cases: SampleResults, weights: Weights) -> _Questions:
 
 _TABLES: dict[TableFormat, tuple[list[str], Callable[[SampleResults, np.ndarray], _Questions]]] = {
     results.SCORES: (["image_id", "finding", "truth"], _zero_shot),
-    results.CLASSES: (["image_id", "finding"], _classes),
     results.GROUNDINGS: (["image_id", "phrase_key"], _grounding),
-    results.BOX_ANSWERS: (["image_id", "phrase_key", "gallery_true"], _gallery),
     results.RANKS: (["question", "direction", "image_id"], _ranks),
     results.PROBES: (["image_id", "finding", "fraction", "draw", "truth"], _probes),
 }

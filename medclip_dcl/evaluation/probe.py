@@ -1,12 +1,13 @@
-"""Linear probe: logistic regression on frozen features, by share of the labels.
+"""Linear heads on frozen features: probes of an encoder, and heads that a model is published with.
 
-Its penalty is chosen by cross-validation within that share, so that no other label is used; its
-figures are those of other images.
+Both are a logistic regression with both classes at equal weight, fitted to training patients. Its
+penalty is that of the best AUC on the validation images, which also give the threshold, and of a
+head the calibration. Figures are those of test images.
 """
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,31 +15,36 @@ import torch
 from jaxtyping import Float, Int8, Int64
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, StratifiedKFold
-from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from medclip_dcl.core.errors import MetricError
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
-from medclip_dcl.evaluation.classification import UNKNOWN, mean_finding_figures
-from medclip_dcl.evaluation.evaluated_model import EncodedImages
-from medclip_dcl.evaluation.operating_point import (
-    ThresholdRule,
+from medclip_dcl.core.errors import ArtifactStale, MetricError
+from medclip_dcl.evaluation.classification import UNKNOWN, finding_figures, mean_finding_figures
+from medclip_dcl.evaluation.decisions import (
+    Rule,
+    calibrate_finding,
     choose_thresholds,
+    decision_figures,
     evaluate_decisions,
+    probability_figures,
 )
+from medclip_dcl.evaluation.evaluated_model import EncodedImages
+from medclip_dcl.evaluation.metrics import BootstrapOptions, Figure, roc_auc, value_of
 from medclip_dcl.evaluation.results import EvalResult, Rows
+from medclip_dcl.inference.heads import Head, HeadCard, HeadFigure, head_margins
 from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.models.settings import HeadsConfig, ProbabilitiesConfig
 
 FRACTIONS = (0.01, 0.1, 1.0)
 """Shares of the training labels that a probe is given: those that ConVIRT and GLoRIA report."""
 PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
-"""L2 penalties per labelled image among which cross-validation chooses."""
+"""L2 penalties per labelled image that are tried, the strongest first."""
 
 _BLOCK = 1024  # images that are averaged at a time
-_FOLDS = 5
 _DRAWS = 3  # of the labels at each fraction below 1
 _ITERATIONS = 500
+
+Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,6 @@ class Labelled:
     features: Float[np.ndarray, "images features"]
     labels: Int64[np.ndarray, " images"]
     subject_ids: Sequence[str]
-    """Patient of each image: all images of a patient are in one fold."""
 
     def take(self, rows: Int64[np.ndarray, " chosen"]) -> "Labelled":
         """Take some of the images."""
@@ -56,83 +61,50 @@ class Labelled:
         return Labelled(self.features[rows], self.labels[rows], subjects)
 
 
-def linear_probe(
-    known: Labelled,
-    judged: Float[np.ndarray, "judged features"],
-    penalties: Sequence[float] = PENALTIES,
-) -> tuple[Float[np.ndarray, " judged"], float]:
-    """Train a linear classifier on frozen features and apply it to others.
+def fit_logistic(labelled: Labelled, penalty: float) -> dict[str, np.ndarray]:
+    """Fit a logistic regression with both classes at equal weight.
 
-    Features are standardised by the images that are fitted. The fit minimises the mean cross
-    entropy plus penalty / 2 times the squared weights. The penalty is that of the best mean recall
-    over five folds of the patients, or as many as the rarer class has patients; the first of
-    `penalties` where recalls are equal, and where the rarer class has one patient alone.
+    It minimises the mean cross entropy plus penalty / 2 times the squared weights of features that
+    are standardised by the images that are fitted.
 
     Returns:
-        Log odds of the finding in every judged image, and the penalty.
+        `weight` and `bias` of features as they are: their standardisation is within.
 
     Raises:
-        MetricError: a class is missing among the labelled images.
-
-    Source: ours; the papers train the probe by Adam with a fixed weight decay.
+        MetricError: a class is missing among the images.
     """
-    if len(np.unique(known.labels)) < 2:
+    if len(np.unique(labelled.labels)) < 2:
         raise MetricError("the labelled images show one class alone; give a probe more labels")
-    strengths = {"logisticregression__C": [_strength(each, known) for each in penalties]}
-    model = _logistic()
-    folds = _folds(known)
-    if folds:
-        model = GridSearchCV(model, strengths, scoring="balanced_accuracy", cv=folds)
-    else:
-        model.set_params(logisticregression__C=strengths["logisticregression__C"][0])
-    _fit(model, known)
-    chosen = penalties[model.best_index_] if folds else penalties[0]
-    return model.decision_function(judged).astype(np.float64), chosen
-
-
-def fit_logistic(known: Labelled, penalty: float) -> dict[str, np.ndarray]:
-    """Fit the probe's model with both classes at equal weight.
-
-    Gives `weight` and `bias` of features as they are: their standardisation is within.
-    """
-    model = _logistic(class_weight="balanced")
-    _fit(model.set_params(logisticregression__C=_strength(penalty, known)), known)
-    scaler, logistic = model.named_steps.values()
+    # scikit-learn adds losses up where we average them, so its C holds the number of images.
+    strength = 1 / (penalty * len(labelled.labels))
+    logistic = LogisticRegression(C=strength, max_iter=_ITERATIONS, class_weight="balanced")
+    scaler = StandardScaler()
+    with warnings.catch_warnings():  # a fit that ends by its iterations is good enough
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        # In float64, as margins are computed.
+        make_pipeline(scaler, logistic).fit(labelled.features.astype(np.float64), labelled.labels)
     weight = logistic.coef_[0].astype(np.float64) / scaler.scale_
     bias = float(logistic.intercept_[0]) - float(weight @ scaler.mean_)
     return {"weight": weight, "bias": np.array([bias])}
 
 
-def _logistic(class_weight: str | None = None) -> Pipeline:
-    regression = LogisticRegression(max_iter=_ITERATIONS, class_weight=class_weight)
-    return make_pipeline(StandardScaler(), regression)
+def fit_chosen(train: Labelled, validate: Labelled) -> tuple[Arrays, float]:
+    """Fit by the penalty of the best AUC on validation images; arrays as `fit_logistic`, penalty.
 
+    The strongest of several that are as good, and where validation lacks a class.
 
-def _strength(penalty: float, known: Labelled) -> float:
-    # scikit-learn adds losses up where we average them, so its C holds the number of images.
-    return 1 / (penalty * len(known.labels))
-
-
-def _fit(model: Pipeline | GridSearchCV, known: Labelled) -> None:
-    with warnings.catch_warnings():  # a fit that ends by its iterations is good enough
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(known.features, known.labels)
-
-
-def _folds(known: Labelled) -> list[tuple[np.ndarray, np.ndarray]]:
-    # Images to fit and to judge, in each fold both classes. A patient with the finding in one image
-    # counts as a patient with it.
-    subjects, owner = np.unique(np.array(known.subject_ids), return_inverse=True)
-    shows = np.zeros(len(subjects), dtype=np.int64)
-    np.maximum.at(shows, owner, known.labels)
-    count = min(_FOLDS, int(np.bincount(shows, minlength=2).min()))
-    if count < 2:
-        return []
-    parts = StratifiedKFold(count, shuffle=True, random_state=0).split(subjects, shows)
-    return [
-        (np.flatnonzero(np.isin(owner, fitted)), np.flatnonzero(np.isin(owner, judged)))
-        for fitted, judged in parts
+    Source: ours; the papers train the probe by Adam with a fixed weight decay.
+    """
+    positive = validate.labels == 1
+    if not positive.any() or positive.all():
+        return fit_logistic(train, PENALTIES[0]), PENALTIES[0]
+    fitted = {penalty: fit_logistic(train, penalty) for penalty in PENALTIES}
+    aucs = [
+        value_of(roc_auc(head_margins(arrays, validate.features), positive)) or 0.0
+        for arrays in fitted.values()
     ]
+    chosen = PENALTIES[int(np.argmax(aucs))]
+    return fitted[chosen], chosen
 
 
 def draw_labelled(
@@ -161,19 +133,29 @@ def image_features(images: EncodedImages) -> Float[np.ndarray, "images dim"]:
     return features
 
 
+def labelled_images(
+    features: Float[np.ndarray, "images features"],
+    truth: Int8[np.ndarray, " images"],
+    subject_ids: Sequence[str],
+) -> Labelled:
+    """Take the images whose truth is known."""
+    every = Labelled(features, truth.astype(np.int64), subject_ids)
+    return every.take(np.flatnonzero(truth != UNKNOWN))
+
+
 def evaluate_probe(
     splits: Sequence[tuple[EncodedImages, Int8[np.ndarray, "findings _"]]],
     findings: Sequence[Finding],
     fractions: Sequence[float],
     bootstrap: BootstrapOptions,
-    rule: ThresholdRule,
+    rule: Rule,
 ) -> tuple[EvalResult, EvalResult, Rows]:
     """Fit a linear classifier per finding with growing shares of the labels.
 
     `splits` are images and truth of training, of the evaluated split and of validation, by which
-    thresholds are chosen; their regions are features of the encoder, or vectors of the shared
-    space. A share below 1 is drawn three times. Findings that lack a class in training or in the
-    evaluated split are left out.
+    penalties and thresholds are chosen; their regions are features of the encoder, or vectors of
+    the shared space. A share below 1 is drawn three times. Findings that lack a class in training
+    or in the evaluated split are left out.
 
     Returns:
         The probes' figures by share; those of the decisions by finding, with the largest share, of
@@ -181,78 +163,171 @@ def evaluate_probe(
 
     Source: Wang et al. 2023 probe CIFAR10 alone; ours: the same on images.
     """
-    trained, (judged, judged_truth), (validation, validation_truth) = splits
-    asked = [
+    (trained, _), (judged, judged_truth), _ = splits
+    probed = [
         index
         for index in range(len(findings))
         if all({0, 1} <= set(truth[index].tolist()) for _, truth in splits[:2])
     ]
-    if not asked:
+    if not probed:
         absent = EvalResult("no finding has images of both classes in every split")
         return absent, absent, []
-    every = _labelled(*trained, asked)
-    others = [image_features(images) for images in (judged, validation) if images.image_ids]
-    asked_features, count = np.concatenate(others), len(judged.image_ids)
+    # Of no image there are no regions to average: validation may be empty.
+    width = splits[0][0].regions.shape[-1]
+    features = [
+        image_features(images) if images.image_ids else np.zeros((0, width), dtype=np.float32)
+        for images, _ in splits
+    ]
     groups: dict[str, dict[str, Figure]] = {}
     rows: Rows = []
     decisions = EvalResult()
     for step, fraction in enumerate(fractions):
-        probed, margins, thresholds = [], [], []
-        for draw in range(_DRAWS if fraction < 1 else 1):
+        margins, thresholds = [], []
+        draws = _DRAWS if fraction < 1 else 1
+        for draw in range(draws):
             # A stream for each share and draw: another share leaves these draws as they are.
             sequence = np.random.SeedSequence([bootstrap.seed, step, draw])
             generator = np.random.Generator(np.random.Philox(sequence))
-            for index in asked:
-                labelled = every[index].take(
-                    draw_labelled(every[index].labels, fraction, generator)
+            for index in probed:
+                train, _, validate = (
+                    labelled_images(own, truth[index], images.subject_ids)
+                    for own, (images, truth) in zip(features, splits, strict=True)
                 )
-                odds, _ = linear_probe(labelled, asked_features)
-                probed.append(index)
-                margins.append(odds[:count])
-                asked_of = (odds[None, count:], validation_truth[[index]], validation.subject_ids)
-                thresholds += choose_thresholds(*asked_of, rule)
-                probe: dict[str, Any] = {"finding": findings[index].name, "draw": draw}
-                probe |= {"fraction": fraction, "threshold": thresholds[-1].value}
-                rows += _rows((judged, judged_truth[index], odds), probe)
+                chosen = draw_labelled(train.labels, fraction, generator)
+                arrays, _ = fit_chosen(train.take(chosen), validate)
+                margins.append(head_margins(arrays, features[1]))
+                levels = head_margins(arrays, validate.features)
+                thresholds.append(_threshold(levels, validate, rule))
+                probe = {"finding": findings[index].name, "draw": draw, "fraction": fraction}
+                probe["threshold"] = thresholds[-1].value
+                rows += _rows(judged, judged_truth[index], margins[-1], probe)
         groups[f"{fraction:g}"] = mean_finding_figures(
-            np.array(margins), judged_truth[probed], judged.subject_ids, bootstrap
+            np.array(margins), judged_truth[probed * draws], judged.subject_ids, bootstrap
         )
         if fraction == max(fractions):
+            count = len(probed)
             decisions = evaluate_decisions(
-                [findings[index].name for index in asked],
-                np.array(margins[: len(asked)]),
-                judged_truth[asked],
+                [findings[index].name for index in probed],
+                np.array(margins[:count]),
+                judged_truth[probed],
                 judged.subject_ids,
-                thresholds[: len(asked)],
+                thresholds[:count],
                 bootstrap,
             )
-    pool = {
-        "labelled": len(trained[0].image_ids),
-        "images": len(judged.image_ids),
-        "findings": len(asked),
-    }
+    sizes = (len(trained.image_ids), len(judged.image_ids), len(probed))
+    pool = dict(zip(("labelled", "images", "findings"), sizes, strict=True))
     names = ("mean_auc", "mean_balanced_accuracy")
     chance = {f"{group}.{name}": 0.5 for group in groups for name in names}
     return EvalResult("", pool, chance, {}, groups), decisions, rows
 
 
-def _rows(asked: tuple[EncodedImages, np.ndarray, np.ndarray], probe: dict[str, Any]) -> Rows:
-    # Of images, truth and log odds; log odds of more images come after them.
-    judged, truth, odds = asked
+def _rows(
+    judged: EncodedImages, truth: np.ndarray, margins: np.ndarray, probe: dict[str, Any]
+) -> Rows:
     return [
-        {**judged.ids_of(image), **probe, "margin": float(odds[image]), "truth": int(truth[image])}
+        {
+            **judged.ids_of(image),
+            **probe,
+            "margin": float(margins[image]),
+            "truth": int(truth[image]),
+        }
         for image in np.flatnonzero(truth != UNKNOWN).tolist()
     ]
 
 
-def _labelled(
-    images: EncodedImages, truth: Int8[np.ndarray, "findings _"], asked: Sequence[int]
-) -> dict[int, Labelled]:
-    # The images of known truth, by finding.
-    features = image_features(images)
-    return {
-        index: Labelled(features, truth[index].astype(np.int64), images.subject_ids).take(
-            np.flatnonzero(truth[index] != UNKNOWN)
+def _threshold(margins: np.ndarray, validate: Labelled, rule: Rule) -> Figure:
+    truth = validate.labels.astype(np.int8)[None]
+    return choose_thresholds(margins[None], truth, validate.subject_ids, rule)[0]
+
+
+@dataclass(frozen=True)
+class HeadSplits:
+    """The labelled images of one finding, by split."""
+
+    train: Labelled
+    validate: Labelled
+    test: Labelled
+
+    @property
+    def lacking(self) -> str:
+        """Name what a head cannot do without; empty where nothing lacks."""
+        for name, split in (("train", self.train), ("validate", self.validate)):
+            present = int(split.labels.sum())
+            absent = len(split.labels) - present
+            if not present or not absent:
+                return (
+                    f"{present} {name} images with it and {absent} without; a head needs both "
+                    "(source.validate_share, source.columns.split)"
+                )
+        return ""
+
+
+@dataclass(frozen=True)
+class HeadRules:
+    """Settings that heads are fitted and measured by."""
+
+    heads: HeadsConfig
+    probabilities: ProbabilitiesConfig
+    threshold: Rule
+    bootstrap: BootstrapOptions
+
+    def plain(self) -> dict[str, str | float | int]:
+        """Return what decides a head as plain values, to be kept with it."""
+        return {
+            **self.heads.model_dump(mode="json", include={"features"}),
+            **{f"probabilities.{k}": v for k, v in self.probabilities.model_dump().items()},
+            "threshold.kind": self.threshold,
+            "bootstrap": self.bootstrap.samples,
+        }
+
+
+def refuse_shared_patients(
+    trained: Sequence[str], tested: Sequence[str], repeated: int = 0
+) -> None:
+    """Refuse a test that holds patients, or pictures, of the heads' training.
+
+    Raises:
+        ArtifactStale: it does; `repeated` counts pictures.
+    """
+    shared = set(trained) & set(tested)
+    if shared or repeated:
+        raise ArtifactStale(
+            f"{len(shared)} of {len(set(tested))} test patients, and the picture of {repeated} of "
+            f"{len(tested)} test images, are in the heads' training; give each patient one split "
+            "(source.columns.split), and take out repeated images"
         )
-        for index in asked
-    }
+
+
+def make_head(name: str, splits: HeadSplits, rules: HeadRules, inputs: Mapping[str, str]) -> Head:
+    """Fit a head to one finding, of which no split is `lacking`, and measure it on test images."""
+    train, validate, test = splits.train, splits.validate, splits.test
+    arrays, chosen = fit_chosen(train, validate)
+    margins = head_margins(arrays, validate.features)
+    threshold = _threshold(margins, validate, rules.threshold)
+    assert threshold.value is not None
+    patients = len(set(validate.subject_ids))
+    calibration = calibrate_finding(
+        name, margins, validate.labels == 1, patients, rules.probabilities
+    )
+    judged, truth = head_margins(arrays, test.features), test.labels.astype(np.int8)
+    owners, bootstrap = test.subject_ids, rules.bootstrap
+    figures = {"auc": finding_figures(judged, truth, owners, bootstrap)["auc"]}
+    figures |= decision_figures(judged, truth, owners, threshold, bootstrap)
+    if calibration.curve is not None:
+        probability = calibration.curve.probabilities(judged)
+        figures |= probability_figures({"": probability}, truth, owners, bootstrap)
+    card = HeadCard(
+        name=name,
+        kind="linear",
+        features=rules.heads.features,
+        chosen=chosen,
+        threshold=threshold.value,
+        calibration=calibration,
+        images_with=int(train.labels.sum()),
+        images_without=int((1 - train.labels).sum()),
+        patients=len(set(train.subject_ids)),
+        figures={each: HeadFigure(**asdict(figure)) for each, figure in figures.items()},
+        inputs=dict(inputs),
+        settings=rules.plain(),
+    )
+    return Head(card, arrays)

@@ -30,9 +30,9 @@ import pyarrow as pa
 from medclip_dcl.core.artifact import Artifact, ArtifactType, read_object
 from medclip_dcl.core.files import write_text
 from medclip_dcl.core.tables import Column, TableFormat
-from medclip_dcl.evaluation.bootstrap import Figure
+from medclip_dcl.evaluation.metrics import Figure
 
-ARTIFACT = ArtifactType("results", 10, "evaluate")
+ARTIFACT = ArtifactType("results", 11, "evaluate")
 
 Rows = list[dict[str, Any]]
 """Rows of one of the tables below."""
@@ -49,18 +49,10 @@ SCORES = TableFormat(
         *_OF_IMAGE,
         Column("finding", pa.string(), "name of the finding"),
         Column("positive", pa.float32(), "score of the positive prompt, of several their mean"),
-        Column(
-            "negative",
-            pa.float32(),
-            "score of the negative prompt, of several their mean; or what stands for a missing one",
-        ),
+        Column("negative", pa.float32(), "the same of the negative, or what stands for it"),
         Column("margin", pa.float32(), "score of the positive prompt minus that of the negative"),
         Column("offset", pa.float64(), "margin from which the finding is present; null: not known"),
-        Column(
-            "threshold",
-            pa.float64(),
-            "margin from which it is decided to be present, chosen on validation; null: none",
-        ),
+        Column("threshold", pa.float64(), "the same, chosen on validation images; null: none"),
         Column("score", pa.float32(), "softmax over the scaled prompt scores, [0, 1]"),
         Column("probability", pa.float64(), "calibrated probability; null: not calibrated"),
         Column("truth", pa.int8(), "1 present, 0 absent, null: not known"),
@@ -77,7 +69,6 @@ GROUNDINGS = TableFormat(
         Column("boxes", pa.int32(), "boxes of this sentence on this image"),
         Column("cnr_signed", pa.float64(), "signed contrast-to-noise ratio; null: undefined"),
         Column("miou", pa.float64(), "mean IoU over the paper's 41 thresholds"),
-        Column("miou_biovil", pa.float64(), "mean IoU over the thresholds .1 to .5"),
         Column("pointed", pa.bool_(), "whether the best point is in a box"),
         Column("area", pa.float64(), "share of the image that the boxes cover"),
         Column("rows", pa.int32(), "rows of the grid"),
@@ -85,24 +76,6 @@ GROUNDINGS = TableFormat(
     ),
 )
 """Grounding: one row per image and sentence, its boxes united."""
-
-BOX_ANSWERS = TableFormat(
-    "box_answers.parquet",
-    (
-        *_OF_IMAGE,
-        Column("category", pa.string(), "finding"),
-        Column("phrase_key", pa.string(), "`text_key` of the box's sentence"),
-        Column("x", pa.float64(), "left edge, pixels of the original image"),
-        Column("y", pa.float64(), "top edge, pixels of the original image"),
-        Column("width", pa.float64(), "width, pixels of the original image"),
-        Column("height", pa.float64(), "height, pixels of the original image"),
-        Column("sentence_rank", pa.int32(), "rank of the box's sentence among all distinct ones"),
-        Column("gallery_rank", pa.int32(), "rank of the true gallery sentence; null: none"),
-        Column("gallery_true", pa.int32(), "row of the true sentence in the gallery; null: none"),
-        Column("gallery_best", pa.list_(pa.int32()), "rows of the best five, best first"),
-    ),
-)
-"""Retrieval from boxes: one row per box."""
 
 RANKS = TableFormat(
     "ranks.parquet",
@@ -113,20 +86,9 @@ RANKS = TableFormat(
         Column("subject_id", pa.string(), "patient of the query"),
         Column("rank", pa.int32(), "of the best item that reads like the query's own"),
         Column("own_rank", pa.int32(), "of the query's own, its duplicates before it"),
-        Column("expected_rank", pa.float64(), "of the query's own, its duplicates in random order"),
     ),
 )
 """Retrieval: one row per query and direction."""
-
-CLASSES = TableFormat(
-    "classes.parquet",
-    (
-        *_OF_IMAGE,
-        Column("finding", pa.string(), "the one finding that the image shows"),
-        Column("answer", pa.string(), "the finding that the model names; null: it cannot decide"),
-    ),
-)
-"""Several classes: one row per image that shows one finding alone."""
 
 PROBES = TableFormat(
     "probes.parquet",
@@ -142,17 +104,7 @@ PROBES = TableFormat(
 )
 """Linear probes: one row per fraction, draw, finding and image of known truth."""
 
-GALLERY = TableFormat(
-    "gallery.parquet",
-    (
-        Column("finding", pa.string(), "the finding that the sentence states"),
-        Column("sentence", pa.string(), "the sentence"),
-    ),
-)
-"""The gallery of sentences that boxes are matched with."""
-
-
-TABLES = (SCORES, CLASSES, PROBES, GALLERY, GROUNDINGS, BOX_ANSWERS, RANKS)
+TABLES = (SCORES, PROBES, GROUNDINGS, RANKS)
 
 
 @dataclass(frozen=True)
@@ -213,13 +165,10 @@ HEADLINES = (
     Headline("zero-shot AUC, mean of findings", "zero_shot", "mean_auc"),
     Headline("zero-shot balanced accuracy, mean", "zero_shot", "mean_balanced_accuracy"),
     Headline("zero-shot balanced accuracy, offset", "zero_shot", "mean_balanced_accuracy_offset"),
-    Headline("one of several findings, mean recall", "classes", "mean_recall"),
     Headline("grounding signed CNR", "grounding", "cnr_signed"),
     Headline("grounding CNR", "grounding", "cnr"),
     Headline("grounding mIoU, 41 thresholds", "grounding", "miou"),
     Headline("grounding, pointing game", "grounding", "pointing"),
-    Headline("sentence from box, gallery, R@1", "gallery", "recall_at_1"),
-    Headline("sentence from box, gallery, R@5", "gallery", "recall_at_5"),
     Headline("boxes and sentences, Recall of Table 1", "boxes", "own_recall"),
     Headline("boxes and sentences, any of those words", "boxes", "recall"),
     Headline("sentence from box, all sentences, R@10", "boxes", "recall_at_10", "box_to_sentence"),
@@ -258,8 +207,8 @@ DECISION_FIGURES = {
 
 def headline_values(tree: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the headlines of the tree as plain numbers; what was not asked is left out."""
-    found = {item.name: item.figure_of(tree) for item in headlines_of(tree)}
-    return {name: figure["value"] for name, figure in found.items() if figure is not None}
+    figures = {item.name: item.figure_of(tree) for item in headlines_of(tree)}
+    return {name: figure["value"] for name, figure in figures.items() if figure is not None}
 
 
 def results_table(tree: Mapping[str, Any]) -> str:
@@ -290,57 +239,36 @@ def results_table(tree: Mapping[str, Any]) -> str:
         rest = "" if chance is None else f"   chance {chance:.3f}"
         rest += "" if pool is None else f"   pool {pool}"
         lines.append(f"  {headline.title:40} {_shown(figure)}{rest}")
-    lines += _probe_lines(tree["questions"].get("probe"))
-    lines = [*dict.fromkeys(lines)]
+    probe = tree["questions"].get("probe", {"groups": {}})
+    for fraction, figures in probe["groups"].items():
+        words = f"probe of the encoder, {float(fraction):.0%} of labels, AUC"
+        lines.append(f"  {words:40} {_shown(figures['mean_auc'])}   chance 0.500")
+    lines = [*dict.fromkeys(lines)]  # an absent question has several headlines
     for question, title in DECISION_QUESTIONS.items():
         lines += _decision_lines(tree["questions"].get(question), title)
     return "\n".join(lines)
-
-
-def _probe_lines(outcome: Mapping[str, Any] | None) -> list[str]:
-    if outcome is None or outcome["absent"]:
-        return []
-    titles = {
-        "mean_auc": "AUC",
-        "mean_accuracy": "accuracy",
-        "mean_balanced_accuracy": "mean recall",
-    }
-    lines = []
-    for fraction, figures in outcome["groups"].items():
-        for name, title in titles.items():
-            words = f"probe of the encoder, {float(fraction):.0%} of labels, {title}"
-            chance = outcome["chance"].get(f"{fraction}.{name}")
-            rest = "" if chance is None else f"   chance {chance:.3f}"
-            lines.append(f"  {words:40} {_shown(figures[name])}{rest}")
-    return lines
 
 
 def _decision_lines(outcome: Mapping[str, Any] | None, title: str) -> list[str]:
     # None: results of an earlier format, which `medclip show` reads too.
     if outcome is None or outcome["absent"]:
         return []
-    heads = "".join(f"{name:>13}" for name in DECISION_FIGURES.values())
-    lines = [
-        "",
-        f"  {title}; intervals are in {FIGURES}",
-        f"  {'finding':28}{'images':>8}{heads}",
-    ]
-    for name, figures in outcome["groups"].items():
-        values = "".join(
-            _cell(figures[key]["value"], ".3g" if key == "threshold" else ".3f")
-            for key in DECISION_FIGURES
-        )
-        lines.append(f"  {name:28}{figures['auprc']['n']:>8}{values}")
-    means = "".join(
-        _cell(outcome["figures"].get(f"mean_{key}", {}).get("value")) for key in DECISION_FIGURES
-    )
-    lines.append(f"  {'mean':28}{'':>8}{means}")
-    reasons = {name: item["threshold"]["reason"] for name, item in outcome["groups"].items()}
+    groups, means = outcome["groups"], outcome["figures"]
+    rows: list[tuple[str, Any, list[str]]] = []
+    rows.append(("finding", "images", [*DECISION_FIGURES.values()]))
+    for name, figures in groups.items():
+        values = [_cell(figures[key]["value"], key) for key in DECISION_FIGURES]
+        rows.append((name, figures["auprc"]["n"], values))
+    values = [_cell(means.get(f"mean_{key}", {}).get("value"), key) for key in DECISION_FIGURES]
+    rows.append(("mean", "", values))
+    lines = ["", f"  {title}; intervals are in {FIGURES}"]
+    lines += [f"  {name:28}{n:>8}{''.join(f'{v:>13}' for v in cells)}" for name, n, cells in rows]
+    reasons = {name: item["threshold"]["reason"] for name, item in groups.items()}
     return lines + [f"  {name}: {reason}" for name, reason in reasons.items() if reason]
 
 
-def _cell(value: float | None, form: str = ".3f") -> str:
-    return f"{'-' if value is None else format(value, form):>13}"
+def _cell(value: float | None, key: str) -> str:
+    return "-" if value is None else format(value, ".3g" if key == "threshold" else ".3f")
 
 
 def _shown(figure: Mapping[str, Any]) -> str:

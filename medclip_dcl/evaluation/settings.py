@@ -36,9 +36,6 @@ class EvaluateConfig(Section):
     ensemble, their scores averaged, as in `chex5_ensemble.yaml`. Without a negative, the level of
     the positive over the model's bank of images decides. A finding's `code` names it in DICOM
     answers."""
-    images_per_finding: Annotated[int, Field(ge=0)] = 0
-    """Most images of a finding, half of them with it, drawn at random; 0: all. The paper has about
-    1000 a task; that half of them show the finding is ours."""
     threshold: Literal["youden", "f1"] | Annotated[float, Field(gt=0, le=1)] = "youden"
     """How the level is chosen, on the validation images, from which on a finding is decided to be
     present: the largest Youden index (sensitivity + specificity - 1), the largest `f1`, or, by
@@ -48,8 +45,6 @@ class EvaluateConfig(Section):
     """Most training images for linear probes, drawn at random; 0: no probe. A probe reads the image
     encoder's features before the map into the shared space, averaged over the image, as BioViL,
     GLoRIA and MedCLIP probe, and is given 1, 10 and 100 % of the labels, class by class."""
-    gallery: str = ""
-    """Gallery that boxes are matched with, one sentence a line; empty: the generator's, if any."""
     allow_contaminated: bool = False
     """Whether a model is evaluated on patients, or on pictures, that it was trained on."""
     retrieval_pool: Annotated[int, Field(ge=0)] = 1000

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from medclip_dcl.synthetic.findings import FineFinding
+from medclip_dcl.synthetic.reports import FineFinding
 
 Field = NDArray[np.float32]
 Reals = NDArray[np.floating[Any]]

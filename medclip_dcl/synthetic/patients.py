@@ -4,30 +4,29 @@ Images are stored as DICOM files, with the variety of a hospital's archive.
 """
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import imagecodecs
 import numpy as np
 from numpy.typing import NDArray
 from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.encaps import encapsulate
 from pydicom.filewriter import dcmwrite
 from pydicom.uid import (
-    UID,
     DigitalXRayImageStorageForPresentation,
     ExplicitVRLittleEndian,
-    JPEG2000Lossless,
-    JPEGLossless,
-    JPEGLSLossless,
-    RLELossless,
     generate_uid,
 )
 
 from medclip_dcl.synthetic.anatomy import ChestShape, Field, draw_body
-from medclip_dcl.synthetic.findings import FINE_FINDINGS, FineFinding, draw_findings
 from medclip_dcl.synthetic.radiograph import DrawnImage, draw_frontal, draw_lateral
-from medclip_dcl.synthetic.reports import Report, draw_report, lay_out
+from medclip_dcl.synthetic.reports import (
+    FINE_FINDINGS,
+    FineFinding,
+    Report,
+    draw_findings,
+    draw_report,
+    lay_out,
+)
 
 NATURAL, COVERAGE = "natural", "coverage"
 
@@ -39,16 +38,15 @@ _STREAMS = {NATURAL: 0, COVERAGE: 1}
 _DETECTOR_MM = 430.0
 _TEST_SHARE = 0.12  # of the natural patients
 _SECOND_IMAGE_SHARE = 0.12  # of studies, lateral or frontal: enough to try how they are chosen
-_COMPRESSED_SHARE = 0.04  # of images, by each encoder below: a few of each in a tree of the demo
+_WIDE_SHARE, _WIDE = 0.04, 2  # one of four in this share of the images has 16 bits
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Storage of one image: file format and pixel encoding."""
+    """Pixel encoding of one image."""
 
     bits: int  # stored, 12 to 16
     monochrome1: bool  # whether low values are bright
-    syntax: str  # native, rle, jpeg2000, jpegls or jpeg_lossless
     black: float  # stored value of intensity 0, as a share of the range
     white: float  # and of intensity 1
 
@@ -127,21 +125,15 @@ class Item:
     def encode(self, pixels: Field) -> bytes:
         """Write intensities as this image's DICOM file.
 
-        Source: DICOM PS3.5 Annex A (transfer syntaxes) and Annex G (RLE), PS3.10 7.1.
+        Source: DICOM PS3.5 Annex A (transfer syntaxes), PS3.10 7.1.
         """
         storage = self.image.storage
         stored = quantize(pixels, storage)
         dataset = self._header(stored.shape)
         dataset.BurnedInAnnotation = "NO"
-        syntax = ExplicitVRLittleEndian
         dataset.PixelData = stored.astype("<u2").tobytes()
-        if storage.syntax != "native":
-            syntax, encode = _ENCODERS[storage.syntax]
-            frame = encode(stored, storage.bits)
-            dataset.PixelData = encapsulate([frame + b"\0" * (len(frame) % 2)])
-            dataset["PixelData"].VR = "OB"
         dataset.file_meta = FileMetaDataset()
-        dataset.file_meta.TransferSyntaxUID = syntax
+        dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
         dataset.file_meta.MediaStorageSOPClassUID = dataset.SOPClassUID
         dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
         stream = io.BytesIO()
@@ -237,15 +229,13 @@ def _dicom_id(generator: np.random.Generator) -> str:
 
 
 def draw_storage(generator: np.random.Generator) -> Storage:
-    """Draw how an image is stored: mostly 12 bits, MONOCHROME2 and uncompressed."""
-    syntax = "native"
-    if generator.random() < _COMPRESSED_SHARE:
-        syntax = sorted(_ENCODERS)[int(generator.integers(len(_ENCODERS)))]
+    """Draw how an image is stored: mostly 12 bits and MONOCHROME2."""
+    # Once the choice among encoders: without it every later number would be another.
+    is_wide = generator.random() < _WIDE_SHARE and generator.integers(4) == _WIDE
     bits = int(generator.choice([12, 14, 16], p=[0.7, 0.15, 0.15]))
     return Storage(
-        bits=16 if syntax == "jpegls" else bits,  # its encoder always codes all 16 bits
+        bits=16 if is_wide else bits,
         monochrome1=bool(generator.random() < 0.1),
-        syntax=syntax,
         black=float(generator.uniform(0.0, 0.1)),
         white=float(generator.uniform(0.85, 1.0)),
     )
@@ -257,36 +247,3 @@ def quantize(pixels: Field, storage: Storage) -> NDArray[np.uint16]:
     scaled = (storage.black + (storage.white - storage.black) * pixels) * top
     stored = np.clip(np.rint(scaled), 0, top).astype(np.uint16)
     return np.asarray(top - stored if storage.monochrome1 else stored, dtype=np.uint16)
-
-
-def _rle(stored: NDArray[np.uint16], _bits: int) -> bytes:
-    """One RLE frame: high bytes, then low bytes, each row packed on its own."""
-    planes = ((stored >> 8).astype(np.uint8), (stored & 255).astype(np.uint8))
-    segments = []
-    for plane in planes:
-        data = b"".join(imagecodecs.packbits_encode(row.tobytes()) for row in plane)
-        segments.append(data + b"\0" * (len(data) % 2))
-    offsets = [64, 64 + len(segments[0])]
-    head = np.array([len(segments), *offsets, *[0] * 13], dtype="<u4").tobytes()
-    return head + b"".join(segments)
-
-
-def _jpeg2000(stored: NDArray[np.uint16], bits: int) -> bytes:
-    lossless = {"level": 0, "reversible": True, "codecformat": "j2k"}
-    return bytes(imagecodecs.jpeg2k_encode(stored, bitspersample=bits, **lossless))
-
-
-def _jpegls(stored: NDArray[np.uint16], _bits: int) -> bytes:
-    return bytes(imagecodecs.jpegls_encode(stored))
-
-
-def _jpeg_lossless(stored: NDArray[np.uint16], bits: int) -> bytes:
-    return bytes(imagecodecs.ljpeg_encode(stored, bitspersample=bits))
-
-
-_ENCODERS: dict[str, tuple[UID, Callable[[NDArray[np.uint16], int], bytes]]] = {
-    "rle": (RLELossless, _rle),
-    "jpeg2000": (JPEG2000Lossless, _jpeg2000),
-    "jpegls": (JPEGLSLossless, _jpegls),
-    "jpeg_lossless": (JPEGLossless, _jpeg_lossless),
-}

@@ -23,7 +23,7 @@ from medclip_dcl.synthetic.anatomy import (
     make_canvas,
     smooth_noise,
 )
-from medclip_dcl.synthetic.findings import FineFinding
+from medclip_dcl.synthetic.reports import FineFinding
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class DrawnImage:
     def facts(self) -> dict[str, Any]:
         """Return what the tables need: height and width, pixels, and boxes by finding."""
         height, width = self.pixels.shape
-        boxes = {finding.name: found for finding, found in self.boxes.items()}
+        boxes = {finding.name: own for finding, own in self.boxes.items()}
         return {"height": height, "width": width, "boxes": boxes}
 
 
@@ -60,7 +60,7 @@ def draw_frontal(
         finding: SIGNS[finding.type](scene, finding, level) for finding, level in findings.items()
     }
     pixels = _expose(_mark(scene.image, exposure), exposure)
-    return DrawnImage(pixels, {item: found for item, found in boxes.items() if found})
+    return DrawnImage(pixels, {item: own for item, own in boxes.items() if own})
 
 
 def draw_lateral(body: ChestShape, size_px: int, generator: np.random.Generator) -> DrawnImage:

@@ -21,9 +21,16 @@ from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.files import write_bytes, write_text
 from medclip_dcl.core.progress import Progress, available_cores
-from medclip_dcl.synthetic.findings import FINE_FINDINGS, TYPES, FineFinding
 from medclip_dcl.synthetic.patients import COVERAGE, NATURAL, Item, Patient, draw_patient
-from medclip_dcl.synthetic.reports import Meaning, Statement, gallery_sentences, study_labels
+from medclip_dcl.synthetic.reports import (
+    FINE_FINDINGS,
+    TYPES,
+    FineFinding,
+    Meaning,
+    Statement,
+    gallery_sentences,
+    study_labels,
+)
 from medclip_dcl.synthetic.settings import GenerateConfig
 from medclip_dcl.text.labeler.lexicon import LABELS
 
@@ -307,7 +314,6 @@ def _image_row(item: Item) -> _Row:
         "origin": item.patient.origin,
         "view": item.image.view,
         "findings": json.dumps([finding.name for finding in item.study.findings]),
-        "syntax": storage.syntax,
         "bits_stored": storage.bits,
         "monochrome1": int(storage.monochrome1),
     }

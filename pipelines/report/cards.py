@@ -22,9 +22,8 @@ from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.config import read_training_config
 
-from .corpus import count_splits
 from .preflight import CardConfig
-from .sources import Sources
+from .sources import Sources, count_splits
 
 Facts = dict[str, Any]
 

@@ -87,8 +87,8 @@ def draw_lines(lines: Sequence[Series], labels: Labels, *, diagonal: bool = Fals
             axes.set_xlim(-0.01, 1.01)
             axes.set_ylim(-0.01, 1.01)
         for line, colour in zip(lines, _SERIES, strict=False):
-            kept = _thinned(len(line.x))
-            x, y = np.asarray(line.x, dtype=float)[kept], np.asarray(line.y, dtype=float)[kept]
+            drawn = _thinned(len(line.x))
+            x, y = (np.asarray(values, dtype=float)[drawn] for values in (line.x, line.y))
             axes.plot(x, y, color=colour, label=_plain(line.name))
         if len(lines) > 1:
             _legend(figure)
@@ -112,27 +112,22 @@ def draw_points(
     x: Float[np.ndarray, " items"],
     y: Float[np.ndarray, " items"],
     labels: Labels,
-    *,
-    log_x: bool = False,
-    log_y: bool = False,
     lines: Sequence[Series] = (),
 ) -> Markup:
-    """Draw points, and at most four lines over them, as an SVG element.
+    """Draw points above 0 on logarithmic axes, and at most four lines over them, as an SVG element.
 
     Of more than 800 points an even sample along x is drawn.
     """
     with mpl.rc_context(_STYLE):
         figure, axes = _axes(labels)
-        shown = ((x > 0) | (not log_x)) & ((y > 0) | (not log_y))
+        shown = (x > 0) & (y > 0)
         x, y = x[shown], y[shown]
-        kept = np.argsort(x, kind="stable")[_thinned(len(x))]
-        axes.scatter(x[kept], y[kept], s=9, color=_SERIES[0], alpha=0.45, linewidths=0)
+        drawn = np.argsort(x, kind="stable")[_thinned(len(x))]
+        axes.scatter(x[drawn], y[drawn], s=9, color=_SERIES[0], alpha=0.45, linewidths=0)
         for line, colour in zip(lines, _SERIES[1:], strict=False):
             axes.plot(line.x, line.y, color=colour, label=_plain(line.name))
-        if log_x and len(x):
-            axes.set_xscale("log")
-        if log_y and len(y):
-            axes.set_yscale("log")
+        if len(x):
+            axes.set(xscale="log", yscale="log")
         if lines:
             _legend(figure)
         return _svg(figure, labels.alt)
@@ -191,9 +186,7 @@ def image_uri(image: UInt8[np.ndarray, "size size"]) -> str:
     """Encode a prepared image: a JPEG as data URI, at most 288 pixels wide."""
     picture = Image.fromarray(image)
     picture.thumbnail((_IMAGE_PX, _IMAGE_PX), Image.Resampling.BICUBIC)
-    stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=85)
-    return jpeg_uri(stream.getvalue())
+    return _uri(picture, "JPEG", quality=85)
 
 
 def heat_uri(grid: Float[np.ndarray, "rows columns"]) -> str:
@@ -205,11 +198,11 @@ def heat_uri(grid: Float[np.ndarray, "rows columns"]) -> str:
     # Transparent up to two fifths of the range, so that the image stays readable.
     above = np.clip((share - _FAINTEST) / (1 - _FAINTEST), 0, 1)
     colours[..., 3] = np.rint(255 * _STRONGEST * above)
+    return _uri(Image.fromarray(colours, "RGBA").quantize(64, Image.Quantize.FASTOCTREE), "PNG")
+
+
+def _uri(picture: Image.Image, form: str, **options: int) -> str:
     stream = io.BytesIO()
-    Image.fromarray(colours, "RGBA").quantize(64, Image.Quantize.FASTOCTREE).save(stream, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
-
-
-def jpeg_uri(data: bytes) -> str:
-    """Return an encoded JPEG as data URI."""
-    return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
+    picture.save(stream, form, **options)
+    data = base64.b64encode(stream.getvalue()).decode()
+    return f"data:image/{form.lower()};base64,{data}"

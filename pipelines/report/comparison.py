@@ -26,9 +26,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy import optimize, stats
 
-from medclip_dcl.core.errors import ArtifactStale, ConfigError, MetricError
-from medclip_dcl.evaluation.bootstrap import patient_weights
+from medclip_dcl.core.errors import ArtifactStale, ConfigError
 from medclip_dcl.evaluation.measure import SampleResults, check_same_samples, measure
+from medclip_dcl.evaluation.metrics import patient_weights
 
 LEVEL = 0.05
 """Chance of calling a difference where there is none, over all figures together."""
@@ -48,7 +48,7 @@ Side = Mapping[str, Runs]
 
 _TWO_MODELS = "one run on a side: two models, not two configs"
 # Duplicates counted as wrong, and the margins of AUC and probes at a threshold.
-_READ_AGAIN = (".own_", ".expected_", "decisions.")
+_READ_AGAIN = (".own_", "decisions.")
 _UNSIGNED = "grounding.cnr"  # the signed one without its sign, half noise
 _LOWER_IS_BETTER = "median_rank"
 
@@ -108,31 +108,27 @@ def compare_sides(
 
     Raises:
         ConfigError: a figure is asked for that one of the configs lacks.
-        MetricError: the sides were resampled differently.
     """
     both = [name for name in a if name in b]
-    unknown = sorted(set(figures) - set(both))
-    if unknown:
+    if unknown := sorted(set(figures) - set(both)):
         raise ConfigError(f"the runs have no figures {unknown}; choose among {both}")
-    found: dict[str, Difference] = {}
+    differences: dict[str, Difference] = {}
     for name in both:
         read_again = name == _UNSIGNED or any(mark in name for mark in _READ_AGAIN)
         if name not in figures if figures else read_again:
             continue
-        if a[name].shape[1] != b[name].shape[1]:
-            raise MetricError(
-                f"{a[name].shape[1]} and {b[name].shape[1]} samples of {name}; measure both sides "
-                "in one call"
-            )
         estimate = _estimate([(a[name], 1.0), (b[name], -1.0)], generator)
         if min(len(a[name]), len(b[name])) < 2:
             estimate = replace(estimate, low=None, high=None, p=None, reason=_TWO_MODELS)
-        found[name] = Difference(_mean_of_runs(a[name]), _mean_of_runs(b[name]), estimate)
-    known = {name: item.estimate.p for name, item in found.items() if item.estimate.p is not None}
-    for name, p in zip(known, holm(list(known.values())), strict=True):
-        least = smallest_detectable(found[name].estimate, LEVEL / len(known))
-        found[name] = replace(found[name], corrected_p=p, is_different=p < LEVEL, detectable=least)
-    return found
+        differences[name] = Difference(_mean_of_runs(a[name]), _mean_of_runs(b[name]), estimate)
+    given = [(name, each.estimate.p) for name, each in differences.items()]
+    tested = {name: p for name, p in given if p is not None}
+    for name, p in zip(tested, holm(list(tested.values())), strict=True):
+        least = smallest_detectable(differences[name].estimate, LEVEL / len(tested))
+        differences[name] = replace(
+            differences[name], corrected_p=p, is_different=p < LEVEL, detectable=least
+        )
+    return differences
 
 
 def smallest_detectable(estimate: Estimate, level: float = LEVEL) -> float | None:
@@ -165,14 +161,11 @@ def describe_difference(name: str, difference: Difference) -> str:
     if value is None or difference.corrected_p is None:
         return "not known"
     if not difference.is_different:
-        return f"no difference shown{power_text(difference.detectable)}"
+        least = difference.detectable
+        power = "" if least is None else f" ({POWER:.0%} power at {least:.2g})"
+        return f"no difference shown{power}"
     lower_wins = name.endswith(_LOWER_IS_BETTER)
     return "A is better" if (value > 0) != lower_wins else "B is better"
-
-
-def power_text(detectable: float | None) -> str:
-    """Say what would have been seen, to stand behind `no difference shown`; empty: not known."""
-    return "" if detectable is None else f" ({POWER:.0%} power at {detectable:.2g})"
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -183,25 +176,22 @@ def holm(p: Sequence[float]) -> list[float]:
     Source: Holm 1979.
     """
     order = np.argsort(p, kind="stable")
-    corrected = np.empty(len(p))
-    least = 0.0
     # The least p counts for all, the next for one fewer; none falls below the one before it.
-    for step, index in enumerate(order):
-        least = max(least, min(1.0, p[index] * (len(p) - step)))
-        corrected[index] = least
+    raised = np.maximum.accumulate(np.array(p)[order] * np.arange(len(p), 0, -1))
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(raised, 1.0)
     return [float(value) for value in corrected]
 
 
 def _mean_of_runs(runs: np.ndarray) -> float | None:
-    return None if np.isnan(runs[:, 0]).any() or not len(runs) else float(runs[:, 0].mean())
+    return None if np.isnan(runs[:, 0]).any() else float(runs[:, 0].mean())
 
 
 def _estimate(
     sides: Sequence[tuple[np.ndarray, float]], generator: np.random.Generator
 ) -> Estimate:
     # A signed sum of sides' means.
-    means = [_mean_of_runs(runs) for runs, _ in sides]
-    if any(mean is None for mean in means):
+    if any(np.isnan(runs[:, 0]).any() for runs, _ in sides):
         return Estimate(None, reason="a run has no such figure")
     value = sum(sign * float(runs[:, 0].mean()) for runs, sign in sides)
     defined = ~np.any([np.isnan(runs).any(axis=0) for runs, _ in sides], axis=0)
@@ -211,17 +201,16 @@ def _estimate(
     signs = np.array([sign for _, sign in sides])
     # `fixed` varies by patients alone, which the degrees of freedom need; `drawn` by runs as well.
     fixed = signs @ np.stack([runs.mean(axis=0) for runs in samples])
-    drawn = signs @ np.stack([_draw_runs(runs, generator) for runs in samples])
+    drawn = signs @ np.stack([_redrawn(runs, generator).mean(axis=0) for runs in samples])
     error = float(np.std(drawn[1:], ddof=1))
     degrees = _degrees(float(np.var(fixed[1:], ddof=1)), [runs[:, 0] for runs, _ in sides])
     counts = [len(runs) for runs, _ in sides]
     reason = "one run: patients alone were resampled" if 1 in counts else ""
     shown = degrees if math.isfinite(degrees) else None
-    p = (
-        (1.0 if value == 0 else 0.0)
-        if error == 0
-        else float(2 * stats.t.sf(abs(value) / error, degrees))
-    )
+    if error > 0:
+        p = float(2 * stats.t.sf(abs(value) / error, degrees))
+    else:
+        p = 1.0 if value == 0 else 0.0
     few = [count for count in counts if 1 < count < LEAST_RUNS]
     if few:
         reason = f"n = {min(few)}: an interval over seeds needs {LEAST_RUNS}"
@@ -230,14 +219,12 @@ def _estimate(
     return Estimate(value, error, shown, value - reach, value + reach, p, reason)
 
 
-def _draw_runs(runs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    # Mean of n - 1 runs drawn from n, again in every sample.
+def _redrawn(runs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    # n - 1 of n runs, again in every sample; one run stays as it is.
     count, samples = runs.shape
-    if count > 1:
-        chosen = generator.integers(count, size=(count - 1, samples))
-        runs = runs[chosen, np.arange(samples)]
-    drawn: np.ndarray = runs.mean(axis=0)
-    return drawn
+    if count == 1:
+        return runs
+    return runs[generator.integers(count, size=(count - 1, samples)), np.arange(samples)]
 
 
 def _degrees(patients: float, sides: Sequence[np.ndarray]) -> float:
@@ -267,12 +254,12 @@ def measure_sides(
     if not runs[0].patients:
         raise ArtifactStale("the runs have no cases; evaluate them on a split with images")
     weights = patient_weights(len(runs[0].patients), samples, generator)
-    found: list[Side] = []
+    measured: list[Side] = []
     for side in sides:
         each = [measure(run, weights) for run in side]
         names = [name for name in each[0] if all(name in other for other in each)]
-        found.append({name: np.stack([run[name] for run in each]) for name in names})
-    return found
+        measured.append({name: np.stack([run[name] for run in each]) for name in names})
+    return measured
 
 
 class PointResults(NamedTuple):

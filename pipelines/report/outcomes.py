@@ -1,37 +1,29 @@
-"""Sections about training, evaluation and use: losses, figures, trust, heatmaps, boxes, cases."""
+"""Sections about training and evaluation: losses, figures, trust, heatmaps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.metrics import roc_curve
 
-from medclip_dcl.core.errors import ArtifactStale
 from medclip_dcl.core.tables import read_table, spread_rows
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT
+from medclip_dcl.evaluation.classification import CORRELATION_LIMIT
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.model_package import read_model_package
-from medclip_dcl.retrieval import embeddings
-from medclip_dcl.retrieval.search import Query, RetrievalIndex
 from medclip_dcl.text.sentences import text_key
 from medclip_dcl.training.config import read_training_config
 from medclip_dcl.training.logging import read_metrics
 
-from .charts import Labels, Series, draw_lines, heat_uri, jpeg_uri
-from .corpus import boxes_by_image, show_image
-from .sources import EXAMPLES, Sources
-
-View = dict[str, Any]
+from .charts import Labels, Series, draw_lines, heat_uri
+from .sources import EXAMPLES, Sources, View, boxes_by_image, show_image
 
 _READINGS = {
     "mean_auc": "chance that an image with the finding scores above one without it",
     "mean_balanced_accuracy": "mean of sensitivity and specificity, the better prompt deciding",
     "mean_balanced_accuracy_offset": "the same, each prompt against its level on other images",
-    "mean_recall": "share of images whose one finding is named, averaged over findings",
     "own_recall": "mean of R@10, R@50 and R@100 in both directions, as the paper's Table 1 has it",
     "recall": "the same, where any box with those words is right",
     "cnr_signed": "how far scores inside a box lie above those outside, in standard deviations",
@@ -42,16 +34,14 @@ _READINGS = {
     "recall_at_5": "the right answer is among the first five",
     "recall_at_10": "the right answer is among the first ten",
 }
-_SPANS = {"cnr": (0.0, 3.0), "cnr_signed": (-3.0, 3.0)}
-"""Ends of the bar for figures that do not run from 0 to 1."""
 
 
 def describe_results(sources: Sources) -> View | None:
     """Return the tree of `results.json` and what is drawn from it; None without results."""
-    found = sources.get(results.ARTIFACT)
-    if found is None:
+    artifacts = sources.get(results.ARTIFACT)
+    if artifacts is None:
         return None
-    tree = results.read_figures(found[0])
+    tree = results.read_figures(artifacts[0])
     return {
         "tree": tree,
         "questions": tree["questions"],
@@ -69,10 +59,10 @@ def describe_results(sources: Sources) -> View | None:
 
 def show_heatmaps(sources: Sources) -> list[View]:
     """Show heatmaps with their true boxes, evenly from best to worst contrast."""
-    found = sources.get(results.ARTIFACT, manifest.ARTIFACT, prepared.ARTIFACT)
-    if found is None or sources.settings.private:
+    artifacts = sources.get(results.ARTIFACT, manifest.ARTIFACT, prepared.ARTIFACT)
+    if artifacts is None or sources.settings.private:
         return []
-    outcome, source, prepared_artifact = found
+    outcome, source, prepared_artifact = artifacts
     rows = read_table(outcome.path, results.GROUNDINGS).to_pylist()
     rows = sorted((row for row in rows if row["cnr_signed"] is not None), key=_contrast)
     images, boxes = PreparedImages(prepared_artifact), boxes_by_image(source)
@@ -103,55 +93,19 @@ def _contrast(row: View) -> float:
     return -float(row["cnr_signed"])
 
 
-def show_gallery_answers(sources: Sources) -> list[View]:
-    """Show boxes with the gallery sentences that fit them best, evenly from best to worst rank."""
-    found = sources.get(results.ARTIFACT, manifest.ARTIFACT, prepared.ARTIFACT)
-    if found is None or sources.settings.private:
-        return []
-    outcome, source, prepared_artifact = found
-    gallery = read_table(outcome.path, results.GALLERY)["sentence"].to_pylist()
-    rows = read_table(outcome.path, results.BOX_ANSWERS).to_pylist()
-    rows = [row for row in rows if row["gallery_rank"] is not None]
-    rows.sort(key=lambda row: (row["gallery_rank"], row["image_id"]))
-    images, boxes = PreparedImages(prepared_artifact), boxes_by_image(source)
-    shown = []
-    for index in spread_rows(len(rows), EXAMPLES):
-        row = rows[index]
-        image = show_image(images, row["image_id"], boxes[row["image_id"]][:1])
-        box = {name: row[name] for name in ("x", "y", "width", "height")}
-        image["boxes"] = [box | {"phrase": gallery[row["gallery_true"]]}]
-        image["rank"] = row["gallery_rank"]
-        image["truth"] = gallery[row["gallery_true"]]
-        image["of"] = len(gallery)
-        image["sentences"] = [
-            {"text": gallery[item], "is_true": item == row["gallery_true"]}
-            for item in row["gallery_best"]
-        ]
-        shown.append(image)
-    return shown
-
-
 def _headlines(tree: Mapping[str, Any]) -> list[View]:
     lines = []
     for headline in results.headlines_of(tree):
         figure = headline.figure_of(tree)
         if figure is None or figure["value"] is None:
             continue
-        span = _SPANS.get(headline.figure, (0.0, 1.0))
-        chance = headline.chance_of(tree)
-        ends = [figure["value"] if figure[end] is None else figure[end] for end in ("low", "high")]
-        start, stop = (_percent(value, span) for value in ends)
         lines.append(
             {
                 "name": headline.name,
                 "title": headline.title,
                 "reading": _READINGS.get(headline.figure, "a metric of a plugin"),
                 "figure": figure,
-                "chance": chance,
-                "start": start,
-                "width": round(stop - start, 2),
-                "value": _percent(figure["value"], span),
-                "chance_at": None if chance is None else _percent(chance, span),
+                "chance": headline.chance_of(tree),
             }
         )
     return lines
@@ -164,11 +118,6 @@ def _absent(questions: Mapping[str, Any]) -> str:
         if outcome["absent"]:
             by_reason.setdefault(outcome["absent"], []).append(name.replace("_", " "))
     return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
-
-
-def _percent(value: float, span: tuple[float, float]) -> float:
-    low, high = span
-    return round(100 * min(max((value - low) / (high - low), 0.0), 1.0), 2)
 
 
 def _roc(sources: Sources) -> str | None:
@@ -197,10 +146,10 @@ _LEAST_BIN = 5  # images of a bin that is drawn: fewer say nothing of a share
 
 def _reliability(sources: Sources) -> str | None:
     lines = []
-    for name, said, truth in _scores(sources, "probability")[:_LINES]:
+    for name, probability, truth in _scores(sources, "probability")[:_LINES]:
         images, total, present = (
-            np.histogram(said, bins=10, range=(0, 1), weights=weights)[0]
-            for weights in (None, said, truth)
+            np.histogram(probability, bins=10, range=(0, 1), weights=weights)[0]
+            for weights in (None, probability, truth)
         )
         drawn = images >= _LEAST_BIN
         means, shares = (each[drawn] / images[drawn] for each in (total, present))
@@ -230,10 +179,10 @@ _CHECKPOINTS = "checkpoints"
 
 def describe_training(sources: Sources) -> View | None:
     """Show how training went; no charts where the log is gone, None without a model."""
-    found = sources.get(model_package.ARTIFACT)
-    if found is None:
+    artifacts = sources.get(model_package.ARTIFACT)
+    if artifacts is None:
         return None
-    model = read_model_package(found[0].path)
+    model = read_model_package(artifacts[0].path)
     lines = read_metrics(sources.work / _CHECKPOINTS)
     objective = read_training_config(model.path).objective
     debiased = objective.kind == "debiased"
@@ -247,7 +196,7 @@ def describe_training(sources: Sources) -> View | None:
         "card": model.card,
         "objective": objective.model_dump(),
         "debiased": debiased,
-        "seconds": found[0].origin["seconds"],
+        "seconds": artifacts[0].origin["seconds"],
         "clipped": clipped[-1] if clipped else None,
         "constants": constants,
         "losses": _chart(losses, Labels("Training losses by step", "step", "loss, nats")),
@@ -272,52 +221,3 @@ def _series(lines: Sequence[View], names: dict[str, str]) -> tuple[list[Series],
 
 def _chart(drawn: list[Series], labels: Labels) -> str | None:
     return draw_lines(drawn, labels) if drawn else None
-
-
-_QUERIES = 3
-_HITS = 4
-_COMMON = 2  # studies that say a sentence before it is asked for: else one image alone is right
-
-
-def show_cases(sources: Sources) -> list[View]:
-    """Ask the index for images by sentences that it holds.
-
-    Nothing in a private report, or where the index belongs to another model.
-    """
-    found = sources.get(embeddings.ARTIFACT, model_package.ARTIFACT)
-    if found is None or sources.settings.private:
-        return []
-    try:
-        index = RetrievalIndex.open(found[0].path, found[1].digest)
-    except ArtifactStale:
-        return []
-    texts = index.studies.texts
-    counts = np.array(texts.column("studies").to_pylist())
-    asked = np.flatnonzero(counts >= _COMMON)
-    asked = asked[np.argsort(-counts[asked], kind="stable")]
-    indices = spread_rows(len(asked), min(_QUERIES, EXAMPLES))
-    return [_case(index, int(asked[position])) for position in indices]
-
-
-def _case(index: RetrievalIndex, row: int) -> View:
-    text = index.studies.text(row)
-    vector = torch.from_numpy(index.sentences.gather(np.array([row]))[0])
-    hits = index.search(Query(target="image", k=_HITS, vector=vector))
-    shown = []
-    for hit in hits:
-        picture = index.picture(hit.id)
-        regions = index.regions.gather(np.array([index.row_of[hit.id]]))[0]
-        image = {  # pictures of an index are square
-            "uri": None if picture is None else jpeg_uri(picture),
-            "heat": heat_uri(regions.astype(np.float32) @ vector.numpy()),
-        }
-        shown.append(
-            {
-                "image": image | {"width": 1, "height": 1, "boxes": ()},
-                "score": hit.score,
-                "split": hit.split,
-                "says": list(hit.texts[:3]),
-                "is_said": text["text"] in hit.texts,
-            }
-        )
-    return {"query": text["text"], "studies": text["studies"], "hits": shown}

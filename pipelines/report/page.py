@@ -11,17 +11,10 @@ from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.text.language import language_warning
 
 from . import preflight
-from .corpus import describe_data, show_examples
-from .correction import audit_negatives, describe_eta
-from .outcomes import (
-    describe_results,
-    describe_training,
-    show_cases,
-    show_gallery_answers,
-    show_heatmaps,
-)
+from .correction import describe_eta
+from .outcomes import describe_results, describe_training, show_heatmaps
 from .preflight import read_preflight, reading_warnings
-from .sources import Sources, describe_provenance
+from .sources import Sources, View, describe_data, describe_provenance, show_examples
 
 _FOLDER = Path(__file__).parent
 _THIN_SPACE = "\u202f"
@@ -33,7 +26,7 @@ def render_report(sources: Sources) -> str:
     Sections without their artifact are left out.
     """
     check = sources.get(preflight.ARTIFACT)
-    found = {
+    views = {
         "results": describe_results(sources),
         "data": describe_data(sources),
         "eta": describe_eta(sources),
@@ -41,8 +34,8 @@ def render_report(sources: Sources) -> str:
     }
     return render(
         {
-            **found,
-            "verdict": describe_verdict(found["results"], found["eta"], found["data"]),
+            **views,
+            "verdict": describe_verdict(views["results"], views["eta"], views["data"]),
             "name": sources.work.name,
             "is_generated": sources.is_generated,
             "is_private": sources.settings.private,
@@ -51,10 +44,7 @@ def render_report(sources: Sources) -> str:
             "reports": (),
             "reading_warnings": check and reading_warnings(read_preflight(check[0])),
             "examples": show_examples(sources),
-            "audit": audit_negatives(sources),
             "heatmaps": show_heatmaps(sources),
-            "gallery": show_gallery_answers(sources),
-            "cases": show_cases(sources),
             "provenance": describe_provenance(sources),
         }
     )
@@ -104,8 +94,6 @@ def _count(value: int) -> str:
     return f"{value:,}".replace(",", _THIN_SPACE)
 
 
-View = dict[str, Any]
-
 GOOD_AUC = 0.8
 """AUC from which a finding counts as found."""
 LEAST_FALSE_NEGATIVES = 0.1
@@ -114,11 +102,9 @@ LEAST_FALSE_NEGATIVES = 0.1
 _TILES = (
     "zero_shot.mean_auc",
     "grounding.cnr_signed",
-    "gallery.recall_at_5",
     "reports.image_to_report.recall_at_10",
     "zero_shot.mean_balanced_accuracy_offset",
     "boxes.own_recall",
-    "classes.mean_recall",
 )
 """Headlines in the order in which the first four that were measured become tiles."""
 
@@ -149,19 +135,19 @@ def describe_verdict(
 
 def _sentence(questions: Mapping[str, Any]) -> str:
     outcome = questions["zero_shot"]
-    found = {
+    aucs = {
         name: figures["auc"]["value"]
         for name, figures in outcome["groups"].items()
         if figures["auc"]["value"] is not None
     }
-    if not found:
+    if not aucs:
         return (
             f"No finding was scored: {outcome['absent'] or 'none has images with and without it'}."
         )
-    good = sum(value >= GOOD_AUC for value in found.values())
-    weakest = min(found, key=lambda name: found[name])
-    words = f"Finds {good} of {len(found)} findings (AUC of at least {GOOD_AUC:.2f})"
-    words += f"; the weakest is {weakest} with {found[weakest]:.2f}."
+    good = sum(value >= GOOD_AUC for value in aucs.values())
+    weakest = min(aucs, key=lambda name: aucs[name])
+    words = f"Finds {good} of {len(aucs)} findings (AUC of at least {GOOD_AUC:.2f})"
+    words += f"; the weakest is {weakest} with {aucs[weakest]:.2f}."
     contrast = questions["grounding"]["figures"].get("cnr_signed")
     if contrast and contrast["value"] is not None:
         where = _standing(contrast, questions["grounding"]["chance"].get("cnr_signed"))

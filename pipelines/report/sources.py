@@ -1,5 +1,6 @@
-"""The artifacts that a report can draw on, and the section about where they came from."""
+"""The artifacts that a report can draw on, and the sections about what went in and where from."""
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,19 +8,25 @@ from typing import Any
 
 from medclip_dcl.core.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.core.errors import ArtifactMissing
-from medclip_dcl.data import manifest, prepared
+from medclip_dcl.core.tables import SPLITS, read_table, spread_rows
+from medclip_dcl.data import manifest, prepared, selection
+from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
 from medclip_dcl.inference import model_package
 from medclip_dcl.likelihood import eta, masked_lm, scoring
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.language import count_languages
 
 from . import preflight
+from .charts import image_uri
 from .preflight import ReportConfig
 
+View = dict[str, Any]
+
 EXAMPLES = 6
-"""Images, heatmaps and retrieved cases shown."""
+"""Images and heatmaps shown."""
 
 KINDS = (
     preflight.ARTIFACT,
@@ -80,9 +87,6 @@ def find_sources(
     return Sources(work, settings, artifacts, is_generated, rho, negatives)
 
 
-View = dict[str, Any]
-
-
 def describe_provenance(sources: Sources) -> View:
     """List the artifacts with digest, age and cost, and the newest one's origin.
 
@@ -109,3 +113,143 @@ def describe_provenance(sources: Sources) -> View:
     origins = [artifact.origin for artifact in sources.artifacts.values()]
     newest = max(origins, key=lambda origin: str(origin["committed_at"]))
     return {"artifacts": rows, "seconds": sum(row["seconds"] for row in rows), "newest": newest}
+
+
+VIEWS = frozenset(
+    ("AP", "PA", "LL", "RL", "LLD", "RLD", "LLO", "RLO", "FRONTAL", "LATERAL", "L", "LAT",
+     "AP AXIAL", "AP LLD", "AP RLD", "SWIMMERS", "XTABLE LATERAL", "AP_HORIZONTAL",
+     "AP HORIZONTAL", "COSTAL", "PA LLD", "PA RLD", "OBLIQUE")
+)  # fmt: skip
+"""Views that are named in counts, in any case: DICOM's terms for a chest, and those of public
+collections. A column that was mapped wrongly may hold anything, names of patients too."""
+
+
+def describe_data(sources: Sources) -> View | None:
+    """Count images, reports and patients per split, and what was left out."""
+    artifacts = sources.get(manifest.ARTIFACT)
+    if artifacts is None:
+        return None
+    boxes = read_table(artifacts[0].path, manifest.BOXES, ["image_id"])
+    return {
+        "splits": count_splits(artifacts[0]),
+        "by_patient": artifacts[0].summary.get("splits_by_patient", True),
+        "boxes": len(boxes),
+        "boxed_images": len(boxes["image_id"].unique()),
+        "rejects": _rejects(sources),
+        **_language(sources),
+    }
+
+
+_READ = 20_000  # sentences whose language is looked at
+
+
+def _language(sources: Sources) -> View:
+    texts = sources.get(sentences.ARTIFACT)
+    if texts is None:
+        return {"languages": {}}
+    reports: dict[str, list[str]] = defaultdict(list)
+    table = read_table(texts[0].path, sentences.SENTENCES, ["study_id", "text"])
+    for row in table.slice(0, _READ).to_pylist():
+        reports[row["study_id"]].append(row["text"])
+    return {"languages": count_languages(map(" ".join, reports.values()))}
+
+
+def count_splits(source: Artifact) -> dict[str, View]:
+    """Count images, reports, patients and views of each split; a patient is in one alone."""
+    images = read_table(source.path, manifest.IMAGES, ["split", "subject_id", "view"]).to_pylist()
+    reports = read_table(source.path, manifest.REPORTS, ["split", "subject_id"]).to_pylist()
+    counted = {}
+    for split in SPLITS:
+        shown = [row for row in images if row["split"] == split]
+        reported = [row for row in reports if row["split"] == split]
+        views = Counter(_view(row["view"]) for row in shown)
+        counted[split] = {
+            "images": len(shown),
+            "reports": len(reported),
+            "patients": len({row["subject_id"] for row in (*shown, *reported)}),
+            "views": ", ".join(f"{view} {count:,}" for view, count in sorted(views.items())),
+        }
+    return counted
+
+
+def _view(given: str | None) -> str:
+    if not given:
+        return "not known"
+    view = " ".join(given.split()).upper()
+    return view if view in VIEWS else "other"
+
+
+def show_examples(sources: Sources) -> list[View]:
+    """Show images of the test split, those with boxes first."""
+    artifacts = sources.get(manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT)
+    if artifacts is None or sources.settings.private:
+        return []
+    source, prepared_artifact, texts = artifacts
+    images = PreparedImages(prepared_artifact)
+    rows = [
+        row
+        for row in read_table(source.path, manifest.IMAGES).to_pylist()
+        if row["image_id"] in images.row_of and row["split"] == "test"
+    ]
+    boxes = boxes_by_image(source)
+    rows = [row for row in rows if row["image_id"] in boxes] or rows
+    chosen = [rows[index] for index in spread_rows(len(rows), EXAMPLES)]
+    text_of = sentences_of({row["study_id"] for row in chosen}, texts)
+    return [
+        show_image(images, row["image_id"], boxes.get(row["image_id"], []))
+        | {"view": row["view"], "says": text_of[row["study_id"]][:4]}
+        for row in chosen
+    ]
+
+
+def show_image(images: PreparedImages, image_id: str, boxes: list[View]) -> View:
+    """Show one image in its own proportions, with rows of the manifest's box table, in pixels."""
+    row = images.row_of[image_id]
+    height, width = images.original_size(row)
+    placed = [
+        {
+            "x": box["x"] * width / (box["image_width"] or width),
+            "y": box["y"] * height / (box["image_height"] or height),
+            "width": box["width"] * width / (box["image_width"] or width),
+            "height": box["height"] * height / (box["image_height"] or height),
+            "phrase": box["phrase"],
+        }
+        for box in boxes
+    ]
+    uri = image_uri(images.pixels(row))
+    return {"uri": uri, "width": width, "height": height, "boxes": placed}
+
+
+def boxes_by_image(source: Artifact) -> dict[str, list[View]]:
+    """Group the rows of the manifest's box table by image id."""
+    grouped: dict[str, list[View]] = defaultdict(list)
+    for row in read_table(source.path, manifest.BOXES).to_pylist():
+        grouped[row["image_id"]].append(row)
+    return dict(grouped)
+
+
+def _rejects(sources: Sources) -> list[View]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for kind in (manifest.ARTIFACT, prepared.ARTIFACT):
+        artifact = sources.artifacts.get(kind.name)
+        if artifact is not None and manifest.REJECTS.file in artifact.files:
+            table = read_table(artifact.path, manifest.REJECTS, ["stage", "reason"])
+            counts.update((row["stage"], row["reason"]) for row in table.to_pylist())
+    return [
+        {
+            "stage": stage,
+            "reason": reason,
+            "meaning": selection.REJECT_REASONS[reason],
+            "count": count,
+        }
+        for (stage, reason), count in counts.most_common()
+    ]
+
+
+def sentences_of(studies: set[str], texts: Artifact) -> dict[str, list[str]]:
+    """Return the distinct sentences of each study, in the report's order."""
+    text_of: dict[str, list[str]] = defaultdict(list)
+    for row in read_table(texts.path, sentences.SENTENCES, ["study_id", "text"]).to_pylist():
+        if row["study_id"] in studies and row["text"] not in text_of[row["study_id"]]:
+            text_of[row["study_id"]].append(row["text"])
+    return text_of

@@ -11,7 +11,7 @@ from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.calibration import share_changed
+from medclip_dcl.evaluation.decisions import share_changed
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.inference.predictor import load

@@ -20,7 +20,7 @@ from pipelines.config import Config
 from pipelines.job import main_of
 from tests.support.corpus import write_config
 from tests.support.dicom import raster_bytes
-from tests.support.evaluated import BOXED, PROMPTS, write_evaluated
+from tests.support.evaluated import PROMPTS, write_evaluated
 from tests.support.public_checkpoints import PROCESSORS, write_pair
 
 main = main_of("evaluate")
@@ -53,9 +53,7 @@ def figures(work):
 
 @pytest.fixture(scope="module")
 def evaluated(work):
-    gallery = work / "gallery.txt"
-    gallery.write_text("\n".join([*BOXED.values(), "the heart is enlarged", ""]))
-    assert run(work, gallery=str(gallery)) == 0
+    assert run(work) == 0
     return work
 
 
@@ -66,7 +64,7 @@ def test_every_question_is_answered_with_what_it_rests_on(evaluated):
     assert tree["truth"] == "labels"
     questions = tree["questions"]
     assert set(questions) == {
-        *("zero_shot", "classes", "probe", "grounding", "boxes", "gallery", "reports"),
+        *("zero_shot", "probe", "grounding", "boxes", "reports"),
         *("decisions", "probe_decisions"),
         "probabilities",
     }
@@ -74,8 +72,7 @@ def test_every_question_is_answered_with_what_it_rests_on(evaluated):
     assert 0 <= auc["low"] <= auc["value"] <= auc["high"] <= 1
     assert (auc["n"], auc["subjects"]) == (10, 8)
     assert questions["grounding"]["figures"]["cnr"]["n"] == 6
-    assert questions["gallery"]["pool"] == {"boxes": 6, "sentences": 3}
-    assert questions["gallery"]["chance"]["recall_at_1"] == pytest.approx(1 / 3)
+    assert questions["boxes"]["pool"]["sentence_to_box"] == 6
     assert questions["reports"]["pool"]["report_to_image"] == 8  # one image a study
     assert questions["probe"]["absent"] == "evaluate.probe_images is 0"
 
@@ -127,7 +124,7 @@ def test_data_without_labels_and_boxes_is_still_evaluated(tmp_path, capsys):
     assert run(work) == 0
     questions = figures(work)["questions"]
     assert questions["grounding"]["absent"]
-    assert questions["boxes"]["absent"] == questions["gallery"]["absent"] != ""
+    assert questions["boxes"]["absent"]
     assert questions["reports"]["groups"]["image_to_report"]["recall_at_1"]["value"] is not None
     assert "absent" in capsys.readouterr().out
 
@@ -156,7 +153,7 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"\x07")
     adapter = {"model": "tests.support.clip:build", "weights": str(weights)}
-    assert run(work, adapter=adapter, images_per_finding=4) == 0
+    assert run(work, adapter=adapter) == 0
     tree = figures(work)
     assert (tree["contaminated"], tree["repeated_images"], tree["geometry"]) == (
         None,
@@ -165,16 +162,10 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
     )
     printed = capsys.readouterr().out
     assert "it is not known which patients" in printed
-    (warned,) = [line for line in printed.splitlines() if "of 4 images a finding" in line]
-    assert "effusion 0" in warned  # no image shows it
-    assert "pneumonia" not in warned
     # the scale of its scores is not known, so there is no offset
     assert "absent, no mean_balanced_accuracy_offset" in printed
     assert "mean_balanced_accuracy_offset" not in tree["questions"]["zero_shot"]["figures"]
     assert tree["questions"]["grounding"]["figures"]["cnr"]["value"] > 0
-    scores = read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
-    drawn = [row["truth"] for row in scores if row["finding"] == "pneumonia"]
-    assert (drawn.count(0), drawn.count(1)) == (2, 2)
     before = tree["model"]
     weights.write_bytes(b"\x08")
     assert run(work, adapter=adapter) == 0

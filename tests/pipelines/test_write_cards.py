@@ -15,7 +15,7 @@ from medclip_dcl.inference import model_package
 from medclip_dcl.text import sentences
 from pipelines import pages
 from pipelines.job import main_of
-from pipelines.report.corpus import count_splits
+from pipelines.report.sources import count_splits
 from tests.support.corpus import commit_tables, write_config, write_corpus
 from tests.support.evaluated import evaluate_here, write_evaluated
 from tests.support.published import publish

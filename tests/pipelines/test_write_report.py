@@ -69,13 +69,11 @@ def work(tmp_path_factory):
     """Evaluated, with calibrated scores."""
     work = write_evaluated(tmp_path_factory.mktemp("reported") / "work")
     publish(work / "model", ["elsewhere"], seed=37, centred=True)
-    gallery = work / "gallery.txt"
-    gallery.write_text("\n".join(said for _, said, _ in KINDS))
     (work / "prompts.yaml").write_text(f"format_version: 1\nfindings: {PROMPTS}\n")
     config_file = write_config(
         work / "config.yaml",
         work,
-        evaluate={"bootstrap": 20, "gallery": str(gallery), "prompts": str(work / "prompts.yaml")},
+        evaluate={"bootstrap": 20, "prompts": str(work / "prompts.yaml")},
         probabilities={"least_per_class": 2},
         source={"root": str(work)},
     )
@@ -160,8 +158,7 @@ def test_a_private_report_shows_no_text_and_no_picture(private_page):
     for _, *said in KINDS:
         assert not any(sentence in text for sentence in said)
     assert "p032" not in text
-    assert "Pairs most likely" not in text
-    assert page.ids >= {"trust", "audit"}
+    assert "trust" in page.ids
     assert "image032" not in text
     assert "texts and pictures left out" in words
     assert page.ids.issuperset(SECTIONS)
@@ -205,11 +202,7 @@ def test_markup_in_a_report_s_sentence_stays_text(text_page):
     Page(text_page)
 
 
-def test_trust_and_false_negatives_have_their_sections(open_page):
-    text = open_page
-    assert 'id="trust"' in text
-    assert 'id="audit"' in text
-    assert "Reliability: share of images" in text
-    assert "best minus worst AUC" not in text  # one view alone: no gap
-    assert "Pairs most likely to be false" in text
-    assert any(said in text for _, *pair in KINDS for said in pair)
+def test_trust_has_its_section_and_sentences_are_shown(open_page):
+    assert 'id="trust"' in open_page
+    assert "Reliability: share of images" in open_page
+    assert any(said in open_page for _, *pair in KINDS for said in pair)

@@ -129,12 +129,7 @@ def _box(image: dict[str, Any], label: str) -> dict[str, Any]:
 def evaluate_here(work: Path, *overrides: str) -> Path:
     """Run the job on a folder of `write_evaluated`; every override is `key=value`."""
     (work / "prompts.yaml").write_text(PROMPTS)
-    (work / "gallery.txt").write_text("\n".join([*BOXED.values(), "the heart is enlarged", ""]))
-    settings = {
-        "bootstrap": 20,
-        "prompts": str(work / "prompts.yaml"),
-        "gallery": str(work / "gallery.txt"),
-    }
+    settings = {"bootstrap": 20, "prompts": str(work / "prompts.yaml")}
     config_file = write_config(
         work / "config.yaml", work, evaluate=settings, source={"root": str(work)}
     )

@@ -13,8 +13,8 @@ from medclip_dcl.core.artifact import Artifact, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import open_image
-from medclip_dcl.evaluation.calibration import add_calibration
-from medclip_dcl.evaluation.prompt_pairs import CORRELATION_LIMIT
+from medclip_dcl.evaluation.classification import CORRELATION_LIMIT
+from medclip_dcl.evaluation.decisions import add_calibration
 from medclip_dcl.inference.input_range import fit_input_range
 from medclip_dcl.inference.model_package import (
     ARTIFACT,

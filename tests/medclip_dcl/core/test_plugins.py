@@ -26,8 +26,8 @@ from medclip_dcl.core.plugins import IMAGE_ENCODERS, LOSSES, METRICS, ROUTES, SO
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.classification import mean_finding_figures
+from medclip_dcl.evaluation.metrics import BootstrapOptions
 from medclip_dcl.inference.model_package import CONFIG, read_model_package
 from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.settings import ModelConfig

@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 
 from medclip_dcl.core.errors import MetricError
-from medclip_dcl.evaluation.bootstrap import (
+from medclip_dcl.evaluation.metrics import (
     BootstrapOptions,
-    draw_weights,
     estimate,
+    mean,
     patient_weights,
     summarise,
-    unit_weights,
 )
-from medclip_dcl.evaluation.metrics import mean
 
 SUBJECTS = ["a", "a", "b", "c", "d", "e", "f", "g"]
 VALUES = np.arange(8.0)
@@ -21,21 +19,6 @@ VALUES = np.arange(8.0)
 def mean_of(values, subjects, samples, seed=1, undefined=""):
     options = BootstrapOptions(samples, seed)
     return estimate(lambda each: {"mean": mean(values, each)}, subjects, options, undefined)["mean"]
-
-
-def test_the_first_row_is_the_data_and_every_row_draws_as_many_patients():
-    weights = patient_weights(7, 50, np.random.default_rng(0))
-    assert weights.shape == (51, 7)
-    assert (weights[0] == 1).all()
-    assert (weights.sum(axis=1) == 7).all()
-    assert (weights[1:] == 0).any()
-
-
-def test_all_units_of_a_patient_are_drawn_together():
-    weights = unit_weights(np.array([[1, 1], [0, 2]]), ["x", "y"], ["y", "x", "y"])
-    assert weights.tolist() == [[1, 1, 1], [2, 0, 2]]
-    drawn = draw_weights(["a", "b", "a"], BootstrapOptions(50, 0))
-    assert {tuple(row) for row in drawn.tolist()} == {(1, 1, 1), (2, 0, 2), (0, 2, 0)}
 
 
 def test_the_interval_of_a_mean_has_its_known_width():
@@ -60,7 +43,7 @@ def test_the_interval_is_that_of_rows_repeated_as_often_as_they_are_drawn():
 
 def test_samples_are_measured_a_block_at_a_time_and_give_the_same_interval(monkeypatch):
     whole, sizes = mean_of(VALUES, SUBJECTS, 100), []
-    monkeypatch.setattr("medclip_dcl.evaluation.bootstrap._BLOCK", 31)
+    monkeypatch.setattr("medclip_dcl.evaluation.metrics._BLOCK", 31)
 
     def measure(each):
         sizes.append(len(each))

@@ -2,21 +2,24 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.classification import (
+    CORRELATION_LIMIT,
+    LEAST_IMAGES,
+    REMEDY,
     UNKNOWN,
-    balance,
-    evaluate_classes,
+    check_pair,
+    check_pairs,
     evaluate_findings,
     exact_truth,
     finding_figures,
     labelled_truth,
     mean_finding_figures,
-    measure_classes,
+    pair_correlation,
+    pair_figures,
 )
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
-from medclip_dcl.evaluation.metrics import roc_auc
-from medclip_dcl.evaluation.results import CLASSES, SCORES
+from medclip_dcl.evaluation.metrics import BootstrapOptions, Figure, roc_auc
+from medclip_dcl.evaluation.results import SCORES
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import SimilarityConfig
 from tests.support.oracle import oracle, shown
@@ -37,46 +40,10 @@ def test_a_model_that_knows_the_answer_has_an_area_of_one():
     assert [row["truth"] for row in rows] == [1, 0, 0, 1, 0, 1, 0, None]
     assert set(rows[0]) == set(SCORES.schema.names)
     assert all(0 <= row["score"] <= 1 for row in rows)
-
-
-def test_images_without_labels_are_scored_and_the_question_is_named_absent():
-    truth = np.full((2, 4), UNKNOWN, dtype=np.int8)
-    outcome, rows = evaluate_findings(oracle(), IMAGES, FINDINGS, truth, SAMPLING)
-    assert outcome.absent == "no image has a label"
-    assert outcome.figures["mean_auc"].value is None
-    assert len(rows) == 8
-
-
-def test_one_of_several_findings_is_named():
-    images = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {(1, 1): "fluid"}, {})
-    truth = np.array([[1, 0, 0, 0], [0, 1, UNKNOWN, 1]], dtype=np.int8)
-    truth[0, 2] = 1
-    outcome, rows = evaluate_classes(oracle(), images, FINDINGS, truth, SAMPLING, 10)
-    # The last image shows nothing, so both classes score alike: it is wrong.
-    assert outcome.figures["accuracy"].value == 0.75
-    assert outcome.figures["mean_recall"].value == 0.75  # fluid 2 of 2, cyst 1 of 2
-    assert outcome.groups["cyst"]["recall"].value == 0.5
-    assert outcome.chance == {"accuracy": 0.5, "mean_recall": 0.5}
-    assert [row["answer"] for row in rows] == ["fluid", "cyst", "fluid", None]
-    assert set(rows[0]) == set(CLASSES.schema.names)
-
-
-def test_images_of_several_findings_have_no_class_and_classes_are_drawn_alike():
-    images = shown(*[{(0, 0): "fluid"}] * 9, {(0, 0): "cyst"}, {(0, 0): "cyst"})
-    truth = np.array([[1] * 9 + [0] * 2, [1] + [0] * 8 + [1] * 2], dtype=np.int8)
-    outcome, rows = evaluate_classes(oracle(), images, FINDINGS, truth, SAMPLING, 7)
-    assert [row["finding"] for row in rows].count("fluid") == 7
-    drawn = {row["image_id"] for row in rows}
-    assert "image-0" not in drawn
-    assert len(drawn) == 9  # nobody twice
-    assert outcome.pool == {"images": 9, "classes": 2}
-
-
-def test_chosen_images_keep_everything_that_is_theirs():
-    chosen = IMAGES.select([3, 1])
-    assert chosen.image_ids == ("image-3", "image-1")
-    assert chosen.subject_ids == ("p-image-3", "p-image-1")
-    assert (chosen.regions[0] == IMAGES.regions[3]).all()
+    blank = np.full((2, 4), UNKNOWN, dtype=np.int8)
+    outcome, rows = evaluate_findings(oracle(), IMAGES, FINDINGS, blank, SAMPLING)
+    assert (outcome.absent, outcome.figures["mean_auc"].value) == ("no image has a label", None)
+    assert len(rows) == 8  # scored all the same
 
 
 MARGINS = np.array([[0.4, -0.1, 0.2, -0.3], [0.1, 0.2, 0.3, 0.4]])
@@ -88,7 +55,6 @@ def test_images_of_unknown_truth_are_left_out_of_a_finding():
     figures = finding_figures(MARGINS[1], TRUTH[1], SUBJECTS, BootstrapOptions(0, 0))
     assert figures["auc"].value == 0.5  # .1 < .3 < .4
     assert (figures["auc"].n, figures["auc"].subjects) == (3, 3)
-    assert figures["accuracy"].value == pytest.approx(2 / 3)
     assert figures["balanced_accuracy"].value == 0.5
 
 
@@ -102,39 +68,12 @@ def test_an_offset_moves_the_decision_and_nothing_else():
     assert {name: moved[name] for name in plain} == plain
 
 
-def test_the_mean_by_offsets_needs_the_offset_of_each_finding():
-    options = BootstrapOptions(0, 0)
-    some = mean_finding_figures(MARGINS, TRUTH, SUBJECTS, options, [-0.2, None])
-    assert "mean_balanced_accuracy_offset" not in some
-    both = mean_finding_figures(MARGINS, TRUTH, SUBJECTS, options, [-0.2, 0.05])
-    assert both["mean_balanced_accuracy_offset"].value == (0.75 + 0.5) / 2
-
-
-def test_a_finding_of_one_class_says_why_it_has_no_figure():
-    truth = np.array([0, 0, UNKNOWN, 0], dtype=np.int8)
-    figures = finding_figures(MARGINS[0], truth, SUBJECTS, BootstrapOptions(10, 0))
-    assert figures["auc"].value is None
-    assert "two classes" in figures["auc"].reason
-    assert figures["accuracy"].value == pytest.approx(2 / 3)
-
-
 def test_the_mean_is_over_findings_that_have_both_classes():
     truth = np.vstack([TRUTH, np.zeros((1, 4), dtype=np.int8)])
     margins = np.vstack([MARGINS, np.ones((1, 4))])
     figure = mean_finding_figures(margins, truth, SUBJECTS, BootstrapOptions(100, 0))["mean_auc"]
     assert figure.value == pytest.approx((0.75 + 0.5) / 2)
     assert 0 <= figure.low <= figure.high <= 1
-
-
-def test_classes_by_hand():
-    answers, shown = np.array([0, 1, -1, 2, 2]), np.array([0, 1, 1, 2, 0])
-    weights = np.array(
-        [[1, 1, 1, 1, 1], [0, 0, 2, 1, 1]]
-    )  # the second: one of four right, the third class
-    found = measure_classes(answers == shown, shown, [0, 1, 2], weights)
-    assert found["accuracy"].tolist() == [0.6, 0.25]
-    assert found["mean_recall"] == pytest.approx([(0.5 + 0.5 + 1) / 3, (0 + 0 + 1) / 3])
-    assert found["2.recall"].tolist() == [1.0, 1.0]
 
 
 LABELLED = (
@@ -155,18 +94,6 @@ def test_uncertain_and_blank_labels_are_dropped():
     ]
     truth = labelled_truth(LABELLED, ["0", "1", "2", "3", "unlabelled"], labels)
     assert truth.tolist() == [[1, 0, UNKNOWN, UNKNOWN, UNKNOWN], [UNKNOWN] * 5]
-
-
-def test_a_balanced_share_has_as_many_images_with_a_finding_as_without() -> None:
-    truth = np.array([[1, 1, 1, 0, 0, 0, 0, UNKNOWN], [1, 0, 0, 0, 0, 0, 0, 0]], dtype=np.int8)
-    assert balance(truth, 0, np.random.default_rng(0)) is truth
-    for most, counts in ((4, (2, 1)), (5, (2, 1)), (1000, (3, 1))):
-        drawn = balance(truth, most, np.random.default_rng(0))
-        for state, chosen, count in zip(truth, drawn, counts, strict=True):
-            assert [(chosen == value).sum() for value in (0, 1)] == [count, count]
-            assert (chosen[chosen != UNKNOWN] == state[chosen != UNKNOWN]).all()
-    others = [balance(truth, 2, np.random.default_rng(seed))[0].tolist() for seed in range(20)]
-    assert len(set(map(tuple, others))) > 1
 
 
 WORDS = {"yes": [1.0, 0.0], "indeed": [0.6, 0.8], "no": [-1.0, 0.0], "never": [0.0, -1.0]}
@@ -205,3 +132,84 @@ def test_a_finding_without_a_negative_prompt_is_ranked_by_its_positive() -> None
     assert outcome.groups["edema"]["auc"].value == pytest.approx(expected)
     assert {row["negative"] for row in rows} == {0.0}  # of a model that is not ours no level
     assert outcome.groups["edema"]["prompt_correlation"].value is None
+
+
+RISING = np.arange(10.0) / 10
+"""Scores 0, .1 to .9 of ten images: variance 8.25 / 100."""
+
+
+def test_the_correlation_of_pairs_that_change_places_is_that_of_the_hand():
+    # Neighbours change places: every (x - y)**2 is .01, so sum xy = sum xx - 10 * .01 / 2, and the
+    # correlation is 1 - .05 / .825.
+    swapped = RISING.reshape(5, 2)[:, ::-1].ravel()
+    assert pair_correlation(RISING, swapped) == pytest.approx(1 - 0.05 / 0.825, abs=1e-12)
+    assert pair_correlation(RISING, 0.5 - RISING) == pytest.approx(-1.0, abs=1e-12)
+
+
+def test_constant_scores_and_few_images_have_no_correlation():
+    assert pair_correlation(RISING, np.full(10, 0.2)) is None
+    assert pair_correlation(np.full(10, 0.2), np.full(10, 0.2)) is None
+    assert pair_correlation(RISING[: LEAST_IMAGES - 1], RISING[: LEAST_IMAGES - 1]) is None
+    assert pair_correlation(np.zeros(0), np.zeros(0)) is None
+
+
+def test_a_pair_is_warned_of_above_the_limit_alone():
+    assert check_pair("edema", CORRELATION_LIMIT, 0.8) is None
+    assert check_pair("edema", 0.94, 0.5) is None
+    assert check_pair("edema", None, None) is None
+    close = check_pair("edema", 0.98, 0.9)
+    assert (close.is_undecided, close.is_inverted) == (True, False)
+    assert "correlation of 0.980, above 0.97" in close.reason
+    assert close.message == f"edema: {close.reason}; {REMEDY}"
+    assert "objective.relation: claims" in close.message
+
+
+def test_an_area_below_one_half_is_upside_down():
+    found = check_pair("edema", 0.4, 0.17)
+    assert (found.is_undecided, found.is_inverted) == (False, True)
+    assert "AUC is 0.170, below 0.5" in found.reason
+    both = check_pair("edema", 1.0, 0.17)
+    assert "do not decide" in both.reason
+    assert "upside down" in both.reason
+
+
+def test_the_interval_of_a_correlation_is_over_patients():
+    subjects = [str(number // 2) for number in range(10)]
+    swapped = RISING.reshape(5, 2)[:, ::-1].ravel()
+    figure = pair_figures(RISING, swapped, subjects, BootstrapOptions(200, 0))["prompt_correlation"]
+    assert figure.value == pytest.approx(1 - 0.05 / 0.825)
+    assert figure.low < figure.value < figure.high
+    assert (figure.n, figure.subjects) == (10, 5)
+    flat = pair_figures(RISING, np.ones(10), subjects, BootstrapOptions(20, 0))
+    assert flat["prompt_correlation"].value is None
+    assert "all images alike" in flat["prompt_correlation"].reason
+    few = pair_figures(RISING[:4], RISING[:4], subjects[:4], BootstrapOptions(20, 0))
+    assert few["prompt_correlation"].reason == "fewer than 10 images"
+
+
+def test_findings_are_checked_by_their_figures():
+    def figures(correlation, auc):
+        return {"prompt_correlation": Figure(correlation, 10, 10), "auc": Figure(auc, 10, 10)}
+
+    groups = {"edema": figures(0.5, 0.9), "cyst": figures(0.99, None), "mass": figures(None, 0.4)}
+    assert [item.finding for item in check_pairs(groups)] == ["cyst", "mass"]
+
+
+def test_a_pair_of_one_sentence_correlates_fully_and_one_of_two_does_not():
+    images = shown(*[{(0, 0): "fluid"}] * 6, *[{(1, 1): "cyst"}] * 6)
+    findings = (
+        Finding("fluid", ("Fluid.",), ("Cyst.",)),
+        Finding("same", ("Fluid.",), ("Fluid.",)),
+    )
+    truth = np.full((2, 12), UNKNOWN, dtype=np.int8)  # no label is needed
+    outcome, rows = evaluate_findings(oracle(), images, findings, truth, BootstrapOptions(0, 0))
+    correlations = [outcome.groups[item.name]["prompt_correlation"].value for item in findings]
+    assert correlations == pytest.approx([-1.0, 1.0])
+    assert [item.finding for item in check_pairs(outcome.groups)] == ["same"]
+    scores = np.array(
+        [[row["positive"], row["negative"]] for row in rows if row["finding"] == "fluid"]
+    )
+    assert pair_correlation(*scores.T) == pytest.approx(-1.0)
+    assert scores[:, 0] - scores[:, 1] == pytest.approx(
+        [row["margin"] for row in rows[:12]], abs=1e-7
+    )

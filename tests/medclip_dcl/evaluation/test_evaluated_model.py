@@ -3,12 +3,10 @@ import pytest
 import torch
 
 from medclip_dcl.core.errors import CheckpointError
-from medclip_dcl.data.grayscale import Window
 from medclip_dcl.evaluation.evaluated_model import (
     EvaluatedModel,
     _room_for,
     evaluated_model,
-    heatmap,
 )
 from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.inference.predictor import load
@@ -91,11 +89,3 @@ def test_what_is_no_region_vector_is_refused_by_name(vectors, message):
     model = EvaluatedModel("wrong", Wrong(), SimilarityConfig(kind="global"), 1.0)
     with pytest.raises(CheckpointError, match=message):
         model.embed_images(IMAGES)
-
-
-def test_a_heatmap_has_no_score_where_the_model_saw_nothing():
-    grid = np.array([[1.0, 0.0], [0.0, 0.0]])
-    spread = heatmap(grid, Window(2, 1, 4, 4), 6, 8)
-    assert np.isnan(spread).sum() == 48 - 16
-    assert not np.isnan(spread[1:5, 2:6]).any()
-    assert np.unravel_index(np.nanargmax(spread), spread.shape) == (1, 2)

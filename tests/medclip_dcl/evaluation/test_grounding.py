@@ -6,10 +6,8 @@ import torch
 from sklearn.metrics import jaccard_score
 
 from medclip_dcl.data.limits import Fit
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.grounding import (
-    BIOVIL_THRESHOLDS,
     PAPER_THRESHOLDS,
     BoxedSentence,
     box_mask,
@@ -19,6 +17,7 @@ from medclip_dcl.evaluation.grounding import (
     mean_iou,
     signed_cnr,
 )
+from medclip_dcl.evaluation.metrics import BootstrapOptions
 from medclip_dcl.evaluation.results import GROUNDINGS
 from medclip_dcl.evaluation.retrieval import evaluate_boxes
 from medclip_dcl.models.settings import SimilarityConfig
@@ -76,17 +75,6 @@ def test_a_box_elsewhere_lowers_every_figure_and_turns_the_sign():
     assert figures["cnr_signed"].value < 0 < figures["cnr"].value
 
 
-def test_figures_hardly_depend_on_the_size_at_which_they_are_taken():
-    large = shown({(0, 1): "fluid"}, size_px=(400, 800))
-    box = BoxedSentence(0, "Fluid", "Fluid.", "fluid", BOXED[0].boxes * 10)
-    whole, bounded = (
-        evaluate_grounding(oracle(), large, [box], longest, SAMPLING)[0].figures
-        for longest in (800, 200)
-    )
-    for name in ("cnr", "miou", "pointing"):
-        assert bounded[name].value == pytest.approx(whole[name].value, rel=0.02)
-
-
 def test_heatmaps_are_compared_at_a_bounded_size_and_are_never_enlarged():
     image = shown({(0, 1): "fluid"}, size_px=(100, 200))
     upper = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.array([[0.0, 0.0, 200.0, 33.0]]))
@@ -111,8 +99,9 @@ def test_a_crop_sees_no_margin_and_its_heatmap_keeps_its_place():
     assert evaluate_grounding(oracle(), crop, [lower], 200, SAMPLING)[1][0]["cnr_signed"] < 0
     _, missed = evaluate_grounding(oracle(), crop, [far], 200, SAMPLING)
     assert (missed[0]["cnr_signed"], missed[0]["pointed"]) == (None, False)  # outside what is seen
-    found = evaluate_boxes(oracle(), crop, [box, far], SAMPLING)[1]
-    assert [row["x"] for row in found] == [76.25, 150.0]
+    other = replace(far, text="Cyst.", key="cyst")
+    _, ranks = evaluate_boxes(oracle(), crop, [box, other], SAMPLING)
+    assert ranks[0]["rank"] == 1
 
 
 def images(*image_ids, size_px=(100, 80)):
@@ -148,9 +137,7 @@ def test_boxes_of_one_sentence_on_one_image_are_gathered():
         (0, "b", 1),
     ]
     assert units[0].boxes.tolist() == [[0, 10, 20, 30], [40, 10, 20, 30]]
-
-
-def test_boxes_are_scaled_to_the_image_s_own_size():
+    # Boxes are scaled from the size that the table states to the image's own.
     rows = [box("i", "A.", x=8.0, image_width=40, image_height=200)]
     (unit,) = boxed_sentences(rows, images("i"), ["a"])
     assert unit.boxes.tolist() == [[16, 5, 40, 15]]
@@ -163,13 +150,7 @@ INSIDE = box_mask(np.array([[0.0, 0, 2, 2]]), 4, 4)
 def test_a_box_covers_the_pixels_whose_centres_it_holds():
     mask = box_mask(np.array([[1.0, 0.6, 2, 1.5]]), 4, 4)  # x 1..3, y .6..2.1: row 1 alone
     assert np.argwhere(mask).tolist() == [[1, 1], [1, 2]]
-
-
-def test_overlapping_boxes_are_united_in_any_order():
-    boxes = np.array([[0.0, 0, 3, 3], [1.0, 1, 3, 3]])
-    mask = box_mask(boxes, 4, 4)
-    assert mask.sum() == 9 + 9 - 4
-    assert (box_mask(boxes[::-1].copy(), 4, 4) == mask).all()
+    assert box_mask(np.array([[0.0, 0, 3, 3], [1.0, 1, 3, 3]]), 4, 4).sum() == 9 + 9 - 4
 
 
 def test_cnr_by_hand():
@@ -177,10 +158,6 @@ def test_cnr_by_hand():
     expected = (2 - 1 / 3) / np.sqrt(1 + 2 / 9)
     assert signed_cnr(HEATMAP, INSIDE) == pytest.approx(expected)
     assert signed_cnr(HEATMAP, ~INSIDE) == pytest.approx(-expected)
-
-
-def test_cnr_does_not_depend_on_scale_and_offset():
-    assert signed_cnr(7 * HEATMAP - 3, INSIDE) == pytest.approx(signed_cnr(HEATMAP, INSIDE))
 
 
 def test_pixels_without_a_score_are_left_out_of_cnr():
@@ -229,14 +206,8 @@ def test_mean_iou_agrees_with_scikit_learn():
     assert found == pytest.approx(expected, abs=1e-9, rel=0)
 
 
-def test_mean_iou_of_a_constant_zero_map():
-    # t = -1 ... 0: 21 thresholds with IoU = area; above 0 nothing, IoU 0.
-    zero = np.zeros((4, 4))
-    assert mean_iou(zero, INSIDE, PAPER_THRESHOLDS) == pytest.approx(21 * 0.25 / 41)
-
-
 def test_mean_iou_of_an_empty_union_is_zero():
-    assert mean_iou(np.zeros((4, 4)), np.zeros((4, 4), dtype=bool), BIOVIL_THRESHOLDS) == 0.0
+    assert mean_iou(np.zeros((4, 4)), np.zeros((4, 4), dtype=bool), (0.1, 0.5)) == 0.0
 
 
 def test_pointing_asks_where_the_maximum_lies():

@@ -1,23 +1,28 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import matthews_corrcoef
 
-from medclip_dcl.core.errors import MetricError
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions
+from medclip_dcl.core.errors import ArtifactStale, MetricError
 from medclip_dcl.evaluation.classification import UNKNOWN
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
-from medclip_dcl.evaluation.operating_point import ThresholdRule
+from medclip_dcl.evaluation.metrics import BootstrapOptions, confusion_metrics, roc_auc, value_of
 from medclip_dcl.evaluation.probe import (
+    PENALTIES,
+    HeadRules,
+    HeadSplits,
     Labelled,
-    _folds,
     draw_labelled,
     evaluate_probe,
-    linear_probe,
+    fit_chosen,
+    fit_logistic,
+    make_head,
+    refuse_shared_patients,
 )
 from medclip_dcl.evaluation.results import PROBES
+from medclip_dcl.inference.heads import Head, head_margins
 from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.models.settings import HeadsConfig, ProbabilitiesConfig
 
 FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))
 FRACTIONS = (0.1, 1.0)
@@ -37,7 +42,7 @@ def images(count, seed, noise=0.3):
 @pytest.fixture(scope="module")
 def probed():
     splits = [images(100, 0), images(50, 2), images(40, 3)]
-    return evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(20, 0), ThresholdRule())
+    return evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(20, 0), "youden")
 
 
 def test_a_probe_finds_what_features_hold_and_no_more(probed):
@@ -80,16 +85,12 @@ def test_a_finding_that_lacks_a_class_anywhere_is_left_out():
     splits = [images(60, 0), images(50, 2), images(0, 3)]
     splits[1][1][1] = UNKNOWN
     splits[1][1][0, 0] = UNKNOWN  # one image, which leaves the finding both classes
-    _, decisions, rows = evaluate_probe(
-        splits, FINDINGS, [1.0], BootstrapOptions(0, 0), ThresholdRule()
-    )
+    _, decisions, rows = evaluate_probe(splits, FINDINGS, [1.0], BootstrapOptions(0, 0), "youden")
     assert [row["finding"] for row in rows] == ["fluid"] * 49
     assert {row["threshold"] for row in rows} == {None}  # no validation image
     assert decisions.groups["fluid"]["mcc"].reason.startswith("0 validation images with")
     splits[1][1][0] = 1
-    outcome, _, rows = evaluate_probe(
-        splits, FINDINGS, FRACTIONS, BootstrapOptions(0, 0), ThresholdRule()
-    )
+    outcome, _, rows = evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(0, 0), "youden")
     assert "no finding has images of both classes" in outcome.absent
     assert rows == []
 
@@ -101,61 +102,87 @@ def test_labels_are_drawn_class_by_class_and_of_each_at_least_one():
     assert draw_labelled(labels, 1.0, np.random.default_rng(0)).tolist() == list(range(112))
 
 
-MIDDLES = np.array([[3.0, 0, 0], [0, 3.0, 0]])
-
-
-def split(count, seed, noise=0.5, images_a_patient=1):
-    """Two classes about two points."""
-    rng = np.random.default_rng(seed)
-    labels = np.arange(count, dtype=np.int64) // images_a_patient % 2
-    patients = [f"p{image // images_a_patient}" for image in range(count)]
-    return Labelled(MIDDLES[labels] + noise * rng.standard_normal((count, 3)), labels, patients)
-
-
-def test_classes_that_a_plane_parts_are_told_apart():
-    test = split(60, 2)
-    margins, _ = linear_probe(split(30, 0), test.features)
-    assert ((margins > 0) == test.labels).all()
-
-
-def test_a_fit_is_sklearn_s_with_the_penalty_per_image():
-    train, test = (split(30, seed, noise=3.0) for seed in range(2))
-    margins, penalty = linear_probe(train, test.features, [0.1])
-    middle, spread = train.features.mean(axis=0), train.features.std(axis=0)
-    model = LogisticRegression(C=1 / (0.1 * 30), max_iter=1000)
-    model.fit((train.features - middle) / spread, train.labels)
-    expected = model.decision_function((test.features - middle) / spread)
-    assert margins == pytest.approx(expected, abs=1e-3)
-    assert penalty == 0.1
-
-
 @pytest.mark.parametrize("spread", [1, 60])
-def test_cross_validation_chooses_the_penalty_that_generalises(spread):
+def test_validation_images_choose_the_penalty_that_generalises(spread):
     # Where one feature tells all, the small penalty; where each tells a little, the large one.
     rng = np.random.default_rng(0)
     labels = np.arange(1080, dtype=np.int64) % 2
     features = rng.standard_normal((1080, 60))
     features[:, :spread] += 3 / spread**0.5 * labels[:, None]
-    known = Labelled(features[:80], labels[:80], [str(image) for image in range(80)])
-    right = {}
-    for penalty in (10.0, 1e-4):
-        margins, _ = linear_probe(known, features[80:], [penalty])
-        right[penalty] = np.mean((margins > 0) == labels[80:])
-    best = max(right, key=right.get)
-    assert best == {1: 1e-4, 60: 10.0}[spread]
-    assert linear_probe(known, features[80:], [*right])[1] == best
+    every = Labelled(features, labels, [str(image) for image in range(1080)])
+    train, validate = every.take(np.arange(80)), every.take(np.arange(80, 1080))
+    aucs = {}
+    for penalty in PENALTIES:
+        margins = head_margins(fit_logistic(train, penalty), validate.features)
+        aucs[penalty] = value_of(roc_auc(margins, validate.labels == 1))
+    arrays, chosen = fit_chosen(train, validate)
+    assert chosen == max(aucs, key=aucs.get)
+    assert (chosen < 0.1) == (spread == 1)
+    assert np.array_equal(arrays["weight"], fit_logistic(train, chosen)["weight"])
+    alike = Labelled(features[:9], np.zeros(9, dtype=np.int64), ["a"] * 9)
+    assert fit_chosen(train, alike)[1] == PENALTIES[0]  # nothing to choose by: the strongest
 
 
-def test_a_patient_is_in_one_fold_alone():
-    known = split(60, 0, images_a_patient=3)
-    for fitted, judged in _folds(known):
-        owners = [{known.subject_ids[image] for image in part} for part in (fitted, judged)]
-        assert not owners[0] & owners[1]
-        assert len(owners[0] | owners[1]) == 20
-        assert {0, 1} == set(known.labels[judged].tolist()) == set(known.labels[fitted].tolist())
+RULES = HeadRules(
+    HeadsConfig(), ProbabilitiesConfig(least_per_class=5), "youden", BootstrapOptions(20, 0)
+)
 
 
-def test_one_class_alone_teaches_nothing():
-    one = Labelled(np.zeros((4, 3)), np.zeros(4, dtype=np.int64), "abcd")
+def labelled(count: int, seed: int, images_each: int = 1) -> Labelled:
+    rng = np.random.default_rng(seed)
+    labels = (np.arange(count) % 3 == 0).astype(np.int64)
+    features = rng.normal(size=(count, 4)).astype(np.float32)
+    features[:, 1] += labels
+    return Labelled(features, labels, [f"{seed}-{row // images_each}" for row in range(count)])
+
+
+SPLITS = HeadSplits(labelled(90, 1), labelled(60, 2), labelled(60, 3))
+
+
+@pytest.fixture(scope="module")
+def head() -> Head:
+    return make_head("nodule", SPLITS, RULES, {"model": "digest"})
+
+
+def test_figures_are_those_of_the_margins_on_test_images(head: Head) -> None:
+    margins, positive = head.margins(SPLITS.test.features), SPLITS.test.labels == 1
+    figures = head.card.figures
+    assert figures["auc"].value == pytest.approx(value_of(roc_auc(margins, positive)))
+    at = confusion_metrics(margins, positive, head.card.threshold)
+    for name in ("sensitivity", "specificity", "ppv"):
+        assert figures[name].value == pytest.approx(value_of(at[name]))
+    assert figures["auc"].low is not None
+    curve = head.card.calibration.curve
+    said = curve.probabilities(margins)
+    assert figures["brier"].value == pytest.approx(float(((said - positive) ** 2).mean()))
+    assert head.card.threshold in head.margins(
+        SPLITS.validate.features
+    )  # chosen on validation images alone
+    assert (head.card.images_with, head.card.images_without, head.card.patients) == (30, 60, 90)
+
+
+def test_test_labels_have_no_part_in_a_head(head: Head) -> None:
+    turned = Labelled(SPLITS.test.features, 1 - SPLITS.test.labels, SPLITS.test.subject_ids)
+    other = make_head("nodule", HeadSplits(SPLITS.train, SPLITS.validate, turned), RULES, {})
+    assert other.card.threshold == head.card.threshold
+    assert other.card.calibration == head.card.calibration
+    assert np.array_equal(other.arrays["weight"], head.arrays["weight"])
+    auc, turned_auc = (item.card.figures["auc"].value for item in (head, other))
+    assert turned_auc == pytest.approx(1 - auc)
+
+
+def test_what_a_head_lacks_is_named() -> None:
+    nothing = Labelled(SPLITS.train.features[:4], np.zeros(4, np.int64), list("abcd"))
+    lacking = HeadSplits(SPLITS.train, nothing, SPLITS.test).lacking
+    assert lacking.startswith("0 validate images with it and 4 without")
+    assert SPLITS.lacking == ""
     with pytest.raises(MetricError, match="one class alone"):
-        linear_probe(one, one.features)
+        fit_logistic(nothing, 1.0)
+
+
+def test_patients_of_training_in_the_test_are_refused() -> None:
+    refuse_shared_patients(["a", "b"], ["c"])
+    with pytest.raises(ArtifactStale, match="1 of 2 test patients"):
+        refuse_shared_patients(["a", "b"], ["b", "c", "c"])
+    with pytest.raises(ArtifactStale, match="picture of 1 of 2 test images"):
+        refuse_shared_patients(["a"], ["b", "c"], repeated=1)

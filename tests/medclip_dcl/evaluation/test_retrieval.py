@@ -3,18 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.grounding import BoxedSentence
-from medclip_dcl.evaluation.metrics import value_of
-from medclip_dcl.evaluation.results import BOX_ANSWERS, RANKS
+from medclip_dcl.evaluation.metrics import BootstrapOptions, value_of
+from medclip_dcl.evaluation.results import RANKS
 from medclip_dcl.evaluation.retrieval import (
     evaluate_boxes,
-    evaluate_gallery,
     evaluate_reports,
     measure_ranks,
-    rank_samples,
     report_scores,
     reports_of_images,
 )
@@ -24,13 +20,6 @@ from tests.support.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
 
 IMAGES = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {}, {(3, 3): "fluid"})
 SAMPLING = BootstrapOptions(20, 0)
-
-
-def test_a_box_over_one_cell_has_that_cell_s_vector():
-    regions = functional.normalize(torch.randn(2, 4, 4, 8), dim=-1)
-    box = torch.tensor([[0.25, 0.5, 0.25, 0.25]])  # column 1, row 2
-    vector = box_vectors(regions, box, torch.tensor([1]))
-    assert torch.allclose(vector[0], regions[1, 2, 1], atol=1e-6)
 
 
 def test_width_and_height_are_not_mixed_up():
@@ -64,20 +53,6 @@ def test_a_report_that_names_what_an_image_shows_ranks_first():
     }
 
 
-def test_reports_on_the_wrong_images_rank_last():
-    images = shown({(0, 0): "fluid"}, {(1, 2): "cyst"})
-    outcome, _ = evaluate_reports(oracle(), images, [["Cyst."], ["Fluid."]], SAMPLING)
-    assert outcome.groups["image_to_report"]["recall_at_1"].value == 0.0
-    assert outcome.groups["report_to_image"]["median_rank"].value == 2.0
-
-
-def test_reports_of_the_same_sentences_answer_for_each_other():
-    reports = [["Fluid.", "Normal."], ["Cyst."], ["Normal."], ["Normal.", "Fluid."]]
-    outcome, _ = evaluate_reports(oracle(), IMAGES, reports, SAMPLING)
-    assert outcome.chance["report_to_image.recall_at_1"] == (2 + 1 + 1 + 2) / 16
-    assert outcome.chance["image_to_report.recall_at_1"] == pytest.approx(1 / 3)
-
-
 def test_doubles_stand_before_a_query_s_own_report():
     reports = [["Fluid."], ["Cyst."], ["Fluid."]]
     outcome, rows = evaluate_reports(oracle(), IMAGES.select([0, 1, 3]), reports, SAMPLING)
@@ -85,20 +60,19 @@ def test_doubles_stand_before_a_query_s_own_report():
     assert found["own_recall_at_1"].value == pytest.approx(1 / 3)  # the cyst's alone
     assert found["own_median_rank"].value == 2.0  # 2, 1, 2
     assert outcome.chance["image_to_report.own_recall_at_1"] == pytest.approx(1 / 3)
-    names = ("rank", "own_rank", "expected_rank")
+    names = ("rank", "own_rank")
     ranks = {(row["direction"], row["image_id"]): [row[name] for name in names] for row in rows}
-    assert ranks["image_to_report", "image-0"] == [1, 2, 1.5]  # one double: before it or after
-    assert ranks["report_to_image", "image-1"] == [1, 1, 1]
-    assert found["expected_median_rank"].value == 1.5  # 1.5, 1, 1.5
+    assert ranks["image_to_report", "image-0"] == [1, 2]  # one double, before it
+    assert ranks["report_to_image", "image-1"] == [1, 1]
     assert set(rows[0]) == set(RANKS.schema.names)
 
 
 def test_rank_figures_by_hand():
     weights = np.array([[1, 1, 1, 1], [0, 0, 3, 1]])  # ranks 1, 3, 7, 2, then 7, 7, 7, 2
-    figures = rank_samples(np.array([1, 3, 7, 2]), (1, 5), weights)
-    assert figures["recall_at_1"].tolist() == [0.25, 0]
-    assert figures["recall_at_5"].tolist() == [0.75, 0.25]
-    assert figures["median_rank"].tolist() == [2.5, 7]
+    figures = measure_ranks({"there": [np.array([1, 3, 7, 2])] * 2}, weights)
+    assert figures["there.recall_at_1"].tolist() == [0.25, 0]
+    assert figures["there.recall_at_5"].tolist() == [0.75, 0.25]
+    assert figures["there.median_rank"].tolist() == [2.5, 7]
 
 
 def test_recall_of_both_directions_is_the_mean_of_six():
@@ -109,8 +83,8 @@ def test_recall_of_both_directions_is_the_mean_of_six():
         return np.repeat([10, 50, 100, median], counts)
 
     pairs = {
-        "there": (ranks((0.10, 0.31, 0.48), 106), np.full(100, 7), np.full(100, 6.5)),
-        "back": (ranks((0.10, 0.33, 0.50), 102), np.full(100, 9), np.full(100, 10.5)),
+        "there": (ranks((0.10, 0.31, 0.48), 106), np.full(100, 7)),
+        "back": (ranks((0.10, 0.33, 0.50), 102), np.full(100, 9)),
     }
     found = {
         name: value_of(values)
@@ -119,14 +93,13 @@ def test_recall_of_both_directions_is_the_mean_of_six():
     assert found["recall"] == pytest.approx(1.82 / 6)
     assert found["own_recall"] == 1.0
     assert found["own_median_rank"] == 8.0
-    assert found["expected_recall"] == 5 / 6  # 10.5 is not among the first ten
     assert found["median_rank"] == (106 + 101) / 2  # the 50th of 100 is rank 100
     assert found["back.recall_at_50"] == 0.33
     assert found["there.own_recall_at_1"] == 0.0
 
 
 def test_each_box_finds_its_sentence_and_back():
-    outcome, rows, ranks, vectors = evaluate_boxes(oracle(), BOXED_IMAGES, BOXED, SAMPLING)
+    outcome, ranks = evaluate_boxes(oracle(), BOXED_IMAGES, BOXED, SAMPLING)
     assert (outcome.pool["sentence_to_box"], outcome.pool["box_to_sentence"]) == (3, 2)
     assert outcome.pool["box_to_sentence.own"] == 3
     for direction in ("box_to_sentence", "sentence_to_box"):
@@ -134,9 +107,6 @@ def test_each_box_finds_its_sentence_and_back():
     # Two boxes read alike: one of two sentences, and (2/3 + 1/3 + 2/3) / 3 for boxes.
     assert outcome.chance["box_to_sentence.recall_at_1"] == pytest.approx(1 / 2)
     assert outcome.chance["sentence_to_box.recall_at_1"] == pytest.approx(5 / 9)
-    assert vectors.shape == (3, 7)
-    assert [row["sentence_rank"] for row in rows] == [1, 1, 1]
-    assert set(rows[0]) == set(BOX_ANSWERS.schema.names)
     assert set(ranks[0]) == set(RANKS.schema.names)
     assert outcome.figures["recall"].value == 1.0  # three items: any is among the first ten
     assert outcome.figures["median_rank"].value == 1.0
@@ -149,34 +119,22 @@ def test_regions_in_a_box_count_alike_whatever_their_lengths():
     longer = replace(images, regions=images.regions * lengths)
     wide = [replace(boxed(0, "cyst", 0, 0), boxes=np.array([[0.0, 0.0, 40.0, 10.0]]))]
     keeping = replace(oracle(), similarity=SimilarityConfig(kind="biovil"))
-    *_, plain = evaluate_boxes(oracle(), images, wide, SAMPLING)
-    *_, kept = evaluate_boxes(keeping, longer, wide, SAMPLING)
-    assert torch.allclose(plain, kept, atol=1e-6)
+    wide.append(boxed(0, "fluid", 0, 0))
+    plain = evaluate_boxes(oracle(), images, wide, SAMPLING)
+    assert plain == evaluate_boxes(keeping, longer, wide, SAMPLING)
 
 
 def test_the_boxes_of_one_sentence_on_one_image_are_its_own():
     two = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.vstack([BOXED[0].boxes] * 2))
-    _, _, ranks, _ = evaluate_boxes(oracle(), BOXED_IMAGES, [two, BOXED[1]], SAMPLING)
+    _, ranks = evaluate_boxes(oracle(), BOXED_IMAGES, [two, BOXED[1]], SAMPLING)
     assert {row["own_rank"] for row in ranks} == {1}
 
 
 def test_a_sentence_that_many_boxes_bear_is_one_item():
     units = [boxed(0, "fluid", 0, 1), boxed(1, "fluid", 0, 0), boxed(2, "fluid", 0, 0)]
     units.append(boxed(1, "cyst", 0, 1))  # a clear cell: all sentences tie, so it ranks last
-    _, rows, _, _ = evaluate_boxes(oracle(), BOXED_IMAGES, units, SAMPLING)
-    assert rows[-1]["sentence_rank"] == 2
-
-
-def test_the_gallery_ranks_the_true_sentence_of_each_box():
-    _, rows, _, vectors = evaluate_boxes(oracle(), BOXED_IMAGES, BOXED, SAMPLING)
-    gallery = ["Dust.", "Fluid.", "Cyst.", "Bone."]
-    outcome = evaluate_gallery(oracle(), vectors, rows, gallery, [1, 2, None], SAMPLING)
-    assert outcome.figures["recall_at_1"].value == 1.0
-    assert outcome.figures["recall_at_1"].n == 2
-    assert outcome.chance["recall_at_1"] == pytest.approx(0.25)
-    assert outcome.pool == {"boxes": 2, "sentences": 4}
-    assert rows[0]["gallery_best"][0] == 1
-    assert (rows[2]["gallery_rank"], rows[2]["gallery_true"]) == (None, None)
+    _, ranks = evaluate_boxes(oracle(), BOXED_IMAGES, units, SAMPLING)
+    assert [row["rank"] for row in ranks if row["direction"] == "box_to_sentence"][-1] == 2
 
 
 def test_a_study_enters_the_report_pool_once_and_only_with_a_report():

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from medclip_dcl.synthetic.anatomy import Pose, box_of, draw_body, make_canvas
-from medclip_dcl.synthetic.findings import FINE_FINDINGS, FineFinding
 from medclip_dcl.synthetic.radiograph import DrawnImage, draw_frontal
+from medclip_dcl.synthetic.reports import FINE_FINDINGS, FineFinding
 
 
 def image(*findings: FineFinding, seed: int = 3, size_px: int = 128) -> DrawnImage:

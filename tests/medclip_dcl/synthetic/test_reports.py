@@ -3,10 +3,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from medclip_dcl.synthetic.findings import FINE_FINDINGS, TYPES, FineFinding, draw_findings
 from medclip_dcl.synthetic.reports import (
+    FINE_FINDINGS,
+    TYPES,
+    FineFinding,
     Meaning,
     Report,
+    draw_findings,
     draw_report,
     gallery_sentences,
     lay_out,

@@ -15,7 +15,7 @@ def test_a_name_is_no_formula(name: str) -> None:
     points = np.array([0.01, 1.0])
     for chart in (
         charts.draw_lines(lines, LABELS),
-        charts.draw_points(points, points, LABELS, log_x=True, lines=lines),
+        charts.draw_points(points, points, LABELS, lines=lines),
     ):
         assert f">{name}<" in chart
         assert ">$x_{$<" in chart

@@ -1,22 +1,17 @@
-"""The sections about eta: figures by hand, truth, what a private report leaves out, batches."""
+"""The section about eta: figures by hand and against scipy, truth, what a private report omits."""
 
-from pathlib import Path
+import math
 
+import numpy as np
 import pytest
-import torch
+from scipy import stats
 
-from medclip_dcl.core.artifact import open_artifact
-from medclip_dcl.data import manifest
-from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.sentences import text_key
-from medclip_dcl.training.corpus import Corpus
-from medclip_dcl.training.settings import ObjectiveConfig
-from medclip_dcl.training.supervision import read_supervision
 from pipelines.report import charts
-from pipelines.report.correction import audit_batches, describe_eta
+from pipelines.report.correction import compare_with_truth, describe_eta, diagnose, spearman
 from pipelines.report.preflight import ReportConfig
 from pipelines.report.sources import find_sources
-from tests.support.corpus import ETA, KINDS, read_tiny_corpus, write_corpus
+from tests.support.corpus import KINDS
 from tests.support.evaluated import write_texts
 
 NEGATIVES = 63
@@ -73,24 +68,38 @@ def test_sentences_are_listed_unless_the_report_is_private(work, view):
     assert not any(text in str(private) for text in TEXTS)
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, torch.Tensor, torch.Tensor]:
-    work: Path = write_corpus(tmp_path_factory.mktemp("audited"))
-    found = read_tiny_corpus(work)
-    listed = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
-    claimed = open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT)
-    reading = ObjectiveConfig(relation="claims")
-    supervision = read_supervision(reading, found, listed, claimed)
-    return found, supervision.of_texts["sentence_codes"], supervision.of_studies["report_codes"]
+def test_spearman_shares_ranks_among_ties():
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 8, 60), generator.integers(0, 8, 60)
+    assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-12)
+    assert spearman([1, 2, 3], [10, 20, 30]) == 1
+    assert spearman([1, 2, 3], [3, 2, 1]) == -1
 
 
-def audited(corpus: tuple[Corpus, torch.Tensor, torch.Tensor], size: int = 24) -> tuple:
-    return audit_batches(*corpus, size, batches=6, seed=0)
+def test_diagnosis_of_four_sentences_by_hand():
+    eta = np.array([0.2, 0.1, 0.0, 0.2])
+    count = np.array([1, 2, 1, 0])
+    found = diagnose(eta, np.array([0.0, -2.0, -40.0, 0.0]), count, examples=2)
+    assert found.most_corrected.tolist() == [0, 1]
+    assert found.least_corrected.tolist() == [2, 1]
+    assert found.mean_eta == pytest.approx(0.1)
+    logged = stats.spearmanr([0.0, -2.0, -40.0], count[:3]).statistic
+    assert found.spearman_pll_count == pytest.approx(logged)
+    assert found.spearman_eta_count == pytest.approx(stats.spearmanr(eta[:3], count[:3]).statistic)
 
 
-def test_a_batch_of_all_studies_has_the_false_negatives_that_can_be_counted(corpus):
-    found, _ = audited(corpus)
-    assert found["negatives"] == 24 * 23
-    # four kinds of six studies: every anchor has five others of its kind
-    assert found["least"] == found["same"] == found["most"] == 24 * 5
-    assert found["expected"] == pytest.approx(24 * 23 * ETA)
+def test_truth_is_compared_where_it_is_known():
+    rho = np.array([0.4, 0.2, np.nan, 0.1])
+    truth = compare_with_truth(np.array([0.2, 0.1, 0.7, 0.05]), rho, np.array([5, 1, 9, 1]), 1.0)
+    assert truth.sentences == 3
+    assert truth.pearson_log == pytest.approx(1)
+    assert truth.pearson_log_weighted == pytest.approx(1)
+    assert truth.median_ratio == pytest.approx(0.5)
+    assert truth.log_error == pytest.approx(math.log(2))
+
+
+def test_distance_from_the_capped_truth_by_hand():
+    rho = np.array([0.8, 0.1, np.nan, 0.1])
+    eta = np.array([0.2, 0.2, 0.2, 0.05])
+    truth = compare_with_truth(eta, rho, np.array([2, 1, 9, 1]), cap=0.2)
+    assert truth.log_error == pytest.approx(math.sqrt(2 * math.log(2) ** 2 / 4))

@@ -4,19 +4,151 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import (
+    average_precision_score,
+    confusion_matrix,
+    f1_score,
+    matthews_corrcoef,
+    roc_curve,
+)
 
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions
-from medclip_dcl.evaluation.calibration import (
+from medclip_dcl.evaluation.classification import UNKNOWN
+from medclip_dcl.evaluation.decisions import (
+    AT_THRESHOLD,
     calibrate_finding,
     calibrate_findings,
+    choose_threshold,
+    choose_thresholds,
+    evaluate_decisions,
     evaluate_probabilities,
     fit_curve,
 )
-from medclip_dcl.evaluation.classification import UNKNOWN
+from medclip_dcl.evaluation.metrics import (
+    BootstrapOptions,
+    Figure,
+    average_precision,
+    confusion_metrics,
+    patient_weights,
+    value_of,
+)
 from medclip_dcl.inference.model_package import Curve, FindingCalibration, ScoreCalibration
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import ProbabilitiesConfig
-from tests.support.oracle import shown
+from tests.support.oracle import shown as shown_images
+
+NO_DRAWS = BootstrapOptions(0, 0)
+
+
+def truth(*values):
+    return np.array(values, dtype=bool)
+
+
+def tied_scores(generator, count=60):
+    return generator.integers(0, 9, count) / 9, generator.random(count) < 0.3
+
+
+def expected(positive, called, weights=None):
+    (tn, fp), (fn, tp) = confusion_matrix(
+        positive, called, labels=[False, True], sample_weight=weights
+    )
+    return {
+        "sensitivity": tp / (tp + fn),
+        "specificity": tn / (tn + fp),
+        "ppv": tp / (tp + fp),
+        "npv": tn / (tn + fn),
+        "f1": f1_score(positive, called, sample_weight=weights),
+        "mcc": matthews_corrcoef(positive, called, sample_weight=weights),
+    }
+
+
+def test_figures_at_a_threshold_agree_with_scikit_learn_in_every_sample():
+    generator = np.random.default_rng(0)
+    for _ in range(10):
+        scores, positive = tied_scores(generator)
+        weights = patient_weights(len(scores), 5, generator)
+        found = confusion_metrics(scores, positive, 4 / 9, weights)
+        auprc = average_precision(scores, positive, weights)
+        for row, weight in enumerate(weights):
+            for name, value in expected(positive, scores >= 4 / 9, weight).items():
+                assert found[name][row] == pytest.approx(value, abs=1e-9)
+            area = average_precision_score(positive, scores, sample_weight=weight)
+            assert auprc[row] == pytest.approx(area, abs=1e-9)
+
+
+def test_auprc_by_hand():
+    # Ranked: hit (1/1), miss, hit (2/3) -> mean of the precisions at both hits.
+    scores = np.array([0.9, 0.5, 0.4])
+    assert average_precision(scores, truth(1, 0, 1))[0] == pytest.approx((1 + 2 / 3) / 2)
+    assert average_precision(np.zeros(4), truth(1, 0, 0, 0)) == [0.25]  # ties: the prevalence
+    assert value_of(average_precision(scores, truth(0, 0, 0))) is None
+
+
+def test_images_called_alike_have_an_mcc_of_0_and_no_value_of_the_other_call():
+    scores, positive = np.array([0.2, 0.8]), truth(0, 1)
+    low, high = (confusion_metrics(scores, positive, level) for level in (0.1, 0.9))
+    assert low["mcc"] == high["mcc"] == [0.0]
+    assert np.isnan([low["npv"][0], high["ppv"][0]]).all()
+    assert (low["ppv"], high["npv"], high["f1"]) == ([0.5], [0.5], [0.0])
+
+
+def test_youden_is_the_best_point_of_scikit_learns_curve():
+    generator = np.random.default_rng(1)
+    for _ in range(20):
+        scores, positive = tied_scores(generator)
+        false_rate, true_rate, levels = roc_curve(positive, scores, drop_intermediate=False)
+        index = true_rate - false_rate
+        best = levels[1:][index[1:] >= index[1:].max() - 1e-12].max()
+        assert choose_threshold(scores, positive, "youden") == best
+
+
+def test_f1_is_the_best_of_all_levels():
+    generator = np.random.default_rng(2)
+    for _ in range(20):
+        scores, positive = tied_scores(generator)
+        every = {level: f1_score(positive, scores >= level) for level in np.unique(scores)}
+        chosen = choose_threshold(scores, positive, "f1")
+        assert every[chosen] == pytest.approx(max(every.values()), abs=1e-12)
+
+
+def test_a_sensitivity_is_reached_at_the_highest_level_that_does():
+    scores, positive = np.array([0.9, 0.8, 0.7, 0.6, 0.5]), truth(1, 0, 1, 0, 1)
+    for asked, level in ((0.3, 0.9), (0.6, 0.7), (2 / 3, 0.7), (0.9, 0.5), (1.0, 0.5)):
+        assert choose_threshold(scores, positive, asked) == level
+
+
+def test_a_finding_without_a_validation_positive_is_null_with_the_reason():
+    known = np.array([[0, 0, UNKNOWN], [0, 1, UNKNOWN]], dtype=np.int8)
+    margins = np.array([[0.1, 0.2, 0.3], [0.1, 0.2, 0.3]])
+    thresholds = choose_thresholds(margins, known, ["a", "a", "b"], "youden")
+    assert thresholds[1] == Figure(0.2, 2, 1)
+    shown = np.array([[0, 1, 1], [0, 1, 1]], dtype=np.int8)
+    outcome = evaluate_decisions(
+        ["rare", "common"], margins, shown, ["c", "d", "e"], thresholds, NO_DRAWS
+    )
+    rare, common = outcome.groups["rare"], outcome.groups["common"]
+    assert rare["auprc"].value == common["auprc"].value == 1.0
+    for name in AT_THRESHOLD:
+        assert rare[name].value is None
+        assert rare[name].reason.startswith("0 validation images with the finding and 2 without")
+        assert common[name].value == 1.0
+    # The mean is over the finding that has a threshold.
+    assert outcome.figures["mean_mcc"].value == 1.0
+    assert (outcome.pool["findings"], outcome.pool["thresholds"]) == (2, 1)
+    assert outcome.chance["rare.auprc"] == pytest.approx(2 / 3)
+
+
+def test_nulls_of_the_evaluated_images_say_why():
+    margins, shown = np.array([[0.1, 0.2]]), np.array([[0, 0]], dtype=np.int8)
+    thresholds = [Figure(0.5, 9, 9)]
+    outcome = evaluate_decisions(["fluid"], margins, shown, ["a", "b"], thresholds, NO_DRAWS)
+    reasons = {name: item.reason for name, item in outcome.groups["fluid"].items() if item.reason}
+    assert reasons == {
+        "auprc": "no image with the finding",
+        "sensitivity": "no image with the finding",
+        "ppv": "no image reaches the threshold",
+        "f1": "no image with the finding",
+        "mcc": "no image of one of the two classes",
+    }
 
 
 def drawn(images: int, slope: float, intercept: float) -> tuple[np.ndarray, np.ndarray]:
@@ -59,22 +191,6 @@ def test_the_curve_that_drew_the_truth_is_found_again():
     assert temperature.intercept == 0
 
 
-def test_a_curve_follows_the_unit_of_the_logits_and_may_lack_any():
-    logits, truth = drawn(300, 0.4, -1.5)
-    curve, other = (fit_curve(unit * logits, truth, "platt") for unit in (1.0, 1e6))
-    assert other.slope * 1e6 == pytest.approx(curve.slope, rel=1e-6)
-    assert other.intercept == pytest.approx(curve.intercept, rel=1e-6)
-    alike = fit_curve(np.zeros(10), np.arange(10) < 3, "platt").probabilities(np.zeros(1))
-    assert alike == pytest.approx([(3 * 4 / 5 + 7 * 1 / 9) / 10], abs=1e-6)  # the mean target
-
-
-def test_classes_that_a_threshold_separates_keep_a_finite_slope():
-    logits = np.array([-2.0, -1.0, 1.0, 2.0])
-    curve = fit_curve(logits, logits > 0, "platt")
-    assert 0 < curve.slope < 10
-    assert curve.probabilities(logits) == pytest.approx([0.25, 0.25, 0.75, 0.75], abs=0.1)
-
-
 def test_fitting_lowers_the_error_of_a_score_that_says_too_much():
     logits, truth = drawn(2000, 0.2, -1.5)
     found = calibrate_finding("edema", logits, truth, 900, ProbabilitiesConfig())
@@ -91,15 +207,6 @@ def test_too_few_images_of_a_class_are_named():
     kept = calibrate_finding("edema", logits, truth, 6, ProbabilitiesConfig(least_per_class=2))
     assert kept.curve == fit_curve(logits, truth, "platt")
     assert kept.reason == ""
-
-
-def test_a_score_that_falls_with_the_finding_is_not_turned_round():
-    logits, truth = np.arange(6.0), np.array([True] * 3 + [False] * 3)
-    found = calibrate_finding("edema", logits, truth, 6, ProbabilitiesConfig(least_per_class=1))
-    assert found.curve is None
-    assert found.auc == 0.0
-    assert "upside down" in found.reason
-    assert found.is_refused
 
 
 TEN = np.arange(10.0)
@@ -127,17 +234,6 @@ def test_an_area_of_too_few_images_refuses_nothing_but_a_correlation_does():
     assert both.is_refused
     assert "do not decide" in both.reason
     assert "5 validation images with it and 5 without" in both.reason
-
-
-def test_each_finding_has_its_own_correlation():
-    settings = ProbabilitiesConfig(least_per_class=3)
-    truth = np.array([HALVES, HALVES], dtype=np.int8)
-    fluid, cyst = calibrate_findings(
-        (FLUID, CYST), np.array([TEN, TEN]), truth, list("abcdefghij"), settings, [0.1, 0.99]
-    )
-    assert (fluid.is_refused, cyst.is_refused) == (False, True)
-    assert fluid.curve is not None
-    assert cyst.curve is None
 
 
 @pytest.mark.parametrize("method", ["platt", "temperature"])
@@ -179,7 +275,7 @@ def test_probabilities_are_compared_with_the_truth_by_hand():
         inputs={},
         findings=(calibrated("cyst", None), calibrated("fluid", Curve(slope=0.5))),
     )
-    images, own, sampling = shown({}, {}, {}), (CYST, FLUID), BootstrapOptions(0, 0)
+    images, own, sampling = shown_images({}, {}, {}), (CYST, FLUID), BootstrapOptions(0, 0)
     logits = 2 * np.log(3) * np.array([[1.0, -1.0, 1.0]] * 2)
     truth = np.array([[1, 0, UNKNOWN]] * 2, dtype=np.int8)
     data = logits, truth, images, sampling

@@ -1,0 +1,413 @@
+"""What a score decides, and how probable it makes a finding: fitted on validation, held to others.
+
+A finding is decided to be present where its margin is at least the threshold. The threshold is
+fixed before an evaluated image is looked at: intervals are over the evaluated patients alone.
+
+A calibration turns the logit of a score into the probability of the finding:
+
+platt        sigmoid(slope * logit + intercept)
+temperature  sigmoid(slope * logit), slope = 1 / temperature
+isotonic     the rising step function with the least squared error, straight in between
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int8
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from medclip_dcl.core.artifact import Artifact
+from medclip_dcl.core.errors import MetricError
+from medclip_dcl.core.files import write_text
+from medclip_dcl.evaluation.classification import (
+    CHANCE_AUC,
+    UNKNOWN,
+    Matrix,
+    Truth,
+    check_pair,
+    known_images,
+)
+from medclip_dcl.evaluation.evaluated_model import EncodedImages
+from medclip_dcl.evaluation.metrics import (
+    BootstrapOptions,
+    Figure,
+    Samples,
+    Weights,
+    average_precision,
+    brier_score,
+    calibration_error,
+    confusion_metrics,
+    estimate,
+    mean,
+    mean_of,
+    roc_auc,
+    value_of,
+)
+from medclip_dcl.evaluation.results import EvalResult
+from medclip_dcl.inference.model_package import (
+    CALIBRATION_FILE,
+    Curve,
+    FindingCalibration,
+    ScoreCalibration,
+    rewrite_package,
+)
+from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.inference.zero_shot import UNCALIBRATED, calibrations_of
+from medclip_dcl.models.settings import ProbabilitiesConfig
+
+Values = Float[np.ndarray, " images"]
+IsPositive = Bool[np.ndarray, " images"]
+
+Rule = Literal["youden", "f1"] | float
+"""How a threshold is chosen, as `evaluate.threshold` says; a number is the sensitivity to reach."""
+
+AT_THRESHOLD = ("sensitivity", "specificity", "ppv", "npv", "f1", "mcc")
+"""Figures that a finding without a threshold does not have."""
+
+_REASONS = {
+    "prevalence": "no image has a label",
+    "auprc": "no image with the finding",
+    "sensitivity": "no image with the finding",
+    "specificity": "no image without the finding",
+    "ppv": "no image reaches the threshold",
+    "npv": "every image reaches the threshold",
+    "f1": "no image with the finding",
+    "mcc": "no image of one of the two classes",
+}
+_SCORE = Curve(slope=1.0)  # the score itself: the softmax over the two prompts
+_TOLERANCE = 1e-8
+_ITERATIONS = 1000
+_COMPARED = 256  # images whose answers are made at a time
+
+
+def choose_threshold(margins: Values, positive: IsPositive, rule: Rule) -> float:
+    """Choose among the margins of validation images; the highest where several are as good.
+
+    Raises:
+        MetricError: the images show one class alone.
+
+    Source: Youden 1950.
+    """
+    present, absent = int(positive.sum()), int((~positive).sum())
+    if not present or not absent:
+        raise MetricError("a threshold needs images of both classes; give more labels")
+    levels = np.unique(margins)[::-1]
+    # How many images with the finding, and without it, reach each level.
+    hits, misses = (
+        own.sum() - np.searchsorted(np.sort(margins[own]), levels, side="left")
+        for own in (positive, ~positive)
+    )
+    if rule == "youden":
+        # In whole numbers: rounding must not decide between levels that are as good.
+        best = int((hits * absent - misses * present).argmax())
+    elif rule == "f1":
+        best = int((2 * hits / (hits + misses + present)).argmax())
+    else:
+        best = int((hits >= rule * present - 1e-9).argmax())
+    return float(levels[best])
+
+
+def choose_thresholds(
+    margins: Matrix, truth: Truth, subjects: Sequence[str], rule: Rule
+) -> list[Figure]:
+    """Choose the threshold of every finding on validation images; without a value, with the reason.
+
+    `n` and `subjects` are the validation images with a label, and their patients.
+    """
+    thresholds = []
+    for margin, state in zip(margins, truth, strict=True):
+        labelled, positive, owners = known_images(state, subjects)
+        sizes = (len(owners), len(set(owners)))
+        if positive.any() and not positive.all():
+            value = choose_threshold(margin[labelled], positive, rule)
+            thresholds.append(Figure(value, *sizes))
+        else:
+            reason = (
+                f"{int(positive.sum())} validation images with the finding and "
+                f"{int((~positive).sum())} without; a threshold needs both"
+            )
+            thresholds.append(Figure(None, *sizes, reason=reason))
+    return thresholds
+
+
+def decision_metrics(
+    margins: Values,
+    positive: IsPositive,
+    threshold: float | None,
+    weights: Weights | None = None,
+) -> dict[str, Samples]:
+    """Measure `prevalence` and `auprc`, and with a threshold `metrics.confusion_metrics`."""
+    figures = {
+        "prevalence": mean(positive.astype(float), weights),
+        "auprc": average_precision(margins, positive, weights),
+    }
+    if threshold is not None:
+        figures |= confusion_metrics(margins, positive, threshold, weights)
+    return figures
+
+
+def measure_decisions(
+    margins: Matrix, truth: Truth, thresholds: Sequence[float | None], weights: Weights
+) -> dict[str, Samples]:
+    """Average `decision_metrics` over the findings that have both classes in the sample.
+
+    Each figure is averaged over those of them that define it, such as those with a threshold.
+    """
+    parts: dict[str, list[Samples]] = {name: [] for name in ("auprc", *AT_THRESHOLD)}
+    for margin, state, threshold in zip(margins, truth, thresholds, strict=True):
+        labelled = state != UNKNOWN
+        figures = decision_metrics(
+            margin[labelled], state[labelled] == 1, threshold, weights[:, labelled]
+        )
+        prevalence = figures.pop("prevalence")
+        has_both = (prevalence > 0) & (prevalence < 1)
+        for name, values in figures.items():
+            parts[name].append(np.where(has_both, values, np.nan))
+    return {f"mean_{name}": mean_of(each) for name, each in parts.items() if each}
+
+
+def evaluate_decisions(
+    findings: Sequence[str],
+    margins: Matrix,
+    truth: Truth,
+    subjects: Sequence[str],
+    thresholds: Sequence[Figure],
+    bootstrap: BootstrapOptions,
+) -> EvalResult:
+    """Measure the decisions on evaluated images at the thresholds of `choose_thresholds`.
+
+    Groups are findings; each has its `threshold`, and figures at it where there is one.
+    """
+    groups: dict[str, dict[str, Figure]] = {}
+    chance: dict[str, float | None] = {}
+    for name, margin, state, threshold in zip(findings, margins, truth, thresholds, strict=True):
+        groups[name] = {"threshold": threshold} | decision_figures(
+            margin, state, subjects, threshold, bootstrap
+        )
+        chance |= {f"{name}.auprc": groups[name]["prevalence"].value, f"{name}.mcc": 0.0}
+    levels = [threshold.value for threshold in thresholds]
+    figures = estimate(
+        lambda weights: measure_decisions(margins, truth, levels, weights),
+        subjects,
+        bootstrap,
+        "no finding has images of both classes that define it",
+    )
+    pool = {
+        "images": len(subjects),
+        "findings": len(groups),
+        "thresholds": sum(level is not None for level in levels),
+    }
+    absent = "no image has a label" if (truth == UNKNOWN).all() else ""
+    return EvalResult(absent, pool, chance, figures, groups)
+
+
+def decision_figures(
+    margins: Values,
+    truth: Int8[np.ndarray, " images"],
+    subjects: Sequence[str],
+    threshold: Figure,
+    bootstrap: BootstrapOptions,
+) -> dict[str, Figure]:
+    """Estimate `decision_metrics` over the images whose truth is known, with a reason for nulls."""
+    labelled, positive, owners = known_images(truth, subjects)
+    margin = margins[labelled]
+    figures = estimate(
+        lambda weights: decision_metrics(margin, positive, threshold.value, weights),
+        owners,
+        bootstrap,
+        "",
+    )
+    figures = {
+        name: figure if figure.value is not None else replace(figure, reason=_REASONS[name])
+        for name, figure in figures.items()
+    }
+    if threshold.value is None:
+        nothing = Figure(None, len(owners), len(set(owners)), reason=threshold.reason)
+        figures |= dict.fromkeys(AT_THRESHOLD, nothing)
+    return figures
+
+
+def calibrate_finding(
+    finding: str,
+    logits: Values,
+    positive: IsPositive,
+    patients: int,
+    settings: ProbabilitiesConfig,
+    correlation: float | None = None,
+) -> FindingCalibration:
+    """Fit the calibration of one finding; without a curve, with the reason, where none fits.
+
+    `correlation` is that of the scores of its two prompts. A pair that does not decide is refused,
+    and so is a finding that is read upside down: a curve would make chance look like knowledge.
+    """
+    present, absent = int(positive.sum()), int((~positive).sum())
+    enough = min(present, absent) >= settings.least_per_class
+    auc = value_of(roc_auc(logits, positive)) if enough else None
+    refused = check_pair(finding, correlation, auc)
+    reasons = [] if refused is None else [f"on the validation images, {refused.reason}"]
+    if not enough:
+        reasons.append(
+            f"{present} validation images with it and {absent} without; "
+            f"probabilities.least_per_class asks for {settings.least_per_class} of each"
+        )
+    elif refused is None and auc == CHANCE_AUC:
+        reasons.append("its score does not rise with the finding on the validation images")
+    curve = None if reasons else fit_curve(logits, positive, settings.method)
+    if curve is not None and not curve.logits and curve.slope == 0:
+        curve = None
+        reasons.append(f"no rising {settings.method} curve fits the validation images")
+    errors = [
+        None if each is None else value_of(calibration_error(each.probabilities(logits), positive))
+        for each in (_SCORE, curve)
+    ]
+    return FindingCalibration(
+        finding=finding,
+        curve=curve,
+        reason="; ".join(reasons),
+        images_with=present,
+        images_without=absent,
+        patients=patients,
+        score_error=errors[0],
+        fitted_error=errors[1],
+        correlation=correlation,
+        auc=auc,
+        is_refused=refused is not None,
+    )
+
+
+def fit_curve(logits: Values, positive: IsPositive, method: str) -> Curve:
+    """Fit a curve by one of `ProbabilitiesConfig.method`; both classes must occur.
+
+    Source: Platt 2000, Section 2.2, with its smoothed targets, which keep the slope finite
+        where a threshold separates the classes; Guo et al. 2017, Section 4.2; Zadrozny and
+        Elkan 2002.
+    """
+    if method == "isotonic":
+        rising = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
+        rising.fit(logits, positive.astype(np.float64))
+        # Rounding can leave a height an ulp below the one before, which a Curve refuses.
+        heights = np.clip(np.maximum.accumulate(rising.y_thresholds_), 0.0, 1.0)
+        return Curve(logits=tuple(rising.X_thresholds_.tolist()), heights=tuple(heights.tolist()))
+    present, absent = int(positive.sum()), int((~positive).sum())
+    target = np.where(positive, (present + 1) / (present + 2), 1 / (absent + 2))
+    scale = float(np.abs(logits).max()) or 1.0  # logits of one size: the solver's steps suit them
+    model = LogisticRegression(
+        C=np.inf, fit_intercept=method == "platt", tol=_TOLERANCE, max_iter=_ITERATIONS
+    )
+    # each image counts as both classes, by what its target leaves to either
+    doubled = np.concatenate([logits, logits])[:, None] / scale
+    classes = np.repeat([1, 0], len(logits))
+    model.fit(doubled, classes, sample_weight=np.concatenate([target, 1 - target]))
+    return Curve(
+        slope=max(float(model.coef_[0, 0]) / scale, 0.0),
+        intercept=float(np.ravel(model.intercept_)[0]),
+    )
+
+
+def calibrate_findings(
+    findings: Sequence[Finding],
+    logits: Matrix,
+    truth: Truth,
+    subjects: Sequence[str],
+    settings: ProbabilitiesConfig,
+    correlations: Sequence[float | None] | None = None,
+) -> tuple[FindingCalibration, ...]:
+    """Fit every finding, from the log odds of each image's score: gamma**2 times the margin.
+
+    `correlations` are `pair_correlation` of each finding over all images, labelled or not; None:
+    they are not known.
+    """
+    fitted = []
+    close = correlations or [None] * len(findings)
+    for finding, row, state, correlation in zip(findings, logits, truth, close, strict=True):
+        labelled, positive, owners = known_images(state, subjects)
+        facts = (positive, len(set(owners)), settings, correlation)
+        fitted.append(calibrate_finding(finding.name, row[labelled], *facts))
+    return tuple(fitted)
+
+
+def evaluate_probabilities(
+    calibration: ScoreCalibration | None,
+    asked: tuple[Sequence[Finding], Sequence[Finding]],
+    logits: Matrix,
+    truth: Truth,
+    images: EncodedImages,
+    bootstrap: BootstrapOptions,
+) -> tuple[EvalResult, list[list[float | None]]]:
+    """Compare probabilities with the truth of images that they were not fitted to.
+
+    `asked` are the findings, and those that the model was published with. Figures that
+    begin with `score_` are those of the score itself. Returns the probabilities too, by finding,
+    then image.
+    """
+    findings, own = asked
+    probabilities: list[list[float | None]] = []
+    groups: dict[str, dict[str, Figure]] = {}
+    curves = calibrations_of(findings, own, calibration)
+    for finding, fit, row, state in zip(findings, curves, logits, truth, strict=True):
+        if isinstance(fit, str) or fit.curve is None:
+            probabilities.append([None] * len(row))
+            continue
+        probability = fit.curve.probabilities(row)
+        probabilities.append(probability.tolist())
+        columns = {"": probability, "score_": _SCORE.probabilities(row)}
+        groups[finding.name] = probability_figures(columns, state, images.subject_ids, bootstrap)
+    absent = "no finding that was asked for has a calibration"
+    if calibration is None:
+        absent = f"{UNCALIBRATED}; run calibrate_scores"
+    pool = {"images": len(images.image_ids), "findings": len(groups)}
+    return EvalResult("" if groups else absent, pool, groups=groups), probabilities
+
+
+def probability_figures(
+    probabilities: Mapping[str, Values],
+    truth: Int8[np.ndarray, " images"],
+    subjects: Sequence[str],
+    bootstrap: BootstrapOptions,
+) -> dict[str, Figure]:
+    """Estimate `calibration_error` and `brier` of probabilities, by the prefix of their names."""
+    labelled, positive, owners = known_images(truth, subjects)
+
+    def measure(weights: Weights) -> dict[str, Samples]:
+        return {
+            f"{prefix}{name}": metric(values[labelled], positive, weights)
+            for prefix, values in probabilities.items()
+            for name, metric in (("calibration_error", calibration_error), ("brier", brier_score))
+        }
+
+    return estimate(measure, owners, bootstrap, "no image with a known truth")
+
+
+def share_changed(
+    plain: Predictor,
+    regions: Float[Tensor, "images rows columns dim"],
+    other: Predictor,
+    others: Float[Tensor, "images rows columns dim"],
+) -> float | None:
+    """Compare decisions on the same images by a model in two precisions; None: there are none."""
+    here, there = (
+        [
+            item.decision
+            for start in range(0, len(given), _COMPARED)
+            for answers in model.classify_regions(given[start : start + _COMPARED].to(model.device))
+            for item in answers
+        ]
+        for model, given in ((plain, regions), (other, others))
+    )
+    return float(np.mean([a != b for a, b in zip(here, there, strict=True)])) if here else None
+
+
+def add_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
+    """Put a calibration into a model, instead of the one that it has; its digest is new."""
+    text = calibration.model_dump_json(indent=1)
+
+    def write(folder: Path) -> None:
+        write_text(folder / CALIBRATION_FILE, text + "\n")
+
+    return rewrite_package(model, model.path, (CALIBRATION_FILE,), write)
