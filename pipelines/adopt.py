@@ -29,7 +29,7 @@ def command(
 ) -> int:
     """Make a model package of a public checkpoint: CLIP, SigLIP, open_clip, BioViL, CheXzero."""
     made = adopt(model, out, prompts)
-    print(f"{out}: {made.summary['family']} {made.digest[:12]}; medclip serve --model {out}")
+    print(f"{out}: {made.summary['family']} {made.digest[:12]}; medclip serve {out}")
     return 0
 
 

@@ -39,6 +39,9 @@ def build(job: Job) -> None:
             writer.directory, settings, opened, inputs.values.get("table")
         ),
     )
+    if reason := cache.summary.get("fit_obstacle"):
+        a, k = cache.summary["a"], cache.summary["k"]
+        job.say(warning=f"a and k are not fitted but {a:g} and {k:g}: {reason}")
     if _is_the_papers_line(job) and _is_fitted_here(job):
         _warn_where_far(job, opened[sentences.ARTIFACT.name], cache)
 

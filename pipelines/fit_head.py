@@ -174,6 +174,8 @@ def _fit(
     _refuse_shared(rows, images)
     inference = settle_inference(config.inference)
     predictor = load(model.path, engine=inference.engine, precision=inference.precision)
+    made = job.open(prepared.ARTIFACT, verify=False)
+    prepared.require_fit(made, predictor.config.images)
     splits = read_splits(job, predictor, rules.heads.features, labels)
     for name, parts in splits.items():
         if parts.lacking:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.errors import StudyError
 from medclip_dcl.core.tables import read_in_parts
-from medclip_dcl.data.source_settings import LABEL_CODES
+from medclip_dcl.data.source_settings import LABEL_CODES, SourceConfig
+from medclip_dcl.data.sources.template import template_sentences
 from medclip_dcl.data.table_columns import clean_id, take_rows
 from medclip_dcl.data.table_files import read_any
 from medclip_dcl.text import sentences
@@ -33,6 +34,10 @@ def build(job: Job) -> None:
     inputs, config = job.open_inputs(), job.config
     source, table = inputs.values["sentences"], inputs.values.get("claims_table")
     given = None if table is None else read_claims_table(table, config.source.fallback_encoding)
+    said = {}
+    if given is None and config.source.template:
+        given = claims_of_template(config.source)
+        said = {"template": config.source.template, "findings": config.source.findings}
 
     def write(writer: ArtifactWriter) -> Mapping[str, Any]:
         distinct = sentences.distinct_sentences(source)
@@ -40,8 +45,9 @@ def build(job: Job) -> None:
         rows = read_in_parts(source.path, sentences.SENTENCES, columns, whole="study_id")
         return labels.write_claims(writer.directory, distinct, rows, given)
 
-    artifact = job.make(labels.ARTIFACT, {"reader": labels.reader_digest()}, inputs.digests, write)
-    if not job.config.claims.table and (warning := language_warning(artifact.summary["languages"])):
+    settings = {"reader": labels.reader_digest(), **said}
+    artifact = job.make(labels.ARTIFACT, settings, inputs.digests, write)
+    if given is None and (warning := language_warning(artifact.summary["languages"])):
         job.say(warning=warning)
 
 
@@ -94,6 +100,15 @@ def _claim(values: dict[str, str], row: int, file: str) -> _Claim:
             "(1, 0, -1), and left, right, both or nothing"
         )
     return _Claim(" ".join(values["finding"].split()), LABEL_CODES[state], side)
+
+
+def claims_of_template(settings: SourceConfig) -> GivenClaims:
+    """Say what the sentences of `source.template` claim, of findings that no labeler knows too."""
+    said = template_sentences(settings)
+    claims = [(text, _Claim(name, 1, "")) for name, text in said.present.items()]
+    claims += [(text, _Claim(name, 0, "")) for name, text in said.absent.items() if text]
+    claims += [(said.none, _Claim(_NORMAL, 1, ""))] * bool(said.none)
+    return GivenClaims({text_key(text): _labels(claim) for text, claim in claims})
 
 
 def _labels(claim: _Claim) -> ReportLabels:

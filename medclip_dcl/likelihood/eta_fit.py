@@ -337,12 +337,23 @@ def _labelled(
     return encode_labels([rows.get(study, {}) for study in study_ids], findings), known
 
 
-def _check(pll_nats: Floats, shares: Shares, cap: float) -> None:
+def obstacle(shares: Shares, cap: float) -> str:
+    """Say why a corpus is too small to fit a and k, and what then; empty: it is not."""
     if not 0 < shares.floor < cap < 1:
-        raise ScoreError(
+        return (
             f"the smallest share that counts as measured, {shares.floor:.4g}, must be above 0 and "
             f"below the cap, {cap:.4g}; add studies, or set eta.fit to none"
         )
+    inside = int((shares.is_counted & (shares.share < cap)).sum())
+    if inside < _FEWEST:
+        return (
+            f"{inside} sentences are measured below the cap and {_FEWEST} are needed to "
+            "fit a and k; add studies, or set eta.fit to none"
+        )
+    return ""
+
+
+def _check(pll_nats: Floats, shares: Shares, cap: float) -> None:
     wrong = ~np.isfinite(np.stack([pll_nats, shares.share, shares.weight])).all(axis=0)
     wrong |= (pll_nats > 0) | (shares.share < 0) | (shares.share > 1) | (shares.weight < 0)
     if wrong.any():
@@ -350,9 +361,5 @@ def _check(pll_nats: Floats, shares: Shares, cap: float) -> None:
             f"{int(wrong.sum())} sentences have no valid likelihood, share or weight; "
             "rerun score_sentences"
         )
-    inside = shares.is_counted & (shares.share < cap)
-    if inside.sum() < _FEWEST:
-        raise ScoreError(
-            f"{int(inside.sum())} sentences are measured below the cap and {_FEWEST} are needed to "
-            "fit a and k; add studies, or set eta.fit to none"
-        )
+    if reason := obstacle(shares, cap):
+        raise ScoreError(reason)

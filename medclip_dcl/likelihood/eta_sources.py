@@ -187,13 +187,13 @@ def write_cache(
 
     `inputs` are the artifacts that the source reads, by name, `table` is `eta.table` where the
     source is `table` or `oracle`. The summary has counts, quantiles of eta, and a and k as used;
-    where they were fitted also the error of their eta, and of the best constant, in nats.
+    where they were fitted also the error of their eta, and of the best constant, in nats; where
+    they should have been, and too few sentences are measured, `fit_obstacle`.
 
     Raises:
         ArtifactStale: likelihoods or claims are those of other sentences.
         ConfigError: the table is malformed, or there are no labels.
-        ScoreError: a likelihood is positive, the table lacks a sentence, or too few sentences are
-            measured to fit a and k.
+        ScoreError: a likelihood is positive, or the table lacks a sentence.
     """
     distinct = sentences.distinct_sentences(inputs[sentences.ARTIFACT.name])
     scored = _scored(inputs, distinct) if settings.source == "pll" else None
@@ -253,13 +253,17 @@ def _from_likelihoods(
         listed = inputs.get(manifest.ARTIFACT.name)
         texts, claimed = inputs[sentences.ARTIFACT.name], inputs[labels.ARTIFACT.name]
         shares = eta_fit.measure_shares(texts, claimed, settings.fit, listed)
-        line = eta_fit.fit_line(pll_nats, shares, cap)
-        a, k = line
-        constant = np.full(len(pll_nats), eta_fit.best_constant(shares, cap))
-        errors = {"fit_log_error": line.eta(pll_nats, cap), "fit_log_error_constant": constant}
-        for name, eta in errors.items():
-            facts[name] = round(eta_fit.log_error(eta, shares, cap), 3)
-        facts |= {"fit": settings.fit}
+        # A table of few studies trains all the same, by the paper's a and k.
+        if reason := eta_fit.obstacle(shares, cap):
+            a, k, facts = EtaConfig().a, EtaConfig().k, {"fit_obstacle": reason}
+        else:
+            line = eta_fit.fit_line(pll_nats, shares, cap)
+            a, k = line
+            constant = np.full(len(pll_nats), eta_fit.best_constant(shares, cap))
+            errors = {"fit_log_error": line.eta(pll_nats, cap), "fit_log_error_constant": constant}
+            for name, eta in errors.items():
+                facts[name] = round(eta_fit.log_error(eta, shares, cap), 3)
+            facts |= {"fit": settings.fit}
     estimated: Floats = eta_from_pll(torch.from_numpy(pll_nats.copy()), a, k).numpy()
     return estimated, {"a": round(a, 6), "k": round(k, 6)} | facts
 

@@ -154,7 +154,7 @@ def describe_eta(sources: Sources) -> View | None:
     return {
         "settings": settings,
         **{name: cache.summary.get(name, settings.get(name)) for name in ("a", "k")},
-        "fit": settings.get("fit", ""),
+        "fit": cache.summary.get("fit", ""),
         "charts": charts,
         "expected": look.expected_false_negatives,
         "figures": _figures(cache, corpus, look, sources.negatives),

@@ -266,6 +266,20 @@ def test_the_papers_line_on_a_model_that_was_fitted_here_is_warned_of(fitted_con
     assert '"note"' not in capsys.readouterr().out
 
 
+def test_too_few_measured_sentences_are_said_and_the_papers_a_and_k_are_taken(
+    fitted_config, tmp_path, capsys
+):
+    shutil.copytree(fitted_config.parent / "work", tmp_path / "work")
+    artifact = run(config_of(tmp_path), "fit=claims", "eta_max=0.01", "a=0.5")
+    assert (artifact.summary["a"], artifact.summary["k"]) == (0.2, 0.35)
+    pll_nats = np.array([row["pll_nats"] for row in rows_of(artifact)])
+    expected = np.minimum(0.2 * np.exp(0.35 * pll_nats), 0.01)
+    assert [row["eta"] for row in rows_of(artifact)] == pytest.approx(expected.tolist())
+    said = capsys.readouterr().out
+    assert "a and k are not fitted but 0.2 and 0.35: the smallest share" in said
+    assert "eta.fit to none" in said
+
+
 def test_a_fit_without_its_labels_or_studies_is_refused(fitted_config, tmp_path, capsys):
     work = tmp_path / "work"
     shutil.copytree(fitted_config.parent / "work", work)
@@ -273,8 +287,6 @@ def test_a_fit_without_its_labels_or_studies_is_refused(fitted_config, tmp_path,
     path = config_of(tmp_path)
     run(path, "fit=labels", code=2)
     assert "eta.fit is 'labels'" in capsys.readouterr().err
-    run(path, "fit=claims", "eta_max=0.01", code=4)
-    assert "eta.fit to none" in capsys.readouterr().err
     none = {labels.SENTENCE_CLAIMS: [], labels.REPORT_CLAIMS: []}
     commit_tables(work, labels.ARTIFACT, none)
     run(path, "fit=claims", code=4)
