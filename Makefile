@@ -10,14 +10,14 @@ CONFIG ?= configs/demo.yaml
 MUTATION := build/mutation
 AXE := axe-playwright-python==0.1.8
 
-.PHONY: demo test check docs serve bench bench-compare long mutants containers lock clean
+.PHONY: demo test check docs serve bench long mutants containers lock clean
 .DEFAULT_GOAL := demo
 
 $(RUNTIME): requirements.lock pyproject.toml setup.py
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
 	$(PIP) --no-build-isolation --editable '.[all,fast]'
-	$(BIN)/medclip schema >configs/schema.json
+	$(BIN)/medclip --schema >configs/schema.json
 	touch $@
 
 $(INSTALLED): $(RUNTIME) hospital/pyproject.toml
@@ -45,9 +45,6 @@ serve: $(RUNTIME) ## the service and its viewer, on the demo's model
 
 bench: $(INSTALLED) ## every benchmark but that of a GPU, in full
 	for name in $$($(BIN)/python -m benchmarks --list | sed 's/ gpu / /'); do $(BIN)/python -m benchmarks.$$name || exit 1; done
-
-bench-compare: $(INSTALLED) ## make bench-compare BASE=commit: speed of this checkout over that commit's
-	$(BIN)/python -m benchmarks.commits $(BASE)
 
 long: $(INSTALLED) ## the counts that take hours; results are kept in benchmarks/results
 	$(BIN)/python -m benchmarks --long

@@ -49,7 +49,7 @@ class ApiKeys:
         """Name a key by the first eight digits of its SHA-256; None where the file lacks it."""
         self._refresh()
         hashed = hashlib.sha256(key).digest()
-        equal = [hmac.compare_digest(hashed, known) for known in self._hashes]
+        equal = [hmac.compare_digest(hashed, stored) for stored in self._hashes]
         return hashed.hex()[:8] if any(equal) else None  # all were compared
 
     def _refresh(self) -> None:
@@ -143,10 +143,10 @@ def _given_keys(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
 def _mark(file: Path) -> tuple[int, ...] | None:
     """Return inode, time, size and mode, which change when a file does; None: no file."""
     try:
-        found = file.stat()
+        facts = file.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode
+    return facts.st_ino, facts.st_mtime_ns, facts.st_size, facts.st_mode
 
 
 def _read_hashes(file: Path) -> tuple[bytes, ...]:

@@ -54,13 +54,13 @@ class WorkerSlots:
             ApiError: the deadline passed or the client left before the work began, or
                 there is no memory for it.
         """
-        timings, asked = state_of(request.scope).timings, time.monotonic()
+        timings, arrived = state_of(request.scope).timings, time.monotonic()
         await self._wait(request)
         try:
             if await _has_left(request):
                 raise ApiError("client_gone")
             started = time.monotonic()
-            self._metrics.note(timings, f"{self._stage}_wait", started - asked)
+            self._metrics.note(timings, f"{self._stage}_wait", started - arrived)
             try:
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._threads, work)
@@ -136,7 +136,7 @@ class _Question:
     deadline: float
     future: "asyncio.Future[Any]"
     batched: Callable[[Tensor], Iterable[Any]] | None = None
-    begun: float | None = None
+    started: float | None = None
 
 
 class MicroBatcher:
@@ -179,7 +179,7 @@ class MicroBatcher:
         state = state_of(request.scope)
         future = asyncio.get_running_loop().create_future()
         question = _Question(model, image, answer, state.deadline, future, batched)
-        asked = time.monotonic()
+        arrived = time.monotonic()
         self._append(question)
         try:
             reason = await _wait_for(request, future)
@@ -189,10 +189,10 @@ class MicroBatcher:
             return given
         finally:
             self._withdraw(question)
-            now, begun = time.monotonic(), question.begun
-            self._metrics.note(state.timings, "model_wait", (begun or now) - asked)
-            if begun is not None:
-                self._metrics.note(state.timings, "model", now - begun)
+            now, started = time.monotonic(), question.started
+            self._metrics.note(state.timings, "model_wait", (started or now) - arrived)
+            if started is not None:
+                self._metrics.note(state.timings, "model", now - started)
 
     async def ask(self, request: Request, answer: Callable[[], _Answer]) -> _Answer:
         """Ask something that is about no image, as `submit` does."""
@@ -251,9 +251,9 @@ class MicroBatcher:
                     break
                 batch.append(self._waiting.popleft())
             self._metrics.waiting.set(len(self._waiting))
-        begun = time.monotonic()
+        started = time.monotonic()
         for question in batch:
-            question.begun = begun
+            question.started = started
         return batch
 
 

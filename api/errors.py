@@ -24,7 +24,6 @@ ERRORS: dict[str, tuple[int, str]] = {
     "loopback_only": (403, "requests without a key are answered on loopback alone"),
     "not_found": (404, "there is no such route, or no such indexed image with a picture"),
     "method_not_allowed": (405, "the route does not know this method"),
-    "not_acceptable": (406, "a picture is given for exactly one phrase"),
     "body_deadline": (408, "the body took longer than body_deadline_s"),
     "body_too_large": (413, "the body is larger than max_body_mb"),
     "content_encoding": (415, "send the body without Content-Encoding"),

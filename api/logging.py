@@ -11,6 +11,7 @@ import time
 import traceback
 from collections import Counter as Counts
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -141,56 +142,46 @@ class Metrics:
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = here = CollectorRegistry()
-        self.requests = Counter(
-            "medclip_requests", "Answers by route and status", ("route", "status"), registry=here
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter(
+            "medclip_requests", "Answers by route and status", ("route", "status")
         )
-        self.seconds = Histogram(
-            "medclip_request_seconds",
-            "Seconds per answer",
-            ("route",),
-            buckets=_SECONDS,
-            registry=here,
+        self.seconds = histogram(
+            "medclip_request_seconds", "Seconds per answer", ("route",), buckets=_SECONDS
         )
-        self.stage_seconds = Histogram(
-            "medclip_stage_seconds",
-            f"Seconds per stage: {', '.join(_STAGES)}",
-            ("stage",),
-            buckets=_SECONDS,
-            registry=here,
+        stages = f"Seconds per stage: {', '.join(_STAGES)}"
+        self.stage_seconds = histogram(
+            "medclip_stage_seconds", stages, ("stage",), buckets=_SECONDS
         )
-        self.batch_images = Histogram(
-            "medclip_batch_images", "Images per forward pass", buckets=_IMAGES, registry=here
+        self.batch_images = histogram(
+            "medclip_batch_images", "Images per forward pass", buckets=_IMAGES
         )
-        self.refusals = Counter(
-            "medclip_refusals", "Requests that failed, by code", ("code",), registry=here
-        )
-        self.images = Counter(
+        self.refusals = counter("medclip_refusals", "Requests that failed, by code", ("code",))
+        self.images = counter(
             "medclip_images",
             "Images by model and outcome: answered, out_of_range, or the code of a refusal",
             ("model", "outcome"),
-            registry=here,
         )
-        self.scores = Histogram(
+        self.scores = histogram(
             "medclip_scores",
             "Scores of the model's own findings and heads, on images that are in range",
             ("model", "source", "finding"),
             buckets=_SCORES,
-            registry=here,
         )
-        self.swaps = Counter(
+        self.swaps = counter(
             "medclip_swaps",
             "New models and indexes found: served, or refused and the old ones kept",
             ("outcome",),
-            registry=here,
         )
-        self.inside = Gauge("medclip_inside", "Requests that hold a place", registry=here)
-        self.waiting = Gauge("medclip_waiting", "Requests that wait for the model", registry=here)
-        self.ready = Gauge("medclip_ready", "1 once the model and index answer", registry=here)
-        self.keys_current = Gauge(
+        self.inside = gauge("medclip_inside", "Requests that hold a place")
+        self.waiting = gauge("medclip_waiting", "Requests that wait for the model")
+        self.ready = gauge("medclip_ready", "1 once the model and index answer")
+        self.keys_current = gauge(
             "medclip_keys_current",
             "0 while the key file is gone or refused, and the keys before it stay valid",
-            registry=here,
         )
         self.keys_current.set(1)
 

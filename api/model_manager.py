@@ -292,8 +292,8 @@ class ModelManager:
                 index_state="loading" if self._settings.index else "no_index",
                 images=None,
             )
-            asked = _QUESTIONS if predictor.has_regions else _QUESTIONS_OF_WHOLE
-            await self._ask(new, asked)
+            questions = _QUESTIONS if predictor.has_regions else _QUESTIONS_OF_WHOLE
+            await self._ask(new, questions)
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
             self._explain("model_unusable", error)
             return replace(
@@ -445,8 +445,8 @@ def _form(fields: Mapping[str, str]) -> bytes:
 
 def _identity(file: Path) -> tuple[int, int, int] | None:
     with contextlib.suppress(OSError):
-        found = file.stat()
-        return found.st_dev, found.st_ino, found.st_mtime_ns
+        facts = file.stat()
+        return facts.st_dev, facts.st_ino, facts.st_mtime_ns
     return None
 
 

@@ -34,9 +34,6 @@ async def _read(upload: UploadFile) -> bytes:
     return content
 
 
-_ImageFile = Annotated[UploadFile, File(description="an image: DICOM, PNG or JPEG")]
-
-
 async def _decode_square(request: Request, serving: ServingState, data: bytes) -> SquareImage:
     """Decode an image in its turn, as the model sees it; ImageError where it is refused."""
     decoder, model = serving.decoder, serving.predictor
@@ -49,12 +46,6 @@ async def _decode_square(request: Request, serving: ServingState, data: bytes) -
     except ImageError as error:
         serving.metrics.note_image(model.digest, error.code)
         raise
-
-
-async def decode_whole(request: Request, serving: ServingState, data: bytes) -> GreyImage:
-    """Decode an image with all its pixels in its turn; ImageError where it is refused."""
-    decoder = serving.decoder
-    return await serving.decode_slots.run(request, lambda: decoder.open(data))
 
 
 async def answer_each(
@@ -95,43 +86,44 @@ async def _together(work: Sequence[Coroutine[Any, Any, _Answer]]) -> list[_Answe
     return [task.result() for task in tasks]
 
 
+_KINDS = "an image: DICOM, PNG or JPEG"
+
+
 async def _optional_image(
     request: Request,
     serving: CurrentState,
-    image: Annotated[UploadFile | None, File(description="an image: DICOM, PNG or JPEG")] = None,
+    image: Annotated[UploadFile | None, File(description=_KINDS)] = None,
 ) -> SquareImage | None:
     if image is None:
         return None
     return await _decode_square(request, serving, await _read(image))
 
 
-_ImageList = Annotated[
-    list[UploadFile], File(description="an image: DICOM, PNG or JPEG; several times")
-]
-
-
-async def _image_files(image: _ImageList) -> list[bytes]:
+async def _image_files(
+    image: Annotated[list[UploadFile], File(description=f"{_KINDS}; several times")],
+) -> list[bytes]:
     return [await _read(upload) for upload in image]
 
 
 async def _optional_files(
-    image: Annotated[
-        list[UploadFile] | None, File(description="an image: DICOM, PNG or JPEG; several times")
-    ] = None,
+    image: Annotated[list[UploadFile] | None, File(description=f"{_KINDS}; several times")] = None,
 ) -> list[bytes]:
     return [await _read(upload) for upload in image or ()]
 
 
-async def _whole_image(request: Request, serving: CurrentState, image: _ImageFile) -> GreyImage:
-    return await decode_whole(request, serving, await _read(image))
+async def _whole_image(
+    request: Request,
+    serving: CurrentState,
+    image: Annotated[UploadFile, File(description=_KINDS)],
+) -> GreyImage:
+    data, decoder = await _read(image), serving.decoder
+    return await serving.decode_slots.run(request, lambda: decoder.open(data))
 
 
 async def _phrases(
     phrase: Annotated[list[str], Form(description="a sentence; may be given several times")],
 ) -> list[str]:
-    if len(phrase) > MAX_PHRASES:
-        raise ApiError("invalid_request", f"phrase: At most {MAX_PHRASES} times")
-    return [plain_text(text, "phrase") for text in phrase]
+    return _plain_texts(phrase, "phrase", MAX_PHRASES)
 
 
 async def _sentences(
@@ -139,9 +131,13 @@ async def _sentences(
         list[str] | None, Form(description="a sentence, instead of images; several times")
     ] = None,
 ) -> list[str]:
-    if len(text or ()) > MAX_IMAGES:
-        raise ApiError("invalid_request", f"text: At most {MAX_IMAGES} times")
-    return [plain_text(item, "text") for item in text or ()]
+    return _plain_texts(text or (), "text", MAX_IMAGES)
+
+
+def _plain_texts(texts: Sequence[str], field: str, most: int) -> list[str]:
+    if len(texts) > most:
+        raise ApiError("invalid_request", f"{field}: At most {most} times")
+    return [plain_text(text, field) for text in texts]
 
 
 OptionalImage = Annotated[SquareImage | None, Depends(_optional_image)]
@@ -161,11 +157,6 @@ Sentences = Annotated[list[str], Depends(_sentences)]
 
 Phrases = Annotated[list[str], Depends(_phrases)]
 """The checked phrases of the form, whitespace collapsed."""
-
-
-def wants_picture(request: Request) -> bool:
-    """Return whether a picture is asked for instead of JSON: `Accept: image/png`."""
-    return request.headers.get("accept", "").startswith("image/png")
 
 
 def plain_text(text: str, field: str) -> str:

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 
 SPEED = ("loss", "pll", "prepare", "train", "serve", "retrieve", "gpu")
-RELIABILITY = ("fuzz", "kills", "privacy", "service", "soak")
+RELIABILITY = ("fuzz", "kills", "privacy", "service")
 METHOD = ("demo", "labeler", "method", "real_studies.summary")
 
-LONG = ("kills", "fuzz", "demo", "service", "serve", "retrieve", "soak")
+LONG = ("kills", "fuzz", "demo", "service", "serve", "retrieve")
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
 _TIERED = {"kills", "fuzz", "serve"}
 

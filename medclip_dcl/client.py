@@ -16,17 +16,19 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
+import httpcore
 import httpx
 from pydantic import ValidationError
 
 from .core.errors import ConfigError, ImageError, MedclipError, ServiceError
 from .core.files import read_keys
-from .exchange import Exchange, Reply, UnboundedReply
 from .schemas import (
     OUT_OF_RANGE,
     OUT_OF_RANGE_NOTE,
@@ -42,6 +44,8 @@ from .schemas import (
     Schema,
 )
 
+_PART_BYTES = 1 << 14  # a slow reader may take its time for each
+_end: ContextVar[float] = ContextVar("end")  # of this thread's exchange
 _BUSY = {429, 503}
 _SHORTEST_WAIT_S = 0.1
 _REMEDIES: tuple[tuple[type[BaseException], str], ...] = (
@@ -67,6 +71,151 @@ Image = Path | str | bytes
 _ONE_IMAGE = (Path, str, bytes)
 Findings = str | Mapping[str, Any] | Sequence[str | Sequence[Any] | Mapping[str, Any]]
 """What findings are asked by."""
+
+
+class Reply(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    headers: httpx.Headers
+    body: bytes
+
+
+class UnboundedReply(Exception):
+    """The answer is larger than allowed, or compressed; the message says which."""
+
+
+class Exchange:
+    """Connections to one server, kept open between exchanges; threads may share it.
+
+    Its bounds hold whatever the other side does: one deadline, and a size. A limit of silence alone
+    is never reached by a head or body that drips, so each read and each part that is written waits
+    for what is left of the exchange's time. What is compressed has no size that could be bounded
+    before it is unpacked, so nothing compressed is taken.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        deadline_s: float,
+        verify: ssl.SSLContext,
+        headers: Mapping[str, str] | None = None,
+        auth: httpx.Auth | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """Set it up; nothing is sent yet.
+
+        Args:
+            url: what paths are relative to.
+            deadline_s: limit of a request and its whole answer.
+            verify: whose certificates are trusted.
+            headers: of every request.
+            auth: adds a key to every request.
+            transport: what carries the requests; None: the network.
+
+        Raises:
+            httpx.InvalidURL: the url is malformed.
+        """
+        self._deadline_s = deadline_s
+        self._network = _Network()
+        if transport is None:
+            transport = httpx.HTTPTransport()
+            transport._pool = httpcore.ConnectionPool(
+                ssl_context=verify, network_backend=self._network
+            )
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"Accept-Encoding": "identity", **(headers or {})},
+            auth=auth,
+            timeout=deadline_s,
+            trust_env=False,  # proxies of the environment would see images, names and keys
+            transport=transport,
+        )
+
+    def ask(self, method: str, path: str, most_bytes: int, **request: Any) -> Reply:
+        """Send a request and wait for its whole answer.
+
+        Raises:
+            httpx.HTTPError: the deadline has passed, there is no connection, or what comes is not
+                HTTP.
+            UnboundedReply: the answer exceeds `most_bytes`, or is compressed.
+        """
+        _end.set(time.monotonic() + self._deadline_s)
+        with self._http.stream(method, path, **request) as reply:
+            if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
+                raise UnboundedReply("the answer is compressed, unasked; let the server not do it")
+            body = bytearray()
+            for part in reply.iter_bytes():
+                body += part
+                if len(body) > most_bytes:
+                    raise UnboundedReply(f"the answer exceeds {most_bytes} bytes")
+            return Reply(reply.status_code, reply.headers, bytes(body))
+
+    def close(self) -> None:
+        """Close the connections; whoever still waits for an answer gets none."""
+        self._network.shut_down()
+        self._http.close()
+
+
+class _Network(httpcore.SyncBackend):
+    def __init__(self) -> None:
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ARG002 (the deadline's is less)
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        stream = super().connect_tcp(host, port, _left_s(), local_address, socket_options)
+        return self.watched(stream)
+
+    def watched(self, stream: httpcore.NetworkStream) -> "_Stream":
+        self._sockets.add(stream.get_extra_info("socket"))
+        return _Stream(self, stream)
+
+    def shut_down(self) -> None:
+        for connection in list(self._sockets):
+            with suppress(OSError):
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # closing wakes no reader
+
+
+class _Stream(httpcore.NetworkStream):
+    def __init__(self, network: _Network, stream: httpcore.NetworkStream) -> None:
+        self._network, self._stream = network, stream
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002
+        return self._stream.read(max_bytes, _left_s())
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
+        for start in range(0, len(buffer), _PART_BYTES):
+            self._stream.write(buffer[start : start + _PART_BYTES], _left_s())
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ARG002
+    ) -> httpcore.NetworkStream:
+        return self._network.watched(
+            self._stream.start_tls(ssl_context, server_hostname, _left_s())
+        )
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+def _left_s() -> float:
+    left_s = _end.get() - time.monotonic()
+    if left_s <= 0:
+        raise httpcore.ReadTimeout("the deadline has passed")
+    return left_s
 
 
 class Client:
@@ -244,8 +393,8 @@ class Client:
     ) -> list[_Answer | RefusedImage]:
         images = _listed(images, _ONE_IMAGE)
         if len(images) != 1:
-            found: Any = self._ask(route, several, fields, *images)
-            answers: list[_Answer | RefusedImage] = found.answers
+            several_answers: Any = self._ask(route, several, fields, *images)
+            answers: list[_Answer | RefusedImage] = several_answers.answers
             return answers
         try:  # the service answers a single image as such
             return [self._ask(route, kind, fields, images[0])]
@@ -387,9 +536,9 @@ def client_parser(prog: str, *, with_tables: bool = False) -> argparse.ArgumentP
     embed.add_argument("--format", choices=["json", "base64"], default="json")
     retrieve = questions.add_parser("retrieve", parents=[shared], help="what is similar?")
     retrieve.add_argument("--target", choices=["image", "text"], required=True)
-    asked = retrieve.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--text", default="", help="a sentence")
-    asked.add_argument("--image", type=Path)
+    query = retrieve.add_mutually_exclusive_group(required=True)
+    query.add_argument("--text", default="", help="a sentence")
+    query.add_argument("--image", type=Path)
     retrieve.add_argument("--box", type=float, nargs=4, metavar=("X", "Y", "WIDTH", "HEIGHT"))
     retrieve.add_argument("-k", type=int, default=10, help="hits at most")
     for name in ("split", "view", "finding"):
@@ -402,11 +551,11 @@ def answer_question(arguments: argparse.Namespace) -> int:
     """Ask what parsed arguments ask, and print the answer; 0 or the error's exit code."""
     try:
         with Client(arguments.url, arguments.key_file or "", ca=arguments.ca) as client:
-            found: Schema | Sequence[Schema] = _question(client, arguments)
+            reply: Schema | Sequence[Schema] = _question(client, arguments)
     except MedclipError as error:
         print(f"client: {error}", file=sys.stderr)
         return error.exit_code
-    answers = [found] if isinstance(found, Schema) else found
+    answers = [reply] if isinstance(reply, Schema) else reply
     printed = [answer.model_dump(mode="json") for answer in answers]
     print(json.dumps(printed if len(printed) > 1 else printed[0], indent=1, ensure_ascii=False))
     if any(OUT_OF_RANGE in _flags(answer) for answer in answers):

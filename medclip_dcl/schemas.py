@@ -5,7 +5,7 @@ Fields that a newer service adds are ignored by an older client.
 
 from base64 import b64decode, b64encode
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
@@ -19,19 +19,10 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
     from medclip_dcl.inference.grounding import Grounding
     from medclip_dcl.inference.heads import Head, HeadScore
     from medclip_dcl.inference.model_package import FindingCalibration
+    from medclip_dcl.inference.predictor import Predictor
     from medclip_dcl.inference.prompts import Finding
     from medclip_dcl.inference.zero_shot import FindingScore
     from medclip_dcl.retrieval.search import Hit
-
-
-class AnsweringModel(Protocol):
-    """What answers need of a `Predictor`, which makes them."""
-
-    digest: str
-    engine: Any
-
-    def is_out_of_range(self, pixels: "np.ndarray") -> bool:
-        """Whether an image is unlike those of training."""
 
 
 _LOW_CONTRAST = 12.0
@@ -246,9 +237,9 @@ class Location(Schema):
     """Rectangle around the peak at that threshold; null where the peak is below it."""
 
     @classmethod
-    def of(cls, found: "Grounding") -> "Location":
+    def of(cls, place: "Grounding") -> "Location":
         """Put a grounding into words."""
-        return cls(**_located(found))
+        return cls(**_located(place))
 
 
 class PhraseAnswer(Location):
@@ -260,9 +251,9 @@ class PhraseAnswer(Location):
     """Share of the images in the model's bank that answer the phrase less, %; null: no bank."""
 
     @classmethod
-    def of(cls, found: "Grounding") -> "PhraseAnswer":
+    def of(cls, place: "Grounding") -> "PhraseAnswer":
         """Put a grounding into words."""
-        return cls(grid=_rounded(found.grid), percentile=found.percentile, **_located(found))
+        return cls(grid=_rounded(place.grid), percentile=place.percentile, **_located(place))
 
 
 class Code(Schema):
@@ -314,7 +305,7 @@ class FindingAnswer(Schema):
         cls,
         score: "FindingScore",
         finding: "Finding",
-        found: "Grounding | None",
+        place: "Grounding | None",
         *,
         out_of_range: bool = False,
     ) -> "FindingAnswer":
@@ -330,8 +321,8 @@ class FindingAnswer(Schema):
             # Fitted to images like those of training, a curve holds for no others.
             probability=None if out_of_range else score.probability,
             probability_note=OUT_OF_RANGE_NOTE if out_of_range else score.note,
-            heatmap=None if found is None else _rounded(found.grid),
-            where=None if found is None else Location.of(found),
+            heatmap=None if place is None else _rounded(place.grid),
+            where=None if place is None else Location.of(place),
             code=None if finding.code is None else Code(**vars(finding.code)),
         )
 
@@ -389,15 +380,15 @@ class ClassifyAnswer(Answer):
     @classmethod
     def of(
         cls,
-        model: "AnsweringModel",
+        model: "Predictor",
         image: "SquareImage",
         scores: "Sequence[FindingScore]",
         findings: "Sequence[Finding]",
-        found: "Sequence[Grounding] | None",
+        groundings: "Sequence[Grounding] | None",
         heads: "Sequence[HeadScore]" = (),
     ) -> "ClassifyAnswer":
-        """Put the scores of findings on an image into words; `found`: where, if asked for."""
-        places: Sequence[Grounding | None] = found or [None] * len(scores)
+        """Put the scores of findings on an image into words; `groundings`: where, if asked for."""
+        places: Sequence[Grounding | None] = groundings or [None] * len(scores)
         is_beyond = model.is_out_of_range(image.pixels)
         return cls(
             model=model.digest,
@@ -472,11 +463,11 @@ class GroundAnswer(Answer):
 
     @classmethod
     def of(
-        cls, model: "AnsweringModel", image: "SquareImage", found: "Sequence[Grounding]"
+        cls, model: "Predictor", image: "SquareImage", groundings: "Sequence[Grounding]"
     ) -> "GroundAnswer":
         """Put the groundings of phrases on an image into words."""
         facts = ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels))
-        phrases = [PhraseAnswer.of(item) for item in found]
+        phrases = [PhraseAnswer.of(item) for item in groundings]
         return cls(model=model.digest, image=facts, phrases=phrases)
 
     def about(self, phrases: "Sequence[str]") -> Self:
@@ -552,11 +543,11 @@ class EmbedAnswer(Schema):
         import numpy as np
 
         if self.base64 is None:
-            found = np.full(self.shape, np.nan, self.dtype)
+            filled = np.full(self.shape, np.nan, self.dtype)
             for place, vector in enumerate(self.vectors or ()):
                 if vector is not None:
-                    found[place] = vector
-            return found
+                    filled[place] = vector
+            return filled
         stored = np.dtype(self.dtype).newbyteorder("<")
         numbers = np.frombuffer(b64decode(self.base64), stored)
         return numbers.reshape(self.shape).astype(self.dtype)
@@ -711,12 +702,12 @@ class FailureAnswer(Schema):
     """Under which the log knows the request."""
 
 
-def _located(found: "Grounding") -> dict[str, Any]:
+def _located(place: "Grounding") -> dict[str, Any]:
     return {
-        "affine": found.affine,
-        "peak": Point(**vars(found.peak)),
-        "threshold": found.threshold,
-        "box": None if found.box is None else Rectangle(**vars(found.box)),
+        "affine": place.affine,
+        "peak": Point(**vars(place.peak)),
+        "threshold": place.threshold,
+        "box": None if place.box is None else Rectangle(**vars(place.box)),
     }
 
 

@@ -4,6 +4,7 @@ A stage or a tool is imported when it is run: `--help` waits for none of them.
 """
 
 import importlib
+import json
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -29,7 +30,7 @@ from .cli import (
     set_log,
     sibling,
 )
-from .stages import HEADINGS, PROGRAMS, STAGES, TOOLS
+from .stages import HEADINGS, LISTED, STAGES, function_of
 
 _SERVED = Path("configs/serve.yaml")
 Config = Annotated[
@@ -52,12 +53,10 @@ RunName = Annotated[
         help="Give the run a folder of its own, FOLDER-NAME, that begins with the first's data.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Write errors alone.")]
 
 
-_LISTED = PROGRAMS | STAGES | TOOLS
 COMMANDS = {
-    heading: {name: item.line for name, item in _LISTED.items() if item.heading == heading}
+    heading: {name: item.line for name, item in LISTED.items() if item.heading == heading}
     for heading in HEADINGS
 }
 """Every command by its heading of the help, with its line."""
@@ -78,13 +77,14 @@ def _load(name: str) -> Any:
     # The module is imported only now; its function becomes the command.
     if name in _OWN:
         return make_command(_OWN[name], name)
-    module = importlib.import_module(f".{name}", __package__)
-    if hasattr(module, "app"):
-        return get_command(module.app)
-    if hasattr(module, "command"):
-        return make_command(module.command, name, module.__doc__)
-    job = importlib.import_module(".job", __package__)
-    return make_command(job.job_command(name, module.build), name, module.__doc__)
+    if name == "ask":
+        return get_command(importlib.import_module(".ask", __package__).app)
+    function = function_of(name)
+    if name in STAGES:
+        from .job import job_command
+
+        function = job_command(name, function)
+    return make_command(function, name)
 
 
 def _run(
@@ -93,7 +93,6 @@ def _run(
     name: RunName = "",
     force: ForcedStages = None,
     replace: Replace = False,
-    quiet: Quiet = False,
     log: Log = None,
 ) -> int:
     """Run every stage of a config; what is valid already is reused.
@@ -103,7 +102,7 @@ def _run(
     from .run import run_config
 
     set_log(log)
-    return run_config(config, overrides, name=name, force=force or (), replace=replace, quiet=quiet)
+    return run_config(config, overrides, name=name, force=force or (), replace=replace)
 
 
 def _train(
@@ -148,6 +147,24 @@ def _serve(
     return code
 
 
+def config_schema() -> dict[str, Any]:
+    """Make the JSON schema of a config, by which an editor completes and checks its YAML.
+
+    `make` writes `configs/schema.json`, and the first line of every config names it. What a schema
+    cannot say, such as which settings exclude each other, `medclip run` still checks.
+    """
+    from .config import Config
+
+    tree = Config.model_json_schema()
+    tree["title"] = "medclip-dcl config"
+    tree["required"].remove("work")  # by default that of the file's name
+    own = tree["properties"]
+    own["jobs"]["items"] = {"enum": list(STAGES)}
+    base = {"type": "string", "description": "Config that this one changes section by section."}
+    tree["properties"] = {"base": base, **own}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree}
+
+
 _OWN: dict[str, Callable[..., int]] = {"run": _run, "train": _train, "serve": _serve}
 
 
@@ -157,10 +174,25 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _show_schema(wanted: bool) -> None:
+    if wanted:
+        print(json.dumps(config_schema(), indent=1, ensure_ascii=False))
+        raise typer.Exit
+
+
 def _options(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema",
+            callback=_show_schema,
+            is_eager=True,
+            help="Print the JSON schema of a config, by which an editor completes and checks it.",
+        ),
     ] = False,
 ) -> None:
     """Train, evaluate and serve medical image-text models. Research use only."""

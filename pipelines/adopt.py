@@ -1,21 +1,14 @@
-"""Make a model package of a public checkpoint, without training.
+"""Make a model package of a public checkpoint, without training."""
 
-Then everything that takes a package takes it: serve, evaluate (`evaluate.model`), build_index,
-fit_head, calibrate_scores, export. Families, and what was tried: docs/training.md.
-"""
-
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from medclip_dcl.inference.adoption import PROMPTS, adopt
-
-from .cli import tool_main
+from medclip_dcl.inference import adoption
 
 
-def command(
+def adopt(
     model: Annotated[
         Path,
         typer.Argument(
@@ -25,15 +18,13 @@ def command(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Receives it; must not exist.")],
     prompts: Annotated[
         Path, typer.Option(metavar="FILE", help="Findings that it is asked for.")
-    ] = Path(PROMPTS),
+    ] = Path(adoption.PROMPTS),
 ) -> int:
-    """Make a model package of a public checkpoint: CLIP, SigLIP, open_clip, BioViL, CheXzero."""
-    made = adopt(model, out, prompts)
+    """Make a model package of a public checkpoint: CLIP, SigLIP, open_clip, BioViL, CheXzero.
+
+    Then everything that takes a package takes it: serve, evaluate (`evaluate.model`), build_index,
+    fit_head, calibrate_scores, export. Families, and what was tried: docs/training.md.
+    """
+    made = adoption.adopt(model, out, prompts)
     print(f"{out}: {made.summary['family']} {made.digest[:12]}; medclip serve {out}")
     return 0
-
-
-main = tool_main("adopt", command)
-
-if __name__ == "__main__":
-    sys.exit(main())

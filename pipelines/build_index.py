@@ -1,6 +1,5 @@
-"""Embed images and sentences with a trained model and commit them as a retrieval index."""
+"""The retrieval index of a trained model."""
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 
 from .cli import reuse_memory
-from .job import Job, job_main
+from .job import Job
 
 
-def build(job: Job) -> None:
-    """Build the index."""
+def build_index(job: Job) -> None:
+    """Embed images and sentences with a trained model and commit them as a retrieval index."""
     reuse_memory()
     inputs = job.open_inputs()
     model, studies, prepared_artifact, texts, claims = (
@@ -43,7 +42,6 @@ def build(job: Job) -> None:
             read_table(texts.path, sentences.SENTENCES),
             findings_of(read_table(claims.path, labels.REPORT_CLAIMS), _labels(studies)),
             images,
-            settings.splits,
         )
         predictor = load(model.path, engine=inference.engine, precision=inference.precision)
         require_fit(prepared_artifact, predictor.config.images)
@@ -80,9 +78,3 @@ def _fill_engine(
         retrieval = retrieval.model_copy(update={"uri": uri})
     vectors = open_vectors(locate, fingerprint, (counts["images"], counts["texts"]))
     fill_collections(retrieval, fingerprint, vectors)
-
-
-main = job_main("build_index", build)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,4 @@
-"""List the usable images with their reports, labels and boxes, and what was rejected.
-
-Reads a MIMIC-CXR(-JPG) tree, Open-i, any mapped table or a folder of DICOM files; writes
-`manifest`. A run takes seconds to minutes and starts from the beginning when killed.
-"""
+"""The manifest: the images of a source that can be used, and what was rejected."""
 
 import sys
 
@@ -23,8 +19,12 @@ def source_of(config: Config) -> Source:
     return readers.read_source(config.source, lambda text: resolve_path(text, config.work))
 
 
-def build(job: Job) -> None:
-    """Build the manifest."""
+def build_manifest(job: Job) -> None:
+    """List the usable images with their reports, labels and boxes, and what was rejected.
+
+    Reads a MIMIC-CXR(-JPG) tree, Open-i, any mapped table or a folder of DICOM files; writes
+    `manifest`. A run takes seconds to minutes and starts from the beginning when killed.
+    """
     settings = job.config.source
     source = source_of(job.config)
     listed = job.make(
@@ -56,7 +56,7 @@ def refuse_missing_labels(config: Config, listed: Artifact) -> None:
         )
 
 
-main = job_main("build_manifest", build)
+main = job_main("build_manifest", build_manifest)
 
 if __name__ == "__main__":
     sys.exit(main())

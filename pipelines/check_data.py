@@ -1,28 +1,33 @@
-"""Count what a source holds, name its faults and leaks, before anything is prepared.
+"""Check of a source: images opened through the gate, reports split and read, faults and leaks."""
 
-Reads the source's tables, reports and images, and the published model where there is one;
-writes `preflight` and the page `preflight.html`. A killed run resumes with the next unit of
-images or reports, and images that an earlier check of the same files opened are not opened again.
-"""
-
+import hashlib
 import json
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
 from medclip_dcl.core.artifact import HEADER, Artifact, make_fingerprint, read_artifact_header
-from medclip_dcl.core.artifact_writer import ArtifactWriter, remove_resumable
-from medclip_dcl.core.errors import ArtifactError, StudyError
+from medclip_dcl.core.artifact_writer import ArtifactWriter, map_resumable, remove_resumable
+from medclip_dcl.core.distributed import available_cores
+from medclip_dcl.core.errors import ArtifactError, ImageError, StudyError
 from medclip_dcl.core.files import path_under, write_text
+from medclip_dcl.core.progress import Progress
 from medclip_dcl.core.tables import SPLITS, read_table, write_table
+from medclip_dcl.data import manifest
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.manifest import split_patients
-from medclip_dcl.data.records import ImageRecord, RawStudies, Source, Study
+from medclip_dcl.data.records import ImageRecord, RawStudies, Source, Study, Text
 from medclip_dcl.data.selection import (
     REJECT_REASONS,
     VIEW_REASONS,
@@ -30,23 +35,28 @@ from medclip_dcl.data.selection import (
     parts_of_report,
     select,
 )
+from medclip_dcl.text.boundaries import find_sentences
+from medclip_dcl.text.labeler.labels import ReportLabels, read_sentence, report_labels_of
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.language import prevailing
 from medclip_dcl.text.mimic_sections import Part
-from medclip_dcl.text.sentences import SPLITTER, text_key
+from medclip_dcl.text.sections import ELSEWHERE, USUAL_NAMES
+from medclip_dcl.text.sentences import (
+    LONGEST_SECTION,
+    SPLITTER,
+    SentencesConfig,
+    broken_rule,
+    text_key,
+    used_sections,
+)
 
 from .build_manifest import source_of
-from .inspection import (
-    Row,
-    count_labels,
-    describe_images,
-    inspect_images,
-    read_reports,
-    show_reports,
-)
-from .job import Job, job_main
+from .job import Job, job_command
 from .report import preflight
 from .report.charts import image_uri
 from .report.page import render_check
 from .report.preflight import (
+    ANSWERS,
     CODES,
     DUPLICATE,
     FIGURES,
@@ -57,6 +67,8 @@ from .report.preflight import (
     UNUSABLE,
 )
 
+Row = dict[str, Any]
+
 PAGE = "preflight.html"
 """Name of the page, in the config's folder."""
 
@@ -65,8 +77,17 @@ _DECODING = {
 }  # settings of images that decide whether and how one opens
 
 
-def build(job: Job) -> None:
-    """Check a config's source; `StudyError` where it has more faults than are allowed."""
+def check(job: Job) -> None:
+    """Count what a source holds, name its faults and leaks, before anything is prepared.
+
+    Reads the source's tables, reports and images, and the published model where there is one;
+    writes `preflight` and the page `preflight.html`. A killed run resumes with the next unit of
+    images or reports, and images that an earlier check of the same files opened are not opened
+    again.
+
+    Raises:
+        StudyError: the source has more faults than are allowed.
+    """
     config = job.config
     source = source_of(config)
     model = job.work / "model"
@@ -76,23 +97,20 @@ def build(job: Job) -> None:
     settings = {
         "source": config.source.result_settings(),
         "images": config.images.model_dump(mode="json", include=_DECODING),
-        "check": config.check,
         "max_reject_share": most,
         "sentences": config.sentences,
         "splitter": SPLITTER,
-        "seed": config.seed,
-        "split": config.evaluate.split,
     }
-    known = _known_images(job, make_fingerprint(preflight.ARTIFACT, settings, inputs))
+    opened_before = _opened_before(job, make_fingerprint(preflight.ARTIFACT, settings, inputs))
 
     def fill(writer: ArtifactWriter) -> Mapping[str, Any]:
-        folder, sample, seed = writer.directory, config.check.sample, config.seed
+        folder = writer.directory
         chosen = select(source.raw, config.source)
         split_of = split_patients(source, chosen, config.source)
         parts_of = _parts_of(source, config.source.fallback_encoding)
-        reports = read_reports(folder, chosen.texts, parts_of, config.sentences, sample, seed)
-        images = known or inspect_images(
-            folder, chosen.images, source.raw.root, config.images, sample, seed, config.workers
+        reports = read_reports(folder, chosen.texts, parts_of, config.sentences)
+        images = opened_before or inspect_images(
+            folder, chosen.images, source.raw.root, config.images, config.workers
         )
         trained = _trained(job, split_of) if trained_model else []
         look = Inspection(source, chosen, split_of, images, reports, trained)
@@ -134,8 +152,15 @@ def _shown_reports(job: Job, source: Source) -> list[list[Row]]:
     if config.report.private:
         return []
     texts = select(source.raw, config.source).texts
-    parts_of = _parts_of(source, config.source.fallback_encoding)
-    return show_reports([*texts], texts, parts_of, config.sentences, _SHOWN_REPORTS, config.seed)
+    parts_of, studies = _parts_of(source, config.source.fallback_encoding), sorted(texts)
+    draw = np.random.default_rng(config.seed)
+    drawn = draw.choice(len(studies), min(_SHOWN_REPORTS, len(studies)), replace=False)
+    shown = []
+    for study in (studies[index] for index in sorted(drawn.tolist())):
+        used = used_sections(texts[study]._asdict(), config.sentences)
+        pieces = mark_report(parts_of(study), used)
+        shown.append([piece._asdict() | {"says": _in_words(piece.labels)} for piece in pieces])
+    return shown
 
 
 def _doubles(job: Job, source: Source, artifact: Artifact) -> list[Row]:
@@ -172,13 +197,12 @@ def _warn_of_small_validation(job: Job, reports: int) -> None:
         )
 
 
-def _known_images(job: Job, fingerprint: Mapping[str, Any]) -> list[Row]:
+def _opened_before(job: Job, fingerprint: Mapping[str, Any]) -> list[Row]:
     """Take the images from an earlier check of the same files, whatever else has changed."""
 
     def about_images(of: Mapping[str, Any]) -> tuple[Any, ...]:
-        settings, inputs = of["settings"], {**of["inputs"], "trained_model": ""}
-        named = (settings[name] for name in ("source", "images", "seed"))
-        return inputs, *named, settings["check"]["sample"]
+        inputs = {**of["inputs"], "trained_model": ""}
+        return inputs, of["settings"]["source"], of["settings"]["images"]
 
     try:
         earlier = job.open(preflight.ARTIFACT)
@@ -196,7 +220,7 @@ def _trained(job: Job, split_of: Mapping[str, str]) -> list[str]:
 
     model = model_package.read_model_package(model_package.ARTIFACT.at(job.work))
     trained = model.subject_hashes or frozenset()
-    evaluated = (who for who, split in split_of.items() if split == job.config.evaluate.split)
+    evaluated = (who for who, split in split_of.items() if split == "test")
     return sorted(who for who in evaluated if model_package.subject_hash(who) in trained)
 
 
@@ -232,11 +256,11 @@ class Inspection:
 
 def write_preflight(folder: Path, inspected: Inspection, kind: str, max_share: float) -> Row:
     """Name every fault, write the preflight's files and give its summary; `kind`: `source.kind`."""
-    found, repeats = find_faults(inspected)
-    tree = _describe(inspected, found, repeats, kind, max_share)
+    faults, repeats = find_faults(inspected)
+    tree = _describe(inspected, faults, repeats, kind, max_share)
     remove_resumable(folder)
     write_table(folder, IMAGES, inspected.images)
-    write_table(folder, FOUND, name_rows(sorted(set(found)), inspected.source.raw))
+    write_table(folder, FOUND, name_rows(sorted(set(faults)), inspected.source.raw))
     write_text(folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
     return {
         "images": len(inspected.images),
@@ -250,23 +274,23 @@ def write_preflight(folder: Path, inspected: Inspection, kind: str, max_share: f
 def find_faults(inspected: Inspection) -> tuple[list[Found], Row]:
     """Name everything that was found, and count repeated `pixels` and repeated `text`."""
     source, chosen = inspected.source, inspected.chosen
-    found = name_rejects(source.raw, chosen)
-    found += [Found(row["code"], row["image_id"]) for row in inspected.images if row["code"]]
-    found += [Found("monochrome1", row["image_id"]) for row in inspected.images if row["inverted"]]
-    found += find_leaks(source.raw.splits, source.boxes.subjects)
-    found += [Found("trained_patient", who) for who in inspected.trained]
-    found += [
+    faults = name_rejects(source.raw, chosen)
+    faults += [Found(row["code"], row["image_id"]) for row in inspected.images if row["code"]]
+    faults += [Found("monochrome1", row["image_id"]) for row in inspected.images if row["inverted"]]
+    faults += find_leaks(source.raw.splits, source.boxes.subjects)
+    faults += [Found("trained_patient", who) for who in inspected.trained]
+    faults += [
         Found("no_sentence", study) for study, row in inspected.reports.items() if not row["kept"]
     ]
     pixels = _groups({row["image_id"]: row["pixels_key"] for row in inspected.images})
     texts = _groups({s: text_key(" ".join(text)) for s, text in chosen.texts.items()})
     for code, groups in (("same_pixels", pixels), ("same_text", texts)):
-        found += [Found(code, item, group[0]) for group in groups for item in group[1:]]
+        faults += [Found(code, item, group[0]) for group in groups for item in group[1:]]
     split_of = {item: inspected.split_of[who] for item, who in inspected.subject_of.items()}
     for group in pixels:
         for item in group[1:]:
             elsewhere = [other for other in group if split_of[other] != split_of[item]]
-            found += [Found("pixels_across_splits", item, other) for other in elsewhere[:1]]
+            faults += [Found("pixels_across_splits", item, other) for other in elsewhere[:1]]
     repeats = {
         name: {
             "groups": len(groups),
@@ -276,7 +300,7 @@ def find_faults(inspected: Inspection) -> tuple[list[Found], Row]:
         }
         for name, groups in (("pixels", pixels), ("text", texts))
     }
-    return found, repeats
+    return faults, repeats
 
 
 def name_rejects(raw: RawStudies, chosen: Selection) -> list[Found]:
@@ -295,10 +319,10 @@ def name_rejects(raw: RawStudies, chosen: Selection) -> list[Found]:
     ]
 
 
-def name_rows(found: Iterable[Found], raw: RawStudies) -> list[Row]:
+def name_rows(faults: Iterable[Found], raw: RawStudies) -> list[Row]:
     """Add the row of a table to each thing that was found: rows of `FOUND`."""
     rows = []
-    for item in found:
+    for item in faults:
         table, row = raw.rows.find(item.id, repeated=item.code == "duplicate_id")
         rows.append(item._asdict() | {"table": table, "row": row})
     return rows
@@ -325,10 +349,10 @@ def _spread(groups: Iterable[Sequence[str]], owner_of: Mapping[str, str]) -> int
 
 
 def _describe(
-    inspected: Inspection, found: Sequence[Found], repeats: Row, kind: str, max_share: float
+    inspected: Inspection, faults: Sequence[Found], repeats: Row, kind: str, max_share: float
 ) -> Row:
     chosen, raw, read = inspected.chosen, inspected.source.raw, inspected.reports
-    facts = describe_images(inspected.images, len(chosen.images))
+    facts = describe_images(inspected.images)
     of_images = {"monochrome1", "same_pixels", "pixels_across_splits"}
     of = dict.fromkeys(
         of_images | {row["code"] for row in inspected.images}, len(inspected.images)
@@ -340,8 +364,7 @@ def _describe(
         "trained_patient": len({*raw.splits, *(image.subject_id for image in raw.images)}),
     }
     refused = {row["image_id"] for row in inspected.images if row["code"]}
-    # a report that was not drawn stays: nothing is known of it
-    usable = {study for study in chosen.texts if study not in read or read[study]["kept"]}
+    usable = {study for study in chosen.texts if read[study]["kept"]}
     total = len(raw.images) if raw.has_images else len(raw.studies)
     splits = {split: {"images": 0, "reports": 0, "patients": 0} for split in SPLITS}
     for what, patients in (
@@ -356,16 +379,13 @@ def _describe(
             "kind": kind,
             "has_images": raw.has_images,
             "by_patient": raw.by_patient,
-            "all_images": facts["opened"] == facts["listed"],
-            "all_reports": len(read) == len(chosen.texts),
         },
         "steps": count_steps(raw, chosen, usable, refused),
-        "lines": make_lines(found, of, total + len(raw.rejects)),
+        "lines": make_lines(faults, of, total + len(raw.rejects)),
         "splits": splits,
         "images": facts,
         "duplicates": repeats,
         "text": {
-            "listed": len(chosen.texts),
             "reports": len(read),
             "sentences": sum(row["kept"] for row in read.values()),
             "languages": dict(Counter(row["language"] for row in read.values()).most_common()),
@@ -375,7 +395,7 @@ def _describe(
             ),
         },
         "labels": count_labels(raw.labels, chosen.subjects, read.values()),
-        "verdict": judge(chosen, facts, found, max_share),
+        "verdict": judge(chosen, facts, faults, max_share),
     }
 
 
@@ -417,12 +437,12 @@ def count_steps(
     return steps
 
 
-def make_lines(found: Iterable[Found], of: Mapping[str, int], total: int) -> list[Row]:
+def make_lines(faults: Iterable[Found], of: Mapping[str, int], total: int) -> list[Row]:
     """Count distinct ids per code, gravest kind first.
 
     `of`: code -> how many were looked at; `total`: how many for every other code.
     """
-    counts = Counter(code for code, _ in {(item.code, item.id) for item in found})
+    counts = Counter(code for code, _ in {(item.code, item.id) for item in faults})
     meanings = REJECT_REASONS | {code: text for code, (_, text) in CODES.items()}
     rows = [
         {"code": code, "kind": _kind_of(code), "count": count, "of": of.get(code, total)}
@@ -433,7 +453,7 @@ def make_lines(found: Iterable[Found], of: Mapping[str, int], total: int) -> lis
     return sorted(rows, key=lambda row: (order.index(row["kind"]), -row["count"], row["code"]))
 
 
-def judge(chosen: Selection, facts: Row, found: Iterable[Found], max_share: float) -> Row:
+def judge(chosen: Selection, facts: Row, faults: Iterable[Found], max_share: float) -> Row:
     """Hold what was found against what is allowed; `facts`: from `describe_images`.
 
     Unusable are rows lost by the manifest, and opened images of the rest that are refused.
@@ -441,11 +461,11 @@ def judge(chosen: Selection, facts: Row, found: Iterable[Found], max_share: floa
     lost = chosen.lost / chosen.candidates if chosen.candidates else 1.0
     opened = facts["opened"]
     refused = facts["refused"] / opened if opened else 0.0
-    repeats = sum(item.code == "same_pixels" for item in found)
+    repeats = sum(item.code == "same_pixels" for item in faults)
     verdict = {
         "unusable_share": round(lost + (1 - lost) * refused, 6),
         "duplicate_share": round(repeats / opened, 6) if opened else 0.0,
-        "leaks": len({item for item in found if _kind_of(item.code) == LEAK}),
+        "leaks": len({item for item in faults if _kind_of(item.code) == LEAK}),
     }
     clean = not verdict["leaks"] and all(value <= max_share for value in verdict.values())
     return verdict | {"max_share": max_share, "clean": clean}
@@ -457,7 +477,198 @@ def _kind_of(code: str) -> str:
     return NOTE if code in VIEW_REASONS else UNUSABLE
 
 
-main = job_main("check_data", build)
+# --- Inspection of files: images opened through the gate, reports split and read
 
-if __name__ == "__main__":
-    sys.exit(main())
+UNIT = 256  # images or reports in one unit of work: what a kill can lose, some seconds
+_ANSWER_OF = {1: "present", 0: "absent", -1: "uncertain"}  # in a label table
+
+
+class Piece(NamedTuple):
+    """A stretch of a report and what is done with it."""
+
+    text: str
+    reason: str
+    """Why it is left out; empty where it is a sentence that is kept, or a heading."""
+    section: str
+    labels: ReportLabels | None = None
+    """What a kept sentence says."""
+
+
+_read = lru_cache(1 << 16)(read_sentence)  # many reports say the same
+OTHER_HEADING = "other heading"
+UNNAMED = "before the first heading"
+
+
+def mark_report(parts: Sequence[Part], used: Collection[str]) -> list[Piece]:
+    """Mark what is done with every stretch of a report; `used`: sections that are split."""
+    pieces: list[Piece] = []
+    for part in parts:
+        pieces.append(Piece(part.heading, "", part.section or part.name))
+        if part.section not in used:
+            name = part.section or part.name or UNNAMED
+            is_usual = name in USUAL_NAMES or name in {UNNAMED, ELSEWHERE, "withdrawn"}
+            pieces.append(Piece(part.body, name if is_usual else OTHER_HEADING, name))
+            continue
+        last = 0
+        for start, end, sentence in find_sentences(part.body):
+            rule = broken_rule(sentence)
+            if start >= LONGEST_SECTION:
+                rule = "too long"
+            labels = None if rule else report_labels_of([_read(sentence)])
+            pieces.append(Piece(part.body[last:start], "", part.section))
+            pieces.append(Piece(part.body[start:end], rule, part.section, labels))
+            last = end
+        pieces.append(Piece(part.body[last:], "", part.section))
+    return pieces
+
+
+def describe_report(parts: Sequence[Part], used: Collection[str]) -> Row:
+    """Count the sentences `kept` of a report, its characters and those left out, by reason.
+
+    `said` is finding -> answer, and `language` as `language_of` names it.
+    """
+    pieces = mark_report(parts, used)
+    kept = [" ".join(piece.text.split()) for piece in pieces if piece.labels is not None]
+    readings = [_read(sentence) for sentence in kept]
+    claims = report_labels_of(readings)
+    said = dict.fromkeys(claims.negated, "absent")
+    said |= dict.fromkeys(claims.uncertain, "uncertain") | dict.fromkeys(claims.asserted, "present")
+    if claims.normal:
+        said["No Finding"] = "present"
+    dropped: Counter[str] = Counter()
+    for piece in pieces:
+        dropped[piece.reason] += len("".join(piece.text.split()))
+    return {
+        "kept": len(kept),
+        "said": said,
+        "language": prevailing(chain(*(reading.languages for reading in readings))),
+        "characters": dropped.total(),
+        "dropped": {reason: count for reason, count in dropped.items() if reason and count},
+    }
+
+
+def read_reports(
+    folder: Path,
+    texts: Mapping[str, Text],
+    parts_of: Callable[[str], Sequence[Part]],
+    settings: SentencesConfig,
+) -> dict[str, Row]:
+    """Read the reports of studies, resumable in `folder`; `parts_of` cuts one into its parts."""
+    studies = sorted(texts)
+
+    def read(part: Sequence[str]) -> list[Row]:
+        return [
+            describe_report(parts_of(study), used_sections(texts[study]._asdict(), settings))
+            for study in part
+        ]
+
+    with Progress("reports read", len(studies), "report") as progress:
+        rows = map_resumable(folder, "reports", studies, UNIT, read, progress.advance)
+    return dict(zip(studies, rows, strict=True))
+
+
+def _in_words(labels: ReportLabels | None) -> list[Row]:
+    """List what a sentence says: finding with its sides, and polarity."""
+    if labels is None:
+        return []
+    marks = [
+        {"name": " ".join([*sorted(sides), name]), "polarity": "present"}
+        for name, sides in sorted(labels.asserted.items())
+    ]
+    marks += [{"name": name, "polarity": "absent"} for name in sorted(labels.negated)]
+    marks += [{"name": name, "polarity": "uncertain"} for name in sorted(labels.uncertain)]
+    return marks + ([{"name": "normal", "polarity": "normal"}] if labels.normal else [])
+
+
+def count_labels(labels: pa.Table | None, studies: Collection[str], rows: Iterable[Row]) -> Row:
+    """Count studies per finding and answer: in the source's label table, else in the reports.
+
+    No Finding is present where a report calls the image normal.
+    """
+    names = LABELS if labels is None else manifest.label_names(labels)
+    if labels is None:
+        said = [row["said"] for row in rows]
+    else:
+        said = [
+            {name: _ANSWER_OF[row[name]] for name in names if row[name] in _ANSWER_OF}
+            for row in manifest.labels_of(labels, studies).to_pylist()
+        ]
+    counts = Counter(item for answers in said for item in answers.items())
+    return {
+        "source": "reports" if labels is None else "table",
+        "studies": len(said),
+        "findings": {name: {word: counts[name, word] for word in ANSWERS} for name in names},
+    }
+
+
+def inspect_images(
+    folder: Path,
+    listed: Sequence[ImageRecord],
+    root: Path,
+    settings: ImagesConfig,
+    workers: int,
+) -> list[Row]:
+    """Open images through the gate, in order of their ids; resumable in `folder`."""
+    chosen = sorted(listed, key=lambda image: image.image_id)
+    workers = workers or available_cores()
+    with (
+        Progress("images opened", len(chosen), "image") as progress,
+        Decoder(settings, workers) as decoder,
+        ThreadPoolExecutor(workers) as threads,
+    ):
+
+        def inspect(part: Sequence[ImageRecord]) -> list[Row]:
+            return list(threads.map(lambda image: inspect_image(image, root, decoder), part))
+
+        try:
+            return map_resumable(folder, "images", chosen, UNIT, inspect, progress.advance)
+        finally:  # stopped: what is queued need not be opened first
+            threads.shutdown(cancel_futures=True)
+
+
+def inspect_image(record: ImageRecord, root: Path, decoder: Decoder) -> Row:
+    """Open an image through the gate: a row of `IMAGES`."""
+    row = dict.fromkeys(IMAGES.schema.names) | {"image_id": record.image_id, "code": ""}
+    try:
+        image = decoder.open(path_under(root, record.path))
+    except ImageError as error:
+        return row | {"code": error.code, "source": "", "inverted": False, "pixels_key": ""}
+    height, width = image.pixels.shape
+    return row | {
+        "code": "constant" if image.constant else "",
+        "source": image.source,
+        "bits_stored": image.bits_stored,
+        "inverted": image.inverted,
+        "height_px": height,
+        "width_px": width,
+        "ignored": " ".join(image.ignored),
+        "pixels_key": "" if image.constant else pixels_key(image.pixels),
+    }
+
+
+def pixels_key(pixels: npt.NDArray[np.uint16]) -> str:
+    """Name a picture by its size and grey values, however the file stores it: 32 hex digits."""
+    digest = hashlib.sha256(f"{pixels.shape[0]} {pixels.shape[1]} ".encode())
+    digest.update(np.ascontiguousarray(pixels).data)
+    return digest.hexdigest()[:32]
+
+
+def describe_images(rows: Sequence[Row]) -> Row:
+    """Count what images are; heights and widths: the least, the middle and the greatest, pixels."""
+    sound = [row for row in rows if row["source"]]
+    heights, widths = (sorted(row[side] for row in sound) for side in ("height_px", "width_px"))
+    return {
+        "opened": len(rows),
+        "refused": sum(row["code"] != "" for row in rows),
+        "inverted": sum(row["inverted"] for row in sound),
+        "formats": dict(Counter(row["source"] for row in sound).most_common()),
+        "ignored": dict(Counter(name for row in sound for name in row["ignored"].split())),
+        "bits": {
+            str(bits): n for bits, n in sorted(Counter(x["bits_stored"] for x in sound).items())
+        },
+        "heights": [heights[0], heights[len(sound) // 2], heights[-1]] if sound else [],
+        "widths": [widths[0], widths[len(sound) // 2], widths[-1]] if sound else [],
+    }
+
+
+check_data = job_command("check_data", check)

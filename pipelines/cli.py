@@ -112,19 +112,3 @@ def make_command(function: Callable[..., int], name: str, text: str | None = Non
     command = get_command(app)
     assert isinstance(command, TyperCommand)
     return command
-
-
-def tool_main(name: str, function: Callable[..., int]) -> Callable[..., int]:
-    """Make the `main` of a tool, whose options are a function's parameters.
-
-    It takes the arguments, those of the process by default, and returns the exit code.
-    """
-
-    def main(argv: Sequence[str] | None = None) -> int:
-        try:
-            make_command(function, name)(argv, prog_name=f"python -m {__package__}.{name}")
-        except SystemExit as end:
-            return end.code if isinstance(end.code, int) else 1
-        return 0
-
-    return main

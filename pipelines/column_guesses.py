@@ -22,8 +22,7 @@ from medclip_dcl.core.tables import SPLITS
 from medclip_dcl.data.source_settings import LABEL_CODES, Column, SourceConfig, relative_to_root
 from medclip_dcl.data.sources.labels import OTHER_NAMES
 from medclip_dcl.data.sources.table import SPELLINGS
-from medclip_dcl.data.table_columns import is_list, strings
-from medclip_dcl.data.table_files import read_any
+from medclip_dcl.data.table_files import is_list, read_any, strings
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.language import count_languages
 

@@ -32,7 +32,7 @@ from medclip_dcl.synthetic.settings import GenerateConfig
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
 
-from .report.preflight import CardConfig, CheckConfig, ReportConfig
+from .report.preflight import CardConfig, ReportConfig
 
 
 class Config(Section):
@@ -55,8 +55,6 @@ class Config(Section):
     """Generated studies."""
     source: SourceConfig = SourceConfig()
     """Source of studies."""
-    check: CheckConfig = CheckConfig()
-    """Check of the source before anything is prepared."""
     images: ImagesConfig = ImagesConfig()
     """Prepared images."""
     sentences: SentencesConfig = SentencesConfig()
@@ -95,6 +93,14 @@ class Config(Section):
     """HTML report."""
 
 
+WITHDRAWN = {
+    "check.sample": "check_data looks at every image and report",
+    "index.splits": "all splits are indexed; filters of a question choose among them",
+    "likelihood.unit_pieces": "units of work are sized by themselves",
+}
+"""Setting that earlier versions had -> what holds now."""
+
+
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file and apply `section.key=value` overrides.
 
@@ -118,8 +124,12 @@ def check_config(tree: dict[str, Any], name: str) -> Config:
     """Make a config from a tree of plain values; errors call it `config NAME`.
 
     Raises:
-        ConfigError: a key is unknown, or a value breaks its rule.
+        ConfigError: a key is unknown or withdrawn, or a value breaks its rule.
     """
+    for key, words in WITHDRAWN.items():
+        section, _, leaf = key.partition(".")
+        if isinstance(given := tree.get(section), dict) and leaf in given:
+            raise ConfigError(f"config {name}: {key} is withdrawn: {words}; remove it")
     plugins = tree.get("plugins", ())
     if isinstance(plugins, list | tuple) and all(isinstance(item, str) for item in plugins):
         load_plugins(plugins)  # the names that they register are values of settings below

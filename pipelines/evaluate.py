@@ -1,14 +1,6 @@
-"""Evaluate a model on held-out images: findings, probes, grounding, retrieval.
-
-Reads the model, manifest, prepared images and sentences, and where the source is a
-generated one its exact truth; writes `results`. What the data cannot measure is named
-with the reason, and a finding whose prompt pair does not decide is warned of.
-`evaluate.model` names a model of another run, or a public checkpoint's (`adopt`): a config of
-`source` and it is enough. `evaluate.adapter` evaluates a class of one's own in the same way.
-"""
+"""The figures of a model on held-out images."""
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,12 +29,20 @@ from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import settle_inference
 from medclip_dcl.text import sentences
 
-from . import build_manifest, prepare_images, split_sentences
-from .job import Job, job_main
+from .build_manifest import build_manifest
+from .data import prepare_images, split_sentences
+from .job import Job
 
 
-def build(job: Job) -> None:
-    """Make the results and print the headline figures."""
+def evaluate(job: Job) -> None:
+    """Evaluate a model on held-out images: findings, probes, grounding, retrieval.
+
+    Reads the model, manifest, prepared images and sentences, and where the source is a
+    generated one its exact truth; writes `results`. What the data cannot measure is named
+    with the reason, and a finding whose prompt pair does not decide is warned of.
+    `evaluate.model` names a model of another run, or a public checkpoint's (`adopt`): a config of
+    `source` and it is enough. `evaluate.adapter` evaluates a class of one's own in the same way.
+    """
     folder = model_package.ARTIFACT.at(job.work)
     if job.config.evaluate.model:
         folder = published_folder(resolve_path(job.config.evaluate.model, job.config.work))
@@ -79,7 +79,7 @@ def prepare_for(job: Job, model: Path) -> Job:
     images = config.images.model_copy(update=own)
     config = config.model_copy(update={"images": images, "evaluate": asked})
     for stage in (build_manifest, prepare_images, split_sentences):
-        stage.build(replace(job, name=stage.__name__.rpartition(".")[2], config=config))
+        stage(replace(job, name=stage.__name__, config=config))
     return replace(job, config=config)
 
 
@@ -123,9 +123,3 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
         write_table(writer.directory, form, found)
     results.write_figures(writer.directory, tree)
     return {"images": len(rows), **contamination, **results.headline_values(tree)}
-
-
-main = job_main("evaluate", build)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -25,7 +25,6 @@ from medclip_dcl.core.files import write_text
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.language import language_warning
 
-from .cli import tool_main
 from .column_guesses import ROLES, TableGuess, guess_table
 
 _BATCH = 32
@@ -93,7 +92,7 @@ class Trial:
     """Whether a finding has validation reports with and without it."""
 
 
-def command(
+def init(
     table: Annotated[
         Path, typer.Argument(metavar="TABLE", help="CSV, Parquet or JSONL, a row per image.")
     ],
@@ -113,7 +112,14 @@ def command(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
 ) -> int:
-    """Guess the columns of a table, show and try them, and write a config that can be run."""
+    """Write a config for a table of images and reports: columns are guessed, shown and tried.
+
+    Names and contents of columns tell which is which; no file is changed and nothing leaves this
+    machine. What the guesses miss is named with `--column ROLE=NAME`. The config is tried on the
+    whole table as `build_manifest` reads it, and what is left out is counted. Sizes and rates are
+    such that a model learns from random weights on this machine; they stand in the file, to be
+    changed.
+    """
     given = dict(_role_and_name(text) for text in column or ())
     out = out or Path(f"{table.name.split('.')[0]}.yaml")
     if out.exists():
@@ -328,9 +334,3 @@ def _source(guess: TableGuess) -> Iterator[str]:
         share = 0.1 if guess.rows >= _SMALL else 0.2
         yield f"  validate_share: {share}             # of the patients"
         yield "  test_share: 0.1"
-
-
-main = tool_main("init", command)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -31,8 +31,8 @@ from medclip_dcl.core.files import raise_open_file_limit
 from medclip_dcl.core.progress import REST, duration, is_brief, writes_json
 from medclip_dcl.core.settings import resolve_path
 
-from .cli import ConfigFile, Force, Log, Overrides, Replace, config_of, set_log, tool_main
-from .stages import STAGES, stages_of
+from .cli import ConfigFile, Force, Log, Overrides, Replace, config_of, make_command, set_log
+from .stages import STAGES, function_of, stages_of
 
 if TYPE_CHECKING:  # sections of every stage, of which a job reads a few
     from .config import Config
@@ -195,12 +195,27 @@ def job_command(name: str, work: Callable[[Job], None]) -> Callable[..., int]:
         set_log(log)
         return run_job(name, work, config, overrides, force=force, replace=replace)
 
+    command.__doc__ = work.__doc__
     return command
 
 
+def main_of(stage: str) -> Callable[..., int]:
+    """Import a stage and make its `main`."""
+    return job_main(stage, function_of(stage))
+
+
 def job_main(name: str, work: Callable[[Job], None]) -> Callable[..., int]:
-    """Make the `main` of a job, as `tool_main` does."""
-    return tool_main(name, job_command(name, work))
+    """Make the `main` of a job: from a command line, the process's by default, to an exit code."""
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        command = make_command(job_command(name, work), name)
+        try:
+            command(argv, prog_name=f"python -m {__package__}.{name}")
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 1
+        return 0
+
+    return main
 
 
 def _in_words(facts: Mapping[str, Any]) -> str:

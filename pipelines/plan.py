@@ -1,12 +1,4 @@
-"""Say what a config will take before it is started: device, memory, hours, disk, false negatives.
-
-Each line is one question with its answer: `ok`, `note` (something to know, or that could not
-be known) or `fault` (more than this machine has). What earlier jobs have made is read; before
-that, `--studies` and `--images` say how many there will be. Memory and hours follow from a few
-steps with random images on this machine, and are right within a factor of two; `--images-per-s`
-is the speed of all processes together, where it is known. Nothing is written. Exit code 0 without
-faults, 2 with one.
-"""
+"""What a config will take before it is started: device, memory, hours, disk."""
 
 import os
 import shutil
@@ -30,7 +22,6 @@ from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta as eta_cache
 from medclip_dcl.likelihood import masked_lm
-from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
 from medclip_dcl.likelihood.settings import HEADS
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.encoder_files import describe_image
@@ -46,7 +37,7 @@ from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.setup import slow_start, start_of
 from medclip_dcl.training.step import TrainStep, configure_performance
 
-from .cli import ConfigFile, Overrides, config_of, tool_main
+from .cli import ConfigFile, Overrides, config_of
 from .config import Config
 from .stages import OWN_WEIGHTS
 
@@ -89,7 +80,7 @@ class StepCost(NamedTuple):
         return self.weights + 3 * self.trained + self.activations
 
 
-def command(
+def plan(
     config: ConfigFile,
     overrides: Overrides = None,
     studies: Annotated[
@@ -101,23 +92,30 @@ def command(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time to measure for; 0: none.")] = 20.0,
 ) -> int:
-    """Print every finding, then the table of false negatives; 2 where there is a fault."""
+    """Say what a config will take before it is started: device, memory, hours, disk.
+
+    Each line is one question with its answer: `ok`, `note` (something to know, or that could not
+    be known) or `fault` (more than this machine has). What earlier jobs have made is read; before
+    that, `--studies` and `--images` say how many there will be. Memory and hours follow from a few
+    steps with random images on this machine, and are right within a factor of two;
+    `--images-per-s` is the speed of all processes together, where it is known. Nothing is written.
+    Exit code 0 without faults, 2 with one.
+    """
     loaded, code = config_of(config, overrides), 0
-    for finding in plan(loaded, studies, images, images_per_s, seconds):
+    for finding in checks_of(loaded, studies, images, images_per_s, seconds):
         print(f"{finding.state:6}{finding.question:14}{finding.words}", flush=True)
         code = 2 if finding.state == "fault" else code
-    print(false_negatives(loaded))
     return code
 
 
-def plan(
+def checks_of(
     config: Config,
     studies: int | None = None,
     images: int | None = None,
     images_per_s: float | None = None,
     seconds: float = 0.0,
 ) -> Iterator[Check]:
-    """Answer one question about a config after the other; arguments are as in `command`."""
+    """Answer one question about a config after the other; arguments are as in `plan`."""
     if (listed := _made(config, manifest.ARTIFACT)) is not None:
         table = read_table(listed.path, manifest.IMAGES, ["study_id", "split"])
         training = table.filter(pc.equal(table["split"], "train"))
@@ -149,7 +147,7 @@ def plan(
         how = f"measured here, times {config.train.processes} processes"
     yield _hours(_counted(config, studies), speed, how)
     yield _disk(config, images, cost)
-    yield from _method(config)
+    yield from _false_negatives(config)
 
 
 def check_device() -> Iterator[Check]:
@@ -363,59 +361,27 @@ def _disk(config: Config, images: int | None, cost: StepCost) -> Check:
     return Check("disk", "fault" if total > room else state, words)
 
 
-def _method(config: Config) -> Iterator[Check]:
+def _false_negatives(config: Config) -> Iterator[Check]:
     eta, size = config.eta, config.train.global_batch
     if config.objective.kind != "debiased":
         return
+    now, paper = ((batch - 1) * eta.eta_max for batch in (size, PAPER_BATCH))
+    words = f"{now:.3g} of the {size - 1} negatives of an anchor at the cap, eta.eta_max"
+    if (cache := _made(config, eta_cache.ARTIFACT)) is not None:
+        table = read_table(cache.path, eta_cache.ETA, ["eta", "count"])
+        values, counts = (table[name].to_numpy() for name in ("eta", "count"))
+        words += f", {(size - 1) * np.average(values, weights=counts):.3g} on average"
+    yield Check("N eta", "ok", words)
     if size != PAPER_BATCH and (eta.source, eta.fit) == ("pll", "none"):
         a, cap = (value * (PAPER_BATCH - 1) / (size - 1) for value in (eta.a, eta.eta_max))
-        then, now = ((at - 1) * eta.eta_max for at in (PAPER_BATCH, size))
         words = (
             f"train.global_batch {size} is another method than {PAPER_BATCH} with the same a, k "
-            f"and cap: {now:.3g} false negatives at the cap, not {then:.3g}"
+            f"and cap: {now:.3g} false negatives at the cap, not {paper:.3g}"
         )
         if max(a, cap) < 1:
             words += f"; eta.a={a:.4g} and eta.eta_max={cap:.4g} keep N eta of every sentence"
         yield Check("global batch", "note", words)
 
 
-def false_negatives(config: Config) -> str:
-    """Lay out N eta at the config's batch, larger ones, and the paper's.
-
-    Rows are quantiles of eta over the training sentences, each as often as it occurs, where the
-    cache is there, else likelihoods.
-    """
-    own = config.train.global_batch
-    batches = sorted({PAPER_BATCH, *(own * times for times in (1, 2, 4, 8))})
-    cache = _made(config, eta_cache.ARTIFACT)
-    head = "false negatives to expect among the negatives of an anchor (N eta)"
-    if cache is None:
-        plls = torch.tensor([0.0, -1.0, -2.0, -4.0, -8.0, -16.0], dtype=torch.float64)
-        own_etas = cap_eta(eta_from_pll(plls, config.eta.a, config.eta.k), config.eta.eta_max)
-        names = (f"likelihood {pll:g}" for pll in plls.tolist())
-        etas = dict(zip(names, own_etas.tolist(), strict=True))
-        if config.eta.source == "constant":
-            etas = {"constant": config.eta.constant}
-        head += ", with the a and k that eta.fit will replace" * (config.eta.fit != "none")
-    else:
-        table = read_table(cache.path, eta_cache.ETA, ["eta", "count"])
-        values, count = (table[name].to_numpy() for name in ("eta", "count"))
-        shares = (0.25, 0.5, 0.75, 0.9, 0.99)
-        found = np.quantile(values, shares, weights=count, method="inverted_cdf")
-        etas = {"mean": float(np.average(values, weights=count))}
-        etas |= {f"{share:.0%} of sentences": at for share, at in zip(shares, found, strict=True)}
-    lines = [head, f"{'':18}{'eta':>8}" + "".join(f"{f'batch {size}':>14}" for size in batches)]
-    for name, value in etas.items():
-        cells = "".join(f"{(size - 1) * value:>14.3g}" for size in batches)
-        lines.append(f"{name:18}{value:>8.3g}{cells}")
-    return "\n".join(lines)
-
-
 def _gb(size: float) -> str:
     return f"{size / 1e9:.3g} GB"
-
-
-main = tool_main("plan", command)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,6 @@ folder of its own and puts it where the linked one was, so the first run keeps w
 """
 
 import gc
-import importlib
 import json
 import multiprocessing
 import os
@@ -23,7 +22,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -34,7 +33,7 @@ from medclip_dcl.core.errors import ConfigError, MedclipError, ending_with_fault
 from medclip_dcl.core.progress import EVERY_S, FORMAT, REST, duration, writes_json
 
 from .cli import Overrides, config_of
-from .job import Job, refuse_to_replace
+from .job import Job, main_of, refuse_to_replace
 from .stages import DATA_ARTIFACTS, REPORT, STAGES, stages_of
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
 _SHARED = ("rows", *DATA_ARTIFACTS, "image_weights")
 _NAME = re.compile(r"\w[\w.-]*")
-_REPORT = "write_report"
 _TRAIN = "train"
 _NOT_REUSED = 100  # no exit code of a stage
 # Turns, about .1 ms, that a waiting thread of libgomp spins before it sleeps. By default they are a
@@ -59,7 +57,6 @@ def run_config(
     name: str = "",
     force: Sequence[str] = (),
     replace: bool = False,
-    quiet: bool = False,
 ) -> int:
     """Run every stage of a config, then sum up; gives 0 or the exit code of what failed.
 
@@ -68,7 +65,7 @@ def run_config(
     """
     if name:
         first = _folder(config_of(config, overrides))
-        folder = share_data(first, name, say=not quiet)
+        folder = share_data(first, name)
         overrides = [*(overrides or ()), f"work={folder}"]
     loaded = config_of(config, overrides)
     arguments = _arguments(config, overrides)
@@ -80,35 +77,25 @@ def run_config(
         arguments.append("--replace")
     else:
         refuse_to_replace(loaded, _folder(loaded), stages)
-    screen = _Screen(quiet=quiet)
+    screen = _Screen()
     os.environ.update(_SPINS | os.environ)  # before libgomp is loaded
     for stage in stages:  # each is forked from here, and would import it by itself
-        _main_of(stage)
+        main_of(stage)
     gc.freeze()  # no collection of a stage walks through what was imported
-    early: BaseProcess | None = None
     for number, stage in enumerate(stages):
         words = [*arguments, *(["--force"] if stage in force else [])]
         screen.begin(stage, number, stages)
-        if stage == _TRAIN:
-            code = _NOT_REUSED
-            if stage not in force:
-                code = screen.follow(_reuse, loaded)
-            if code == _NOT_REUSED:
-                if _REPORT in stages:
-                    early = _write_report_so_far(loaded, arguments, screen)
-                launcher = _launcher(loaded)
-                train = partial(_launch, launcher) if launcher else _main_of(stage)
-                code = screen.follow(train, words)
-        else:
-            if early and stage == _REPORT:
-                early.join()  # one of two pages would overwrite the other
-            code = screen.follow(_main_of(stage), words)
+        code = _NOT_REUSED
+        if stage == _TRAIN and stage not in force:  # launching many processes takes seconds
+            code = screen.follow(_reuse, loaded)
+        if code == _NOT_REUSED:
+            launcher = _launcher(loaded) if stage == _TRAIN else []
+            work = partial(_launch, launcher) if launcher else main_of(stage)
+            code = screen.follow(work, words)
         if code:
-            if not quiet:
-                print(f"{stage} ended with exit code {code}", file=sys.stderr)
+            print(f"{stage} ended with exit code {code}", file=sys.stderr)
             return code
-    if not quiet:
-        _sum_up(loaded, time.monotonic() - started, name=name)
+    _sum_up(loaded, time.monotonic() - started, name=name)
     return 0
 
 
@@ -149,29 +136,12 @@ def _launcher(config: "Config") -> list[str]:
     return [sys.executable, *_MODULE] if sys.platform == "darwin" else []
 
 
-def _main_of(stage: str) -> Callable[[list[str]], int]:
-    main: Callable[[list[str]], int] = importlib.import_module(f".{stage}", __package__).main
-    return main
-
-
 def _reuse(config: "Config") -> int:
     from .train import reuse
 
     with suppress(MedclipError):  # training says what is wrong
         return 0 if reuse(Job(_TRAIN, config, _folder(config))) else _NOT_REUSED
     return _NOT_REUSED
-
-
-def _start(function: Callable[..., None], given: tuple[Any, ...]) -> BaseProcess:
-    process = multiprocessing.get_context("fork").Process(target=function, args=given)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with warnings.catch_warnings():
-        # Threads that libraries start as they are imported hold no lock that a stage needs; the
-        # display's own has ended with the stage before.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
-    return process
 
 
 def _call(
@@ -184,26 +154,6 @@ def _call(
         sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
     with ending_with_fault():
         sys.exit(function(*given))
-
-
-def _exit_code(process: BaseProcess) -> int:
-    process.join()
-    return process.exitcode or 0
-
-
-def _write_report_so_far(
-    config: "Config", arguments: Sequence[str], screen: "_Screen"
-) -> BaseProcess:
-    """Return a reader something to look at while the model trains: training leaves a core idle."""
-    path = _folder(config) / REPORT
-    screen.say(
-        f"  data and eta so far: {path}, in a few seconds", {"report": str(path), "so_far": True}
-    )
-    silent = os.open(os.devnull, os.O_WRONLY)  # what is wrong is said when the page is written last
-    try:
-        return _start(_call, (_main_of(_REPORT), (list(arguments),), silent, {}))
-    finally:
-        os.close(silent)
 
 
 @contextmanager
@@ -225,11 +175,9 @@ def _signals_passed(terminate: Callable[[], None]) -> Iterator[None]:
 class _Screen:
     """View of the stages: a bar and a line each on a terminal, else what they print."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self.quiet = quiet
-        self.is_live = sys.stdout.isatty() and not quiet
-        self.reads = quiet or self.is_live
-        self.variables: dict[str, str] = {}
+    def __init__(self) -> None:
+        self._is_live = sys.stdout.isatty()
+        self._variables: dict[str, str] = {}
         self._stage = ""
 
     def begin(self, stage: str, number: int, stages: Sequence[str]) -> None:
@@ -237,34 +185,29 @@ class _Screen:
         self._stage = f"{number + 1}/{len(stages)} {stage}"
         after = sum(STAGES[item].seconds for item in stages[number + 1 :])
         share = STAGES[stage].seconds  # a stage without one tells nothing of the others
-        self.variables = {REST: f"{after / share:.3g}" if share else "0"}
-        if self.reads:
-            self.variables[FORMAT] = "json"
-        if self.is_live:
-            self.variables[EVERY_S] = "0.5"
-
-    def say(self, words: str, facts: dict[str, Any]) -> None:
-        """Say something of the run, in words or as JSON."""
-        if not self.quiet:
-            print(words if self.is_live or not writes_json() else json.dumps(facts), flush=True)
+        self._variables = {REST: f"{after / share:.3g}" if share else "0"}
+        if self._is_live:
+            self._variables |= {FORMAT: "json", EVERY_S: "0.5"}
 
     def follow(self, function: Callable[..., int], *given: Any) -> int:
         """Fork a stage, show what it reports, and give its exit code."""
-        reader, writer = os.pipe() if self.reads else (None, None)
-        # Before the display, whose thread would be forked with it.
-        process = _start(_call, (function, given, writer, self.variables))
-        if writer is not None:
-            os.close(writer)
-        with (
-            _signals_passed(process.terminate),
-            nullcontext(()) if reader is None else os.fdopen(reader) as output,
-        ):
-            if self.is_live:
-                return self._follow_live(process, output)
-            for line in output:
-                if _parsed(line) is None:
-                    sys.stderr.write(line)
-            return _exit_code(process)
+        reader, writer = os.pipe() if self._is_live else (None, None)
+        arguments = (function, given, writer, self._variables)
+        process = multiprocessing.get_context("fork").Process(target=_call, args=arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            # Threads that libraries start as they are imported hold no lock that a stage needs; the
+            # display, whose thread would be forked too, has ended with the stage before.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        with _signals_passed(process.terminate):
+            if reader is not None and writer is not None:
+                os.close(writer)
+                with os.fdopen(reader) as output:
+                    return self._follow_live(process, output)
+            process.join()
+            return process.exitcode or 0
 
     def _follow_live(self, process: BaseProcess, output: Iterable[str]) -> int:
         # A stage is one line: a bar with the time left while it works, then what it made.
@@ -279,7 +222,8 @@ class _Screen:
         started = time.monotonic()
         with progress.Progress(*columns, transient=True) as bar:
             facts = _reported(output, bar)
-            code = _exit_code(process)
+            process.join()
+        code = process.exitcode or 0
         if code == _NOT_REUSED:
             return code
         from .job import headline_facts
@@ -335,7 +279,7 @@ def _sum_up(config: "Config", seconds: float, *, name: str) -> None:
         facts = {"run": str(folder), "seconds": seconds}
         print(json.dumps(facts | ({"report": str(report)} if report.is_file() else {})))
         return
-    from .show import summary_lines
+    from .results import summary_lines
 
     print("", *summary_lines(folder), sep="\n")
     if name:
@@ -350,7 +294,7 @@ def _folder(config: "Config") -> Path:
     return resolve_path(config.work, config.work)
 
 
-def share_data(first: Path, name: str, *, say: bool = True) -> Path:
+def share_data(first: Path, name: str) -> Path:
     """Make the folder of another run of the same config, and say what it shares; gives it.
 
     What it holds already stays.
@@ -362,7 +306,7 @@ def share_data(first: Path, name: str, *, say: bool = True) -> Path:
         raise ConfigError(f"--as {name!r} must be letters, digits, dots and dashes")
     folder = first.with_name(f"{first.name}-{name}")
     shared = [item for item in _unshared(first, folder) if _link(first / item, folder / item)]
-    if shared and say:
+    if shared:
         print(f"{folder} shares with {first}, as hard links: {', '.join(shared)}", flush=True)
     return folder
 

@@ -1,9 +1,9 @@
 """Every command of `medclip`: the stages of a run in the order of their data, tools, programs.
 
-A new command is a line here and a module of its name, whose `build` is the job of a stage and whose
-`command` is any other's function. What a stage reads is listed here alone, each input next to the
-settings that ask for it: a job opens its inputs by this table, and the fingerprint of what it makes
-has their digests.
+A new command is a line here and a function of its name in the module that the line names: that of
+a stage takes a `Job`, any other the options of its command line. What a stage reads is listed here
+alone, each input next to the settings that ask for it: a job opens its inputs by this table, and
+the fingerprint of what it makes has their digests.
 """
 
 import importlib
@@ -31,10 +31,11 @@ HEADINGS = START, DATA, TRAINING, EVALUATION, SERVING = (
 
 
 class Command(NamedTuple):
-    """A command's heading in the help, and its line."""
+    """A command's heading in the help, its line, and the module that has its function."""
 
     heading: str
     line: str
+    module: str
 
 
 class Input(NamedTuple):
@@ -47,10 +48,11 @@ class Input(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Job of a run: its line in the help, the artifact that it makes, and what it reads."""
+    """Job of a run: as a command's, and the artifact that it makes, and what it reads."""
 
     heading: str
     line: str
+    module: str
     makes: str = ""
     """Name of its artifact; empty: it makes another thing."""
     inputs: tuple[Input, ...] = ()
@@ -133,7 +135,7 @@ def weights(
 def _reads_claims(config: "Config") -> bool:
     objective = config.objective
     is_judge = config.train.best_metric == "validation_report_auc"
-    return is_judge or objective.relation != "none" or objective.place_weight > 0
+    return is_judge or objective.relation != "none"
 
 
 def _text(config: "Config") -> str:
@@ -211,45 +213,49 @@ _ETA = (
 # fmt: off
 STAGES = {
     "generate_studies": Stage(
-        DATA, "draw studies with known truth, in MIMIC-CXR's own shape", "studies",
+        DATA, "draw studies with known truth, in MIMIC-CXR's own shape", "data", "studies",
         seconds=27, on_request=True),
-    "build_manifest": Stage(DATA, "raw studies -> one row per usable image", "manifest"),
+    "build_manifest": Stage(
+        DATA, "raw studies -> one row per usable image", "build_manifest", "manifest"),
     "prepare_images": Stage(
-        DATA, "DICOM or JPEG -> square 8-bit images", "prepared", (artifact("manifest"),),
-        seconds=7),
-    "split_sentences": Stage(DATA, "reports -> sentences", "sentences", (artifact("manifest"),)),
+        DATA, "DICOM or JPEG -> square 8-bit images", "data", "prepared",
+        (artifact("manifest"),), seconds=7),
+    "split_sentences": Stage(
+        DATA, "reports -> sentences", "data", "sentences", (artifact("manifest"),)),
     "read_claims": Stage(
-        DATA, "sentences -> findings asserted, negated or hedged", "claims",
+        DATA, "sentences -> findings asserted, negated or hedged", "data", "claims",
         (artifact("sentences"),
          file("claims_table", lambda config: config.claims.table,
               lambda config: bool(config.claims.table)))),
     "fit_language_model": Stage(
-        DATA, "the corpus -> a masked language model", "language_model",
+        DATA, "the corpus -> a masked language model", "eta", "language_model",
         (artifact("sentences", lambda config: config.language_model.steps > 0),), seconds=35),
     "score_sentences": Stage(
-        DATA, "each distinct sentence -> its pseudo-log-likelihood", "likelihoods",
+        DATA, "each distinct sentence -> its pseudo-log-likelihood", "eta", "likelihoods",
         (artifact("sentences"), artifact("language_model")), seconds=12),
     "build_eta_cache": Stage(
-        DATA, "likelihood -> eta = min(a * p**k, eta_max)", "eta_cache", _ETA),
+        DATA, "likelihood -> eta = min(a * p**k, eta_max)", "eta", "eta_cache", _ETA),
     "pretrain_images": Stage(
-        TRAINING, "images alone -> weights that the image encoder starts from", "image_weights",
-        on_request=True),
+        TRAINING, "images alone -> weights that the image encoder starts from", "fitting",
+        "image_weights", on_request=True),
     "train": Stage(
-        TRAINING, "images, sentences, eta -> a model; one process or many", "model", _TRAIN,
-        seconds=110),
+        TRAINING, "images, sentences, eta -> a model; one process or many", "train", "model",
+        _TRAIN, seconds=110),
     "calibrate_scores": Stage(
-        TRAINING, "scores -> probabilities, by the validation images", seconds=9),
+        TRAINING, "scores -> probabilities, by the validation images", "fitting", seconds=9),
     "fit_head": Stage(
-        TRAINING, "labels of your own -> classifiers that the model answers by", on_request=True),
+        TRAINING, "labels of your own -> classifiers that the model answers by", "fitting",
+        on_request=True),
     "evaluate": Stage(
-        EVALUATION, "zero-shot findings, grounding, retrieval", "results", seconds=20),
+        EVALUATION, "zero-shot findings, grounding, retrieval", "evaluate", "results",
+        seconds=20),
     "write_cards": Stage(
-        SERVING, "the cards without which no model is published", on_request=True),
+        SERVING, "the cards without which no model is published", "pages", on_request=True),
     "build_index": Stage(
-        SERVING, "vectors of all images and sentences, bound to the model", "index",
+        SERVING, "vectors of all images and sentences, bound to the model", "build_index", "index",
         tuple(map(artifact, ("model", "manifest", "prepared", "sentences", "claims"))),
         seconds=20),
-    "write_report": Stage(EVALUATION, "one page to look at", seconds=9),
+    "write_report": Stage(EVALUATION, "one page to look at", "pages", seconds=9),
 }
 # fmt: on
 """The jobs in order: what each does, makes and reads."""
@@ -260,24 +266,42 @@ DATA_ARTIFACTS = tuple(
 OWN_WEIGHTS = "${WORK}/image_weights"
 """`model.image.pretrained` of a run that has `pretrain_images` as a stage."""
 TOOLS = {
-    "schema": Command(START, "the JSON schema of a config, for editors"),
-    "plan": Command(TRAINING, "what a config will take: device, memory, hours, disk"),
-    "check_data": Command(DATA, "what a source holds, its faults and its leaks"),
-    "sweep": Command(TRAINING, "a grid of settings over several seeds, such as Table 1"),
-    "compare": Command(EVALUATION, "which of two configs is better, in which figure"),
-    "adopt": Command(SERVING, "a model of a public checkpoint: CLIP, SigLIP, open_clip, BioViL"),
-    "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it"),
-    "push_model": Command(SERVING, "publish a model on a hub, without patients' data or texts"),
+    "plan": Command(TRAINING, "what a config will take: device, memory, hours, disk", "plan"),
+    "check_data": Command(DATA, "what a source holds, its faults and its leaks", "check_data"),
+    "sweep": Command(TRAINING, "a grid of settings over several seeds, such as Table 1", "sweep"),
+    "compare": Command(EVALUATION, "which of two configs is better, in which figure", "results"),
+    "adopt": Command(
+        SERVING, "a model of a public checkpoint: CLIP, SigLIP, open_clip, BioViL", "adopt"
+    ),
+    "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it", "publish"),
+    "push_model": Command(
+        SERVING, "publish a model on a hub, without patients' data or texts", "publish"
+    ),
 }
 """Commands that answer a question; no config runs them by itself."""
 PROGRAMS = {
-    "init": Command(START, "a config for your own table: columns are guessed"),
-    "run": Command(START, "every stage of a config, such as `demo`; what is valid is reused"),
-    "show": Command(START, "the figures of a run, and its report"),
-    "serve": Command(START, "the service and its viewer, on a run's model; else the demo's"),
-    "ask": Command(SERVING, "ask a running service: classify, ground, embed, retrieve"),
+    "init": Command(START, "a config for your own table: columns are guessed", "init"),
+    "run": Command(
+        START, "every stage of a config, such as `demo`; what is valid is reused", "__main__"
+    ),
+    "show": Command(START, "the figures of a run, and its report", "results"),
+    "serve": Command(
+        START, "the service and its viewer, on a run's model; else the demo's", "__main__"
+    ),
+    "ask": Command(SERVING, "ask a running service: classify, ground, embed, retrieve", "ask"),
 }
 """Commands over whole runs and services."""
+LISTED = PROGRAMS | STAGES | TOOLS
+"""Every command by its name."""
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """Import the function of a command, with the module that has it."""
+    module = importlib.import_module(f".{LISTED[name].module}", __package__)
+    function: Callable[..., Any] = getattr(module, name)
+    return function
+
+
 REPORT = "report.html"
 """The page that `write_report` writes into the work folder."""
 

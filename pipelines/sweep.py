@@ -1,14 +1,4 @@
-"""Train and evaluate a grid of settings over several seeds: a table.
-
-A grid is a YAML file with `axes`, whose combinations are its points, or with named `rows`. Each run
-is a `medclip run` in `sweeps/GRID/POINT/seed-S`, which resumes where it stopped; stages before the
-first that the grid changes are done once, in the config's folder. Points with something to `tune`
-are trained with each of its values and the first seed; the value that is best on validation gets
-the other seeds. Every point is compared with the grid's `baseline`.
-
-On a cluster, `--points` and `--seeds` do a slice, such as `--points $SLURM_ARRAY_TASK_ID`. The call
-that finds every run done writes `sweep.json` below `sweeps/GRID`.
-"""
+"""A grid of settings over several seeds: its points, its runs side by side, its table."""
 
 import fcntl
 import itertools
@@ -21,7 +11,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing import connection
@@ -55,7 +45,7 @@ from medclip_dcl.training.logging import read_metrics
 from medclip_dcl.training.settings import BestMetric, lower_is_better
 
 from .build_manifest import refuse_missing_labels
-from .cli import ConfigFile, Overrides, tool_main
+from .cli import ConfigFile, Overrides
 from .config import check_config
 from .job import STOPPED, Job, Stopped, run_job
 from .report.comparison import PointResults, measure_points, sweep_text
@@ -80,7 +70,7 @@ class Row(Section):
     title: str = ""
     """What the table calls it; empty: its name."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Dotted setting -> value. With `evaluate.adapter` a model as it is, which is not trained."""
+    """Dotted setting -> value."""
     tune: dict[str, Values] = Field(default_factory=dict)
     """Setting -> values, of whose combinations the best on validation is reported."""
     seeds: Seeds | None = None
@@ -191,9 +181,6 @@ _SHARED = [name for name in DATA_ARTIFACTS if name != "eta_cache"]
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _ON_CPU = 2  # runs side by side without a GPU
 
-Processes = Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one a GPU, 2 without one.")]
-Slice = Annotated[str, typer.Option(help="Do these alone, such as 0,2, or by name.")]
-
 
 @dataclass(frozen=True)
 class Run:
@@ -263,7 +250,7 @@ class Sweep:
         if grid.baseline and grid.baseline not in names:
             raise ConfigError(f"baseline {grid.baseline} is none of the points {names}")
         keys = {*itertools.chain(*tuned), *itertools.chain(*(p.changes for p in self.points))}
-        sections = {key.partition(".")[0] for key in keys if not key.startswith("evaluate.adapter")}
+        sections = {key.partition(".")[0] for key in keys}
         if others := sorted(sections.difference(CHANGED_SECTIONS)):
             raise ConfigError(
                 f"a grid changes {others}, which its runs share; change settings of "
@@ -299,10 +286,7 @@ class Sweep:
             seeds = point.row.seeds or self.grid.seeds
             values = combinations(point.row.tune or self.grid.tune, point.changes)
             planned[point.name] = {
-                value.name: [
-                    self._run(point.name, value, seed, settings, inputs)
-                    for seed in (seeds[:1] if _is_given(value.changes) else seeds)
-                ]
+                value.name: [self._run(point.name, value, seed, settings, inputs) for seed in seeds]
                 for value in values
             }
         return planned
@@ -312,13 +296,11 @@ class Sweep:
     ) -> Run:
         tree: dict[str, Any] = json.loads(settings)
         folder = self.folder / point / value.name / f"seed-{seed}"
-        jobs = _STAGES[-1:] if _is_given(value.changes) else _STAGES
-        tree |= {"work": str(folder), "seed": seed, "jobs": list(jobs)}
-        tree["evaluate"]["adapter"] = {}
+        tree |= {"work": str(folder), "seed": seed, "jobs": list(_STAGES)}
         tree["train"]["best_metric"] = self.metric
         config = check_config(changed_tree(tree, value.changes), f"of run {point} {value.name}")
         listed = manifest.ARTIFACT.at(self.job.work)
-        if (listed / HEADER).is_file() and not _is_given(value.changes):
+        if (listed / HEADER).is_file():
             refuse_missing_labels(config, read_artifact_header(listed))
         # What was prepared is named by its digests; speed alone does not make another run.
         parts = ("seed", "source", "evaluate", "inference", *CHANGED_SECTIONS)
@@ -330,14 +312,14 @@ class Sweep:
         return Run(point, value.name, seed, folder, tree, digest, self.job.work)
 
     def race(
-        self, planned: Mapping[str, Mapping[str, Sequence[Run]]], mine: Callable[[Run], bool]
+        self, planned: Mapping[str, Mapping[str, Sequence[Run]]], taken: Collection[str]
     ) -> dict[str, Sequence[Run]]:
         """Do the first seed of every value, then the other seeds of each point's best.
 
-        Only runs that are `mine` are done. Returns the runs of the points that are decided.
+        Only runs of points that are `taken` are done. Returns those of the points that are decided.
         """
         several = {name: values for name, values in planned.items() if len(values) > 1}
-        self._do([each[0] for values in several.values() for each in values.values()], mine)
+        self._do([each[0] for values in several.values() for each in values.values()], taken)
         chosen: dict[str, Sequence[Run]] = {}
         for name, values in planned.items():
             if name not in several:
@@ -346,11 +328,11 @@ class Sweep:
                 scores = {value: each[0].judged(self.metric) for value, each in values.items()}
                 chosen[name] = values[best_value(scores, self.metric)]
         by_seed = itertools.chain(*itertools.zip_longest(*chosen.values()))
-        self._do([run for run in by_seed if run], mine)
+        self._do([run for run in by_seed if run], taken)
         return chosen
 
-    def _do(self, runs: Sequence[Run], mine: Callable[[Run], bool]) -> None:
-        runs = [run for run in runs if mine(run)]
+    def _do(self, runs: Sequence[Run], taken: Collection[str]) -> None:
+        runs = [run for run in runs if run.point in taken]
         if not runs:
             return
         done = sum(run.is_done for run in runs)
@@ -361,10 +343,6 @@ class Sweep:
                 value = {"value": run.value} if run.value else {}
                 self.job.say(run=run.point, **value, seed=run.seed, seconds=run.seconds())
                 progress.advance(1)
-
-
-def _is_given(changes: Mapping[str, Any]) -> bool:
-    return any(key.startswith("evaluate.adapter") for key in changes)
 
 
 def _filled_in(tree: Any, work: str) -> Any:
@@ -476,28 +454,23 @@ def runs_at_a_time() -> int:
     return len(_devices()) or _ON_CPU
 
 
-def read_slice(text: str, names: Sequence[str], what: str, numbers: Sequence[int] = ()) -> set[str]:
-    """Read names, or their numbers, such as `0,2`; empty: every name; ConfigError for others."""
-    name_of = {str(number): names[number] for number in numbers} | {name: name for name in names}
+def read_slice(text: str, names: Sequence[str]) -> set[str]:
+    """Read names of points, or their numbers, such as `0,2`; empty: all; ConfigError for others."""
+    name_of = {str(number): name for number, name in enumerate(names)} | {n: n for n in names}
     words = [word for word in text.split(",") if word]
     if unknown := [word for word in words if word not in name_of]:
-        raise ConfigError(f"{what} names {unknown}; choose among {', '.join(names)}")
+        raise ConfigError(f"--points names {unknown}; choose among {', '.join(names)}")
     return {name_of[word] for word in words} or set(names)
 
 
-def build(
-    job: Job, name: str, grid: Grid, processes: int = 0, points: str = "", seeds: str = ""
-) -> None:
+def _sweep(job: Job, name: str, grid: Grid, processes: int, points: str) -> None:
     """Run what is missing of a grid, then write the figures and print the table."""
     sweep = Sweep(job, name, grid, processes)
-    names = [point.name for point in sweep.points]
-    taken = read_slice(points, names, "--points", range(len(names)))
-    every_seed = dict.fromkeys(s for point in sweep.points for s in point.row.seeds or grid.seeds)
-    seeds_taken = read_slice(seeds, [*map(str, every_seed)], "--seeds")
+    taken = read_slice(points, [point.name for point in sweep.points])
     sweep.plan()  # refuses what is wrong in a point before anything is prepared
     sweep.prepare()
     planned = sweep.plan()
-    chosen = sweep.race(planned, lambda run: run.point in taken and str(run.seed) in seeds_taken)
+    chosen = sweep.race(planned, taken)
     missing = sum(not run.is_done for each in chosen.values() for run in each)
     undecided = [point for point in planned if point not in chosen]
     if missing or undecided:
@@ -531,30 +504,36 @@ def _measure(
             read_sample_results(open_artifact(results.ARTIFACT.at(run.folder), results.ARTIFACT))
             for run in runs
         ]
-        points.append(PointResults(facts, read, is_model=_is_given(point.changes)))
+        points.append(PointResults(facts, read))
     tree = {"grid": sweep.name, "judge": sweep.metric}
     samples = sweep.job.config.evaluate.bootstrap
     return tree | measure_points(points, grid.figures, grid.compared, grid.baseline, samples)
 
 
-def command(
+def sweep(
     config: ConfigFile,
     grid: Annotated[Path, typer.Option(metavar="FILE", help="The grid, a YAML file.")],
     overrides: Overrides = None,
-    processes: Processes = 0,
-    points: Slice = "",
-    seeds: Annotated[str, typer.Option(help="Do these seeds alone, such as 0,2.")] = "",
+    processes: Annotated[
+        int, typer.Option(min=0, help="Runs at a time; 0: one a GPU, 2 without one.")
+    ] = 0,
+    points: Annotated[str, typer.Option(help="Do these alone, such as 0,2, or by name.")] = "",
 ) -> int:
-    """Run a grid of settings; returns the exit code."""
+    """Train and evaluate a grid of settings over several seeds: a table.
+
+    A grid is a YAML file with `axes`, whose combinations are its points, or with named `rows`. Each
+    run is a `medclip run` in `sweeps/GRID/POINT/seed-S`, which resumes where it stopped; stages
+    before the first that the grid changes are done once, in the config's folder. Points with
+    something to `tune` are trained with each of its values and the first seed; the value that is
+    best on validation gets the other seeds. Every point is compared with the grid's `baseline`.
+
+    On a cluster, `--points` does a slice, such as `--points $SLURM_ARRAY_TASK_ID`. The call that
+    finds every run done writes `sweep.json` below `sweeps/GRID`.
+    """
     read = read_grid(grid)
-
-    def work(job: Job) -> None:
-        build(job, grid.stem, read, processes, points, seeds)
-
-    return run_job("sweep", work, config, overrides)
-
-
-main = tool_main("sweep", command)
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return run_job(
+        "sweep",
+        lambda job: _sweep(job, grid.stem, read, processes, points),
+        config,
+        overrides,
+    )

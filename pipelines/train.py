@@ -33,18 +33,18 @@ from .cli import reuse_memory
 from .job import Job, Stopped, job_main, refuse_other_model
 
 
-def build(job: Job) -> None:
+def train(job: Job) -> None:
     """Train unless the published model has the same fingerprint, then publish."""
     reuse_memory()
     job = _settled(job)
     accelerator = start_accelerator(job.config.train, job.work)
     try:
-        _build(job, accelerator)
+        _train(job, accelerator)
     finally:
         accelerator.end_training()
 
 
-def _build(job: Job, accelerator: Accelerator) -> None:
+def _train(job: Job, accelerator: Accelerator) -> None:
     config, main = job.config, accelerator.is_main_process
     opened = job.open_inputs(verify=main)
     inputs, settings = TrainInputs(**opened.values), _settings_of(job)
@@ -134,7 +134,7 @@ def _say_nothing(**_facts: object) -> None:
     pass
 
 
-main = job_main("train", build)
+main = job_main("train", train)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -82,7 +82,7 @@ def run_seed(work: Path, row: str, seed: int) -> dict[str, float]:
     words = ["--config", str(config), *options((*places, f"seed={seed}", *changes))]
     words.append("--replace")  # an earlier commit's, in a folder of this benchmark
     for job in ("train", "evaluate"):
-        command = [sys.executable, "-m", f"pipelines.{job}", *words]
+        command = [sys.executable, "-m", "pipelines", job, *words]
         subprocess.run(command, check=True, stdout=sys.stderr)
     return read_figures(folder)
 

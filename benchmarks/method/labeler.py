@@ -9,9 +9,8 @@ nodular opacity or an infection counts. Reports that nobody indexed have no labe
 labels count as nothing found; the mean is given without them as well.
 
 Ways of speaking that those reports lack, such as limits of technique, indications and
-things removed, are in a table of sentences by kind (tests/medclip_dcl/text/labeler). The
-vocabulary of `medclip_dcl.synthetic` speaks so too (`speak_as_icu`); its sentences come with their
-meaning, and no rule was written on them.
+things removed, are in a table of sentences by kind (tests/medclip_dcl/text/labeler).
+Sentences of `medclip_dcl.synthetic` come with their meaning, and no rule was written on them.
 """
 
 import argparse
@@ -33,7 +32,7 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from benchmarks.record import finish, judge
 from medclip_dcl.synthetic.findings import TYPES, draw_findings
-from medclip_dcl.synthetic.reports import ICU, Statement, draw_report, speak_as_icu
+from medclip_dcl.synthetic.reports import Statement, draw_report
 from medclip_dcl.text.labeler.labels import (
     Reading,
     ReportLabels,
@@ -223,13 +222,11 @@ def measure_generated(studies: int) -> dict[str, float]:
     for seed in range(studies):
         rng = np.random.default_rng(seed)
         shown = {finding: float(rng.random()) for finding in draw_findings(rng)}
-        spoken = [speak_as_icu(kind, shown, rng) for kind in ICU]
-        for statement in (*spoken, *draw_report(shown, rng).findings):
-            if statement is not None:
-                said.setdefault(statement.kind, {})[statement.text] = statement
+        for statement in draw_report(shown, rng).findings:
+            said.setdefault(statement.kind, {})[statement.text] = statement
     figures = {}
     print(f"\n{'generated sentences by kind':30}{'distinct':>16}{'read as meant':>16}")
-    for kind in (*ICU, *sorted(said.keys() - ICU.keys() - {"normal"})):
+    for kind in sorted(said.keys() - {"normal"}):
         right = [reads_as_meant(statement) for statement in said[kind].values()]
         print(f"{kind:30}{len(right):16d}{np.mean(right):16.3f}")
         figures |= {f"generated {kind}": len(right), f"generated right {kind}": np.mean(right)}
@@ -248,9 +245,9 @@ def reads_as_meant(statement: Statement) -> bool:
         "negated": set(claims.negated),
         "uncertain": set(claims.uncertain),
     }
-    kind = "uncertain" if meaning.asked or meaning.uncertain else "asserted"
+    kind = "uncertain" if meaning.uncertain else "asserted"
     kind = "negated" if meaning.negated else kind
-    types = [name for name, _, _ in meaning.asserted] or [*meaning.negated, *meaning.asked]
+    types = [name for name, _, _ in meaning.asserted] or meaning.negated
     allowed = {label for name in types for label in TYPES[name].labels}
     allowed |= {"Consolidation"} if "pneumonia" in types else set()
     named = any(TYPES[name].labels for name in types)

@@ -11,7 +11,6 @@ knows the usual place alone. NIH's labels are asked of images of 64 pixels.
 
 import argparse
 import csv
-import importlib
 import json
 import os
 import shutil
@@ -35,6 +34,7 @@ from medclip_dcl.inference.input_range import is_out_of_range
 from medclip_dcl.inference.model_package import read_input_range
 from medclip_dcl.inference.predictor import published_folder
 from medclip_dcl.inference.prompts import read_prompts
+from pipelines.job import main_of
 
 SETS = {
     "tbx11k": ("active tuberculosis", "obsolete pulmonary tuberculosis"),
@@ -107,7 +107,7 @@ def evaluate(model: str, root: Path, work: Path, *settings: str) -> Path:
     """Evaluate a model on a source by the recipe; the folder of its results."""
     os.environ |= {"BOXES": str(root), "MODEL": model}
     given = [f"work={work}", *settings]
-    code = importlib.import_module("pipelines.evaluate").main(
+    code = main_of("evaluate")(
         ["--config", str(_CONFIGS / "evaluate" / "boxes.yaml"), "--replace",
          *(part for each in given for part in ("--set", each))]
     )  # fmt: skip

@@ -56,6 +56,7 @@ from medclip_dcl.core.files import STAGED, sha256_file
 from medclip_dcl.core.progress import Progress
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
+from pipelines.stages import LISTED
 from tests.support import forkserver
 from tests.support.corpus import write_config
 from tests.support.evaluated import PROMPTS, write_evaluated
@@ -81,7 +82,7 @@ _STUDIES = (
     *("generate.patients=8", "generate.size_px=64", "images.size_px=64"),
     *("workers=1", "source.max_reject_share=1"),
     *("language_model.steps=3", "language_model.vocabulary=300"),
-    *("language_model.hidden_size=32", "likelihood.unit_pieces=1500"),
+    "language_model.hidden_size=32",
 )
 _EVALUATED: dict[str, dict[str, Any]] = {
     "source": {"root": "${WORK}"},
@@ -109,7 +110,7 @@ class Command:
     """A command that writes into a work folder."""
 
     name: str
-    """Its module in `pipelines`, and what sets it apart from another of that module."""
+    """Its name, and what sets it apart from another of that name."""
     base: Base
     settings: tuple[str, ...] = ()
     old: tuple[str, ...] | None = None
@@ -129,7 +130,7 @@ class Command:
 
     @property
     def module(self) -> str:
-        """Its module in `pipelines`."""
+        """The name of the command itself."""
         return self.name.partition(" ")[0]
 
     def start(
@@ -148,8 +149,11 @@ class Command:
         own = {"TMPDIR": str(temporary), "HF_HOME": str(temporary)}
         own["MEDCLIP_ENGINE"] = "torch"  # a conversion of graphs takes seconds
         begin = ("benchmarks.reliability.kills:begin", fault)
+        module, name = "pipelines.__main__", [self.module]
+        if self.module == "train":  # which the command would start in processes of its own
+            module, name = "pipelines.train", []
         return forkserver.start_ranks(
-            self.processes, f"pipelines.{self.module}", words, log, before=begin, environment=own
+            self.processes, module, [*name, *words], log, before=begin, environment=own
         )
 
     def run(self, *arguments: Any, **more: Any) -> int:
@@ -530,7 +534,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not can_fail:
             print("no C compiler: nothing is measured")
             return 0
-        forkserver.context(sorted({f"pipelines.{item.module}" for item in commands()}))
+        forkserver.context(
+            sorted({f"pipelines.{LISTED[item.module].module}" for item in commands()})
+        )
         bench = Bench(Path(name), chosen)
         for scene in bench.scenes():
             result = try_command(bench, scene, tier, log)

@@ -37,6 +37,7 @@ from benchmarks.record import finish, judge
 from hospital.tests.support.orthanc import radiograph, wait_until
 from pipelines.__main__ import COMMANDS
 from pipelines.config import load_config
+from pipelines.stages import LISTED
 from tests.support import forkserver
 from tests.support.canaries import (
     HEADER,
@@ -157,7 +158,9 @@ def _run_everything(commands: Commands) -> dict[str, float]:
     base = commands.base
     story = load_config(Path(CONFIG)).jobs
     jobs = ("check_data", "pretrain_images", *story)
-    forkserver.context(["pipelines.__main__", *(f"pipelines.{name}" for name in jobs)])
+    forkserver.context(
+        ["pipelines.__main__", *(f"pipelines.{LISTED[name].module}" for name in jobs)]
+    )
     run, out = commands.run, commands.out
     work = out / "work"
     roots = (f"work={work}", f"source.root={base / 'studies'}")

@@ -105,7 +105,9 @@ def try_document(service: Service, examples: int) -> dict[str, float]:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{service.url}openapi.json"),
-            *("--checks", "all", "--header", f"X-API-Key: {_KEY}"),
+            # Limits are in /model, and not in the document: a sound form may be beyond one.
+            *("--checks", "all", "--exclude-checks", "positive_data_acceptance"),
+            *("--header", f"X-API-Key: {_KEY}"),
             *("--seed", "1", "--max-examples", str(examples)),
             *("--continue-on-failure", "--output-truncate", "true"),
             *("--report", "json", "--report-json-path", str(report)),

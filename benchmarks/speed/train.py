@@ -8,8 +8,6 @@ step; the bare step has its tensors in memory. Both ratios have a bar: images/s 
 asks for a machine that does nothing else, and by CPU time, all threads counted, which does not.
 The bare step of ResNet-18 and BERT-base is timed in float32 and in bfloat16. Memory is that of
 both at batch 4.
-
-`make bench-compare` holds it against another commit's.
 """
 
 import statistics

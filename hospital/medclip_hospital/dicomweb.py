@@ -17,11 +17,10 @@ from typing import Any, NamedTuple, Self
 
 import httpx
 
-from medclip_dcl.client import trusted, unreachable
+from medclip_dcl.client import Exchange, Reply, UnboundedReply, trusted, unreachable
 from medclip_dcl.core.errors import ImageError, ServiceError
 from medclip_dcl.core.files import read_keys
 from medclip_dcl.data.dicom.metadata import parse_header
-from medclip_dcl.exchange import Exchange, Reply, UnboundedReply
 
 CONNECTIONS = 4
 """Requests to an archive at a time."""

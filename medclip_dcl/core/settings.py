@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +28,8 @@ _PUBLIC_NAME = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")  # of a hub, where ot
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _CREDENTIALS = re.compile(r"\s*[A-Za-z][\w+.-]*://[^/?#]*@")
 _SHOWN = 60  # characters of a refused value
-_LONG_NUMBER = re.compile(r"[-+]?\d[\da-fA-Fxob_:.]{64,}")
 _MOST_DEPTH = 32
+_MOST_DIGITS = 64
 _MOST_VALUES = 100_000
 
 
@@ -82,8 +81,6 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """
     try:
         text = find_config(path).read_text(encoding="utf-8")
-        if (fault := _yaml_fault(text)) is not None:
-            raise ConfigError(f"{what} {path} has {fault}")
         tree = yaml.safe_load(text)
     except FileNotFoundError as error:
         raise ConfigError(f"{what} {path} does not exist; {_other_file(path)}") from error
@@ -95,8 +92,17 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         at = error.problem_mark or error.context_mark
         place = f", line {at.line + 1}, column {at.column + 1}" if at else ""
         raise ConfigError(f"{what} {path}{place}: {_problem(error)}; correct it") from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"{what} {path} has lists or keys more than {_MOST_DEPTH} deep; flatten them"
+        ) from error
     except (ValueError, yaml.YAMLError) as error:  # such as a character that no YAML file may have
-        raise ConfigError(f"{what} {path} is not a YAML file; give one") from error
+        raise ConfigError(
+            f"{what} {path} is not a YAML file, or has a number of more than {_MOST_DIGITS} "
+            "digits; correct it"
+        ) from error
+    if fault := _growth(tree):
+        raise ConfigError(f"{what} {path} has {fault}")
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -115,32 +121,21 @@ def _other_file(path: Path) -> str:
     return f"did you mean {near[0]}?" if near else "give a file, or a name such as demo"
 
 
-def _yaml_fault(text: str) -> str | None:
-    """Name what a few bytes of YAML can make of unbounded size, before anything is built of it."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
+def _growth(tree: Any) -> str:
+    """Name what a few bytes of YAML can make of unbounded size; aliases count each time."""
+    waiting, values = [(tree, 0)], 0
+    while waiting:
+        node, depth = waiting.pop()
+        values += 1
         if depth > _MOST_DEPTH:
             return f"lists or keys more than {_MOST_DEPTH} deep; flatten them"
-        if isinstance(event, yaml.ScalarEvent) and _LONG_NUMBER.fullmatch(event.value):
-            return "a number of more than 64 digits; give one that a setting can hold"
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if root is not None and _written_out(root, {}) > _MOST_VALUES:
-        return f"aliases that stand for more than {_MOST_VALUES} values; write them out"
-    return None
-
-
-def _written_out(node: yaml.Node, counts: dict[int, float]) -> float:
-    """Count the values that a node stands for without aliases: infinite where it holds itself."""
-    if id(node) not in counts:
-        counts[id(node)] = math.inf
-        held: list[yaml.Node] = []
-        if isinstance(node, yaml.CollectionNode):
-            pairs = isinstance(node, yaml.MappingNode)
-            held = [item for pair in node.value for item in pair] if pairs else node.value
-        counts[id(node)] = 1 + sum(_written_out(item, counts) for item in held)
-    return counts[id(node)]
+        if values > _MOST_VALUES:
+            return f"aliases that stand for more than {_MOST_VALUES} values; write them out"
+        if isinstance(node, int) and abs(node) >= 10**_MOST_DIGITS:
+            return f"a number of more than {_MOST_DIGITS} digits; give one that a setting can hold"
+        held = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        waiting += [(item, depth + 1) for item in held]
+    return ""
 
 
 def read_settings_of(

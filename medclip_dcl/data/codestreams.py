@@ -9,11 +9,10 @@ in them cannot hide pixels that are whole. All functions raise `ImageError`.
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import imagecodecs
 import numpy as np
-import numpy.typing as npt
 
 from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.grayscale import Words
@@ -21,10 +20,8 @@ from medclip_dcl.data.grayscale import Words
 _JP2_SIGNATURE = b"\x00\x00\x00\x0cjP  "
 _BARE_MARKERS = {0x01, *range(0xD0, 0xD9)}  # TEM, RST0-7, SOI: no length follows
 _MARKER = re.compile(rb"\xff([\x01-\xfe])")  # behind fill bytes, or junk, which libjpeg skips too
-_BASELINE = {0xC0, 0xC1}
 _PROCESS_OF = {0xC0: "dct", 0xC1: "dct", 0xC2: "dct", 0xC3: "lossless", 0xF7: "ls"}  # by its SOF
-_TABLE_MARKER, _RESTART_MARKER, _SCAN_MARKER = 0xC4, 0xDD, 0xDA
-_END_MARKER = 0xD9
+_SCAN_MARKER, _END_MARKER = 0xDA, 0xD9
 # ICC profiles, Photoshop's blocks, several pictures, comments. APP0 and APP14 tell the colours
 # apart, APP1 may hold the orientation.
 _METADATA_MARKERS = {*range(0xE2, 0xEE), 0xEF, 0xFE}
@@ -253,58 +250,30 @@ def _unboxed(stream: bytes) -> bytes:
     raise ImageError("corrupt", "the JP2 file has no code stream")
 
 
-_PADDING = 7  # bits at most that fill the last byte
-_EVIDENCE = 16  # bits that must repeat by chance, before a cut stream passes for a whole one
-
-
-@dataclass
-class _Scan:
-    """The only scan of a baseline stream of one component, by its headers."""
-
-    codes: dict[int, bytes] = field(default_factory=dict)
-    """Class and number of a Huffman table -> its sixteen counts and its symbols."""
-    tables: tuple[int, int] = (0, 0)
-    """Those of the component: for its DC differences and for what follows them."""
-    start: int = 0
-    plain: bool = True
-    """Whether it is baseline and without restarts."""
-
-
 def require_whole(stream: bytes, pixels: Words, precision: int) -> None:
     """Refuse a baseline JPEG stream of one component that ends before its last blocks.
 
-    Streams with several scans or with restart markers are not examined. `pixels`: what a decoder
-    made of the stream; `precision`: bits of a sample.
+    Streams of several scans are not examined. `pixels`: what a decoder made of the stream;
+    `precision`: bits of a sample.
 
-    Source: ITU-T T.81, F.1.2 and F.1.4; libjpeg, jdhuff.c, for what fills the rest.
+    Source: ITU-T T.81, F.1.2; libjpeg, jdhuff.c, for what fills the rest.
     """
     # libjpeg that runs out of data fills the rest with blocks of mid-grey and warns at most. Blocks
-    # of mid-grey that a stream does hold are coded alike: "no difference of DC" and "end of block",
-    # `period` bits together. So the last bits of a whole stream repeat every `period` bits, and
-    # those of a stream that was cut within other blocks do not. The first grey block may hold a
-    # difference to the block before it, so it proves nothing.
-    #
-    #   ... | last real block | 00 1010 | 00 1010 | 00 1010 | padding      (period 6)
-    made_up = _mid_grey_blocks(pixels, 1 << (precision - 1)) - 1
-    if made_up < 1:
+    # of mid-grey that a stream does hold take two bits each at least: one code for "no difference
+    # of DC", one for "end of block". So some bytes of a whole stream can be left out at its end,
+    # and only such blocks change; of a stream that was cut, others do. The first grey block may
+    # hold a difference to the block before it, so it proves nothing.
+    blocks = _mid_grey_blocks(pixels, 1 << (precision - 1))
+    spare = 2 * (blocks - 1) // 8
+    start = next((stop for mark, _, stop in _segments(stream) if mark == _SCAN_MARKER), 0)
+    if spare < 1 or _SCAN in stream[start:]:
         return
-    scan = _read_scan(stream)
-    if not scan.plain:
-        return
-    lengths = [_code_length(scan.codes.get(table, b"")) for table in scan.tables]
-    if 0 in lengths:  # the tables cannot even code a mid-grey block
-        raise ImageError("truncated", "the stream ends before its last blocks")
-    period = sum(lengths)
-    length = made_up * period // 8
-    end = stream.find(_END, scan.start)
-    coded = stream[scan.start : end if end >= 0 else len(stream)].rstrip(b"\xff")
-    data = coded.replace(b"\xff\0", b"\xff")[-length:]  # T.81 B.1.1.5: a 0 is stuffed after FF
-    bits = np.unpackbits(np.frombuffer(data, np.uint8))[:-_PADDING]
-    # The tail starts and ends within bytes: padding twice, and a byte cut by the rounding above.
-    if len(bits) < made_up * period - 2 * _PADDING - 8:
-        raise ImageError("truncated", "the stream ends before its last blocks")
-    # Fewer bits repeat by chance too often to prove anything.
-    if len(bits) - period >= _EVIDENCE and (bits[period:] != bits[:-period]).any():
+    end = stream.find(_END, start)
+    less = stream[: (end if end >= 0 else len(stream)) - spare].rstrip(b"\xff") + _END
+    down, across = (-(-length // _BLOCK) for length in pixels.shape)
+    is_real = np.arange(down * across).reshape(down, across) < down * across - blocks
+    is_real = is_real.repeat(_BLOCK, 0).repeat(_BLOCK, 1)[: pixels.shape[0], : pixels.shape[1]]
+    if (np.asarray(imagecodecs.jpeg8_decode(less)) != pixels)[is_real].any():
         raise ImageError("truncated", "the stream ends before its last blocks")
 
 
@@ -318,40 +287,3 @@ def _mid_grey_blocks(pixels: Words, middle: int) -> int:
             return int(blocks + across - others[-1] // _BLOCK - 1)
         blocks += across
     return blocks
-
-
-def _read_scan(stream: bytes) -> _Scan:
-    scan = _Scan()
-    for marker, start, stop in _segments(stream):
-        body = stream[start + 4 : stop]
-        if marker == _TABLE_MARKER:
-            _read_codes(body, scan.codes)
-        elif marker == _RESTART_MARKER:
-            scan.plain &= not any(body)
-        elif marker == _SCAN_MARKER:
-            # body[2] numbers the tables of DC and AC; those of AC are defined as 0x10 and up
-            scan.tables = body[2] >> 4, 0x10 | body[2] & 0xF
-            scan.start = stop
-            return scan
-        elif 0xC0 <= marker <= 0xCF:
-            scan.plain &= marker in _BASELINE
-    scan.plain = False
-    return scan
-
-
-def _read_codes(body: bytes, codes: dict[int, bytes]) -> None:
-    while len(body) > 16:
-        symbols = 17 + sum(body[1:17])
-        codes[body[0]] = body[1:symbols]
-        body = body[symbols:]
-
-
-def _code_length(table: bytes) -> int:
-    """Return the bits of symbol 0 (no difference; no more coefficients); 0 where it has none."""
-    at = table[16:].find(b"\0")
-    if at < 0:
-        return 0
-    # A table lists 16 counts of codes by length, then the symbols in order of length: the length of
-    # the symbol at `at` is the first whose cumulative count exceeds it.
-    below: npt.NDArray[np.int64] = np.cumsum(np.frombuffer(table[:16], np.uint8))
-    return int(np.searchsorted(below, at, side="right")) + 1

@@ -43,7 +43,7 @@ from medclip_dcl.data.grayscale import (
     shade,
     stretch,
 )
-from medclip_dcl.data.ipc import Closed, nameless_file, receive, send
+from medclip_dcl.data.images import Closed, receive, scratch, send
 from medclip_dcl.data.limits import Fit, ImagesConfig, is_dicom
 
 _MID_GREY = 128  # what a decoder puts where its stream has ended
@@ -119,8 +119,8 @@ def _serve(channel: socket.socket, settings: ImagesConfig) -> None:
             send(channel, answer)
             continue
         try:
-            with _scratch(pixels) as scratch:
-                send(channel, answer, scratch)
+            with scratch(pixels.data) as handle:
+                send(channel, answer, handle)
         except OSError as error:  # of this machine, not of the image
             send(channel, {"errno": error.errno})
 
@@ -198,7 +198,7 @@ def _answer(
     request: dict[str, Any], handle: int | None, settings: ImagesConfig
 ) -> tuple[dict[str, Any], Any]:
     try:
-        data = _contents(handle, request.get("bytes", 0))
+        data = _contents(handle)
         if "function" in request:
             return _separated(request["function"], data, settings)
         image = read_image(data, settings)
@@ -242,27 +242,13 @@ def _facts(image: DecodedImage) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _scratch(data: npt.NDArray[Any]) -> Iterator[int]:
-    """Lay a C-contiguous array into a nameless file in memory; closed on leaving."""
-    handle = nameless_file()
-    try:
-        view = data.data.cast("B")
-        while view:
-            view = view[os.write(handle, view) :]
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _contents(handle: int | None, size: int) -> bytes:
-    """Read the first bytes of a file, all where no size is given."""
+def _contents(handle: int | None) -> bytes:
     if handle is None:
         raise ImageError("missing", "the request carries no file")
     # Not mmap: after an image that hit the cap, malloc has free memory but the address space has
     # none; and a file that is cut while it is mapped kills the process.
     try:
-        size = size or os.fstat(handle).st_size
+        size = os.fstat(handle).st_size
         data = os.pread(handle, size, 0)
         while 0 < len(data) < size and (more := os.pread(handle, size - len(data), len(data))):
             data += more

@@ -11,10 +11,12 @@ import queue
 import re
 import socket
 import stat
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,14 +27,6 @@ import numpy.typing as npt
 
 from medclip_dcl.core.errors import ConfigError, ImageError, QueryError, StudyError
 from medclip_dcl.data.grayscale import GreyImage, SquareImage, grey_of_array, square
-from medclip_dcl.data.ipc import (
-    KEPT_BYTES,
-    Closed,
-    SharedBuffer,
-    read_array,
-    receive,
-    send,
-)
 from medclip_dcl.data.limits import PREAMBLE, Fit, ImagesConfig, require_image
 
 _START_S = 120.0  # of an import of the decoders on a busy machine
@@ -180,7 +174,6 @@ class _Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._buffer = SharedBuffer()
         self._closed = False
 
     def ask(
@@ -191,10 +184,9 @@ class _Worker:
             channel.settimeout(self._settings.deadline_s)
             if isinstance(image, int):
                 send(channel, request, image)
-            else:  # they go by the shared buffer, which is longer than they are
-                send(channel, {**request, "bytes": len(image)}, self._buffer.write(image))
-                if len(image) > KEPT_BYTES:
-                    self._buffer.clear()
+            else:
+                with scratch(image) as handle:
+                    send(channel, request, handle)
             facts, answer = receive(channel)
             if answer is None:
                 if "errno" in facts:
@@ -226,7 +218,6 @@ class _Worker:
         with self._lock:
             channel, process = self._channel, self._process
             self._channel = self._process = None
-        self._buffer.clear()
         if channel is not None:
             channel.close()
         if process is not None:  # SIGKILL: a decoder in C would not see anything milder
@@ -304,6 +295,109 @@ def _checked(source: ImageSource, max_bytes: int) -> Iterator[int | bytes | memo
         yield handle
     finally:
         os.close(handle)
+
+
+# Messages between this process and its workers: a JSON header and at most one descriptor. Bytes of
+# files and of pixels never pass through the socket: the other side gets a descriptor of a nameless
+# file in memory (memfd) and reads that. A worker that is killed leaves nothing behind. Where a
+# system has no such files, as macOS, they lie in its folder for temporary ones: what is lost is
+# that no image touches a disk.
+_LENGTH = struct.Struct("<I")
+_MAX_HEADER = 1 << 16
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+def send(channel: socket.socket, header: dict[str, Any], handle: int | None = None) -> None:
+    """Send a header that JSON can hold, and a descriptor that the other side gets a copy of.
+
+    Raises:
+        Closed: the other side is gone.
+    """
+    text = json.dumps(header).encode()
+    data = _LENGTH.pack(len(text)) + text
+    try:
+        if handle is None:
+            channel.sendall(data)
+            return
+        sent = socket.send_fds(channel, [data], [handle])  # may send a part; the descriptor went
+        channel.sendall(data[sent:])
+    except OSError as error:
+        if isinstance(error, TimeoutError):
+            raise
+        raise Closed from error
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any], int | None]:
+    """Receive a header, and the descriptor that came with it, which the caller closes.
+
+    Raises:
+        Closed: the other side is gone, or wrote something that is not a message.
+        TimeoutError: nothing came in time.
+    """
+    handles: list[int] = []
+    try:
+        data, handles, _, _ = socket.recv_fds(channel, _LENGTH.size, 1)
+        data = _rest(channel, data, _LENGTH.size)
+        (length,) = _LENGTH.unpack(data)
+        if length > _MAX_HEADER:
+            raise Closed
+        header = json.loads(_rest(channel, b"", length))
+    except BaseException as error:
+        for handle in handles:  # a worker that sends one and then dies must not leak it
+            os.close(handle)
+        if isinstance(error, ValueError | OSError) and not isinstance(error, TimeoutError):
+            raise Closed from error
+        raise
+    return header, handles[0] if handles else None
+
+
+@contextlib.contextmanager
+def scratch(data: bytes | memoryview) -> Iterator[int]:
+    """Lay bytes into a nameless file in memory, and yield its descriptor."""
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create("image", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            handle = os.dup(file.fileno())
+    try:
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[os.write(handle, view) :]
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _rest(channel: socket.socket, data: bytes, length: int) -> bytes:
+    while len(data) < length:
+        more = channel.recv(length - len(data))
+        if not more:
+            raise Closed
+        data += more
+    return data
+
+
+def read_array(
+    handle: int, shape: Sequence[int], kind: type[np.uint8] | type[np.uint16]
+) -> npt.NDArray[Any]:
+    """Copy an array out of a descriptor, so that nobody can change it afterwards.
+
+    Raises:
+        Closed: there are fewer bytes than the shape needs.
+    """
+    array: npt.NDArray[Any] = np.empty(shape, dtype=kind)
+    view, at = array.data.cast("B"), 0
+    with open(handle, "rb", buffering=0, closefd=False) as file:
+        file.seek(0)  # the writer of the file left the offset that both share at its end
+        while at < len(view):
+            got = file.readinto(view[at:])
+            if not got:
+                raise Closed
+            at += got
+    return array
 
 
 _decoders: dict[tuple[int, ImagesConfig, int], Decoder] = {}

@@ -1,42 +1,41 @@
-"""Table files of a source: CSV, Parquet, Arrow and JSON.
+"""Tables of a source: CSV as programs write it, Parquet, Arrow and JSON, and their columns.
 
-What is no table but a pointer to one, left where git-LFS or git-annex fetched no content, is
+Columns are read as strings, nested ones by dotted name, and ClassLabels of `datasets` as their
+names. What is no table but a pointer to one, left where git-LFS or git-annex fetched no content, is
 refused.
 """
 
+import csv
 import gzip
 import io
 import json
+import logging
 import re
+import unicodedata
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial, reduce
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import json as arrow_json
+from pyarrow import csv as arrow_csv
 
 from medclip_dcl.core.errors import StudyError
-from medclip_dcl.data.csv_files import BLOCK, UTF16, open_plain, read_csv
 
-_POINTERS = (b"version https://git-lfs.github.com/spec/", b"/annex/objects/", b"../.git/annex/")
-_POINTER_HEAD = 200
+LOGGER = logging.getLogger(__name__)
+
+INVISIBLE = "\ufeff\u200b\u200c\u200d\u200e\u200f\u2060"
+"""Marks that no eye sees at the ends of names and ids."""
 POINTER_BYTES = 1024
 """No pointer of git-LFS or git-annex is longer."""
-
-
-def is_pointer(head: bytes) -> bool:
-    """Whether a file is a pointer of git-LFS or git-annex, left where content was not fetched.
-
-    Source: git-LFS specification, "The Pointer"; git-annex, "pointer file".
-    """
-    return head.startswith(_POINTERS)
-
-
+_POINTERS = (b"version https://git-lfs.github.com/spec/", b"/annex/objects/", b"../.git/annex/")
 _HEAD_BYTES = 4096
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 # Beginning of a file -> what it is, and what to do.
 _FORMS = {
     b"PK\x03\x04": "is an Excel workbook or a zip file; save the sheet as CSV UTF-8",
@@ -48,47 +47,54 @@ _FORMS = {
 }
 
 
+def is_pointer(head: bytes) -> bool:
+    """Whether a file is a pointer of git-LFS or git-annex, left where content was not fetched.
+
+    Source: git-LFS specification, "The Pointer"; git-annex, "pointer file".
+    """
+    return head.startswith(_POINTERS)
+
+
 def read_any(path: Path, fallback: str = "") -> pa.Table:
     """Read a table: `.csv`, `.parquet`, `.arrow`, `.jsonl`, `.json`; text also with `.gz`.
 
-    CSV stays strings; `fallback`: that of `read_csv`.
+    CSV stays strings, and is UTF-8 or, after a byte order mark, UTF-16; else in the encoding
+    `fallback`, where one is given. What separates its fields is detected in the first rows: comma,
+    semicolon, tab or bar; or a line `sep=;` above them names it. Names of columns are stripped.
 
     Raises:
-        StudyError: it is missing or malformed, or CSV that `read_csv` refuses.
+        StudyError: it is missing or malformed, or CSV whose rows differ in length, or whose quotes
+            do not end.
     """
-    return pa.concat_tables(read_table_parts(path, fallback))
+    return pa.concat_tables(_read_parts(path, fallback))
 
 
-def read_table_parts(path: Path, fallback: str = "") -> Iterator[pa.Table]:
-    """Read a table as `read_any`, CSV in parts that take no more memory than a row allows."""
+def _read_parts(path: Path, fallback: str = "") -> Iterator[pa.Table]:
+    """Read a table as `read_any`, CSV in parts, the first of them without rows."""
     if not path.is_file():
         raise StudyError(f"table {path} is missing; set source.root and source.table to your data")
-    with path.open("rb") as stream:
-        if is_pointer(stream.read(_POINTER_HEAD)):
-            raise StudyError(
-                f"table {path} is a pointer of git-LFS or git-annex; fetch its content"
-            )
     kind = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
     try:
+        head = _refuse_other_forms(path, kind.lower())
         if kind.lower() == ".parquet":
             yield pq.read_table(path)
         elif kind.lower() == ".arrow":
             table = _read_arrow(path)
             table.validate(full=True)
             yield table
+        elif kind.lower() in {".jsonl", ".json"}:
+            yield _read_json(path, "utf-16" if head.startswith(_UTF16) else "utf-8-sig")
+        elif head.startswith(_UTF16):
+            yield from _read_csv(path, "utf-16")
         else:
-            refuse_other_forms(path)
-            if kind.lower() in {".jsonl", ".json"}:
-                yield _read_json(path)
-            else:
-                yield from read_csv(path, fallback)
+            yield from _read_csv(path, "utf-8-sig", fallback)
     except (pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
         raise StudyError(
-            f"table {path} cannot be read ({error_words(error)}); write it again"
+            f"table {path} cannot be read ({_error_words(error)}); write it again"
         ) from error
 
 
-def error_words(error: BaseException) -> str:
+def _error_words(error: BaseException) -> str:
     """Name what is wrong with a file, without the library's own words, which may quote a row."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
@@ -109,75 +115,247 @@ def _read_arrow(path: Path) -> pa.Table:
         return pa.ipc.open_stream(source).read_all()
 
 
-def refuse_other_forms(path: Path) -> None:
-    """Refuse a file that holds no text, and name what it is; StudyError."""
-    with open_plain(path) as stream:
+def _open_plain(path: Path) -> IO[bytes]:
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _open_text(path: Path, encoding: str, errors: str = "strict") -> IO[str]:
+    return io.TextIOWrapper(_open_plain(path), encoding, errors, newline="")
+
+
+def _refuse_other_forms(path: Path, kind: str) -> bytes:
+    """Return the first bytes of text; StudyError for a pointer, or where it is no text."""
+    with path.open("rb") as stream:
+        if is_pointer(stream.read(_HEAD_BYTES)):
+            raise StudyError(
+                f"table {path} is a pointer of git-LFS or git-annex; fetch its content"
+            )
+    if kind in {".parquet", ".arrow"}:
+        return b""
+    with _open_plain(path) as stream:
         head = stream.read(_HEAD_BYTES)
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     fault = next((words for magic, words in _FORMS.items() if start.startswith(magic)), "")
     if not start:
         fault = "is empty; name another"
-    elif not fault and b"\0" in head and not head.startswith(UTF16):
+    elif not fault and b"\0" in head and not head.startswith(_UTF16):
         fault = "holds bytes that are not text; give CSV, Parquet or JSON, and text as UTF-8"
     if fault:
         raise StudyError(f"table {path} {fault}")
+    return head
 
 
-_DEEPEST = 200  # objects and lists within each other; Arrow's parser crashes on 100,000
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_STEPS = np.zeros(256, np.int8)  # byte -> by how much it goes deeper
-_STEPS[[*b"{["]], _STEPS[[*b"}]"]] = 1, -1
+_SEPARATORS = (",", ";", "\t", "|")
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[,;\t|]*[\r\n]*', re.IGNORECASE)
+_SAMPLE_ROWS = 50  # that the separator is detected from
+_SAMPLE_LETTERS = 1 << 18
+_MOST_LETTERS = 32 << 20  # of a field
+_PART_ROWS = 10_000
+_LIKE_ROWS = 3  # lines within a text from which it is taken for rows
+_NO_VALUES = frozenset(arrow_csv.ConvertOptions().null_values)  # NaN, NULL, N/A and the like
+
+_Row = tuple[int, list[str]]
+"""Number of its first line, from 1, and its fields."""
 
 
-def _read_json(path: Path) -> pa.Table:
-    _refuse_depth(path)
-    objects = _objects(path)
-    if objects is not None:
-        return _table_of_objects(objects, path)
-    options = arrow_json.ReadOptions(block_size=BLOCK)
+# Of the standard library and not Arrow's: it reads what an opening quote swallows line by line, so
+# that a fault is named by its line, and takes no type for another: a patient "007" stays "007".
+def _read_csv(path: Path, encoding: str, fallback: str = "") -> Iterator[pa.Table]:
     try:
-        with _json_bytes(path) as stream:
-            table = arrow_json.read_json(stream, options)
-        # Arrow takes the text 2026-03-01 for a time, and would write it in another way.
-        times = [item.name for item in table.schema if pa.types.is_timestamp(item.type)]
-        if times:
-            texts = arrow_json.ParseOptions(pa.schema([(name, pa.string()) for name in times]))
-            with _json_bytes(path) as stream:
-                table = arrow_json.read_json(stream, options, texts)
-    except pa.ArrowException:  # a fault, NaN, or numbers and texts in one column
-        objects = [_parsed(line, number, path) for number, line in _json_lines(path)]
-        return _table_of_objects(objects, path)
-    return table
+        if fallback and not _is_text(path, encoding):
+            encoding = fallback
+        separator, skipped = _sniff(path, encoding)
+        with _open_text(path, encoding) as text:
+            rows = _rows(text, separator, skipped, path)
+            line, header = next(rows)
+            names = [name.strip().strip(INVISIBLE).strip() for name in header]
+            if names[0] and len(names) > 1 and not any(names[1:]):  # a spreadsheet padded a title
+                raise StudyError(
+                    f"line {line} of table {path} names one column of {len(names)}; delete lines "
+                    "above the header, or name every column in it"
+                )
+            yield _string_table(names, [])
+            part: list[list[str]] = []
+            for start, row in rows:
+                if len(row) != len(names):
+                    raise _of_other_length(path, separator, (line, header), (start, row), rows)
+                part.append(row)
+                if len(part) == _PART_ROWS:
+                    yield _string_table(names, part)
+                    part = []
+            yield _string_table(names, part)
+    except UnicodeError as error:
+        if encoding == "utf-16":
+            raise StudyError(f"table {path} is damaged UTF-16; save it as UTF-8") from error
+        remedy = "save it as UTF-8" if fallback else "save it so, or set source.fallback_encoding"
+        tried = f"neither UTF-8 nor {fallback}" if fallback else "not UTF-8"
+        raise StudyError(f"table {path} is {tried}; {remedy}") from error
 
 
-def _json_bytes(path: Path) -> IO[bytes]:
-    # In UTF-8, without a byte order mark.
-    stream = open_plain(path)
-    head = stream.read(3)
-    if head.startswith(UTF16):
-        with stream:
-            stream.seek(0)
-            return io.BytesIO(stream.read().decode("utf-16").encode())
-    stream.seek(3 if head == b"\xef\xbb\xbf" else 0)
-    return stream
+def _is_text(path: Path, encoding: str) -> bool:
+    with _open_text(path, encoding) as text:
+        try:
+            while text.read(1 << 20):
+                pass
+        except UnicodeError:
+            return False
+    return True
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, str]]:
-    # Lines that are not blank, with their numbers from 1.
-    with io.TextIOWrapper(_json_bytes(path), encoding="utf-8") as text:
-        yield from ((number, line.rstrip()) for number, line in enumerate(text, 1) if line.strip())
+def _string_table(names: Sequence[str], rows: Sequence[list[str]]) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else [[] for _ in names]
+    values = (["" if value in _NO_VALUES else value for value in column] for column in columns)
+    return pa.Table.from_arrays([pa.array(column, pa.string()) for column in values], [*names])
 
 
-def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(unique := dict(items)) < len(items):
-        raise ValueError("an object has one name twice")
-    return unique
+def _sniff(path: Path, encoding: str) -> tuple[str, int]:
+    """Detect by which separator all of the first rows have most fields, else the header.
+
+    A comma in an unquoted text makes rows of different lengths, and so rules out the comma.
+    Returned with it: the lines above the header.
+    """
+    with _open_text(path, encoding, "replace") as stream:
+        text = stream.read(_SAMPLE_LETTERS)
+    named = _SEPARATOR_LINE.fullmatch(io.StringIO(text, newline="").readline())
+    if named and named[1] in _SEPARATORS:
+        return named[1], 1
+
+    def fields(separator: str) -> tuple[int, int]:
+        rows: list[list[str]] = []
+        try:
+            reader = filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=separator))
+            rows += islice(reader, _SAMPLE_ROWS + 1)
+        except csv.Error:  # a quoted field beyond any length: no row is read
+            return 0, 0
+        if len(rows) > _SAMPLE_ROWS or len(text) == _SAMPLE_LETTERS:
+            rows = rows[:-1] or rows  # the last may be cut off
+        lengths = [len(row) for row in rows] or [0]
+        is_even = len({*lengths}) == 1 and lengths[0] > 1
+        return lengths[0] if is_even else 0, lengths[0]
+
+    return max(_SEPARATORS, key=fields), 0  # of equal ones the first
+
+
+def _rows(text: IO[str], separator: str, skipped: int, path: Path) -> Iterator[_Row]:
+    """Read the rows that are not blank.
+
+    Quotes that do not end, or end within a text of several lines, are refused: else all that
+    follows an opening quote, other patients' rows, would be one text.
+    """
+    lines: list[str] = []  # of the row that is read
+    is_over = False
+
+    def remembered() -> Iterator[str]:
+        nonlocal is_over
+        for line in text:
+            lines.append(line)
+            yield line
+        is_over = True
+
+    csv.field_size_limit(max(csv.field_size_limit(), _MOST_LETTERS))
+    for _ in range(skipped):
+        text.readline()
+    reader = csv.reader(remembered(), delimiter=separator)
+    start, columns = skipped + 1, 0
+    while True:
+        where = f"the quotes that begin in line {start} of table {path}"
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise StudyError(
+                f"{where} do not end in {_MOST_LETTERS} letters; close them"
+            ) from error
+        if row is None:
+            return
+        if len(lines) > 1 or is_over:
+            _check_quotes(lines, separator, start, where)
+        columns = columns or len(row)
+        for field in row if len(lines) > _LIKE_ROWS else ():
+            if alike := _like_rows(field, separator, columns):
+                LOGGER.warning(
+                    "line %d of table %s: one quoted text holds %d lines that look like rows of "
+                    "the table; see whether its quotes end too late", start, path.name, alike
+                )  # fmt: skip
+        if row:
+            yield start, row
+        start += len(lines)
+        lines.clear()
+
+
+def _check_quotes(lines: Sequence[str], separator: str, start: int, where: str) -> None:
+    # The reader of `_rows` is lenient, as a quote within one line does no harm; this one is strict.
+    reader = csv.reader(lines, delimiter=separator, strict=True)
+    try:
+        next(reader)
+    except csv.Error as error:
+        if reader.line_num == len(lines) and "end of data" in str(error):
+            raise StudyError(f"{where} do not end, and hold all rows below; close them") from error
+        raise StudyError(
+            f"{where} end within line {start + reader.line_num - 1}, before their field does; "
+            "write quotes in a text twice"
+        ) from error
+
+
+def _like_rows(text: str, separator: str, columns: int) -> int:
+    lines = text.splitlines()[1:]
+    alike = [
+        line
+        for line in lines
+        if line.count(separator) == columns - 1 and " " not in line.split(separator, 1)[0]
+    ]
+    return len(alike) if columns > 1 and 2 * len(alike) > len(lines) >= _LIKE_ROWS else 0
+
+
+def _of_other_length(
+    path: Path, separator: str, header: _Row, other: _Row, rows: Iterator[_Row]
+) -> StudyError:
+    # A row of another length than the header: is it the header that is not one?
+    (line, names), (start, row) = header, other
+    below = [len(row), *(len(item) for _, item in islice(rows, _SAMPLE_ROWS))]
+    parted = f"separated by {separator!r}"
+    if start == line + 1 and len(below) > 1 and len(names) < min(below) == max(below):
+        last = "" if row[-1].strip() else ", the last of them blank"
+        return StudyError(
+            f"line {line} of table {path} has {len(names)} fields, and every row below {len(row)}"
+            f"{last}, {parted}; delete lines above the header, or name every column in it"
+        )
+    return StudyError(
+        f"line {start} of table {path} has {len(row)} fields, and the header in line {line} "
+        f"{len(names)}, {parted}; quote texts that hold it, write quotes in them twice, and delete "
+        "lines above the header and below the table"
+    )
+
+
+_DEEPEST = 200  # objects and lists within each other: Arrow's cost grows with the square of it
+
+
+def _read_json(path: Path, encoding: str) -> pa.Table:
+    with _open_text(path, encoding) as stream:
+        text = stream.read()
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if all(line.lstrip().startswith("{") for _, line in lines[:2]) and len(lines) > 1:
+        tree: Any = [_parsed(line, number, path) for number, line in lines]
+    else:
+        tree = _parsed(text, 1, path)
+    if isinstance(tree, dict):  # an object of objects; or the only line
+        is_outer = all(isinstance(value, dict) for value in tree.values())
+        tree = list(tree.values()) if is_outer else [tree]
+    if not isinstance(tree, list) or not tree or not all(isinstance(row, dict) for row in tree):
+        raise StudyError(
+            f"table {path} lists no objects; give one object a line, a list of objects, or an "
+            "object of objects"
+        )
+    names = dict.fromkeys(name for row in tree for name in row)
+    return pa.table({name: _json_column([row.get(name) for row in tree], path) for name in names})
 
 
 def _parsed(text: str, line: int, path: Path) -> Any:
     """Parse JSON, NaN as null; a fault is named by its line, counted from `line` on, and column."""
     try:
-        return json.loads(text, parse_constant=lambda _: None, object_pairs_hook=_unique)
+        tree = json.loads(text, parse_constant=lambda _: None, object_pairs_hook=_unique)
+        is_deep = _is_deep(tree, _DEEPEST)
+    except RecursionError:
+        is_deep = True
     except ValueError as error:
         where, what = f"line {line}", str(error)
         if isinstance(error, json.JSONDecodeError):
@@ -186,38 +364,22 @@ def _parsed(text: str, line: int, path: Path) -> Any:
             f"{where} of table {path} is not JSON ({what}); give one object a line, a list of "
             "objects, or an object of objects"
         ) from error
-
-
-def _objects(path: Path) -> list[Any] | None:
-    """Read a JSON file of a list of objects, or of an object of objects; None: of JSON lines."""
-    lines = _json_lines(path)
-    number, first = next(lines)
-    _, second = next(lines, (0, ""))
-    with suppress(StudyError):  # else the first line does not end it, or is at fault
-        tree = _parsed(first, number, path)
-        if second:
-            return None
-        return _rows_of_tree(tree)
-    if first.lstrip().startswith("{") and second.lstrip().startswith("{"):
-        return None
-    with io.TextIOWrapper(_json_bytes(path), encoding="utf-8") as text:
-        return _rows_of_tree(_parsed(text.read(), 1, path))
-
-
-def _rows_of_tree(tree: Any) -> list[Any] | None:
-    if isinstance(tree, dict) and all(isinstance(value, dict) for value in tree.values()):
-        return list(tree.values())
-    return tree if isinstance(tree, list) else None
-
-
-def _table_of_objects(objects: Sequence[Any], path: Path) -> pa.Table:
-    if not objects or not all(isinstance(item, dict) for item in objects):
+    if is_deep:
         raise StudyError(
-            f"table {path} lists no objects; give one object a line, a list of objects, or an "
-            "object of objects"
+            f"table {path} nests objects or lists more than {_DEEPEST} deep; give plainer rows"
         )
-    names = dict.fromkeys(name for item in objects for name in item)
-    return pa.table({name: _json_column([x.get(name) for x in objects], path) for name in names})
+    return tree
+
+
+def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(unique := dict(items)) < len(items):
+        raise ValueError("an object has one name twice")
+    return unique
+
+
+def _is_deep(tree: Any, left: int) -> bool:
+    held = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return not left or any(_is_deep(x, left - 1) for x in held if isinstance(x, dict | list))
 
 
 def _json_column(values: list[Any], path: Path) -> pa.Array:
@@ -233,18 +395,297 @@ def _json_column(values: list[Any], path: Path) -> pa.Array:
         return pa.array(words, pa.string())  # numbers and texts
 
 
-def _refuse_depth(path: Path) -> None:
-    depth = 0
-    with open_plain(path) as stream:
-        for line in stream:
-            opens, closes = (line.count(a) + line.count(b) for a, b in ((b"{", b"["), (b"}", b"]")))
-            if opens == closes and depth + opens <= _DEEPEST:
-                continue
-            bare = np.frombuffer(_STRING.sub(b"", line), np.uint8)  # without brackets of texts
-            depths = depth + np.cumsum(_STEPS[bare], dtype=np.int64)
-            if len(depths) and depths.max() > _DEEPEST:
+FIELD = re.compile(r"\{([^{}]+)\}")
+"""A column within other letters, in a pattern such as `{a}-{b}`."""
+
+
+def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[str, list[str]]:
+    """Read columns of a table as strings, empty where a value is null; as `read_any`.
+
+    Raises:
+        StudyError: the table is missing, malformed, not UTF-8, or lacks a column.
+    """
+    return take_rows(read_any(path, fallback), path.name, columns)
+
+
+def take_rows(table: pa.Table, file: str, columns: Sequence[str]) -> dict[str, list[str]]:
+    """Take columns of a table that was read from a file, as `read_rows`."""
+    require_columns(file, columns, table.column_names)
+    return {name: strings(table.column(name), file, name) for name in dict.fromkeys(columns)}
+
+
+def fill_pattern(table: pa.Table, file: str, pattern: str) -> list[str]:
+    """Fill a pattern such as `{a}-{b}` in each row, or take the column of that name.
+
+    Raises:
+        StudyError: the table lacks a column.
+    """
+    if not FIELD.search(pattern):
+        return take_rows(table, file, [pattern])[pattern]
+    columns = take_rows(table, file, FIELD.findall(pattern))
+
+    def filled(row: int) -> str:
+        return FIELD.sub(lambda match: clean_id(columns[match[1]][row]), pattern)
+
+    return [filled(row) for row in range(table.num_rows)]
+
+
+def require_columns(file: str, wanted: Sequence[str], there: Sequence[str]) -> None:
+    """Refuse a table that lacks a column, or has it twice; StudyError."""
+    if missing := [name for name in dict.fromkeys(wanted) if name not in there]:
+        raise no_column(file, missing, there, wanted)
+    if twice := [name for name in dict.fromkeys(wanted) if list(there).count(name) > 1]:
+        raise StudyError(f"table {file} has column {twice} twice; rename one of them")
+
+
+def no_column(
+    file: str, missing: Sequence[str], there: Sequence[str], wanted: Sequence[str] = ()
+) -> StudyError:
+    """Make the error of a table that lacks columns of those that are wanted."""
+    # A name that differs in writing alone is a name, and no data.
+    alike = {name: _plain(name) for name in missing}
+    near = [name for name in there if _plain(name) in alike.values()]
+    meant = f"; it has {near}, written in another way" if near else ""
+    return StudyError(
+        f"table {file} has no column {list(missing)}{meant or only_columns(file, there, wanted)}; "
+        "name its columns in source.columns, source.box_columns or source.label_id"
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_.#-]+", "", name).casefold()
+
+
+def only_columns(file: str, there: Sequence[str], wanted: Sequence[str] = ()) -> str:
+    """Name the columns that a table has, where these are names and not data.
+
+    The first row of a CSV file may be a patient's, and the keys of a JSON file patients: without
+    most of the columns that are `wanted` they are counted.
+    """
+    if not there:
+        return ""
+    are_names = 2 * len(set(wanted) & set(there)) > len(set(wanted))
+    if file.lower().endswith((".parquet", ".arrow")) or are_names:
+        return f", only {list(there[:40])}"
+    return f" among its {len(there)}, whose names may be data"
+
+
+def strings(column: Any, table: str, name: str) -> list[str]:
+    """Convert a column of a table to strings, empty where null or not a number.
+
+    Whole numbers have no fraction, also where their column holds fractions, as pandas stores whole
+    numbers next to blank ones.
+
+    Raises:
+        StudyError: it is nested, or holds bytes that are not text.
+    """
+    values: list[str] = string_column(column, table, name).to_pylist()
+    return values
+
+
+def string_column(column: Any, table: str, name: str) -> pa.ChunkedArray:
+    """Convert a column as `strings`, in the form that Arrow keeps it in."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_nested(column.type):
+        raise StudyError(f"column {name!r} of {table} holds lists or objects; map a plain column")
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_finite(column), column, None)
+        if pc.all(pc.equal(column, pc.floor(column))).as_py() and _largest(column) < 2**53:
+            column = column.cast(pa.int64())
+    try:
+        return pc.fill_null(pc.cast(column, pa.string()), "")
+    except pa.ArrowInvalid as error:
+        raise StudyError(
+            f"column {name!r} of {table} holds bytes; images in rows are read by source.kind "
+            "huggingface, which writes them out once"
+        ) from error
+
+
+def _largest(column: Any) -> float:
+    return float(pc.max(pc.abs(column)).as_py() or 0)
+
+
+def read_columns(path: Path, columns: Sequence[str], fallback: str = "") -> Iterator[pa.Table]:
+    """Read columns, also nested ones by dotted name, in parts; the first is without rows.
+
+    Of CSV and Parquet no more than a part is in memory. ClassLabels of `datasets` become names.
+
+    Raises:
+        StudyError: the file cannot be read, or a column is missing.
+    """
+    suffix, wanted = path.suffix.lower(), list(dict.fromkeys(columns))
+    try:
+        if suffix == ".parquet" and path.is_file():
+            with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+                schema = file.schema_arrow
+                heads = [head for head, _ in _split(schema.names, wanted, path)]
+                yield take_columns(schema.empty_table(), schema, wanted, path)
+                for batch in file.iter_batches(_PART_ROWS, columns=heads, use_threads=False):
+                    yield take_columns(pa.Table.from_batches([batch]), schema, wanted, path)
+        else:
+            for part in _read_parts(path, fallback):
+                yield take_columns(part, part.schema, wanted, path)
+    except (pa.ArrowException, OSError) as error:
+        raise StudyError(
+            f"table {path} cannot be read ({_error_words(error)}); write it again"
+        ) from error
+
+
+def _split(names: Sequence[str], wanted: Sequence[str], path: Path) -> list[tuple[str, list[str]]]:
+    split = {name: _split_column(names, name) for name in wanted}
+    if missing := [name for name, parts in split.items() if parts is None]:
+        raise no_column(path.name, missing, list(names), wanted)
+    require_columns(path.name, [parts[0] for parts in split.values() if parts], names)
+    return [parts for parts in split.values() if parts]
+
+
+def _split_column(names: Sequence[str], column: str) -> tuple[str, list[str]] | None:
+    # `a.b.c` -> the column's name and the fields within it. A name with dots goes before a field.
+    parts = column.split(".")
+    for cut in range(len(parts), 0, -1):
+        if (head := ".".join(parts[:cut])) in names:
+            return head, parts[cut:]
+    return None
+
+
+def take_columns(table: pa.Table, schema: pa.Schema, wanted: Sequence[str], path: Path) -> pa.Table:
+    """Take columns by dotted name, with the names of ClassLabels, which `schema` has."""
+    features = _features(schema, path)
+    columns = {}
+    for column, (head, fields) in zip(wanted, _split(schema.names, wanted, path), strict=True):
+        labels = _class_names(features, [head, *fields], path.name)
+        empty = pa.array([], table.schema.field(head).type)
+        try:
+            chunks = [take_field(chunk, fields) for chunk in (*table.column(head).chunks, empty)]
+        except KeyError:
+            raise no_column(path.name, [column], []) from None
+        if labels:
+            try:
+                chunks = [_named(chunk, labels) for chunk in chunks]
+            except pa.ArrowIndexError as error:
                 raise StudyError(
-                    f"table {path} nests objects or lists more than {_DEEPEST} deep; give plainer "
-                    "rows"
-                )
-            depth = int(depths[-1]) if len(depths) else depth
+                    f"a ClassLabel of {path.name} has numbers beyond its names; write the file "
+                    "with all of them"
+                ) from error
+        columns[column] = pa.chunked_array(chunks)
+    return pa.table(columns)
+
+
+def take_field(array: pa.Array, fields: Sequence[str]) -> pa.Array:
+    """Take a field of a field ... of a column of objects, or of lists of objects; KeyError."""
+
+    def child(objects: pa.Array, name: str) -> pa.Array:
+        if not pa.types.is_struct(objects.type) or objects.type.get_field_index(name) < 0:
+            raise KeyError(name)
+        return pc.struct_field(objects, name)
+
+    for name in fields:
+        array = within_lists(array, partial(child, name=name))
+    return array
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values of a type are lists."""
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def within_lists(array: pa.Array, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """Change what lists hold, lists of lists included; the lists keep their lengths and nulls."""
+    if not is_list(array.type):
+        return change(array)
+    lengths = pc.list_value_length(array)
+    ends = np.cumsum(pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False), dtype=np.int64)
+    missing = np.append(array.is_null().to_numpy(zero_copy_only=False), False)
+    offsets = pa.array(np.append(0, ends), pa.int64(), mask=missing)
+    return pa.LargeListArray.from_arrays(offsets, within_lists(pc.list_flatten(array), change))
+
+
+def _features(schema: pa.Schema, path: Path) -> Any:
+    # The tree of features that `datasets` keeps in a schema; empty where it is not from there.
+    try:
+        tree = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        return tree.get("info", {}).get("features", {})
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise StudyError(
+            f"the metadata `huggingface` of {path.name} are not those of `datasets`; write the "
+            "file without them"
+        ) from error
+
+
+def _class_names(features: Any, names: Sequence[str], file: str) -> list[str]:
+    # The tree of features, as `datasets` keeps it in a schema: lists have one feature.
+    node = features
+    for name in (*names, None):
+        while isinstance(node, list) or (isinstance(node, dict) and "feature" in node):
+            node = next(iter(node), None) if isinstance(node, list) else node["feature"]
+        if name is not None:
+            node = node.get(name) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or node.get("_type") != "ClassLabel":
+        return []
+    given = node.get("names")
+    if not isinstance(given, list) or not given:
+        raise StudyError(f"a ClassLabel of {file} has no names; write the file with them")
+    return [str(name) for name in given]
+
+
+def _named(array: pa.Array, labels: Sequence[str]) -> pa.Array:
+    # -1 stands for no label.
+    def name(codes: pa.Array) -> pa.Array:
+        return pa.array(labels).take(pc.if_else(pc.less(codes, 0), None, codes))
+
+    return within_lists(array, name)
+
+
+_EXCEL_TEXT = re.compile(r'="(.*)"', re.DOTALL)
+_EXCEL_NUMBER = re.compile(r"-?\d([.,]\d+)?E\+\d{2,}", re.IGNORECASE)
+
+
+def clean_id(text: str) -> str:
+    """Strip an id of what no eye sees: blanks and marks round it, and the `="..."` of Excel.
+
+    Raises:
+        StudyError: it is a number in Excel's scientific notation, whose digits are lost.
+    """
+    if text.isascii() and text.isalnum():
+        return text
+    text = unicodedata.normalize("NFC", text).strip().strip(INVISIBLE).strip()
+    if (quoted := _EXCEL_TEXT.fullmatch(text)) is not None:
+        return clean_id(quoted[1])
+    if _EXCEL_NUMBER.fullmatch(text):
+        raise StudyError(
+            "a table has an id in scientific notation such as 1.2E+12, as spreadsheets shorten "
+            "long numbers, and different ids become one; export the column as text"
+        )
+    return text
+
+
+_WRITINGS: dict[str, Callable[[str], str]] = {
+    "case": str.casefold,
+    "leading zeros": lambda text: re.sub(r"^0+(?=.)", "", text),
+    "letters before the number": lambda text: re.sub(r"^[^\W\d]+_?(?=\d+$)", "", text),
+    "blanks": lambda text: "".join(text.split()),
+    "a final .0": lambda text: re.sub(r"\.0+$", "", text),
+    "folders": lambda text: re.split(r"[/\\]", text)[-1],
+    "the ending of a file's name": lambda text: re.sub(r"\.[A-Za-z]{2,5}(\.gz)?$", "", text),
+}
+
+
+def would_join(names: Iterable[str], others: Iterable[str]) -> str:
+    """Count the names that would be among others if all were written alike; empty: none."""
+    wanted, there = set(names), set(others)
+
+    def joined(change: Callable[[str], str]) -> int:
+        changed = {change(name) for name in there}
+        return sum(change(name) in changed for name in wanted)
+
+    def all_of(text: str) -> str:
+        return reduce(lambda name, change: change(name), reversed(_WRITINGS.values()), text)
+
+    counts = {writing: joined(change) for writing, change in _WRITINGS.items()}
+    if not any(counts.values()):
+        counts = {", ".join(_WRITINGS): joined(all_of)}
+    writing, count = max(counts.items(), key=lambda item: item[1])
+    return f"; {count} of {len(wanted)} would be found but for {writing}" if count else ""

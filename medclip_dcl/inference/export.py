@@ -34,9 +34,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -48,13 +47,12 @@ from medclip_dcl.core.artifact import Artifact, ArtifactType, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.core.files import write_bytes, write_text
-from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.model_package import TEXT
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.engines import Method, Part, Run, encoder_parts, largest_difference
-from medclip_dcl.models.image_encoder import MEAN, SPREAD, to_input
+from medclip_dcl.models.image_encoder import MEAN, SPREAD
 
 EXPORT = ArtifactType("export", 1, "export")
 
@@ -284,26 +282,6 @@ def _run_onnxruntime(file: Path) -> Run:
     return run
 
 
-@torch.no_grad()
-def _image_difference(predictor: Predictor) -> tuple[float, float]:
-    """Compare the advice of the README with our preparation, on a smooth image of another size.
-
-    Returns:
-        Largest difference of the input, in grey levels of 255, and of a region's vector.
-    """
-    size, px = predictor.config.images.size_px, predictor.config.model.image.input_px
-    coarse = np.random.default_rng(0).integers(40, 200, (9, 8), dtype=np.uint8)
-    image = Image.fromarray(coarse).resize((2 * size, 2 * size + 3), Image.Resampling.BICUBIC)
-    grey = np.asarray(image, dtype=np.float64)
-    stretched = np.rint((grey - grey.min()) * (65535 / np.ptp(grey))).astype(np.uint16)
-    ours = to_input(predictor.square(GreyImage(stretched, 8, "png"))[None], px)
-    advised = ImageOps.autocontrast(image).resize((px, px), Image.Resampling.BILINEAR)
-    theirs = to_input(np.array(advised)[None], px)
-    vectors = predictor.model.encode_images(torch.cat([ours, theirs]))
-    levels = float((ours - theirs).abs().max()) * SPREAD * 255
-    return levels, float((vectors[0] - vectors[1]).abs().max())
-
-
 # --- The page
 
 _SCORES = {
@@ -368,7 +346,7 @@ _TRANSFORMERS = """\
 import math
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from safetensors.torch import load_file
 from torch.nn.functional import linear, normalize
 from transformers import AutoImageProcessor, AutoTokenizer, BertModel, {tower}
@@ -398,7 +376,7 @@ import json
 
 import numpy as np
 from onnxruntime import InferenceSession
-from PIL import Image, ImageOps
+from PIL import Image
 from transformers import AutoTokenizer
 
 with open(f"{{folder}}/model.json") as stream:
@@ -425,8 +403,6 @@ This is nearly how images were prepared for training, not quite:
 
 - The package stretches the image to {size} x {size} pixels of 8 bits first, and that to
   {px} x {px} in float32; here it is one step of 8 bits.
-- On a smooth image the input differs by up to {levels:.1f} of 255 grey levels, and a region's unit
-  vector by up to {vector:.4f}.
 - A DICOM file needs its look-up tables, MONOCHROME1 turned round and padding left out. The package
   reads it with `voi: {voi}`; no image processor does. Write `medclip_dcl.open_image(file).pixels`
   into a 16-bit PNG file.{equalize}"""
@@ -468,13 +444,10 @@ def _readme(predictor: Predictor, to: Format, differences: Mapping[str, float]) 
         score=_SCORES[similarity.kind].format(**similarity.model_dump()),
     )
     if images.fit is None:
-        levels, vector = _image_difference(predictor)
         equalized = "\n- Its histogram is equalised before that." if images.equalize else ""
         prepared = _PREPARED.format(
             size=images.size_px,
             px=settings.image.input_px,
-            levels=levels,
-            vector=vector,
             voi=images.voi,
             equalize=equalized,
         )

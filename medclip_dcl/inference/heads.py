@@ -114,19 +114,17 @@ class Head:
     def margins(
         self, features: Float[np.ndarray, "images features"]
     ) -> Float[np.ndarray, " images"]:
-        """Give the margin of every image.
-
-        Raises:
-            CheckpointError: the head reads features of another width.
-        """
+        """Return the margin of every image: `head_margins`."""
         return head_margins(self.arrays, features)
 
     def answer(self, features: Float[np.ndarray, "images features"]) -> list[HeadScore]:
-        """Answer for every image."""
+        """Answer for every image; CheckpointError where the features are of another width."""
         card = self.card
         margins = self.margins(features)
         curve, note = card.calibration.curve, card.calibration.reason
-        said = [None] * len(margins) if curve is None else curve.probabilities(margins).tolist()
+        probabilities = [None] * len(margins)
+        if curve is not None:
+            probabilities = curve.probabilities(margins).tolist()
         present: list[bool | None] = (margins >= card.threshold).tolist()
         if card.calibration.is_refused:
             present = [None] * len(margins)
@@ -134,7 +132,7 @@ class Head:
         return [
             HeadScore(card.name, card.kind, score, threshold, decided, probability, note)
             for score, decided, probability in zip(
-                _logistic(margins).tolist(), present, said, strict=True
+                _logistic(margins).tolist(), present, probabilities, strict=True
             )
         ]
 
@@ -197,4 +195,4 @@ def read_heads(source: Path | Artifact) -> tuple[Head, ...]:
         number, _, key = name.partition(".")
         if number.isdecimal() and int(number) < len(own):
             own[int(number)][key] = array
-    return tuple(Head(card, found) for card, found in zip(cards, own, strict=True))
+    return tuple(Head(card, stored) for card, stored in zip(cards, own, strict=True))

@@ -31,7 +31,7 @@ _Reals = npt.NDArray[np.float64]
 
 
 def describe_pixels(image: npt.NDArray[np.uint8]) -> _Reals:
-    """Give the 107 features of a square image.
+    """Return the 107 features of a square image.
 
     Returns:
         (107,): square roots of the shares of edges in 4 x 4 cells and 6 directions, times 4;
@@ -57,13 +57,13 @@ def _edges(level: _Reals) -> _Reals:
 
 
 def _detail(level: _Reals) -> _Reals:
-    found = []
+    strengths = []
     for _ in range(_SCALES):
         half = len(level) // 2
         coarse = level.reshape(half, 2, half, 2).mean(axis=(1, 3))
-        found.append(np.std(level - coarse.repeat(2, axis=0).repeat(2, axis=1)))
+        strengths.append(np.std(level - coarse.repeat(2, axis=0).repeat(2, axis=1)))
         level = coarse
-    return np.log(np.array(found) + 1e-3)
+    return np.log(np.array(strengths) + 1e-3)
 
 
 def fit_input_range(
@@ -107,8 +107,8 @@ def fit_input_range(
     )
 
 
-def is_out_of_range(image: npt.NDArray[np.uint8], known: InputRange) -> bool:
+def is_out_of_range(image: npt.NDArray[np.uint8], fitted: InputRange) -> bool:
     """Return whether a square image, of the size that the range was learnt at, is beyond it."""
-    mean, precision = known.arrays
+    mean, precision = fitted.arrays
     away = describe_pixels(image) - mean
-    return bool(away @ precision @ away > known.threshold)
+    return bool(away @ precision @ away > fitted.threshold)

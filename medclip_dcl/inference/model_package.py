@@ -218,9 +218,9 @@ class InputRange(Section):
         return np.array(self.mean), np.array(self.precision)
 
 
-def write_input_range(folder: Path, found: InputRange) -> None:
+def write_input_range(folder: Path, fitted: InputRange) -> None:
     """Write the range into the draft of a model."""
-    write_text(folder / INPUT_RANGE_FILE, json.dumps(found.model_dump()) + "\n")
+    write_text(folder / INPUT_RANGE_FILE, json.dumps(fitted.model_dump()) + "\n")
 
 
 def read_input_range(source: Path | Artifact) -> InputRange | None:
@@ -410,8 +410,8 @@ def rewrite_package(
         for name in names:
             (writer.directory / name).unlink(missing_ok=True)  # of a killed run
         write(writer.directory)
-        kept = {"seconds", "code"} & set(model.origin)
-        writer.carried = {name: model.origin[name] for name in kept}
+        facts = {"seconds", "code"} & set(model.origin)
+        writer.carried = {name: model.origin[name] for name in facts}
         return writer.commit(model.summary)
 
 
@@ -445,9 +445,9 @@ def read_model_package(path: Path) -> SavedModel:
                 "registers it in `plugins`, or install its package"
             )
         raise CheckpointError(f"model in {path} has a configuration that {remedy}") from error
-    known = None if hashes is None else frozenset(hashes)
+    subjects = None if hashes is None else frozenset(hashes)
     fitted = read_calibration(artifact)
-    return SavedModel(path, artifact.digest, config, card, known, fitted, artifact)
+    return SavedModel(path, artifact.digest, config, card, subjects, fitted, artifact)
 
 
 def _lacks_encoder(error: ValidationError) -> bool:

@@ -19,7 +19,7 @@ from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import CheckpointError, ConfigError, ImageError, QueryError
 from medclip_dcl.data.grayscale import SquareImage, Window, window
 from medclip_dcl.inference.encoders import load_encoders, warn_of_cut_texts
-from medclip_dcl.inference.grounding import Grounding, PhraseGrids, locate
+from medclip_dcl.inference.grounding import PhraseGrids, locate
 from medclip_dcl.inference.heads import Head, HeadScore, read_heads
 from medclip_dcl.inference.input_range import is_out_of_range
 from medclip_dcl.inference.model_package import (
@@ -96,7 +96,7 @@ class Predictor:
         digest: str,
         engine: Engine,
         calibration: ScoreCalibration | None = None,
-        known: InputRange | None = None,
+        input_range: InputRange | None = None,
         offsets: PromptOffsets | None = None,
         bank: Float[Tensor, "images rows columns dim"] | None = None,
         heads: tuple[Head, ...] = (),
@@ -106,7 +106,7 @@ class Predictor:
         self.model, self.engine = model, engine
         self.device = device = model.gamma.device
         self.digest, self.config, self.findings = digest, config, findings
-        self._known = known
+        self._input_range = input_range
         self.calibration = calibration
         self.offsets = offsets
         self.heads = heads
@@ -228,7 +228,7 @@ class Predictor:
 
         False where the model was published without a range.
         """
-        return self._known is not None and is_out_of_range(image, self._known)
+        return self._input_range is not None and is_out_of_range(image, self._input_range)
 
     def square(self, image: Any) -> UInt8[np.ndarray, "size size"]:
         """Prepare an image, by the same code as `prepare_images`; what it may be: `classify`."""
@@ -262,9 +262,9 @@ class Predictor:
         return offsets_of_levels(self._levels(findings, self._prompts(findings)))
 
     def negative_levels(self, findings: Sequence[Finding]) -> list[float | None]:
-        """Give the usual score of each finding's negative prompts, or of its positive without any.
+        """Return the usual score of each finding's negative prompts; None where unknown.
 
-        None where the model has no level for them.
+        Without a negative it is that of the positive.
         """
         levels = self._levels(findings, self._prompts(findings))
         return [None if level is None else level[1] for level in levels]
@@ -334,23 +334,23 @@ class Predictor:
         """
         from medclip_dcl.schemas import ClassifyAnswer
 
-        asked = self.findings if findings is None else parse_prompts(findings, self.findings)
-        asked = self.findings if asked == self.findings else asked  # whose vectors are there
+        chosen = self.findings if findings is None else parse_prompts(findings, self.findings)
+        chosen = self.findings if chosen == self.findings else chosen  # whose vectors are there
 
         def answer(regions: Tensor, images: Sequence[SquareImage]) -> Iterator[ClassifyAnswer]:
-            scores = self.classify_regions(regions, asked)
+            scores = self.classify_regions(regions, chosen)
             heads = self.answer_heads(regions, np.stack([image.pixels for image in images]))
             grids: Any = [None] * len(images)
             if explain and self.has_regions:
-                grids = self.finding_grids(self._located(regions, images), asked)
+                grids = self.finding_grids(self._located(regions, images), chosen)
             for image, score, own, head in zip(images, scores, grids, heads, strict=True):
                 size = image.height_px, image.width_px
                 shown = self.window(*size)
-                found = None if own is None else [locate(grid, *size, None, shown) for grid in own]
-                yield ClassifyAnswer.of(self, image, score, asked, found, head)
+                places = None if own is None else [locate(grid, *size, None, shown) for grid in own]
+                yield ClassifyAnswer.of(self, image, score, chosen, places, head)
 
-        found: ClassifyAnswer | Answers = self._answer(images, answer)
-        return found
+        answers: ClassifyAnswer | Answers = self._answer(images, answer)
+        return answers
 
     @torch.inference_mode()
     def classify_regions(
@@ -363,16 +363,16 @@ class Predictor:
         Raises:
             QueryError: a finding without a negative prompt has no level.
         """
-        asked = self.findings if findings is None else findings
-        prompts = self._prompts(asked)
-        levels = self._levels(asked, prompts)
+        chosen = self.findings if findings is None else findings
+        prompts = self._prompts(chosen)
+        levels = self._levels(chosen, prompts)
         return finding_scores(
-            margins(self.model.score(regions, prompts), asked, required_levels(asked, levels)),
+            margins(self.model.score(regions, prompts), chosen, required_levels(chosen, levels)),
             self.model.gamma.detach(),
-            asked,
-            calibrations_of(asked, self.findings, self.calibration),
+            chosen,
+            calibrations_of(chosen, self.findings, self.calibration),
             offsets_of_levels(levels),
-            self._bank_margins(asked, prompts, levels),
+            self._bank_margins(chosen, prompts, levels),
         )
 
     def answer_heads(
@@ -385,14 +385,14 @@ class Predictor:
         `regions` are those of `embed_images` for the same prepared images, which are encoded again
         where a head reads the encoder's features.
         """
-        found: dict[str, Float[np.ndarray, "images features"]] = {}
+        features_of: dict[str, Float[np.ndarray, "images features"]] = {}
         for features in {head.card.features for head in self.heads}:
             from_space = features == "space"
             vectors = (
                 regions.flatten(1, 2).mean(dim=1) if from_space else self.embed_features(images)
             )
-            found[features] = vectors.float().cpu().numpy()
-        answers = [head.answer(found[head.card.features]) for head in self.heads]
+            features_of[features] = vectors.float().cpu().numpy()
+        answers = [head.answer(features_of[head.card.features]) for head in self.heads]
         return [[answer[image] for answer in answers] for image in range(len(images))]
 
     def ground(
@@ -417,16 +417,16 @@ class Predictor:
         from medclip_dcl.schemas import GroundAnswer
 
         self.require_regions()
-        asked = texts_of(phrases)
+        texts = texts_of(phrases)
 
         def answer(regions: Tensor, images: Sequence[SquareImage]) -> Iterator[GroundAnswer]:
             regions = self._located(regions, images)
-            for image, grids in zip(images, self.phrase_grids(regions, asked), strict=True):
-                found = grids.locate(image.height_px, image.width_px, threshold)
-                yield GroundAnswer.of(self, image, found).about(asked)
+            for image, grids in zip(images, self.phrase_grids(regions, texts), strict=True):
+                located = grids.locate(image.height_px, image.width_px, threshold)
+                yield GroundAnswer.of(self, image, located).about(texts)
 
-        found: GroundAnswer | Answers = self._answer(images, answer)
-        return found
+        answers: GroundAnswer | Answers = self._answer(images, answer)
+        return answers
 
     def _answer(self, images: Any, answer: Any) -> Any:
         from medclip_dcl.schemas import Answers, RefusedImage
@@ -468,18 +468,6 @@ class Predictor:
                     part.append(error)
             yield part, alone
 
-    def ground_regions(
-        self,
-        regions: Float[Tensor, "rows columns dim"],
-        phrases: Sequence[str],
-        height_px: int,
-        width_px: int,
-        threshold: float | None = None,
-    ) -> list[Grounding]:
-        """Answer `ground` for one image from `embed_regions`, in pixels of the original image."""
-        (found,) = self.phrase_grids(regions[None], phrases)
-        return found.locate(height_px, width_px, threshold)
-
     @torch.inference_mode()
     def phrase_grids(
         self, regions: Float[Tensor, "images rows columns dim"], phrases: Sequence[str]
@@ -517,9 +505,9 @@ class Predictor:
 
     @torch.inference_mode()
     def _levels(self, findings: Sequence[Finding], prompts: Tensor) -> Levels:
-        known = [self._own_levels.get((item.positive, item.negative)) for item in findings]
-        if self._bank is None or None not in known:
-            return known
+        own = [self._own_levels.get((item.positive, item.negative)) for item in findings]
+        if self._bank is None or None not in own:
+            return own
         levels = prompt_levels(self.model, self._bank, prompts, findings)
         gamma_squared = float(self.model.gamma.detach()) ** 2
         return [(positive, negative) for positive, negative in (levels / gamma_squared).tolist()]

@@ -97,7 +97,7 @@ def margins(
 
 
 def prompt_offset(scores: Float[Tensor, "prompts images"]) -> Float[Tensor, " prompts"]:
-    """Give the level of each prompt over a bank of images, b(q) = log mean_f e^{s(q, f)}.
+    """Return the level of each prompt over a bank of images, b(q) = log mean_f e^{s(q, f)}.
 
     A prompt's level, which a loss with texts alone as anchors leaves open, says nothing of an
     image: two prompts are compared by s - b. The offset repairs decisions alone; rankings of
@@ -118,7 +118,7 @@ def prompt_levels(
     prompts: Float[Tensor, "prompts dim"],
     findings: Sequence[Finding],
 ) -> Float[Tensor, "findings 2"]:
-    """Give `prompt_offset` of each finding's positive and negative prompts over a bank of images.
+    """Return `prompt_offset` of each finding's positive and negative prompts over a bank of images.
 
     `prompts` are the vectors of `prompt_texts`. Without a negative both are that of the positive:
     a prompt that scores every image alike has its score as level.
@@ -135,12 +135,12 @@ Levels = list[tuple[float, float] | None]
 
 
 def offsets_of_levels(levels: Levels) -> list[float | None]:
-    """Give the level of each finding's margin; None where it is not known."""
+    """Return the level of each finding's margin; None where it is not known."""
     return [None if level is None else level[0] - level[1] for level in levels]
 
 
 def required_levels(findings: Sequence[Finding], levels: Levels) -> list[float]:
-    """Give the scores that stand in the place of missing negative prompts, for `side_scores`.
+    """Return the scores that stand in the place of missing negative prompts, for `side_scores`.
 
     Raises:
         QueryError: a finding without a negative prompt has no level.
@@ -157,7 +157,7 @@ def required_levels(findings: Sequence[Finding], levels: Levels) -> list[float]:
 def softmax_scores(
     margin: Float[Tensor, "findings images"], gamma: Float[Tensor, ""]
 ) -> Float[Tensor, "findings images"]:
-    """Give the share of the positive prompt, in [0, 1], in a softmax of scores times gamma**2."""
+    """Return the share of the positive prompt, in [0, 1], in a softmax of scores times gamma**2."""
     # exp(p) / (exp(p) + exp(n)) = 1 / (1 + exp(n - p))
     return torch.sigmoid(gamma**2 * margin)
 
@@ -175,8 +175,8 @@ def calibrations_of(
     """
     if calibration is None:
         return [UNCALIBRATED for _ in findings]
-    found = [calibration.of(item.name) if item in own else None for item in findings]
-    return [OTHER_PROMPTS if item is None else item for item in found]
+    fitted = [calibration.of(item.name) if item in own else None for item in findings]
+    return [OTHER_PROMPTS if item is None else item for item in fitted]
 
 
 def finding_scores(
@@ -222,7 +222,7 @@ def finding_scores(
 def percentiles(
     values: Float[Tensor, "rows images"], bank: Float[Tensor, "rows banked"]
 ) -> Float[Tensor, "rows images"]:
-    """Give the share of a bank's values, in %, below each value of the same row."""
+    """Return the share of a bank's values, in %, below each value of the same row."""
     return 100 * (bank[:, None] < values[..., None]).double().mean(dim=-1)
 
 

@@ -18,10 +18,7 @@ from medclip_dcl.core.errors import (
 )
 from medclip_dcl.likelihood.masked_lm import load_language_model, prepare_engine
 from medclip_dcl.likelihood.pll import Variant, encode_sentences, find_budget, score_encodings
-from medclip_dcl.likelihood.work_units import part_of
 from medclip_dcl.models.settings import EngineName
-
-_ALL = 1 << 16  # past the last word piece of any input
 
 
 @dataclass(frozen=True)
@@ -36,11 +33,10 @@ class ScoringOptions:
 
 
 class Task(NamedTuple):
-    """Sentences, or spans of them, that are scored as a whole."""
+    """Sentences that are scored, and acknowledged, as a whole."""
 
     number: int
     texts: tuple[str, ...]
-    spans: tuple[tuple[int, int], ...]  # [first, last) of the scored word pieces of each text
 
 
 class Scores(NamedTuple):
@@ -72,15 +68,10 @@ class Scorer:
 
     def score(self, task: Task) -> Scores:
         """Score a task, in order; sentences too long for the model are truncated."""
-        whole = encode_sentences(self._tokenizer, task.texts, self._limit)
-        parts = [
-            part_of(encoding, first, last)
-            for encoding, (first, last) in zip(whole, task.spans, strict=True)
-        ]
         with _one_thread():
             pll_nats = score_encodings(
                 self._model,
-                parts,
+                encode_sentences(self._tokenizer, task.texts, self._limit),
                 self._tokenizer.mask_token_id,
                 self._options.variant,
                 self._budget,
@@ -102,7 +93,7 @@ def _one_thread() -> Iterator[None]:
 
 def drift(options: ScoringOptions, texts: Sequence[str]) -> float:
     """Measure the largest difference, nats, of a few sentences' scores from those in float32."""
-    task = Task(0, tuple(texts), tuple((0, _ALL) for _ in texts))
+    task = Task(0, tuple(texts))
     exact = Scorer(replace(options, dtype="float32", engine="auto")).score(task).pll_nats
     rough = Scorer(options).score(task).pll_nats
     return max(abs(one - other) for one, other in zip(exact, rough, strict=True))
@@ -113,7 +104,8 @@ def score_tasks(
 ) -> Generator[Scores, None, None]:
     """Score tasks in `workers` processes, each task in whichever is free; 1: in this one.
 
-    The scores come in the order in which they are finished.
+    Of several processes each has its own GPU, or all are on the CPU. The scores come in the order
+    in which they are finished.
 
     Raises:
         ScoreError: a score is not a number, or a worker died.
@@ -127,7 +119,11 @@ def score_tasks(
         return
     # Not concurrent.futures: its workers outlive a parent that is killed, hold up one that is
     # stopped until their task is done, and a dead one is reported without its exit code.
-    crew = dict(_start_worker(options) for _ in range(workers))
+    numbered = options.device == "cuda"
+    crew = dict(
+        _start_worker(replace(options, device=f"cuda:{number}") if numbered else options)
+        for number in range(workers)
+    )
     idle, busy, answers = list(crew), list[Connection](), list[Scores]()
     try:
         while idle:

@@ -1,52 +1,45 @@
 """Likelihoods: the pseudo-log-likelihood of every distinct sentence, scored once.
 
-A corpus is cut into units (`Plan`). Each is scored by one thread of a process, or by a
-GPU, so that on one kind of machine its bits depend on the unit alone; and it is written to a
-part of its own as soon as it is finished, so that a kill loses only the units in work. Several
-processes, on one node or on many, share the units; the main one puts the parts together.
+A corpus is cut into units, sentences of about one length. Each unit is scored by one thread of a
+process, or by a GPU, so that on one kind of machine its bits depend on the unit alone; and it is
+written to a part of its own as soon as it is finished, so that a kill loses only the units in work.
 """
 
 import io
 import math
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from scipy import stats
+from transformers import BertConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.core.artifact import Artifact, ArtifactType, fingerprint_changes
-from medclip_dcl.core.distributed import Launch, available_cores
-from medclip_dcl.core.errors import (
-    ArtifactCorrupt,
-    ArtifactStale,
-    LaunchError,
-    ScoreError,
-)
+from medclip_dcl.core.distributed import available_cores
+from medclip_dcl.core.errors import ArtifactCorrupt, ArtifactStale
 from medclip_dcl.core.files import write_bytes
 from medclip_dcl.core.progress import Progress
 from medclip_dcl.core.tables import Column, TableFormat, read_table, write_table
-from medclip_dcl.likelihood.masked_lm import (
-    model_digest,
-    tokenizer_digest,
-)
+from medclip_dcl.likelihood.masked_lm import model_digest, tokenizer_digest
+from medclip_dcl.likelihood.pll import encode_sentences
 from medclip_dcl.likelihood.scorer import Scorer, ScoringOptions, Task, drift, score_tasks
 from medclip_dcl.likelihood.settings import LikelihoodConfig
-from medclip_dcl.likelihood.work_units import Plan, plan_units, span_codes, units_of
 from medclip_dcl.models.settings import EngineName
 from medclip_dcl.models.text_encoder import read_bert_config, read_bert_tokenizer
 from medclip_dcl.text import sentences
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 ARTIFACT = ArtifactType("likelihoods", 2, "score_sentences", costly=True)
 
@@ -64,16 +57,77 @@ LIKELIHOODS = TableFormat(
 PARTS = "parts"
 """Folder, in the draft, of what has been acknowledged."""
 
-_OPERATIONS_WORTH_A_PROCESS = 3e12  # about a minute of one core; starting a process takes seconds
-_SEEN_BY_ALL_S = 90.0  # a network file system may show a new file that late
+_WORTH_A_PROCESS = {"cpu": 3e12, "cuda": 3e14}  # operations; starting one takes seconds
 _DRIFT_SENTENCES = 32  # spread over the corpus
+_ENCODED_AT_ONCE = 4096  # sentences
+
+_UNIT_OPERATIONS = {"cpu": 2.5e11, "cuda": 2.5e13}  # three to ten seconds of a core, one of a GPU
+_MOST_PIECES = {"cpu": 200_000, "cuda": 2_000_000}  # of a unit, for models that are tiny
+_FEW_PIECES = 1024  # a unit need not be smaller, even where there are few sentences
+_SMALLEST_SHARE = 64  # units that a corpus falls into at least, beyond that size
 
 _PART_COLUMNS = (
     Column("text_key", pa.string(), "`text_key` of the sentence"),
-    Column("first", pa.int32(), "first word piece of the span that was scored, from 0"),
-    Column("last", pa.int32(), "the word piece after the span"),
-    Column("pll_nats", pa.float64(), "sum over the span, nats"),
+    Column("pll_nats", pa.float64(), "its pseudo-log-likelihood, nats"),
 )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Units that the sentences of a corpus are scored in.
+
+    It is made before the first result, so that a resumed run gives the same bits.
+    """
+
+    pieces: Ints
+    """Word pieces of each sentence that are scored."""
+    cost: Ints
+    """Word pieces that pass through the model for each sentence: a copy of it for each piece."""
+    unit: Ints
+    """Number of each sentence's unit; those of like length stand in one, so that little differs
+    between its batches."""
+    truncated: int
+    """Sentences whose ends the model cannot read."""
+    operations: float
+    """Multiplications and additions for one word piece."""
+
+
+def plan_units(
+    tokenizer: PreTrainedTokenizerBase, config: BertConfig, texts: Sequence[str], device: str
+) -> Plan:
+    """Cut a corpus into units of about equal cost; the plan depends on the arguments alone.
+
+    Sentences longer than the model reads are truncated. Units are sized by the speed of the device,
+    `cpu` or `cuda`. ScoreError: a sentence has no word piece.
+    """
+    limit = int(config.max_position_embeddings)
+    length, pieces = np.zeros((2, len(texts)), np.int64)
+    truncated = 0
+    for start in range(0, len(texts), _ENCODED_AT_ONCE):
+        # One piece more than is read tells who is too long; an encoding takes kilobytes.
+        encodings = encode_sentences(tokenizer, texts[start : start + _ENCODED_AT_ONCE], limit + 1)
+        for index, item in enumerate(encodings, start):
+            is_too_long = len(item.ids) > limit
+            truncated += is_too_long
+            length[index] = min(limit, len(item.ids))
+            pieces[index] = item.tokens - is_too_long
+    cost, operations = length * pieces, piece_operations(config)
+    most = min(_MOST_PIECES[device], int(_UNIT_OPERATIONS[device] / operations))
+    size = max(1, min(most, max(_FEW_PIECES, int(cost.sum()) // _SMALLEST_SHARE)))
+    order = np.argsort(length, kind="stable")
+    unit = np.empty(len(texts), np.int64)
+    # By where a sentence begins: a unit costs too much by its last sentence at most.
+    unit[order] = (np.cumsum(cost[order]) - cost[order]) // size
+    return Plan(pieces, cost, unit, truncated, operations)
+
+
+def piece_operations(config: BertConfig) -> float:
+    """Count the multiplications and additions of a model's layers for one word piece.
+
+    The vocabulary head, which runs on masked positions alone, and attention are left out.
+    """
+    width = float(config.hidden_size)
+    return 2.0 * config.num_hidden_layers * width * (4 * width + 2 * config.intermediate_size)
 
 
 def score_header(
@@ -97,9 +151,11 @@ def score_header(
 
 def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
     """Raise ArtifactStale, naming each setting that differs from those of a `score_header`."""
-    said = artifact.fingerprint["settings"]
-    found = {name: said[name] for name in header if name in said}
-    differences = fingerprint_changes(found, {name: header[name] for name in found})
+    settings = artifact.fingerprint["settings"]
+    shared = settings.keys() & header.keys()
+    differences = fingerprint_changes(
+        *({name: tree[name] for name in sorted(shared)} for tree in (settings, header))
+    )
     if differences:
         raise ArtifactStale(
             f"the likelihoods were scored with other settings ({'; '.join(differences)}); rerun "
@@ -107,14 +163,11 @@ def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
         )
 
 
-def write_part(folder: Path, rows: pa.Table) -> None:
-    """Acknowledge the scores of a unit: after a kill a part is there whole or not at all.
-
-    Several processes may write in the folder; rows have text_key, first, last and pll_nats.
-    """
+def write_part(folder: Path, keys: Sequence[str], pll_nats: Sequence[float]) -> None:
+    """Acknowledge the scores of a unit: after a kill a part is there whole or not at all."""
     form = TableFormat(f"part-{secrets.token_hex(8)}.parquet", _PART_COLUMNS)
     buffer = io.BytesIO()
-    table = rows.cast(form.schema)
+    table = pa.table({"text_key": keys, "pll_nats": pll_nats}, form.schema)
     pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
     write_bytes(folder / form.file, buffer.getvalue())
 
@@ -132,39 +185,26 @@ def read_parts(folder: Path) -> tuple[pa.Table, int]:
 
 
 class CorpusScoring:
-    """One process of a launch that scores a corpus: the main one leads, the others follow."""
+    """Scores a corpus: on a CPU in a process for each core, else in one for each GPU."""
 
     def __init__(
         self,
         source: Artifact,
         model: Artifact,
         settings: LikelihoodConfig,
-        launch: Launch,
         say: Callable[..., None],
         workers: int = 0,
     ) -> None:
-        """Share the work of a launch; ScoreError where several workers would share a GPU."""
+        """Take sentences, model and settings; `workers` are the most processes, 0: no bound."""
         self._source, self._model, self._settings = source, model, settings
-        self._launch, self._say, self._asked_workers = launch, say, workers
-        device = "cpu"
-        if torch.cuda.is_available():
-            device = f"cuda:{launch.local_rank % torch.cuda.device_count()}"
+        self._say, self._workers = say, workers
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         self._options = ScoringOptions(
-            model.path,
-            settings.variant,
-            settings.dtype,
-            device,
-            settings.engine,
+            model.path, settings.variant, settings.dtype, device, settings.engine
         )
-        if workers > 1 and device != "cpu":
-            raise ScoreError(
-                f"workers {workers} would share one GPU and its memory, and a GPU is scored on by "
-                "one process; leave workers out, and start one process a GPU with torchrun"
-            )
-        self._others_wait = launch.processes > 1
 
     def choose_engine(self, existing: Artifact | None) -> dict[str, str]:
-        """Choose the engine, and give the settings that the scores depend on.
+        """Choose the engine, and return the settings that the scores depend on.
 
         `existing` likelihoods may be reused, whatever engine this machine has.
         """
@@ -176,154 +216,94 @@ class CorpusScoring:
         self._options = replace(self._options, engine=engine)
         return {**header, "engine": engine}
 
-    def lead(self, folder: Path) -> dict[str, Any]:
-        """Score with the others, write the table into the draft's folder, and sum up.
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Score what is not acknowledged, write the table into the draft's folder, and sum up.
 
         Raises:
             ScoreError: a score is not a number, or a worker died.
-            LaunchError: the processes do not see the same folder.
         """
         distinct = sentences.distinct_sentences(self._source)
-        plan, parts = self._plan(distinct), folder / PARTS
-        table = _finished(folder, distinct["text_key"].to_pylist())
-        if table is None:
-            if self._settings.dtype != "float32":
-                self._say_drift(distinct["text"].to_pylist())
-            parts.mkdir(exist_ok=True)
-            self.tell(f"{self._options.engine} {parts}")
-            self._score(parts, plan)
-            self._launch.wait()
-            pll_nats = pa.array(_collect(parts, plan, self._launch), pa.float64())
-            table = distinct.append_column("pll_nats", pll_nats)
-            table = table.append_column("tokens", pa.array(plan.pieces, pa.int32()))
-            write_table(folder, LIKELIHOODS, table)
-        if parts.exists():
-            shutil.rmtree(parts)
-        return _summary(table) | {"scored": plan.scored, "truncated": plan.truncated}
-
-    def follow(self) -> None:
-        """Score a share where the main process finds something to score."""
-        engine, _, folder = self._launch.tell("").partition(" ")
-        if folder:
-            self._options = replace(self._options, engine=cast("EngineName", engine))
-            self._score(Path(folder), self._plan(sentences.distinct_sentences(self._source)))
-            self._launch.wait()
-
-    def tell(self, engine_and_folder: str) -> None:
-        """Send the others, once, how and where to score; empty: there is nothing to do."""
-        if self._others_wait:
-            self._others_wait = False
-            self._launch.tell(engine_and_folder)
-
-    def _plan(self, distinct: pa.Table) -> Plan:
-        return plan_units(
+        keys, texts = distinct["text_key"].combine_chunks(), distinct["text"].to_pylist()
+        plan = plan_units(
             read_bert_tokenizer(self._model.path),
             read_bert_config(self._model.path),
-            distinct["text_key"].to_pylist(),
-            distinct["text"].to_pylist(),
-            device=self._options.device.partition(":")[0],
-            unit_pieces=self._settings.unit_pieces,
+            texts,
+            self._options.device,
         )
+        parts = folder / PARTS
+        table = _finished(folder, keys)
+        if table is None:
+            if self._settings.dtype != "float32":
+                some = texts[:: -(-len(texts) // _DRIFT_SENTENCES)]
+                worst = round(drift(self._options, some), 4)
+                self._say(dtype=self._settings.dtype, drift_nats=worst, sentences=len(some))
+            parts.mkdir(exist_ok=True)
+            self._score(parts, plan, keys.to_pylist(), texts)
+            pll_nats = _acknowledged(read_parts(parts)[0], keys)
+            table = distinct.append_column("pll_nats", pa.array(pll_nats))
+            table = table.append_column("tokens", pa.array(plan.pieces, pa.int32()))
+            write_table(folder, LIKELIHOODS, table)
+        shutil.rmtree(parts, ignore_errors=True)
+        return _summary(table) | {"truncated": plan.truncated}
 
-    def _score(self, folder: Path, plan: Plan) -> None:
-        # What is not acknowledged of this process's share of the units.
-        launch = self._launch
-        _await_folder(folder)
+    def _score(self, folder: Path, plan: Plan, keys: Sequence[str], texts: Sequence[str]) -> None:
         parts, damaged = read_parts(folder)
-        if damaged and launch.is_main:
+        if damaged:
             self._say(damaged_parts=damaged, state="their sentences are scored again")
-        mine = plan.unit % launch.processes == launch.rank
-        left = mine & np.isnan(_acknowledged(parts, plan))
-        launch.wait()  # nobody adds a part before all have read those of earlier runs
-        total, cost = int(plan.cost[mine].sum()), int(plan.cost[left].sum())
-        workers = self._asked_workers or self._workers(cost * plan.operations)
-        tasks = _tasks(plan, left)
+        left = np.flatnonzero(np.isnan(_acknowledged(parts, pa.array(keys))))
+        units = list(_by_unit(plan, left))
+        tasks = (
+            Task(number, tuple(texts[row] for row in rows)) for number, rows in enumerate(units)
+        )
+        total, cost = int(plan.cost.sum()), int(plan.cost[left].sum())
+        workers = self._processes(cost * plan.operations)
         with (
-            _progress(total, total - cost, launch) as bar,
+            Progress("score sentences", total, "word piece", total - cost) as bar,
             closing(score_tasks(self._options, tasks, workers)) as finished,
         ):
             for scores in finished:
-                low, high = np.searchsorted(plan.unit, [scores.number, scores.number + 1])
-                rows = low + np.flatnonzero(left[low:high])
-                write_part(folder, _part(plan, rows, scores.pll_nats))
-                if bar is not None:
-                    bar.advance(int(plan.cost[rows].sum()))
+                rows = units[scores.number]
+                write_part(folder, [keys[row] for row in rows], scores.pll_nats)
+                bar.advance(int(plan.cost[rows].sum()))
 
-    def _workers(self, operations: float) -> int:
-        if self._options.device != "cpu":
-            return 1
-        cores = available_cores() // self._launch.local_processes
-        return max(1, min(cores, math.floor(operations / _OPERATIONS_WORTH_A_PROCESS)))
-
-    def _say_drift(self, texts: Sequence[str]) -> None:
-        some = texts[:: -(-len(texts) // _DRIFT_SENTENCES)]
-        worst = drift(self._options, some)
-        self._say(dtype=self._settings.dtype, drift_nats=round(worst, 4), sentences=len(some))
+    def _processes(self, operations: float) -> int:
+        # Several would share a GPU and its memory, and be no faster.
+        device = self._options.device
+        most = torch.cuda.device_count() if device == "cuda" else available_cores()
+        if self._workers:
+            return min(most, self._workers) if device == "cuda" else self._workers
+        return max(1, min(most, math.floor(operations / _WORTH_A_PROCESS[device])))
 
 
-def _collect(folder: Path, plan: Plan, launch: Launch) -> Floats:
-    # What all processes have acknowledged: one score per sentence, nats.
-    deadline = time.monotonic() + (_SEEN_BY_ALL_S if launch.processes > 1 else 0)
-    values = _acknowledged(read_parts(folder)[0], plan)
-    while np.isnan(values).any():
-        if time.monotonic() > deadline:
-            raise LaunchError(
-                f"{int(np.isnan(values).sum())} of {len(values)} scores are not in the folder "
-                "`work`; put it where all nodes see it, and run again to go on"
-            )
-        time.sleep(1)
-        values = _acknowledged(read_parts(folder)[0], plan)
-    pll_nats = np.zeros(len(plan.texts))
-    np.add.at(pll_nats, plan.text_index, values)
-    twins: Floats = pll_nats[plan.twin]
-    return twins
+def _by_unit(plan: Plan, left: Ints) -> Iterator[Ints]:
+    # Rows of the sentences that are left, one unit after the other.
+    rows = left[np.argsort(plan.unit[left], kind="stable")]
+    ends = np.flatnonzero(np.diff(plan.unit[rows])) + 1
+    yield from (part for part in np.split(rows, ends) if len(part))
 
 
-def _acknowledged(parts: pa.Table, plan: Plan) -> Floats:
-    # Score of every span of the plan that a part holds, NaN for the others. Parts may hold spans
-    # of another plan, one of other units: they count where the very same span is asked.
-    values = np.full(len(plan.text_index), np.nan)
-    keys = np.array(parts["text_key"].to_pylist(), "S32")
-    index = np.searchsorted(plan.keys, keys)
-    known = index < len(plan.keys)
-    known[known] = plan.keys[index[known]] == keys[known]
-    first, last = (parts[name].to_numpy().astype(np.int64)[known] for name in ("first", "last"))
-    codes = span_codes(index[known].astype(np.int64), first, last)
-    order = np.argsort(plan.codes)
-    spot = np.searchsorted(plan.codes, codes, sorter=order)
-    fits = spot < len(order)
-    fits[fits] = plan.codes[order[spot[fits]]] == codes[fits]
-    values[order[spot[fits]]] = parts["pll_nats"].to_numpy()[known][fits]
+def _acknowledged(parts: pa.Table, keys: pa.Array) -> Floats:
+    # Score of every sentence that a part holds, NaN for the others. Parts may be of other units.
+    values = np.full(len(keys), np.nan)
+    rows = pc.index_in(parts["text_key"], keys).combine_chunks()
+    values[rows.drop_null().to_numpy()] = parts["pll_nats"].filter(rows.is_valid()).to_numpy()
     return values
 
 
-def _tasks(plan: Plan, left: NDArray[np.bool_]) -> Iterator[Task]:
-    for rows in units_of(plan, left):
-        texts = tuple(plan.texts[index] for index in plan.text_index[rows].tolist())
-        spans = zip(plan.first[rows].tolist(), plan.last[rows].tolist(), strict=True)
-        yield Task(int(plan.unit[rows[0]]), texts, tuple(spans))
-
-
-def _part(plan: Plan, rows: NDArray[np.int64], pll_nats: Sequence[float]) -> pa.Table:
-    keys = plan.keys[plan.text_index[rows]].astype("U32").tolist()
-    columns = {"text_key": keys, "first": plan.first[rows], "last": plan.last[rows]}
-    return pa.table({**columns, "pll_nats": pll_nats})
-
-
-def _finished(folder: Path, keys: Sequence[str]) -> pa.Table | None:
+def _finished(folder: Path, keys: pa.Array) -> pa.Table | None:
     # Where a killed run had just written the whole table.
     try:
         table = read_table(folder, LIKELIHOODS)
     except ArtifactCorrupt:
         return None
-    return table if table["text_key"].to_pylist() == list(keys) else None
+    return table if table["text_key"].combine_chunks().equals(keys) else None
 
 
 def _summary(table: pa.Table) -> dict[str, Any]:
     pll_nats = table["pll_nats"].to_numpy()
     tokens, count = table["tokens"].to_numpy(), table["count"].to_numpy()
     low, middle, high = np.quantile(pll_nats, [0.05, 0.5, 0.95])
-    said = count > 0
+    trained = count > 0
     return {
         "sentences": len(table),
         "tokens": int(tokens.sum()),
@@ -331,7 +311,7 @@ def _summary(table: pa.Table) -> dict[str, Any]:
         "pll_p5_nats": round(float(low), 4),
         "pll_median_nats": round(float(middle), 4),
         "pll_p95_nats": round(float(high), 4),
-        "spearman_pll_count": round(_spearman(pll_nats[said], count[said]), 4),
+        "spearman_pll_count": round(_spearman(pll_nats[trained], count[trained]), 4),
     }
 
 
@@ -339,21 +319,3 @@ def _spearman(x: np.ndarray, y: np.ndarray) -> float:
     a, b = stats.rankdata(x), stats.rankdata(y)
     varies = len(a) > 1 and min(np.ptp(a), np.ptp(b)) > 0
     return float(np.corrcoef(a, b)[0, 1]) if varies else float("nan")
-
-
-def _progress(total: int, done: int, launch: Launch) -> Progress | nullcontext[None]:
-    if not launch.is_main:
-        return nullcontext()
-    shares = f", 1 of {launch.processes} shares" if launch.processes > 1 else ""
-    return Progress(f"score sentences{shares}", total, "word piece", done)
-
-
-def _await_folder(folder: Path) -> None:
-    deadline = time.monotonic() + _SEEN_BY_ALL_S
-    while not folder.is_dir():
-        if time.monotonic() > deadline:
-            raise LaunchError(
-                "a process of this launch does not see the folder `work`; put it where all nodes "
-                "see it"
-            )
-        time.sleep(1)

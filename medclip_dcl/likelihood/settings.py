@@ -48,8 +48,6 @@ class LikelihoodConfig(Section):
     """How the model is run: `openvino`, the fast way on a CPU; `torch`, on any device; `auto`:
     openvino where it is installed and answers like PyTorch. In float32 they agree within 1e-3 nats
     a word piece."""
-    unit_pieces: Annotated[int, Field(ge=0)] = 0
-    """Word pieces that pass through the model in one unit of work; 0: some seconds' worth."""
 
 
 class EtaConfig(Section):

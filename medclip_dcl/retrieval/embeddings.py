@@ -28,7 +28,6 @@ Source: ours; kernel ridge regression with a low-rank output.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -98,7 +97,6 @@ Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _REGIONS = "regions"
-_GROUPS = 64
 _SPARE, _SPARE_ROWS = 2, 64  # what is compared once more: so many times the count, and so many
 
 
@@ -142,26 +140,15 @@ class Shards:
     def gather(self, rows: Rows) -> npt.NDArray[Any]:
         """Read rows in the order of `rows`, as they are stored."""
         first = self.arrays[0]
-        found = np.empty((len(rows), *first.shape[1:]), dtype=first.dtype)
+        gathered = np.empty((len(rows), *first.shape[1:]), dtype=first.dtype)
         for position, row in enumerate(rows.tolist()):
             shard, offset = divmod(row, self.shard_rows)
-            found[position] = self.arrays[shard][offset]
-        return found
-
-    def widen(self, rows: Rows, found: torch.Tensor) -> torch.Tensor:
-        """Read rows at full precision into `found`, float32; give the part that was filled."""
-        for position, row in enumerate(rows.tolist()):
-            shard, offset = divmod(row, self.shard_rows)
-            found[position].copy_(self._tensors[shard][offset])
-        return found[: len(rows)]
+            gathered[position] = self.arrays[shard][offset]
+        return gathered
 
     def whole(self) -> npt.NDArray[Any]:
         """Read all rows into one array in memory."""
         return np.concatenate(self.arrays)
-
-    @cached_property
-    def _tensors(self) -> list[torch.Tensor]:
-        return [torch.from_numpy(array) for array in self.arrays]
 
 
 def open_shards(
@@ -211,14 +198,14 @@ class InMemoryIndex:
         has_float16 = not processor_flags().isdisjoint({"avx512_fp16", "asimdhp"})
         dtype = torch.float16 if has_float16 else torch.float32
         parts = [torch.from_numpy(np.array(part)).to(dtype) for part in vectors.arrays]
-        self._kept = torch.cat(parts)
+        self._vectors = torch.cat(parts)
 
     def rows(self, direction: Floats, allowed: Mask | None, count: int) -> Rows:
         """Find the rows as `Nearest.rows` says; of equal ones the lowest numbers."""
         # Half precision rounds by 5e-4 of a product: rows near the edge may change places there,
         # so twice as many and 64 more are kept, and compared again in float32.
-        asked = torch.from_numpy(direction).to(self._kept.dtype)
-        products = torch.mv(self._kept, asked).float().numpy()
+        query = torch.from_numpy(direction).to(self._vectors.dtype)
+        products = torch.mv(self._vectors, query).float().numpy()
         if allowed is None:
             near = highest(products, _SPARE * count + _SPARE_ROWS)
         else:
@@ -231,28 +218,11 @@ def highest(scores: Floats, count: int) -> Rows:
     """Find the indices, ascending, of the `count` highest scores; of equal ones the first."""
     if count >= len(scores):
         return np.arange(len(scores))
-    indices = _worth_a_look(scores, count)
-    if indices is not None:
-        return indices[highest(scores[indices], count)]
     rest = len(scores) - count
     least = np.partition(scores, rest)[rest]
     above = np.flatnonzero(scores > least)
     level = np.flatnonzero(scores == least)[: count - len(above)]
     return np.sort(np.concatenate([above, level]))
-
-
-def _worth_a_look(scores: Floats, count: int) -> Rows | None:
-    """Leave out scores that cannot be among the highest; None where that would not pay."""
-    # The groups are the columns of a (64, columns) view. Each of the count highest column maxima
-    # is a score of its own, so at least count scores reach the lowest of them: it is a lower
-    # bound of the count-th highest score, found in a pass at the speed of memory.
-    columns = len(scores) // _GROUPS
-    if columns < 2 * count:
-        return None
-    maxima = scores[: _GROUPS * columns].reshape(_GROUPS, columns).max(axis=0)
-    bound = np.partition(maxima, columns - count)[columns - count]
-    indices = np.flatnonzero(scores >= bound)
-    return indices if len(indices) < len(scores) // 2 else None
 
 
 def pool(regions: Floats) -> Floats:

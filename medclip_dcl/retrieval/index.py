@@ -73,14 +73,13 @@ def select_content(
     sentences: pa.Table,
     findings: Mapping[str, Sequence[str]],
     images: PreparedImages,
-    splits: Sequence[str],
 ) -> IndexContent:
-    """Choose the images of the given splits and the distinct sentences of their studies.
+    """List all images and the distinct sentences of their studies.
 
     `findings` come from `findings_of`; a study may be absent. An image of the manifest that was not
     prepared is left out and counted; ConfigError where none is left.
     """
-    wanted = [row for row in manifest.to_pylist() if row["split"] in set(splits)]
+    wanted = manifest.to_pylist()
     rows = []
     for row in sorted(wanted, key=lambda item: item["image_id"]):
         index = images.row_of.get(row["image_id"])
@@ -90,7 +89,7 @@ def select_content(
             row |= facts | {"findings": list(findings.get(row["study_id"], ()))}
             rows.append({column.name: row[column.name] for column in IMAGES.columns})
     if not rows:
-        raise ConfigError(f"index.splits = {list(splits)} holds no prepared image; choose others")
+        raise ConfigError("no image of the manifest is prepared; rerun prepare_images")
     texts, occurrences = _distinct(sentences, {row["study_id"] for row in rows})
     return IndexContent(rows, texts, occurrences, without_pixels=len(wanted) - len(rows))
 
@@ -99,9 +98,9 @@ def _distinct(
     sentences: pa.Table, studies: set[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     columns = sentences.select(["study_id", "text_key", "text"])
-    said = [row for row in columns.to_pylist() if row["study_id"] in studies]
-    pairs = list(dict.fromkeys((row["study_id"], row["text_key"]) for row in said))
-    text_of = {row["text_key"]: row["text"] for row in said}
+    rows = [row for row in columns.to_pylist() if row["study_id"] in studies]
+    pairs = list(dict.fromkeys((row["study_id"], row["text_key"]) for row in rows))
+    text_of = {row["text_key"]: row["text"] for row in rows}
     index_of = {key: number for number, key in enumerate(sorted(text_of))}
     counts = Counter(key for _, key in pairs)
     texts = [{"text_key": key, "text": text_of[key], "studies": counts[key]} for key in index_of]
@@ -115,15 +114,15 @@ def findings_of(claims: pa.Table, labels: pa.Table | None) -> dict[str, list[str
     the labels that are 1 of findings that reports are not read for; of a study without a report,
     all labels that are 1 (`manifest.read_labels`; None: the source has none).
     """
-    found: dict[str, list[str]] = {}
+    listed: dict[str, list[str]] = {}
     names = () if labels is None else label_names(labels)
     for row in [] if labels is None else labels.to_pylist():
-        found[row["study_id"]] = [name for name in names if row[name] == 1]
+        listed[row["study_id"]] = [name for name in names if row[name] == 1]
     for row in claims.to_pylist():
         asserted = ["No Finding"] if row["normal"] else sorted(split_sides(row["asserted"]))
-        unread = [name for name in found.get(row["study_id"], ()) if name not in LABELS]
-        found[row["study_id"]] = [*asserted, *unread]
-    return found
+        unread = [name for name in listed.get(row["study_id"], ()) if name not in LABELS]
+        listed[row["study_id"]] = [*asserted, *unread]
+    return listed
 
 
 def write_index(
@@ -228,24 +227,19 @@ def _write_sketches(
     locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows
     regions = open_shards(locate, "regions", counts[0], shard_rows, dim)
     texts = open_shards(locate, "texts", counts[1], shard_rows, dim)
-    scored: Floats | None = None  # of all images, where the sketch was fitted on all
     if not (directory / SKETCH).is_file():
-        said = texts.gather(_landmark_sentences(counts[1], most))
+        sentences = texts.gather(_landmark_sentences(counts[1], most))
         drawn_on = regions.gather(spread_rows(counts[0], _WITH_BOXES)).astype(np.float32)
-        landmarks = np.concatenate([said, _boxes(drawn_on, most // 3)])
+        landmarks = np.concatenate([sentences, _boxes(drawn_on, most // 3)])
         sample = regions.gather(spread_rows(counts[0], _SAMPLED))
         scores = _over_blocks(sample, lambda images: score_at(landmarks, images, similarity))
         fit_sketch(landmarks, scores).write(directory)
-        scored = scores if len(scores) == counts[0] else None
     sketch = Sketch.read(directory / SKETCH, dim)
     sketch_images = partial(sketch.of_images, similarity=similarity)
     with Progress("sketch images", counts[0], "image") as progress:
         for number, shard in enumerate(regions.arrays):
             path = directory / shard_name("image_sketches", number)
-            if not path.is_file() and scored is not None:
-                first = number * shard_rows
-                write_array(path, scored[first : first + len(shard)] @ sketch.basis)
-            elif not path.is_file():
+            if not path.is_file():
                 write_array(path, _over_blocks(shard, sketch_images))
             progress.advance(len(shard))
     for number, shard in enumerate(texts.arrays if counts[1] else ()):
@@ -271,23 +265,23 @@ def measure_recall(
     unused = np.setdiff1d(np.arange(texts), _landmark_sentences(texts, landmarks))
     if not len(unused):
         return None
-    asked = open_shards(locate, "texts", texts, shard_rows, dim).gather(
+    questions = open_shards(locate, "texts", texts, shard_rows, dim).gather(
         unused[spread_rows(len(unused), _QUESTIONS)]
     )
     sketch = Sketch.read(locate(SKETCH), dim)
     sketches = open_shards(locate, "image_sketches", images, shard_rows, sketch.basis.shape[1])
-    near = sketches.whole() @ sketch.of_vectors(asked).T
+    near = sketches.whole() @ sketch.of_vectors(questions).T
     parts = []
     with Progress("measure recall", images, "image") as progress:
         for shard in open_shards(locate, "regions", images, shard_rows, dim).arrays:
-            parts.append(_over_blocks(shard, lambda block: score_at(asked, block, similarity)))
+            parts.append(_over_blocks(shard, lambda block: score_at(questions, block, similarity)))
             progress.advance(len(shard))
     exact = np.concatenate(parts)
     shares = [
         np.isin(
             highest(exact[:, column], _HITS), highest(near[:, column], settings.candidates)
         ).mean()
-        for column in range(len(asked))
+        for column in range(len(questions))
     ]
     return float(np.mean(shares))
 
@@ -310,13 +304,13 @@ def _boxes(regions: Floats, count: int) -> Floats:
     """Unit vectors of boxes drawn on images: what a box of an image asks with."""
     rng = np.random.default_rng(0)
     images, height, width, dim = regions.shape
-    found = np.empty((count, dim), dtype=np.float32)
+    means = np.empty((count, dim), dtype=np.float32)
     for number in range(count):
         tall, wide = rng.integers(1, height // 2 + 2), rng.integers(1, width // 2 + 2)
         top = rng.integers(0, max(1, height - tall + 1))
         left = rng.integers(0, max(1, width - wide + 1))
         inside = regions[number % images, top : top + tall, left : left + wide]
-        found[number] = inside.mean(axis=(0, 1))
-    lengths = np.linalg.norm(found, axis=1, keepdims=True)
-    boxes: Floats = found[lengths[:, 0] > 0] / lengths[lengths > 0][:, None]
+        means[number] = inside.mean(axis=(0, 1))
+    lengths = np.linalg.norm(means, axis=1, keepdims=True)
+    boxes: Floats = means[lengths[:, 0] > 0] / lengths[lengths > 0][:, None]
     return boxes

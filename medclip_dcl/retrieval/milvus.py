@@ -83,7 +83,7 @@ class Milvus:
     def __exit__(self, *_error: object) -> None:
         self._client.close()
 
-    def fill(self, collection: str, vectors: Shards, said: Callable[[int], None]) -> None:
+    def fill(self, collection: str, vectors: Shards, advance: Callable[[int], None]) -> None:
         """Return a collection all vectors of an index, continuing one that was begun.
 
         `said` is called with how many rows each call brought.
@@ -94,17 +94,17 @@ class Milvus:
             self._client.load_collection(collection)
             there = self._count(collection)
             # Calls are whole or not at all; the last one is repeated in case it was not.
-            begun = max(0, there - 1) // _ROWS_A_CALL * _ROWS_A_CALL
-            said(begun)
-            for first in range(begun, len(vectors) if there < len(vectors) else 0, _ROWS_A_CALL):
+            start = max(0, there - 1) // _ROWS_A_CALL * _ROWS_A_CALL
+            advance(start)
+            for first in range(start, len(vectors) if there < len(vectors) else 0, _ROWS_A_CALL):
                 rows = np.arange(first, min(first + _ROWS_A_CALL, len(vectors)))
-                found = vectors.gather(rows)
+                part = vectors.gather(rows)
                 data = [
                     {"row": row, "vector": vector}
-                    for row, vector in zip(rows.tolist(), found, strict=True)
+                    for row, vector in zip(rows.tolist(), part, strict=True)
                 ]
                 self._client.upsert(collection, data, timeout=self._settings.timeout_s)
-                said(len(rows))
+                advance(len(rows))
             self._client.flush(collection)
         self._must_hold(collection, len(vectors))
 
@@ -188,10 +188,10 @@ class _Collection:
         # among what is left out, the rows that may answer are named.
         wanted = min(math.ceil(2 * count * self._rows / len(indices)), self._rows)
         if wanted <= MOST_HITS:
-            found = self._engine.search(self._name, direction, wanted)
-            kept = found[allowed[found]]
-            if len(kept) >= count:
-                return np.sort(kept[:count])
+            nearest = self._engine.search(self._name, direction, wanted)
+            among = nearest[allowed[nearest]]
+            if len(among) >= count:
+                return np.sort(among[:count])
         return np.sort(self._engine.search(self._name, direction, count, _named(allowed)))
 
 

@@ -185,8 +185,8 @@ class Studies:
         """Return the sentences of an image's study, in the report's order."""
         study = self._study_of_image[row]
         first, last = np.searchsorted(self._study_of_occurrence, [study, study + 1])
-        said = self._text_of_occurrence[first:last]
-        return tuple(self.texts.column("text").take(pa.array(said)).to_pylist())
+        rows = self._text_of_occurrence[first:last]
+        return tuple(self.texts.column("text").take(pa.array(rows)).to_pylist())
 
 
 def _codes(table: pa.Table, names: pa.Array) -> Rows:
@@ -196,8 +196,8 @@ def _codes(table: pa.Table, names: pa.Array) -> Rows:
 
 def _finding_mask(column: pa.ListArray, names: Sequence[str]) -> Mask:
     mask: Mask = np.zeros((len(column), len(names)), dtype=bool)
-    found = pc.index_in(column.flatten(), value_set=pa.array(names))
-    mask[pc.list_parent_indices(column).to_numpy(), found.to_numpy()] = True
+    columns = pc.index_in(column.flatten(), value_set=pa.array(names))
+    mask[pc.list_parent_indices(column).to_numpy(), columns.to_numpy()] = True
     return mask
 
 
@@ -240,7 +240,8 @@ class RetrievalIndex:
                 f"rerun {ARTIFACT.job}"
             )
         similarity = SimilarityConfig.model_validate(artifact.fingerprint["settings"]["similarity"])
-        settings = IndexConfig.model_validate(artifact.fingerprint["settings"]["index"])
+        chosen = artifact.fingerprint["settings"]["index"]  # an earlier version has further ones
+        settings = IndexConfig(**{name: chosen[name] for name in IndexConfig.model_fields})
         studies = Studies(artifact)
         images, texts = len(studies.images), len(studies.texts)
         rows, dim = settings.shard_rows, similarity.dim
@@ -284,19 +285,20 @@ class RetrievalIndex:
 
     def _images(self, query: Query) -> tuple[Rows, Floats]:
         allowed = self.studies.image_mask(query.filters)
-        kept = max(self.settings.candidates, query.k)
+        count = max(self.settings.candidates, query.k)
         if query.vector is None:
             assert query.regions is not None
             direction = pool(query.regions.float().cpu().numpy()[None])[0]
-            rows = self.near["pooled"].rows(direction, allowed, kept)
+            rows = self.near["pooled"].rows(direction, allowed, count)
             return rows, _cosines(self.pooled.gather(rows), direction)
         sentence = query.vector[None].float().cpu()
-        (asked,) = self.sketch.of_vectors(sentence.numpy())
-        rows = self.near["image_sketches"].rows(asked, allowed, kept)
-        images = torch.empty(_RERANKED_AT_ONCE, *self.regions.arrays[0].shape[1:])
+        (query_sketch,) = self.sketch.of_vectors(sentence.numpy())
+        rows = self.near["image_sketches"].rows(query_sketch, allowed, count)
         scores = [
             image_sentence_scores(
-                self.regions.widen(part, images).flatten(1, 2), sentence, self.similarity
+                torch.from_numpy(self.regions.gather(part)).float().flatten(1, 2),
+                sentence,
+                self.similarity,
             )
             for part in np.split(rows, range(_RERANKED_AT_ONCE, len(rows), _RERANKED_AT_ONCE))
         ]
@@ -304,15 +306,15 @@ class RetrievalIndex:
 
     def _texts(self, query: Query) -> tuple[Rows, Floats]:
         allowed = self.studies.text_mask(query.filters)
-        kept = max(self.settings.candidates, query.k)
+        count = max(self.settings.candidates, query.k)
         if query.regions is None:
             assert query.vector is not None
             direction = query.vector.float().cpu().numpy()
-            rows = self.near["texts"].rows(direction, allowed, kept)
+            rows = self.near["texts"].rows(direction, allowed, count)
             return rows, _cosines(self.sentences.gather(rows), direction)
         regions = query.regions.float().cpu().flatten(0, 1)[None]
-        (asked,) = self.sketch.of_images(regions, self.similarity)
-        rows = self.near["text_sketches"].rows(asked, allowed, kept)
+        (query_sketch,) = self.sketch.of_images(regions, self.similarity)
+        rows = self.near["text_sketches"].rows(query_sketch, allowed, count)
         sentences = torch.from_numpy(self.sentences.gather(rows))
         return rows, image_sentence_scores(regions, sentences, self.similarity)[:, 0].numpy()
 

@@ -10,8 +10,6 @@ from medclip_dcl.core.settings import Section
 class IndexConfig(Section):
     """Retrieval (`build_index`)."""
 
-    splits: tuple[str, ...] = ("train", "validate", "test")
-    """Splits whose images and sentences are indexed."""
     candidates: Annotated[int, Field(gt=0)] = 300
     """Candidates that are re-ranked by the exact score. `build_index` says as
     `candidate_recall_at_10` how many of the exact best images they hold; where that is too low,

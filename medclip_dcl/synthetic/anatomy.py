@@ -59,10 +59,6 @@ class Canvas:
         rows, columns = zip(*corners, strict=True)
         return _clipped(rows, self.height), _clipped(columns, self.width)
 
-    def cut(self, area: tuple[slice, slice]) -> "Canvas":
-        """Narrow the coordinates to an area; `pixel_at` stays that of the image."""
-        return replace(self, x=self.x[area], y=self.y[area])
-
 
 def make_canvas(height: int, width: int, pose: Pose) -> Canvas:
     """Lay anatomical coordinates over an image."""
@@ -232,11 +228,6 @@ class Chest:
     domes: Field  # signed distance from the diaphragm, negative above
     lungs: Field  # air that shows, 0 to 1
     lung_outline: Field  # all of the lungs, also what is behind the heart
-
-    def cut(self, area: tuple[slice, slice]) -> "Chest":
-        """Narrow every field to an area of the image."""
-        parts = {item.name: getattr(self, item.name)[area] for item in fields(self)[1:]}
-        return Chest(self.body, **parts)
 
 
 def project(canvas: Canvas, body: ChestShape) -> Chest:

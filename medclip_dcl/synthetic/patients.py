@@ -124,7 +124,7 @@ class Item:
             return draw_frontal(self.patient.body, self.study.findings, size_px, generator)
         return draw_lateral(self.patient.body, size_px, generator)
 
-    def encode(self, pixels: Field, *, burned_in: bool = False) -> bytes:
+    def encode(self, pixels: Field) -> bytes:
         """Write intensities as this image's DICOM file.
 
         Source: DICOM PS3.5 Annex A (transfer syntaxes) and Annex G (RLE), PS3.10 7.1.
@@ -132,7 +132,7 @@ class Item:
         storage = self.image.storage
         stored = quantize(pixels, storage)
         dataset = self._header(stored.shape)
-        dataset.BurnedInAnnotation = "YES" if burned_in else "NO"
+        dataset.BurnedInAnnotation = "NO"
         syntax = ExplicitVRLittleEndian
         dataset.PixelData = stored.astype("<u2").tobytes()
         if storage.syntax != "native":
@@ -221,12 +221,7 @@ def _study(
     if generator.random() < _SECOND_IMAGE_SHARE:
         views.append("LATERAL" if generator.random() < 0.6 else view)
     images = tuple(
-        ImagePlan(
-            _dicom_id(generator),
-            name,
-            draw_storage(generator),
-            (*seed, index),
-        )
+        ImagePlan(_dicom_id(generator), name, draw_storage(generator), (*seed, index))
         for index, name in enumerate(views)
     )
     report = draw_report(shown, generator)
@@ -277,11 +272,8 @@ def _rle(stored: NDArray[np.uint16], _bits: int) -> bytes:
 
 
 def _jpeg2000(stored: NDArray[np.uint16], bits: int) -> bytes:
-    return bytes(
-        imagecodecs.jpeg2k_encode(
-            stored, level=0, codecformat="j2k", reversible=True, bitspersample=bits
-        )
-    )
+    lossless = {"level": 0, "reversible": True, "codecformat": "j2k"}
+    return bytes(imagecodecs.jpeg2k_encode(stored, bitspersample=bits, **lossless))
 
 
 def _jpegls(stored: NDArray[np.uint16], _bits: int) -> bytes:

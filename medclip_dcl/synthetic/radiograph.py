@@ -98,14 +98,10 @@ def _compose(canvas: Canvas, chest: Chest, generator: np.random.Generator) -> Fi
     image = tissue * (0.47 + 0.05 * body.softness + 0.17 * belly + 0.05 * middle)
     image -= 0.40 * chest.lungs * chest.depth
     image += (0.11 * chest.core + 0.05 * chest.heart + 0.04 * chest.aorta) * (1 - belly) * tissue
-    area = canvas.window(-0.4, -1.3, 0.4, 1.3)
-    narrow, part = canvas.cut(area), chest.cut(area)
-    image[area] -= 0.07 * anatomy.airways(narrow, part)
-    image[area] += 0.085 * anatomy.spine(narrow, part) * tissue[area] * (1 - 0.4 * belly[area])
+    image -= 0.07 * anatomy.airways(canvas, chest)
+    image += 0.085 * anatomy.spine(canvas, chest) * tissue * (1 - 0.4 * belly)
     image += 0.095 * anatomy.ribs(canvas, chest) * (0.4 + 0.6 * chest.lung_outline)
-    area = canvas.window(-1.2, -0.92, 1.2, -0.04)
-    narrow, part = canvas.cut(area), chest.cut(area)
-    image[area] += 0.11 * anatomy.clavicles(narrow, part) * tissue[area]
+    image += 0.11 * anatomy.clavicles(canvas, chest) * tissue
     image += 0.16 * anatomy.vessels(canvas, chest, generator) * chest.lungs
     if body.breast > 0:
         fold = np.hypot((chest.across - 0.5) / 1.1, canvas.y - 0.12) - 0.3

@@ -1,9 +1,8 @@
 """Reports of generated studies: sentences with their meaning, laid out as MIMIC-CXR files them."""
 
-import json
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -17,10 +16,6 @@ _DENIED_SHARE = 0.3
 _COMBINED_SHARE = 0.5
 _COLUMNS = 79
 
-ICU: Mapping[str, Sequence[str]] = VOCABULARY["icu"]
-"""Ways of speaking in intensive care by kind; `vocabulary.yaml` explains them."""
-_REMOVABLE = ("central line", "endotracheal tube", "enteric tube")
-
 
 @dataclass(frozen=True)
 class Meaning:
@@ -30,7 +25,6 @@ class Meaning:
     negated: tuple[str, ...] = ()  # types
     normal: bool = False  # whether it denies every finding
     uncertain: bool = False  # whether it hedges; its truth is that of the unhedged sentence
-    asked: tuple[str, ...] = ()  # types that it leaves open: true whatever an image shows
 
     def holds(self, findings: Collection[FineFinding]) -> bool:
         """Return whether each asserted finding is there and no denied one is."""
@@ -40,18 +34,10 @@ class Meaning:
             return False
         return all(any(_matches(claim, item) for item in findings) for claim in self.asserted)
 
-    def to_json(self) -> str:
-        """Write the meaning as a JSON object with the attributes as keys."""
-        claims = [dict(zip(("type", "side", "zone"), item, strict=True)) for item in self.asserted]
-        tree = asdict(self) | {"asserted": claims}
-        if not self.asked:  # studies without such sentences stay what they were, byte for byte
-            del tree["asked"]
-        return json.dumps(tree)
-
 
 @dataclass(frozen=True)
 class Statement:
-    """A sentence, its kind (fine, coarse, negated, combined, normal, or of `ICU`), its meaning."""
+    """A sentence, its kind (fine, coarse, negated, combined or normal), and its meaning."""
 
     text: str
     kind: str
@@ -115,44 +101,6 @@ def deny(types: Sequence[str], generator: np.random.Generator) -> Statement:
     joined = " or ".join(nouns) if len(nouns) == 2 else f"{', '.join(nouns[:-1])}, or {nouns[-1]}"
     sentence = _pick(VOCABULARY["denials"], generator).format(list=joined)
     return Statement(sentence, "combined", meaning)
-
-
-def speak_as_icu(
-    kind: str, findings: Collection[FineFinding], generator: np.random.Generator
-) -> Statement | None:
-    """Write one sentence of a kind of `ICU`; None where the study gives nothing to speak of."""
-    says, _, carrier = _pick(ICU[kind], generator).partition("|")
-    shown = {finding.type for finding in findings}
-    if says in {"asserted", "hedged"}:
-        about = [item for item in findings if TYPES[item.type].labels]
-    else:
-        types = _REMOVABLE if says == "removed" else COMMON_TYPES
-        about = [FineFinding(name) for name in types if name not in shown]
-    nouns = [(item, noun) for item in about for noun in _plain_nouns(item)]
-    if not nouns:
-        return None
-    finding, noun = nouns[int(generator.integers(len(nouns)))]
-    meaning = {
-        "asserted": Meaning(asserted=((finding.type, finding.side, finding.zone),)),
-        "hedged": Meaning(asserted=((finding.type, finding.side, finding.zone),), uncertain=True),
-        "denied": Meaning(negated=(finding.type,)),
-        "removed": Meaning(negated=(finding.type,)),
-        "asked": Meaning(asked=(finding.type,)),
-        "past": Meaning(),
-    }[says]
-    article, _, phrase = noun.partition("|")
-    return Statement(_sentence(carrier, article, _fill(phrase, finding, generator)), kind, meaning)
-
-
-def _plain_nouns(finding: FineFinding) -> list[str]:
-    """Singular nouns that name one type, with side and zone where the finding has them."""
-    words = TYPES[finding.type]
-    nouns = words.fine if finding.side else words.coarse
-    return [
-        noun
-        for noun in nouns
-        if noun[0] != "+" and " suggesting " not in noun and " and " not in noun
-    ]
 
 
 def _call_normal(generator: np.random.Generator) -> Statement:
@@ -289,9 +237,6 @@ def study_labels(report: Report) -> dict[str, int]:
         for name in statement.meaning.negated if statement.kind != "normal" else ():
             if TYPES[name].labels:
                 labels.setdefault(TYPES[name].labels[0], 0)
-    for statement in report.statements:
-        for name in statement.meaning.asked:
-            labels.setdefault(TYPES[name].labels[0], -1)
     asserted: dict[str, int] = {}
     for statement in report.statements:
         for name, _, _ in statement.meaning.asserted:

@@ -43,11 +43,6 @@ _BOX_COLUMNS = (
     *("category_name", "label_text", "path", "x", "y", "w", "h"),
     *("image_width", "image_height", "dicom_id", "split"),
 )
-_FINDING_COLUMNS = (
-    *("dicom_id", "study_id", "finding", "type", "side", "zone", "severity"),
-    *("x", "y", "w", "h"),
-)
-
 _COVERAGE = 6  # patients of each fine finding: enough for a median of its boxes
 
 _Row = dict[str, Any]
@@ -95,7 +90,7 @@ def write_tree(
         patient for unit in units for patient in unit.patients(seed, settings.validate_share)
     ]
     (folder / "truth").mkdir(exist_ok=True)
-    tables = _release_tables(patients, drawn) | _truth_tables(patients, drawn)
+    tables = _release_tables(patients, drawn) | _truth_tables(patients)
     for name, content in tables.items():
         write_bytes(folder / name, content)
     shutil.rmtree(folder / _PARTS)
@@ -178,8 +173,8 @@ def _release_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, byte
     boxed = [item for item in images if item.patient.split == "test"]
     labels = []
     for subject, study in studies:
-        found = study_labels(study.report)
-        marks = {name: f"{found[name]:.1f}" if name in found else "" for name in LABELS}
+        own = study_labels(study.report)
+        marks = {name: f"{own[name]:.1f}" if name in own else "" for name in LABELS}
         labels.append({"subject_id": subject, "study_id": study.study_id} | marks)
     reports = [
         {"subject_id": subject, "study_id": study.study_id, "path": study.report_path}
@@ -195,20 +190,15 @@ def _release_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, byte
         "cxr-study-list.csv.gz": reports,
     }
     tables = {name: gzip.compress(csv_bytes(rows), mtime=0) for name, rows in zipped.items()}
-    return tables | {BOX_TABLE: csv_bytes(list(box_rows(boxed, drawn)), _BOX_COLUMNS)}
+    return tables | {BOX_TABLE: csv_bytes(list(_box_rows(boxed, drawn)), _BOX_COLUMNS)}
 
 
-def _truth_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]:
+def _truth_tables(patients: Sequence[Patient]) -> dict[str, bytes]:
     """Make the tables that no release has; rho is the exact share of frontal training images."""
     images = [item for patient in patients for item in patient.items()]
     shares = _TrainingShares(images)
-    counts: Counter[Statement] = Counter()
-    spoken: dict[Statement, None] = {}
-    for patient in patients:
-        for study in patient.studies:
-            spoken |= dict.fromkeys(study.report.statements)
-            if patient.split == "train":
-                counts.update(study.report.statements)
+    studies = [study for patient in patients for study in patient.studies]
+    spoken = dict.fromkeys(each for study in studies for each in study.report.statements)
     fine = []
     for finding in FINE_FINDINGS:
         meaning = Meaning(asserted=((finding.type, finding.side, finding.zone),))
@@ -216,27 +206,14 @@ def _truth_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]
         spoken |= dict.fromkeys(Statement(text, "fine", meaning) for text in sentences)
         more = {"rho": shares.share(meaning), "sentences": json.dumps(sentences)}
         fine.append({"finding": finding.name, **asdict(finding), **more})
-    statements = [
-        {
-            "text": statement.text,
-            "kind": statement.kind,
-            "rho": shares.share(statement.meaning),
-            "count": counts[statement],
-            "meaning": statement.meaning.to_json(),
-        }
-        for statement in spoken
+    eta = [
+        {"text": item.text, "eta": shares.share(item.meaning)}
+        for item in sorted(spoken, key=lambda item: (item.kind, item.text))
     ]
-    statements.sort(key=lambda row: (row["kind"], row["text"]))
-    gallery = "\n".join(gallery_sentences(finding)[0] for finding in FINE_FINDINGS) + "\n"
     return {
         "truth/images.csv": csv_bytes([_image_row(item) for item in images]),
-        "truth/findings.csv": csv_bytes(list(_finding_rows(images, drawn)), _FINDING_COLUMNS),
-        "truth/statements.csv": csv_bytes(statements),
-        "truth/eta.csv": csv_bytes(
-            [{"text": row["text"], "eta": row["rho"]} for row in statements]
-        ),
+        "truth/eta.csv": csv_bytes(eta),
         "truth/fine.csv": csv_bytes(fine),
-        "truth/gallery.txt": gallery.encode(),
     }
 
 
@@ -274,13 +251,13 @@ class _TrainingShares:
             for item in images
             if item.image.is_frontal and item.patient.split == "train"
         )
-        self._known: dict[Meaning, float] = {}
+        self._shares: dict[Meaning, float] = {}
 
     def share(self, meaning: Meaning) -> float:
-        if meaning not in self._known:
-            true = sum(count for found, count in self._sets.items() if meaning.holds(found))
-            self._known[meaning] = round(true / max(self._sets.total(), 1), 6)
-        return self._known[meaning]
+        if meaning not in self._shares:
+            true = sum(count for shown, count in self._sets.items() if meaning.holds(shown))
+            self._shares[meaning] = round(true / max(self._sets.total(), 1), 6)
+        return self._shares[meaning]
 
 
 def _ids(item: Item) -> _Row:
@@ -311,7 +288,7 @@ def _metadata(item: Item, drawn: Drawn) -> _Row:
     }
 
 
-def box_rows(images: Sequence[Item], drawn: Drawn) -> Iterator[dict[str, Any]]:
+def _box_rows(images: Sequence[Item], drawn: Drawn) -> Iterator[dict[str, Any]]:
     """Make the rows of the box table of some images."""
     for item in images:
         image = drawn[item.image.dicom_id]
@@ -322,16 +299,6 @@ def box_rows(images: Sequence[Item], drawn: Drawn) -> Iterator[dict[str, Any]]:
                 size = image["width"], image["height"]
                 values = category, gallery_sentences(finding)[0], item.path, x, y, w, h, *size
                 yield dict(zip(_BOX_COLUMNS, (*values, item.image.dicom_id, "test"), strict=True))
-
-
-def _finding_rows(images: Sequence[Item], drawn: Drawn) -> Iterator[_Row]:
-    for item in images:
-        for finding, severity in item.study.findings.items():
-            for x, y, w, h in drawn[item.image.dicom_id]["boxes"].get(finding.name, ()):
-                named = finding.name, finding.type, finding.side, finding.zone
-                ids = item.image.dicom_id, item.study.study_id
-                values = *ids, *named, round(severity, 4), x, y, w, h
-                yield dict(zip(_FINDING_COLUMNS, values, strict=True))
 
 
 def _image_row(item: Item) -> _Row:

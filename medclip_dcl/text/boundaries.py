@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from medclip_dcl.text.cleaning import EMPTY_BOX, TICKED_BOX, clean_text
 from medclip_dcl.text.labeler.lexicon import ANSWERS, TREE, pattern_of
-from medclip_dcl.text.labeler.phrases import is_term, lacks_part, names_parts_alone
+from medclip_dcl.text.labeler.phrases import is_size, is_term, lacks_part, names_parts_alone
 
 _DOTS = "\u2022\u2023\u25aa\u25ab\u25cf\u25cb\u25e6\u25a0\u25ba\u25b8\u27a2\u27a4\u2713\u2714\u00b7"
 _BOX = rf"(?:{EMPTY_BOX}|{TICKED_BOX})"
@@ -26,7 +26,7 @@ _MARKED = re.compile(rf"[ \t]*(?:{_MARK}(?=\S)|{_BOX})")
 _MARKS = re.compile(rf"\A\s*(?:{_MARK})+(?=\S)")
 _BOX_FIRST = re.compile(rf"\s*{_BOX}")
 _NEXT_BOX = re.compile(rf"(?<=\S)\s+(?={_BOX})")
-_NEXT_DOT = re.compile(rf"(?<=\S)\s+(?=[{_DOTS}])|(?<=\])\s+(?=\[)")
+_NEXT_DOT = re.compile(rf"(?<=[^\s:=|?-])\s+(?=[{_DOTS}])|(?<=\])\s+(?=\[)")
 _SPOKEN_FIRST = re.compile(r"\s*(?:number\s+)?one\b.*\btwo\b", re.I)
 _UNSPOKEN = re.compile(r"[.,;:]")
 _NEXT_DASH = re.compile(r"(?<=\S)\s+(?=([-*])\s+[A-Z])")
@@ -189,7 +189,7 @@ def _begins(previous: str, line: str, width: int, is_lower: bool) -> bool:
     if previous.endswith((".", "?", "!")):
         return not _NEVER_LAST.search(previous[:-1][-10:])
     stripped = line.lstrip()
-    if _ANSWERED.search(previous[-60:]):
+    if _ANSWERED.search(previous[-60:]) or (_LABEL.match(previous) and _LABEL.match(line)):
         return True  # "an effusion? - yes (left)"
     if _DANGLING.search(previous[-40:]):
         return False
@@ -265,7 +265,8 @@ def _is_end(item: str, start: int, match: re.Match[str]) -> bool:
     if _ABOUT_BEFORE.match(after):
         return False
     if "?" in match.group():
-        return bool(before[-1:].strip()) and not _ANSWER.match(after.lstrip("-\u2013: "))
+        answer = after.lstrip("-\u2013: ")
+        return bool(before[-1:].strip()) and not (_ANSWER.match(answer) or is_size(answer))
     if "!" in match.group() or not after:
         return True
     if match.group().startswith("..") and not before[-1:].strip():

@@ -72,15 +72,21 @@ _MARKDOWN = re.compile(
 )
 _BONE = r"(?:ribs?|clavicles?|scapulae?|sternum|humerus)\b"
 _FRACTURE = re.compile(
-    rf"(?<=\bno[ ])#(?=[ ])"
+    rf"(?<=\bno[ ])#(?=[ .,;)]|$)|(?<=[a-z] )#s?(?=[ ]*(?:[.,;)]|$))"
     rf"|#[ ]?(?=(?:(?:left|right|[lr]|lt|rt|old|new|heal(?:ed|ing)|multiple|post\w*|ant\w*|lat\w*"
-    rf"|\d\w*,?)\.?[ ]){{1,5}}{_BONE})|#(?={_BONE})|#[ ](?={_BONE}[ ]\S)",
+    rf"|\d[\w,/-]*)\.?[ ]){{1,5}}{_BONE})|#(?={_BONE})|#[ ](?={_BONE}[ ]\S)"
+    r"|#[ ](?=(?:left|right|[lr]|lt|rt)[ ]\d)",
     re.IGNORECASE,
 )
 """The sign in the shorthand of British hospitals: "# R clavicle"."""
 _TAB = re.compile(r"(?<=[\w)]) ?\t+(?=\S)")
 _SEMICOLONS = re.compile(r"^[^;:\n]+(?:;(?!\s)[^;:\n]*){2,9}$", re.MULTILINE)
 """A row of a table whose cells semicolons part."""
+_DECORATED = re.compile(
+    r"^[ \t]*([-=*~_<>+#]{2,})[ \t]*([A-Za-z][^\n]{0,60}?)[ \t]*[-=*~_<>+#]{2,}[ \t]*$",
+    re.MULTILINE,
+)
+"""A heading between rules: "--- Addendum ---"."""
 _EMPHASIS = re.compile(r"(?<![\w*])\*(\w[^*\n]{0,60})(?<=[\w.:])\*(?!\w)")
 _PUNCTUATED = re.compile(r"[.,;:|]")
 _SPOKEN_COLON = re.compile(
@@ -122,7 +128,7 @@ def clean_text(text: str) -> str:
     if "\t" in text or ";" in text:
         text = _TAB.sub(" | ", text)
         text = _SEMICOLONS.sub(lambda match: match.group().replace(";", " | "), text)
-    text = _MARKDOWN.sub("", text)
+    text = _MARKDOWN.sub("", _DECORATED.sub(r"\n\2", text))
     text = _EMPHASIS.sub(r"\1", text) if text.count("*") > 1 else text
     if not _PUNCTUATED.search(text):
         text = _SPOKEN_COLON.sub(r"\1:", text)

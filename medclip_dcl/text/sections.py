@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from medclip_dcl.text.boundaries import LIST_HEAD, cut_sentences, end_of_first_line, find_sentences
-from medclip_dcl.text.cleaning import clean_text
+from medclip_dcl.text.cleaning import EMPTY_BOX, TICKED_BOX, clean_text
 from medclip_dcl.text.labeler import lexicon
 from medclip_dcl.text.labeler.labels import read_claims
 from medclip_dcl.text.labeler.lexicon import Cue, pattern_of
@@ -30,6 +30,10 @@ _USUAL |= {
 USUAL_NAMES = frozenset({*_USUAL.values(), *NAMES.values(), "preamble"})
 """Names of sections that reports have as a rule; any other is left out for want of a name."""
 _WEAK = frozenset(_plain_name(name) for name in TREE["weak"].split(";"))
+_LATER = frozenset(
+    {"comment", "discussion", "other finding", "additional finding", "incidental finding"}
+)
+"""Headings that only follow what they comment on."""
 _STRONG = frozenset(_plain_name(name) for name in TREE["strong"].split(";"))
 _TELLING = [
     (name, frozenset(_plain_name(word) for word in listed.split(";")))
@@ -74,7 +78,7 @@ _EXAM = re.compile(
 )
 _TITLE = re.compile(
     r"[ \t]*(?:(?:xr|x-?ray|radiographs?|ct|mri?|us|ultrasound)\b"
-    r"|(?:[a-z]+[ \t,]+){1,4}(?:[a-z\d]+[ \t]views?|x-?rays?|radiographs?)\b)",
+    r"|(?:[a-z]+[ \t,(]+){1,4}(?:[a-z\d]+[ \t]views?|x-?rays?|radiographs?)\b)",
     re.IGNORECASE,
 )
 _STATES = re.compile(
@@ -86,10 +90,11 @@ _LIMBS, _TRUNK = (pattern_of(lexicon.TREE["elsewhere"][name]) for name in ("limb
 _LIMB = re.compile(rf"\b{_LIMBS}\b(?! film| view)", re.IGNORECASE)
 _OTHER_PART = re.compile(rf"\b(?:{_LIMBS}|{_TRUNK})\b", re.IGNORECASE)
 _LABELLED = re.compile(
-    r"[ \t]*(?:\(?\d{1,2}[.)][ \t]*|[-*\u2022][ \t]*)?(?P<label>[A-Za-z][A-Za-z ,()-]{0,30}):"
+    r"[ \t]*(?:\(?\d{1,2}[.)][ \t]*|[-*\u2022][ \t]*)?(?P<label>[A-Za-z][A-Za-z ,()'/-]{0,40}):"
 )
 _NUMBERED = re.compile(r"[ \t]*\(?\d{1,2}[.)]")
 _BULLET = re.compile(r"[ \t]*[-*\u2022\u25cf\u25aa\u00b7][ \t]*\w")
+_BOX_OR_BULLET = re.compile(rf"{_BULLET.pattern}|[ \t]*(?:{EMPTY_BOX}|{TICKED_BOX})")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
 
 
@@ -130,7 +135,11 @@ def cut_report(text: str) -> list[Part]:
             part if part.name == ELSEWHERE else part._replace(section="last_paragraph")
             for part in parts
         ]
-    if not parts[0].name and _has_labels(parts[0].body):
+    later = next((part for part in parts if part.section), parts[0])
+    if not parts[0].name and (
+        _has_labels(parts[0].body)
+        or (_plain_name(later.heading) in _LATER and _speaks(parts[0].body))
+    ):
         parts[0] = parts[0]._replace(section="findings")
     if not _has("findings", parts):
         parts = [piece for part in parts for piece in _with_unnamed(part)]
@@ -140,8 +149,10 @@ def cut_report(text: str) -> list[Part]:
 
 
 def _has_labels(body: str) -> bool:
-    """Whether a line of a text is or begins with a label of a part: "Pleura: clear"."""
+    """Whether a text holds a label of a part ("Pleura: clear"), or a list that speaks of one."""
     if sum(map(names_parts_alone, body.split("\n"))) > 1:
+        return True
+    if any(_BOX_OR_BULLET.match(line) and _speaks(line) for line in body.split("\n")):
         return True
     heads = (match["head"] for line in body.split("\n") if (match := _LINE_HEAD.match(line)))
     return ":" in body and any(
@@ -213,6 +224,9 @@ def _is_elsewhere(line: str, before: bool) -> bool:
     if label and before and find_marks(label["label"]):
         return not _names_chest(label["label"])
     head, stop, _ = line.partition(". ")
+    if label and _TITLE.match(label["label"]):  # "X-ray paranasal sinuses: haziness"
+        head = line = label["label"]
+        stop = ""
     exam = _EXAM.match(head)
     is_title = exam or (not stop and not line.rstrip().endswith(".") and _TITLE.match(head))
     if not is_title or _STATES.search(head):
@@ -264,13 +278,13 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
     elif not current or current in _OF_IMAGE:
         return
     elif named := [item for item in find_marks(head) if item.region or item.concept]:
-        if all(item.region == "chest" for item in named):
+        if all(item.region == "chest" for item in named) and current != "examination":
             return  # "radiograph of last week: effusion"
         is_apart = current not in {"history", "indication"} or not previous.strip()
         of_body = any(item.region for item in named)
         if is_apart or of_body or head.isupper() or _ANSWERED.match(line[end:]):
             yield start, start, "findings"  # its label is part of the text: "Pneumothorax: no"
-    elif head.isupper() and len(head) > 2:
+    elif (head.isupper() or _is_title(head)) and len(head) > 2:
         yield start, end, plain
 
 
@@ -324,6 +338,8 @@ def usual_name(heading: str, *, inside: bool = False) -> str:
         return next((name for name in ("impression", "findings") if name in named), named[0])
     listed = plain.split()
     if len(listed) <= _MOST_WORDS:
+        if listed[:1] == ["clinical"] and listed[1:] != ["correlation"]:
+            return "" if inside else "history"  # "Clinical Impression": the referrer's
         for word in (*listed[-1:], *listed[:1]):
             if word in _STRONG:
                 return _USUAL[word]
@@ -353,6 +369,8 @@ def _with_unnamed(part: Part) -> list[Part]:
     if not part.name:
         return [part._replace(section="findings")]
     body = part.body
+    if part.name not in USUAL_NAMES and _states_findings(body):
+        return [part._replace(section="findings")]
     paragraph = _PARAGRAPH.search(body, len(body) - len(body.lstrip()))
     if paragraph and _speaks(body[paragraph.end() :]):
         return _cut(part, paragraph.end())
@@ -363,6 +381,10 @@ def _with_unnamed(part: Part) -> list[Part]:
         if part.name == "examination" and len(cut_sentences(body)) > 1:
             return _cut(part, 0)
     return [part]
+
+
+def _states_findings(body: str) -> bool:
+    return sum(bool(read_claims(sentence)) for sentence in cut_sentences(body)) > 1
 
 
 def _with_rest(part: Part) -> list[Part]:
@@ -403,8 +425,9 @@ def _without_withdrawn(parts: Sequence[Part]) -> list[Part]:
     for at, part in enumerate(parts):
         start, body = 0, part.body
         for first, end, sentence in find_sentences(body) if part.section and at < last else ():
-            asserted = read_claims(sentence).asserted.keys()
-            if asserted and asserted <= denied:
+            claims = read_claims(sentence)
+            stated = claims.asserted.keys() | claims.uncertain
+            if stated and stated <= denied:
                 left.append(part._replace(body=body[start:first]))
                 left.append(Part("withdrawn", "", body[first:end], ""))
                 part, start = part._replace(heading=""), end

@@ -10,10 +10,9 @@ stay local and the loss is their mean, so that gradients averaged over processes
 those of one process with the whole batch.
 
 The options of the `objective` section are looked up by name, once: `LOSSES` has the loss of one
-direction, `NEGATIVES` the weights on negatives, `DIRECTIONS` who is an anchor, `TERMS` what is
-added to the contrast. A loss knows anchors and candidates, not texts and images: for both
-directions it is called once with texts and once with images as anchors. An image anchor takes the
-eta of its paired sentence.
+direction, `NEGATIVES` the weights on negatives, `DIRECTIONS` who is an anchor. A loss knows anchors
+and candidates, not texts and images: for both directions it is called once with texts and once with
+images as anchors. An image anchor takes the eta of its paired sentence.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -236,7 +235,6 @@ class ContrastiveObjective:
         self.settings, self._seed, self._threshold = settings, seed, threshold
         self._chunk = chunk
         self._directions = DIRECTIONS[settings.directions, settings.image_anchor]
-        self.terms = [make(settings) for name, make in TERMS.items() if getattr(settings, name)]
 
     def compute_loss(
         self, network: nn.Module, encoder: DualEncoder, batch: ImageTextBatch
@@ -273,11 +271,7 @@ class ContrastiveObjective:
         # as large. With gradients, as a process's anchors push the images of all others too.
         columns = self._score(encoder, regions, gather_with_grad(sentences))  # (batch, local)
         s = encoder.gamma**2 * gather_with_grad(columns.T).T  # (batch, batch)
-        output = self.contrast(s, encoder, batch)
-        for term in self.terms:
-            added = term(regions, sentences, encoder.gamma, batch)
-            output = ObjectiveOutput(output.loss + added.loss, output.gauges | added.gauges)
-        return output
+        return self.contrast(s, encoder, batch)
 
     def _score(
         self,
@@ -299,7 +293,7 @@ class ContrastiveObjective:
         return torch.cat([torch.cat(row, dim=1) for row in blocks])
 
     def contrast(self, s: Tensor, encoder: DualEncoder, batch: ImageTextBatch) -> ObjectiveOutput:
-        """Contrast scaled scores (batch, batch), texts by images, without further terms."""
+        """Contrast scaled scores (batch, batch), texts by images."""
         return mean_output([direction(self, s, encoder, batch) for direction in self._directions])
 
     def direction(
@@ -388,34 +382,3 @@ DIRECTIONS: Mapping[tuple[str, str], Sequence[Direction]] = {
     ("both", "same"): (_texts, _images),
 }
 """`objective.directions` and `objective.image_anchor` -> losses whose mean is that of a batch."""
-
-Term = Callable[[Tensor, Tensor, Tensor, ImageTextBatch], ObjectiveOutput]
-"""Regions and sentences of this process, gamma and the batch -> what is added to the contrast."""
-
-
-def place_term(settings: ObjectiveConfig) -> Term:
-    """Make the place loss with its weight."""
-    from medclip_dcl.losses.place import place_loss, place_masks
-
-    def place(
-        regions: Tensor, sentences: Tensor, gamma: Tensor, batch: ImageTextBatch
-    ) -> ObjectiveOutput:
-        codes, reports, zones = (
-            needed(batch.columns.get(name), name)
-            for name in ("sentence_codes", "report_codes", "zones")
-        )
-        grid = (regions.shape[1], regions.shape[2])
-        masks = place_masks(codes, reports, zones, grid)
-        placed = masks.flatten(1).any(dim=1)
-        losses, fits = place_loss(regions, sentences, masks[batch.mine], gamma)
-        # A mean over the pairs of the whole batch that have a place: gradients are averaged
-        # over processes, and each may have another number of them.
-        share = len(masks) / len(losses) / placed.sum().clamp(min=1)
-        gauges = {"place_pairs": placed.float().mean(), "place_inside": fits.sum() * share}
-        return ObjectiveOutput(settings.place_weight * (losses.sum() * share), gauges)
-
-    return place
-
-
-TERMS: Mapping[str, Callable[[ObjectiveConfig], Term]] = {"place_weight": place_term}
-"""Setting that is a weight above 0 -> the term that it adds to the contrast."""

@@ -190,9 +190,6 @@ class ObjectiveConfig(Section):
     relation: Literal["none", "claims", "labels", "truth"] = "none"
     """Source of the relation matrix, which `multipositive` needs. `debiased` takes images that say
     the same out of the negatives, and lowers eta by them; it leaves unclear ones out."""
-    place_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the place loss, which asks that a sentence fits best where it says that its finding
-    is; 0: none, 0.3 is recommended. It reads the claims, and takes every image as frontal."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

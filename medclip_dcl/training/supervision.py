@@ -93,18 +93,11 @@ def _true(read: _Sources) -> Tensor:
 
 
 _RELATIONS: Mapping[str, Callable[[_Sources], Tensor]] = {
-    "none": _claimed,  # the place loss alone reads them
     "claims": _claimed,
     "labels": _labelled,
     "truth": _true,
 }
 """`objective.relation` -> codes of what each study's report, labels or truth say."""
-
-
-def _zones(read: _Sources) -> Tensor:
-    from medclip_dcl.losses.place import encode_zones
-
-    return torch.cat([encode_zones(part) for part in read.sentences()])
 
 
 def _labels(read: _Sources) -> Tensor:
@@ -114,7 +107,7 @@ def _labels(read: _Sources) -> Tensor:
 
 def needs_claims(settings: ObjectiveConfig) -> bool:
     """Return whether an objective reads the claims artifact."""
-    return settings.relation != "none" or settings.place_weight > 0
+    return settings.relation != "none"
 
 
 class SupervisionColumn(NamedTuple):
@@ -132,9 +125,6 @@ COLUMNS = (
     # Claims, labels or truth of each study, likewise.
     SupervisionColumn("report_codes", "studies", needs_claims,
                       lambda read: _RELATIONS[read.settings.relation](read)),
-    # Third of the lung that each distinct text names.
-    SupervisionColumn("zones", "texts",
-                      lambda settings: settings.place_weight > 0, _zones),
     # Which of the paper's five findings are labelled present.
     SupervisionColumn("labels", "studies",
                       lambda settings: settings.negatives == "remove_labels", _labels),

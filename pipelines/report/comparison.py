@@ -99,15 +99,12 @@ def compare_sides(
     b: Side,
     generator: np.random.Generator,
     figures: Collection[str] = (),
-    *,
-    is_model: bool = False,
 ) -> dict[str, Difference]:
     """Compare two configs from one call of `measure_sides`, figure by figure.
 
     `figures` are those that are compared, and corrected for their number; empty: all but those
     that read the same cases again: ranks that count a query's duplicates as wrong, CNR without its
-    sign, and decisions at a threshold. With one run on a side there is no p and no interval, unless
-    that run `is_model`: a given model, of which no other seed would make another.
+    sign, and decisions at a threshold. With one run on a side there is no p and no interval.
 
     Raises:
         ConfigError: a figure is asked for that one of the configs lacks.
@@ -128,7 +125,7 @@ def compare_sides(
                 "in one call"
             )
         estimate = _estimate([(a[name], 1.0), (b[name], -1.0)], generator)
-        if min(len(a[name]), len(b[name])) < 2 and not is_model:
+        if min(len(a[name]), len(b[name])) < 2:
             estimate = replace(estimate, low=None, high=None, p=None, reason=_TWO_MODELS)
         found[name] = Difference(_mean_of_runs(a[name]), _mean_of_runs(b[name]), estimate)
     known = {name: item.estimate.p for name, item in found.items() if item.estimate.p is not None}
@@ -283,8 +280,6 @@ class PointResults(NamedTuple):
 
     facts: Mapping[str, Any]
     runs: Sequence[SampleResults]
-    is_model: bool
-    """Whether it is a given model, of which no other seed would make another."""
 
 
 def measure_points(
@@ -318,8 +313,7 @@ def measure_points(
             for title, name in listed.items()
             if name in side
         }
-        is_model = point.is_model and len(points[base].runs) > 1
-        against = {} if number == base else _against(side, sides[base], wanted, is_model=is_model)
+        against = {} if number == base else _against(side, sides[base], wanted)
         measured.append({**point.facts, "figures": estimates, "against": against})
     axes = {
         axis: [*dict.fromkeys(point.facts["at"][axis] for point in points)]
@@ -330,12 +324,10 @@ def measure_points(
     return {**facts, "figures": listed, "axes": axes, "points": measured}
 
 
-def _against(
-    side: Side, baseline: Side, figures: Sequence[str], *, is_model: bool
-) -> dict[str, Any]:
+def _against(side: Side, baseline: Side, figures: Sequence[str]) -> dict[str, Any]:
     both = [name for name in figures if name in side.keys() & baseline.keys()]
     generator = np.random.default_rng(0)
-    differences = compare_sides(side, baseline, generator, both, is_model=is_model) if both else {}
+    differences = compare_sides(side, baseline, generator, both) if both else {}
     return {
         name: {**asdict(item), "verdict": describe_difference(name, item)}
         for name, item in differences.items()

@@ -2,7 +2,7 @@
 
 `preflight.json` holds counts alone, no ids and no texts:
 
-    source      kind of the source, whether it has images and patients, whether all were opened
+    source      kind of the source, whether it has images and patients
     steps       per step: images, studies and patients that are left, and what the step asks
     lines       per code: what was found (`count`, of how many, `kind`, `meaning`)
     splits      per split, as the manifest assigns it: images, reports, patients
@@ -18,25 +18,14 @@ Codes of lines are those of `selection.REJECT_REASONS`, and `CODES`. Of their ki
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import pyarrow as pa
-from pydantic import Field
 
 from medclip_dcl.core.artifact import Artifact, ArtifactType, read_object
 from medclip_dcl.core.settings import Section
 from medclip_dcl.core.tables import Column, TableFormat
 from medclip_dcl.text.language import language_warning
-
-
-class CheckConfig(Section):
-    """Scope of `check_data`."""
-
-    sample: Annotated[int, Field(ge=0)] = 0
-    """Images that are opened, and reports that are split into sentences and read for findings,
-    drawn with the seed; 0: all. More faults than `source.max_reject_share`, or a leak between
-    splits, give exit code 3."""
-
 
 ARTIFACT = ArtifactType("preflight", 5, "check_data")
 

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from starlette.types import Scope
 
 from api.app import create_app
-from api.auth import is_loopback, read_auth
+from api.auth import read_auth
 from api.logging import RequestState, state_of
 from api.settings import ServeSettings
 from medclip_dcl.core.errors import ConfigError
@@ -56,6 +56,8 @@ def test_nothing_starts_without_key_or_permission(key_file: Path) -> None:
         create_app(ServeSettings(model="m"))
     with pytest.raises(ConfigError, match="exactly one"):
         create_app(ServeSettings(model="m", key_file=str(key_file), allow_anonymous=True))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_auth(ServeSettings(model="m", key_file=f"{key_file}.none"))
 
 
 @pytest.mark.parametrize("mode", [0o444, 0o446, 0o460, 0o404])
@@ -155,6 +157,8 @@ def test_a_host_setting_that_no_request_can_name_is_refused(name: str) -> None:
         (("/run/service.sock", None), True),
         (("192.168.0.2", 8000), False),
         (("0.0.0.0", 8000), False),
+        (("127.8.8.8", 8000), True),
+        (("localhost.evil.example", 8000), False),
         (("fe80::1", 8000), False),
     ],
 )
@@ -257,23 +261,8 @@ def test_a_key_in_the_query_is_none(client: TestClient) -> None:
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
 
 
-def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_auth(ServeSettings(model="m", key_file=str(tmp_path / "none")))
-
-
 @pytest.mark.parametrize("path", ["//health", "/health/", "/static/", "/static/index.html", ""])
 def test_paths_that_only_look_open_are_not(key_file: Path, path: str) -> None:
     auth = read_auth(ServeSettings(model="m", key_file=str(key_file)))
     assert auth.refusal(scope("/health")) is None
     assert auth.refusal(scope(path)) == "unauthorized"
-
-
-def test_loopback_is_this_machine_alone() -> None:
-    assert is_loopback("127.0.0.1")
-    assert is_loopback("::1")
-    assert is_loopback("127.8.8.8")
-    assert is_loopback("localhost")
-    assert not is_loopback("localhost.evil.example")
-    assert not is_loopback("0.0.0.0")
-    assert not is_loopback("192.168.0.2")

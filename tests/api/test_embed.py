@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from api.errors import ApiError
-from api.routes.embed import check_size
-from api.settings import MAX_IMAGES
+from api.questions import check_size
 from medclip_dcl.client import Client
 from medclip_dcl.core.errors import ImageError, ServiceError
 from medclip_dcl.data.images import open_image
@@ -20,12 +19,9 @@ from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.schemas import EmbedAnswer
 from tests.support.dicom import dicom_bytes, ramp
 from tests.support.published import SENTENCES, publish, random_range
-from tests.support.service import Service, png, running
-from tests.support.wire import Part, Request, exchange, form
+from tests.support.service import png, running
 
 IMAGES = [png(seed=seed) for seed in range(3)] + [dicom_bytes(ramp(96, 64))]
-LONG = 60_000
-"""Bytes behind a PNG, which its reader leaves alone: many such are a large body."""
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +84,6 @@ def test_sentences_are_those_of_the_library(client: httpx.Client, predictor: Pre
     assert np.linalg.norm(expected, axis=1) == pytest.approx(1, abs=1e-5)
 
 
-def test_many_small_images_in_a_large_body_keep_their_order(client: httpx.Client) -> None:
-    data = [png(seed=seed) for seed in range(MAX_IMAGES)]
-    small = client.post("/embed", files=files(data)).json()["vectors"]
-    large = client.post("/embed", files=files([item + bytes(LONG) for item in data])).json()
-    assert np.asarray(large["vectors"]) == pytest.approx(np.asarray(small), abs=1e-5)
-    assert len(small) == MAX_IMAGES
-    assert len({tuple(row) for row in small}) == MAX_IMAGES
-    more = client.post("/embed", files=files([*data, png()]))
-    assert (more.status_code, more.json()["code"]) == (400, "malformed_body")
-
-
 def test_a_refused_image_of_several_is_refused_in_its_place(client: httpx.Client) -> None:
     data = [png(), b"PHISENTINEL", png(seed=1)]
     answer = client.post("/embed", files=files(data))
@@ -143,16 +128,6 @@ def test_what_cannot_be_asked_is_refused_by_its_rule(client, images, fields, rul
     answer = client.post("/embed", data=fields, files=parts)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     assert rule in answer.json()["message"]
-
-
-def test_a_form_whose_files_cannot_be_told_apart_is_refused(service: Service) -> None:
-    large = png() + bytes(300_000)
-    head = b'X: filename=\r\nContent-Disposition: form-data; name="text"\r\n'
-    body = form(Part("image", large, "a")).replace(b"--\r\n", b"\r\n")
-    boundary = body.split(b"\r\n")[0]
-    body += head + b"\r\nno file\r\n" + boundary + b"--\r\n"
-    answer = exchange(service.address, Request("/embed", body=body).encoded("unused"))
-    assert (answer.status, b"invalid_request" in answer.body) == (422, True)
 
 
 def test_the_client_gives_arrays_and_names_what_is_out_of_range(tmp_path: Path) -> None:

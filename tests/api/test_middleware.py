@@ -350,24 +350,6 @@ def test_bodies_up_to_the_limit_pass() -> None:
     assert ask(app_with(), [b""], content_encoding="Identity") == (200, b"0")
 
 
-def test_head_is_answered_as_get_without_a_body_by_the_server() -> None:
-    sent = exchange(app_with(), [], "/framed", "HEAD")
-    assert (sent[0]["status"], ("cache-control", "max-age=60") in headers_of(sent)) == (200, True)
-    assert exchange(app_with(), [], "/count", "HEAD")[0]["status"] == 405
-
-
-def test_what_is_no_request_goes_by() -> None:
-    passed = []
-
-    async def app(scope: Any, _receive: Any, _send: Any) -> None:
-        passed.append(scope)
-
-    around: Any = RequestMiddleware(app, ServeSettings(model="m"), OPEN, Metrics())
-    for kind in ("lifespan", "websocket", "a"):
-        asyncio.run(around({"type": kind}, None, None))
-    assert passed == [{"type": "lifespan"}, {"type": "websocket"}, {"type": "a"}]
-
-
 def test_an_image_that_took_too_long_is_no_busy_model() -> None:
     status, body = ask(app_with(), [b""], path="/image")
     assert (status, REASONS["deadline"].encode() in body) == (422, True)

@@ -1,7 +1,6 @@
 """Another model and index under load, and a service that is asked to stop under load."""
 
 import shutil
-import signal
 import socket
 import threading
 import time
@@ -16,17 +15,12 @@ from safetensors.torch import save
 
 from medclip_dcl.core.artifact import read_artifact_header
 from medclip_dcl.inference.model_package import BANK_FILE, rewrite_package
-from pipelines import build_index
-from tests.support import forkserver
-from tests.support.corpus import KINDS, write_config, write_corpus
 from tests.support.published import publish, random_range
 from tests.support.service import PATIENCE_S, Service, png, running, store
 from tests.support.tiny_models import random_images
 
 CLIENTS = 4
 PARTS = ("model", "index")
-SHARDS = ("--set", "index.shard_rows=1", "--set", "index.pictures=false")
-"""Small shards, so that there are many moments to kill a build in."""
 
 
 def put(new: Path, folder: Path, part: str) -> None:
@@ -125,53 +119,6 @@ def test_model_and_index_are_exchanged_as_a_pair_without_a_failed_request(tmp_pa
             figures = client.get("/metrics").text
     assert 'medclip_swaps_total{outcome="served"} 1.0' in figures
     assert 'medclip_swaps_total{outcome="refused"} 2.0' in figures
-
-
-def test_the_old_index_answers_while_its_successor_is_built_killed_and_built_again(tmp_path, capfd):
-    work = write_corpus(tmp_path / "work")
-    config_file = write_config(tmp_path / "config.yaml", work)
-    publish(work / "model")
-    assert build_index.main(["--config", str(config_file), *SHARDS]) == 0
-    before, draft = digests(work), work / ".index.draft"
-    reply: list[list[object]] = []
-    with running(work, watch_s=0.1) as service, service.client() as client:
-
-        def ask() -> None:
-            question = {"target": "image", "text": KINDS[0][1], "k": "5"}
-            answer = client.post("/retrieve", data=question, files={"unused": b""})
-            assert answer.status_code == 200, answer.text
-            reply.append([answer.json()[name] for name in ("model", "index", "hits")])
-
-        ask()
-        publish(work / "model", seed=1)
-        shutil.copytree(work, tmp_path / "calm")
-        wait_for(service, "swap_refused")  # no index of this model yet
-        words = ["--config", str(config_file), *SHARDS]
-        build = forkserver.start("pipelines.build_index", words, tmp_path / "build.log")
-        while build.is_alive() and not (draft / "pooled-00005.npy").is_file():
-            ask()
-        build.kill()
-        build.join()
-        assert build.exitcode == -signal.SIGKILL
-        assert (draft / "pooled-00005.npy").is_file()
-        first_shard = (draft / "pooled-00000.npy").stat().st_mtime_ns
-        ask()
-        assert len(reply) > 5
-        assert reply == [reply[0]] * len(reply)
-        capfd.readouterr()
-        assert build_index.main(["--config", str(config_file), *SHARDS]) == 0
-        assert '"state": "resumed"' in capfd.readouterr().out
-        assert (work / "index/pooled-00000.npy").stat().st_mtime_ns == first_shard
-        wait_for(service, "swapped")
-        ask()
-    after = digests(work)
-    calm = write_config(tmp_path / "calm.yaml", tmp_path / "calm")
-    assert build_index.main(["--config", str(calm), *SHARDS]) == 0
-    assert digests(tmp_path / "calm") == after  # as if nothing had happened
-    assert not set(before) & set(after)
-    (*_, first), (*_, last) = reply[0], reply[-1]
-    assert [reply[0], reply[-1]] == [[*before, first], [*after, last]]
-    assert first != last
 
 
 def test_a_service_that_waits_for_its_index_is_ready_once_it_is_there(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The service as a real process over real HTTP."""
 
-import io
 import json
 import struct
 import time
@@ -11,14 +10,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 
 from medclip_dcl.data.images import open_image
-from medclip_dcl.inference.predictor import load
 from tests.support import published
-from tests.support.service import Service, png, running
-from tests.support.tiny_models import random_images
-from tests.support.wire import BOUNDARY, Part, Request, exchange, form
+from tests.support.service import Service, png
+from tests.support.wire import BOUNDARY, Part, form
 
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -48,29 +44,6 @@ def png_claiming(width: int, height: int) -> bytes:
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
     )
-
-
-def test_findings_are_those_of_the_library(client: httpx.Client, folder: Path) -> None:
-    answer = client.post("/classify", files=image())
-    assert answer.status_code == 200
-    model = load(folder / "model", "cpu")
-    with Image.open(io.BytesIO(png())) as picture:
-        pixels = np.asarray(picture)
-    assert answer.json()["image"] == {
-        "width_px": pixels.shape[1],
-        "height_px": pixels.shape[0],
-        "source": "png",
-        "flags": [],
-    }
-    expected = model.classify(open_image(png())).findings
-    found = answer.json()["findings"]
-    assert [item["name"] for item in found] == [item.name for item in expected]
-    np.testing.assert_allclose(
-        [item["score"] for item in found], [item.score for item in expected], atol=1e-6
-    )
-    assert found[0]["probability"] is None
-    assert found[0]["probability_note"]
-    assert answer.json()["model"] == model.digest
 
 
 def test_findings_can_be_named_and_explained(client: httpx.Client) -> None:
@@ -106,12 +79,6 @@ def test_grid_and_affine_place_the_peak_on_the_image(client: httpx.Client) -> No
         assert found["peak"]["y"] == pytest.approx(d * column + e * row + f)
         box = found["box"]
         assert box["x"] <= found["peak"]["x"] <= box["x"] + box["width"]
-
-
-def test_a_picture_of_two_phrases_is_refused(client: httpx.Client) -> None:
-    form = {"phrase": ["effusion", "heart"]}
-    answer = client.post("/ground", files=image(), data=form, headers={"Accept": "image/png"})
-    assert (answer.status_code, answer.json()["code"]) == (406, "not_acceptable")
 
 
 @pytest.mark.parametrize("target", ["image", "text"])
@@ -152,23 +119,6 @@ def test_pixels_are_those_that_were_decoded(client: httpx.Client) -> None:
     facts = json.loads(answer.headers["x-image"])
     pixels = np.frombuffer(answer.content, "<u2").reshape(facts["height"], facts["width"])
     np.testing.assert_array_equal(pixels, open_image(png()).pixels)
-    picture = client.post("/pixels", files=image(), headers={"Accept": "image/png"})
-    with Image.open(io.BytesIO(picture.content)) as decoded:
-        np.testing.assert_array_equal(np.asarray(decoded), pixels)
-
-
-def test_pixels_that_spell_an_answer_are_not_taken_for_one(service: Service) -> None:
-    forged = b"HTTP/1.1 200 OK\r\nX-Image: {} \r\nContent-Length: 6\r\n\r\nFORGED"
-    greys = np.zeros((1, len(forged) // 2 + 2), "<u2")
-    greys[0, : len(forged) // 2] = np.frombuffer(forged, "<u2")
-    greys[0, -1] = 65535  # the whole range: greys come back as they are
-    stream = io.BytesIO()
-    Image.fromarray(greys).save(stream, "PNG")
-    part = Part("image", stream.getvalue(), "a.png")
-    answer = exchange(service.address, Request("/pixels", body=form(part)).encoded(""))
-    assert answer.body == greys.tobytes()
-    assert json.loads(answer.head.partition(b"x-image: ")[2].partition(b"\r\n")[0])["height"] == 1
-    assert b"x-content-type-options: nosniff" in answer.head
 
 
 @pytest.mark.parametrize(
@@ -338,36 +288,6 @@ def test_logs_hold_no_contents(client: httpx.Client, service: Service) -> None:
         assert secret not in text
     lines = [line for line in service.lines() if line["event"] == "request"]
     assert {"request_id", "route", "status", "ms"} <= set(lines[-1])
-
-
-def test_decisions_are_taken_by_the_offset_where_the_model_has_one(tmp_path, client):
-    plain = client.post("/classify", files=image()).json()["findings"]
-    assert client.get("/model").json()["card"]["offsets"] is None
-    for finding in plain:
-        assert (finding["offset"], finding["threshold"]) == (None, 0.5)
-        assert finding["decision"] is (finding["margin"] > 0)
-
-    published.publish(tmp_path / "model", bank=random_images(6, 64))
-    free = {"findings": json.dumps([{"name": "x", "positive": "Edema", "negative": "No edema"}])}
-    with running(tmp_path, index="") as service, service.client() as levelled:
-        own = levelled.post("/classify", files=image()).json()["findings"]
-        asked = levelled.post("/classify", files=image(), data=free).json()["findings"]
-        known = levelled.get("/model").json()["card"]["offsets"]
-    assert (known["split"], known["images"]) == ("validate", 6)
-    for finding in (*own, *asked):
-        assert finding["decision"] is (finding["margin"] > finding["offset"])
-        assert finding["decision"] is (finding["score"] > finding["threshold"])
-    assert [item["score"] for item in own] == pytest.approx([item["score"] for item in plain])
-
-
-def test_overlay_is_a_picture_of_bounded_size(client: httpx.Client) -> None:
-    tall = image(png((3000, 20)))
-    answer = client.post(
-        "/ground", files=tall, data={"phrase": "effusion"}, headers={"Accept": "image/png"}
-    )
-    assert answer.headers["content-type"] == "image/png"
-    with Image.open(io.BytesIO(answer.content)) as picture:
-        assert picture.size == (7, 1024)
 
 
 def test_the_same_sentence_is_its_own_best_match(client: httpx.Client) -> None:

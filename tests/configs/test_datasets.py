@@ -11,7 +11,7 @@ from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.evaluation import results
-from pipelines import build_manifest, evaluate, prepare_images
+from pipelines.__main__ import main
 from pipelines.config import load_config
 from tests.support.public_sets import SETS
 from tests.support.published import publish
@@ -63,9 +63,9 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             settings = (f"work={folder / 'work'}", "images.size_px=32", "workers=1")
             arguments += [word for setting in settings for word in ("--set", setting)]
             arguments += ["--set", "source.max_reject_share=1"]
-            assert build_manifest.main(arguments) == 0
+            assert main(["build_manifest", *arguments]) == 0
             if config in {"train/rexgradient", "evaluate/vindr_cxr"}:
-                assert prepare_images.main(arguments) == 0
+                assert main(["prepare_images", *arguments]) == 0
     return found
 
 
@@ -158,7 +158,7 @@ def test_a_model_is_asked_for_the_findings_of_a_set(works, tmp_path, monkeypatch
     monkeypatch.setenv("TBX11K", str(work.parent / "data"))
     settings = (f"work={work}", "workers=1", "evaluate.bootstrap=0")
     words = [word for setting in settings for word in ("--set", setting)]
-    assert evaluate.main(["--config", str(ROOT / "configs/evaluate/tbx11k.yaml"), *words]) == 0
+    assert main(["evaluate", "--config", str(ROOT / "configs/evaluate/tbx11k.yaml"), *words]) == 0
     tree = results.read_figures(open_artifact(results.ARTIFACT.at(work), results.ARTIFACT))
     assert (tree["truth"], tree["contaminated"]) == ("labels", 0)
     asked = tree["questions"]["zero_shot"]["groups"]
@@ -179,5 +179,5 @@ def test_a_copy_of_mimic_without_patients_is_refused(tmp_path, capsys, columns):
     config.write_text(f"work: {tmp_path}/work\nsource: {{kind: table, root: {tmp_path}, ")
     with config.open("a") as stream:
         stream.write(f"table: train.csv, columns: {columns}}}\n")
-    assert build_manifest.main(["--config", str(config)]) == 2
+    assert main(["build_manifest", "--config", str(config)]) == 2
     assert "subject_id" in capsys.readouterr().err

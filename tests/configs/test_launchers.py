@@ -59,7 +59,7 @@ def test_accelerate_reads_a_config_and_leaves_precision_to_the_recipe(path: Path
     assert config.distributed_type.value == ("MULTI_GPU" if parallel else "NO")
 
 
-@pytest.mark.parametrize("script", ["train_torchrun.sh", "train_slurm.sh", "full_run.sh"])
+@pytest.mark.parametrize("script", ["train_torchrun.sh", "train_slurm.sh"])
 def test_bash_can_read_a_script(script: str) -> None:
     subprocess.run(["bash", "-n", f"pipelines/{script}"], cwd=ROOT, check=True)
 

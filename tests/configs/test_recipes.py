@@ -11,9 +11,9 @@ from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler.labels import read_sentence
 from medclip_dcl.text.labeler.phrases import Polarity
-from pipelines import build_manifest, split_sentences
+from pipelines.__main__ import main
 from pipelines.config import load_config
-from pipelines.plan import plan
+from pipelines.plan import checks_of
 from pipelines.stages import stages_of
 from tests.support.open_i import write_image, write_projections, write_xml_form
 
@@ -48,7 +48,7 @@ def test_the_recipe_of_a_table_needs_no_weights_and_learns_from_random_ones(monk
     demo = load_config(ROOT / "configs/train/laptop.yaml").train
     rates = (config.train.learning_rate, config.train.text_learning_rate)
     assert rates == (demo.learning_rate, demo.text_learning_rate)
-    notes = [item for item in plan(config, 2000) if item.question == "image encoder"]
+    notes = [item for item in checks_of(config, 2000) if item.question == "image encoder"]
     assert notes == []
     # A batch of validation needs as many studies.
     assert config.train.global_batch <= 320 * config.source.validate_share
@@ -103,8 +103,8 @@ def assert_first_jobs(config_file: str, work: Path, expected: int) -> None:
         f"work={work}",
     ]
     arguments += ["--set", "source.max_reject_share=1"]
-    assert build_manifest.main(arguments) == 0
-    assert split_sentences.main(arguments) == 0
+    assert main(["build_manifest", *arguments]) == 0
+    assert main(["split_sentences", *arguments]) == 0
     images = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
     assert images.summary["images"] == expected
     assert open_artifact(sentences.ARTIFACT.at(work), sentences.ARTIFACT).summary["sentences"] > 0

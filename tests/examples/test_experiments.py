@@ -1,45 +1,12 @@
-"""The rows of Chuang et al. as examples: memory bank, sentence embeddings, CURL's form."""
+"""The rows of Chuang et al. as examples: memory bank, sentence embeddings."""
 
 import json
-import re
 from pathlib import Path
 
 import memory_bank
 import numpy as np
 import pytest
 import sentence_embeddings
-import torch
-from torch import Tensor
-
-from tests.house.tree import ROOT
-
-
-def plain_loss(positive: Tensor, others: list[Tensor], negatives: Tensor, tau: float) -> Tensor:
-    """Eq. 7 and 8 in plain exponentials, one anchor; `others`: known positives but the first."""
-    N = len(negatives)
-    v = torch.stack([positive, *others]).exp().mean()
-    g = (negatives.exp().mean() - tau * v) / (1 - tau)
-    return torch.log(1 + N * g.clamp(min=0) / positive.exp())
-
-
-# ---- CURL
-
-
-def test_curls_form_is_the_papers_with_m_of_two_and_a_floor_of_zero() -> None:
-    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    torch.manual_seed(0)
-    found: dict[str, Tensor] = {}
-    exec(code, found)
-    queries, keys, second, W = (found[name] for name in ("queries", "keys", "second_keys", "W"))
-    losses = []
-    for i in range(8):
-        bilinear = queries[i] @ W @ keys.T
-        negatives = bilinear[torch.arange(8) != i]
-        losses.append(plain_loss(bilinear[i], [queries[i] @ W @ second[i]], negatives, 0.05))
-    torch.testing.assert_close(found["loss"], torch.stack(losses).mean())
-    assert found["W"].grad.abs().sum() > 0
-
 
 # ---- Sentence embeddings
 

@@ -52,7 +52,7 @@ def test_what_is_imported_is_declared() -> None:
         for name in _imported(node)
     }
     foreign = {name for name in imported if name not in sys.stdlib_module_names}
-    ours = {*SHIPPED, "medclip_dcl", "medclip_dcl_client"}
+    ours = {*SHIPPED, "medclip_dcl"}
     assert len(foreign) > 20
     unlisted = {_NAMES.get(name, name) for name in foreign - ours} - declared
     # an option of torch's own, and adapters of a tracker or a loader that a user brings
@@ -81,22 +81,23 @@ def tracked_copy(folder: Path) -> Path:
 
 
 def build(source: Path, output: Path) -> tuple[Path, Path]:
-    """Build an sdist, and the wheel from it, as pip does."""
+    """Build an sdist, and the wheel from it, as `python -m build` does."""
+    sdist = made("build_sdist", source, output)
+    unpacked = output / "unpacked"
+    shutil.unpack_archive(sdist, unpacked, filter="data")
+    return sdist, made("build_wheel", next(unpacked.iterdir()), output)
+
+
+def made(what: str, source: Path, output: Path) -> Path:
+    """Build an sdist or a wheel of a folder, which is how pip builds its wheel."""
     make = (
         "import sys; from setuptools import build_meta;"
         "print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
     )
-    output.mkdir()
-
-    def run(what: str, where: Path) -> Path:
-        command = [sys.executable, "-W", "ignore", "-c", make, what, str(output)]
-        done = subprocess.run(command, cwd=where, check=True, capture_output=True, text=True)
-        return output / done.stdout.split()[-1]
-
-    sdist = run("build_sdist", source)
-    unpacked = output / "unpacked"
-    shutil.unpack_archive(sdist, unpacked, filter="data")
-    return sdist, run("build_wheel", next(unpacked.iterdir()))
+    output.mkdir(exist_ok=True)
+    command = [sys.executable, "-W", "ignore", "-c", make, what, str(output)]
+    done = subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
+    return output / done.stdout.split()[-1]
 
 
 def environment_with(wheel: Path, folder: Path, packages: Sequence[str]) -> Path:
@@ -202,7 +203,8 @@ BORROWED = (
 
 
 def test_the_client_alone_asks_a_service_without_torch(tmp_path: Path) -> None:
-    _, wheel = build(tracked_copy(tmp_path / "source") / "client", tmp_path / "dist")
+    client = tracked_copy(tmp_path / "source") / "client"
+    wheel = made("build_wheel", client, tmp_path / "dist")
     binaries = environment_with(wheel, tmp_path / "venv", [])
     borrow(BORROWED, binaries)
     heavy = "import importlib.util as u; print([n for n in ('torch', 'numpy') if u.find_spec(n)])"

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,17 +123,6 @@ def test_the_key_of_a_file_is_the_one_that_stands_there_now(service, tmp_path):
         file.unlink()
         with pytest.raises(ConfigError, match="cannot be read"):
             Client(service.url, file)
-
-
-def test_nobody_at_the_address_is_said_so() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        with Client(url) as client, pytest.raises(ServiceError, match="is it up") as refusal:
-            client.retrieve("text", text="x")
-    assert refusal.value.code == "unreachable"
-    with pytest.raises(ServiceError, match="does not begin with http"):
-        Client("localhost:8000")
 
 
 @pytest.mark.parametrize("line", LINES)

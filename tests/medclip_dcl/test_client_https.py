@@ -96,6 +96,8 @@ def test_why_nobody_answered_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"http://127.0.0.1:{port}"
     for address in (url, url.replace("127.0.0.1", "localhost")):
         assert "the connection was refused" in refusal(address).message
+    with pytest.raises(ServiceError, match="does not begin with http"):
+        Client("localhost:8000")
     with served(Handler) as plain:
         assert "TLS failed" in refusal(plain.replace("http", "https")).message
 

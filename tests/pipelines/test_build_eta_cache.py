@@ -20,7 +20,7 @@ from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import distinct_sentences, text_key
-from pipelines import build_eta_cache, read_claims, split_sentences
+from pipelines.__main__ import main
 from tests.support.corpus import commit_tables, write_reports
 
 
@@ -29,7 +29,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scored")
     path = config_of(folder)
     write_reports(folder / "work")
-    assert split_sentences.main(["--config", str(path)]) == 0
+    assert main(["split_sentences", "--config", str(path)]) == 0
     distinct = distinct_sentences(corpus_of(path)).to_pylist()
     generator = np.random.default_rng(0)
     rows = [
@@ -63,7 +63,7 @@ def corpus_of(config_file: Path) -> Artifact:
 
 def run(config_file: Path, *settings: str, code: int = 0) -> Artifact | None:
     more = [part for setting in settings for part in ("--set", f"eta.{setting}")]
-    assert build_eta_cache.main(["--config", str(config_file), *more]) == code
+    assert main(["build_eta_cache", "--config", str(config_file), *more]) == code
     if code:
         return None
     return open_artifact(config_file.parent / "work" / "eta_cache", eta.ARTIFACT)
@@ -235,7 +235,7 @@ def fitted_config(tmp_path_factory) -> Path:
             (writer.directory / name).write_bytes(b"{}")  # nobody scores with it again
         writer.commit({"fitted": True})
     path = config_of(work.parent)
-    assert read_claims.main(["--config", str(path)]) == 0
+    assert main(["read_claims", "--config", str(path)]) == 0
     return path
 
 

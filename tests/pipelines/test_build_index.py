@@ -8,10 +8,12 @@ from medclip_dcl.inference.predictor import load
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import RetrievalConfig
-from pipelines.build_index import main
+from pipelines.job import main_of
 from tests.support.corpus import KINDS, write_config, write_corpus
 from tests.support.milvus import milvus_file
 from tests.support.published import publish
+
+main = main_of("build_index")
 
 STUDIES = 10
 

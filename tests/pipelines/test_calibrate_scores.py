@@ -15,12 +15,13 @@ from medclip_dcl.evaluation.calibration import share_changed
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.inference.predictor import load
-from pipelines import evaluate
-from pipelines.calibrate_scores import main
+from pipelines.job import main_of
 from tests.support.corpus import commit_tables, write_config
 from tests.support.evaluated import write_evaluated
 from tests.support.published import PROMPTS, publish
 from tests.support.tiny_models import random_images
+
+main = main_of("calibrate_scores")
 
 SEED = 37
 """Of the random model: one whose score of pneumonia happens to rise with it."""
@@ -90,9 +91,9 @@ def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reas
 
 
 def test_decisions_that_bfloat16_changes_are_counted_where_it_is_fast(work, monkeypatch):
-    monkeypatch.setattr("pipelines.calibrate_scores.multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr("pipelines.fitting.multiplies_bfloat16", lambda: False)
     assert calibrated(work).changed_in_bfloat16 is None
-    monkeypatch.setattr("pipelines.calibrate_scores.multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr("pipelines.fitting.multiplies_bfloat16", lambda: True)
     found = calibrated(work, least=3).changed_in_bfloat16
     assert 20 * found == pytest.approx(round(20 * found))  # of ten images and two findings
     monkeypatch.setattr("medclip_dcl.models.settings.multiplies_bfloat16", lambda: True)
@@ -139,7 +140,7 @@ def test_images_that_the_model_was_trained_on_are_refused(work, capsys):
 
 def test_the_evaluation_holds_probabilities_against_test_images(work: Path) -> None:
     def outcome() -> dict[str, Any]:
-        assert run(work, evaluate.main) == 0
+        assert run(work, main_of("evaluate")) == 0
         found = open_artifact(results.ARTIFACT.at(work), results.ARTIFACT)
         return results.read_figures(found)["questions"]["probabilities"]
 

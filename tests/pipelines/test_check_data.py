@@ -11,13 +11,16 @@ import pytest
 from medclip_dcl.core.artifact import Artifact, open_artifact
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
-from pipelines.build_manifest import main as build_manifest
-from pipelines.check_data import PAGE, main
+from pipelines.__main__ import main
+from pipelines.check_data import PAGE
+from pipelines.job import main_of
 from pipelines.report import preflight
 from pipelines.report.preflight import read_preflight
 from tests.support.dicom import dicom_bytes, ramp
 from tests.support.published import publish
 from tests.support.release import REPORT, Release, release
+
+build_manifest = main_of("build_manifest")
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5242880\n"
 PAGE_SAVED = b"<!DOCTYPE html>\n<html><title>503 Service Unavailable</title></html>\n"
@@ -36,7 +39,9 @@ def check(tmp_path: Path, given: Release | None = None, **sections: Any) -> int:
         root.mkdir()
         given.write(root)
     source = {"root": str(root), "boxes": "boxes.csv"} | sections.pop("source", {})
-    return main(["--config", str(write_config(tmp_path / "work", source=source, **sections))])
+    return main(
+        ["check_data", "--config", str(write_config(tmp_path / "work", source=source, **sections))]
+    )
 
 
 def made(work: Path) -> Artifact:
@@ -50,11 +55,6 @@ def tree(tmp_path: Path) -> dict[str, Any]:
 def found(work: Path) -> set[tuple[str, str]]:
     rows = read_table(made(work).path, preflight.FOUND).to_pylist()
     return {(row["code"], row["id"]) for row in rows}
-
-
-def opened(work: Path) -> list[str]:
-    rows = read_table(made(work).path, preflight.IMAGES).to_pylist()
-    return [row["image_id"] for row in rows]
 
 
 def picture(number: int, **tags: Any) -> bytes:
@@ -160,20 +160,6 @@ def test_patients_that_a_model_was_trained_on_are_found(tmp_path: Path) -> None:
     assert tree(tmp_path)["verdict"]["leaks"] == 1
 
 
-def test_a_sample_is_drawn_with_the_seed_and_said_to_be_one(tmp_path: Path) -> None:
-    drawn: dict[str, Any] = {"check": {"sample": 3}, "source": {"max_reject_share": 1}}
-    assert check(tmp_path, release(8), **drawn) == 0
-    facts = tree(tmp_path)
-    images = facts["images"]
-    assert (images["listed"], images["opened"], facts["text"]["reports"]) == (8, 3, 3)
-    assert images["bits"] == {"12": 3}
-    assert not facts["source"]["all_images"]
-    first = opened(tmp_path / "work")
-    assert check(tmp_path, **drawn, seed=1) == 0
-    assert first != opened(tmp_path / "work")
-    assert "drawn at random" in (tmp_path / "work" / PAGE).read_text()
-
-
 def test_no_text_and_no_name_leaves_the_check(tmp_path, capsys):
     given = release(2)
     said = REPORT.replace("The lungs are clear.", "PHISENTINEL has clear lungs.")
@@ -265,10 +251,9 @@ def test_faults_name_the_row_of_their_table(tmp_path: Path) -> None:
 def test_real_sources_are_checked(tmp_path, test_data, monkeypatch):
     monkeypatch.setenv("TEST_DATA", str(test_data))
     config = Path(__file__).parents[2] / "configs/covid_cxr.yaml"
-    settings = ["--set", f"work={tmp_path}", "--set", "check.sample=30"]
-    assert main(["--config", str(config), *settings]) == 0
+    settings = ["--set", f"work={tmp_path}"]
+    assert main(["check_data", "--config", str(config), *settings]) == 0
     facts = read_preflight(made(tmp_path))
     assert facts["steps"][0]["images"] == 127
-    assert facts["images"]["opened"] == 30
-    assert facts["images"]["formats"] == {"jpeg": 30}
+    assert facts["images"]["opened"] == sum(facts["images"]["formats"].values()) == 127
     assert facts["duplicates"]["pixels"]["groups"] == 0

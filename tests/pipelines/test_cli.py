@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import medclip_dcl
-from pipelines import run as run_module
 from pipelines.__main__ import COMMANDS, main
 from pipelines.stages import HEADINGS
 from tests.house.tree import ROOT
@@ -87,16 +86,13 @@ def test_serve_and_ask_hand_their_words_on(tmp_path, capsys):
     assert "unreachable" in capsys.readouterr().err
 
 
-def test_a_run_reports_json_then_reuses_and_can_be_quiet(tmp_path, capfd):
+def test_a_run_reports_json_then_reuses(tmp_path, capfd):
     words = ["run", "demo", "--set", f"work={tmp_path}", *SMALL]
     assert main(words) == 0
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [line["state"] for line in lines[:-1]] == ["made"] * 2
     assert lines[-1]["run"] == str(tmp_path)
     assert "report" not in lines[-1]  # no stage of it writes one
-    assert main([*words, "--quiet", "--set", 'jobs=["generate_studies"]']) == 0
-    assert capfd.readouterr() == ("", "")
-
     assert main([*words, "--force", "build_manifest"]) == 0
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [line["state"] for line in lines[:-1]] == ["reused", "made"]
@@ -104,7 +100,7 @@ def test_a_run_reports_json_then_reuses_and_can_be_quiet(tmp_path, capfd):
     assert "--force names ['train'], which this run lacks" in capfd.readouterr().err
 
     nothing = ["--set", f"work={tmp_path / 'nothing'}", "--set", 'jobs=["split_sentences"]']
-    assert main([*words, "--quiet", *nothing]) == 4
+    assert main([*words, *nothing]) == 4
     assert capfd.readouterr().err.startswith("split_sentences: no ")
 
     shown = on_terminal(words, tmp_path / "errors")
@@ -151,25 +147,3 @@ def test_training_starts_as_many_processes_as_the_config_asks_for(monkeypatch):
     assert "accelerate.commands.launch" in _launcher(eight)
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert _launcher(eight) == []
-
-
-def test_a_page_can_be_looked_at_while_the_model_trains(monkeypatch, tmp_path, capfd):
-    page = tmp_path / "report.html"
-    training = (
-        "import pathlib, sys, time; work = pathlib.Path(sys.argv[4].partition('=')[2]);"
-        "end = time.monotonic() + 60; page = work / 'report.html'\n"
-        "while not page.exists() and time.monotonic() < end: time.sleep(0.01)\n"
-        "(work / 'model').touch()"
-    )
-
-    def write_page(words: list[str]) -> int:
-        with page.open("a") as stream:
-            stream.write("model " if (tmp_path / "model").exists() else "data ")
-        return 0
-
-    monkeypatch.setattr(run_module, "_launcher", lambda *_: [sys.executable, "-c", training])
-    monkeypatch.setattr(run_module, "_main_of", lambda _: write_page)
-    settings = [f"work={tmp_path}", 'jobs=["train","write_report"]']
-    assert run_module.run_config(Path("demo"), settings) == 0
-    assert page.read_text() == "data model "
-    assert json.loads(capfd.readouterr().out.splitlines()[0])["so_far"] is True

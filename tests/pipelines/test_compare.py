@@ -4,7 +4,8 @@ import shutil
 import pytest
 
 from medclip_dcl.evaluation import results
-from pipelines.compare import find_runs, main
+from pipelines.__main__ import main
+from pipelines.results import find_runs
 from tests.support.evaluated import evaluate_here, write_evaluated
 from tests.support.published import publish
 
@@ -28,9 +29,9 @@ def runs(tmp_path_factory):
 def test_two_halves_of_random_models_are_compared_figure_by_figure(runs, tmp_path, capsys):
     output = tmp_path / "told.json"
     sides = [str(runs / side) for side in ("first", "second")]
-    assert main([*sides, "--samples", "100", "--json", str(output)]) == 0
+    assert main(["compare", *sides, "--json", str(output)]) == 0
     printed = capsys.readouterr().out
-    assert "A: 2 run(s), B: 2 run(s); 100 draws" in printed
+    assert "A: 2 run(s), B: 2 run(s); 1000 draws" in printed
     assert "grounding.miou" in printed
     tree = json.loads(output.read_text(), parse_constant=lambda name: pytest.fail(name))
     item = tree["grounding.miou"]

@@ -84,6 +84,7 @@ def test_bad_override_is_refused(config_file: Path, override: str) -> None:
         ("eta.epochs=3", r"did you mean (pretrain\.epochs or )?train\.epochs\?$"),
         ("source.column.text=a", r"did you mean source\.columns\?$"),
         ("zzz=1", r"zzz is not a setting; remove it, or correct the name$"),
+        ("index.splits=[]", r"index\.splits is withdrawn: all splits are indexed; .* remove it$"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_the_one_that_is_meant(config_file, override, meant):
@@ -145,7 +146,7 @@ def test_images_are_pretrained_on_where_training_starts_from_those_weights(confi
     "address", ["https://gateway:SECRET@pacs.intern/web", "tcp://SECRET@head:8786"]
 )
 def test_an_address_with_a_password_is_refused_and_not_repeated(config_file, address):
-    for override in (f"source.archive={address}", f'index.splits=["{address}"]'):
+    for override in (f"source.archive={address}", f'source.frontal_views=["{address}"]'):
         with pytest.raises(ConfigError, match="user or password") as caught:
             load_config(config_file, [override])
         assert override.partition("=")[0] in str(caught.value)
@@ -166,7 +167,7 @@ BILLIONS = "a: &a [x, x]\n" + "".join(
     ("text", "fault"),
     [
         (BILLIONS, "aliases that stand for more than 100000 values"),
-        ("work: x\neta: &e {a: *e}\n", "aliases that stand for more than"),
+        ("work: x\neta: &e {a: *e}\n", "more than 32 deep"),
         (f"work: {'[' * 5000}{']' * 5000}\n", "more than 32 deep"),
         (f"seed: {'9' * 100_000}\n", "more than 64 digits"),
         (f"seed: 0x{'9' * 100_000}\n", "more than 64 digits"),

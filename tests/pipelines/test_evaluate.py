@@ -16,11 +16,13 @@ from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.prompts import read_prompts
 from pipelines.config import Config
-from pipelines.evaluate import main
+from pipelines.job import main_of
 from tests.support.corpus import write_config
 from tests.support.dicom import raster_bytes
 from tests.support.evaluated import BOXED, PROMPTS, write_evaluated
 from tests.support.public_checkpoints import PROCESSORS, write_pair
+
+main = main_of("evaluate")
 
 SETTINGS = {"bootstrap": 20}
 

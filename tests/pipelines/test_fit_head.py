@@ -14,13 +14,15 @@ from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.heads import Head, read_heads
 from medclip_dcl.inference.predictor import load
-from pipelines.fit_head import main
+from pipelines.job import main_of
 from tests.house.tree import ROOT
 from tests.support.corpus import write_config
 from tests.support.dicom import raster_bytes
 from tests.support.evaluated import write_evaluated
 from tests.support.published import publish
 from tests.support.tiny_models import random_images
+
+main = main_of("fit_head")
 
 PATIENTS = 40
 

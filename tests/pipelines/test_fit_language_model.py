@@ -9,7 +9,7 @@ import yaml
 from medclip_dcl.core.artifact import Artifact, open_artifact
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.masked_lm import load_language_model
-from pipelines import fit_language_model, split_sentences
+from pipelines.__main__ import main
 from tests.support.bert import tiny_bert, write_cxr_bert
 from tests.support.corpus import write_reports
 
@@ -28,7 +28,7 @@ def write_config(folder: Path, work: str) -> Path:
     path = folder / f"{work}.yaml"
     path.write_text(f"work: {folder / work}\n", encoding="utf-8")
     write_reports(folder / work)
-    assert split_sentences.main(["--config", str(path)]) == 0
+    assert main(["split_sentences", "--config", str(path)]) == 0
     return path
 
 
@@ -39,7 +39,7 @@ def arguments(config_file: Path, **settings) -> list[str]:
 
 
 def run(config_file: Path, **settings) -> Artifact:
-    assert fit_language_model.main(arguments(config_file, **settings)) == 0
+    assert main(["fit_language_model", *arguments(config_file, **settings)]) == 0
     return open_artifact(config_file.with_suffix("") / "language_model", masked_lm.ARTIFACT)
 
 
@@ -66,7 +66,7 @@ def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):
     second = run(write_config(tmp_path, "second"))
     assert first.digest == second.digest
     third = tmp_path / "second.yaml"
-    assert fit_language_model.main([*arguments(third), "--set", "seed=1"]) == 0
+    assert main(["fit_language_model", *arguments(third), "--set", "seed=1"]) == 0
     assert open_artifact(tmp_path / "second" / "language_model", masked_lm.ARTIFACT).digest != (
         first.digest
     )

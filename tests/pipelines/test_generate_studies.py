@@ -1,6 +1,9 @@
 from pathlib import Path
 
-from pipelines.generate_studies import main
+from pipelines.job import main_of
+
+main = main_of("generate_studies")
+
 
 SMALL = ("generate.patients=3", "generate.size_px=64", "workers=1")
 

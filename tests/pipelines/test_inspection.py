@@ -12,10 +12,10 @@ from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.mimic_sections import Part
 from medclip_dcl.text.sections import cut_report
 from medclip_dcl.text.sentences import SentencesConfig
-from pipelines import inspection
-from pipelines.inspection import (
+from pipelines.check_data import (
     UNNAMED,
     count_labels,
+    describe_images,
     describe_report,
     inspect_image,
     mark_report,
@@ -34,8 +34,7 @@ def test_images_are_described_by_the_gate() -> None:
         "ignored": "EXIF PixelSpacing",
     }
     refused = row | {"source": "", "inverted": False, "code": "truncated"}
-    assert inspection.describe_images([row, other, refused, row], 6) == {
-        "listed": 6,
+    assert describe_images([row, other, refused, row]) == {
         "opened": 4,
         "refused": 1,
         "inverted": 2,
@@ -88,21 +87,18 @@ def test_reports_are_read_once_and_their_answers_counted(tmp_path: Path) -> None
         "hidden": Text("XXXX.", "", ""),
         "normal": Text("No acute process. The lungs are clear.", "", ""),
     }
-    found = read_reports(tmp_path, texts, parts_in(texts), SentencesConfig(), 0, 1)
-    assert {study: row["kept"] for study, row in found.items()} == {
+    read = read_reports(tmp_path, texts, parts_in(texts), SentencesConfig())
+    assert {study: row["kept"] for study, row in read.items()} == {
         "both": 3,
         "hidden": 0,
         "normal": 2,
     }
-    labels = count_labels(None, texts, found.values())
+    labels = count_labels(None, texts, read.values())
     assert (labels["source"], labels["studies"]) == ("reports", 3)
     assert tuple(labels["findings"]) == LABELS
     assert labels["findings"]["Pleural Effusion"]["present"] == 1
     assert labels["findings"]["Pneumothorax"] == {"present": 0, "absent": 1, "uncertain": 0}
     assert labels["findings"]["No Finding"]["present"] == 1
-    sample = tmp_path / "sample"
-    sample.mkdir()
-    assert set(read_reports(sample, texts, parts_in(texts), SentencesConfig(), 2, 1)) < set(texts)
 
 
 def test_what_one_section_asserts_no_other_takes_back() -> None:

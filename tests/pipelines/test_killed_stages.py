@@ -4,7 +4,6 @@ No worker of it outlives it. `benchmarks.reliability` kills every command at eac
 at random moments.
 """
 
-import importlib
 import shutil
 import signal
 import time
@@ -15,6 +14,7 @@ import pytest
 
 from medclip_dcl.core.artifact import read_artifact_header
 from medclip_dcl.synthetic import tree
+from pipelines.job import main_of
 from pipelines.stages import STAGES
 from tests.support import forkserver
 from tests.support.corpus import TINY_DEMO
@@ -26,7 +26,6 @@ SETTINGS = (
     "workers=2",
     *("language_model.steps=40", "language_model.hidden_size=16", "language_model.layers=1"),
     "language_model.vocabulary=300",
-    "likelihood.unit_pieces=500",
     "train.steps=40",
 )
 UNITS = {
@@ -58,7 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing disturbed."""
     work = tmp_path_factory.mktemp("whole") / "work"
     for stage in RUN:
-        assert importlib.import_module(f"pipelines.{stage}").main(words(work)) == 0
+        assert main_of(stage)(words(work)) == 0
     return work
 
 
@@ -68,8 +67,17 @@ def test_a_killed_stage_goes_on_and_ends_with_the_same_bytes(whole, tmp_path, mo
     made = STAGES[stage].makes
     work = shutil.copytree(whole, tmp_path / "work", ignore=shutil.ignore_patterns(made))
     shutil.rmtree(work / "checkpoints", ignore_errors=True)
+    given = words(work)
     before = (f"{__name__}:use_small_units", ())
-    process = forkserver.start(f"pipelines.{stage}", words(work), tmp_path / "log", before=before)
+    process = forkserver.start(
+        *(
+            ("pipelines.train", given)
+            if stage == "train"
+            else ("pipelines.__main__", [stage, *given])
+        ),
+        tmp_path / "log",
+        before=before,
+    )
     end = time.monotonic() + DEADLINE_S
     while not any(work.glob(UNITS[stage])):
         assert process.is_alive(), (tmp_path / "log").read_text()
@@ -84,7 +92,7 @@ def test_a_killed_stage_goes_on_and_ends_with_the_same_bytes(whole, tmp_path, mo
     units = {path: path.stat().st_ino for path in work.glob(UNITS[stage])}
     assert units
     assert not (work / made).exists()
-    assert importlib.import_module(f"pipelines.{stage}").main(words(work)) == 0
+    assert main_of(stage)(words(work)) == 0
     assert digest(work, stage) == digest(whole, stage)
     for path, inode in units.items():  # units that became files of the artifact
         final = work / made / path.name

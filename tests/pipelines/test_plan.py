@@ -9,6 +9,7 @@ from torch import Tensor
 
 from medclip_dcl.models.dual_encoder import DualEncoder
 from pipelines import plan
+from pipelines.__main__ import main
 from pipelines.config import Config, load_config
 from tests.support.corpus import write_config, write_corpus
 from tests.support.tiny_models import tiny_text_config
@@ -30,15 +31,11 @@ def no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "measure_step", lambda *_: plan.StepCost(1, 1, 1, 1, 1, None))
 
 
-def answers(
-    capsys: Capture, config_file: Path | str, *more: str
-) -> tuple[int, Answers, list[list[str]]]:
-    """Exit code, state and words by question, and the rows of the table."""
-    code = plan.main(["--config", str(config_file), *more])
+def answers(capsys: Capture, config_file: Path | str, *more: str) -> tuple[int, Answers]:
+    """Exit code, and state and words by question."""
+    code = main(["plan", "--config", str(config_file), *more])
     lines = capsys.readouterr().out.splitlines()
-    head = next(at for at, line in enumerate(lines) if line.startswith("false negatives"))
-    found = {line[6:20].strip(): (line[:6].strip(), line[20:]) for line in lines[:head]}
-    return code, found, [line.split() for line in lines[head + 1 :]]
+    return code, {line[6:20].strip(): (line[:6].strip(), line[20:]) for line in lines}
 
 
 def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
@@ -47,7 +44,7 @@ def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
     monkeypatch.delenv("CXR_BERT", raising=False)
     monkeypatch.delenv("IMAGENET", raising=False)
     work = ("--set", f"work={tmp_path / 'work'}", "--set", "model.image.input_px=64")
-    code, found, table = answers(capsys, PAPER, "--seconds", "0", *work)
+    code, found = answers(capsys, PAPER, "--seconds", "0", *work)
     assert code == 0
     assert found["steps"][0] == found["disk"][0] == found["hours"][0] == "note"
     assert "give --studies" in found["steps"][1]
@@ -56,8 +53,7 @@ def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
     assert "${IMAGENET}, which is not set; export IMAGENET" in found["image encoder"][1]
     assert "120.2 million parameters" in found["memory"][1]
     assert "global batch" not in found
-    # eta of a likelihood of 1 is the cap, 0.2; batches 64, 128, 256, 512
-    assert table[1] == ["likelihood", "0", "0.2", "12.6", "25.4", "51", "102"]
+    assert found["N eta"][1] == "12.6 of the 63 negatives of an anchor at the cap, eta.eta_max"
 
 
 @pytest.mark.usefixtures("no_step")
@@ -65,7 +61,7 @@ def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
 def test_numbers_that_are_given_give_passes_hours_and_bytes(capsys, tmp_path):
     given = ["--studies", "6400", "--images", "1000", "--images-per-s", "640"]
     more = ["--set", f"work={tmp_path / 'work'}", "--set", "train.steps=36000"]
-    code, found, _ = answers(capsys, PAPER, *given, *more)
+    code, found = answers(capsys, PAPER, *given, *more)
     assert code == 0
     assert "360.0 passes over 6400 training studies" in found["steps"][1]  # 100 steps a pass
     assert found["hours"] == (
@@ -76,22 +72,21 @@ def test_numbers_that_are_given_give_passes_hours_and_bytes(capsys, tmp_path):
 
 def test_what_earlier_jobs_made_is_read(capsys: Capture, corpus: Path, tmp_path: Path) -> None:
     config_file = write_config(tmp_path / "config.yaml", corpus)
-    code, found, table = answers(capsys, config_file, "--seconds", "2")
+    code, found = answers(capsys, config_file, "--seconds", "2")
     assert code == 0
     assert "4.0 passes over 24 training studies" in found["steps"][1]  # 12 steps of 3 a pass
     assert found["hours"][0] == "ok"
     assert "measured here" in found["hours"][1]
     assert "text encoder" not in found
     assert found["disk"][0] == "ok"
-    (mean,) = (row for row in table if row[0] == "mean")
-    assert float(mean[-1]) == pytest.approx(63 * 0.05)  # batches 8, 16, 32, 64
+    assert found["N eta"][1].endswith(", 0.35 on average")  # of 7 negatives, eta 0.05 each
 
 
 @pytest.mark.usefixtures("no_step")
 def test_weights_that_the_run_learns_before_are_not_missed(tmp_path: Path) -> None:
     changes = [f"work={tmp_path}", "model.image.pretrained=${WORK}/image_weights"]
     config = load_config(Path(PAPER), changes)
-    found = [item.question for item in plan.plan(config)]
+    found = [item.question for item in plan.checks_of(config)]
     assert "image encoder" not in found
     assert "text encoder" in found
 
@@ -100,7 +95,7 @@ def test_more_than_the_machine_has_is_a_fault(capsys, tmp_path, monkeypatch):
     cost = plan.StepCost(1, 10**14, 1, 1, 1, None)
     monkeypatch.setattr(plan, "measure_step", lambda *_: cost)
     more = ["--images", "10000000000", "--studies", "9", "--set", f"work={tmp_path}"]
-    code, found, _ = answers(capsys, PAPER, *more)
+    code, found = answers(capsys, PAPER, *more)
     faults = {name for name, (state, _) in found.items() if state == "fault"}
     assert (code, faults) == (2, {"memory", "disk", "steps"})
 
@@ -108,12 +103,12 @@ def test_more_than_the_machine_has_is_a_fault(capsys, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("no_step")
 def test_a_larger_batch_is_another_method(capsys: Capture, tmp_path: Path) -> None:
     more = ["--seconds", "0", "--set", f"work={tmp_path}", "--set", "train.global_batch=512"]
-    _, found, _ = answers(capsys, PAPER, *more)
+    _, found = answers(capsys, PAPER, *more)
     state, words = found["global batch"]
     assert state == "note"
     assert "102 false negatives at the cap, not 12.6" in words  # .2 * 511, .2 * 63
     assert "eta.a=0.02466" in words  # .2 * 63 / 511
-    _, found, _ = answers(capsys, PAPER, *more, "--set", "objective.kind=infonce")
+    _, found = answers(capsys, PAPER, *more, "--set", "objective.kind=infonce")
     assert "global batch" not in found
 
 

@@ -16,7 +16,7 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import open_image
 from medclip_dcl.data.prepared import PreparedImages
-from pipelines import build_manifest, prepare_images
+from pipelines.__main__ import main
 from tests.support import forkserver
 from tests.support.dicom import dicom_bytes, ramp
 from tests.support.release import Release, release
@@ -34,7 +34,7 @@ def config_file(
     given = {"root": str(root), "max_reject_share": most}
     tree = {"work": str(tmp_path / name), "source": given, "images": settings, "workers": 2}
     path.write_text(json.dumps(tree))
-    assert build_manifest.main(["--config", str(path)]) == 0
+    assert main(["build_manifest", "--config", str(path)]) == 0
     return path
 
 
@@ -44,7 +44,7 @@ def made(work: Path) -> Artifact:
 
 def test_images_come_out_as_the_square_of_what_went_in(tmp_path: Path) -> None:
     source = release(10)
-    assert prepare_images.main(["--config", str(config_file(tmp_path, source))]) == 0
+    assert main(["prepare_images", "--config", str(config_file(tmp_path, source))]) == 0
     images = PreparedImages(made(tmp_path / "work"))
     assert (len(images), images.size_px) == (10, 32)
     assert images.image_ids == sorted(row[0] for row in source.images)
@@ -67,9 +67,9 @@ def test_refused_images_are_rows_with_a_reason(tmp_path: Path) -> None:
         ids[5]: dicom_bytes(ramp())[:900],
     }
     path = config_file(tmp_path, source, most=0.1)
-    assert prepare_images.main(["--config", str(path)]) == 3
+    assert main(["prepare_images", "--config", str(path)]) == 3
     command = ["--config", str(path), "--set", "source.max_reject_share=0.2"]
-    assert prepare_images.main(command) == 0
+    assert main(["prepare_images", *command]) == 0
     rejects = read_table(made(tmp_path / "work").path, manifest.REJECTS).to_pylist()
     assert [(row["id"], row["reason"]) for row in rejects] == [
         (ids[2], "constant"),
@@ -86,7 +86,7 @@ def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> No
         source.images[7][0]: dicom_bytes(ramp())[:900],
     }
     here = config_file(tmp_path, source, "here", most=0.1)
-    assert prepare_images.main(["--config", str(here)]) == 0
+    assert main(["prepare_images", "--config", str(here)]) == 0
     forkserver.context()  # has imported what the workers of the cluster need
     with (
         dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
@@ -97,7 +97,7 @@ def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> No
         there = config_file(
             tmp_path, source, "there", most=0.1, dask_scheduler=cluster.scheduler_address
         )
-        assert prepare_images.main(["--config", str(there)]) == 0
+        assert main(["prepare_images", "--config", str(there)]) == 0
         with Client(cluster) as client:
             busy = client.run(_decode_workers)
     assert made(tmp_path / "there").digest == made(tmp_path / "here").digest
@@ -106,7 +106,7 @@ def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> No
     address = cluster.scheduler_address
     settings = ["--set", f"images.dask_scheduler={address}", "--set", "images.size_px=40"]
     with dask.config.set({"distributed.comm.timeouts.connect": "200ms"}):
-        assert prepare_images.main(["--config", str(here), *settings]) == 2  # it has gone
+        assert main(["prepare_images", "--config", str(here), *settings]) == 2  # it has gone
 
 
 def _decode_workers() -> int:
@@ -115,11 +115,11 @@ def _decode_workers() -> int:
 
 def test_image_that_changes_is_prepared_anew(tmp_path: Path) -> None:
     path = config_file(tmp_path, release(3))
-    assert prepare_images.main(["--config", str(path)]) == 0
+    assert main(["prepare_images", "--config", str(path)]) == 0
     first = made(tmp_path / "work").digest
-    assert prepare_images.main(["--config", str(path)]) == 0
+    assert main(["prepare_images", "--config", str(path)]) == 0
     assert made(tmp_path / "work").digest == first
     image = next((tmp_path / "source").rglob("*.dcm"))
     image.write_bytes(dicom_bytes(ramp()[::-1].copy()))
-    assert prepare_images.main(["--config", str(path)]) == 0
+    assert main(["prepare_images", "--config", str(path)]) == 0
     assert made(tmp_path / "work").digest != first

@@ -24,9 +24,10 @@ from medclip_dcl.inference.heads import read_heads
 from medclip_dcl.inference.model_package import read_model_package, subject_hash
 from medclip_dcl.inference.predictor import load, published_folder
 from medclip_dcl.training.config import TrainingConfig, read_training_config
-from pipelines import push_model, write_cards
+from pipelines import pages
+from pipelines.__main__ import main
 from pipelines.config import Config
-from pipelines.push_model import export_model
+from pipelines.publish import export_model
 from tests.support import forkserver
 from tests.support.canaries import found_in, spoil_settings
 from tests.support.corpus import write_config
@@ -56,12 +57,12 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = write_evaluated(tmp_path_factory.mktemp("pushed") / "work", subjects=("patient-17",))
     words = {"intended_use": "Tests.", "limits": ["Tiny images."], "licence": "mit"}
     path = write_config(work.parent / "config.yaml", work, card=words)
-    assert write_cards.main(["--config", str(path)]) == 0
+    assert main(["write_cards", "--config", str(path)]) == 0
     return path
 
 
 def public_copy(config_file: Path, model: Path, folder: Path) -> Artifact:
-    reported = write_cards.cards_of(
+    reported = pages.cards_of(
         config_file.parent / "work",
         open_artifact(
             model_package.ARTIFACT.at(config_file.parent / "work"), model_package.ARTIFACT
@@ -78,11 +79,11 @@ class Pushed:
 
 
 def pushed(config_file: Path, url: str, *options: str, **more: str) -> Pushed:
-    words = ["--config", str(config_file), "--repo", "someone/images", *options]
+    words = ["push_model", "--config", str(config_file), "--repo", "someone/images", *options]
     own = {"HF_ENDPOINT": url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": ""}
     output, log = config_file.with_suffix(".out"), config_file.with_suffix(".log")
     code = forkserver.run(
-        "pipelines.push_model",
+        "pipelines.__main__",
         words,
         log,
         output=output,
@@ -181,7 +182,7 @@ def test_a_vocabulary_learned_from_reports_stays_until_it_is_allowed(config_file
 
 def test_a_dry_run_lists_the_files_and_sends_nothing(config_file, capsys):
     arguments = ["--config", str(config_file), "--repo", "someone/images", "--allow-vocabulary"]
-    assert push_model.main([*arguments, "--dry-run"]) == 0
+    assert main(["push_model", *arguments, "--dry-run"]) == 0
     *files, last = capsys.readouterr().out.splitlines()
     assert last == "nothing was sent"
     assert {line.split()[1] for line in files} == SENT

@@ -8,8 +8,10 @@ from medclip_dcl.core.artifact import Artifact, open_artifact
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from pipelines.read_claims import main
+from pipelines.job import main_of
 from tests.support.corpus import commit_tables
+
+main = main_of("read_claims")
 
 REPORTS = {
     "s1": ["Small left effusion.", "No pneumothorax."],

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 import yaml
 
-from pipelines.schema import config_schema
+from pipelines.__main__ import config_schema
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 OTHER = {"serve.yaml"}  # settings of a service, not of a run

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,14 @@ from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
 from medclip_dcl.likelihood.scorer import Scorer
 from medclip_dcl.likelihood.scoring import read_parts
+from medclip_dcl.likelihood.settings import LikelihoodConfig
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import distinct_sentences, text_key
-from pipelines import build_eta_cache, score_sentences, split_sentences
-from tests.support import forkserver
+from pipelines.__main__ import main
 from tests.support.bert import tiny_bert, tiny_tokenizer
 from tests.support.corpus import write_reports
 
-UNITS = ("--set", "likelihood.unit_pieces=150")
-DEADLINE_S = 90
+UNIT_PIECES = 150
 
 
 def write_model(work: Path, scale: float = 4.0) -> None:
@@ -33,11 +33,18 @@ def write_model(work: Path, scale: float = 4.0) -> None:
         writer.commit({})
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_units() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "_FEW_PIECES", UNIT_PIECES)
+        yield
+
+
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("split")
     write_reports(folder / "work")
-    assert split_sentences.main(["--config", str(config_of(folder))]) == 0
+    assert main(["split_sentences", "--config", str(config_of(folder))]) == 0
     write_model(folder / "work")
     return folder / "work"
 
@@ -55,7 +62,7 @@ def cut(split: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config_file = copy_of(split, tmp_path_factory.mktemp("cut"))
     with pytest.MonkeyPatch.context() as patch:
         stop_after(2, patch)
-        assert score_sentences.main(["--config", str(config_file), *UNITS]) == 75
+        assert main(["score_sentences", "--config", str(config_file)]) == 75
     return config_file.parent / "work"
 
 
@@ -86,7 +93,7 @@ def config_of(folder: Path) -> Path:
 
 
 def run(config_file: Path, *more: str) -> Artifact:
-    assert score_sentences.main(["--config", str(config_file), *more]) == 0
+    assert main(["score_sentences", "--config", str(config_file), *more]) == 0
     return open_artifact(config_file.parent / "work" / "likelihoods", scoring.ARTIFACT)
 
 
@@ -97,7 +104,7 @@ def run_elsewhere(config_file: Path) -> Artifact:
         shutil.copytree(config_file.parent / "work" / name, work / name)
     other = config_file.parent / "elsewhere.yaml"
     other.write_text(f"work: {work}\n", encoding="utf-8")
-    assert score_sentences.main(["--config", str(other), *UNITS]) == 0
+    assert main(["score_sentences", "--config", str(other)]) == 0
     return open_artifact(work / "likelihoods", scoring.ARTIFACT)
 
 
@@ -106,32 +113,31 @@ def parts_folder(config_file: Path) -> Path:
 
 
 def acknowledged(config_file: Path) -> dict[str, float]:
-    """Scores on disk; none of them of a sentence that is cut into spans."""
+    """Scores on disk, each of another sentence."""
     rows = read_parts(parts_folder(config_file))[0].to_pylist()
-    assert all(row["first"] == 0 for row in rows)
     assert len({row["text_key"] for row in rows}) == len(rows)
     return {row["text_key"]: row["pll_nats"] for row in rows}
 
 
-def stop_after(tasks: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, int]]]:
-    """Let the scorer be interrupted after some tasks; gives keys and spans that it was handed."""
-    asked: list[tuple[str, tuple[int, int]]] = []
+def stop_after(tasks: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let the scorer be interrupted after some tasks; returns the keys that it is handed."""
+    handed: list[str] = []
     score = Scorer.score
 
     def scored(self, task):
-        if len(asked) and tasks == scored.calls:
+        if tasks == scored.calls:
             raise KeyboardInterrupt
         scored.calls += 1
-        asked.extend(zip(map(text_key, task.texts), task.spans, strict=True))
+        handed.extend(map(text_key, task.texts))
         return score(self, task)
 
     scored.calls = 0
     monkeypatch.setattr(Scorer, "score", scored)
-    return asked
+    return handed
 
 
 def test_scores_and_counts_are_those_of_the_sentences(config_file):
-    table = read_table(run(config_file, *UNITS).path, scoring.LIKELIHOODS)
+    table = read_table(run(config_file).path, scoring.LIKELIHOODS)
     corpus = open_artifact(config_file.parent / "work" / "sentences", sentences.ARTIFACT)
     distinct = distinct_sentences(corpus)
     texts = distinct["text"].to_pylist()
@@ -163,8 +169,8 @@ def change_one(change, config_file, monkeypatch) -> list[str]:
     elif change == "normalisation":
         monkeypatch.setattr(sentences, "NORMALISATION", "lower case")
     elif change == "splitter":
-        monkeypatch.setattr(split_sentences, "SPLITTER", "another one")
-        assert split_sentences.main(["--config", str(config_file)]) == 0
+        monkeypatch.setattr(sentences, "SPLITTER", "another one")
+        assert main(["split_sentences", "--config", str(config_file)]) == 0
     return ["--set", f"likelihood.{change}={VALUES[change]}"] if change in VALUES else []
 
 
@@ -177,13 +183,13 @@ def test_what_changes_scores_makes_them_anew_and_is_named(scored_file, capsys, m
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["state"] == "made"
     assert f"settings.{change}: " in said["replaced"]
-    assert build_eta_cache.main(["--config", str(scored_file), *more]) == 0
+    assert main(["build_eta_cache", "--config", str(scored_file), *more]) == 0
 
 
 @pytest.mark.parametrize("change", ["variant", "dtype", "model", "splitter"])
 def test_the_eta_cache_refuses_other_scores_by_name(scored_file, capsys, monkeypatch, change):
     more = change_one(change, scored_file, monkeypatch)
-    assert build_eta_cache.main(["--config", str(scored_file), *more]) == 4
+    assert main(["build_eta_cache", "--config", str(scored_file), *more]) == 4
     said = capsys.readouterr().err
     assert f"{change}: " in said
     assert "rerun score_sentences" in said
@@ -194,7 +200,7 @@ def test_an_unfinished_draft_refuses_other_scores_by_name(cut_file, capsys, monk
     before = acknowledged(cut_file)
     more = change_one(change, cut_file, monkeypatch)
     capsys.readouterr()
-    assert score_sentences.main(["--config", str(cut_file), *more, *UNITS]) == 4
+    assert main(["score_sentences", "--config", str(cut_file), *more]) == 4
     said = capsys.readouterr().err
     assert f"settings.{change}: " in said
     assert "delete that folder" in said
@@ -204,48 +210,30 @@ def test_an_unfinished_draft_refuses_other_scores_by_name(cut_file, capsys, monk
 def test_a_damaged_part_is_scored_again_and_said_so(cut_file, capsys):
     part = next(parts_folder(cut_file).glob("part-*.parquet"))
     part.write_bytes(part.read_bytes()[:-9])
-    assert run(cut_file, *UNITS).digest == run_elsewhere(cut_file).digest
+    assert run(cut_file).digest == run_elsewhere(cut_file).digest
     assert '"damaged_parts": 1' in capsys.readouterr().out
 
 
 def test_acknowledged_scores_outlive_a_change_of_what_is_only_speed(cut_file, monkeypatch):
     before = acknowledged(cut_file)
     assert 2 <= len(before) < 20
-    asked = stop_after(-1, monkeypatch)
-    other = ("--set", "likelihood.unit_pieces=77")
-    table = read_table(run(cut_file, *other).path, scoring.LIKELIHOODS).to_pylist()
-    assert len(set(asked)) == len(asked) > 0
-    assert not {key for key, _ in asked} & before.keys()
+    handed = stop_after(-1, monkeypatch)
+    monkeypatch.setattr(scoring, "_FEW_PIECES", UNIT_PIECES // 2)
+    table = read_table(run(cut_file).path, scoring.LIKELIHOODS).to_pylist()
+    assert len(set(handed)) == len(handed) > 0
+    assert not set(handed) & before.keys()
     assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
-
-
-def launch(config_file: Path, processes: int, *more: str) -> list[int]:
-    """Start the job as a launcher does; gives the exit codes."""
-    arguments = ["--config", str(config_file), *UNITS, *more]
-    crew = forkserver.start_ranks(
-        processes, "pipelines.score_sentences", arguments, config_file.parent / "log"
-    )
-    for process in crew:
-        process.join(DEADLINE_S)
-    return [process.exitcode for process in crew]
-
-
-def test_two_launched_processes_share_the_units_and_end_with_the_bytes_of_one(cut_file):
-    before = acknowledged(cut_file)
-    assert launch(cut_file, 2) == [0, 0], (cut_file.parent / "log-1").read_text()
-    artifact = open_artifact(cut_file.parent / "work" / "likelihoods", scoring.ARTIFACT)
-    assert artifact.digest == run_elsewhere(cut_file).digest
-    table = read_table(artifact.path, scoring.LIKELIHOODS).to_pylist()
-    assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
-    assert "1 of 2 shares" in (cut_file.parent / "log").read_text()
     assert not (cut_file.parent / "work" / ".likelihoods.draft").exists()
-    assert launch(cut_file, 2) == [0, 0]
-    assert '"state": "reused"' in (cut_file.parent / "log").read_text()
-    assert "score sentences" not in (cut_file.parent / "log-1").read_text()
 
 
-def test_workers_do_not_share_a_gpu(config_file, capsys, monkeypatch):
+@pytest.mark.parametrize(("workers", "processes"), [(0, 2), (1, 1), (8, 2)])
+def test_every_gpu_has_one_process(scored_file, monkeypatch, workers, processes):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert score_sentences.main(["--config", str(config_file), "--set", "workers=2"]) != 0
-    assert "workers 2 would share one GPU" in capsys.readouterr().err
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    work = scored_file.parent / "work"
+    source, model = (
+        open_artifact(kind.at(work), kind) for kind in (sentences.ARTIFACT, masked_lm.ARTIFACT)
+    )
+    corpus = scoring.CorpusScoring(source, model, LikelihoodConfig(), print, workers)
+    assert corpus._processes(1e18) == processes
+    assert workers or corpus._processes(1e9) == 1

@@ -8,7 +8,7 @@ from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import distinct_sentences, text_key, training_reports
-from pipelines import split_sentences
+from pipelines.__main__ import main
 from tests.support.corpus import write_reports
 
 
@@ -21,7 +21,7 @@ def config_file(tmp_path: Path) -> Path:
 
 
 def run(config_file: Path, *more: str):
-    assert split_sentences.main(["--config", str(config_file), *more]) == 0
+    assert main(["split_sentences", "--config", str(config_file), *more]) == 0
     return open_artifact(config_file.parent / "work" / "sentences", sentences.ARTIFACT)
 
 

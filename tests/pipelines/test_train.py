@@ -260,15 +260,6 @@ def test_a_run_that_ended_before_it_could_publish_publishes_the_same(corpus, tmp
     assert digest(work) == digest(whole)
 
 
-def test_a_run_that_breaks_stops_with_the_studies_of_its_last_batch(work, capfd):
-    settings = {"learning_rate": 1e30, "weight_decay": 0.0}
-    assert train(work, train={**LONG, **settings}) == 1
-    output = capfd.readouterr().err
-    assert "10 steps in a row" in output
-    assert "s0" in output
-    assert "pneumonia" not in output
-
-
 def test_figures_go_to_a_tracker_as_well(work: Path) -> None:
     assert train(work, train={"trackers": ["tensorboard"], "validate_every_steps": 6}) == 0
     reported = scalars(work / "trackers")

@@ -13,12 +13,14 @@ from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
 from medclip_dcl.inference import model_package
 from medclip_dcl.text import sentences
-from pipelines import write_cards
+from pipelines import pages
+from pipelines.job import main_of
 from pipelines.report.corpus import count_splits
-from pipelines.write_cards import main
 from tests.support.corpus import commit_tables, write_config, write_corpus
 from tests.support.evaluated import evaluate_here, write_evaluated
 from tests.support.published import publish
+
+main = main_of("write_cards")
 
 TABLES = (manifest.IMAGES, manifest.REPORTS, manifest.STUDY_LABELS, manifest.BOXES)
 
@@ -55,7 +57,7 @@ def test_publishing_is_refused_while_a_text_is_empty(tmp_path, capsys, name, emp
     assert run(work, **{name: empty}) == 2
     assert f"card.{name} empty" in capsys.readouterr().err
     with pytest.raises(ArtifactMissing, match="fill the config's card section"):
-        write_cards.cards_of(work, model)
+        pages.cards_of(work, model)
     assert open_artifact(work / "model", model_package.ARTIFACT).digest == model.digest
 
 
@@ -63,22 +65,22 @@ def test_the_cards_open_the_gate_for_their_own_model_alone(tmp_path: Path) -> No
     work = write_evaluated(tmp_path / "work")
     assert run(work) == 0
     model = open_artifact(work / "model", model_package.ARTIFACT)
-    assert write_cards.cards_of(work, model).summary["model"] == model.digest
+    assert pages.cards_of(work, model).summary["model"] == model.digest
     publish(work / "model", ["elsewhere"], seed=1)
     with pytest.raises(ArtifactStale, match="rerun write_cards"):
-        write_cards.cards_of(work, open_artifact(work / "model", model_package.ARTIFACT))
+        pages.cards_of(work, open_artifact(work / "model", model_package.ARTIFACT))
 
 
 def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
     assert run(evaluated) == 0
-    found = facts(evaluated, write_cards.MODEL_FACTS)
+    found = facts(evaluated, pages.MODEL_FACTS)
     tree = results.read_figures(open_artifact(results.ARTIFACT.at(evaluated), results.ARTIFACT))
     auc = tree["questions"]["zero_shot"]["figures"]["mean_auc"]
     assert found["evaluation"]["figures"]["zero-shot AUC, mean of findings"] == {
         **auc,
         "chance": 0.5,
     }
-    text = (evaluated / "cards" / write_cards.MODEL_CARD).read_text()
+    text = (evaluated / "cards" / pages.MODEL_CARD).read_text()
     assert ModelCard(text).data.license == "mit"
     assert "Comparing losses." in text
     assert "- Tiny images alone." in text
@@ -93,7 +95,7 @@ def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
 
 def test_the_data_card_counts_split_by_split(evaluated: Path) -> None:
     assert run(evaluated) == 0
-    found = facts(evaluated, write_cards.DATA_FACTS)
+    found = facts(evaluated, pages.DATA_FACTS)
     counts = {name: (row["images"], row["patients"]) for name, row in found["splits"].items()}
     assert counts == {"train": (30, 24), "validate": (10, 8), "test": (10, 8)}
     assert found["splits"]["test"]["views"] == "PA 10"

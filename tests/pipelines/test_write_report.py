@@ -7,12 +7,14 @@ import pytest
 
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.likelihood.eta import ETA
-from pipelines.calibrate_scores import main as calibrate
-from pipelines.evaluate import main as evaluate
-from pipelines.write_report import main
+from pipelines.job import main_of
 from tests.support.corpus import KINDS, write_config, write_corpus
 from tests.support.evaluated import write_evaluated, write_texts
 from tests.support.published import PROMPTS, publish
+
+calibrate = main_of("calibrate_scores")
+evaluate = main_of("evaluate")
+main = main_of("write_report")
 
 SECTIONS = (
     "results",

@@ -97,14 +97,12 @@ def study_findings(studies: int) -> dict[str, list[str]]:
     }
 
 
-def selection(
-    images: int = 48, splits: Sequence[str] = ("train", "validate", "test")
-) -> IndexContent:
+def selection(images: int = 48) -> IndexContent:
     """What a small index holds."""
     manifest = manifest_table(images)
     prepared = NumberedImages(manifest.column("image_id").to_pylist())
     return select_content(
-        manifest, sentence_table(images // 2), study_findings(images // 2), prepared, splits
+        manifest, sentence_table(images // 2), study_findings(images // 2), prepared
     )
 
 

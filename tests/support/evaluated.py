@@ -14,7 +14,7 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood import eta
 from medclip_dcl.text.labeler.lexicon import LABELS
-from pipelines import evaluate
+from pipelines.__main__ import main
 from tests.support.corpus import KINDS, commit_tables, write_config, write_corpus
 from tests.support.published import publish
 from tests.support.tiny_models import random_images
@@ -139,6 +139,6 @@ def evaluate_here(work: Path, *overrides: str) -> Path:
         work / "config.yaml", work, evaluate=settings, source={"root": str(work)}
     )
     options = [word for override in overrides for word in ("--set", override)]
-    if evaluate.main(["--config", str(config_file), *options]):
+    if main(["evaluate", "--config", str(config_file), *options]):
         raise AssertionError("the evaluation failed")
     return work

@@ -21,8 +21,8 @@ from tests.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 _PRELOADED = (
-    "api.launcher", "pipelines.build_eta_cache", "pipelines.build_index",
-    "pipelines.score_sentences", "pipelines.train",
+    "api.launcher", "pipelines.__main__", "pipelines.build_index", "pipelines.eta",
+    "pipelines.train",
 )  # fmt: skip
 _chosen: list[str] = []
 _Before = tuple[str, tuple[Any, ...]]

@@ -91,7 +91,6 @@ def store(folder: Path, model_digest: str | None = None, seed: int = 0) -> Path:
         pa.Table.from_pylist(texts, schema=SENTENCES.schema),
         {f"study-{row:02d}": [FINDINGS[row % 2]] for row in range(N_IMAGES)},
         pixels,
-        splits,
     )
     predictor = load(model.path, "cpu")
     fingerprint = make_fingerprint(

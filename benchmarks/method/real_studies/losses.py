@@ -141,10 +141,43 @@ def unread(setup: TrainSetup, _fold: Fold, finding: str) -> TrainSetup:
     return setup
 
 
+def other_eta(setup: TrainSetup, _fold: Fold, *, order: str) -> TrainSetup:
+    """Control: deal the etas out to other sentences, at random or the highest to the lowest."""
+    corpus = setup.data.corpus
+    eta = np.random.default_rng(setup.config.seed).permutation(corpus.eta)
+    if order == "reversed":
+        eta[np.argsort(corpus.eta, kind="stable")] = np.sort(corpus.eta)[::-1]
+    corpus.eta[:] = eta
+    return setup
+
+
+class RampedEta(ContrastiveObjective):
+    """Eta rises from 0 to its own value over the first half of the steps."""
+
+    steps = 1
+
+    def __call__(
+        self, encoder: DualEncoder, regions: Tensor, sentences: Tensor, batch: ImageTextBatch
+    ) -> ObjectiveOutput:
+        """Compute the loss with the eta of this step."""
+        eta = batch.eta * min(1.0, 2 * batch.step / self.steps)
+        return super().__call__(encoder, regions, sentences, replace(batch, eta=eta))
+
+
+def ramped(setup: TrainSetup, fold: Fold, order: str = "") -> TrainSetup:
+    """Train by `RampedEta`; with an order: by the etas of other sentences."""
+    objective = RampedEta(setup.config.objective, setup.config.seed)
+    objective.steps = setup.config.train.total_steps
+    changed = replace(setup, objective=objective)
+    return other_eta(changed, fold, order=order) if order else changed
+
+
 CHANGES: dict[str, Callable[..., TrainSetup]] = {
     "shuffled": shuffled,
     "sigmoid": sigmoid,
     "head": head,
     "unread": unread,
+    "other_eta": other_eta,
+    "ramped": ramped,
 }
 """Name in rows.yaml -> what it makes of a run's setup before the first step."""

@@ -8,7 +8,6 @@ exits with 3 where none is.
 """
 
 import argparse
-import importlib
 import json
 import os
 import shutil
@@ -39,7 +38,7 @@ from medclip_dcl.training.publishing import package_model
 from medclip_dcl.training.setup import TrainInputs, set_up
 from medclip_dcl.training.trainer import run as train
 from medclip_dcl.training.validation import evaluating
-from pipelines.job import Job
+from pipelines.job import Job, main_of
 
 LOG = HERE.parents[1] / "results" / "real_studies_mates.jsonl"
 ROWS: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "rows.yaml").read_text(encoding="utf-8"))[
@@ -90,7 +89,7 @@ def prepare(fold: Fold, shared: Fold, kinds: Sequence[Any]) -> None:
 def _do(stage: str, config: Any, file: Path) -> None:
     tree = config.model_dump(mode="json")
     file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-    code = importlib.import_module(f"pipelines.{stage}").main(["--config", str(file)])
+    code = main_of(stage)(["--config", str(file)])
     if code:
         raise SystemExit(code)
 
@@ -101,6 +100,8 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     row, fold = ROWS[run.row], folds[run.fold]
     if style := row.get("style"):
         fold = fold.rewritten(style, [rewritten(patient, style) for patient in fold.training])
+    if steps := row.get("language_model_steps"):
+        fold = fold.varied(f"lm{steps}", f"language_model.steps={steps}")
     kinds = _STAGES if row.get("likelihoods") else _STAGES[:-1]
     prepare(folds[0], folds[0], _STAGES[:4])
     prepare(fold, folds[0], kinds)
@@ -110,6 +111,9 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     for module in kinds:
         module.ARTIFACT.at(folder).symlink_to(module.ARTIFACT.at(fold.folder).resolve())
     changes = {"work": str(folder), "seed": run.draw, **row["settings"]}
+    if start := row.get("start"):
+        trained = work / "runs" / f"{start}-{run.fold}-{run.seed}"
+        changes["model.pretrained"] = str(model_package.ARTIFACT.at(trained).resolve())
     config = fold.config(*(f"{key}={json.dumps(value)}" for key, value in changes.items()))
     _do("build_eta_cache", config, folder / "config.yaml")
     job = Job("train", config, folder)
@@ -117,7 +121,7 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     opened = job.open_inputs(verify=False)
     inputs = TrainInputs(**opened.values)
     inputs = replace(inputs, claims=job.open(claims.ARTIFACT, verify=False))
-    setup = set_up(TrainingConfig.of(config), inputs, accelerator, folder, print_line)
+    setup = set_up(TrainingConfig.of(config), inputs, accelerator, print_line)
     if "change" in row:
         setup = CHANGES[row["change"]](setup, fold, **row.get("with", {}))
     is_alone = isinstance(setup.objective, ClassifierHead) and setup.objective.is_alone
@@ -133,7 +137,11 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
             accelerator=accelerator,
             store=store,
         )
-    trained = time.process_time() - began
+    if not result.finished:  # a run that was told to stop has no figures
+        raise SystemExit(
+            f"{run.row} of fold {run.fold} was stopped; it is done again from its start"
+        )
+    train_cpu_s = time.process_time() - began
     with evaluating(setup.encoder), torch.inference_mode():
         figures = ask_head(setup, fold) if is_alone else ask(setup, inputs, fold)
         if isinstance(setup.objective, ClassifierHead) and not is_alone:
@@ -148,7 +156,7 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
             lambda writer: package_model(writer.directory, config, inputs, setup, result),
         )
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    spent = {"cpu_s": time.process_time() - began, "train_cpu_s": trained}
+    spent = {"cpu_s": time.process_time() - began, "train_cpu_s": train_cpu_s}
     return {
         "run": run.name,
         "commit": commit(),

@@ -109,10 +109,17 @@ class Fold:
     style: str = ""
     """That in which the training reports are rewritten; empty: as they were written."""
 
+    settings: tuple[str, ...] = ()
+    """Settings of its artifacts in place of those of studies.yaml."""
+
     def rewritten(self, style: str, training: Sequence[Patient]) -> "Fold":
         """Make the same fold with other training reports, in a folder of its own."""
-        folder = self.folder.with_name(f"{self.folder.name}-{style}")
-        return replace(self, folder=folder, training=tuple(training), style=style)
+        return replace(self.varied(style), training=tuple(training), style=style)
+
+    def varied(self, name: str, *settings: str) -> "Fold":
+        """Make the same fold with other settings, in a folder of its own."""
+        folder = self.folder.with_name(f"{self.folder.name}-{name}")
+        return replace(self, folder=folder, settings=(*self.settings, *settings))
 
     @cached_property
     def gold_of(self) -> dict[str, Mapping[str, bool]]:
@@ -129,7 +136,7 @@ class Fold:
             "evaluate.prompts": HERE / "prompts.yaml",
         }
         fixed = [f"{name}={path}" for name, path in given.items()]
-        return load_config(HERE / "studies.yaml", [*fixed, *overrides])
+        return load_config(HERE / "studies.yaml", [*fixed, *self.settings, *overrides])
 
     def write_table(self) -> None:
         """Write the fold's table, one row an image: ids, split, texts and labels."""

@@ -10,8 +10,7 @@ from typing import Any
 from medclip_dcl.core.errors import ConfigError, StudyError
 from medclip_dcl.data.records import BoxTable, ImageRecord
 from medclip_dcl.data.source_settings import CONSTANT, BoxColumn, SourceConfig, relative_to_root
-from medclip_dcl.data.table_columns import clean_id, take_rows, would_join
-from medclip_dcl.data.table_files import read_any
+from medclip_dcl.data.table_files import clean_id, read_any, take_rows, would_join
 
 # The image's id may also be the path of its file as `source.columns.path` gives it, and the phrase
 # may be the column of the finding.

@@ -31,7 +31,7 @@ from medclip_dcl.core.files import (
 from medclip_dcl.data.records import RawStudies, stamp_files
 from medclip_dcl.data.source_settings import Resolve, SourceConfig
 from medclip_dcl.data.sources.table import SPELLINGS, RowFile, mapped_columns, read_row_files
-from medclip_dcl.data.table_columns import take_columns
+from medclip_dcl.data.table_files import take_columns
 
 ROWS = ArtifactType("rows", 2, "build_manifest")
 

@@ -5,7 +5,7 @@ source's own table or in one of its own, joined by ids.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,17 +19,17 @@ from medclip_dcl.data.source_settings import (
     SourceConfig,
     relative_to_root,
 )
-from medclip_dcl.data.table_columns import (
+from medclip_dcl.data.table_files import (
     FIELD,
     clean_id,
     fill_pattern,
     only_columns,
+    read_any,
     require_columns,
     strings,
     take_rows,
     would_join,
 )
-from medclip_dcl.data.table_files import read_any
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 Labels = dict[str, int]
@@ -169,43 +169,29 @@ def read_codes(
     """Read columns of labels as codes; None: not mentioned.
 
     Raises:
-        StudyError: values are not labels; of every column it says what they are and how many.
+        StudyError: values are not labels; of every column it says how many.
     """
     codes: dict[str, list[int | None]] = {}
     faults: list[str] = []
     for column, values in columns:
+        # Each different word is looked at once: a column has millions of rows and few words.
         word_of = {value: value.strip().lower() for value in set(values)}
-        kind_of = {v: _kind(word) for v, word in word_of.items() if word not in LABEL_CODES}
-        if kind_of:
-            faults.append(f"column {column!r}: {_count_kinds(values, kind_of)}")
+        others = {value for value, word in word_of.items() if word not in LABEL_CODES}
+        if others:
+            rows = [row for row, value in enumerate(values) if value in others]
+            faults.append(
+                f"column {column!r} in {len(rows)} rows ({len(others)} different), first in row "
+                f"{rows[0]}"
+            )
         else:
             codes[column] = [LABEL_CODES[word_of[value]] for value in values]
-    if faults:
+    if faults:  # without the values: they may be about a patient
         raise StudyError(
             f"labels of {file} hold values that are not labels: {'; '.join(faults)} (rows are "
             "counted from 0); use 1, 0, -1 and blank, true and false, or positive, negative and "
             "uncertain"
         )
     return codes
-
-
-def _count_kinds(values: Sequence[str], kind_of: Mapping[str, str]) -> str:
-    # Of each kind of value: rows, different values, and the first row.
-    parts = []
-    for kind in sorted(set(kind_of.values())):
-        rows = [row for row, value in enumerate(values) if kind_of.get(value) == kind]
-        different = len({values[row] for row in rows})
-        parts.append(f"{kind} in {len(rows)} rows ({different} different), first in row {rows[0]}")
-    return ", ".join(parts)
-
-
-def _kind(word: str) -> str:
-    # What a value is, without the value: it may be about a patient.
-    try:
-        number = float(word)
-    except ValueError:
-        return "other words"
-    return "other whole numbers" if number.is_integer() else "numbers with a fraction"
 
 
 def _listed(

@@ -11,7 +11,7 @@ from medclip_dcl.data.dicom.metadata import read_header
 from medclip_dcl.data.records import ImageRecord, RawStudies, Reject, Study
 from medclip_dcl.data.source_settings import Resolve, SourceConfig
 from medclip_dcl.data.sources.labels import read_codes
-from medclip_dcl.data.table_columns import clean_id, read_rows
+from medclip_dcl.data.table_files import clean_id, read_rows
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 _IDS = ("dicom_id", "subject_id", "study_id")

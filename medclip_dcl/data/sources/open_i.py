@@ -22,8 +22,7 @@ from medclip_dcl.data.records import (
     Text,
 )
 from medclip_dcl.data.sources.labels import Labels, label_table
-from medclip_dcl.data.table_columns import no_column, read_rows, take_rows
-from medclip_dcl.data.table_files import read_any
+from medclip_dcl.data.table_files import no_column, read_any, read_rows, take_rows
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 _REPORTS, _PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"

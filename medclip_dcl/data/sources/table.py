@@ -30,7 +30,7 @@ from medclip_dcl.data.source_settings import (
 )
 from medclip_dcl.data.sources.boxes import boxes_of_image
 from medclip_dcl.data.sources.labels import label_table, read_row_labels
-from medclip_dcl.data.table_columns import (
+from medclip_dcl.data.table_files import (
     FIELD,
     clean_id,
     fill_pattern,

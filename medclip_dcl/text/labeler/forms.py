@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from medclip_dcl.text.cleaning import EMPTY_BOX, TICKED_BOX, fold_unicode
 from medclip_dcl.text.labeler.lexicon import ANSWERS, Cue
-from medclip_dcl.text.labeler.phrases import Mark, name_thickening
+from medclip_dcl.text.labeler.phrases import Mark, is_size, name_thickening
 
 _SEEN = ANSWERS["seen"]
 _NO = rf"(?:(?:no|none|not(?: clearly| definitely)?) {_SEEN}|{ANSWERS['no']})"
@@ -34,7 +34,7 @@ _BY_SIDE = re.compile(
     re.I,
 )
 _BARE_ANSWER = re.compile(
-    r"(?<=[a-z)]),?\s+(?:(?P<no>no|neg|negative|nil|[([]-[])]|-ve|\u00d8)|(?P<yes>yes|pos|positive|[([]\+[])]|\+ve|\+{1,4})"
+    r"(?<=[a-z)])(?<!otherwise),?\s+(?:(?P<no>no|neg|negative|nil|[([]-[])]|-ve|\u00d8)|(?P<yes>yes|pos|positive|[([]\+[])]|\+ve|\+{1,4})"
     r"|(?<=,\s)(?P<n>n)|(?<=,\s)(?P<y>y)|(?P<open>,?\s*possible|questionable|suspected|equivocal|\(\?\)))\s*(?=$|[.,;/](?:\s|$))",
     re.I,
 )
@@ -51,7 +51,8 @@ _ASKED_BOTH = re.compile(
     r"\(?\b(?:yes|y)\s*/\s*(?:no|n)\b\)?|\(?\b(?:no|n)\s*/\s*(?:yes|y)\b\)?", re.I
 )
 _CHOSEN = re.compile(
-    r"(?:yes|no)\s*/\s*\[\s*(?P<first>yes|no)\s*\]|\[\s*(?P<second>yes|no)\s*\]\s*/\s*(?:yes|no)",
+    r"(?:yes|no|[yn])\s*/\s*[\[(<{*_]\s*(?P<first>yes|no|[yn])\s*[\])>}*_]"
+    r"|[\[(<{*_]\s*(?P<second>yes|no|[yn])\s*[\])>}*_]\s*/\s*(?:yes|no|[yn])\b",
     re.I,
 )
 _PLUS = re.compile(
@@ -64,8 +65,24 @@ _WORD = r"\s*(?P<word>yes|no|absent|present|none|normal|abnormal|possible|y|n)\b
 _EMPTY_ANSWER = re.compile(rf"{EMPTY_BOX}{_WORD}", re.I)
 _TICKED_ANSWER = re.compile(rf"[:=|?-]?\s*{TICKED_BOX}{_WORD}(?!\s+[a-z])", re.I)
 _BOX = re.compile(rf"(?P<empty>{EMPTY_BOX})|{TICKED_BOX}")
-_LINES = re.compile(r"^\W*lines?(?=\s*[:=|,-])", re.I)
+_LINES = re.compile(
+    r"^\W*lines?(?=\s*(?:[:=|,-]|(?:ok|okay|unchanged|stable|satisfactory|removed|none|nil|in|as|well)\b))",
+    re.I,
+)
 _CHOICE = re.compile(r"(?<=[:=?])\s*(?:[A-Za-z]{2,12}\s*/\s*){1,5}[A-Za-z]{2,12}\s*$")
+_OFFERED = re.compile(
+    r"[\s:.([]*(?<=[\s:.(\[])(?:no|none|nil|absent|normal)(?:\s*/\s*[A-Za-z]{2,12}){1,5}\s*[)\]]?\s*[:=>]+(?=\s*\w)",
+    re.I,
+)
+"""Choices that a form offers before its answer: "none / mild / severe: mild"."""
+_LEGEND = re.compile(
+    r"[\[(](?P<legend>\s*\d\s*=\s*[A-Za-z]+(?:[\s,;/|]+\d\s*=\s*[A-Za-z]+)+)\s*[\])]\s*[:=-]*\s*(?P<code>\d)\b"
+)
+_MOVED = re.compile(
+    r"\b(?:withdrawn|pulled(?: back)?|retracted)(?= (?:slightly|(?:by |about |approximately )*\d))",
+    re.I,
+)
+"""A device that is still there: "withdrawn 2 cm"."""
 _MONTH = re.compile(r"(?<=\d )May\b|\bMay(?= \d)")
 _CARDIOMEGALY = re.compile(
     r"(?<![\d.xX]\s)(?<![\d.])\bCM\b(?!\s+(?:above|below|from|in|x|to)\b)(?!\s*\.?\d)", re.I
@@ -84,20 +101,26 @@ def write_out(sentence: str) -> str:
     """Write a sentence out as prose: answers, check boxes, signs and letters become words."""
     text = fold_unicode(sentence)
     text = _MONTH.sub("", text) if "May" in text else text
+    text = _LINES.sub("line and tube", _MOVED.sub("moved", text))
     if not _HOLDS_MARK.search(text):
         return text
+    label, mark, answer = text.partition("?")
+    if mark and label.strip() and is_size(answer):
+        text = f"{label}: {answer}"  # "Effusion? small"
     text = _ASKED_OF.sub(" possible ", text)
     if len(_SLASHED_NO.findall(text)) > 1:  # "no ptx / no edema / aicd": each a statement
         text = text.replace(" / ", " ; ")
+    text = _OFFERED.sub(": ", text)
     text = _CHOICE.sub(_chosen_in_capitals, text)
     text = _BY_SIDE.sub(_both_sides, text)
-    text = _CHOSEN.sub(lambda match: f" {match['first'] or match['second']} ", text)
+    text = _LEGEND.sub(_by_legend, text)
+    text = _CHOSEN.sub(lambda match: f": {match['first'] or match['second']} ; ", text)
     text = _PLUS.sub(" present ; ", text.replace("+/-", " possible "))
     head, bar, cells = text.partition("|")
     if len(_SIGNED.findall(text)) > 1:  # "-eff, +ptx"
         text = _SIGNED.sub(lambda match: "no " if match["sign"] == "-" else " ", text)
     text = f"{head}{bar}{cells.replace('|', ' ; ')}" if cells.count("|") else text
-    text = _LINES.sub("line and tube", _ASKED_BOTH.sub(" ", text))
+    text = _ASKED_BOTH.sub(" ", text)
     text = _write_out_boxes(text)
     text = _MINUS.sub(r"\g<label> absent", _BEFORE.sub("no ", text))
     text = _ANSWER.sub(_as_word, text)
@@ -109,6 +132,13 @@ def _chosen_in_capitals(match: re.Match[str]) -> str:
     """Of choices the one in capitals: "none / SMALL / large"."""
     chosen = [word for word in re.findall("[A-Za-z]+", match.group()) if word.isupper()]
     return f" {chosen[0]}" if len(chosen) == 1 else match.group()
+
+
+def _by_legend(match: re.Match[str]) -> str:
+    """Of an answer in numbers the word that its legend names: "[0=no 1=yes]: 1"."""
+    legend = dict(re.findall(r"(\d)\s*=\s*([A-Za-z]+)", match["legend"]))
+    word = {"definite": "yes", "certain": "yes"}.get(*[legend.get(match["code"], "").lower()] * 2)
+    return f": {word}"
 
 
 def _both_sides(match: re.Match[str]) -> str:
@@ -188,6 +218,7 @@ def silence_labels(marks: Sequence[Mark]) -> list[Mark]:
 
 _DECIDED = {
     Cue.DENY,
+    Cue.GONE,
     Cue.NOT,
     Cue.DENY_BEFORE,
     Cue.HEDGE,

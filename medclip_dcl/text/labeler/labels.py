@@ -81,7 +81,7 @@ REPORT_CLAIMS = TableFormat(
 """One row per study, in order of study_id."""
 
 
-RULES = 5
+RULES = 6
 """Version of the rules; raised with every change of the code that applies them."""
 
 

@@ -19,7 +19,7 @@ _SIDES = {
     Cue.BOTH: frozenset({"left", "right"}),
 }
 _SHARING_JOINTS = {Cue.AND, Cue.OR, Cue.WITH, Cue.HEDGE_BOTH}
-_JOINTS = _SHARING_JOINTS | {Cue.COMMA, Cue.HEDGE, Cue.DENY, Cue.VERB}
+_JOINTS = _SHARING_JOINTS | {Cue.COMMA, Cue.HEDGE, Cue.DENY, Cue.GONE, Cue.VERB}
 _ENDS = _JOINTS | {Cue.BREAK, Cue.WHICH}
 
 _PARTS = {Cue.COMMA, Cue.AND}

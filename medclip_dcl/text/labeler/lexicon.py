@@ -41,6 +41,8 @@ class Cue(Enum):
 
     DENY = auto()
     NOT = auto()
+    GONE = auto()
+    PARTLY = auto()
     DENY_BEFORE = auto()
     EXCLUDED = auto()
     EXCLUDE = auto()

@@ -19,6 +19,7 @@ from medclip_dcl.text.labeler.phrases import Mark, Polarity
 _POLARITIES = {
     Cue.DENY: Polarity.NEGATED,
     Cue.NOT: Polarity.NEGATED,
+    Cue.GONE: Polarity.NEGATED,
     Cue.HEDGE: Polarity.UNCERTAIN,
     Cue.HEDGE_BOTH: Polarity.UNCERTAIN,
     Cue.HEDGE_EITHER: Polarity.UNCERTAIN,
@@ -34,7 +35,7 @@ _LOOKING_BACK = {  # what stands before is, and what it is where a "not" stands 
     Cue.ASK_BEFORE: (Polarity.ASKED, Polarity.ASKED),
     Cue.PAST_BEFORE: (Polarity.PAST, Polarity.PAST),
 }
-_NEGATIONS = {Cue.DENY, Cue.NOT}
+_NEGATIONS = {Cue.DENY, Cue.NOT, Cue.GONE}
 _LISTS = {Cue.AND, Cue.COMMA}
 _HEDGES = {Cue.HEDGE, Cue.HEDGE_BOTH}
 _BEGINS_STATEMENT = {Cue.DEGREE, Cue.HEDGE, Cue.LEFT, Cue.RIGHT, Cue.BOTH}
@@ -86,7 +87,8 @@ def _next_polarity(clause: Sequence[Mark], index: int, polarity: Polarity) -> Po
         if _denies_sight(clause, index):
             return polarity
         # only "not without" side by side cancels; in "no mass, no effusion" both deny
-        doubled = adjacent and previous is not None and previous.cue in _NEGATIONS
+        doubled = previous is not None and previous.cue in _NEGATIONS
+        doubled &= adjacent or mark.cue is Cue.GONE  # "no significant clearing of the opacity"
         return Polarity.ASSERTED if doubled else Polarity.NEGATED
     if mark.cue is Cue.EXCLUDE and polarity is Polarity.NEGATED:
         return Polarity.UNCERTAIN  # "cannot exclude"
@@ -118,6 +120,8 @@ def _begins_statement(clause: Sequence[Mark], index: int) -> bool:
     if rest[0].cue in _BEGINS_STATEMENT or rest[0].region:
         return True
     for mark in reversed(clause[:index]):
+        if mark.concept and mark.concept != "Device" == rest[0].concept:
+            return True  # "no infiltrate, pacemaker"
         if mark.cue in {Cue.VERB, Cue.SEEN}:
             return True
         if mark.concept:
@@ -166,6 +170,7 @@ def _look_back(
     # "the edema is mild and the effusion has resolved": the verb shields the edema
     reached_subject = is_list = passed = False
     is_hedge = polarity is Polarity.UNCERTAIN
+    denial = next((at for at, mark in enumerate(clause) if mark.cue in _NEGATIONS), len(clause))
     for position in range(index - 1, -1, -1):
         cue = clause[position].cue
         is_list |= cue in {Cue.AND, Cue.OR}
@@ -177,6 +182,7 @@ def _look_back(
             polarities[position] = polarity
             reached_subject = True
         elif reached_subject and (
-            cue in _SUBJECT_ENDS or (cue is Cue.COMMA and is_hedge and not is_list)
+            cue in _SUBJECT_ENDS
+            or (cue is Cue.COMMA and not is_list and (is_hedge or denial < position))
         ):
             break

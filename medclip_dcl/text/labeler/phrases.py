@@ -251,9 +251,21 @@ _TABLE = PhraseTable(_terms(), [*_FORGIVEN, *split_phrases(CUES[Cue.NORMAL])], s
 
 def find_marks(sentence: str) -> list[Mark]:
     """Find every phrase of the lexicon and of the cues, left to right, the longest first."""
-    return [
+    marks = [
         Mark(cue, name, part, start, end) for (cue, name, part), start, end in _TABLE.find(sentence)
     ]
+    if not any(mark.cue is Cue.PARTLY for mark in marks):
+        return marks
+    partly = {mark.end for mark in marks if mark.cue is Cue.PARTLY}
+    return [
+        mark
+        for mark in marks
+        if not (mark.cue is Cue.PARTLY or (mark.cue in _VANISHED and mark.start in partly))
+    ]
+
+
+_VANISHED = {Cue.GONE, Cue.DENY_BEFORE}
+"""Cues that "partially" voids."""
 
 
 def is_term(word: str) -> bool:
@@ -275,6 +287,15 @@ def names_parts_alone(line: str, *, findings: bool = False) -> bool:
         and all(mark.region or mark.cue in _JOINS or (findings and mark.concept) for mark in marks)
         and sum(mark.end - mark.start for mark in marks) == len(words(line))
     )
+
+
+def is_size(text: str) -> bool:
+    """Whether a text is of sizes and degrees alone: "small", the answer to "Effusion?"."""
+    marks = find_marks(text)
+    return bool(marks) and marks[0].start == 0 and {mark.cue for mark in marks} <= _OF_SIZE
+
+
+_OF_SIZE = {Cue.DEGREE, Cue.LEFT, Cue.RIGHT, Cue.BOTH, Cue.COMMA, Cue.AND}
 
 
 def lacks_part(item: str) -> bool:
@@ -333,12 +354,17 @@ def _begins_unmarked(marks: Sequence[Mark], index: int) -> bool:
     is_seen = before.cue is Cue.SEEN and index > 1 and marks[index - 2].cue is Cue.VERB
     if not (before.concept or is_seen) or before.end != marks[index].start:
         return False
+    begins_with_size = marks[index].cue is Cue.DEGREE
     while index + 1 < len(marks) and marks[index].cue is Cue.DEGREE:
         if marks[index].end != marks[index + 1].start:
             return False
         index += 1
     if marks[index].concept == "Device" != before.concept:  # "no effusion picc line is in place"
-        return index + 1 < len(marks) and marks[index + 1].cue is Cue.VERB
+        return index + 1 < len(marks) and marks[index + 1].cue in {Cue.VERB, Cue.SEEN}
+    if begins_with_size and marks[index].cue in {Cue.LEFT, Cue.RIGHT, Cue.BOTH}:
+        index = min(index + 1, len(marks) - 1)
+    if begins_with_size and marks[index].concept:
+        return True  # "no pneumothorax small left effusion"
     return bool(marks[index].region)
 
 

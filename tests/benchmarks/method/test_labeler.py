@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.method.labeler import main, measure_generated, reads_as_meant, score_names
-from medclip_dcl.synthetic.reports import ICU, Meaning, Statement
+from medclip_dcl.synthetic.reports import Meaning, Statement
 
 
 def test_scores_are_those_of_the_counts() -> None:
@@ -27,8 +27,6 @@ def test_without_data_it_says_what_is_missing(
 @pytest.mark.parametrize(
     ("text", "meaning", "expected"),
     [
-        ("Check for edema.", Meaning(asked=("edema",)), True),
-        ("Edema.", Meaning(asked=("edema",)), False),
         ("History of edema.", Meaning(), True),
         ("Edema.", Meaning(), False),
         ("A left effusion is seen.", Meaning(asserted=(("effusion", "left", ""),)), True),
@@ -40,15 +38,15 @@ def test_without_data_it_says_what_is_missing(
 def test_a_sentence_is_right_where_nothing_else_is_read(
     text: str, meaning: Meaning, expected: bool
 ) -> None:
-    assert reads_as_meant(Statement(text, "check for", meaning)) is expected
+    assert reads_as_meant(Statement(text, "coarse", meaning)) is expected
 
 
-def test_generated_prose_of_intensive_care_is_read_as_it_is_meant() -> None:
+def test_generated_sentences_are_read_as_they_are_meant() -> None:
     """All but the names of hila and aorta, which the labeler does not know."""
     figures = measure_generated(150)
-    for kind in ICU:
-        assert figures[f"generated {kind}"] >= 30
-        assert figures[f"generated right {kind}"] >= (0.9 if kind == "likely" else 0.95)
+    for kind in ("coarse", "combined", "fine", "negated"):
+        assert figures[f"generated {kind}"] >= 20
+        assert figures[f"generated right {kind}"] >= 0.9
 
 
 @pytest.mark.real_data

@@ -1,21 +1,39 @@
 """The parts of the benchmark of real studies that have an answer by hand."""
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.method.real_boxes import interval, mean_boxes
-from benchmarks.method.real_studies.losses import CHANGES, SigmoidRelations
-from benchmarks.method.real_studies.questions import judge
-from benchmarks.method.real_studies.runs import ROWS, Run, missing, read_jobs
+from benchmarks.method.real_studies.losses import CHANGES, RampedEta, SigmoidRelations
+from benchmarks.method.real_studies.questions import QUESTIONS, judge
+from benchmarks.method.real_studies.runs import ROWS, Run, do_run, missing, read_jobs
+from benchmarks.method.real_studies.studies import CHEXPERT, Fold, read_folds, read_patients
 from benchmarks.method.real_studies.styles import STYLES, dictated, shorthand, template
 from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR
+from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig
+from medclip_dcl.training.trainer import StopRequest
+from tests.support.open_i import write_image
 
+
+@dataclass(frozen=True)
+class Batch:
+    """What eta rises by."""
+
+    step: int
+    eta: torch.Tensor
+
+
+GOLD = {name for names in CHEXPERT.values() for name in names} | {
+    finding.name for finding in QUESTIONS
+}
 SENTENCES = ["There is a left pleural effusion.", "No pneumothorax or focal consolidation."]
 
 
@@ -83,3 +101,76 @@ def test_boxes_meet_the_mean_of_the_other_half_alone() -> None:
 def test_an_interval_draws_images_and_not_sentences() -> None:
     mean, low, high = interval({"a": [1.0, 1.0, 1.0], "b": [0.0]})
     assert (mean, low, high) == (0.75, 0.0, 1.0)
+
+
+@pytest.fixture
+def folds(tmp_path: Path) -> list[Fold]:
+    """Forty patients, half of them with an effusion, and a few steps of everything."""
+    root, lines = tmp_path / "openi", []
+    for uid in range(1, 41):
+        name = f"{uid}_IM-{uid:04}-1001"
+        write_image(root / "images" / f"{name}.png")
+        shown = dict.fromkeys(GOLD, False) | {"Effusion": uid % 2 == 0}
+        line = {
+            "uid": uid,
+            "findings": f"There is {'a' if uid % 2 == 0 else 'no'} left pleural effusion.",
+            "impression": f"Compared with study {uid}, the heart is normal.",
+            "images": [{"filename": f"{name}.dcm.png", "projection": "Frontal"}],
+            "gold": {finding: int(value) for finding, value in shown.items()},
+        }
+        lines.append(json.dumps(line))
+    (root / "reports.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    few = ("images.size_px=32", "model.image.input_px=32", "language_model.steps=2",
+           "language_model.vocabulary=200", "train.global_batch=4", "train.steps=2",
+           "train.warmup_steps=1", "train.validate_every_steps=2")  # fmt: skip
+    work = tmp_path / "work"
+    return [replace(fold, settings=few) for fold in read_folds(root, work, read_patients(root))]
+
+
+def test_a_row_is_trained_and_asked(folds: list[Fold], tmp_path: Path) -> None:
+    line = do_run(folds, Run("relations", 0, 0), tmp_path)
+    assert line["run"] == Run("relations", 0, 0).name
+    figures, tested = line["figures"], len(folds[0].tested)
+    assert figures["findings"]["Effusion"]["images"] == sum(
+        patient.gold["Effusion"] for patient in folds[0].tested
+    )
+    assert 0 <= figures["several_prompts"]["findings"]["Effusion"]["auc"] <= 1
+    assert figures["retrieval"]["studies"] == tested == 8
+    assert (tmp_path / "runs/relations-0-0/model").is_dir()  # for boxes
+
+
+def test_a_run_that_is_told_to_stop_has_no_figures(
+    folds: list[Fold], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        StopRequest, "__enter__", lambda request: vars(request).update(requested=True) or request
+    )
+    with pytest.raises(SystemExit, match="reader of fold 1 was stopped"):
+        do_run(folds, Run("reader", 1, 0), tmp_path)
+
+
+def test_eta_is_dealt_out_to_other_sentences() -> None:
+    def dealt(order: str) -> list[float]:
+        eta = np.array([0.1, 0.3, 0.2, 0.0])
+        setup: Any = SimpleNamespace(
+            config=SimpleNamespace(seed=0), data=SimpleNamespace(corpus=SimpleNamespace(eta=eta))
+        )
+        CHANGES["other_eta"](setup, None, order=order)
+        return eta.tolist()
+
+    assert dealt("reversed") == [0.2, 0.0, 0.1, 0.3]
+    assert dealt("shuffled") != [0.1, 0.3, 0.2, 0.0]
+    assert sorted(dealt("shuffled")) == [0.0, 0.1, 0.2, 0.3]
+
+
+def test_eta_rises_over_the_first_half_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(
+        ContrastiveObjective, "__call__", lambda *given: seen.append(given[-1].eta.item())
+    )
+    objective = RampedEta(ObjectiveConfig(), 0)
+    objective.steps = 100
+    for step in (0, 25, 50, 99):
+        batch = Batch(step, torch.tensor(0.2))
+        objective(None, None, None, batch)  # type: ignore[arg-type]
+    assert seen == pytest.approx([0.0, 0.1, 0.2, 0.2])

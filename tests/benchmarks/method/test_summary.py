@@ -30,13 +30,13 @@ PROSE_TODAY = (
 )
 PROSE = (
     # start, row, minus, figure: in the order of the page
-    *(("random", "relations_both", "infonce_both", figure) for figure in ("auc_four", "auc_one")),
-    *(("warm", "relations_both", "infonce_both", figure) for figure in ("auc_four", "auc_one")),
-    ("random", "relations_both", "best_constant", "auc_four"),
-    ("random", "relations_both", "paper", "auc_four"),
-    ("random", "relations_both", "relations_both_shuffled", "auc_four"),
+    *(("random", "relations", "infonce", figure) for figure in ("auc_four", "auc_one")),
+    *(("warm", "relations", "infonce", figure) for figure in ("auc_four", "auc_one")),
+    ("random", "relations", "best_constant", "auc_four"),
+    ("random", "relations", "paper", "auc_four"),
+    ("random", "relations", "relations_shuffled", "auc_four"),
     *(
-        ("random", "relations_both", "ceiling", figure)
+        ("random", "relations", "ceiling", figure)
         for figure in ("auc_one", "auprc_one", "auc_six_one", "emphysema")
     ),
     ("random", "cross", "cross_shuffled", "auc_four"),
@@ -60,13 +60,9 @@ def page() -> str:
     return PAGE.read_text(encoding="utf-8")
 
 
-def line(row: str, fold: int, seed: int, auc: float, judged: float = 0.0) -> dict[str, Any]:
-    figures = {
-        "several_prompts": {"mean_auc": auc},
-        "validation": {"validation_report_auc": judged},
-    }
-    run = {"start": "random", "row": row, "value": "", "fold": fold, "seed": seed}
-    return {"run": run, "figures": figures}
+def line(row: str, fold: int, seed: int, auc: float) -> dict[str, Any]:
+    run = {"start": "random", "row": row, "fold": fold, "seed": seed}
+    return {"run": run, "figures": {"several_prompts": {"mean_auc": auc}}}
 
 
 def test_seeds_of_a_fold_are_averaged_before_rows_are_compared() -> None:
@@ -87,14 +83,6 @@ def test_variance_of_folds_is_corrected() -> None:
     assert gap.low == pytest.approx(0.133333 - 4.30265 * 0.045134, abs=1e-5)
     assert gap.high == pytest.approx(0.133333 + 4.30265 * 0.045134, abs=1e-5)
     assert gap.ahead == gap.folds == 3
-
-
-def test_best_constant_is_that_of_the_folds_validation() -> None:
-    rows = {"constant_0.02": 0.5, "constant_0.05": 0.9, "constant_0.1": 0.7, "constant_0.2": 0.6}
-    judged = {"constant_0.02": 0.1, "constant_0.05": 0.2, "constant_0.1": 0.8, "constant_0.2": 0.3}
-    lines = [line(row, 0, 0, auc, judged[row]) for row, auc in rows.items()]
-    assert Runs(lines).by_fold("random", "best_constant") == {0: 0.7}  # not the best on the test
-    assert Runs(lines[:3]).by_fold("random", "best_constant") == {}
 
 
 def test_tables_of_the_page_are_those_of_the_kept_runs(runs: Runs, today: Runs, page: str) -> None:
@@ -120,7 +108,7 @@ def test_levels_and_ranks_in_words_are_those_of_the_kept_runs(
     def mean(start: str, row: str, figure: str) -> str:
         return show(runs.mean(start, row, figure), figure)
 
-    rows = ("relations_both", "infonce_both")
+    rows = ("relations", "infonce")
     ranks = [mean(start, row, "rank") for start in ("random", "warm") for row in rows]
     assert (
         "rank is {} where that of InfoNCE is {}, and {} where it is {} from".format(*ranks) in prose
@@ -138,21 +126,21 @@ def test_levels_and_ranks_in_words_are_those_of_the_kept_runs(
 def test_what_the_page_says_of_rows_holds(runs: Runs) -> None:
     for start in ("random", "warm"):
         means = {row: runs.mean(start, row) or 0 for row in SHOWN}
-        assert max(means, key=lambda row: means[row]) == "relations_both"
-        gaps = [runs.minus(row, "infonce_both", start=start) for row in runs.rows(start)]
+        assert max(means, key=lambda row: means[row]) == "relations"
+        gaps = [runs.minus(row, "infonce", start=start) for row in runs.rows(start)]
         judged = [gap.p for gap in gaps if gap is not None and gap.p < 1]
         assert min(judged) * len(judged) > 0.05  # Holm: the smallest is above its first step
-    for other in ("infonce_both", "best_constant", "paper"):
-        gap = runs.minus("relations_both", other)
+    for other in ("infonce", "best_constant", "paper"):
+        gap = runs.minus("relations", other)
         assert gap is not None
         assert gap.ahead == gap.folds == 5
-    for row in ("relations_both", "cross", "best_constant", "paper", "infonce_both"):
+    for row in ("relations", "cross", "best_constant", "paper", "infonce"):
         gained = runs.gained(row, "warm")
         assert gained is not None
         assert gained.low > 0
     texts = runs.minus("paper", "infonce_texts", "auc_one")
     assert texts is not None
     assert (texts.ahead, texts.folds) == (3, 3)
-    six = runs.minus("relations_both", "ceiling", "auc_six_one")
+    six = runs.minus("relations", "ceiling", "auc_six_one")
     assert six is not None
     assert six.ahead == 0

@@ -138,21 +138,6 @@ def test_a_disk_that_fails_is_named_and_spares_what_was_there(tmp_path, monkeypa
     assert make(tmp_path / "thing", text="new", a=1).fingerprint["settings"] == {"a": 1}
 
 
-def test_an_artifact_that_cannot_be_put_in_place_leaves_the_old_one_there(tmp_path, monkeypatch):
-    old = make(tmp_path / "thing", text="old")
-    replace = Path.replace
-
-    def fails(self: Path, target: Path) -> Path:
-        if self.name == ".thing.draft":
-            raise OSError(errno.EIO, "Input/output error")
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", fails)
-    with pytest.raises(ArtifactUnwritable):
-        make(tmp_path / "thing", text="new", a=2)
-    assert open_artifact(tmp_path / "thing", ARTIFACT) == old
-
-
 def test_an_old_artifact_left_after_the_commit_goes_once_the_new_one_is_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,13 +217,6 @@ def test_second_writer_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_remaking_replaces_the_artifact_and_leaves_no_litter(tmp_path: Path) -> None:
-    make(tmp_path / "thing", text="old")
-    make(tmp_path / "thing", text="new", a=2)
-    assert (tmp_path / "thing" / "data.txt").read_text() == "new"
-    assert {path.name for path in tmp_path.iterdir()} == {"thing", ".thing.lock"}
-
-
 def doubled(part: Sequence[int]) -> list[dict[str, Any]]:
     return [{"value": 2 * item} for item in part]
 
@@ -262,12 +240,6 @@ def test_a_killed_run_goes_on_after_its_last_unit(tmp_path: Path) -> None:
     assert asked == [4, 5]
     assert [row["value"] for row in rows] == [0, 2, 4, 6, 8, 10]
     assert done == [2, 2, 2]
-
-
-def test_works_of_two_names_do_not_meet(tmp_path: Path) -> None:
-    map_resumable(tmp_path, "x", range(3), 2, doubled, lambda _: None)
-    rows = map_resumable(tmp_path, "y", range(10, 12), 2, doubled, lambda _: None)
-    assert [row["value"] for row in rows] == [20, 22]
 
 
 def test_nothing_of_it_is_sealed(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from medclip_dcl.core.files import (
     disk_faults_named,
     find_config,
     path_under,
-    remove_staged,
     write_bytes,
     write_text,
 )
@@ -81,14 +80,6 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path) -> None:
         writer.kill()
     kept = {names["a"].name, names["c"].name, *(path.name for path in others), "z"}
     assert left == kept  # one is locked, one is new, one is not ours
-
-
-def test_half_written_files_are_recognised_and_removed(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    write_bytes(tmp_path / "in" / "a", b"abc")
-    (tmp_path / "in" / f"{STAGED}a.x1").write_bytes(b"a")
-    remove_staged(tmp_path)
-    assert [path.name for path in (tmp_path / "in").iterdir()] == ["a"]
 
 
 def test_a_disk_that_refuses_a_library_s_own_write_is_named(tmp_path: Path) -> None:

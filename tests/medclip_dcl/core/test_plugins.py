@@ -32,10 +32,12 @@ from medclip_dcl.inference.model_package import CONFIG, read_model_package
 from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.training.objective import ObjectiveInputs, direction_loss
-from pipelines.build_manifest import main as build_manifest
 from pipelines.config import load_config
+from pipelines.job import main_of
 from tests.support.service import PATIENCE_S, store
 from tests.support.tiny_models import tiny_text_config
+
+build_manifest = main_of("build_manifest")
 
 PAGE = Path(__file__).parents[3] / "docs/extending.md"
 

@@ -4,10 +4,13 @@ import csv
 import io
 import os
 import re
+import resource
 import shutil
 import signal
+import socket
 import struct
 import sys
+import tempfile
 import threading
 import time
 import zlib
@@ -22,9 +25,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from medclip_dcl.core.errors import ImageError, StudyError
-from medclip_dcl.data import decode_worker, images, ipc
+from medclip_dcl.data import decode_worker, images
 from medclip_dcl.data.grayscale import square
-from medclip_dcl.data.images import Decoder, open_image
+from medclip_dcl.data.images import Closed, Decoder, open_image, read_array, receive, scratch, send
 from medclip_dcl.data.limits import REASONS, ImagesConfig
 from tests.support.bombs import BOMBS, zeros
 from tests.support.dicom import J2K, JPEG_LS, dicom_bytes, ramp, raster_bytes, refusal, scaled
@@ -321,7 +324,7 @@ def test_image_on_which_two_workers_die_is_refused(monkeypatch: pytest.MonkeyPat
 
     def die(*_: object) -> None:
         asked.append(1)
-        raise ipc.Closed
+        raise images.Closed
 
     monkeypatch.setattr(images, "send", die)
     with Decoder(ImagesConfig(), 1) as decoder:
@@ -395,16 +398,6 @@ def pool_of_one() -> Iterator[Decoder]:
         yield pool
 
 
-def test_memory_is_kept_for_the_next_image_unless_one_took_too_much(pool_of_one, monkeypatch):
-    file = dicom_bytes(ramp())
-    pool_of_one.open(file)
-    kept = len(list(Path("/dev/fd").iterdir()))
-    for most, left in ((len(file), kept), (len(file) - 1, kept - 1)):
-        monkeypatch.setattr(images, "KEPT_BYTES", most)
-        assert pool_of_one.open(file).pixels.any()
-        assert len(list(Path("/dev/fd").iterdir())) == left
-
-
 @pytest.mark.parametrize("name", BOMBS)
 def test_bomb_is_refused_by_name(name: str, pool_of_one: Decoder) -> None:
     data = BOMBS[name].make()
@@ -416,3 +409,86 @@ def test_bomb_is_refused_by_name(name: str, pool_of_one: Decoder) -> None:
     assert caller.memory_info().rss - before < 256 * 2**20
     require_plain(refused.value)
     assert refused.value.code in BOMBS[name].reasons
+
+
+# Messages and arrays between a process and its decode workers
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def test_messages_carry_a_header_and_one_descriptor() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    longest = {"a": "x" * (65_536 - len('{"a": ""}'))}
+    with ours, theirs, scratch(b"pixels") as file:
+        send(ours, longest)
+        send(ours, {"b": [1]}, file)
+        assert receive(theirs) == (longest, None)
+        header, handle = receive(theirs)
+        assert header == {"b": [1]}
+        assert os.pread(handle, 9, 0) == b"pixels"
+        os.close(handle)
+        before = open_descriptors()
+        for astray in (b"\3\0\0\0abc", struct.pack("<I", 65_537)):
+            socket.send_fds(ours, [astray], [file])
+            with pytest.raises(Closed):
+                receive(theirs)
+            assert open_descriptors() == before
+        theirs.settimeout(0.01)
+        with pytest.raises(TimeoutError):
+            receive(theirs)
+        ours.sendall(b"\3\0")
+        ours.close()
+        with pytest.raises(Closed):  # in the middle of a message
+            receive(theirs)
+        with pytest.raises(Closed):
+            send(theirs, {"a": 1})
+        with pytest.raises(Closed):
+            send(theirs, {"a": 1}, file)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="no limits of another process")
+@pytest.mark.parametrize("side", ["this process", "the worker"])
+def test_no_room_to_hand_an_image_over_is_not_the_images_fault(side: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
+    data = raster_bytes(noise, "PNG")  # more than 4096 bytes; the answer has two for a pixel
+    others = set(psutil.Process().children())
+    with Decoder(ImagesConfig(), 1) as decoder:
+        decoder.open(data)
+        [worker] = set(psutil.Process().children()) - others
+        suffers = os.getpid() if side == "this process" else worker.pid
+        usual = resource.prlimit(suffers, resource.RLIMIT_FSIZE)
+        resource.prlimit(suffers, resource.RLIMIT_FSIZE, (4000, usual[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                decoder.open(data)
+        finally:
+            if suffers == os.getpid():
+                resource.prlimit(suffers, resource.RLIMIT_FSIZE, usual)
+        assert decoder.open(data).pixels.shape == (64, 64)  # by another worker
+
+
+def test_an_array_is_copied_out_and_must_be_there_whole() -> None:
+    words = np.arange(6, dtype=np.uint16)
+    with scratch(words.data) as file:
+        copied = read_array(file, (2, 3), np.uint16)
+        os.pwrite(file, bytes(12), 0)
+        assert np.array_equal(copied, words.reshape(2, 3))
+        with pytest.raises(Closed):
+            read_array(file, (13,), np.uint8)
+
+
+def test_without_files_in_memory_images_go_by_temporary_ones(monkeypatch, tmp_path):
+    """As on macOS, which has no memfd: the same pictures, nothing left."""
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(images, "_BOOT", "import os; del os.memfd_create;" + images._BOOT)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    data = dicom_bytes(ramp())
+    with Decoder(ImagesConfig(), 1) as decoder:
+        decoder.open(data)
+        before = open_descriptors()
+        assert np.array_equal(decoder.open(data).pixels, scaled(ramp()))
+        assert open_descriptors() == before
+    assert list(tmp_path.iterdir()) == []

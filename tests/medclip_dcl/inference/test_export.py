@@ -18,7 +18,7 @@ from medclip_dcl.data.images import open_image
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.export import _IMAGE, Format, export_formats
 from medclip_dcl.inference.predictor import load
-from pipelines import export
+from pipelines.__main__ import main
 from pipelines.config import Config
 from tests.house.tree import ROOT
 from tests.support.dicom import JPEG_LS, dicom_bytes
@@ -203,14 +203,14 @@ def test_a_damaged_model_or_a_folder_that_exists_is_refused(exported, tmp_path, 
     run = tmp_path / "run"
     shutil.copytree(model, run / "model")
     words = [str(run), "--to", "transformers", "--out"]
-    assert export.main([*words, str(tmp_path / "out")]) == 0
+    assert main(["export", *words, str(tmp_path / "out")]) == 0
     assert "largest difference" in capsys.readouterr().out
-    assert export.main([*words, str(tmp_path / "out")]) == ConfigError.exit_code
+    assert main(["export", *words, str(tmp_path / "out")]) == ConfigError.exit_code
     assert "exists; name a folder that does not" in capsys.readouterr().err
     weights = run / "model" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    assert export.main([*words, str(tmp_path / "other")]) == ArtifactCorrupt.exit_code
+    assert main(["export", *words, str(tmp_path / "other")]) == ArtifactCorrupt.exit_code
     assert "model.safetensors" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()

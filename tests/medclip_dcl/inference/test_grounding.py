@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from medclip_dcl.data.grayscale import Window
-from medclip_dcl.inference.grounding import Box, grid_affine, locate, upsample
+from medclip_dcl.data.grayscale import GreyImage, Window
+from medclip_dcl.inference.grounding import Box, draw_heat, grid_affine, locate, upsample
 
 
 def delta(row, column, rows=4, columns=4):
@@ -64,3 +64,11 @@ def test_the_default_threshold_is_half_way_from_mean_to_peak():
 def test_a_flat_grid_is_one_box_over_the_image(level):
     found = locate(np.full((4, 4), level, dtype=np.float32), 40, 80, None)
     assert found.box == Box(0, 0, 80, 40)
+
+
+def test_heat_lies_where_the_score_is_high_and_nowhere_else():
+    image = GreyImage(np.full((80, 120), 32768, np.uint16), bits_stored=16, source="png")
+    picture = draw_heat(image, [delta(0, 3)]).astype(int)
+    assert picture[70, 10].tolist() == [128, 128, 128]
+    red, _, blue = picture[10, 105]
+    assert red > max(160, blue)

@@ -8,7 +8,6 @@ from sklearn.covariance import LedoitWolf
 from sklearn.datasets import load_sample_image
 
 from medclip_dcl.core.errors import CheckpointError
-from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.inference.input_range import describe_pixels, fit_input_range, is_out_of_range
 from medclip_dcl.inference.model_package import (
     INPUT_RANGE_FILE,
@@ -16,8 +15,6 @@ from medclip_dcl.inference.model_package import (
     write_input_range,
 )
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.inference.zero_shot import FindingScore
-from medclip_dcl.schemas import OUT_OF_RANGE_NOTE, ClassifyAnswer
 from medclip_dcl.synthetic.patients import NATURAL, draw_patient
 from tests.support import unlike
 from tests.support.published import publish
@@ -119,18 +116,3 @@ def test_a_published_model_flags_what_its_range_leaves_out(tmp_path: Path) -> No
     assert sum(model.is_out_of_range(image) for image in random_images(40, seed=9)) <= 8
     publish(tmp_path / "older")
     assert not load(tmp_path / "older", "cpu").is_out_of_range(flat)
-
-
-def test_out_of_range_there_is_no_probability_and_the_answer_says_who_gave_it(tmp_path):
-    known = fit_input_range(list(random_images(60)), [str(number) for number in range(60)])
-    publish(tmp_path / "model", known=known)
-    model = load(tmp_path / "model", "cpu")
-    score = FindingScore("effusion", 0.7, 0.1, is_present=True, probability=0.9, note="")
-    notes = []
-    for pixels in (random_images(1, seed=9)[0], np.zeros((64, 64), np.uint8)):
-        image = SquareImage(pixels, 64, 64, constant=False, source="png", inverted=False)
-        answer = ClassifyAnswer.of(model, image, [score], model.findings[:1], None)
-        (finding,) = answer.findings
-        notes.append((answer.image.is_out_of_range, finding.probability, finding.probability_note))
-        assert (answer.engine, answer.precision) == ("torch", "float32")
-    assert notes == [(False, 0.9, ""), (True, None, OUT_OF_RANGE_NOTE)]

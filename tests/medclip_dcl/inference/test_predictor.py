@@ -84,12 +84,6 @@ def test_what_is_not_a_string_is_refused_by_its_place(predictor, texts):
         encode_sentences(tiny_tokenizer(), texts)
 
 
-@pytest.mark.parametrize("texts", [[], ["Edema", "  "]])
-def test_an_empty_sentence_is_refused(predictor, texts):
-    with pytest.raises(QueryError, match="empty"):
-        predictor.embed_sentences(texts)
-
-
 def test_classify_compares_the_two_prompts(predictor):
     picture = image()
     answer = predictor.classify(picture).findings[0]
@@ -167,7 +161,7 @@ def test_without_a_negative_prompt_the_level_of_the_positive_decides(levelled, t
     assert {(item.offset, item.threshold) for item in answers} == {(0.0, 0.5)}
     assert predictor.margins(regions, [heart])[0].tolist() == [item.margin for item in answers]
     grids = predictor.finding_grids(regions[:1], [heart])
-    (found,) = predictor.ground_regions(regions[0], heart.positive, 64, 64)
+    (found,) = predictor.phrase_grids(regions[:1], heart.positive)[0].locate(64, 64, None)
     assert np.array_equal(grids[0, 0], found.grid)
 
     shutil.copytree(levelled, tmp_path / "model")
@@ -191,7 +185,8 @@ def test_an_image_is_ranked_among_those_of_the_bank(levelled):
     vectors = predictor.embed_sentences(["The heart is enlarged."])
     phrase = predictor.model.score(bank, vectors)[0]
     best = int(phrase.argmax())
-    [found] = predictor.ground_regions(bank[best], ["The heart is enlarged."], 64, 64)
+    (grids,) = predictor.phrase_grids(bank[best][None], ["The heart is enlarged."])
+    (found,) = grids.locate(64, 64, None)
     assert found.percentile >= 100 * 5 / 6 - 0.01  # its own copy may differ by rounding
 
 
@@ -236,16 +231,6 @@ def test_images_prepared_otherwise_than_in_training_are_refused(tmp_path, name):
     publish(tmp_path / "model", preprocessing={name: None})
     with pytest.raises(CheckpointError, match=f"preprocessing {name} = None"):
         load(tmp_path / "model", "cpu")
-
-
-def test_damaged_weights_are_refused(tmp_path):
-    artifact = publish(tmp_path / "model")
-    weights = artifact.path / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(bytes(data))
-    with pytest.raises(ArtifactCorrupt):
-        load(artifact.path)
 
 
 FILES = ("model.safetensors", "text/tokenizer.json", "text/config.json", BANK_FILE, OFFSETS_FILE)

@@ -77,21 +77,6 @@ def test_with_an_offset_the_decision_is_the_margin_above_it_and_the_score_stays(
     assert all((a.score > a.threshold) == a.is_present for a in (*first, *second))
 
 
-@pytest.mark.parametrize("side", [0, 1])
-def test_a_constant_added_to_all_scores_of_a_prompt_leaves_the_decision_as_it_is(side):
-    bank, asked = torch.randn(2, 40, 2).double().unbind(2)
-    decided = []
-    for constant in (0.0, 5.0):
-        raised = torch.zeros(2, 1)
-        raised[side] = constant
-        positive, negative = prompt_offset(bank + raised)
-        margin = (asked + raised)[:1] - (asked + raised)[1:]
-        answers = scored(margin, offsets=[float(positive - negative)])
-        decided.append([answer[0].is_present for answer in answers])
-    assert decided[0] == decided[1]
-    assert 0 < sum(decided[0]) < 40
-
-
 def calibration() -> ScoreCalibration:
     """Log odds of edema: twice the logit of the score, minus one; of a mass: too few images."""
     curve = Curve(slope=2.0, intercept=-1.0)

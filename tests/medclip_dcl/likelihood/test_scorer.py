@@ -11,11 +11,7 @@ from medclip_dcl.likelihood.pll import pseudo_log_likelihood
 from medclip_dcl.likelihood.scorer import ScoringOptions, Task, score_tasks
 from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
-TASKS = [
-    Task(0, SENTENCES[:2], ((0, 6), (0, 5))),
-    Task(1, SENTENCES[2:4], ((0, 9), (0, 4))),
-    Task(2, SENTENCES[4:], ((0, 5), (0, 5))),
-]
+TASKS = [Task(0, SENTENCES[:2]), Task(1, SENTENCES[2:4]), Task(2, SENTENCES[4:])]
 
 
 @pytest.fixture
@@ -35,14 +31,14 @@ def test_workers_give_the_bits_of_one_process_and_those_are_the_scores(options):
 
 def test_an_overlong_sentence_is_cut_to_what_the_model_reads(options):
     long, cut = "no " * 200, "no " * 62
-    tasks = [Task(0, (long,), ((0, 62),)), Task(1, (cut,), ((0, 62),))]
+    tasks = [Task(0, (long,)), Task(1, (cut,))]
     scores = [item.pll_nats for item in score_tasks(options, tasks, 1)]
     assert scores[0] == scores[1]
 
 
 def test_faults_in_a_worker_reach_the_caller(options):
     with pytest.raises(ScoreError, match="no word piece"):
-        list(score_tasks(options, [Task(7, (" ",), ((0, 1),)), TASKS[0]], 2))
+        list(score_tasks(options, [Task(7, (" ",)), TASKS[0]], 2))
     (options.folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError):
         list(score_tasks(options, TASKS, 2))

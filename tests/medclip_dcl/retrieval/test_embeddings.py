@@ -2,7 +2,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from medclip_dcl.core.errors import ArtifactCorrupt
 from medclip_dcl.core.tables import write_array
@@ -23,14 +22,10 @@ def opened(folder: Path, rows: int = ROWS, dim: int = 5) -> Shards:
     return open_shards(folder.joinpath, "regions", rows, SHARD_ROWS, dim)
 
 
-def test_rows_are_read_across_shards_as_stored_and_widened(tmp_path: Path) -> None:
+def test_rows_are_read_across_shards_as_stored(tmp_path: Path) -> None:
     regions, shards = written(tmp_path), opened(tmp_path)
     rows = np.array([9, 0, 3, 4, 4])
     np.testing.assert_array_equal(shards.gather(rows), regions[rows])
-    found = torch.full((7, 2, 3, 5), -1.0)
-    filled = shards.widen(rows, found)
-    np.testing.assert_array_equal(filled.numpy(), regions[rows].astype(np.float32))
-    assert (found[5:] == -1).all()
     np.testing.assert_array_equal(shards.whole(), regions)
 
 

@@ -38,25 +38,13 @@ def test_identical_sentences_are_one_row_with_its_count() -> None:
 def test_a_sentence_said_twice_in_one_report_counts_once() -> None:
     sentences = sentence_table(24)
     twice = sentences.slice(0, 1)
-    chosen = select_content(
-        manifest_table(48), pa.concat_tables([sentences, twice]), {}, images(), ["train"]
-    )
+    chosen = select_content(manifest_table(48), pa.concat_tables([sentences, twice]), {}, images())
     assert next(row["studies"] for row in chosen.texts if row["text"] == "Opacity 0.") == 1
-
-
-def test_only_the_splits_asked_for_are_indexed() -> None:
-    chosen = selection(splits=("test",))
-    assert {row["split"] for row in chosen.images} == {"test"}
-    texts = {row["text"] for row in chosen.texts}
-    assert "Opacity 4." in texts
-    assert "Opacity 0." not in texts
 
 
 def test_an_image_without_pixels_is_left_out_and_counted() -> None:
     prepared = NumberedImages([f"image-{number:03d}" for number in range(40)])
-    chosen = select_content(
-        manifest_table(48), sentence_table(24), {}, prepared, ["train", "validate", "test"]
-    )
+    chosen = select_content(manifest_table(48), sentence_table(24), {}, prepared)
     assert (len(chosen.images), chosen.without_pixels) == (40, 8)
 
 
@@ -80,8 +68,8 @@ def test_an_image_has_its_report_s_findings_and_labels_that_reports_are_not_read
 
 
 def test_no_image_left_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="holds no prepared image"):
-        select_content(manifest_table(48), sentence_table(24), {}, NumberedImages([]), ["train"])
+    with pytest.raises(ConfigError, match="no image of the manifest is prepared"):
+        select_content(manifest_table(48), sentence_table(24), {}, NumberedImages([]))
 
 
 def test_shards_hold_every_image_in_order(tmp_path: Path) -> None:
@@ -124,17 +112,6 @@ def test_a_shard_that_is_there_is_not_embedded_again(tmp_path: Path) -> None:
     write_index(tmp_path, selection(), images(), rest, SETTINGS, SIMILARITY)
     assert rest.seen == 28
     assert (tmp_path / shard_name("pooled", 0)).read_bytes() == first
-
-
-def test_sketches_of_the_fit_are_those_of_a_resumed_index(tmp_path: Path) -> None:
-    write_index(tmp_path, selection(), images(), HashedEncoder(), SETTINGS, SIMILARITY)
-    files = [tmp_path / shard_name("image_sketches", shard) for shard in range(3)]
-    first = [np.array(map_array(file, np.float32)) for file in files]  # from the scores of the fit
-    for file in files:
-        file.unlink()
-    write_index(tmp_path, selection(), images(), HashedEncoder(), SETTINGS, SIMILARITY)
-    for file, sketches in zip(files, first, strict=True):
-        np.testing.assert_allclose(map_array(file, np.float32), sketches, atol=1e-4)
 
 
 def test_thumbnails_have_the_proportions_of_the_image(tmp_path: Path) -> None:

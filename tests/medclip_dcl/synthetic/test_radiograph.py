@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from medclip_dcl.synthetic.anatomy import Pose, box_of, draw_body, make_canvas
-from medclip_dcl.synthetic.findings import FineFinding
+from medclip_dcl.synthetic.findings import FINE_FINDINGS, FineFinding
 from medclip_dcl.synthetic.radiograph import DrawnImage, draw_frontal
 
 
@@ -36,3 +36,24 @@ def test_pixel_of_an_anatomical_point_inverts_the_canvas() -> None:
     row, column = canvas.pixel_at(float(canvas.x[20, 70]), float(canvas.y[20, 70]))
     assert row == pytest.approx(20, abs=1e-3)
     assert column == pytest.approx(70, abs=1e-3)
+
+
+@pytest.mark.parametrize("finding", FINE_FINDINGS, ids=lambda finding: finding.name)
+def test_a_finding_changes_the_image_inside_its_box(finding: FineFinding) -> None:
+    drawn = image(finding)
+    change = np.abs(drawn.pixels - image().pixels)
+    mask = inside_boxes(drawn, finding)
+    least = 0.25 if finding.type == "scoliosis" else 0.7  # a bent spine takes the midline along
+    assert change[mask].sum() > least * change.sum()
+    assert change[mask].mean() > 2 * change[~mask].mean()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_patient_right_lies_on_the_left_of_the_image(side: str) -> None:
+    for finding in FINE_FINDINGS:
+        if finding.side != side or finding.type in {"scoliosis", "central line", "pacemaker"}:
+            continue
+        drawn = image(finding)
+        centres = [x + width / 2 for x, _, width, _ in drawn.boxes[finding]]
+        middle = drawn.pixels.shape[1] / 2
+        assert all((centre < middle) == (side == "right") for centre in centres), finding

@@ -5,14 +5,11 @@ import pytest
 
 from medclip_dcl.synthetic.findings import FINE_FINDINGS, TYPES, FineFinding, draw_findings
 from medclip_dcl.synthetic.reports import (
-    ICU,
     Meaning,
     Report,
-    Statement,
     draw_report,
     gallery_sentences,
     lay_out,
-    speak_as_icu,
     study_labels,
 )
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -77,37 +74,3 @@ def test_gallery_sentences_tell_fine_findings_apart() -> None:
     assert gallery_sentences(FineFinding("pneumothorax", "right"))[0] == (
         "There is a right pneumothorax."
     )
-
-
-def test_prose_of_intensive_care_is_true_and_of_every_kind() -> None:
-    kinds: Counter[str] = Counter()
-    for seed, (shown, _, _) in enumerate(STUDIES):
-        generator = np.random.default_rng(seed)
-        spoken = [item for kind in ICU if (item := speak_as_icu(kind, shown, generator))]
-        assert all(item.meaning.holds(shown) and "{" not in item.text for item in spoken)
-        kinds.update(item.kind for item in spoken)
-    assert set(kinds) == set(ICU)
-    assert min(kinds.values()) > 0.5 * len(STUDIES)
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("check for", {-1}), ("known but not seen", {0, -1}), ("history of", set())],
-)
-def test_what_is_asked_for_is_uncertain_and_history_is_no_label(kind, expected):
-    values = set()
-    for seed in range(40):
-        statement = speak_as_icu(kind, (), np.random.default_rng(seed))
-        assert statement is not None
-        labels = study_labels(Report((statement,), (), "both", numbered=False))
-        assert labels.pop("No Finding") == 1
-        values |= set(labels.values())
-    assert values == expected
-
-
-def test_what_a_report_denies_is_not_left_open_by_asking_for_it() -> None:
-    said = (
-        Statement("Check for edema.", "check for", Meaning(asked=("edema",))),
-        Statement("No edema.", "negated", Meaning(negated=("edema",))),
-    )
-    assert study_labels(Report(said, (), "both", numbered=False))["Edema"] == 0

@@ -10,7 +10,6 @@ from torch import nn
 
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.core.rng import RngStream, seed_for
-from medclip_dcl.losses.place import encode_zones
 from medclip_dcl.losses.relations import encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.text.labeler.labels import ReportLabels
@@ -28,7 +27,7 @@ OBJECTIVES: list[dict[str, Any]] = [
     {"directions": "both", "image_anchor": "same", "floor": "zero"},
     {"kind": "infonce", "negatives": "hard"},
     {"kind": "multipositive", "relation": "claims", "directions": "both"},
-    {"relation": "claims", "place_weight": 0.3},
+    {"relation": "claims"},
     {"negatives": "remove_labels"},
     {"negatives": "reweight_similar"},
     {"negatives": "resample_similar"},
@@ -36,7 +35,7 @@ OBJECTIVES: list[dict[str, Any]] = [
 
 
 def supervised_batch(mine: slice | None = None, pairs: int = PAIRS) -> ImageTextBatch:
-    """Pairs with claims, places, labels and vectors, in two or three kinds."""
+    """Pairs with claims, labels and vectors, in two or three kinds."""
     said = [
         ReportLabels({name: frozenset({side})}, frozenset(), frozenset(), normal=False)
         for name, side in (("Edema", "left"), ("Pneumonia", "right"), ("Edema", "right"))
@@ -49,7 +48,6 @@ def supervised_batch(mine: slice | None = None, pairs: int = PAIRS) -> ImageText
         columns={
             "sentence_codes": codes,
             "report_codes": codes,
-            "zones": encode_zones(said),
             "labels": torch.arange(5) == torch.arange(pairs)[:, None] % 5,
             "text_vectors": vectors,
         },

@@ -9,7 +9,6 @@ from torch.nn import functional
 from medclip_dcl.core.errors import ObjectiveError
 from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
 from medclip_dcl.losses.info_nce import multi_positive_loss
-from medclip_dcl.losses.place import encode_zones, place_loss
 from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR, encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.text.labeler.labels import ReportLabels
@@ -18,7 +17,6 @@ from medclip_dcl.training.objective import (
     ContrastiveObjective,
     ObjectiveInputs,
     direction_loss,
-    place_term,
 )
 from medclip_dcl.training.settings import ObjectiveConfig
 from tests.support.tiny_models import pair_batch, tiny_dual_encoder
@@ -291,52 +289,6 @@ def test_without_relations_cross_is_symmetric_infonce() -> None:
         slopes.append([p.grad.clone() for p in encoder.parameters() if p.grad is not None])
     for one, other in zip(*slopes, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
-
-
-def placed_batch() -> ImageTextBatch:
-    """Six pairs: the first three say left, the next two right, the last no side."""
-    said = [
-        ReportLabels({"Lung Opacity": frozenset(sides)}, frozenset(), frozenset(), normal=False)
-        for sides in ({"left"}, {"left"}, {"left"}, {"right"}, {"right"}, set())
-    ]
-    codes = encode_claims(said)
-    zones = encode_zones(said)
-    columns = {"sentence_codes": codes, "report_codes": codes, "zones": zones}
-    return dataclasses.replace(pair_batch(6), columns=columns)
-
-
-def test_the_place_loss_is_added_with_its_weight() -> None:
-    batch = placed_batch()
-    plain, _ = loss_of(batch)
-    found = {}
-    for weight in (0.5, 1.0):
-        loss, gauges = loss_of(batch, place_weight=weight)
-        found[weight] = (loss - plain) / weight
-        assert gauges["place_pairs"].item() == pytest.approx(5 / 6)
-    assert found[0.5] == pytest.approx(found[1.0], rel=1e-4)
-    model = tiny_dual_encoder().eval()
-    pixels = jitter(batch.crops, batch.brightness, batch.contrast)
-    regions, sentences = model(pixels, batch.input_ids, batch.attention_mask)
-    left = torch.zeros(4, 4, dtype=torch.bool)
-    left[:, 2:] = True
-    masks = torch.stack([left, left, left, ~left, ~left])
-    losses, _ = place_loss(regions[:5], sentences[:5], masks, model.gamma)
-    assert found[1.0] == pytest.approx(losses.mean().item(), rel=1e-4)
-
-
-def test_processes_share_the_place_loss_by_the_pairs_that_have_a_place() -> None:
-    batch, model = placed_batch(), tiny_dual_encoder().eval()
-    place = place_term(ObjectiveConfig(place_weight=1.0))
-    pixels = jitter(batch.crops, batch.brightness, batch.contrast)
-    regions, sentences = model(pixels, batch.input_ids, batch.attention_mask)
-    whole = place(regions, sentences, model.gamma, batch).loss.item()
-    parts = [
-        place(
-            regions[mine], sentences[mine], model.gamma, dataclasses.replace(batch, mine=mine)
-        ).loss.item()
-        for mine in (slice(0, 2), slice(2, 4), slice(4, 6))
-    ]
-    assert sum(parts) / 3 == pytest.approx(whole, rel=1e-5)
 
 
 def test_shared_labels_leave_the_negatives() -> None:

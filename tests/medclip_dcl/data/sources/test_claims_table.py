@@ -8,7 +8,7 @@ from medclip_dcl.core.errors import StudyError
 from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR, encode_claims, relation_matrix
 from medclip_dcl.text.labeler.labels import FINDINGS, ReportLabels, unite
 from medclip_dcl.text.sentences import text_key
-from pipelines.read_claims import read_claims_table
+from pipelines.data import read_claims_table
 
 
 def table(folder: Path, text: str) -> Path:

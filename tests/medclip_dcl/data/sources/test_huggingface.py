@@ -15,9 +15,7 @@ import pytest
 
 from medclip_dcl.core.errors import ArtifactUnwritable, ConfigError, HubError, StudyError
 from medclip_dcl.core.files import path_under
-from medclip_dcl.core.tables import read_table
-from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.limits import ImagesConfig
+from medclip_dcl.data import manifest
 from medclip_dcl.data.records import ReportText, Source
 from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
@@ -275,28 +273,6 @@ def test_columns_without_images_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "work", root, **OF_IMAGES)
 
 
-def test_hostile_bytes_are_the_gates_affair(tmp_path: Path) -> None:
-    """From the rows to prepared shards: same pixels as from files, and a code for each fault."""
-    files = {"good": picture(0), "text": b"no", "cut": picture(1)[:90], "large": bytes(4096)}
-    root = saved(tmp_path, list(files.values()), datasets.Value("binary"))
-    source, rows = read(tmp_path / "work", root, **OF_IMAGES)
-    shards = []
-    for at, folder in ((rows, "rows"), (tmp_path, "files")):
-        for name, data in files.items():
-            (tmp_path / name).write_bytes(data)
-        paths = [image.path for image in source.raw.images] if at == rows else list(files)
-        listed = [prepared.ListedImage(*pair) for pair in zip(files, paths, strict=True)]
-        (tmp_path / f"of_{folder}").mkdir()
-        limits = ImagesConfig(size_px=32, max_bytes=4000)
-        prepared.prepare_images(tmp_path / f"of_{folder}", listed, at, limits)
-        shards.append((tmp_path / f"of_{folder}/shard-00000.arrow").read_bytes())
-    assert shards[0] == shards[1]
-    rejects = read_table(tmp_path / "of_rows", manifest.REJECTS).to_pylist()
-    codes = {row["id"]: row["reason"] for row in rejects}
-    assert set(codes) == {"text", "cut", "large"}
-    assert (codes["text"], codes["large"]) == ("unknown_format", "too_many_bytes")
-
-
 @pytest.fixture
 def hub(forms: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[DatasetHub]:
     files = {path.name: path.read_bytes() for path in (forms / "parquet").iterdir()}
@@ -343,14 +319,6 @@ def test_terms_are_to_be_accepted(tmp_path, hub, monkeypatch):
     source, _ = read(tmp_path / "work", tmp_path / "set", **HUB)
     assert len(source.raw.images) == 6
     assert "hf_mine" not in json.dumps(source.inputs | source.raw.card)
-
-
-@pytest.mark.parametrize("files", [{"../x.parquet": b"1"}, {}])
-def test_what_a_hub_may_not_send(tmp_path: Path, hub: DatasetHub, files: dict[str, bytes]) -> None:
-    hub.files = files
-    with pytest.raises((HubError, StudyError)):
-        read(tmp_path / "work", tmp_path / "set", **HUB)
-    assert not (tmp_path / "x.parquet").exists()
 
 
 def test_a_full_disk_is_said_and_no_hub_is_blamed(tmp_path, hub, monkeypatch):

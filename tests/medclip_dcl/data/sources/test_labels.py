@@ -180,31 +180,16 @@ def test_one_name_may_stand_for_two_findings(tmp_path: Path) -> None:
     assert found == {"s1": dict.fromkeys(names, 1), "s2": dict.fromkeys(names, 0)}
 
 
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
-        (["1", "Jane Roe", "", ""], "other words"),
-        (["1", "2", "0", ""], "other whole numbers"),
-        (["0.25", "0", "", ""], "numbers with a fraction"),
-    ],
-)
-def test_unknown_codes_are_refused_without_being_printed(tmp_path, values, kind):
-    with pytest.raises(StudyError, match=kind) as caught:
-        labels_of(tmp_path, {"edema": values}, {"Edema": "edema"})
-    assert "labels of t.parquet" in str(caught.value)
-    assert not any(word in str(caught.value) for word in ("Jane", "2 ", "0.25"))
-
-
-def test_all_that_is_not_a_label_is_counted_at_once(tmp_path: Path) -> None:
-    values = {"edema": ["1", "2", "x", "y"], "fluid": ["0", "0.5", "0.5", ""]}
-    with pytest.raises(StudyError) as caught:
+def test_all_that_is_not_a_label_is_counted_without_being_printed(tmp_path: Path) -> None:
+    values = {"edema": ["1", "2", "Jane Roe", "Jane Roe"], "fluid": ["0", "0.5", "0.5", ""]}
+    with pytest.raises(StudyError, match=r"labels of t\.parquet") as caught:
         labels_of(tmp_path, values, CODES)
     for words in (
-        "'edema': other whole numbers in 1 rows (1 different), first in row 1, "
-        "other words in 2 rows (2 different), first in row 2",
-        "'fluid': numbers with a fraction in 2 rows (1 different), first in row 1",
+        "'edema' in 3 rows (2 different), first in row 1",
+        "'fluid' in 2 rows (1 different), first in row 1",
     ):
         assert words in str(caught.value)
+    assert not any(word in str(caught.value) for word in ("Jane", "0.5"))
 
 
 def test_what_names_nothing_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from medclip_dcl.data.records import Source
 from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.sources.readers import read_source
-from medclip_dcl.data.table_columns import take_field
+from medclip_dcl.data.table_files import take_field
 
 ID = {"subject_id": "who"}
 

@@ -11,7 +11,7 @@ from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.sources.readers import read_source
 from medclip_dcl.text.sentences import text_key
-from pipelines.read_claims import claims_of_template
+from pipelines.data import claims_of_template
 
 ROWS = """\
 patient,file,Mass,Hernia

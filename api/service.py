@@ -1,13 +1,20 @@
-"""GET /health, /ready, /metrics, /model: the state of the service, facts about the model."""
+"""GET /health, /ready, /metrics, /model: the state of the service, facts about the model.
+
+GET / is the viewer, one page with its modules and style sheet; POST /pixels gives what it draws.
+"""
+
+import json
+from pathlib import Path
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from medclip_dcl.schemas import HeadFacts, ModelAnswer, RefusedFinding, State
 
-from ..errors import ApiError, documented
-from ..model_manager import CurrentState
-from ..settings import (
+from .auth import STATIC
+from .errors import ApiError, documented
+from .model_manager import CurrentState
+from .settings import (
     MAX_FIELD_KB,
     MAX_FINDINGS,
     MAX_HITS,
@@ -15,8 +22,14 @@ from ..settings import (
     MAX_PHRASES,
     MAX_TEXT_CHARS,
 )
+from .uploads import WholeImage
 
 router = APIRouter(tags=["service"])
+pages = APIRouter(include_in_schema=False)
+
+_PAGE = (Path(__file__).parent / "static/index.html").read_bytes()
+_FILES = {name: file.read_bytes() for name, file in STATIC.items()}
+_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 
 _NOT_READY = ("loading", "model_unusable", "index_unusable", "index_mismatch")
 _LIMITS = {
@@ -83,3 +96,50 @@ async def metrics(serving: CurrentState) -> Response:
     """Return Prometheus metrics."""
     figures = generate_latest(serving.metrics.registry)
     return Response(figures, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+@pages.get("/")
+async def page() -> Response:
+    """Return the page."""
+    return _answer(_PAGE, "text/html; charset=utf-8")
+
+
+@pages.get("/static/{name}")
+async def static(name: str) -> Response:
+    """Return a file of the page; any other name is not found."""
+    if name not in _FILES:
+        raise ApiError("not_found")
+    return _answer(_FILES[name], _TYPES[Path(name).suffix])
+
+
+def _answer(data: bytes, kind: str) -> Response:
+    return Response(data, headers={"Content-Type": kind, "Cache-Control": "no-cache"})
+
+
+@router.post(
+    "/pixels",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "16-bit little-endian greys, row by row, described by the header "
+            "X-Image",
+            "content": {"application/octet-stream": {}},
+        },
+        **documented(has_form=True, has_image=True),
+    },
+)
+def pixels(image: WholeImage) -> Response:
+    """Decode an image and give its pixels back."""
+    height, width = image.pixels.shape
+    facts = {
+        "width": width,
+        "height": height,
+        "spacing_mm": image.spacing_mm,
+        "window": image.window,
+        "bits_stored": image.bits_stored,
+        "source": image.source,
+        "inverted": image.inverted,
+    }
+    greys = image.pixels.astype("<u2", copy=False).tobytes()
+    headers = {"X-Image": json.dumps(facts)}
+    return Response(greys, media_type="application/octet-stream", headers=headers)

@@ -1,19 +1,6 @@
-"""Put a published model on a model hub; no sentence and no patient goes with it.
-
-What leaves is a copy of the model: weights, configuration, tokenizer and its cards
-(`write_cards`), without the hashes of training patients and without folder names. The
-repository is private unless `--public` is given. `--dry-run` lists the files and sends
-nothing. The token is that of `hf auth login`, or `HF_TOKEN`; `HF_ENDPOINT` names another hub.
-
-What stays behind: the hashes of the training patients' ids (who knows how ids are formed can
-try them all), the encoded images of the bank (the offsets of the model's own prompts go along), and
-every setting but those of `TrainingConfig`, whose own places (folders, tables, hosts) are withheld.
-A vocabulary that was learned from the reports consists of pieces of them, so it is refused unless
-it is allowed.
-"""
+"""What leaves the house: exports for other libraries, and copies of a model on a hub."""
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +20,7 @@ from medclip_dcl.core.errors import CheckpointError, ConfigError, HubError
 from medclip_dcl.core.files import disk_faults_named, write_bytes, write_text
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.inference import model_package
+from medclip_dcl.inference.export import Format, export_formats
 from medclip_dcl.inference.heads import read_heads, write_heads
 from medclip_dcl.inference.model_package import (
     ARTIFACT,
@@ -43,10 +31,11 @@ from medclip_dcl.inference.model_package import (
     TEXT_FILES,
     WEIGHTS,
 )
+from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.training.config import read_training_config
 
-from .cli import ConfigFile, Overrides, config_of, tool_main
-from .write_cards import DATA_CARD, MODEL_CARD, cards_of
+from .cli import ConfigFile, Overrides, config_of, run_folder
+from .pages import DATA_CARD, MODEL_CARD, cards_of
 
 _KEPT = (WEIGHTS, *(f"{TEXT}/{name}" for name in TEXT_FILES))
 _KEPT_IF_THERE = (
@@ -58,6 +47,35 @@ _CARD = (
     *("intended_use", "limits", "prompts", "preprocessing", "grid", "objective", "eta"),
     *("data", "training", "source", "score"),
 )
+
+
+def export(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN_OR_MODEL",
+            help="Folder of a run or of a model, a config, or OWNER/NAME@COMMIT of a hub.",
+        ),
+    ],
+    to: Annotated[Format, typer.Option(help="Who reads it.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Receives it; must not exist.")],
+) -> int:
+    """Write a run's model as transformers' own classes, or as ONNX graphs.
+
+    The folder's README.md has the code that loads it. Digests of the model are checked first, the
+    export is compared with the model, and a killed export leaves no folder. Printed is how far its
+    answers are from ours.
+    """
+    model = fetch_weights(model, PACKAGE)
+    if not model.is_dir():
+        model = run_folder(model)
+    if not (model / HEADER).is_file():
+        model = ARTIFACT.at(model)
+    written = export_formats(model, to, out)
+    for part, difference in written.summary.items():
+        print(f"{part:12} largest difference {difference:.2g}")
+    print(f"how to load it: {out / 'README.md'}")
+    return 0
 
 
 def push(copy: Artifact, repo: str, *, private: bool) -> str:
@@ -96,7 +114,7 @@ def push(copy: Artifact, repo: str, *, private: bool) -> str:
     return str(commit.commit_url)
 
 
-def command(
+def push_model(
     config: ConfigFile,
     repo: Annotated[str, typer.Option(metavar="OWNER/NAME")],
     overrides: Overrides = None,
@@ -108,7 +126,19 @@ def command(
         bool, typer.Option("--dry-run", help="List the files, send nothing.")
     ] = False,
 ) -> int:
-    """Copy a run's model and send the copy."""
+    """Put a published model on a model hub; no sentence and no patient goes with it.
+
+    What leaves is a copy of the model: weights, configuration, tokenizer and its cards
+    (`write_cards`), without the hashes of training patients and without folder names. The
+    repository is private unless `--public` is given. `--dry-run` lists the files and sends
+    nothing. The token is that of `hf auth login`, or `HF_TOKEN`; `HF_ENDPOINT` names another hub.
+
+    What stays behind: the hashes of the training patients' ids (who knows how ids are formed can
+    try them all), the encoded images of the bank (the offsets of the model's own prompts go along),
+    and every setting but those of `TrainingConfig`, whose own places (folders, tables, hosts) are
+    withheld. A vocabulary that was learned from the reports consists of pieces of them, so it is
+    refused unless it is allowed.
+    """
     loaded = config_of(config, overrides)
     work = resolve_path(loaded.work, loaded.work)
     model = open_artifact(model_package.ARTIFACT.at(work), model_package.ARTIFACT, verify=False)
@@ -187,9 +217,3 @@ def export_model(
 
 def _json(tree: Any) -> str:
     return json.dumps(tree, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-main = tool_main("push_model", command)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,487 @@
+"""POST /classify, /ground, /embed and /retrieve: what is asked about images and sentences."""
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from fastapi import APIRouter, Form, Request, Response
+from pydantic import BaseModel
+from pydantic_core import from_json
+from torch import Tensor
+
+from medclip_dcl.core.errors import CheckpointError, ImageError
+from medclip_dcl.core.tables import SPLITS
+from medclip_dcl.data.grayscale import SquareImage
+from medclip_dcl.inference.grounding import locate
+from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.models.similarity import box_vectors, global_vectors
+from medclip_dcl.retrieval.search import Filters, Query
+from medclip_dcl.schemas import (
+    ClassifyAnswer,
+    ClassifyAnswers,
+    EmbedAnswer,
+    GroundAnswer,
+    GroundAnswers,
+    HitAnswer,
+    ImageFacts,
+    RefusedImage,
+    RetrieveAnswer,
+)
+
+from .errors import ApiError, documented
+from .model_manager import CurrentState, ServingState
+from .settings import MAX_HITS, MAX_ID_CHARS, MAX_IMAGES, MEBIBYTE
+from .uploads import (
+    ImageFiles,
+    OptionalFiles,
+    OptionalImage,
+    Phrases,
+    PixelBox,
+    Sentences,
+    answer_each,
+    box_shares,
+    parse_box,
+    parse_boxes,
+    parse_findings,
+    plain_text,
+)
+
+router = APIRouter(tags=["questions"])
+
+_What = Literal["global", "regions", "box"]
+_Encoding = Literal["json", "base64"]
+_Floats = npt.NDArray[np.floating[Any]]
+
+_JSON_BYTES = 24  # of a number in JSON, at most
+_BASE64 = 4 / 3
+_SEVERAL = {"max_files": MAX_IMAGES}
+_NO_INDEX = ("no_index", "loading", "index_unusable", "index_mismatch")
+
+
+@router.post(
+    "/classify",
+    response_model=ClassifyAnswer | ClassifyAnswers,
+    form_limits=_SEVERAL,
+    responses=documented("invalid_query", has_form=True, has_image=True),
+)
+async def classify(
+    request: Request,
+    serving: CurrentState,
+    files: ImageFiles,
+    findings: Annotated[
+        str, Form(description="what to look for, as JSON; empty: the model's own findings")
+    ] = "",
+    explain: Annotated[bool, Form(description="whether grids and boxes are wanted")] = False,
+) -> ClassifyAnswer | Response:
+    """Score findings on an image by their prompts; of several images each has its answer."""
+    model = serving.predictor
+    parsed = parse_findings(findings, model.findings)
+    question = _FindingsQuestion(model, model.findings if parsed is None else parsed, explain)
+
+    async def one(_place: int, image: SquareImage) -> ClassifyAnswer:
+        answer = await serving.batcher.submit(
+            request, model, image.pixels, lambda part: question.answer(image, *part), question
+        )
+        serving.metrics.note_answer(answer, own=parsed is None)
+        return answer
+
+    answers = await answer_each(request, serving, files, one)
+    if len(answers) == 1 and isinstance(answers[0], ClassifyAnswer):
+        return answers[0]
+    several = ClassifyAnswers(model=model.digest, answers=answers)
+    return await _json(request, serving, several.model_dump_json)
+
+
+@dataclass(frozen=True)
+class _FindingsQuestion:
+    """Question about images: where it is equal, one product answers a whole batch."""
+
+    model: Predictor
+    findings: tuple[Finding, ...]
+    explain: bool
+
+    def __call__(self, regions: Tensor) -> Iterator[tuple[Any, Any, Tensor]]:
+        scores = self.model.classify_regions(regions, self.findings)
+        grids = [None] * len(regions)
+        if self.explain and not self.model.model.image.is_pooled:
+            grids = list(self.model.finding_grids(regions, self.findings))
+        return zip(scores, grids, regions, strict=True)
+
+    def answer(
+        self, image: SquareImage, scores: Any, grids: Any, regions: Tensor
+    ) -> ClassifyAnswer:
+        """Answer for one image of a batch."""
+        size, model, places = (image.height_px, image.width_px), self.model, None
+        if self.explain and model.has_regions and grids is None:  # patches are of another pass
+            patches = model.embed_regions(image.pixels[None])
+            grids = model.finding_grids(patches, self.findings)[0]
+        if grids is not None:
+            places = [locate(grid, *size, None, model.window(*size)) for grid in grids]
+        heads = model.answer_heads(regions[None], image.pixels[None])[0]
+        return ClassifyAnswer.of(model, image, scores, self.findings, places, heads)
+
+
+@router.post(
+    "/ground",
+    response_model=GroundAnswer | GroundAnswers,
+    form_limits=_SEVERAL,
+    responses=documented("no_regions", has_form=True, has_image=True),
+)
+async def ground(
+    request: Request,
+    serving: CurrentState,
+    phrases: Phrases,
+    files: ImageFiles,
+    threshold: Annotated[
+        float | None,
+        Form(ge=-1, le=1, allow_inf_nan=False, description="score from which boxes are traced"),
+    ] = None,
+) -> GroundAnswer | Response:
+    """Score every region of an image against phrases; of several images each has its answer."""
+    model = serving.predictor
+    if not model.has_regions:
+        raise ApiError("no_regions")
+    question = _PhrasesQuestion(model, tuple(phrases))
+
+    async def one(_place: int, image: SquareImage) -> GroundAnswer:
+        def locate_on(grids: Any) -> GroundAnswer:
+            located = grids.locate(image.height_px, image.width_px, threshold)
+            return GroundAnswer.of(model, image, located)
+
+        if model.model.image.is_pooled:  # its patches are of another pass
+            pixels = image.pixels[None]
+            answer = await serving.batcher.ask(
+                request, lambda: locate_on(*question(model.embed_regions(pixels)))
+            )
+        else:
+            answer = await serving.batcher.submit(request, model, image.pixels, locate_on, question)
+        serving.metrics.note_facts(model.digest, answer.image)
+        return answer
+
+    answers = await answer_each(request, serving, files, one)
+    if len(answers) == 1 and isinstance(answers[0], GroundAnswer):
+        return answers[0]
+    several = GroundAnswers(model=model.digest, answers=answers)
+    return await _json(request, serving, several.model_dump_json)
+
+
+@dataclass(frozen=True)
+class _PhrasesQuestion:
+    """Question about images: where it is equal, phrases are encoded once for a batch."""
+
+    model: Predictor
+    phrases: tuple[str, ...]
+
+    def __call__(self, regions: Tensor) -> Iterable[Any]:
+        return self.model.phrase_grids(regions, self.phrases)
+
+
+@router.post(
+    "/embed",
+    response_model=EmbedAnswer,
+    form_limits=_SEVERAL,
+    responses=documented("no_regions", has_form=True, has_image=True),
+)
+async def embed(
+    request: Request,
+    serving: CurrentState,
+    files: OptionalFiles,
+    sentences: Sentences,
+    what: Annotated[_What, Form(description="of which part of the images")] = "global",
+    boxes: Annotated[
+        str, Form(description="a box [x, y, width, height] on each image, pixels, as JSON")
+    ] = "",
+    dtype: Annotated[Literal["float32", "float16"], Form(description="of the numbers")] = "float32",
+    encoding: Annotated[
+        _Encoding, Form(alias="format", description="how the numbers are written")
+    ] = "json",
+) -> Response:
+    """Encode images or sentences as unit vectors of the space in which the model compares them."""
+    if bool(sentences) == bool(files):
+        raise ApiError("invalid_request", "text, image: One of the two")
+    if sentences and what != "global":
+        raise ApiError("invalid_request", "what: Of a sentence, global alone")
+    if (what == "box") != bool(boxes):
+        raise ApiError("invalid_request", "boxes: With what=box alone")
+    model = serving.predictor
+    if what != "global" and not model.has_regions:
+        raise ApiError("no_regions")
+    images: Sequence[ImageFacts | RefusedImage] = ()
+    if sentences:
+        vectors = await _embed_sentences(request, serving, sentences)
+    else:
+        drawn = parse_boxes(boxes, len(files)) if boxes else [None] * len(files)
+        vectors, images = await _embed_images(request, serving, files, what, drawn)
+    vectors = vectors.astype(np.dtype(dtype).newbyteorder("<"))
+    check_size(vectors, encoding, serving.settings.max_body_mb * MEBIBYTE)
+    head = EmbedAnswer(
+        model=model.digest,
+        engine=model.engine.name,
+        precision=model.engine.precision,
+        what=what,
+        dim=vectors.shape[-1],
+        shape=list(vectors.shape),
+        dtype=dtype,
+        images=list(images),
+    )
+    write = _with_base64 if encoding == "base64" else _with_json
+    return await _json(request, serving, partial(write, head, vectors))
+
+
+@router.post("/embeddings", include_in_schema=False)
+async def embeddings(request: Request, serving: CurrentState) -> Response:
+    """Answer in OpenAI's form: a string is a sentence, a data URL an image; nothing is fetched."""
+    body = _read_openai(await request.body())
+    model, dim = serving.predictor, serving.predictor.config.model.similarity.dim
+    if body.dimensions not in (None, dim):
+        raise ApiError("invalid_request", f"dimensions: {dim}, or left out")
+    files = {at: _data_of(item) for at, item in enumerate(body.input) if item.startswith("data:")}
+    texts = {at: plain_text(item, "input") for at, item in enumerate(body.input) if at not in files}
+    vectors: _Floats = np.zeros((len(body.input), dim), np.float32)
+    flags: dict[int, dict[str, list[str]]] = {}
+    if texts:
+        vectors[[*texts]] = await _embed_sentences(request, serving, [*texts.values()])
+    if files:
+        contents, no_boxes = [*files.values()], [None] * len(files)
+        own, images = await _embed_images(request, serving, contents, "global", no_boxes)
+        for at, facts in zip(files, images, strict=True):
+            if isinstance(facts, RefusedImage):
+                raise ImageError(facts.code, facts.message)
+            flags[at] = {"flags": facts.flags}
+        vectors[[*files]] = own
+    encoding: _Encoding = "base64" if body.encoding_format == "base64" else "json"
+    check_size(vectors, encoding, serving.settings.max_body_mb * MEBIBYTE)
+    rows = [_base64(row) if encoding == "base64" else row.tolist() for row in vectors]
+    data = [
+        {"object": "embedding", "index": at, "embedding": row, **flags.get(at, {})}
+        for at, row in enumerate(rows)
+    ]
+    usage = {"prompt_tokens": 0, "total_tokens": 0}
+    tree = {"object": "list", "data": data, "model": model.digest, "usage": usage}
+    return await _json(request, serving, lambda: json.dumps(tree).encode())
+
+
+class _OpenAi(BaseModel):
+    """Question in OpenAI's form; `model` and `user` are not read: there is one model."""
+
+    input: list[str]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+
+
+def _read_openai(body: bytes) -> _OpenAi:
+    try:
+        tree = from_json(body)
+        if isinstance(tree, dict) and isinstance(tree.get("input"), str):
+            tree["input"] = [tree["input"]]
+        parsed = _OpenAi.model_validate(tree)
+    except (ValueError, TypeError) as error:
+        rule = "input: A string or a list of strings in JSON; encoding_format: float or base64"
+        raise ApiError("invalid_request", rule) from error
+    if not 0 < len(parsed.input) <= MAX_IMAGES:
+        raise ApiError("invalid_request", f"input: 1 to {MAX_IMAGES}")
+    if any(item.lower().startswith(("http://", "https://", "file:")) for item in parsed.input):
+        raise ApiError("invalid_request", "input: Images as data URLs, since nothing is fetched")
+    return parsed
+
+
+def _data_of(url: str) -> bytes:
+    head, _, text = url.partition(",")
+    try:
+        if not head.endswith(";base64"):
+            raise ValueError("not in base64")
+        return b64decode(text, validate=True)
+    except ValueError as error:
+        raise ApiError("invalid_request", "input: data:image/png;base64, and the file") from error
+
+
+def check_size(vectors: _Floats, encoding: _Encoding, max_bytes: int) -> None:
+    """Refuse an answer that would be larger than a body may be; ApiError."""
+    size = vectors.size * _JSON_BYTES if encoding == "json" else vectors.nbytes * _BASE64
+    if size > max_bytes:
+        rule = "image: Fewer, or in base64 or float16: the answer would exceed max_body_mb"
+        raise ApiError("invalid_request", rule)
+
+
+async def _embed_sentences(
+    request: Request, serving: ServingState, texts: Sequence[str]
+) -> _Floats:
+    model = serving.predictor
+    vectors = await serving.batcher.ask(request, lambda: model.embed_sentences(texts).cpu())
+    return _finite(vectors.numpy())
+
+
+async def _embed_images(
+    request: Request,
+    serving: ServingState,
+    files: Sequence[bytes],
+    what: _What,
+    boxes: Sequence[PixelBox | None],
+) -> tuple[_Floats, list[ImageFacts | RefusedImage]]:
+    """Decode and encode images; NaN stands for the vectors of one that is refused."""
+    model = serving.predictor
+    batched = global_vectors if what == "global" else None
+
+    async def one(place: int, image: SquareImage) -> tuple[_Floats, ImageFacts]:
+        box = boxes[place]
+        shares = box and box_shares(box, image, model, "boxes")
+
+        def answer(part: Tensor) -> tuple[_Floats, ImageFacts]:
+            if what != "global":
+                part = _regions(model, image, part)
+            vectors = _box_vector(part, shares) if shares else part
+            is_beyond = model.is_out_of_range(image.pixels)
+            facts = ImageFacts.of(image, out_of_range=is_beyond)
+            return _finite(vectors.cpu().numpy()), facts
+
+        answered = await serving.batcher.submit(request, model, image.pixels, answer, batched)
+        serving.metrics.note_facts(model.digest, answered[1])
+        return answered
+
+    answers = await answer_each(request, serving, files, one)
+    facts = [item if isinstance(item, RefusedImage) else item[1] for item in answers]
+    good = [item[0] for item in answers if not isinstance(item, RefusedImage)]
+    grid = (0, 0) if what == "regions" else ()  # nothing says how many there would be
+    shape = good[0].shape if good else (*grid, model.config.model.similarity.dim)
+    refused = np.full(shape, np.nan, np.float32)
+    vectors = [refused if isinstance(item, RefusedImage) else item[0] for item in answers]
+    return np.stack(vectors), facts
+
+
+def _finite(vectors: _Floats) -> _Floats:
+    if not np.isfinite(vectors).all():
+        raise CheckpointError("the model gave a vector that is not finite; train it again")
+    return vectors
+
+
+def _regions(model: Predictor, image: SquareImage, regions: Tensor) -> Tensor:
+    """Return the vectors of an image's parts, of a pooled model those of another pass."""
+    return model.embed_regions(image.pixels[None])[0] if model.model.image.is_pooled else regions
+
+
+def _box_vector(regions: Tensor, shares: PixelBox) -> Tensor:
+    boxes = torch.tensor([shares], device=regions.device)
+    return box_vectors(regions[None], boxes, torch.zeros(1, dtype=torch.long))[0]
+
+
+def _base64(vectors: _Floats) -> str:
+    return b64encode(vectors.astype(vectors.dtype.newbyteorder("<")).tobytes()).decode("ascii")
+
+
+def _with_base64(head: EmbedAnswer, vectors: _Floats) -> bytes:
+    return head.model_copy(update={"base64": _base64(vectors)}).model_dump_json().encode()
+
+
+def _with_json(head: EmbedAnswer, vectors: _Floats) -> bytes:
+    # Input by input: json holds the interpreter until it returns, and others want a turn.
+    rows = ",".join(
+        "null" if np.isnan(row).all() else json.dumps(row.tolist(), separators=(",", ":"))
+        for row in vectors
+    )
+    return f'{head.model_dump_json(exclude={"vectors"})[:-1]},"vectors":[{rows}]}}'.encode()
+
+
+@router.post(
+    "/retrieve",
+    responses=documented(
+        *("invalid_query", "no_regions", "engine_unavailable", *_NO_INDEX),
+        has_form=True,
+        has_image=True,
+    ),
+)
+async def retrieve(
+    request: Request,
+    serving: CurrentState,
+    image: OptionalImage,
+    target: Annotated[Literal["image", "text"], Form(description="what is wanted")],
+    text: Annotated[str, Form(description="a sentence, instead of an image")] = "",
+    box: Annotated[
+        str, Form(description="[x, y, width, height] on the image, pixels, as JSON")
+    ] = "",
+    k: Annotated[int, Form(ge=1, le=MAX_HITS, description="hits at most")] = 10,
+    split: Annotated[list[str] | None, Form(description="splits that may be hits")] = None,
+    view: Annotated[list[str] | None, Form(description="view positions that may be hits")] = None,
+    finding: Annotated[
+        list[str] | None,
+        Form(
+            description="findings of which a hit has one at least, by its report or its labels; "
+            "/model lists them: index.findings"
+        ),
+    ] = None,
+    exclude_patient: Annotated[
+        str, Form(max_length=MAX_ID_CHARS, description="patient whose images are left out")
+    ] = "",
+) -> RetrieveAnswer:
+    """Rank indexed images or sentences by a sentence, an image, or a box of an image."""
+    if bool(text) == (image is not None):
+        raise ApiError("invalid_request", "text, image: One of the two")
+    if box and image is None:
+        raise ApiError("invalid_request", "box: Together with an image alone")
+    if text:
+        text = plain_text(text, "text")
+    model, index = serving.predictor, serving.index
+    filters = Filters(
+        splits=_names("split", split, SPLITS),
+        views=_names("view", view),
+        findings=_names("finding", finding, index.studies.findings),
+        exclude_patient=exclude_patient,
+    )
+    vector = regions = None
+    if image is None:
+        (vector,) = await serving.batcher.ask(request, lambda: model.embed_sentences([text]))
+    elif box:
+        shares, square = parse_box(box, image, model), image
+        vector = await serving.batcher.submit(
+            request,
+            model,
+            image.pixels,
+            lambda part: _box_vector(_regions(model, square, part), shares),
+        )
+    else:
+        regions = await serving.batcher.submit(request, model, image.pixels, lambda part: part)
+    query = Query(target, k, vector, regions, filters)
+    hits = await serving.search_slots.run(request, lambda: index.search(query))
+    has_picture = target == "image" and index.settings.pictures
+    return RetrieveAnswer(
+        model=model.digest,
+        index=index.artifact.digest,
+        hits=[HitAnswer.of(hit, has_picture=has_picture) for hit in hits],
+    )
+
+
+@router.get(
+    "/images/{image_id:path}",
+    response_class=Response,
+    responses={
+        200: {"content": {"image/jpeg": {}}, "description": "the thumbnail"},
+        **documented("not_found", *_NO_INDEX),
+    },
+)
+def thumbnail(serving: CurrentState, image_id: str) -> Response:
+    """Return the thumbnail of an indexed image."""
+    picture = serving.index.picture(image_id)
+    if picture is None:
+        raise ApiError("not_found")
+    return Response(picture, media_type="image/jpeg")
+
+
+def _names(field: str, given: list[str] | None, allowed: tuple[str, ...] = ()) -> frozenset[str]:
+    names = frozenset(given or ())
+    if allowed and not names <= {*allowed}:
+        raise ApiError("invalid_request", f"{field}: One of {', '.join(allowed)}")
+    if any(len(name) > MAX_ID_CHARS for name in names):
+        raise ApiError("invalid_request", f"{field}: At most {MAX_ID_CHARS} characters")
+    return names
+
+
+async def _json(request: Request, serving: ServingState, write: Any) -> Response:
+    """Answer with what `write` makes in a thread: large answers would hold the event loop."""
+    body = await serving.draw_slots.run(request, write)
+    return Response(body, media_type="application/json")

@@ -1,1 +1,0 @@
-../../../medclip_dcl/core/files.py

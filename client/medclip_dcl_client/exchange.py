@@ -1,1 +1,0 @@
-../../medclip_dcl/exchange.py

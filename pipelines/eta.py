@@ -1,0 +1,138 @@
+"""From sentences to eta: a language model, its likelihoods, the class probability of each."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from medclip_dcl.core.artifact import Artifact, json_digest
+from medclip_dcl.core.errors import ArtifactError, ArtifactMissing, ConfigError
+from medclip_dcl.core.settings import resolve_path
+from medclip_dcl.core.tables import read_table
+from medclip_dcl.likelihood import eta, eta_sources, fitting, masked_lm, scoring
+from medclip_dcl.likelihood.eta_fit import mean_eta, measure_shares
+from medclip_dcl.likelihood.settings import EtaConfig
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+
+from .job import Job
+
+_FAR = 2.0
+"""Ratio of assumed and measured false negatives from which on they are far apart."""
+
+
+def fit_language_model(job: Job) -> None:
+    """Fit the masked language model that scores the sentences.
+
+    Reads sentences, writes language_model with its card, and reports what share of the masked word
+    pieces of held-out reports it restores. Trains a small BERT on the training split, or
+    fine-tunes `language_model.pretrained`, or takes that as it is (`language_model.steps: 0`).
+    A killed fit resumes from its last saved state.
+    """
+    settings, seed = job.config.language_model, job.config.seed
+    given = resolve_path(settings.pretrained, job.config.work) if settings.pretrained else None
+    digest = json_digest(masked_lm.checkpoint_digests(given)) if given else ""
+    if settings.steps:
+        inputs = job.open_inputs()
+        job.make(
+            masked_lm.ARTIFACT,
+            {"language_model": fitting.weight_settings(settings), "seed": seed},
+            {**inputs.digests, "pretrained": digest},
+            lambda writer: fitting.fit_language_model(
+                writer.directory, inputs.values["sentences"], settings, given, digest, seed
+            ),
+        )
+    elif given is None:
+        raise ConfigError("language_model.steps is 0 and no pretrained is set; set one of them")
+    else:
+        job.make(
+            masked_lm.ARTIFACT,
+            {"fit": False},
+            {"pretrained": digest},
+            lambda writer: fitting.copy_language_model(writer.directory, given, digest),
+        )
+
+
+def score_sentences(job: Job) -> None:
+    """Score every distinct sentence by its pseudo-log-likelihood.
+
+    Reads sentences and language_model, writes likelihoods. The expensive job: every finished
+    unit of work is kept, so a killed run resumes where it stopped and ends with the same bits.
+    Every core of a CPU, or every GPU of the machine, takes a share.
+    """
+    inputs, config = job.open_inputs(), job.config
+    corpus = scoring.CorpusScoring(
+        inputs.values["sentences"],
+        inputs.values["language_model"],
+        config.likelihood,
+        job.say,
+        config.workers,
+    )
+    existing = None
+    with suppress(ArtifactError):
+        existing = job.open(scoring.ARTIFACT, verify=False)
+    job.make(
+        scoring.ARTIFACT,
+        corpus.choose_engine(existing),
+        inputs.digests,
+        lambda writer: corpus.write(writer.directory),
+    )
+
+
+def build_eta_cache(job: Job) -> None:
+    """Turn likelihoods into the class probability eta of every distinct sentence.
+
+    Reads sentences and, as `eta.source` and `eta.fit` ask, likelihoods, claims with labels, or a
+    table; writes eta_cache. Seconds: a, k and the cap change without rescoring.
+
+    Warns where the paper's a and k meet a language model that was fitted here, and the false
+    negatives that they expect are far from what the claims of the training reports show.
+    """
+    settings, inputs = job.config.eta, job.open_inputs()
+    opened = {name: item for name, item in inputs.values.items() if isinstance(item, Artifact)}
+    try:
+        model = job.open(masked_lm.ARTIFACT, verify=False)
+    except ArtifactMissing:  # the likelihoods may have been made elsewhere
+        model = None
+    if scoring.ARTIFACT.name in opened:
+        _refuse_other_scores(job, opened, model)
+    cache = job.make(
+        eta.ARTIFACT,
+        {"eta": eta_sources.used_settings(settings)},
+        inputs.digests,
+        lambda writer: eta_sources.write_cache(
+            writer.directory, settings, opened, inputs.values.get("table")
+        ),
+    )
+    if reason := cache.summary.get("fit_obstacle"):
+        a, k = cache.summary["a"], cache.summary["k"]
+        job.say(warning=f"a and k are not fitted but {a:g} and {k:g}: {reason}")
+    paper = EtaConfig()
+    is_the_papers_line = all(
+        getattr(settings, name) == getattr(paper, name) for name in ("source", "fit", "a", "k")
+    )
+    if is_the_papers_line and model is not None and model.summary.get("fitted"):
+        _warn_where_far(job, opened[sentences.ARTIFACT.name], cache)
+
+
+def _refuse_other_scores(job: Job, inputs: Mapping[str, Artifact], model: Artifact | None) -> None:
+    """Refuse likelihoods of another model, tokenizer, variant, dtype or splitter by name."""
+    source = inputs[sentences.ARTIFACT.name]
+    header = scoring.score_header(source, model, job.config.likelihood)
+    scoring.refuse_other_scores(inputs[scoring.ARTIFACT.name], header)
+
+
+def _warn_where_far(job: Job, texts: Artifact, cache: Artifact) -> None:
+    try:
+        shares = measure_shares(texts, job.open(labels.ARTIFACT), "claims", None)
+    except ArtifactError:  # no claims, or those of other sentences: nothing to hold it against
+        return
+    values = read_table(cache.path, eta.ETA, ["eta"])["eta"].to_numpy()
+    assumed, measured = mean_eta(values, shares, job.config.eta.eta_max)
+    _, uncapped = mean_eta(values, shares, 1.0)
+    negatives = job.config.train.global_batch - 1
+    if max(assumed, measured) > _FAR * min(assumed, measured):
+        job.say(  # the report's section on eta has it too
+            note=f"a and k are the paper's, for CXR-BERT, and the language model was fitted "
+            f"here: eta expects {negatives * assumed:.2g} false negatives of {negatives}, the "
+            f"claims of the training reports show {negatives * uncapped:.2g}, "
+            f"{negatives * measured:.2g} with each share cut at eta.eta_max; set eta.fit=claims"
+        )

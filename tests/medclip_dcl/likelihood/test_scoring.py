@@ -1,0 +1,54 @@
+"""Units are fixed before the first result, and their parts are there whole or not at all."""
+
+import numpy as np
+import pytest
+
+from medclip_dcl.likelihood import scoring
+from medclip_dcl.likelihood.scoring import plan_units, read_parts, write_part
+from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
+
+TEXTS = (*SENTENCES, "no focal consolidation .", "No " * 40, "No " * 90)
+LENGTHS = [8, 7, 11, 6, 7, 7, 6, 42, 64]
+PIECES = [6, 5, 9, 4, 5, 5, 4, 40, 62]
+KEYS = ["a" * 32, "b" * 32]
+
+
+@pytest.mark.parametrize("least", [1, 50, 300, 10_000])
+def test_units_are_of_like_length_and_of_about_one_cost(monkeypatch, least):
+    monkeypatch.setattr(scoring, "_FEW_PIECES", least)
+    plan = plan_units(tiny_tokenizer(), tiny_bert().config, TEXTS, "cpu")
+    assert plan.pieces.tolist() == PIECES
+    assert plan.cost.tolist() == [a * b for a, b in zip(LENGTHS, PIECES, strict=True)]
+    assert plan.truncated == 1  # the model reads 64
+    in_order = np.argsort(LENGTHS, kind="stable")
+    assert (np.diff(plan.unit[in_order]) >= 0).all()
+    size = max(least, sum(plan.cost) // 64)
+    before = np.bincount(plan.unit, plan.cost) - plan.cost[in_order[-1]]
+    assert before.max() <= size  # too much by its last sentence at most
+    assert (len(set(plan.unit.tolist())) == 1) == (least == 10_000)
+
+
+def parts(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_parts_are_read_back_and_leave_nothing_else(tmp_path):
+    for key in KEYS:
+        write_part(tmp_path, [key], [-1.5])
+    table, damaged = read_parts(tmp_path)
+    assert sorted(table["text_key"].to_pylist()) == KEYS
+    assert table["pll_nats"].to_pylist() == [-1.5, -1.5]
+    assert (len(parts(tmp_path)), damaged) == (2, 0)
+    assert read_parts(tmp_path / "absent")[0].num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda data: data[:-20], lambda data: b"", lambda data: b"x" * 99]
+)
+def test_a_damaged_part_is_left_out_and_counted(tmp_path, harm):
+    for key in KEYS:
+        write_part(tmp_path, [key], [-1.5])
+    target = next(tmp_path.iterdir())
+    target.write_bytes(harm(target.read_bytes()))
+    table, damaged = read_parts(tmp_path)
+    assert (table.num_rows, damaged) == (1, 1)
