@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -87,7 +88,9 @@ def _repeats(work: Path) -> float:
 def _run(stages: Sequence[str], work: Path, tree: dict[str, Any]) -> None:
     file = work / "config.yaml"
     file.write_text(yaml.safe_dump({**tree, "work": str(work), "jobs": list(stages)}))
-    if code := medclip(["run", str(file), "--quiet"]):
+    with redirect_stdout(sys.stderr):  # the result is the last line of stdout
+        code = medclip(["run", str(file)])
+    if code:
         sys.exit(code)
 
 
