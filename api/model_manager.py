@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import io
-import json
 import logging
 import os
 import time
@@ -11,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, TypeVar
 
+import httpx
 import numpy as np
 import torch
 from fastapi import Depends, Request
 from PIL import Image
 from pydantic import ValidationError
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import (
@@ -327,12 +326,12 @@ class ModelManager:
         tried = replace(tried, metrics=Metrics())  # nobody has asked
         for route, fields, kind in questions if self._routes else ():
             assert self._routes is not None
-            status, body = await _answer(self._routes, route, fields, tried)
+            answer = await _answer(self._routes, route, fields, tried)
             try:
-                if status != HTTPStatus.OK:
-                    code = json.loads(body)["code"]
-                    raise CheckpointError(f"/{route} answers a test with {status} {code}")
-                kind.model_validate_json(body)
+                if not answer.is_success:
+                    what = f"{answer.status_code} {answer.json()['code']}"
+                    raise CheckpointError(f"/{route} answers a test with {what}")
+                kind.model_validate_json(answer.content)
             except ValidationError as error:
                 fields_at = ".".join(map(str, error.errors()[0]["loc"]))
                 raise CheckpointError(
@@ -404,43 +403,19 @@ def _fill(predictor: Predictor, images: int) -> None:
 
 async def _answer(
     routes: ASGIApp, route: str, fields: Mapping[str, str], tried: ServingState
-) -> tuple[int, bytes]:
-    """Ask one question within this process: status and body of the answer."""
-    state = RequestState("trial", deadline=time.monotonic() + _TRIAL_S)
-    scope = {
-        "type": "http",
-        "method": "POST" if fields else "GET",
-        "path": f"/{route}",
-        "query_string": b"",
-        "headers": [(b"content-type", b"multipart/form-data; boundary=x")],
-        "state": {"request": state, "trial": tried},
-    }
-    sent: list[Message] = [{"type": "http.request", "body": _form(fields)}]
-    answers: list[Message] = []
+) -> httpx.Response:
+    """Ask one question within this process."""
 
-    async def receive() -> Message:
-        if not sent:
-            await asyncio.Event().wait()  # who asks stays
-        return sent.pop()
+    async def trial(scope: Scope, receive: Receive, send: Send) -> None:
+        request = RequestState("trial", deadline=time.monotonic() + _TRIAL_S)
+        await routes({**scope, "state": {"request": request, "trial": tried}}, receive, send)
 
-    async def send(message: Message) -> None:
-        answers.append(message)
-
-    await routes(scope, receive, send)
-    return answers[0]["status"], b"".join(item.get("body", b"") for item in answers)
-
-
-def _form(fields: Mapping[str, str]) -> bytes:
-    parts = [
-        b'--x\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
-        % (
-            name.encode(),
-            b'; filename="test.png"' if name == "image" else b"",
-            _gradient() if name == "image" else text.encode(),
-        )
-        for name, text in fields.items()
-    ]
-    return b"".join((*parts, b"--x--\r\n"))
+    files = {"image": ("test.png", _gradient())} if "image" in fields else None
+    transport = httpx.ASGITransport(trial)
+    async with httpx.AsyncClient(transport=transport, base_url="http://trial") as client:
+        data = {name: text for name, text in fields.items() if name != "image"}
+        method = "POST" if fields else "GET"
+        return await client.request(method, f"/{route}", data=data, files=files)
 
 
 def _identity(file: Path) -> tuple[int, int, int] | None:

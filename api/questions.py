@@ -29,7 +29,6 @@ from medclip_dcl.schemas import (
     EmbedAnswer,
     GroundAnswer,
     GroundAnswers,
-    HitAnswer,
     ImageFacts,
     RefusedImage,
     RetrieveAnswer,
@@ -125,7 +124,7 @@ class _FindingsQuestion:
         if grids is not None:
             places = [locate(grid, *size, None, model.window(*size)) for grid in grids]
         heads = model.answer_heads(regions[None], image.pixels[None])[0]
-        return ClassifyAnswer.of(model, image, scores, self.findings, places, heads)
+        return ClassifyAnswer.of(model, image, scores, places, heads)
 
 
 @router.post(
@@ -448,12 +447,7 @@ async def retrieve(
         regions = await serving.batcher.submit(request, model, image.pixels, lambda part: part)
     query = Query(target, k, vector, regions, filters)
     hits = await serving.search_slots.run(request, lambda: index.search(query))
-    has_picture = target == "image" and index.settings.pictures
-    return RetrieveAnswer(
-        model=model.digest,
-        index=index.artifact.digest,
-        hits=[HitAnswer.of(hit, has_picture=has_picture) for hit in hits],
-    )
+    return RetrieveAnswer(model=model.digest, index=index.artifact.digest, hits=hits)
 
 
 @router.get(

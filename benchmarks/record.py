@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.core.artifact_writer import package_versions
-from medclip_dcl.core.distributed import available_cores
+from medclip_dcl.core.progress import available_cores
 
 ROOT = Path(__file__).parents[1]
 Bars = Mapping[str, tuple[str, bool]]

@@ -6,7 +6,6 @@ Fields that a newer service adds are ignored by an older client.
 from base64 import b64decode, b64encode
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, Self
-from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -16,18 +15,13 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
     import numpy as np
 
     from medclip_dcl.data.grayscale import SquareImage
-    from medclip_dcl.inference.grounding import Grounding
-    from medclip_dcl.inference.heads import Head, HeadScore
+    from medclip_dcl.inference.heads import Head
     from medclip_dcl.inference.model_package import FindingCalibration
     from medclip_dcl.inference.predictor import Predictor
-    from medclip_dcl.inference.prompts import Finding
-    from medclip_dcl.inference.zero_shot import FindingScore
-    from medclip_dcl.retrieval.search import Hit
 
 
 _LOW_CONTRAST = 12.0
 _ODD_SHAPE = 2.0
-_DIGITS = 5
 _SHOWN_PX = 320  # longest side of a picture
 
 OUT_OF_RANGE = "out_of_range"
@@ -236,11 +230,6 @@ class Location(Schema):
     box: Rectangle | None
     """Rectangle around the peak at that threshold; null where the peak is below it."""
 
-    @classmethod
-    def of(cls, place: "Grounding") -> "Location":
-        """Put a grounding into words."""
-        return cls(**_located(place))
-
 
 class PhraseAnswer(Location):
     """Answer to one phrase: heatmap, peak and box."""
@@ -249,11 +238,6 @@ class PhraseAnswer(Location):
     """Region-sentence cosines, rows of the grid from the top."""
     percentile: float | None = None
     """Share of the images in the model's bank that answer the phrase less, %; null: no bank."""
-
-    @classmethod
-    def of(cls, place: "Grounding") -> "PhraseAnswer":
-        """Put a grounding into words."""
-        return cls(grid=_rounded(place.grid), percentile=place.percentile, **_located(place))
 
 
 class Code(Schema):
@@ -300,31 +284,17 @@ class FindingAnswer(Schema):
     code: Code | None = None
     """What the finding is called in a coding scheme; null where the model has none for it."""
 
-    @classmethod
-    def of(
-        cls,
-        score: "FindingScore",
-        finding: "Finding",
-        place: "Grounding | None",
-        *,
-        out_of_range: bool = False,
-    ) -> "FindingAnswer":
-        """Put a score into words, and where the finding is seen."""
-        return cls(
-            name=score.name,
-            score=score.score,
-            margin=score.margin,
-            decision=score.is_present,
-            offset=score.offset,
-            threshold=score.threshold,
-            percentile=score.percentile,
-            # Fitted to images like those of training, a curve holds for no others.
-            probability=None if out_of_range else score.probability,
-            probability_note=OUT_OF_RANGE_NOTE if out_of_range else score.note,
-            heatmap=None if place is None else _rounded(place.grid),
-            where=None if place is None else Location.of(place),
-            code=None if finding.code is None else Code(**vars(finding.code)),
-        )
+    def about(self, place: PhraseAnswer | None, *, out_of_range: bool) -> "FindingAnswer":
+        """Add where the finding is seen, and take the probability of an image out of range away."""
+        seen: dict[str, Any] = {}
+        if place is not None:
+            where = Location(**place.model_dump(include=set(Location.model_fields)))
+            seen = {"heatmap": place.grid, "where": where}
+        return self.model_copy(update=seen | (_UNLIKE if out_of_range else {}))
+
+
+# Fitted to images like those of training, a curve holds for no others.
+_UNLIKE = {"probability": None, "probability_note": OUT_OF_RANGE_NOTE}
 
 
 class HeadAnswer(Schema):
@@ -346,19 +316,6 @@ class HeadAnswer(Schema):
     that is out of range."""
     probability_note: str
     """Why the probability is null; empty where it is not."""
-
-    @classmethod
-    def of(cls, score: "HeadScore", *, out_of_range: bool) -> "HeadAnswer":
-        """Put a head's answer into words."""
-        return cls(
-            name=score.name,
-            kind=score.kind,
-            score=score.score,
-            threshold=score.threshold,
-            decision=score.is_present,
-            probability=None if out_of_range else score.probability,
-            probability_note=OUT_OF_RANGE_NOTE if out_of_range else score.note,
-        )
 
 
 class ClassifyAnswer(Answer):
@@ -382,22 +339,21 @@ class ClassifyAnswer(Answer):
         cls,
         model: "Predictor",
         image: "SquareImage",
-        scores: "Sequence[FindingScore]",
-        findings: "Sequence[Finding]",
-        groundings: "Sequence[Grounding] | None",
-        heads: "Sequence[HeadScore]" = (),
+        findings: "Sequence[FindingAnswer]",
+        groundings: "Sequence[PhraseAnswer] | None",
+        heads: "Sequence[HeadAnswer]" = (),
     ) -> "ClassifyAnswer":
-        """Put the scores of findings on an image into words; `groundings`: where, if asked for."""
-        places: Sequence[Grounding | None] = groundings or [None] * len(scores)
+        """Answer about an image; `groundings`: where its findings are seen, if asked for."""
+        places: Sequence[PhraseAnswer | None] = groundings or [None] * len(findings)
         is_beyond = model.is_out_of_range(image.pixels)
         return cls(
             model=model.digest,
             image=ImageFacts.of(image, out_of_range=is_beyond),
             findings=[
-                FindingAnswer.of(score, finding, place, out_of_range=is_beyond)
-                for score, finding, place in zip(scores, findings, places, strict=True)
+                finding.about(place, out_of_range=is_beyond)
+                for finding, place in zip(findings, places, strict=True)
             ],
-            heads=[HeadAnswer.of(head, out_of_range=is_beyond) for head in heads],
+            heads=[head.model_copy(update=_UNLIKE if is_beyond else {}) for head in heads],
             engine=model.engine.name,
             precision=model.engine.precision,
         )
@@ -463,12 +419,11 @@ class GroundAnswer(Answer):
 
     @classmethod
     def of(
-        cls, model: "Predictor", image: "SquareImage", groundings: "Sequence[Grounding]"
+        cls, model: "Predictor", image: "SquareImage", phrases: "Sequence[PhraseAnswer]"
     ) -> "GroundAnswer":
-        """Put the groundings of phrases on an image into words."""
+        """Answer about an image, of which `phrases` say where each is seen."""
         facts = ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels))
-        phrases = [PhraseAnswer.of(item) for item in groundings]
-        return cls(model=model.digest, image=facts, phrases=phrases)
+        return cls(model=model.digest, image=facts, phrases=list(phrases))
 
     def about(self, phrases: "Sequence[str]") -> Self:
         """Keep what was asked, to be shown."""
@@ -562,25 +517,20 @@ class HitAnswer(Schema):
     """Exact score; higher is closer."""
     texts: list[str]
     """The sentence, or the sentences of the image's study."""
-    studies: int
+    studies: int = 1
     """Studies that say the sentence; 1 for an image."""
-    thumbnail: str | None
+    thumbnail: str | None = None
     """Path of the image's picture, where the index has one."""
-    study_id: str
+    study_id: str = ""
     """Study of the image; empty for a sentence."""
-    subject_id: str
+    subject_id: str = ""
     """Patient of the image; empty for a sentence."""
-    split: str
+    split: str = ""
     """Split of the image; empty for a sentence."""
-    view: str
+    view: str = ""
     """View position of the image; empty for a sentence."""
-    findings: list[str]
+    findings: list[str] = []
     """What the image's report asserts, and labels of other findings; empty for a sentence."""
-
-    @classmethod
-    def of(cls, hit: "Hit", *, has_picture: bool) -> "HitAnswer":
-        """Put a hit into words."""
-        return cls(thumbnail=f"/images/{quote(hit.id)}" if has_picture else None, **vars(hit))
 
 
 class RetrieveAnswer(Schema):
@@ -700,17 +650,3 @@ class FailureAnswer(Schema):
     """What went wrong, in one fixed line."""
     request_id: str
     """Under which the log knows the request."""
-
-
-def _located(place: "Grounding") -> dict[str, Any]:
-    return {
-        "affine": place.affine,
-        "peak": Point(**vars(place.peak)),
-        "threshold": place.threshold,
-        "box": None if place.box is None else Rectangle(**vars(place.box)),
-    }
-
-
-def _rounded(grid: "np.typing.NDArray[Any]") -> list[list[float]]:
-    rows: list[list[float]] = grid.astype(float).round(_DIGITS).tolist()
-    return rows

@@ -62,8 +62,8 @@ def write_findings(client: Client, images: Sequence[Path], table: Path) -> None:
         names += _files_below(folder, table.resolve())
     model = client.model()
     labels = [each["name"] for each in model.card["prompts"]] + [each.name for each in model.heads]
-    asked = [_cell(f"{label} {kind}") for label in labels for kind in _KINDS]
-    columns = ["image", "model", *asked, "refused"]
+    titles = [_cell(f"{label} {kind}") for label in labels for kind in _KINDS]
+    columns = ["image", "model", *titles, "refused"]
     written = _read_images(table, columns, model.digest)
     waiting = [name for name in dict.fromkeys(names) if _name_cell(name) not in written]
     at_once = int(model.limits["max_images"])
@@ -83,7 +83,7 @@ def write_findings(client: Client, images: Sequence[Path], table: Path) -> None:
                     "name another file, which holds the rows of that one"
                 )
             for name, answer in zip(batch, answers, strict=True):
-                rows.writerow([_name_cell(name), model.digest, *_cells(answer, len(asked))])
+                rows.writerow([_name_cell(name), model.digest, *_cells(answer, len(titles))])
             stream.flush()
             progress.advance(len(batch))
 

@@ -45,8 +45,6 @@ def refuse_missing_labels(config: Config, listed: Artifact) -> None:
     readers = {
         "objective.negatives: remove_labels": config.objective.negatives == "remove_labels",
         "objective.relation: labels": config.objective.relation == "labels",
-        "eta.source: labels": config.eta.source == "labels",
-        "eta.fit: labels": (config.eta.source, config.eta.fit) == ("pll", "labels"),
     }
     wanting = [name for name, reads in readers.items() if reads]
     if wanting and not manifest.read_labels(listed).num_rows:

@@ -17,10 +17,9 @@ import pyarrow as pa
 
 from medclip_dcl.core.artifact import HEADER, Artifact, make_fingerprint, read_artifact_header
 from medclip_dcl.core.artifact_writer import ArtifactWriter, map_resumable, remove_resumable
-from medclip_dcl.core.distributed import available_cores
 from medclip_dcl.core.errors import ArtifactError, ImageError, StudyError
 from medclip_dcl.core.files import path_under, write_text
-from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.progress import Progress, available_cores
 from medclip_dcl.core.tables import SPLITS, read_table, write_table
 from medclip_dcl.data import manifest
 from medclip_dcl.data.grayscale import square
@@ -528,19 +527,21 @@ def describe_report(parts: Sequence[Part], used: Collection[str]) -> Row:
     `said` is finding -> answer, and `language` as `language_of` names it.
     """
     pieces = mark_report(parts, used)
-    kept = [" ".join(piece.text.split()) for piece in pieces if piece.labels is not None]
-    readings = [_read(sentence) for sentence in kept]
+    sentences = [" ".join(piece.text.split()) for piece in pieces if piece.labels is not None]
+    readings = [_read(sentence) for sentence in sentences]
     claims = report_labels_of(readings)
-    said = dict.fromkeys(claims.negated, "absent")
-    said |= dict.fromkeys(claims.uncertain, "uncertain") | dict.fromkeys(claims.asserted, "present")
+    answers = dict.fromkeys(claims.negated, "absent")
+    answers |= dict.fromkeys(claims.uncertain, "uncertain") | dict.fromkeys(
+        claims.asserted, "present"
+    )
     if claims.normal:
-        said["No Finding"] = "present"
+        answers["No Finding"] = "present"
     dropped: Counter[str] = Counter()
     for piece in pieces:
         dropped[piece.reason] += len("".join(piece.text.split()))
     return {
-        "kept": len(kept),
-        "said": said,
+        "kept": len(sentences),
+        "said": answers,
         "language": prevailing(chain(*(reading.languages for reading in readings))),
         "characters": dropped.total(),
         "dropped": {reason: count for reason, count in dropped.items() if reason and count},
@@ -587,16 +588,16 @@ def count_labels(labels: pa.Table | None, studies: Collection[str], rows: Iterab
     """
     names = LABELS if labels is None else manifest.label_names(labels)
     if labels is None:
-        said = [row["said"] for row in rows]
+        given = [row["said"] for row in rows]
     else:
-        said = [
+        given = [
             {name: _ANSWER_OF[row[name]] for name in names if row[name] in _ANSWER_OF}
             for row in manifest.labels_of(labels, studies).to_pylist()
         ]
-    counts = Counter(item for answers in said for item in answers.items())
+    counts = Counter(item for answers in given for item in answers.items())
     return {
         "source": "reports" if labels is None else "table",
-        "studies": len(said),
+        "studies": len(given),
         "findings": {name: {word: counts[name, word] for word in ANSWERS} for name in names},
     }
 

@@ -44,8 +44,8 @@ class Config(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of everything that is drawn."""
     workers: Annotated[int, Field(ge=0), NO_EFFECT] = 0
-    """Processes that draw studies, decode images or score sentences on this machine, of each
-    launched one; 0: one per core, and one a GPU for scores. Fewer take less memory."""
+    """Processes that draw studies, decode images or score sentences; 0: one per core, and one per
+    GPU for scores. Fewer take less memory."""
     jobs: tuple[str, ...] = ()
     """Jobs that `medclip run` runs, in order; empty: all but `generate_studies`."""
     plugins: Annotated[tuple[str, ...], LOCAL] = ()

@@ -6,17 +6,11 @@ from contextlib import suppress
 from medclip_dcl.core.artifact import Artifact, json_digest
 from medclip_dcl.core.errors import ArtifactError, ArtifactMissing, ConfigError
 from medclip_dcl.core.settings import resolve_path
-from medclip_dcl.core.tables import read_table
-from medclip_dcl.likelihood import eta, eta_sources, fitting, masked_lm, scoring
-from medclip_dcl.likelihood.eta_fit import mean_eta, measure_shares
+from medclip_dcl.likelihood import eta, fitting, masked_lm, scoring
 from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.text import sentences
-from medclip_dcl.text.labeler import labels
 
 from .job import Job
-
-_FAR = 2.0
-"""Ratio of assumed and measured false negatives from which on they are far apart."""
 
 
 def fit_language_model(job: Job) -> None:
@@ -80,11 +74,9 @@ def score_sentences(job: Job) -> None:
 def build_eta_cache(job: Job) -> None:
     """Turn likelihoods into the class probability eta of every distinct sentence.
 
-    Reads sentences and, as `eta.source` and `eta.fit` ask, likelihoods, claims with labels, or a
-    table; writes eta_cache. Seconds: a, k and the cap change without rescoring.
-
-    Warns where the paper's a and k meet a language model that was fitted here, and the false
-    negatives that they expect are far from what the claims of the training reports show.
+    Reads sentences and, as `eta.source` asks, likelihoods or a table; writes eta_cache. Seconds: a,
+    k and the cap change without rescoring. Notes where the paper's a and k meet a language model
+    that was fitted here.
     """
     settings, inputs = job.config.eta, job.open_inputs()
     opened = {name: item for name, item in inputs.values.items() if isinstance(item, Artifact)}
@@ -94,23 +86,24 @@ def build_eta_cache(job: Job) -> None:
         model = None
     if scoring.ARTIFACT.name in opened:
         _refuse_other_scores(job, opened, model)
-    cache = job.make(
+    job.make(
         eta.ARTIFACT,
-        {"eta": eta_sources.used_settings(settings)},
+        {"eta": eta.used_settings(settings)},
         inputs.digests,
-        lambda writer: eta_sources.write_cache(
+        lambda writer: eta.write_cache(
             writer.directory, settings, opened, inputs.values.get("table")
         ),
     )
-    if reason := cache.summary.get("fit_obstacle"):
-        a, k = cache.summary["a"], cache.summary["k"]
-        job.say(warning=f"a and k are not fitted but {a:g} and {k:g}: {reason}")
     paper = EtaConfig()
-    is_the_papers_line = all(
-        getattr(settings, name) == getattr(paper, name) for name in ("source", "fit", "a", "k")
+    is_the_papers = all(
+        getattr(settings, name) == getattr(paper, name) for name in ("source", "a", "k")
     )
-    if is_the_papers_line and model is not None and model.summary.get("fitted"):
-        _warn_where_far(job, opened[sentences.ARTIFACT.name], cache)
+    if is_the_papers and model is not None and model.summary.get("fitted"):
+        job.say(
+            note="a and k are the paper's, for CXR-BERT, and the language model was fitted here: "
+            "its likelihoods have another scale. The report shows how many false negatives eta "
+            "expects; search eta.a and eta.k with configs/sweeps/a_k.yaml"
+        )
 
 
 def _refuse_other_scores(job: Job, inputs: Mapping[str, Artifact], model: Artifact | None) -> None:
@@ -118,21 +111,3 @@ def _refuse_other_scores(job: Job, inputs: Mapping[str, Artifact], model: Artifa
     source = inputs[sentences.ARTIFACT.name]
     header = scoring.score_header(source, model, job.config.likelihood)
     scoring.refuse_other_scores(inputs[scoring.ARTIFACT.name], header)
-
-
-def _warn_where_far(job: Job, texts: Artifact, cache: Artifact) -> None:
-    try:
-        shares = measure_shares(texts, job.open(labels.ARTIFACT), "claims", None)
-    except ArtifactError:  # no claims, or those of other sentences: nothing to hold it against
-        return
-    values = read_table(cache.path, eta.ETA, ["eta"])["eta"].to_numpy()
-    assumed, measured = mean_eta(values, shares, job.config.eta.eta_max)
-    _, uncapped = mean_eta(values, shares, 1.0)
-    negatives = job.config.train.global_batch - 1
-    if max(assumed, measured) > _FAR * min(assumed, measured):
-        job.say(  # the report's section on eta has it too
-            note=f"a and k are the paper's, for CXR-BERT, and the language model was fitted "
-            f"here: eta expects {negatives * assumed:.2g} false negatives of {negatives}, the "
-            f"claims of the training reports show {negatives * uncapped:.2g}, "
-            f"{negatives * measured:.2g} with each share cut at eta.eta_max; set eta.fit=claims"
-        )

@@ -9,7 +9,7 @@ from medclip_dcl.core.artifact import Artifact, open_artifact
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.files import sha256_file
 from medclip_dcl.core.plugins import METRICS
-from medclip_dcl.core.progress import REST, writes_json
+from medclip_dcl.core.progress import OF_RUN, writes_json
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import write_table
 from medclip_dcl.data import manifest, prepared
@@ -64,7 +64,7 @@ def evaluate(job: Job) -> None:
     artifact = job.make(
         results.ARTIFACT, settings, inputs, lambda draft: _evaluate(job, folder, draft)
     )
-    if REST not in os.environ and not writes_json():  # at the end of a run they are shown by it
+    if OF_RUN not in os.environ and not writes_json():  # at the end of a run they are shown by it
         print(results.results_table(results.read_figures(artifact)), flush=True)
 
 

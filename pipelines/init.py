@@ -66,13 +66,11 @@ model:
     widths: [16, 32, 64]
     input_px: 128"""
 _RELATIONS = """\
-eta:
-  fit: claims                     # for objectives that use eta
-objective:                        # relations; see docs/how_it_works.md
+objective:                        # cross; see docs/how_it_works.md
   kind: multipositive
   relation: claims
   directions: both
-  image_anchor: same"""
+  image_anchor: own"""
 _WITHOUT_CLAIMS = """\
 objective:                        # findings are read from English reports alone
   kind: infonce

@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from medclip_dcl.core.artifact import (
 from medclip_dcl.core.artifact_writer import ArtifactWriter, changed_code, write_artifact
 from medclip_dcl.core.errors import ArtifactError, ArtifactStale
 from medclip_dcl.core.files import raise_open_file_limit
-from medclip_dcl.core.progress import REST, duration, is_brief, writes_json
+from medclip_dcl.core.progress import OF_RUN, duration, is_brief, writes_json
 from medclip_dcl.core.settings import resolve_path
 
 from .cli import ConfigFile, Force, Log, Overrides, Replace, config_of, make_command, set_log
@@ -160,7 +160,7 @@ def run_job(
     def run() -> None:
         loaded = config_of(config, overrides)
         work(Job(name, loaded, resolve_path(loaded.work, loaded.work), force, replace))
-        if REST not in os.environ and not writes_json():  # on its own, for a person
+        if OF_RUN not in os.environ and not writes_json():  # on its own, for a person
             print(f"next: {_next_command(name, loaded, config, overrides)}", flush=True)
 
     return run_resumable(name, run)
@@ -266,30 +266,6 @@ def _scalars(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in summary.items() if isinstance(value, int | float | str)}
 
 
-def refuse_to_replace(config: "Config", work: Path, stages: Collection[str]) -> None:
-    """Refuse a run that would replace a finished model or its results, before it does anything.
-
-    Settings are compared with those that the artifacts in `work` were made with.
-
-    Raises:
-        ArtifactStale: they differ, and a model or results are there.
-    """
-    settings, changes = config.model_dump(mode="json"), {}
-    for stage in stages:
-        name = STAGES[stage].makes
-        if name and name != "index":  # which is neither, and neither depends on it
-            with suppress(ArtifactError):  # one that is not there, or damaged, is made in any case
-                made = read_artifact_header(work / name).fingerprint["settings"]
-                made = {"likelihood": made} if name == "likelihoods" else made
-                changes[name] = list(_differences(made, settings))
-    before = [line for name, lines in changes.items() if name != "results" for line in lines]
-    reasons = {"model": before, "results": before + changes.get("results", [])}
-    lost = [name for name, lines in reasons.items() if lines and name in changes]
-    if lost:
-        what = {"model": "a finished model", "results": "finished results"}
-        _refuse(work, " and ".join(what[name] for name in lost), reasons[lost[-1]])
-
-
 def refuse_other_model(work: Path, kind: ArtifactType, fingerprint: Mapping[str, Any]) -> None:
     """Refuse to train where a finished model of other settings or inputs would be replaced."""
     try:
@@ -303,22 +279,11 @@ def refuse_other_model(work: Path, kind: ArtifactType, fingerprint: Mapping[str,
             for line in fingerprint_changes(old.pop("inputs"), new.pop("inputs"))
         ]
         if changes := fingerprint_changes(old["settings"], new["settings"]) + inputs:
-            _refuse(work, "a finished model", changes)
+            refuse_replacing(work, "a finished model", changes)
 
 
-def _differences(
-    made: Mapping[str, Any], settings: Mapping[str, Any], prefix: str = ""
-) -> Iterator[str]:
-    # `auto` was settled when the artifact was made.
-    for name in [name for name in made if name in settings and settings[name] != "auto"]:
-        old, new = made[name], settings[name]
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(old, new, f"{prefix}{name}.")
-        else:
-            yield from fingerprint_changes({name: old}, {name: new}, prefix)
-
-
-def _refuse(work: Path, what: str, changes: Collection[str]) -> None:
+def refuse_replacing(work: Path, what: str, changes: Collection[str]) -> None:
+    """Say what would be replaced, by which changes, and how to go on; `ArtifactStale`."""
     raise ArtifactStale(
         f"{work} holds {what}, made with other settings or inputs ({'; '.join(changes)}), which "
         "this run would replace; give it a folder of its own (--set work=FOLDER), or add --replace"

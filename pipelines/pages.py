@@ -13,7 +13,7 @@ from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.records import CLASS_PROBABILITIES, truth_files
 from medclip_dcl.inference import model_package
-from medclip_dcl.likelihood.eta_sources import read_given_table
+from medclip_dcl.likelihood.eta import read_given_table
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.logging import FILE
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, NamedTuple
@@ -23,10 +22,9 @@ from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta as eta_cache
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.settings import HEADS
-from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.dual_encoder import DualEncoder, add_adapters, build_dual_encoder
 from medclip_dcl.models.encoder_files import describe_image
 from medclip_dcl.models.image_encoder import CHANNELS
-from medclip_dcl.models.lora import add_adapters
 from medclip_dcl.models.pretrained import fetch_weights, weights_file
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.dataset import ImageTextBatch
@@ -278,7 +276,7 @@ def measure_step(config: Config, text: PreTrainedConfig, seconds: float) -> Step
         if is_fast:
             torch.accelerator.synchronize()
         times.append(time.perf_counter() - start)  # the first one warms caches and allocators
-    freeze(encoder, frozen_groups(config.train, (config.train.steps or sys.maxsize) - 1))
+    freeze(encoder, frozen_groups(config.train))
     return StepCost(
         parameters=sum(item.numel() for item in encoder.parameters()),
         weights=_bytes_of([*encoder.parameters(), *encoder.buffers()]),
@@ -292,11 +290,11 @@ def measure_step(config: Config, text: PreTrainedConfig, seconds: float) -> Step
 def _kept_bytes(encoder: DualEncoder, pairs: int, px: int, longest: int) -> tuple[int, int]:
     # Bytes that autograd keeps of a forward pass at the longest sentences, without the weights, and
     # the regions of an image.
-    kept: dict[int, UntypedStorage] = {}  # held, so that no two of them share an address
+    storages: dict[int, UntypedStorage] = {}  # held, so that no two of them share an address
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage
+        storages[storage.data_ptr()] = storage
         return tensor
 
     ids = torch.ones(pairs, longest, dtype=torch.int64)
@@ -306,7 +304,7 @@ def _kept_bytes(encoder: DualEncoder, pairs: int, px: int, longest: int) -> tupl
         scores = encoder.score(regions, sentences)
     del scores
     weights = {item.untyped_storage().data_ptr() for item in encoder.parameters()}
-    needed = sum(item.nbytes() for address, item in kept.items() if address not in weights)
+    needed = sum(item.nbytes() for address, item in storages.items() if address not in weights)
     return needed, regions.shape[1] * regions.shape[2]
 
 
@@ -372,7 +370,7 @@ def _false_negatives(config: Config) -> Iterator[Check]:
         values, counts = (table[name].to_numpy() for name in ("eta", "count"))
         words += f", {(size - 1) * np.average(values, weights=counts):.3g} on average"
     yield Check("N eta", "ok", words)
-    if size != PAPER_BATCH and (eta.source, eta.fit) == ("pll", "none"):
+    if size != PAPER_BATCH and eta.source == "pll":
         a, cap = (value * (PAPER_BATCH - 1) / (size - 1) for value in (eta.a, eta.eta_max))
         words = (
             f"train.global_batch {size} is another method than {PAPER_BATCH} with the same a, k "

@@ -87,7 +87,9 @@ def verify_artifacts(folder: Path) -> None:
         ArtifactMissing: there is none.
         ArtifactCorrupt: one is damaged; the others were looked at as well.
     """
-    nested = (found.parent for depth in ("*", "*/*") for found in folder.glob(f"{depth}/{HEADER}"))
+    nested = (
+        header.parent for depth in ("*", "*/*") for header in folder.glob(f"{depth}/{HEADER}")
+    )
     paths = [folder] if (folder / HEADER).is_file() else sorted(nested)
     if not paths:
         raise ArtifactMissing(f"{folder} holds no artifact; name a run's folder, or an artifact's")
@@ -117,7 +119,7 @@ def find_runs(text: str) -> list[Path]:
     Raises:
         ArtifactMissing: a folder holds none.
     """
-    found: list[Path] = []
+    runs: list[Path] = []
     for name in text.split(","):
         folder = Path(name).expanduser()
         inside = (folder / HEADER, folder / results.ARTIFACT.name / HEADER)
@@ -125,8 +127,8 @@ def find_runs(text: str) -> list[Path]:
         below = sorted(path.parent for path in folder.glob(f"*/{results.ARTIFACT.name}/{HEADER}"))
         if not direct and not below:
             raise ArtifactMissing(f"{folder} holds no results; name a folder that evaluate wrote")
-        found += direct[:1] or below
-    return found
+        runs += direct[:1] or below
+    return runs
 
 
 def comparison_table(differences: Mapping[str, Difference], runs: tuple[int, int]) -> str:
@@ -138,14 +140,18 @@ def comparison_table(differences: Mapping[str, Difference], runs: tuple[int, int
         f"{'figure':{wide}}{'A':>8}{'B':>8}{'A - B':>9}{'95 % interval':>20}{'p':>8}  verdict",
     ]
     for name, item in differences.items():
-        found = item.estimate
-        if item.a is None or item.b is None or found.value is None:
-            lines.append(f"{name:{wide}} undecided: {found.reason}")
+        estimate = item.estimate
+        if item.a is None or item.b is None or estimate.value is None:
+            lines.append(f"{name:{wide}} undecided: {estimate.reason}")
             continue
-        span = f"n={min(runs)}" if found.low is None else f"[{found.low:.3f}, {found.high:.3f}]"
+        span = (
+            f"n={min(runs)}"
+            if estimate.low is None
+            else f"[{estimate.low:.3f}, {estimate.high:.3f}]"
+        )
         p = "" if item.corrected_p is None else f"{item.corrected_p:.3f}"
         lines.append(
-            f"{name:{wide}}{item.a:8.3f}{item.b:8.3f}{found.value:+9.3f}{span:>20}{p:>8}  "
+            f"{name:{wide}}{item.a:8.3f}{item.b:8.3f}{estimate.value:+9.3f}{span:>20}{p:>8}  "
             f"{describe_difference(name, item)}"
         )
     return "\n".join([*lines, comparison_verdict(differences, runs)])

@@ -21,19 +21,19 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medclip_dcl.core.artifact import HEADER
-from medclip_dcl.core.errors import ConfigError, MedclipError, ending_with_fault
-from medclip_dcl.core.progress import EVERY_S, FORMAT, REST, duration, writes_json
+from medclip_dcl.core.artifact import HEADER, fingerprint_changes, read_artifact_header
+from medclip_dcl.core.errors import ArtifactError, ConfigError, MedclipError, ending_with_fault
+from medclip_dcl.core.progress import EVERY_S, FORMAT, OF_RUN, duration, writes_json
 
 from .cli import Overrides, config_of
-from .job import Job, main_of, refuse_to_replace
+from .job import Job, main_of, refuse_replacing
 from .stages import DATA_ARTIFACTS, REPORT, STAGES, stages_of
 
 if TYPE_CHECKING:
@@ -97,6 +97,42 @@ def run_config(
             return code
     _sum_up(loaded, time.monotonic() - started, name=name)
     return 0
+
+
+def refuse_to_replace(config: "Config", work: Path, stages: Collection[str]) -> None:
+    """Refuse a run that would replace a finished model or its results, before it does anything.
+
+    Settings are compared with those that the artifacts in `work` were made with.
+
+    Raises:
+        ArtifactStale: they differ, and a model or results are there.
+    """
+    settings, changes = config.model_dump(mode="json"), {}
+    for stage in stages:
+        name = STAGES[stage].makes
+        if name and name != "index":  # which is neither, and neither depends on it
+            with suppress(ArtifactError):  # one that is not there, or damaged, is made in any case
+                made = read_artifact_header(work / name).fingerprint["settings"]
+                made = {"likelihood": made} if name == "likelihoods" else made
+                changes[name] = list(_differences(made, settings))
+    before = [line for name, lines in changes.items() if name != "results" for line in lines]
+    reasons = {"model": before, "results": before + changes.get("results", [])}
+    lost = [name for name, lines in reasons.items() if lines and name in changes]
+    if lost:
+        what = {"model": "a finished model", "results": "finished results"}
+        refuse_replacing(work, " and ".join(what[name] for name in lost), reasons[lost[-1]])
+
+
+def _differences(
+    made: Mapping[str, Any], settings: Mapping[str, Any], prefix: str = ""
+) -> Iterator[str]:
+    # `auto` was settled when the artifact was made.
+    for name in [name for name in made if name in settings and settings[name] != "auto"]:
+        old, new = made[name], settings[name]
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differences(old, new, f"{prefix}{name}.")
+        else:
+            yield from fingerprint_changes({name: old}, {name: new}, prefix)
 
 
 def run_train(
@@ -177,17 +213,14 @@ class _Screen:
 
     def __init__(self) -> None:
         self._is_live = sys.stdout.isatty()
-        self._variables: dict[str, str] = {}
+        self._variables = {OF_RUN: "1"}
+        if self._is_live:
+            self._variables |= {FORMAT: "json", EVERY_S: "0.5"}
         self._stage = ""
 
     def begin(self, stage: str, number: int, stages: Sequence[str]) -> None:
-        """Name the stage that comes, and what comes after it."""
+        """Name the stage that comes."""
         self._stage = f"{number + 1}/{len(stages)} {stage}"
-        after = sum(STAGES[item].seconds for item in stages[number + 1 :])
-        share = STAGES[stage].seconds  # a stage without one tells nothing of the others
-        self._variables = {REST: f"{after / share:.3g}" if share else "0"}
-        if self._is_live:
-            self._variables |= {FORMAT: "json", EVERY_S: "0.5"}
 
     def follow(self, function: Callable[..., int], *given: Any) -> int:
         """Fork a stage, show what it reports, and give its exit code."""
@@ -255,7 +288,6 @@ def _reported(output: Iterable[str], bar: "Progress") -> dict[str, Any]:
             words = f"{report['done']}/{report['total']} {report['unit']}"
             if report.get("left_s"):
                 words += f"  {duration(report['left_s'])} left"
-                words += f", run about {duration(report['run_left_s'])}"
             bar.update(task, completed=report["done"], total=report["total"], description=words)
         elif "artifact" in report:
             facts = report

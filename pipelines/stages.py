@@ -56,9 +56,6 @@ class Stage(NamedTuple):
     makes: str = ""
     """Name of its artifact; empty: it makes another thing."""
     inputs: tuple[Input, ...] = ()
-    seconds: float = 0.0
-    """What it took of the demo, where it is one of the longer stages: how one stage's time tells
-    that of the others."""
     on_request: bool = False
     """Whether a config without `jobs` leaves it out."""
 
@@ -149,10 +146,6 @@ def _text_weights(config: "Config", open_artifact: "OpenArtifact") -> "tuple[Pat
     return model.path, model
 
 
-def _text_checkpoint(config: "Config") -> str:
-    return _text(config) or config.language_model.pretrained
-
-
 def _prompts(config: "Config", open_artifact: "OpenArtifact") -> tuple[Any, "Artifact | str"]:
     from medclip_dcl.inference.prompts import read_prompts
 
@@ -161,52 +154,22 @@ def _prompts(config: "Config", open_artifact: "OpenArtifact") -> tuple[Any, "Art
     return read_prompts(path), digest
 
 
-def _truth(config: "Config", _open: "OpenArtifact") -> tuple[Any, str]:
-    from medclip_dcl.core.artifact import json_digest
-    from medclip_dcl.core.files import sha256_file
-    from medclip_dcl.core.settings import resolve_path
-    from medclip_dcl.data.records import read_truth, truth_files
-
-    root = resolve_path(config.source.root, config.work)
-    return read_truth(root), json_digest([sha256_file(path) for path in truth_files(root)])
-
-
 _TRAIN = (
     *map(artifact, ("manifest", "prepared", "sentences", "eta_cache")),
     Input("text_weights", _text_weights, _always),
     Input("prompts", _prompts, _always),
     artifact("claims", _reads_claims),
-    Input("truth", _truth, lambda config: config.objective.relation == "truth"),
     weights(
         "image_weights",
         lambda config: config.model.image.pretrained,
         lambda config: bool(config.model.image.pretrained),
     ),
-    weights(
-        "text_checkpoint",
-        _text_checkpoint,
-        lambda config: config.objective.compares_texts and bool(_text_checkpoint(config)),
-    ),
 )
-
-# --- Inputs of eta: its estimate, and what the estimate is fitted to
-
-
-def _fits(config: "Config", *names: str) -> bool:
-    eta = config.eta
-    return eta.source in names or (eta.source == "pll" and eta.fit in names)
-
 
 _ETA = (
     artifact("sentences"),
     artifact("likelihoods", lambda config: config.eta.source == "pll"),
-    artifact("claims", lambda config: _fits(config, "claims", "labels")),
-    artifact("manifest", lambda config: _fits(config, "labels")),
-    file(
-        "table",
-        lambda config: config.eta.table,
-        lambda config: config.eta.source in {"table", "oracle"},
-    ),
+    file("table", lambda config: config.eta.table, lambda config: config.eta.source == "table"),
 )
 
 
@@ -214,12 +177,12 @@ _ETA = (
 STAGES = {
     "generate_studies": Stage(
         DATA, "draw studies with known truth, in MIMIC-CXR's own shape", "data", "studies",
-        seconds=27, on_request=True),
+        on_request=True),
     "build_manifest": Stage(
         DATA, "raw studies -> one row per usable image", "build_manifest", "manifest"),
     "prepare_images": Stage(
         DATA, "DICOM or JPEG -> square 8-bit images", "data", "prepared",
-        (artifact("manifest"),), seconds=7),
+        (artifact("manifest"),)),
     "split_sentences": Stage(
         DATA, "reports -> sentences", "data", "sentences", (artifact("manifest"),)),
     "read_claims": Stage(
@@ -229,10 +192,10 @@ STAGES = {
               lambda config: bool(config.claims.table)))),
     "fit_language_model": Stage(
         DATA, "the corpus -> a masked language model", "eta", "language_model",
-        (artifact("sentences", lambda config: config.language_model.steps > 0),), seconds=35),
+        (artifact("sentences", lambda config: config.language_model.steps > 0),)),
     "score_sentences": Stage(
         DATA, "each distinct sentence -> its pseudo-log-likelihood", "eta", "likelihoods",
-        (artifact("sentences"), artifact("language_model")), seconds=12),
+        (artifact("sentences"), artifact("language_model"))),
     "build_eta_cache": Stage(
         DATA, "likelihood -> eta = min(a * p**k, eta_max)", "eta", "eta_cache", _ETA),
     "pretrain_images": Stage(
@@ -240,22 +203,20 @@ STAGES = {
         "image_weights", on_request=True),
     "train": Stage(
         TRAINING, "images, sentences, eta -> a model; one process or many", "train", "model",
-        _TRAIN, seconds=110),
+        _TRAIN),
     "calibrate_scores": Stage(
-        TRAINING, "scores -> probabilities, by the validation images", "fitting", seconds=9),
+        TRAINING, "scores -> probabilities, by the validation images", "fitting"),
     "fit_head": Stage(
         TRAINING, "labels of your own -> classifiers that the model answers by", "fitting",
         on_request=True),
     "evaluate": Stage(
-        EVALUATION, "zero-shot findings, grounding, retrieval", "evaluate", "results",
-        seconds=20),
+        EVALUATION, "zero-shot findings, grounding, retrieval", "evaluate", "results"),
     "write_cards": Stage(
         SERVING, "the cards without which no model is published", "pages", on_request=True),
     "build_index": Stage(
         SERVING, "vectors of all images and sentences, bound to the model", "build_index", "index",
-        tuple(map(artifact, ("model", "manifest", "prepared", "sentences", "claims"))),
-        seconds=20),
-    "write_report": Stage(EVALUATION, "one page to look at", "pages", seconds=9),
+        tuple(map(artifact, ("model", "manifest", "prepared", "sentences", "claims")))),
+    "write_report": Stage(EVALUATION, "one page to look at", "pages"),
 }
 # fmt: on
 """The jobs in order: what each does, makes and reads."""

@@ -10,6 +10,7 @@ fixed before the first run; `--quick`: one seed. A demonstration: pictures and t
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -25,6 +26,7 @@ from medclip_dcl.core.tables import read_table
 from medclip_dcl.evaluation import results
 from medclip_dcl.text import sentences
 from pipelines.__main__ import main as medclip
+from pipelines.config import laid_over
 from pipelines.python import OBJECTIVES
 
 FINDINGS = (
@@ -35,7 +37,7 @@ TEMPLATE = "{finding} in the chest X-ray."
 BATCH, STEPS, SEEDS = 8, 600, (0, 1)
 ROWS: dict[str, dict[str, Any]] = {
     "infonce": {"objective": OBJECTIVES["infonce"], "eta": {"source": "constant"}},
-    "debiased": {"objective": OBJECTIVES["debiased"], "eta": {"source": "frequency"}},
+    "debiased": {"objective": OBJECTIVES["debiased"], "eta": {"source": "table"}},
     "relations": {"objective": OBJECTIVES["relations"], "eta": {"source": "constant"}},
 }
 DATA = ("build_manifest", "prepare_images", "split_sentences", "read_claims", "fit_language_model")
@@ -71,18 +73,32 @@ def _config(root: Path, prompts: Path) -> dict[str, Any]:
     }
 
 
-def _repeats(work: Path) -> float:
-    """Share of batches, an image and a sentence of each of eight studies, that repeat a caption."""
+def _captions(work: Path) -> list[list[str]]:
+    """Captions of each training study."""
     table = read_table(
         open_artifact(sentences.ARTIFACT.at(work), sentences.ARTIFACT).path, sentences.SENTENCES
     ).to_pylist()
     of_study: dict[str, list[str]] = {}
     for row in table:
         if row["split"] == "train":
-            of_study.setdefault(row["study_id"], []).append(row["text_key"])
-    draws, studies = np.random.default_rng(0), list(of_study.values())
+            of_study.setdefault(row["study_id"], []).append(row["text"])
+    return list(of_study.values())
+
+
+def _repeats(studies: Sequence[Sequence[str]]) -> float:
+    """Share of batches, an image and a caption of each of eight studies, that repeat a caption."""
+    draws = np.random.default_rng(0)
     batches = [draws.choice(len(studies), BATCH, replace=False) for _ in range(4000)]
     return fmean(len({draws.choice(studies[i]) for i in batch}) < BATCH for batch in batches)
+
+
+def _write_shares(file: Path, studies: Sequence[Sequence[str]]) -> Path:
+    # eta as what it stands for: the share of studies that have the caption
+    counts = Counter(text for said in studies for text in set(said))
+    every = [TEMPLATE.replace("{finding}", name) for name in (*FINDINGS, "No finding")]
+    rows = [f"{text},{counts[text] / len(studies)}\n" for text in every]
+    file.write_text("text,eta\n" + "".join(rows))
+    return file
 
 
 def _run(stages: Sequence[str], work: Path, tree: dict[str, Any]) -> None:
@@ -106,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         work = Path(folder) / "data"
         work.mkdir()
         asked = [
-            {"name": name, "positive": [TEMPLATE.replace("{finding}", name)],
+            {"name": name, "label": name, "positive": [TEMPLATE.replace("{finding}", name)],
              "negative": [TEMPLATE.replace("{finding}", "No finding")]}
             for name in FINDINGS
         ]  # fmt: skip
@@ -114,14 +130,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompts.write_text(yaml.safe_dump({"format_version": 1, "findings": asked}))
         tree = _config(root, prompts)
         _run(DATA, work, tree)
-        figures["batches_with_a_repeated_caption"] = round(_repeats(work), 3)
+        captions = _captions(work)
+        figures["batches_with_a_repeated_caption"] = round(_repeats(captions), 3)
+        tree["eta"] = {"table": str(_write_shares(Path(folder) / "eta.csv", captions))}
         for row, changes in ROWS.items():
             for seed in seeds:
                 own = Path(folder) / f"{row}-{seed}"
                 own.mkdir()
                 for made in work.iterdir():
                     (own / made.name).symlink_to(made) if made.is_dir() else None
-                _run(("build_eta_cache", "train", "evaluate"), own, tree | changes | {"seed": seed})
+                _run(
+                    ("build_eta_cache", "train", "evaluate"),
+                    own,
+                    laid_over(tree, {**changes, "seed": seed}),
+                )
                 read = open_artifact(results.ARTIFACT.at(own), results.ARTIFACT)
                 auc = results.read_figures(read)["questions"]["zero_shot"]["figures"]["mean_auc"]
                 figures[f"{row}_auc_seed_{seed}"] = round(auc["value"], 4)

@@ -137,7 +137,6 @@ def make_fixture(
         corpus,
         open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT),
         None,
-        None,
     )
     dataset = ImageTextDataset(
         corpus=corpus,

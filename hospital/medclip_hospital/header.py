@@ -29,7 +29,6 @@ from pydicom.uid import UID, SecondaryCaptureImageStorage
 
 from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.dicom.metadata import DEFLATED, SYNTAXES
-from medclip_dcl.data.dicom.pixels import pixel_element
 from medclip_dcl.data.dicom.reader import (
     PIXEL_TAGS,
     PUBLIC_TAGS,
@@ -37,6 +36,7 @@ from medclip_dcl.data.dicom.reader import (
     code_string,
     drop_unusable,
     image_size,
+    pixel_element,
     raw_value,
     read_elements,
     require_grey,

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, elsewhere a line now and then, in words or JSON."""
+"""Progress of long work: a bar on a terminal, elsewhere a line now and then; and cores for it."""
 
 import json
 import os
@@ -13,10 +13,17 @@ EVERY_S = "PROGRESS_EVERY_S"
 """Environment variable: seconds between lines; 10 by default."""
 FORMAT = "PROGRESS_FORMAT"
 """Environment variable: `json` for machines, else `words`; `--log` sets it."""
-REST = "PROGRESS_REST"
-"""Environment variable: what follows this stage of a run, in times of the stage itself; roughly."""
+OF_RUN = "PROGRESS_OF_RUN"
+"""Environment variable: set for the stages of a run."""
 _BRIEF_S = 60.0  # between lines of a stage whose run has a line a stage
 _SPARSER = 20  # a line for every twentieth of the time so far, once that is longer
+
+
+def available_cores() -> int:
+    """Count the cores that this process may use: its affinity mask's where there is one."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def writes_json() -> bool:
@@ -26,7 +33,7 @@ def writes_json() -> bool:
 
 def is_brief() -> bool:
     """Return whether this is a stage of a run whose log nobody has asked for."""
-    return REST in os.environ and FORMAT not in os.environ
+    return OF_RUN in os.environ and FORMAT not in os.environ
 
 
 def duration(seconds: float) -> str:
@@ -57,7 +64,6 @@ class Progress:
         self._start = self._last = time.monotonic()
         self._figures: dict[str, float] = {}
         self._every_s = float(os.environ.get(EVERY_S, _BRIEF_S if is_brief() else 10))
-        self._rest = float(os.environ.get(REST, "0"))
         self._bar = _bar(label, total, unit, done, self._stream) if self._stream.isatty() else None
 
     def advance(self, items: int = 1, **figures: float) -> None:
@@ -88,10 +94,11 @@ class Progress:
         elapsed = self._last - self._start
         rate = (self._done - self._first) / elapsed if elapsed > 0 else 0.0
         left_s = (self._total - self._done) / rate if rate else None
-        words = self._as_json if writes_json() else self._in_words
-        print(words(rate, elapsed, left_s), file=self._stream, flush=True)
+        is_json = writes_json()
+        line = self._as_json(rate, left_s) if is_json else self._in_words(rate, elapsed, left_s)
+        print(line, file=self._stream, flush=True)
 
-    def _as_json(self, rate: float, elapsed: float, left_s: float | None) -> str:
+    def _as_json(self, rate: float, left_s: float | None) -> str:
         line = {
             "progress": self._label,
             "done": self._done,
@@ -99,7 +106,6 @@ class Progress:
             "unit": self._unit,
             "per_s": round(rate, 2),
             "left_s": None if left_s is None else round(left_s),
-            "run_left_s": None if left_s is None else round(self._of_run(elapsed, left_s)),
             **{name: round(value, 5) for name, value in self._figures.items()},
         }
         return json.dumps(line)
@@ -115,12 +121,7 @@ class Progress:
             parts[1] = f"in {duration(elapsed)}"
         else:
             parts.append(f"{duration(left_s)} left")
-            if self._rest:
-                parts.append(f"about {duration(self._of_run(elapsed, left_s))} for the whole run")
         return ", ".join(parts)
-
-    def _of_run(self, elapsed: float, left_s: float) -> float:
-        return left_s + self._rest * (elapsed + left_s)
 
     def __enter__(self) -> Self:
         return self

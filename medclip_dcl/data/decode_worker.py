@@ -127,6 +127,7 @@ def _serve(channel: socket.socket, settings: ImagesConfig) -> None:
 
 def _read_raster(data: bytes, settings: ImagesConfig) -> DecodedImage:
     """Read JPEG or PNG, scaled by minimum and maximum as a DICOM image is."""
+    # Pillow checks this before it allocates.
     Image.MAX_IMAGE_PIXELS = settings.max_pixels
     # What Pillow warns of in metadata makes no pixel doubtful; of a bomb up to twice the limit it
     # only warns too.

@@ -102,6 +102,7 @@ REASONS: dict[str, str] = {
 PREAMBLE = 132
 """Bytes that tell the format: of DICOM the preamble, of JPEG and PNG a few of them."""
 
+# By their first bytes: an ending says what somebody named a file, not what it is.
 _RASTERS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 
 

@@ -111,6 +111,7 @@ REJECTS = TableFormat(
 )
 """What was left out, one row per image or study and reason."""
 
+# Test before validate before train: a patient of two splits must not be trained on.
 _STRICTEST = ("test", "validate", "train")
 
 
@@ -131,6 +132,7 @@ def assign_splits(
     for subject in subjects:
         # "split": another hash of the same id must not be a function of this one
         digest = hashlib.sha256(f"split {subject}".encode("utf-8", "surrogatepass")).digest()
+        # A hash is even in all of its bits: its first eight bytes are a number between 0 and 1.
         fraction = int.from_bytes(digest[:8], "big") / 2**64
         named = given.get(subject, ())
         if subject in evaluated:
@@ -154,6 +156,7 @@ def read_labels(listed: Artifact) -> pa.Table:
         return STUDY_LABELS.schema.empty_table()
     path = listed.path / STUDY_LABELS.file
     try:
+        # The findings are the source's own, and this table alone says which.
         names = pq.read_schema(path).names
     except (OSError, pa.ArrowException) as error:
         raise ArtifactCorrupt(f"table {path} is missing or damaged; rerun its job") from error
@@ -188,6 +191,7 @@ def write_manifest(folder: Path, source: "Source", settings: SourceConfig) -> di
     require_few_rejects(chosen, settings.max_reject_share)
     split_of = split_patients(source, chosen, settings)
     listed = {image.image_id for image in chosen.images}
+    # The patients of boxes left out here stay in `test`: `split_patients` has seen all of them.
     boxes = [row for row in source.boxes.rows if row["image_id"] in listed]
     form = label_format(settings.findings)
     labels = form.schema.empty_table()
@@ -236,6 +240,7 @@ def _report_rows(chosen: "Selection", split_of: Mapping[str, str]) -> Iterator[d
 
 def labels_of(labels: pa.Table, studies: Collection[str]) -> pa.Table:
     """Keep the first row of each of the studies, in order of study_id."""
+    # Only the studies of this manifest: a table of labels may be that of a whole archive.
     wanted = labels.filter(pc.is_in(labels["study_id"], pa.array(list(studies), pa.string())))
     first: dict[str, int] = {}
     for row, study in enumerate(wanted["study_id"].to_pylist()):

@@ -25,7 +25,6 @@ import pyarrow as pa
 
 from medclip_dcl.core import files
 from medclip_dcl.core.artifact import Artifact, ArtifactType
-from medclip_dcl.core.distributed import available_cores
 from medclip_dcl.core.errors import (
     ArtifactCorrupt,
     ArtifactStale,
@@ -34,7 +33,7 @@ from medclip_dcl.core.errors import (
     LaunchError,
     StudyError,
 )
-from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.progress import Progress, available_cores
 from medclip_dcl.core.tables import Column, read_table, write_table
 from medclip_dcl.data import manifest
 from medclip_dcl.data.limits import ImagesConfig
@@ -90,6 +89,7 @@ def write_shard(
     ]
     facts = {"size_px": str(size_px), "rejects": json.dumps(list(rejects))}
     schema = _SCHEMA.with_metadata(facts)
+    # In memory first, as the file has to appear whole: 128 MiB of 512 images of 512 pixels.
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))
@@ -109,6 +109,7 @@ def require_fit(prepared: Artifact, images: ImagesConfig) -> None:
     Raises:
         ArtifactStale: they were, as those of a run are for an adopted model.
     """
+    # What was prepared is known from the fingerprint alone: pixels do not tell how they were made.
     made = prepared.fingerprint["settings"].get("images")
     own = None if images.fit is None else asdict(images.fit)
     given = made.get("fit") if isinstance(made, dict) else None
@@ -184,6 +185,7 @@ class PreparedImages:
 
         Of most images a few lines in the middle are read and no more.
         """
+        # A checksum of a few lines rules out nearly all pairs, so few pictures are read whole.
         by_band: dict[int, list[int]] = defaultdict(list)
         for row in rows:
             by_band[self._band(row)].append(row)
@@ -215,6 +217,7 @@ def _open_shard(path: Path) -> pa.RecordBatch:
 
 def _images(batch: pa.RecordBatch, size_px: int) -> npt.NDArray[np.uint8]:
     data = batch.column(1).buffers()[2]
+    # Arrow gives no buffer at all where a shard has no image.
     images = np.frombuffer(data, dtype=np.uint8) if data else np.zeros(0, dtype=np.uint8)
     expected = batch.num_rows * size_px * size_px
     if images.size < expected:
@@ -261,6 +264,7 @@ def prepare_images(
     Raises:
         StudyError: more images were refused than `max_reject_share` allows.
     """
+    # By the number of images alone, never by workers: equal images give equal shards.
     size = max(1, min(_SHARD_ROWS, -(-len(images) // _LEAST_SHARDS)))
     starts = range(0, len(images), size)
     parts = [(n, images[start : start + size]) for n, start in enumerate(starts)]
@@ -276,6 +280,7 @@ def prepare_images(
                         answers += batch
                         progress.advance(len(batch))
                     _write(folder, number, part, answers, settings.size_px)
+    # From the shards and not from memory: some may be of a run that was killed.
     answers_of = [_read_shard_rejects(folder, number) for number, _ in parts]
     rejects = [item for _, rows in answers_of for item in rows]
     reasons = dict(Counter(reason for _, reason in rejects))

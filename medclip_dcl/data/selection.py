@@ -100,6 +100,7 @@ def require_few_rejects(chosen: Selection, allowed: float) -> None:
 def select(raw: RawStudies, settings: SourceConfig) -> Selection:
     """Keep what can be used and name a reason for the rest."""
     rejects = list(raw.rejects)
+    # A repeated id is counted before its view is looked at: which row is meant nobody can say.
     present: list[ImageRecord] = []
     seen: set[str] = set()
     for image in raw.images:
@@ -109,9 +110,11 @@ def select(raw: RawStudies, settings: SourceConfig) -> Selection:
             present.append(image)
         else:
             rejects.append(Reject(image.image_id, reason))
+    # Reports of studies without a usable image are not opened: they would be lost all the same.
     wanted = {image.study_id for image in present} if raw.has_images else None
     texts: dict[str, Text] = {}
     faults: list[Reject] = []  # of reports
+    # Without reports the images say whose study it is; with them the study does.
     subjects = {} if raw.has_reports else {image.study_id: image.subject_id for image in present}
     for study in raw.studies:
         if wanted is not None and study.study_id not in wanted:
@@ -130,6 +133,7 @@ def select(raw: RawStudies, settings: SourceConfig) -> Selection:
         Reject(image.image_id, "patient_conflict" if image.study_id in subjects else "no_report")
         for image in alone
     ]
+    # Laterals are no fault of an archive, and up to half of it.
     views = sum(item.reason in VIEW_REASONS for item in rejects)
     rows = len(raw.images) - views if raw.has_images else len(raw.studies)
     candidates = rows + len(raw.rejects)
@@ -157,6 +161,7 @@ def _reasons_of(
 
 def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
     """Return the code of the reason why an image cannot be used, or nothing."""
+    # Archives write views in capitals or not.
     frontal = {view.upper() for view in settings.frontal_views}
     if image.view.upper() in frontal:
         pass
@@ -173,6 +178,7 @@ def file_fault(image: ImageRecord, root: Path) -> str:
         path = path_under(root, image.path)
     except StudyError:
         return "backslash_path" if "\\" in image.path else "missing_image"
+    # No image is opened for this but those that may be pointers.
     is_short = path.stat().st_size <= POINTER_BYTES
     return "pointer_file" if is_short and is_pointer(path.read_bytes()) else ""
 
@@ -185,6 +191,7 @@ def _text(study: Study, root: Path, fallback: str) -> Text | str:
     if any(is_pointer(text.encode("utf-8", "surrogatepass")) for text in report):
         return "pointer_file"
     if isinstance(report, ReportText):
+        # Files are laid out as MIMIC-CXR's; a column of a table may hold any layout.
         is_file = isinstance(study.report, str)
         sections = read_sections if is_file else read_loose_sections
         report = Text(*sections(report.text, study.study_id))
@@ -218,6 +225,7 @@ def parts_of_report(study: Study, root: Path, fallback: str) -> list[Part]:
 
 
 def _decoded(data: bytes, fallback: str) -> str | None:
+    # UTF-8 first: text of another encoding hardly ever is UTF-8 by chance.
     for encoding in ("utf-8-sig", fallback or "utf-8"):
         with suppress(UnicodeDecodeError):
             text = data.decode(encoding)

@@ -63,7 +63,7 @@ class SourceConfig(Section):
     findings: Annotated[tuple[str, ...], Field(min_length=1)] = LABELS
     """Names of the labels of the source, in order; CheXpert's by default. Every prompt of an
     evaluation names one of them. Reports are read for CheXpert's findings whatever stands here, and
-    `relation: labels` and `eta.source: labels` use those labels that both know."""
+    `relation: labels` uses those labels that both know."""
     prefix_strip: str = ""
     """What is cut off from the beginning of image paths in a table, such as `../deid_png/`."""
     box_form: Literal["", "xywh", "xyxy", "xywh_fraction", "xyxy_fraction"] = ""
@@ -202,6 +202,7 @@ def find_file(setting: str, text: str, root: Path, resolve: Resolve) -> Path:
     Raises:
         StudyError: there is no such file.
     """
+    # The current folder goes first, as a shell completes names.
     places = list(dict.fromkeys((resolve(text), root / resolve(text))))
     file = next((path for path in places if path.is_file()), None)
     if file is None:
@@ -217,6 +218,7 @@ def _others_like(places: Sequence[Path]) -> str:
     # Tables next to it with nearly its name, such as another ending.
     folders = [path.parent for path in places if path.parent.is_dir()]
     names = [file.name for folder in folders for file in folder.iterdir() if _is_table(file)]
+    # Names of tables alone: other files may be named after patients.
     near = get_close_matches(places[0].name, names, n=3, cutoff=0.75)
     return f"; there is {', '.join(near)}" if near else ""
 
@@ -232,6 +234,7 @@ def relative_to_root(root: Path, settings: SourceConfig) -> Callable[[str], str]
     It cuts off `source.prefix_strip`, or the root, as it is set or with its links followed; a path
     that is elsewhere stays as it is, and is refused where it is opened.
     """
+    # Tables made on another mount have the root with its links followed.
     starts = {f"{path.as_posix().rstrip('/')}/" for path in (root.absolute(), root.resolve())}
 
     def relative(path: str) -> str:

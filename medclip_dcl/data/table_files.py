@@ -233,6 +233,7 @@ def _sniff(path: Path, encoding: str) -> tuple[str, int]:
         is_even = len({*lengths}) == 1 and lengths[0] > 1
         return lengths[0] if is_even else 0, lengths[0]
 
+    # Even rows go before many fields: texts hold more commas than a table has columns.
     return max(_SEPARATORS, key=fields), 0  # of equal ones the first
 
 
@@ -252,6 +253,7 @@ def _rows(text: IO[str], separator: str, skipped: int, path: Path) -> Iterator[_
             yield line
         is_over = True
 
+    # The library's own limit is 128 kB; without any, a whole file could be one text.
     csv.field_size_limit(max(csv.field_size_limit(), _MOST_LETTERS))
     for _ in range(skipped):
         text.readline()
@@ -345,6 +347,7 @@ def _read_json(path: Path, encoding: str) -> pa.Table:
             f"table {path} lists no objects; give one object a line, a list of objects, or an "
             "object of objects"
         )
+    # In order of first use; objects may lack some.
     names = dict.fromkeys(name for row in tree for name in row)
     return pa.table({name: _json_column([row.get(name) for row in tree], path) for name in names})
 
@@ -490,6 +493,7 @@ def string_column(column: Any, table: str, name: str) -> pa.ChunkedArray:
     if pa.types.is_nested(column.type):
         raise StudyError(f"column {name!r} of {table} holds lists or objects; map a plain column")
     if pa.types.is_floating(column.type):
+        # pandas writes 7 as 7.0 where another row is blank: an id must not change by that.
         column = pc.if_else(pc.is_finite(column), column, None)
         if pc.all(pc.equal(column, pc.floor(column))).as_py() and _largest(column) < 2**53:
             column = column.cast(pa.int64())
@@ -686,6 +690,7 @@ def would_join(names: Iterable[str], others: Iterable[str]) -> str:
 
     counts = {writing: joined(change) for writing, change in _WRITINGS.items()}
     if not any(counts.values()):
+        # No single difference explains it: perhaps all together do.
         counts = {", ".join(_WRITINGS): joined(all_of)}
     writing, count = max(counts.items(), key=lambda item: item[1])
     return f"; {count} of {len(wanted)} would be found but for {writing}" if count else ""

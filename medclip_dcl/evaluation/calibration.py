@@ -210,7 +210,7 @@ def share_changed(
 ) -> float | None:
     """Compare decisions on the same images by a model in two precisions; None: there are none."""
     decided = [
-        item.is_present
+        item.decision
         for model, given in ((plain, regions), (other, others))
         for start in range(0, len(given), _COMPARED)
         for answers in model.classify_regions(given[start : start + _COMPARED].to(model.device))

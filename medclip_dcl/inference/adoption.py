@@ -27,7 +27,7 @@ from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.model_package import ARTIFACT, PackagedConfig, write_model_package
 from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.models.dual_encoder import build_dual_encoder
-from medclip_dcl.models.encoder_files import plain_tree
+from medclip_dcl.models.encoder_files import Start, plain_tree, read_start
 from medclip_dcl.models.image_encoder import preprocessing_facts
 from medclip_dcl.models.pretrained import fetch_weights
 from medclip_dcl.models.public import read_preprocessing
@@ -38,7 +38,6 @@ from medclip_dcl.models.settings import (
     TextEncoderConfig,
 )
 from medclip_dcl.models.text_encoder import BERT_FIELDS
-from medclip_dcl.models.towers import Start, read_start
 
 FETCHED = ("*.json", "*.txt", "*.md", "model.safetensors", "open_clip_*", "*.pt")
 """Files of a checkpoint on a hub."""

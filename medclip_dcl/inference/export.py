@@ -27,8 +27,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,7 +40,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertModel
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
-from transformers.utils import logging as transformers_logging
 
 from medclip_dcl.core.artifact import Artifact, ArtifactType, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
@@ -106,7 +104,7 @@ def export_formats(
             "this model has other encoders: export it to onnx"
         )
     fingerprint = make_fingerprint(EXPORT, {"to": to}, {"model": predictor.digest})
-    with write_artifact(folder, EXPORT, fingerprint) as writer, _quiet():
+    with write_artifact(folder, EXPORT, fingerprint) as writer:
         if writer.resumed:  # a library that was killed left files under names of its own
             shutil.rmtree(writer.directory)
         write = _write_transformers if to == "transformers" else _write_onnx
@@ -123,18 +121,6 @@ def export_formats(
                 )
         write_text(writer.directory / "README.md", _readme(predictor, to, differences))
         return writer.commit(differences)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    # transformers draws a bar for every file
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 # --- transformers

@@ -7,7 +7,7 @@ Pixel (y, x) covers [x, x + 1) x [y, y + 1), as boxes are measured.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 
 from medclip_dcl.data.grayscale import GreyImage, Window
+from medclip_dcl.schemas import PhraseAnswer, Point, Rectangle
 
 LONGEST_PX = 1024
 """Longest side of a picture that is drawn here."""
@@ -25,47 +26,8 @@ _HEAT = np.array(
     [[0, 0, 0], [68, 1, 84], [187, 55, 84], [249, 142, 9], [252, 255, 164]], dtype=np.float32
 )
 _FINE = 8  # steps per cell at which a box's edge is traced
+_DIGITS = 5  # of the scores of a grid
 _ROUNDING = 1e-6  # of interpolated cosines, float32
-
-
-@dataclass(frozen=True)
-class Peak:
-    """The best point: pixels of the image, and its score in [-1, 1]."""
-
-    x: float
-    y: float
-    score: float
-
-
-@dataclass(frozen=True)
-class Box:
-    """A rectangle, pixels of the image."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-@dataclass(frozen=True)
-class Grounding:
-    """Heatmap of one sentence on one image, with its peak and box."""
-
-    grid: Float[np.ndarray, "rows columns"]
-    """Region-sentence cosines."""
-    affine: tuple[float, float, float, float, float, float]
-    """(a, b, c, d, e, f): cell (row, column) has its centre at x = a column + b row + c,
-    y = d column + e row + f, pixels of the image."""
-    peak: Peak
-    """Centre of the best cell."""
-    threshold: float
-    """Score from which the box is traced."""
-    box: Box | None
-    """Smallest rectangle around what is connected to the peak and scores at least the threshold;
-    None where the peak is below it."""
-    percentile: float | None = None
-    """Share of the images in the model's bank whose score with the sentence is lower, %; None: not
-    asked, or no bank."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +37,15 @@ class PhraseGrids:
     grids: Float[np.ndarray, "phrases rows columns"]
     """Region-sentence cosines."""
     percentiles: tuple[float | None, ...]
-    """`Grounding.percentile` of each phrase."""
+    """`PhraseAnswer.percentile` of each phrase."""
     window: Callable[[int, int], Window] | None = None
     """Height and width of an image -> the part of it that the grids cover; None: all."""
 
-    def locate(self, height_px: int, width_px: int, threshold: float | None) -> list[Grounding]:
-        """Turn every grid into a grounding on the image: `locate`."""
+    def locate(self, height_px: int, width_px: int, threshold: float | None) -> list[PhraseAnswer]:
+        """Turn every grid into an answer: `locate`."""
         shown = None if self.window is None else self.window(height_px, width_px)
         return [
-            replace(locate(grid, height_px, width_px, threshold, shown), percentile=share)
+            locate(grid, height_px, width_px, threshold, shown, share)
             for grid, share in zip(self.grids, self.percentiles, strict=True)
         ]
 
@@ -94,7 +56,8 @@ def locate(
     width_px: int,
     threshold: float | None,
     shown: Window | None = None,
-) -> Grounding:
+    percentile: float | None = None,
+) -> PhraseAnswer:
     """Turn a grid of scores into a peak and a box on the image.
 
     Args:
@@ -104,9 +67,10 @@ def locate(
         threshold: score from which the box is traced; None: half way between the
             grid's mean and its peak.
         shown: part of the image that the grid covers; None: all.
+        percentile: that of the answer.
 
     Returns:
-        The grounding. The peak is a cell's centre: bilinear scores never exceed those
+        The answer. The peak is a cell's centre: bilinear scores never exceed those
         at the centres.
     """
     rows, columns = grid.shape
@@ -114,18 +78,26 @@ def locate(
     affine = grid_affine(rows, columns, shown)
     row, column = np.unravel_index(int(grid.argmax()), grid.shape)
     best = float(grid[row, column])
-    peak = Peak(affine[0] * column + affine[2], affine[4] * row + affine[5], best)
+    x, y = affine[0] * column + affine[2], affine[4] * row + affine[5]
     level = (float(grid.mean()) + best) / 2 if threshold is None else threshold
     box = _box_around(grid, int(row), int(column), level) if best >= level else None
     if box is not None:  # what is in a pad is cut off
         x0, y0 = (max(0.0, at) for at in (shown.x + box.x * affine[0], shown.y + box.y * affine[4]))
         x1 = min(float(width_px), shown.x + (box.x + box.width) * affine[0])
         y1 = min(float(height_px), shown.y + (box.y + box.height) * affine[4])
-        box = Box(x0, y0, x1 - x0, y1 - y0) if x1 > x0 and y1 > y0 else None
-    return Grounding(grid, affine, peak, level, box)
+        box = None if x1 <= x0 or y1 <= y0 else _rectangle(x0, y0, x1 - x0, y1 - y0)
+    rounded: list[list[float]] = grid.astype(float).round(_DIGITS).tolist()
+    return PhraseAnswer(
+        grid=rounded,
+        affine=affine,
+        peak=Point(x=x, y=y, score=best),
+        threshold=level,
+        box=box,
+        percentile=percentile,
+    )
 
 
-def _box_around(grid: np.ndarray, row: int, column: int, level: float) -> Box:
+def _box_around(grid: np.ndarray, row: int, column: int, level: float) -> Rectangle:
     """Trace what is connected to a cell's centre and reaches the level, in cells."""
     from scipy import ndimage  # who draws heat alone has no scipy
 
@@ -136,16 +108,20 @@ def _box_around(grid: np.ndarray, row: int, column: int, level: float) -> Box:
     near = fine[centre].argmax()
     own = label[centre].ravel()[near]
     if own == 0:  # a peak thinner than one step
-        return Box(column, row, 1, 1)
+        return _rectangle(column, row, 1, 1)
     ys, xs = np.nonzero(label == own)
     x, y = xs.min() / _FINE, ys.min() / _FINE
-    return Box(x, y, (xs.max() + 1) / _FINE - x, (ys.max() + 1) / _FINE - y)
+    return _rectangle(x, y, (xs.max() + 1) / _FINE - x, (ys.max() + 1) / _FINE - y)
+
+
+def _rectangle(x: float, y: float, width: float, height: float) -> Rectangle:
+    return Rectangle(x=x, y=y, width=width, height=height)
 
 
 def grid_affine(
     rows: int, columns: int, shown: Window
 ) -> tuple[float, float, float, float, float, float]:
-    """Map cells of a grid to the centres of their rectangles, as `Grounding.affine` explains."""
+    """Map cells of a grid to the centres of their rectangles, as `Location.affine` explains."""
     across, down = shown.width / columns, shown.height / rows
     return (across, 0.0, shown.x + across / 2, 0.0, down, shown.y + down / 2)
 
@@ -204,7 +180,7 @@ def draw_heat(
     """Draw grids of scores onto an image, its longer side at most `LONGEST_PX`.
 
     Of several grids the strongest share counts at each pixel; without any the image is grey.
-    `affine` is that of `Grounding`, the same for all of them; empty: they cover the whole image.
+    `affine` is that of `Location`, the same for all of them; empty: they cover the whole image.
     """
     height, width = image.pixels.shape
     scale = min(1.0, LONGEST_PX / max(height, width))

@@ -30,6 +30,7 @@ from medclip_dcl.inference.model_package import (
     read_part,
 )
 from medclip_dcl.models.settings import HeadFeatures
+from medclip_dcl.schemas import HeadAnswer
 
 
 class HeadFigure(Section):
@@ -84,27 +85,6 @@ class _Heads(Section):
 
 
 @dataclass(frozen=True)
-class HeadScore:
-    """Answer of one head on one image."""
-
-    name: str
-    """The label."""
-    kind: Literal["linear"]
-    """How it decides."""
-    score: float
-    """Logistic function of the margin, in [0, 1]; no probability."""
-    threshold: float
-    """Score from which the finding is decided to be present."""
-    is_present: bool | None
-    """Whether the score is at least the threshold; None where the validation images show that the
-    head should not be read."""
-    probability: float | None
-    """Calibrated probability; None where there were too few validation images."""
-    note: str
-    """Why the probability is None, else empty."""
-
-
-@dataclass(frozen=True)
 class Head:
     """A fitted head: its card, and `weight` and `bias`."""
 
@@ -117,7 +97,7 @@ class Head:
         """Return the margin of every image: `head_margins`."""
         return head_margins(self.arrays, features)
 
-    def answer(self, features: Float[np.ndarray, "images features"]) -> list[HeadScore]:
+    def answer(self, features: Float[np.ndarray, "images features"]) -> list[HeadAnswer]:
         """Answer for every image; CheckpointError where the features are of another width."""
         card = self.card
         margins = self.margins(features)
@@ -130,7 +110,15 @@ class Head:
             present = [None] * len(margins)
         threshold = float(_logistic(np.array(card.threshold)))
         return [
-            HeadScore(card.name, card.kind, score, threshold, decided, probability, note)
+            HeadAnswer(
+                name=card.name,
+                kind=card.kind,
+                score=score,
+                threshold=threshold,
+                decision=decided,
+                probability=probability,
+                probability_note=note,
+            )
             for score, decided, probability in zip(
                 _logistic(margins).tolist(), present, probabilities, strict=True
             )

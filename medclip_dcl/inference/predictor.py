@@ -7,20 +7,19 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import CheckpointError, ConfigError, ImageError, QueryError
 from medclip_dcl.data.grayscale import SquareImage, Window, window
-from medclip_dcl.inference.encoders import load_encoders, warn_of_cut_texts
 from medclip_dcl.inference.grounding import PhraseGrids, locate
-from medclip_dcl.inference.heads import Head, HeadScore, read_heads
+from medclip_dcl.inference.heads import Head, read_heads
 from medclip_dcl.inference.input_range import is_out_of_range
 from medclip_dcl.inference.model_package import (
     ARTIFACT,
@@ -36,7 +35,6 @@ from medclip_dcl.inference.model_package import (
 )
 from medclip_dcl.inference.prompts import Finding, parse_prompts
 from medclip_dcl.inference.zero_shot import (
-    FindingScore,
     Levels,
     calibrations_of,
     finding_scores,
@@ -47,9 +45,11 @@ from medclip_dcl.inference.zero_shot import (
     prompt_texts,
     required_levels,
 )
-from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.models.architectures import hub_closed
+from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.encoder_files import packaged_text_config, read_tokenizer
 from medclip_dcl.models.engines import Engine, choose_engine
-from medclip_dcl.models.image_encoder import to_input
+from medclip_dcl.models.image_encoder import preprocessing_facts, to_input
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import (
     EngineName,
@@ -59,12 +59,21 @@ from medclip_dcl.models.settings import (
 )
 from medclip_dcl.models.similarity import global_vectors, score_grids
 from medclip_dcl.models.text_encoder import list_texts
-
-if TYPE_CHECKING:  # of answers in Python alone
-    from medclip_dcl.schemas import Answers, ClassifyAnswer, GroundAnswer
+from medclip_dcl.schemas import (
+    OUT_OF_RANGE_NOTE,
+    Answers,
+    ClassifyAnswer,
+    FindingAnswer,
+    GroundAnswer,
+    HeadAnswer,
+    RefusedImage,
+)
 
 LOGGER = logging.getLogger("medclip.inference")
 
+_LARGEST_BUFFERS = 1 << 26  # bytes
+_LARGEST_LAYER = 1 << 29  # bytes that a layer reads and writes for one image, in float32
+_LARGEST_GRID = 1 << 14  # regions
 _TEXTS_PER_PASS = 128
 _IMAGES_PER_PASS = 16
 _PICTURES = 32  # answers of a list that keep a picture, to be shown
@@ -283,8 +292,6 @@ class Predictor:
             ImageError: an image is refused; a message names its number among several.
             QueryError: as in `classify`.
         """
-        from medclip_dcl.schemas import OUT_OF_RANGE_NOTE
-
         parts, beyond, total, alone = [], 0, 0, True
         for batch, alone in self._batches(images):
             good = []
@@ -313,7 +320,7 @@ class Predictor:
 
     def classify(
         self, images: Any, findings: Any = None, *, explain: bool = False
-    ) -> "ClassifyAnswer | Answers":
+    ) -> ClassifyAnswer | Answers:
         """Answer which findings an image shows: what the service's `/classify` answers.
 
         Args:
@@ -332,8 +339,6 @@ class Predictor:
             QueryError: an image or a finding is not one; a finding without a negative prompt has no
                 level.
         """
-        from medclip_dcl.schemas import ClassifyAnswer
-
         chosen = self.findings if findings is None else parse_prompts(findings, self.findings)
         chosen = self.findings if chosen == self.findings else chosen  # whose vectors are there
 
@@ -347,7 +352,7 @@ class Predictor:
                 size = image.height_px, image.width_px
                 shown = self.window(*size)
                 places = None if own is None else [locate(grid, *size, None, shown) for grid in own]
-                yield ClassifyAnswer.of(self, image, score, chosen, places, head)
+                yield ClassifyAnswer.of(self, image, score, places, head)
 
         answers: ClassifyAnswer | Answers = self._answer(images, answer)
         return answers
@@ -357,7 +362,7 @@ class Predictor:
         self,
         regions: Float[Tensor, "images rows columns dim"],
         findings: Sequence[Finding] | None = None,
-    ) -> list[list[FindingScore]]:
+    ) -> list[list[FindingAnswer]]:
         """Answer `classify` for images from `embed_images`, one list per image.
 
         Raises:
@@ -379,7 +384,7 @@ class Predictor:
         self,
         regions: Float[Tensor, "images rows columns dim"],
         images: UInt8[np.ndarray, "images size size"],
-    ) -> list[list[HeadScore]]:
+    ) -> list[list[HeadAnswer]]:
         """Answer by every head of the model, one list per image.
 
         `regions` are those of `embed_images` for the same prepared images, which are encoded again
@@ -397,7 +402,7 @@ class Predictor:
 
     def ground(
         self, images: Any, phrases: str | Iterable[str], threshold: float | None = None
-    ) -> "GroundAnswer | Answers":
+    ) -> GroundAnswer | Answers:
         """Answer where each phrase is seen on an image: what the service's `/ground` answers.
 
         Args:
@@ -414,8 +419,6 @@ class Predictor:
             QueryError: there is no phrase, or one is blank or not text; the model has no regions;
                 or as in `classify`.
         """
-        from medclip_dcl.schemas import GroundAnswer
-
         self.require_regions()
         texts = texts_of(phrases)
 
@@ -429,8 +432,6 @@ class Predictor:
         return answers
 
     def _answer(self, images: Any, answer: Any) -> Any:
-        from medclip_dcl.schemas import Answers, RefusedImage
-
         answers = Answers()
         for batch, alone in self._batches(images):
             good = [image for image in batch if isinstance(image, SquareImage)]
@@ -653,3 +654,102 @@ def build_predictor(
         published.card,
         published.path,
     )
+
+
+def load_encoders(published: SavedModel) -> tuple[DualEncoder, PreTrainedTokenizerBase]:
+    """Load the encoders of a published model onto the CPU, and its tokenizer; nothing is fetched.
+
+    Raises:
+        CheckpointError: weights and configuration do not fit each other, or images were
+            prepared otherwise than this version prepares them.
+    """
+    _check_preprocessing(published)
+    with hub_closed(), published.text_folder() as folder:
+        text_config = packaged_text_config(folder)
+        return _build_model(published, text_config), read_tokenizer(folder, text_config)
+
+
+def warn_of_cut_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int) -> bool:
+    """Log how many texts have more than `limit` word pieces; return whether any has."""
+    # None has more than bytes, so most need not be cut into pieces here.
+    long = [text for text in texts if len(text.encode()) > limit - 2]
+    pieces = tokenizer(long, split_special_tokens=True, verbose=False)["input_ids"] if long else []
+    if cut := sum(len(item) > limit for item in pieces):
+        LOGGER.warning(
+            "%d of %d texts are longer than the %d word pieces that the model reads: what is "
+            "beyond is not read; give sentences (this is logged once)",
+            *(cut, len(texts), limit),
+        )
+    return cut > 0
+
+
+def _build_model(published: SavedModel, text_config: PreTrainedConfig) -> DualEncoder:
+    weights, settings = published.weights(), published.config.model
+    try:
+        with torch.device("meta"):  # shapes alone: sizes may be anything, and take no memory here
+            shadow = DualEncoder(settings, text_config)
+    except ConfigError as error:
+        raise CheckpointError(f"model {published.digest[:12]}: {error}") from error
+    shapes = {name: value.shape for name, value in shadow.state_dict().items()}
+    if {name: value.shape for name, value in weights.items()} != shapes:
+        raise CheckpointError(
+            f"weights of model {published.digest[:12]} do not fit its configuration; rerun train"
+        )
+    _check_memory(shadow, settings.image.input_px, sum(map(_bytes, weights.values())))
+    model = build_dual_encoder(settings, text_config, seed=0)
+    model.load_state_dict(weights)
+    return model
+
+
+@torch.no_grad()
+def _check_memory(shadow: DualEncoder, input_px: int, weight_bytes: int) -> None:
+    # What no weight bounds: buffers that are not stored, and the maps of an image of any size.
+    stored = shadow.state_dict().keys()
+    buffers = sum(_bytes(item) for name, item in shadow.named_buffers() if name not in stored)
+    if buffers > _LARGEST_BUFFERS + weight_bytes:
+        raise CheckpointError(
+            f"the encoders hold {buffers:,} bytes besides their {weight_bytes:,} of weights, above "
+            f"{_LARGEST_BUFFERS:,} more; the model is damaged, or not one of train"
+        )
+    most, grid = 0, 0
+
+    def measure(_module: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal most
+        tensors = [item for item in (*inputs, output) if isinstance(item, Tensor)]
+        most = max(most, sum(map(_bytes, tensors)))
+
+    hooks = [module.register_forward_hook(measure) for module in shadow.image.modules()]
+    try:
+        pixels = torch.zeros(1, 1, input_px, input_px, device="meta")
+        rows, columns = shadow.eval().encode_images(pixels).shape[1:3]
+        grid = rows * columns
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"the image encoder takes no input of {input_px} pixels, its input_px; rerun train"
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if most > _LARGEST_LAYER or grid > _LARGEST_GRID:
+        raise CheckpointError(
+            f"model.image.input_px {input_px} makes {grid:,} regions of an image, of at most "
+            f"{_LARGEST_GRID:,}, and takes {most:,} bytes in a layer, of at most "
+            f"{_LARGEST_LAYER:,}; train with a smaller one"
+        )
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _check_preprocessing(published: SavedModel) -> None:
+    trained_on = published.card.get("preprocessing", {})
+    here = preprocessing_facts(published.config.images, published.config.model)
+    differing = sorted(name for name in here if trained_on.get(name) != here[name])
+    if differing:
+        name = differing[0]
+        raise CheckpointError(
+            f"model {published.digest[:12]} was trained with preprocessing {name} = "
+            f"{trained_on.get(name)}, this version uses {here[name]}; use the version that "
+            "published it, or train again"
+        )

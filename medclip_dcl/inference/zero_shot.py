@@ -6,7 +6,6 @@ their level over a bank of images.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,35 +19,10 @@ from medclip_dcl.inference.model_package import (
 )
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.schemas import Code, FindingAnswer
 
 OTHER_PROMPTS = "the model is calibrated for the findings and prompts of its card alone"
 UNCALIBRATED = "no calibration was fitted for this model"
-
-
-@dataclass(frozen=True)
-class FindingScore:
-    """Score, probability and decision of one finding on one image."""
-
-    name: str
-    """The finding."""
-    score: float
-    """Softmax over the two prompts' scaled scores, in [0, 1]; no probability."""
-    margin: float
-    """Score of the positive prompts minus that of the negative, or minus the level of the positive
-    where there is no negative, in [-2, 2]."""
-    is_present: bool | None
-    """Whether the margin is above the offset, or above 0 where there is none; None where the
-    calibration refused the finding, whose answer should not be read."""
-    offset: float | None = None
-    """Level of the margin over the model's bank of images; None where the model has none."""
-    threshold: float = 0.5
-    """Score at the offset."""
-    percentile: float | None = None
-    """Share of the images in the model's bank whose margin is lower, %; None: no bank."""
-    probability: float | None = None
-    """Calibrated probability; None where the model has no calibration."""
-    note: str = UNCALIBRATED
-    """Why the probability is None, else empty."""
 
 
 def prompt_texts(findings: Sequence[Finding]) -> list[str]:
@@ -186,7 +160,7 @@ def finding_scores(
     calibrations: Sequence[FindingCalibration | str],
     offsets: Sequence[float | None],
     bank: Float[Tensor, "findings banked"] | None = None,
-) -> list[list[FindingScore]]:
+) -> list[list[FindingAnswer]]:
     """Turn `margins` into one list per image, with one answer per finding, in the rows' order.
 
     A probability is made from the margin as it is: its curve was fitted to that, and absorbs an
@@ -202,16 +176,17 @@ def finding_scores(
     calibrated = [_probabilities(row, own) for row, own in zip(logits, calibrations, strict=True)]
     return [
         [
-            FindingScore(
+            FindingAnswer(
                 name=finding.name,
                 score=float(score[row, image]),
                 margin=float(margin[row, image]),
-                is_present=None if refused[row] else bool(present[row, image]),
+                decision=None if refused[row] else bool(present[row, image]),
                 offset=offsets[row],
                 threshold=float(threshold[row]),
                 percentile=None if shares is None else float(shares[row, image]),
                 probability=calibrated[row][0][image],
-                note=calibrated[row][1],
+                probability_note=calibrated[row][1],
+                code=None if finding.code is None else Code(**vars(finding.code)),
             )
             for row, finding in enumerate(findings)
         ]

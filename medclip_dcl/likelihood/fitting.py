@@ -10,9 +10,8 @@ likely as any other.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,9 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.core.artifact import Artifact
-from medclip_dcl.core.distributed import available_cores
 from medclip_dcl.core.errors import ReportError, TrainingError
 from medclip_dcl.core.files import write_bytes, write_text
-from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.progress import Progress, available_cores
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.likelihood.masked_lm import (
     CARD,
@@ -129,12 +127,12 @@ class EncodedCorpus:
         ids = self._ids[group][rows]
         scored = self._words[group][rows] >= 0
         chance = torch.rand(ids.shape, generator=generator).masked_fill(~scored, 2.0)
-        asked = (chance < mask_share) | (chance == chance.min(1, keepdim=True).values)
-        labels = ids.masked_fill(~asked, NOT_ASKED)
+        predicted = (chance < mask_share) | (chance == chance.min(1, keepdim=True).values)
+        labels = ids.masked_fill(~predicted, NOT_ASKED)
         kind = torch.rand(ids.shape, generator=generator)
         random_ids = torch.randint(self._vocabulary, ids.shape, generator=generator)
-        hidden = ids.masked_fill(asked & (kind < 0.8), self._mask_id)
-        return MaskedBatch(torch.where(asked & (kind >= 0.9), random_ids, hidden), labels)
+        hidden = ids.masked_fill(predicted & (kind < 0.8), self._mask_id)
+        return MaskedBatch(torch.where(predicted & (kind >= 0.9), random_ids, hidden), labels)
 
 
 _MASK_SHARE = 0.15  # of the word pieces; Devlin et al. 2019, Section 3.1
@@ -148,15 +146,46 @@ _SAVING_SHARE = 0.02  # of the time of a fit, at most, is spent on saving
 _CLIP_NORM = 1.0
 _ENCODED_AT_ONCE = 4096  # sentences
 _DRAWS = 4  # lengths in one step: more would make small matrices, fewer a noisier step
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _CARD = Path(__file__).with_name("card.jinja")
 
 
-@dataclass
-class FitState:
-    """State of a fit: everything that the next step depends on."""
+class FitStateFile:
+    """Keeps the newest state of a fit, weights and moments of AdamW, in the draft's folder."""
 
-    step: int
-    tensors: Mapping[str, Tensor]
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "fit_state.safetensors"
+
+    def write(self, model: BertForMaskedLM, optimizer: torch.optim.AdamW, step: int) -> None:
+        """Replace the saved state; a kill leaves the old one or the new one."""
+        tensors = {
+            f"{kind}/{name}": tensor.cpu().contiguous()
+            for name, parameter in model.named_parameters()
+            for kind, tensor in {"weight": parameter.detach(), **optimizer.state[parameter]}.items()
+        }
+        write_bytes(self._path, save(tensors, metadata={"step": str(step)}))
+
+    def read(self, model: BertForMaskedLM, optimizer: torch.optim.AdamW) -> int:
+        """Put the saved state back; return its steps, 0 where there is none that can be read."""
+        try:
+            with safe_open(self._path, framework="pt") as file:
+                step = int(file.metadata()["step"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError, KeyError, ValueError):
+            return 0
+        for name, parameter in model.named_parameters():
+            with torch.no_grad():
+                parameter.copy_(tensors[f"weight/{name}"])
+            state = {kind: tensors[f"{kind}/{name}"] for kind in ("step", *_MOMENTS)}
+            optimizer.state[parameter] = {
+                kind: value if kind == "step" else value.to(parameter.device)
+                for kind, value in state.items()
+            }
+        return step
+
+    def remove(self) -> None:
+        """Delete the saved state."""
+        self._path.unlink(missing_ok=True)
 
 
 def fit_model(
@@ -164,37 +193,43 @@ def fit_model(
     corpus: EncodedCorpus,
     settings: LanguageModelConfig,
     seed: int,
-    *,
-    start: FitState | None = None,
-    after_step: Callable[[int, float, Callable[[], FitState]], None] | None = None,
-) -> None:
-    """Train a masked language model in place with AdamW, warm-up and linear decay.
+    file: FitStateFile | None = None,
+) -> float:
+    """Train a masked language model in place; return the last loss, nats.
 
-    What a step draws depends on seed and step alone, so a fit that resumes from a state
-    ends with the weights of an uninterrupted one. `after_step` is called with the number of
-    finished steps, the loss in nats, and a function that gives the state.
+    What a step draws depends on seed and step alone, so a fit that goes on from the state in `file`
+    ends with the weights of an uninterrupted one.
 
     Raises:
         TrainingError: the loss is not finite.
 
-    Source: Devlin et al. 2019, Appendix A.2.
+    Source: Devlin et al. 2019, Appendix A.2: AdamW, warm-up, then linear decay.
     """
     optimizer = _optimizer(model, settings.learning_rate)
-    first = 0
-    if start is not None:
-        first = start.step
-        _restore(model, optimizer, start)
+    first = file.read(model, optimizer) if file else 0
+    last, due = 0.0, 0.0
+    devices = [model.device] if model.device.type == "cuda" else []
     model.train()
-    with torch.random.fork_rng(devices=_devices(model)):
+    with (
+        torch.random.fork_rng(devices=devices),
+        Progress("fit language model", settings.steps, "step", first) as bar,
+    ):
         for step in range(first, settings.steps):
-            generator = torch.Generator().manual_seed(_step_seed(seed, step))
-            torch.manual_seed(_step_seed(seed, step))  # dropout draws from the global state
+            # Up to a million steps no two seeds share a step's own.
+            own_seed = (seed * 1_000_003 + step) % (1 << 62)
+            generator = torch.Generator().manual_seed(own_seed)
+            torch.manual_seed(own_seed)  # dropout draws from the global state
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * _decay(step, settings)
-            loss = _step(model, optimizer, corpus, settings, generator)
-            if after_step is not None:
-                after_step(step + 1, loss, partial(_state, model, optimizer, step + 1))
+            last = _step(model, optimizer, corpus, settings, generator)
+            bar.advance(1, nats=last)
+            started = time.monotonic()
+            if file and started >= due and step + 1 < settings.steps:
+                file.write(model, optimizer, step + 1)
+                saved = time.monotonic()
+                due = saved + max(_SAVE_EVERY_S, (saved - started) / _SAVING_SHARE)
     model.train(False)
+    return last
 
 
 @torch.inference_mode()
@@ -208,17 +243,17 @@ def masked_accuracy(
     """
     model.train(False)
     generator = torch.Generator().manual_seed(seed)
-    right = asked = 0
+    right = predicted = 0
     nats = 0.0
     for masked in corpus.all_once(batch, mask_share, generator):
         logits, labels = _predict(model, masked)
         right += int((logits.argmax(-1) == labels).sum())
         nats += float(F.cross_entropy(logits, labels, reduction="sum"))
-        asked += len(labels)
+        predicted += len(labels)
     return {
-        "held_out_accuracy": right / asked,
-        "held_out_nats": nats / asked,
-        "held_out_pieces": asked,
+        "held_out_accuracy": right / predicted,
+        "held_out_nats": nats / predicted,
+        "held_out_pieces": predicted,
     }
 
 
@@ -231,12 +266,12 @@ def _step(
 ) -> float:
     rows = -(-settings.batch // _DRAWS)
     batches = [corpus.draw(rows, _MASK_SHARE, generator) for _ in range(_DRAWS)]
-    asked = sum(int((batch.labels != NOT_ASKED).sum()) for batch in batches)
+    predicted = sum(int((batch.labels != NOT_ASKED).sum()) for batch in batches)
     total = 0.0
     optimizer.zero_grad(set_to_none=True)
     for batch in batches:
         logits, labels = _predict(model, batch)
-        loss = F.cross_entropy(logits, labels, reduction="sum") / asked
+        loss = F.cross_entropy(logits, labels, reduction="sum") / predicted
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
     # The norm is not finite where any gradient is not: one look at it checks them all.
@@ -271,63 +306,6 @@ def _decay(step: int, settings: LanguageModelConfig) -> float:
     return min((step + 1) / warmup, (settings.steps - step) / max(1, settings.steps - warmup))
 
 
-def _step_seed(seed: int, step: int) -> int:
-    # Up to a million steps no two seeds share one.
-    return (seed * 1_000_003 + step) % (1 << 62)
-
-
-def _devices(model: BertForMaskedLM) -> list[torch.device]:
-    return [model.device] if model.device.type == "cuda" else []
-
-
-def _state(model: BertForMaskedLM, optimizer: torch.optim.AdamW, step: int) -> FitState:
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        tensors[f"weight/{name}"] = parameter.detach()
-        for moment in ("exp_avg", "exp_avg_sq"):
-            tensors[f"{moment}/{name}"] = optimizer.state[parameter][moment]
-    return FitState(step, tensors)
-
-
-def _restore(model: BertForMaskedLM, optimizer: torch.optim.AdamW, state: FitState) -> None:
-    for name, parameter in model.named_parameters():
-        with torch.no_grad():
-            parameter.copy_(state.tensors[f"weight/{name}"])
-        optimizer.state[parameter] = {
-            "step": torch.tensor(float(state.step)),
-            **{
-                moment: state.tensors[f"{moment}/{name}"].to(parameter.device).clone()
-                for moment in ("exp_avg", "exp_avg_sq")
-            },
-        }
-
-
-class FitStateFile:
-    """Keeps the newest state of a fit in the draft's folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "fit_state.safetensors"
-
-    def write(self, state: FitState) -> None:
-        """Replace the saved state; a kill leaves the old one or the new one."""
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in state.tensors.items()}
-        write_bytes(self._path, save(tensors, metadata={"step": str(state.step)}))
-
-    def read(self) -> FitState | None:
-        """Read the saved state; None where there is none, or none that can be read."""
-        try:
-            with safe_open(self._path, framework="pt") as file:
-                step = int(file.metadata()["step"])
-                names = file.keys()  # the file itself cannot be iterated
-                return FitState(step, {name: file.get_tensor(name) for name in names})
-        except (OSError, SafetensorError, KeyError, ValueError):
-            return None
-
-    def remove(self) -> None:
-        """Delete the saved state."""
-        self._path.unlink(missing_ok=True)
-
-
 def _card(facts: Mapping[str, Any], settings: Mapping[str, Any], began: str) -> str:
     # Counts and scalars of the run, no texts; equal arguments give equal cards. Empty settings: it
     # was not fitted here; empty `began`: from random weights.
@@ -354,7 +332,8 @@ def fit_language_model(
         TrainingError: the loss is not finite.
     """
     torch.set_num_threads(settings.threads or available_cores())
-    rows = _training_rows(source)
+    table = read_table(source.path, sentences.SENTENCES, ["study_id", "split", "text"])
+    rows = [(row["study_id"], row["text"]) for row in table.to_pylist() if row["split"] == "train"]
     texts = [text for study, text in rows if not _is_held_out(study)]
     loaded = load_language_model(pretrained) if pretrained else _small_bert(texts, settings, seed)
     corpus, unseen, dropped = _corpora(loaded, rows)
@@ -369,7 +348,7 @@ def fit_language_model(
     before = {}
     if pretrained:
         before["held_out_accuracy_before"] = measured()["held_out_accuracy"]
-    loss = _train(loaded.model, corpus, settings, seed, state)
+    loss = fit_model(loaded.model, corpus, settings, seed, state)
     facts = {
         "fitted": True,
         "sentences": len(corpus),
@@ -408,13 +387,6 @@ def _write(
 ) -> None:
     save_language_model(loaded.model, loaded.tokenizer, folder)
     write_text(folder / CARD, _card(facts, settings, began))
-
-
-def _training_rows(source: Artifact) -> list[tuple[str, str]]:
-    # Report and text of every sentence of the training split.
-    table = read_table(source.path, sentences.SENTENCES, ["study_id", "split", "text"])
-    rows = [row for row in table.to_pylist() if row["split"] == "train"]
-    return [(row["study_id"], row["text"]) for row in rows]
 
 
 def _is_held_out(study_id: str) -> bool:
@@ -487,33 +459,6 @@ def _corpora(
         for is_held_out in (False, True)
     )
     return fitted, unseen, len(rows) - len(short)
-
-
-def _train(
-    model: BertForMaskedLM,
-    corpus: EncodedCorpus,
-    settings: LanguageModelConfig,
-    seed: int,
-    file: FitStateFile,
-) -> float:
-    """Fit with progress and saved states; return the last loss, nats."""
-    start = file.read()
-    done = start.step if start else 0
-    last, due = 0.0, 0.0
-    with Progress("fit language model", settings.steps, "step", done) as bar:
-
-        def after_step(step: int, loss: float, state: Callable[[], FitState]) -> None:
-            nonlocal last, due
-            last = loss
-            bar.advance(1, nats=loss)
-            begun = time.monotonic()
-            if begun >= due and step < settings.steps:
-                file.write(state())
-                saved = time.monotonic()
-                due = saved + max(_SAVE_EVERY_S, (saved - begun) / _SAVING_SHARE)
-
-        fit_model(model, corpus, settings, seed, start=start, after_step=after_step)
-    return last
 
 
 def _size(loaded: LanguageModel) -> dict[str, int]:

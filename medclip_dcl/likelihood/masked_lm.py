@@ -147,10 +147,10 @@ def checkpoint_digests(folder: Path) -> dict[str, str]:
     """
     names = [CONFIG, TOKENIZER, "tokenizer_config.json", VOCABULARY]
     names.append(weights_file(folder).name)
-    found = {name: sha256_file(folder / name) for name in names if (folder / name).is_file()}
-    if CONFIG not in found:
+    digests = {name: sha256_file(folder / name) for name in names if (folder / name).is_file()}
+    if CONFIG not in digests:
         raise CheckpointError(f"the language model has no {CONFIG}; give a BERT directory")
-    return found
+    return digests
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:

@@ -25,10 +25,9 @@ from scipy import stats
 from transformers import BertConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.core.artifact import Artifact, ArtifactType, fingerprint_changes
-from medclip_dcl.core.distributed import available_cores
 from medclip_dcl.core.errors import ArtifactCorrupt, ArtifactStale
 from medclip_dcl.core.files import write_bytes
-from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.progress import Progress, available_cores
 from medclip_dcl.core.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.likelihood.masked_lm import model_digest, tokenizer_digest
 from medclip_dcl.likelihood.pll import encode_sentences
@@ -152,10 +151,8 @@ def score_header(
 def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
     """Raise ArtifactStale, naming each setting that differs from those of a `score_header`."""
     settings = artifact.fingerprint["settings"]
-    shared = settings.keys() & header.keys()
-    differences = fingerprint_changes(
-        *({name: tree[name] for name in sorted(shared)} for tree in (settings, header))
-    )
+    then = {name: settings[name] for name in header if name in settings}
+    differences = fingerprint_changes(then, {name: header[name] for name in then})
     if differences:
         raise ArtifactStale(
             f"the likelihoods were scored with other settings ({'; '.join(differences)}); rerun "

@@ -53,20 +53,17 @@ class LikelihoodConfig(Section):
 class EtaConfig(Section):
     """Class probability of a sentence (`build_eta_cache`)."""
 
-    source: Literal["pll", "frequency", "constant", "labels", "table", "oracle"] = "pll"
-    """Where eta comes from; `pll` is the paper's."""
+    source: Literal["pll", "constant", "table"] = "pll"
+    """Where eta comes from: the likelihood, as in the paper, one value, or a table of your own."""
     a: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Scale of eta = a * p**k; no unit; paper, Section 3.2."""
+    """Scale of eta = a * p**k; no unit; paper, Section 3.2. The paper's a and k are for CXR-BERT: a
+    language model that is fitted here has likelihoods of another scale, so search both."""
     k: Annotated[float, Field(ge=0)] = 0.35
     """Exponent of eta = a * p**k; no unit; paper, Section 3.2."""
-    fit: Literal["none", "claims", "labels"] = "none"
-    """Where `source` is `pll`: fits a and k, in place of the two above, to how often the sentences
-    hold of other training studies, by their claims or labels. The paper's a and k are for CXR-BERT;
-    a language model that is fitted here has likelihoods of another scale."""
     eta_max: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Cap on eta; ours: an uncapped negation destroys training."""
     constant: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Value of eta where `source` is `constant`."""
     table: Annotated[str, LOCAL] = ""
-    """CSV with columns `text` and `eta` or `rho` where `source` is `table` or `oracle`; it lists
-    every sentence."""
+    """CSV with columns `text` and `eta` or `rho` where `source` is `table`; it lists every
+    sentence."""

@@ -1,4 +1,4 @@
-"""All-gather whose backward is exact, and its counterpart for constants.
+"""All-gather whose backward is exact.
 
 With local anchors against gathered candidates, the mean over local anchors as loss
 and gradients averaged over processes (as DistributedDataParallel does), every weight
@@ -32,12 +32,6 @@ def gather_with_grad(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_
     return gathered
 
 
-@torch.no_grad()
-def gather_constant(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
-    """Join a tensor of ids, eta or claims over all processes, in rank order, without gradient."""
-    return tensor.detach() if _world_size() == 1 else _all_gather(tensor)
-
-
 def positive_columns(rows: int, device: torch.device) -> Shaped[Tensor, " rows"]:
     """Find the columns that local anchors are paired with among gathered candidates.
 
@@ -61,13 +55,14 @@ class _AllGather(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         # Row i went to every process, so its gradient is the sum of what all of them have for it.
         gradient = grads[0].contiguous()
+        # Summed where the row is from, each process receiving its own part alone.
         own = gradient.new_empty((ctx.rows, *gradient.shape[1:]))
         dist.reduce_scatter(own, list(gradient.chunk(dist.get_world_size())))
         return own
 
 
 def _all_gather(tensor: Tensor) -> Tensor:
-    local = tensor.contiguous()
+    local = tensor.contiguous()  # collectives move plain memory, and read no strides
     parts = [torch.empty_like(local) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, local)
     return torch.cat(parts)

@@ -194,6 +194,7 @@ def multi_positive_loss(
         out costs retrieval); the excluded set is ours.
     """
     s, positive = checked(s, positive)
+    # The paired candidate is a positive whatever the text says of it.
     in_p = same.scatter(1, positive.unsqueeze(1), True)
     if excluded is not None:
         s = s.masked_fill(excluded & ~in_p, -torch.inf)

@@ -1,4 +1,4 @@
-"""Weights on negatives: the rivals of the paper's Table 1, and hard negatives.
+"""Weights on negatives: the rivals of the paper's Table 1.
 
 Every function returns w of shape (anchors, candidates) for
 `L = log(1 + sum_n w_n e^{s_n - s_p})`: w multiplies e^s, never s, so that a weight of
@@ -8,8 +8,7 @@ Removal keeps weights 0 or 1; the others sum to N, the number of negatives.
 Arguments in common
     positive          column of each anchor's positive
     text_similarity   cosine of the two texts in a space that does not learn
-    beta              sharpness, at least 0; 0 treats all negatives alike. It multiplies a
-                      cosine, or s of `reweight_hard`, whose scale is gamma**2 already
+    beta              sharpness, at least 0; 0 treats all negatives alike
 """
 
 import math
@@ -76,15 +75,12 @@ def reweight_by_similarity(
 
     Source: Wang et al. 2023, Table 1, "Reweight by Text Sim."; the softmax is ours.
     """
-    return _softmax_weights(-beta * text_similarity.detach().float(), positive)
-
-
-def reweight_hard(s: Pairs, positive: Int[Tensor, " anchors"], beta: float) -> Pairs:
-    """Weigh negatives up that the model finds close to the anchor: N * softmax_n(beta s).
-
-    Source: Robinson et al. 2021, Section 4.
-    """
-    return _softmax_weights(beta * s.detach().float(), positive)
+    N = text_similarity.shape[1] - 1
+    if N == 0:
+        return torch.zeros_like(text_similarity)
+    logits = -beta * text_similarity.detach().float()
+    # The positive is out before the softmax, or it would take most of the weight.
+    return N * logits.scatter(1, positive.unsqueeze(1), -torch.inf).softmax(dim=1)
 
 
 def negative_gauges(
@@ -110,14 +106,6 @@ def negative_gauges(
     effective = w.sum(dim=1) ** 2 / squares.where(squares > 0, 1.0)
     removed = 1 - (w > 0).sum(dim=1) / N
     return {"negatives_removed": removed.mean(), "effective_negatives": effective.mean()}
-
-
-def _softmax_weights(logits: Pairs, positive: Int[Tensor, " anchors"]) -> Pairs:
-    N = logits.shape[1] - 1
-    if N == 0:
-        return torch.zeros_like(logits)
-    # The positive is out before the softmax, or it would take most of the weight.
-    return N * logits.scatter(1, positive.unsqueeze(1), -torch.inf).softmax(dim=1)
 
 
 def _without(positive: Int[Tensor, " anchors"], weights: Pairs) -> Pairs:

@@ -46,6 +46,7 @@ def encode_claims(
     column = {name: number for number, name in enumerate(findings)}
     codes = torch.zeros(len(claims), len(findings) + 1, dtype=torch.int8)
     for row, text in enumerate(claims):
+        # The stronger statement last: an assertion beats a hedge, and a hedge a denial.
         for name in text.negated:
             codes[row, column[name]] = NEGATED
         for name in text.uncertain:
@@ -76,21 +77,6 @@ def encode_labels(
     return codes
 
 
-def encode_truth(
-    present: Sequence[Mapping[str, Set[str]]], findings: Sequence[str] = FINDINGS
-) -> Int8[Tensor, "studies codes"]:
-    """Turn the findings that each study has, with their sides, into codes of reports.
-
-    What is not present is absent: no finding is left unmentioned.
-    """
-    codes = torch.full((len(present), len(findings) + 1), NEGATED, dtype=torch.int8)
-    for row, study in enumerate(present):
-        for name, sides in study.items():
-            codes[row, findings.index(name)] = ASSERTED | _side_bits(sides)
-        codes[row, -1] = not study
-    return codes
-
-
 def relation_matrix(
     anchor_claims: Int8[Tensor, "anchors codes"],
     report_claims: Int8[Tensor, "candidates codes"],
@@ -110,6 +96,7 @@ def relation_matrix(
     is_unclear |= is_normal & (report_claims[None, :, -1] == 0)
     is_different |= ~(names_finding | is_normal)  # no claim: the anchor trains by plain InfoNCE
 
+    # Several claims take the worst verdict: different is written over unclear.
     relation = torch.full_like(is_different, SAME, dtype=torch.int8)
     return relation.masked_fill_(is_unclear, UNCLEAR).masked_fill_(is_different, DIFFERENT)
 
@@ -125,6 +112,7 @@ def relation_gauges(
     the others; `with_claims`: share of anchors with claims; `alone`: share of anchors for which
     every other image is UNCLEAR.
     """
+    # An anchor's own image is its positive whatever the relation says: it is not counted.
     others = torch.ones_like(relation, dtype=torch.bool)
     others[torch.arange(len(relation), device=relation.device), positive] = False
     unclear = (relation == UNCLEAR) & others

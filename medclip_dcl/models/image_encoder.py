@@ -6,10 +6,8 @@ channels, with the mean and spread that it was trained with.
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoBackbone, AutoModel, ResNetConfig, ResNetModel
 
 from medclip_dcl.core.errors import ConfigError
@@ -153,8 +150,8 @@ def _build_own_map(settings: ImageEncoderConfig) -> nn.Module:
 
 
 def _last_map(backbone: nn.Module, pixels: Tensor) -> Tensor:
-    found = backbone(pixels)
-    features: Tensor = found if isinstance(found, Tensor) else found.feature_maps[-1]
+    answer = backbone(pixels)
+    features: Tensor = answer if isinstance(answer, Tensor) else answer.feature_maps[-1]
     return features
 
 
@@ -195,7 +192,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, settings: ImageEncoderConfig) -> None:
         super().__init__()
         self._settings, self.kind = settings, settings.kind
-        self._checkpointed = self._gives_map = False
+        self._gives_map = False
         if settings.kind == "vit":
             self.backbone = _build_vit(settings.backbone, settings.input_px)
             config: Any = self.backbone.config
@@ -253,14 +250,15 @@ class ImageEncoder(nn.Module):
         return features
 
     def checkpoint_activations(self) -> None:
-        """Compute the activations of each stage twice instead of keeping them."""
-        self._checkpointed = True
-        if not self._gives_map and self.kind != "vit":
-            return
+        """Compute the activations of each layer twice instead of keeping them.
+
+        ConfigError: a ResNet, whose batch norms would count a batch twice, or a backbone that
+        keeps them.
+        """
         if not getattr(self.backbone, "supports_gradient_checkpointing", False):
             raise ConfigError(
-                "this image backbone keeps its activations; set train.gradient_checkpointing to "
-                "text or none"
+                f"the image encoder, of kind {self.kind}, keeps its activations; set "
+                "train.gradient_checkpointing to text or none, or train.chunk to fewer pairs"
             )
         self.backbone.activation_checkpointing_enable({"use_reentrant": False})
 
@@ -307,11 +305,7 @@ class ImageEncoder(nn.Module):
             pixels = pixels * self._scale + self._shift
         features: Tensor = self.backbone.embedder(pixels)
         for stage in self.backbone.encoder.stages:
-            if self._checkpointed and torch.is_grad_enabled():
-                around = partial(_twice, stage)
-                features = checkpoint(stage, features, use_reentrant=False, context_fn=around)
-            else:
-                features = stage(features)
+            features = stage(features)
         return features
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -355,29 +349,6 @@ def load_image_weights(encoder: ImageEncoder, path: Path) -> LoadReport:
     return fill(
         encoder.backbone, fold_to_grey(named, encoder.backbone), RESNET_HEADS, layout=layout
     )
-
-
-def _twice(stage: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    # What stands around the first and around the second computation of a stage.
-    return nullcontext(), _statistics_kept(stage)
-
-
-@contextmanager
-def _statistics_kept(stage: nn.Module) -> Iterator[None]:
-    # The second computation lets batch norms see the batch without counting it once more.
-    norms = [item for item in stage.modules() if isinstance(item, nn.modules.batchnorm._BatchNorm)]
-    momenta = [norm.momentum for norm in norms]
-    counters = [norm.num_batches_tracked for norm in norms]
-    counts = [None if counter is None else counter.clone() for counter in counters]
-    for norm in norms:
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for norm, momentum, counter, count in zip(norms, momenta, counters, counts, strict=True):
-            norm.momentum = momentum
-            if counter is not None and count is not None:
-                counter.copy_(count)
 
 
 def _resnet_config(settings: ImageEncoderConfig) -> ResNetConfig:

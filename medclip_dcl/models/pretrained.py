@@ -35,13 +35,13 @@ _NESTED = ("state_dict", "model")
 def weights_file(path: Path) -> Path:
     """Find the file with a checkpoint's weights, of a folder or itself; CheckpointError: none."""
     files = [path / name for name in _NAMES] if path.is_dir() else [path]
-    found = [file for file in files if file.is_file()]
-    if not found:
+    present = [file for file in files if file.is_file()]
+    if not present:
         raise CheckpointError(
             f"no weights at {path}: give a safetensors or torch file, or a directory with "
             f"{' or '.join(_NAMES[:2])}"
         )
-    return found[0]
+    return present[0]
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -7,9 +7,8 @@ Axes and symbols
     k              the region that answers the sentence best: argmax_r h_r
     f              image-sentence score, in [-1, 1]; the logit is s = gamma**2 * f
 
-RoIAlign averages bilinear samples on a regular grid inside each bin of a box. Bilinear
-interpolation is separable, so the average is rows @ map @ columns.T, with one weight
-matrix for each axis.
+RoIAlign averages bilinear samples on a regular grid inside a box. Bilinear interpolation is
+separable, so the average is rows @ map @ columns, with a vector of weights for each axis.
 """
 
 from typing import Any
@@ -161,23 +160,23 @@ class _PairScores(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, y: Tensor, settings: SimilarityConfig, images: int) -> Tensor:
         parts = [_pair_scores(block, y, settings) for block in torch.split(x, images)]
         # h is the largest tensor of a step: where it is too large to keep, it is computed twice.
-        kept = parts if len(y) * x.shape[:2].numel() <= _LARGEST_KEPT else []
-        ctx.save_for_backward(x, y, *(tensor for part in kept for tensor in part[1:]))
+        saved = parts if len(y) * x.shape[:2].numel() <= _LARGEST_KEPT else []
+        ctx.save_for_backward(x, y, *(tensor for part in saved for tensor in part[1:]))
         ctx.settings, ctx.images = settings, images
         return torch.cat([part[0] for part in parts], dim=1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, df: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        x, y, *kept = ctx.saved_tensors
+        x, y, *saved = ctx.saved_tensors
         settings, share = ctx.settings, _LOCAL_SHARE[ctx.settings.kind]
         dx, dy = x.new_empty(x.shape), torch.zeros_like(y)
         blocks = torch.split(x, ctx.images)
-        each = len(kept) // len(blocks)
+        each = len(saved) // len(blocks)
         for number, (block, dblock) in enumerate(
             zip(blocks, torch.split(dx, ctx.images), strict=True)
         ):
-            part = kept[number * each : (number + 1) * each]
+            part = saved[number * each : (number + 1) * each]
             p, *attention = part or _pair_scores(block, y, settings)[1:]
             dfs = df[:, number * ctx.images :][:, : len(block)]
             rows, drows = block.reshape(-1, x.shape[2]), dblock.view(-1, x.shape[2])
@@ -215,28 +214,21 @@ def roi_align(
     features: Float[Tensor, "images channels rows columns"],
     boxes: Float[Tensor, "boxes 4"],
     image_of_box: Int[Tensor, " boxes"],
-    spatial_scale: float,
-    output_size: int = 1,
-) -> Float[Tensor, "boxes channels out out"]:
-    """Pool each box of a feature map onto a small grid.
+) -> Float[Tensor, "boxes channels"]:
+    """Pool each box of a feature map: the mean of one bilinear sample a cell that it spans.
 
-    Args:
-        features: maps.
-        boxes: (x0, y0, x1, y1) in pixels of the model's input, x1 > x0 and y1 > y0.
-        image_of_box: row of `features` that each box is on.
-        spatial_scale: cells per input pixel: one over the encoder's stride.
-        output_size: bins along each side of a box, each the mean of one bilinear sample a
-            cell that it spans, at least one; those more than a cell outside count as 0.
+    Boxes are (x0, y0, x1, y1) in cells, x1 > x0 and y1 > y0; `image_of_box` is the row of
+    `features` that each is on. A box has one sample at least along each axis; samples more than a
+    cell outside the map count as 0.
 
     Source: He et al. 2017, RoIAlign with half-pixel alignment and adaptive sampling
-        (`aligned=True`, `sampling_ratio=0` elsewhere).
+        (`aligned=True`, `sampling_ratio=0` elsewhere), with one bin.
     """
-    cells = boxes.to(features.dtype) * spatial_scale - 0.5  # cell centres at whole numbers
-    x0, y0, x1, y1 = cells.unbind(dim=1)
-    # Bilinear interpolation is separable: one matrix of weights an axis, no sample is formed.
-    across_rows = _axis_weights(y0, y1, features.shape[2], output_size)
-    across_columns = _axis_weights(x0, x1, features.shape[3], output_size)
-    return torch.einsum("bor,bcrk,bpk->bcop", across_rows, features[image_of_box], across_columns)
+    x0, y0, x1, y1 = (boxes.to(features.dtype) - 0.5).unbind(dim=1)  # centres at whole numbers
+    # Bilinear interpolation is separable: one vector of weights an axis, no sample is formed.
+    across_rows = _axis_weights(y0, y1, features.shape[2])
+    across_columns = _axis_weights(x0, x1, features.shape[3])
+    return torch.einsum("br,bcrk,bk->bc", across_rows, features[image_of_box], across_columns)
 
 
 def box_vectors(
@@ -254,8 +246,8 @@ def box_vectors(
     x, y, width, height = boxes.unbind(dim=1)
     cells = torch.stack([x * columns, y * rows, (x + width) * columns, (y + height) * rows], dim=1)
     regions = functional.normalize(regions, dim=-1)  # BioViL's keep their lengths
-    pooled = roi_align(regions.permute(0, 3, 1, 2), cells, image_of_box, spatial_scale=1.0)
-    return functional.normalize(pooled.flatten(1), dim=-1)
+    pooled = roi_align(regions.permute(0, 3, 1, 2), cells, image_of_box)
+    return functional.normalize(pooled, dim=-1)
 
 
 def global_vectors(
@@ -269,19 +261,16 @@ def global_vectors(
 
 
 def _axis_weights(
-    start: Float[Tensor, " boxes"], stop: Float[Tensor, " boxes"], cells: int, bins: int
-) -> Float[Tensor, "boxes bins cells"]:
-    width = (stop - start) / bins
-    samples = width.ceil().clamp_min(1)  # per bin; differs from box to box
+    start: Float[Tensor, " boxes"], stop: Float[Tensor, " boxes"], cells: int
+) -> Float[Tensor, "boxes cells"]:
+    samples = (stop - start).ceil().clamp_min(1)  # differs from box to box
     step = torch.arange(int(samples.max()) if len(samples) else 1, device=start.device)
-    within = (step + 0.5) / samples.unsqueeze(1)  # (boxes, samples), in units of a bin
-    bin_index = torch.arange(bins, device=start.device, dtype=start.dtype)
-    offset = (bin_index[:, None] + within[:, None, :]) * width[:, None, None]
-    position = start[:, None, None] + offset  # (boxes, bins, samples)
-    counts = (step < samples.unsqueeze(1))[:, None, :]  # the rest is padding
+    within = (step + 0.5) / samples.unsqueeze(1)  # (boxes, samples), in units of a box
+    position = start.unsqueeze(1) + within * (stop - start).unsqueeze(1)
+    counts = step < samples.unsqueeze(1)  # the rest is padding
     counts = counts & (position >= -1) & (position <= cells)
     # Up to a cell outside the map a sample takes the value of the border; beyond, it counts as 0.
     nearest = position.clamp(0, cells - 1).unsqueeze(-1)
     cell = torch.arange(cells, device=start.device, dtype=start.dtype)
     hat = (1 - (nearest - cell).abs()).clamp_min(0)  # linear interpolation's weights
-    return (hat * counts.unsqueeze(-1)).sum(dim=2) / samples[:, None, None]
+    return (hat * counts.unsqueeze(-1)).sum(dim=1) / samples.unsqueeze(1)

@@ -7,7 +7,6 @@ last    last state of a window that padding fills, and that sees it, as SigLIP's
 """
 
 import json
-from collections import OrderedDict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModel, BertConfig, BertModel, BertTokenizer, PreTrainedConfig
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertModel,
+    BertTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from medclip_dcl.core.errors import CheckpointError, ConfigError, QueryError
 from medclip_dcl.models.architectures import REFUSALS, TEXT_TYPES, check_sizes, check_tokenizer
@@ -24,8 +30,7 @@ from medclip_dcl.models.pretrained import LoadReport, fill, modern_key, read_ten
 from medclip_dcl.models.settings import TextEncoderConfig
 
 # Language-model, projection and pooling heads, and a buffer that old checkpoints carry.
-_TRAINED = "cls_projection_head."
-_HEADS = ("cls.", _TRAINED, "pooler.", "embeddings.position_ids")
+_HEADS = ("cls.", "cls_projection_head.", "pooler.", "embeddings.position_ids")
 
 
 CONFIG, TOKENIZER, VOCABULARY = "config.json", "tokenizer.json", "vocab.txt"
@@ -198,15 +203,18 @@ def read_bert_tokenizer(folder: Path) -> BertTokenizer:
     """
     if not (folder / TOKENIZER).is_file() and not (folder / VOCABULARY).is_file():
         raise CheckpointError(f"neither {TOKENIZER} nor {VOCABULARY} is there; add one")
+    tokenizer: BertTokenizer = load_tokenizer(BertTokenizer, folder)
+    return tokenizer
+
+
+def load_tokenizer(kind: type[PreTrainedTokenizerBase], folder: Path) -> Any:
+    """Load a tokenizer's files, whose steps must be known and bounded; CheckpointError."""
     if (folder / TOKENIZER).is_file():
         check_tokenizer(folder / TOKENIZER)
     try:
-        tokenizer: BertTokenizer = BertTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, *REFUSALS) as error:
-        raise CheckpointError("the tokenizer's files cannot be read") from error
-    return tokenizer
+        raise CheckpointError(f"the tokenizer's files of {folder} cannot be read") from error
 
 
 def load_text_weights(encoder: TextEncoder, folder: Path) -> LoadReport:
@@ -219,35 +227,6 @@ def load_text_weights(encoder: TextEncoder, folder: Path) -> LoadReport:
         modern_key(key.removeprefix("bert.")): value for key, value in read_tensors(folder).items()
     }
     return fill(encoder.backbone, state, heads=_HEADS, layout="bert")
-
-
-def load_trained_projection(folder: Path, text_config: PreTrainedConfig) -> TextEncoder | None:
-    """Build a checkpoint's own text encoder, its trained projection included; None: it has none.
-
-    The maps are those of CXR-BERT-specialized and BioViL-T, trained against images: linear, GELU,
-    layer norm, linear. CheckpointError as `read_tensors` and `fill`.
-    """
-    state = read_tensors(folder)
-    head = {
-        modern_key(key.removeprefix(_TRAINED)): value
-        for key, value in state.items()
-        if key.startswith(_TRAINED)
-    }
-    inner, outer = head.get("dense_to_hidden.weight"), head.get("dense_to_output.weight")
-    if inner is None or outer is None:
-        return None
-    encoder = TextEncoder(text_config, len(outer))
-    load_text_weights(encoder, folder)
-    layers: list[tuple[str, nn.Module]] = [
-        ("dense_to_hidden", nn.Linear(inner.shape[1], len(inner))),
-        ("activation", nn.GELU()),
-        ("LayerNorm", nn.LayerNorm(len(inner), eps=text_config.layer_norm_eps)),
-        ("dense_to_output", nn.Linear(len(inner), len(outer))),
-    ]
-    projection = nn.Sequential(OrderedDict(layers))
-    fill(projection, head, heads=())
-    encoder.projection = projection
-    return encoder.eval().requires_grad_(False)
 
 
 def list_texts(texts: Any) -> list[str]:

@@ -15,10 +15,11 @@ exhaustive search. Equal scores are ordered by id.
 Source: ours; no vector engine computes the score of Wang et al. 2023, Section 3.2.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +52,7 @@ from medclip_dcl.retrieval.embeddings import (
     shard_name,
 )
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
+from medclip_dcl.schemas import HitAnswer
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 
@@ -94,38 +96,6 @@ class Query:
             raise QueryError(f"k = {self.k} asks for no hit; it must be at least 1")
 
 
-@dataclass(frozen=True)
-class Hit:
-    """One answer; what is said of an image's study and patient is empty for a sentence."""
-
-    id: str
-    """Image id, or text key."""
-    score: float
-    """Exact score of the query with it; higher is closer."""
-    texts: tuple[str, ...]
-    """The sentence, or the sentences of the image's study in the report's order."""
-    studies: int = 1
-    """Number of studies that say the sentence; 1 for an image."""
-    study_id: str = ""
-    subject_id: str = ""
-    split: str = ""
-    view: str = ""
-    findings: tuple[str, ...] = ()
-
-
-class _Coded:
-    """A column of few distinct strings, as numbers."""
-
-    def __init__(self, table: pa.Table, column: str) -> None:
-        coded = table.column(column).combine_chunks().dictionary_encode()
-        self._names, self._codes = coded.dictionary, coded.indices.to_numpy().astype(np.int32)
-
-    def among(self, allowed: frozenset[str]) -> Mask:
-        wanted = pc.is_in(self._names, value_set=pa.array(sorted(allowed), pa.string()))
-        mask: Mask = wanted.to_numpy(zero_copy_only=False)[self._codes]
-        return mask
-
-
 class Studies:
     """Images and sentences of an index, and the studies that join them."""
 
@@ -144,8 +114,6 @@ class Studies:
         order = np.argsort(study_of_occurrence, kind="stable")
         self._study_of_occurrence = study_of_occurrence[order]
         self._text_of_occurrence = occurrences.column("text").to_numpy().astype(np.int64)[order]
-        self._split, self._view = _Coded(images, "split"), _Coded(images, "view")
-        self._patient = _Coded(images, "subject_id")
         column = images.column("findings").combine_chunks()
         named = column.flatten().unique().to_pylist()
         self.findings = (*LABELS, *sorted(set(named) - set(LABELS)))
@@ -155,15 +123,20 @@ class Studies:
         """Return (images,) booleans, whether each may be a hit; None where nothing is filtered."""
         masks: list[Mask] = []
         if filters.splits:
-            masks.append(self._split.among(filters.splits))
+            masks.append(self._among("split", filters.splits))
         if filters.views:
-            masks.append(self._view.among(filters.views))
+            masks.append(self._among("view", filters.views))
         if filters.findings:
             columns = [self.findings.index(name) for name in sorted(filters.findings)]
             masks.append(np.asarray(self._has_finding[:, columns].any(axis=1)))
         if filters.exclude_patient:
-            masks.append(~self._patient.among(frozenset({filters.exclude_patient})))
+            masks.append(~self._among("subject_id", {filters.exclude_patient}))
         return np.logical_and.reduce(masks) if masks else None
+
+    def _among(self, column: str, allowed: Set[str]) -> Mask:
+        wanted = pa.array(sorted(allowed), pa.string())
+        mask: Mask = pc.is_in(self.images.column(column), value_set=wanted).to_numpy()
+        return mask
 
     def text_mask(self, filters: Filters) -> Mask | None:
         """Likewise (texts,): a sentence may be a hit where a study with an allowed image has it."""
@@ -181,12 +154,13 @@ class Studies:
         facts: dict[str, Any] = self.texts.slice(row, 1).to_pylist()[0]
         return facts
 
-    def texts_of_image(self, row: int) -> tuple[str, ...]:
+    def texts_of_image(self, row: int) -> list[str]:
         """Return the sentences of an image's study, in the report's order."""
         study = self._study_of_image[row]
         first, last = np.searchsorted(self._study_of_occurrence, [study, study + 1])
         rows = self._text_of_occurrence[first:last]
-        return tuple(self.texts.column("text").take(pa.array(rows)).to_pylist())
+        texts: list[str] = self.texts.column("text").take(pa.array(rows)).to_pylist()
+        return texts
 
 
 def _codes(table: pa.Table, names: pa.Array) -> Rows:
@@ -262,7 +236,7 @@ class RetrievalIndex:
         )
 
     @torch.inference_mode()
-    def search(self, query: Query) -> list[Hit]:
+    def search(self, query: Query) -> list[HitAnswer]:
         """Return at most `query.k` hits, best first; fewer where filters leave fewer.
 
         Raises:
@@ -318,22 +292,22 @@ class RetrievalIndex:
         sentences = torch.from_numpy(self.sentences.gather(rows))
         return rows, image_sentence_scores(regions, sentences, self.similarity)[:, 0].numpy()
 
-    def _image_hit(self, row: int, score: float) -> Hit:
+    def _image_hit(self, row: int, score: float) -> HitAnswer:
         image = self.studies.images.slice(row, 1).to_pylist()[0]
-        return Hit(
-            id=image["image_id"],
+        id_, facts = image["image_id"], ("study_id", "subject_id", "split", "view", "findings")
+        return HitAnswer(
+            id=id_,
             score=score,
             texts=self.studies.texts_of_image(row),
-            study_id=image["study_id"],
-            subject_id=image["subject_id"],
-            split=image["split"],
-            view=image["view"],
-            findings=tuple(image["findings"]),
+            thumbnail=None if self.pictures is None else f"/images/{quote(id_)}",
+            **{name: image[name] for name in facts},
         )
 
-    def _text_hit(self, row: int, score: float) -> Hit:
+    def _text_hit(self, row: int, score: float) -> HitAnswer:
         text = self.studies.text(row)
-        return Hit(text["text_key"], score, (text["text"],), text["studies"])
+        return HitAnswer(
+            id=text["text_key"], score=score, texts=[text["text"]], studies=text["studies"]
+        )
 
 
 def _map_pictures(artifact: Artifact, images: int, shard_rows: int) -> list[pa.ChunkedArray]:

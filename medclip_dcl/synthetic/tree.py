@@ -19,9 +19,8 @@ from threadpoolctl import threadpool_limits
 
 from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.core.artifact_writer import ArtifactWriter
-from medclip_dcl.core.distributed import available_cores
 from medclip_dcl.core.files import write_bytes, write_text
-from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.progress import Progress, available_cores
 from medclip_dcl.synthetic.findings import FINE_FINDINGS, TYPES, FineFinding
 from medclip_dcl.synthetic.patients import COVERAGE, NATURAL, Item, Patient, draw_patient
 from medclip_dcl.synthetic.reports import Meaning, Statement, gallery_sentences, study_labels

@@ -96,6 +96,7 @@ def read_corpus(
     images = images.append_column("row", rows).filter(pc.is_valid(rows))
     columns = ["study_id", "split", "text", "text_key"]
     spoken = _of_split(read_table(sentences.path, SENTENCES, columns), split)
+    # A study needs both: an image to show and a sentence to read.
     study_ids = _common(images["study_id"], spoken["study_id"])
     images = images.filter(pc.is_in(images["study_id"], study_ids)).sort_by("image_id")
     spoken = spoken.filter(pc.is_in(spoken["study_id"], study_ids))
@@ -107,6 +108,7 @@ def read_corpus(
     keys = _sorted(pc.unique(spoken["text_key"]))
     text_of = _indices(spoken["text_key"], keys)
     texts = _first_of_each(spoken["text"], text_of, len(keys))
+    # Sorted by study, so that equal artifacts give equal numbers whatever the tables' order.
     return Corpus(
         study_ids=Strings(study_ids),
         subject_ids=Strings(_sorted(subjects)),

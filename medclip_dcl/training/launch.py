@@ -1,10 +1,21 @@
-"""How the processes of a run start: their number, their precision, their threads."""
+"""How the processes of a run start, and how they are asked to stop.
 
+`accelerate launch` starts the trainer as a child and, when it is asked to stop, ends without
+passing the signal on. On Linux the kernel then sends SIGHUP instead. One request may arrive several
+times: from the process group, from the launcher and from the kernel. Only a second Ctrl-C, later,
+means to stop at once.
+"""
+
+import ctypes
 import os
+import signal
+import sys
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
@@ -15,8 +26,8 @@ from accelerate.utils import (
     parse_flag_from_env,
 )
 
-from medclip_dcl.core.distributed import available_cores
 from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.core.progress import available_cores
 from medclip_dcl.training.logging import tracker_options
 from medclip_dcl.training.settings import TrainConfig
 
@@ -76,3 +87,53 @@ def _refuse_distribution(name: str) -> None:
         f"accelerate is to distribute this run by {name}; every process needs whole weights, as in "
         "MULTI_GPU and MULTI_CPU, for a checkpoint is one process's: see configs/accelerate"
     )
+
+
+_PR_SET_PDEATHSIG = 1
+_SAME_KEY_PRESS_S = 1.0
+_LAUNCHED_BY = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
+
+
+class StopRequest:
+    """Request made of SIGTERM, SIGINT or the launcher's death, for a `with` block.
+
+    A second SIGINT, a second after the first, ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._since = 0.0
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._take(signal.SIGTERM)
+        self._take(signal.SIGINT)
+        if _follow_launcher():
+            self._take(signal.SIGHUP)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: signal.Signals) -> None:
+        self._previous[number] = signal.signal(number, self._note)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self.requested:
+            self.requested, self._since = True, now
+        elif number == signal.SIGINT and now - self._since > _SAME_KEY_PRESS_S:
+            os._exit(128 + number)
+
+
+def _follow_launcher() -> bool:
+    # Ask the kernel for SIGHUP when the launcher dies. A run started by hand is left alone: it
+    # may outlive its shell.
+    if not sys.platform.startswith("linux") or not any(name in os.environ for name in _LAUNCHED_BY):
+        return False
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP), 0, 0, 0)
+    if os.getppid() != parent:  # it died while we asked
+        os.kill(os.getpid(), signal.SIGTERM)
+    return True

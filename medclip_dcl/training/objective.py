@@ -9,13 +9,12 @@ gathered: batch x batch numbers travel, instead of every region of every image. 
 stay local and the loss is their mean, so that gradients averaged over processes are
 those of one process with the whole batch.
 
-The options of the `objective` section are looked up by name, once: `LOSSES` has the loss of one
-direction, `NEGATIVES` the weights on negatives, `DIRECTIONS` who is an anchor. A loss knows anchors
-and candidates, not texts and images: for both directions it is called once with texts and once with
-images as anchors. An image anchor takes the eta of its paired sentence.
+`LOSSES` has the loss of one direction by its name. A loss knows anchors and candidates, not texts
+and images: for both directions it is called once with texts and once with images as anchors. An
+image anchor takes the eta of its paired sentence.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -54,7 +53,7 @@ class ObjectiveInputs:
     relation: Int8[Tensor, "anchors candidates"] | None = None
     """Codes of `relations`; needed where `objective.relation` is not `none`."""
     text_similarity: Float[Tensor, "anchors candidates"] | None = None
-    """Cosine of the two texts, by `text_similarity`; needed by the `*_similar` negatives."""
+    """Cosine of the two texts, by their `text_vectors`; needed by the `*_similar` negatives."""
     threshold: float = 1.0
     """Text similarity above which `remove_similar` drops a negative."""
     label_overlap: Bool[Tensor, "anchors candidates"] | None = None
@@ -145,7 +144,7 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
         ObjectiveError: an input that the settings need is None, or shapes do not fit.
     """
     inputs = replace(inputs, settings=settings)
-    inputs = replace(inputs, weights=NEGATIVES[settings.negatives](inputs))
+    inputs = replace(inputs, weights=negative_weights(inputs))
     output = LOSSES[settings.kind](inputs)
     if isinstance(output, Tensor):  # of a plugin
         output = ObjectiveOutput(output, info_nce(inputs).gauges)
@@ -155,55 +154,29 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
     return ObjectiveOutput(output.loss, output.gauges | counts)
 
 
-# --- Weights on negatives: `objective.negatives`
+def negative_weights(inputs: ObjectiveInputs) -> Tensor | None:
+    """Weigh the negatives of one direction as `objective.negatives` asks; None: all alike.
 
-_TEXT_BETA, _HARD_BETA = 5.0, 1.0  # where `objective.beta` is not set
-
-
-def _beta(inputs: ObjectiveInputs, default: float) -> float:
-    return default if inputs.settings.beta is None else inputs.settings.beta
-
-
-def _hard(inputs: ObjectiveInputs) -> Tensor:
-    return negatives.reweight_hard(inputs.s, inputs.positive, _beta(inputs, _HARD_BETA))
-
-
-def _remove_labels(inputs: ObjectiveInputs) -> Tensor:
-    overlap = needed(inputs.label_overlap, "label_overlap")
-    return negatives.remove_by_labels(overlap, inputs.positive)
-
-
-def _remove_similar(inputs: ObjectiveInputs) -> Tensor:
+    Raises:
+        ObjectiveError: an input that they are weighed by is None.
+    """
+    settings, positive = inputs.settings, inputs.positive
+    if settings.negatives == "all":
+        return None
+    if settings.negatives == "remove_labels":
+        overlap = needed(inputs.label_overlap, "label_overlap")
+        return negatives.remove_by_labels(overlap, positive)
     similarity = needed(inputs.text_similarity, "text_similarity")
-    return negatives.remove_by_similarity(similarity, inputs.positive, inputs.threshold)
-
-
-def _reweight_similar(inputs: ObjectiveInputs) -> Tensor:
-    similarity = needed(inputs.text_similarity, "text_similarity")
-    return negatives.reweight_by_similarity(similarity, inputs.positive, _beta(inputs, _TEXT_BETA))
-
-
-def _resample_similar(inputs: ObjectiveInputs) -> Tensor:
+    if settings.negatives == "remove_similar":
+        return negatives.remove_by_similarity(similarity, positive, inputs.threshold)
+    if settings.negatives == "reweight_similar":
+        return negatives.reweight_by_similarity(similarity, positive, settings.beta)
     if inputs.generator is None:
         raise ObjectiveError("resample_similar draws at random; hand it a generator")
+    share = 1 - settings.remove_share
     return negatives.resample_by_similarity(
-        needed(inputs.text_similarity, "text_similarity"),
-        inputs.positive,
-        _beta(inputs, _TEXT_BETA),
-        1 - inputs.settings.remove_share,
-        inputs.generator,
+        similarity, positive, settings.beta, share, inputs.generator
     )
-
-
-NEGATIVES: Mapping[str, Callable[[ObjectiveInputs], Tensor | None]] = {
-    "all": lambda _: None,
-    "hard": _hard,
-    "remove_labels": _remove_labels,
-    "remove_similar": _remove_similar,
-    "resample_similar": _resample_similar,
-    "reweight_similar": _reweight_similar,
-}
-"""`objective.negatives` -> weights of the negatives of one direction."""
 
 
 # --- The loss of a batch
@@ -234,7 +207,6 @@ class ContrastiveObjective:
     ) -> None:
         self.settings, self._seed, self._threshold = settings, seed, threshold
         self._chunk = chunk
-        self._directions = DIRECTIONS[settings.directions, settings.image_anchor]
 
     def compute_loss(
         self, network: nn.Module, encoder: DualEncoder, batch: ImageTextBatch
@@ -294,7 +266,17 @@ class ContrastiveObjective:
 
     def contrast(self, s: Tensor, encoder: DualEncoder, batch: ImageTextBatch) -> ObjectiveOutput:
         """Contrast scaled scores (batch, batch), texts by images."""
-        return mean_output([direction(self, s, encoder, batch) for direction in self._directions])
+        settings, outputs = self.settings, []
+        if settings.directions != "i2t":
+            outputs.append(self.direction(s, encoder, batch, from_text=True))
+        if settings.directions == "both" and settings.image_anchor == "own":
+            # Every sentence stays a candidate, false negatives too: they are what divides the
+            # prior of a sentence out of its score, so that two sentences can be compared.
+            own = info_nce_loss(s.T[batch.mine], _own_columns(batch, s.device))
+            outputs.append(ObjectiveOutput(own, {}))
+        elif settings.directions != "t2i":
+            outputs.append(self.direction(s.T, encoder, batch, from_text=False))
+        return mean_output(outputs)
 
     def direction(
         self,
@@ -348,37 +330,3 @@ class ContrastiveObjective:
 def _own_columns(batch: ImageTextBatch, device: torch.device) -> Int[Tensor, " local"]:
     # Column of each local anchor's own candidate.
     return torch.arange(batch.mine.start, batch.mine.stop, device=device)
-
-
-Direction = Callable[[ContrastiveObjective, Tensor, DualEncoder, ImageTextBatch], ObjectiveOutput]
-
-
-def _texts(
-    objective: ContrastiveObjective, s: Tensor, encoder: DualEncoder, batch: ImageTextBatch
-) -> ObjectiveOutput:
-    return objective.direction(s, encoder, batch, from_text=True)
-
-
-def _images(
-    objective: ContrastiveObjective, s: Tensor, encoder: DualEncoder, batch: ImageTextBatch
-) -> ObjectiveOutput:
-    return objective.direction(s.T, encoder, batch, from_text=False)
-
-
-def _own_images(
-    _objective: ContrastiveObjective, s: Tensor, _encoder: DualEncoder, batch: ImageTextBatch
-) -> ObjectiveOutput:
-    # Every sentence stays a candidate, false negatives too: they are what divides the
-    # prior of a sentence out of its score, so that two sentences can be compared.
-    return ObjectiveOutput(info_nce_loss(s.T[batch.mine], _own_columns(batch, s.device)), {})
-
-
-DIRECTIONS: Mapping[tuple[str, str], Sequence[Direction]] = {
-    ("t2i", "own"): (_texts,),
-    ("t2i", "same"): (_texts,),
-    ("i2t", "own"): (_images,),
-    ("i2t", "same"): (_images,),
-    ("both", "own"): (_texts, _own_images),
-    ("both", "same"): (_texts, _images),
-}
-"""`objective.directions` and `objective.image_anchor` -> losses whose mean is that of a batch."""

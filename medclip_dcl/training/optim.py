@@ -22,6 +22,7 @@ def learning_rate_share(step: int, warmup_steps: int, steps: int) -> float:
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
+    # A warm-up as long as the run has no decay after it: no division by zero.
     past = (step - warmup_steps) / max(1, steps - warmup_steps)
     return 0.5 * (1.0 + math.cos(math.pi * min(past, 1.0)))
 
@@ -65,13 +66,9 @@ def peak_learning_rate(name: str, settings: TrainConfig) -> float:
     return own.get(group) or settings.learning_rate
 
 
-def frozen_groups(settings: TrainConfig, step: int) -> frozenset[ParamGroup]:
-    """List what a step, from 0, leaves as it is; a pure function, as the learning rate is."""
-    until = {
-        ParamGroup.IMAGE: settings.image_frozen_steps,
-        ParamGroup.TEXT: settings.text_frozen_steps,
-    }
-    return frozenset(group for group, steps in until.items() if step < steps)
+def frozen_groups(settings: TrainConfig) -> frozenset[ParamGroup]:
+    """List what a run leaves as it is."""
+    return frozenset(map(ParamGroup, settings.frozen))
 
 
 def adapted(encoder: nn.Module) -> frozenset[str]:
@@ -104,15 +101,15 @@ def set_training_mode(
     """
     encoder.train()
     for name, module in encoder.named_modules():
+        # Statistics of small batches are noise next to those that were loaded.
         held = freeze_batchnorm and isinstance(module, nn.modules.batchnorm._BatchNorm)
         if name and (held or param_group_of(name) in frozen):
             module.training = False
 
 
 def learning_norms(encoder: nn.Module, settings: TrainConfig) -> list[str]:
-    """Name the batch norms that take statistics in some step of a run."""
-    frozen = (settings.steps or math.inf) <= settings.image_frozen_steps
-    if settings.freeze_batchnorm or frozen:
+    """Name the batch norms that take statistics in a run."""
+    if settings.freeze_batchnorm or "image" in settings.frozen:
         return []
     return [
         name
@@ -122,20 +119,17 @@ def learning_norms(encoder: nn.Module, settings: TrainConfig) -> list[str]:
 
 
 def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
-    """Build AdamW for a model that is on its device; each group keeps its peak rate as `peak`.
+    """Build AdamW for what `freeze` lets learn, on its device; each group keeps its peak as `peak`.
 
     Biases, norms and gamma do not decay, nor do tokens and positions that a vision transformer
-    adds to its patches. Frozen parameters are included: they may thaw.
+    adds to its patches.
 
     Source: Wang et al. 2023, Section 3.2 (AdamW); which weights decay is ours.
     """
     # Few groups: the fused update is one kernel for each.
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
-    adapted_names = adapted(encoder)
     for name, parameter in encoder.named_parameters():
-        if name in adapted_names:
-            continue
-        if parameter.requires_grad or param_group_of(name) is not ParamGroup.SCALE:
+        if parameter.requires_grad:
             peak = peak_learning_rate(name, settings)
             decay = settings.weight_decay if _decays(name, parameter) else 0.0
             members.setdefault((peak, decay), []).append(parameter)

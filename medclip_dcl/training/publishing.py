@@ -31,9 +31,9 @@ from medclip_dcl.inference.model_package import (
 )
 from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.inference.zero_shot import prompt_levels, prompt_texts
+from medclip_dcl.models.dual_encoder import merged
 from medclip_dcl.models.encoder_files import plain_tree
 from medclip_dcl.models.image_encoder import preprocessing_facts
-from medclip_dcl.models.lora import merged
 from medclip_dcl.models.text_encoder import BERT_FIELDS
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.corpus import Corpus
@@ -75,9 +75,10 @@ def package_model(
     packaged = TrainingConfig.of(config)
     side = setup.encoder.image.grid(model.image.input_px)
     card = _model_card(packaged, inputs, corpus, trained, (side, side))
+    # Merged: who reads the package needs no peft.
     weights = merged(trained.weights) if model.lora else trained.weights
     write_model_package(folder, weights, config, card, corpus.subject_ids, write_text_files)
-    if len(corpus.subject_ids) > 1:
+    if len(corpus.subject_ids) > 1:  # one patient's images say nothing of another's
         write_input_range(folder, _input_range(inputs, corpus))
     write_offsets(folder, *_fit_offsets(folder, packaged, card, inputs, corpus))
     return {

@@ -52,11 +52,9 @@ class TrainConfig(Section):
     """Peak learning rate of the image encoder; None: `learning_rate`."""
     text_learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate of the text encoder; None: `learning_rate`."""
-    image_frozen_steps: Annotated[int, Field(ge=0)] = 0
-    """First steps in which the image encoder stays as it is, norms and dropout as in use;
-    `steps`: always."""
-    text_frozen_steps: Annotated[int, Field(ge=0)] = 0
-    """First steps in which the text encoder stays as it is."""
+    frozen: tuple[Literal["image", "text"], ...] = ()
+    """Encoders that stay as they are, norms and dropout as in use; the maps behind them learn. To
+    thaw them later, train a second run with `model.pretrained` the package of the first."""
     warmup_steps: Annotated[int, Field(ge=0)] = 2000
     """Linear warm-up before cosine decay; paper: 2000."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
@@ -70,7 +68,7 @@ class TrainConfig(Section):
     resumed needs the same."""
     gradient_checkpointing: Annotated[Literal["none", "text", "both"], NO_EFFECT] = "none"
     """Encoders that compute their activations twice instead of keeping them: less memory, a
-    third more time, the same numbers."""
+    third more time, the same numbers. `both` is for vision transformers."""
     chunk: Annotated[int, Field(ge=0)] = 0
     """Pairs that a process encodes at once; 0: all of its own. A batch of any size then takes the
     memory of a chunk and a third more time, with the same gradients: batch norms must be frozen,
@@ -177,24 +175,23 @@ class ObjectiveConfig(Section):
         "remove_similar",
         "resample_similar",
         "reweight_similar",
-        "hard",
     ] = "all"
-    """Weights on negatives: the rivals of the paper's Table 1, and Robinson et al. 2021."""
+    """Weights on negatives: the rivals of the paper's Table 1."""
     remove_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the negatives that `remove_similar` (the closest pairs of texts, by a threshold that
     is measured on the training sentences) or `resample_similar` leaves out. To tune."""
-    beta: Annotated[float, Field(ge=0)] | None = None
-    """Sharpness: on the cosine of two texts for `resample_similar` and `reweight_similar` (None: 5,
-    which leaves about 20 effective negatives of 63 in the space `mean`; 1: 53, 20: 5); on the
-    scaled score for `hard` (None: 1). To tune, by `effective_negatives` of the log."""
-    relation: Literal["none", "claims", "labels", "truth"] = "none"
+    beta: Annotated[float, Field(ge=0)] = 5.0
+    """Sharpness on the cosine of two texts, of `resample_similar` and `reweight_similar`. 5 leaves
+    about 20 effective negatives of 63; 1: 53, 20: 5. To tune, by `effective_negatives` of the
+    log."""
+    relation: Literal["none", "claims", "labels"] = "none"
     """Source of the relation matrix, which `multipositive` needs. `debiased` takes images that say
     the same out of the negatives, and lowers eta by them; it leaves unclear ones out."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.kind == "multipositive" and self.relation == "none":
-            raise ValueError("multipositive needs a relation: claims, labels or truth")
+            raise ValueError("multipositive needs a relation: claims or labels")
         if self.kind == "infonce" and self.relation != "none":
             raise ValueError("infonce knows no relation; set relation to none")
         if self.kind == "multipositive" and self.negatives != "all":

@@ -16,11 +16,15 @@ from torch import Tensor, nn
 from medclip_dcl.core.artifact import HEADER, Artifact
 from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.models.encoder_files import packaged_text_config, read_tokenizer
+from medclip_dcl.models.dual_encoder import DualEncoder, add_adapters, build_dual_encoder
+from medclip_dcl.models.encoder_files import (
+    Start,
+    packaged_text_config,
+    read_start,
+    read_tokenizer,
+)
 from medclip_dcl.models.pretrained import LoadReport
 from medclip_dcl.models.settings import ModelConfig
-from medclip_dcl.models.towers import Start, read_start
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.corpus import Corpus, TokenTable, read_corpus
 from medclip_dcl.training.dataset import ImageTextDataset
@@ -28,11 +32,17 @@ from medclip_dcl.training.logging import open_trackers
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import TrainConfig
-from medclip_dcl.training.supervision import Supervision, read_supervision
+from medclip_dcl.training.supervision import (
+    Supervision,
+    centre_of,
+    closest_threshold,
+    mean_states,
+    read_supervision,
+    text_vectors,
+)
 from medclip_dcl.training.trainer import Hooks, TrainingData
 
 if TYPE_CHECKING:  # what options alone need is imported where they are given
-    from medclip_dcl.data.records import Truth
     from medclip_dcl.inference.prompts import Finding
     from medclip_dcl.training.validation import Validation
 
@@ -52,13 +62,8 @@ class TrainInputs:
     prompts: "tuple[Finding, ...]"
     """Findings that the model is published with, and validated by."""
     claims: Artifact | None = None
-    truth: "Truth | None" = None
-    """What a generated source knows."""
     image_weights: Path | None = None
     """Weights that the image encoder starts from; None: random."""
-    text_checkpoint: Path | None = None
-    """Folder of the pretrained weights that the text encoder comes from, where texts are
-    compared."""
 
 
 class CorpusSplit(NamedTuple):
@@ -96,20 +101,13 @@ def set_up(
         MedclipError: an input is missing, stale or does not fit.
     """
     start = start_of(config.model, inputs.image_weights, inputs.text_weights)
+    # What folders say of sizes, pooling and longest input: texts and images are cut by it.
     config = config.model_copy(update={"model": start.settings})
     encoder = _build_encoder(config, start, accelerator, say)
     prepared = PreparedImages(inputs.prepared)
     splits = _read_corpus(config, inputs, start, prepared, say)
     if config.objective.compares_texts:
-        from medclip_dcl.training.text_similarity import TextSpace
-
-        space = TextSpace(encoder.text, inputs.text_checkpoint, accelerator.device)
-        say(texts_compared_by=space.name)
-        encode = {"train": space.fit, "validate": space.vectors}  # in this order
-        splits = {
-            name: with_text_vectors(split, encode[name](split.corpus, split.tokens))
-            for name, split in splits.items()
-        }
+        splits = _with_text_vectors(splits, encoder, accelerator)
     parts = {
         name: _training_data(config, split, prepared, accelerator, trains=name == "train")
         for name, split in splits.items()
@@ -155,8 +153,9 @@ def start_of(settings: ModelConfig, image: Path | None, text: Path) -> Start:
     from medclip_dcl.inference.model_package import read_model_package
 
     saved = read_model_package(text)
-    asked = {name: getattr(settings, name) for name in ("pretrained", "lora")}
-    own = saved.config.model.model_copy(update=asked)
+    own_start = {name: getattr(settings, name) for name in ("pretrained", "lora")}
+    # A package brings its own sizes; where it is from, and the adapters, are of this run.
+    own = saved.config.model.model_copy(update=own_start)
     with saved.text_folder() as folder:
         config = packaged_text_config(folder)
         tokenizer = read_tokenizer(folder, config)
@@ -170,7 +169,7 @@ def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
     steps in one direction make 0.1.
     """
     rate = settings.image_learning_rate or settings.learning_rate
-    is_frozen = settings.steps is not None and settings.image_frozen_steps >= settings.steps
+    is_frozen = "image" in settings.frozen
     if model.pretrained or model.image.pretrained or is_frozen or rate >= _LEAST_RANDOM_RATE:
         return ""
     return (
@@ -188,9 +187,7 @@ def _build_encoder(
         say(warning=warning)
     for part, report in start.fill(encoder).items():
         say(weights=part, layout=report.layout, **report.counts)
-    if config.model.lora:
-        from medclip_dcl.models.lora import add_adapters
-
+    if config.model.lora:  # after the weights, whose keys adapters change
         layers = add_adapters(encoder, config.model.lora, config.seed)
         say(lora_ranks=config.model.lora, lora_layers=layers)
     if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
@@ -209,9 +206,7 @@ def _read_corpus(
     splits = {}
     for name in ("train", "validate") if config.train.validate_every_steps else ("train",):
         corpus = read_corpus(inputs.manifest, prepared, inputs.sentences, inputs.eta_cache, name)
-        supervision = read_supervision(
-            config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
-        )
+        supervision = read_supervision(config.objective, corpus, inputs.manifest, inputs.claims)
         tokens = TokenTable(start.tokenizer, corpus.texts, config.model.text.max_tokens)
         splits[name] = CorpusSplit(corpus, tokens, supervision)
         counts = {"studies": corpus.study_ids, "images": corpus.image_ids, "texts": corpus.texts}
@@ -219,10 +214,21 @@ def _read_corpus(
     return splits
 
 
-def with_text_vectors(split: CorpusSplit, vectors: Tensor) -> CorpusSplit:
-    """Add the column by which texts are compared: the unit vector of every distinct text."""
-    of_texts = {**split.supervision.of_texts, "text_vectors": vectors}
-    return split._replace(supervision=replace(split.supervision, of_texts=of_texts))
+def _with_text_vectors(
+    splits: Mapping[str, CorpusSplit], encoder: DualEncoder, accelerator: Accelerator
+) -> dict[str, CorpusSplit]:
+    # Texts of every split are compared in the space of the training sentences.
+    states = {
+        name: mean_states(encoder.text, split.tokens, accelerator.device)
+        for name, split in splits.items()
+    }
+    centre = centre_of(states["train"], splits["train"].corpus)
+    added = {}
+    for name, split in splits.items():
+        columns = dict(split.supervision.of_texts)
+        columns["text_vectors"] = text_vectors(states[name], centre)
+        added[name] = split._replace(supervision=replace(split.supervision, of_texts=columns))
+    return added
 
 
 def _training_data(
@@ -263,8 +269,6 @@ def _objective(
 ) -> ContrastiveObjective:
     settings, threshold = config.objective, 1.0
     if settings.negatives == "remove_similar":
-        from medclip_dcl.training.text_similarity import closest_threshold
-
         vectors = data.dataset.supervision.of_texts["text_vectors"]
         threshold = closest_threshold(vectors, data.corpus, data.sampler, settings.remove_share)
         say(closest_share=settings.remove_share, above_cosine=round(threshold, 4))

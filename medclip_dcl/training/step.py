@@ -30,7 +30,6 @@ from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.optim import (
-    ParamGroup,
     build_optimizer,
     freeze,
     frozen_groups,
@@ -77,10 +76,13 @@ class TrainStep:
         self._accelerator, self._settings, self._seed = accelerator, settings, seed
         self._encoder = encoder.to(accelerator.device)
         self._objective = objective
+        frozen = frozen_groups(settings)
+        freeze(encoder, frozen)  # before it is wrapped, as a wrapper waits for all that learns
+        set_training_mode(encoder, settings.freeze_batchnorm, frozen)
         self.optimizer = build_optimizer(encoder, settings)
-        self._wrapped: nn.Module | None = None
-        self._stepper: Optimizer | None = None
-        self._frozen: frozenset[ParamGroup] | None = None
+        self._wrapped: nn.Module
+        self._stepper: Optimizer
+        self._wrapped, self._stepper = accelerator.prepare(encoder, self.optimizer)
         self._parameters = list(encoder.parameters())
         self._buffers = list(encoder.buffers())
 
@@ -91,14 +93,11 @@ class TrainStep:
         statistics stay as they were.
         """
         settings = self._settings
-        self._hold(frozen_groups(settings, batch.step))
         batch = batch.to(self._accelerator.device)
         # Norm statistics move in the forward pass, before anyone knows whether the step is good.
         buffers = [buffer.clone() for buffer in self._buffers]
         share = learning_rate_share(batch.step, settings.warmup_steps, settings.total_steps)
         set_learning_rate(self.optimizer, share)
-        assert self._wrapped is not None
-        assert self._stepper is not None
         output = self._backward(self._wrapped, batch)
         norm = self._accelerator.clip_grad_norm_(self._parameters, CLIP_NORM)
         broken, stop = self._agree(output.loss, norm, stop)
@@ -124,21 +123,6 @@ class TrainStep:
         output = self._objective.compute_loss(network, self._encoder, batch)
         self._accelerator.backward(output.loss)
         return output
-
-    def _hold(self, frozen: frozenset[ParamGroup]) -> None:
-        # Freeze and thaw; a distributed wrapper knows only what learned when it was made.
-        if frozen == self._frozen:
-            return
-        self._frozen = frozen
-        freeze(self._encoder, frozen)
-        set_training_mode(self._encoder, self._settings.freeze_batchnorm, frozen)
-        if self._wrapped is self._encoder:
-            return
-        if self._wrapped is not None:
-            self._accelerator.unwrap_model(self._wrapped, keep_fp32_wrapper=False)
-            self._wrapped = self._stepper = None
-            self._accelerator.free_memory()
-        self._wrapped, self._stepper = self._accelerator.prepare(self._encoder, self.optimizer)
 
     def _agree(self, loss: Float[Tensor, ""], norm: Tensor, stop: bool) -> tuple[bool, bool]:
         # Whether any process met a number that is not finite, or is to stop: all do the same.

@@ -2,24 +2,14 @@
 
 `run` trains, or goes on with a run that was stopped; what else happens meanwhile is given to it as
 `Hooks`. It repeats `TrainStep`, logs, validates, saves and stops.
-
-A run stops in good order: it finishes the step, saves and leaves. `accelerate launch` starts the
-trainer as a child and, when it is asked to stop, ends without passing the signal on. On Linux
-the kernel then sends SIGHUP instead. One request may arrive several times: from the process group,
-from the launcher and from the kernel. Only a second Ctrl-C, later, means to stop at once.
+A run stops in good order: it finishes the step, saves and leaves.
 """
 
-import ctypes
 import math
-import os
-import signal
-import sys
-import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -31,6 +21,7 @@ from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 from medclip_dcl.training.corpus import Corpus
 from medclip_dcl.training.dataset import ImageTextBatch, ImageTextDataset, prefetch
+from medclip_dcl.training.launch import StopRequest
 from medclip_dcl.training.logging import MetricsLog, TrainLogger, TrainState
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import load_optimizer_tensors, optimizer_tensors
@@ -103,7 +94,7 @@ def run(
     Raises:
         MedclipError: training cannot continue.
     """
-    settings = settings.counted(data.sampler.steps_per_epoch)
+    settings = settings.counted(data.sampler.steps_per_epoch)  # a pass's steps are known now
     trainer = Trainer(accelerator, model, objective, store, settings, seed)
     start, resumed_with = trainer.state.step, trainer.state.resumed_with
     hooks.say(
@@ -152,7 +143,7 @@ class Trainer:
     ) -> None:
         self._accelerator, self._settings, self._store = accelerator, settings, store
         self._encoder, self._objective = encoder, objective
-        store.steps = settings.total_steps
+        store.steps = settings.total_steps  # by which a checkpoint says whether its run is over
         self._step = TrainStep(accelerator, encoder, objective, settings, seed)
         self.optimizer = self._step.optimizer
         self.state = TrainState()
@@ -180,6 +171,8 @@ class Trainer:
                 report = self._step(item, request.requested)
                 self._count(item, report)
                 progress.advance(1, **logger.note(state, report.output, report.norm))
+                # Where figures choose the step, each that is judged must be on disk: weights of the
+                # best one are read back from there.
                 judged = False
                 if validate is not None and state.step % settings.validate_every_steps == 0:
                     figures = validate(self._accelerator, self._encoder, self._objective)
@@ -223,6 +216,7 @@ class Trainer:
         if snapshot is not None:
             self._load(snapshot)
         launches, count = self.state.launches, self._accelerator.num_processes
+        # From a launch with another number on, rounding and dropout are others.
         if not launches or launches[-1][1] != count:
             launches.append((self.state.step, count))
         return damaged
@@ -279,53 +273,3 @@ class Trainer:
             if state.best_value is None or sign * value > sign * state.best_value:
                 state.best_step, state.best_value = state.step, value
         return bool(name)
-
-
-_PR_SET_PDEATHSIG = 1
-_SAME_KEY_PRESS_S = 1.0
-_LAUNCHED_BY = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
-
-
-class StopRequest:
-    """Request made of SIGTERM, SIGINT or the launcher's death, for a `with` block.
-
-    A second SIGINT, a second after the first, ends the process at once.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._since = 0.0
-        self._previous: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        self._take(signal.SIGTERM)
-        self._take(signal.SIGINT)
-        if _follow_launcher():
-            self._take(signal.SIGHUP)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _take(self, number: signal.Signals) -> None:
-        self._previous[number] = signal.signal(number, self._note)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if not self.requested:
-            self.requested, self._since = True, now
-        elif number == signal.SIGINT and now - self._since > _SAME_KEY_PRESS_S:
-            os._exit(128 + number)
-
-
-def _follow_launcher() -> bool:
-    # Ask the kernel for SIGHUP when the launcher dies. A run started by hand is left alone: it
-    # may outlive its shell.
-    if not sys.platform.startswith("linux") or not any(name in os.environ for name in _LAUNCHED_BY):
-        return False
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP), 0, 0, 0)
-    if os.getppid() != parent:  # it died while we asked
-        os.kill(os.getpid(), signal.SIGTERM)
-    return True

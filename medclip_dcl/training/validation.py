@@ -83,11 +83,12 @@ class ValidationMetrics:
         findings: tuple[Finding, ...],
         tokens: Callable[[list[str]], TokenTable],
     ) -> None:
+        # By study and seed: another launch, or another model of the seed, is asked the same.
         order = generator_for(config.seed, RngStream.VALIDATION).permutation(len(corpus.study_ids))
         studies = np.sort(order[: config.train.validate_images])
         if not len(studies):
             raise ConfigError("the validation split has no image; set train.validate_images to 0")
-        first = np.zeros(len(studies))
+        first = np.zeros(len(studies))  # picks the first image and the first sentence
         texts = np.unique(corpus.text_of[corpus.sentences.pick(studies, first)])
         study_ids = [corpus.study_ids[study] for study in studies]
         table = read_labels(manifest)

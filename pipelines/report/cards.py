@@ -114,13 +114,12 @@ def _text_kind(model: SavedModel) -> str:
 
 
 def _training(model: SavedModel) -> Facts:
-    # Of the eta that was used: the config does not know a and k that were fitted.
     trained = read_training_config(model.path)
     if trained is None:
         facts = {name: value for name, value in model.card["source"].items() if name != "files"}
         return {"adopted from": json.dumps(facts), "score": json.dumps(model.card["score"])}
     used = model.card.get("eta", {}).get("summary", {})
-    eta = {name: used[name] for name in ("source", "fit", "a", "k") if name in used}
+    eta = {name: used[name] for name in ("source", "a", "k") if name in used}
     objective = trained.objective.public_settings()
     return {"objective": json.dumps(objective), "eta": json.dumps(eta)}
 

@@ -20,7 +20,6 @@ from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood import eta
-from medclip_dcl.likelihood.eta_sources import has_labels, label_shares
 from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_matrix
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -53,17 +52,11 @@ class _KnownShares:
 
 
 def _find_truth(sources: Sources, keys: list[str]) -> _KnownShares | None:
-    # Class probabilities to hold eta against: the generator's, else shares of a label table.
+    # Class probabilities to hold eta against: the generator's.
     if sources.rho:
         rho = np.array([sources.rho.get(key, math.nan) for key in keys])
         return _KnownShares(rho, "true class probability", "as the generator drew it")
-    found = sources.get(labels.ARTIFACT, manifest.ARTIFACT)
-    if found is None or not has_labels(found[1]):
-        return None
-    shares = label_shares(keys, *found)
-    rho = np.where(shares > 0, shares, math.nan)
-    origin = "by the label table, which knows no side and no site"
-    return _KnownShares(rho, "share of labelled studies", origin)
+    return None
 
 
 def _truth_chart(
@@ -154,7 +147,7 @@ def describe_eta(sources: Sources) -> View | None:
     return {
         "settings": settings,
         **{name: cache.summary.get(name, settings.get(name)) for name in ("a", "k")},
-        "fit": cache.summary.get("fit", ""),
+        "fit": settings.get("fit", ""),
         "charts": charts,
         "expected": look.expected_false_negatives,
         "figures": _figures(cache, corpus, look, sources.negatives),
@@ -356,7 +349,7 @@ def _audit_batches(sources: Sources) -> tuple[View | None, list[View]]:
     except StudyError:  # no study of the split has image and sentence
         return None, []
     reading = ObjectiveConfig(relation="claims")
-    supervision = read_supervision(reading, corpus, listed, claimed, None)
+    supervision = read_supervision(reading, corpus, listed, claimed)
     means, suspects = audit_batches(
         corpus,
         supervision.of_texts["sentence_codes"],

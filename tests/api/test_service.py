@@ -68,19 +68,6 @@ def test_findings_can_be_named_and_explained(client: httpx.Client) -> None:
     assert (finding["heatmap"], finding["where"]) == (None, None)
 
 
-def test_grid_and_affine_place_the_peak_on_the_image(client: httpx.Client) -> None:
-    answer = client.post("/ground", files=image(), data={"phrase": ["effusion", "heart"]}).json()
-    assert len(answer["phrases"]) == 2
-    for found in answer["phrases"]:
-        grid = np.asarray(found["grid"])
-        row, column = np.unravel_index(grid.argmax(), grid.shape)
-        a, b, c, d, e, f = found["affine"]
-        assert found["peak"]["x"] == pytest.approx(a * column + b * row + c)
-        assert found["peak"]["y"] == pytest.approx(d * column + e * row + f)
-        box = found["box"]
-        assert box["x"] <= found["peak"]["x"] <= box["x"] + box["width"]
-
-
 @pytest.mark.parametrize("target", ["image", "text"])
 @pytest.mark.parametrize("asked", ["text", "image", "box"])
 def test_every_kind_of_question_finds_ranked_hits(client, asked, target):

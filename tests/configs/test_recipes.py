@@ -43,7 +43,7 @@ def test_the_recipe_of_a_table_needs_no_weights_and_learns_from_random_ones(monk
     assert set(re.findall(r"\$\{(\w+)\}", path.read_text())) == {"STUDIES"}
     monkeypatch.setenv("STUDIES", "ours")
     config = load_config(path)
-    recommended = load_config(ROOT / "configs/train/open_i_small.yaml").objective
+    recommended = load_config(ROOT / "configs/demo_cross.yaml").objective
     assert config.objective == recommended
     demo = load_config(ROOT / "configs/train/laptop.yaml").train
     rates = (config.train.learning_rate, config.train.text_learning_rate)

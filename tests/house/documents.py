@@ -29,22 +29,6 @@ def real_pretrained_table() -> str:
     return summary.table(summary.read_runs(), "warm", summary.SHOWN, summary.COLUMNS)
 
 
-def real_differences_table() -> str:
-    """Differences of rows, by four sentences and by one pair."""
-    return summary.comparisons(summary.read_runs())
-
-
-def real_mates_table() -> str:
-    """Rows of today's code: mates, the reader's classifier, and what they are held against."""
-    runs = summary.read_runs(summary.TODAY)
-    return summary.table(runs, "random", runs.rows("random"), summary.COLUMNS)
-
-
-def real_mates_differences_table() -> str:
-    """Differences of these rows, by four sentences and by one pair."""
-    return summary.comparisons(summary.read_runs(summary.TODAY), summary.PAIRS_TODAY)
-
-
 def real_likelihood_table() -> str:
     """One row per language model: how its likelihoods order sentences, and how far eta is off."""
     kept = json.loads((RESULTS / "real_likelihood.json").read_text("utf-8"))["figures"]
@@ -63,9 +47,6 @@ def real_likelihood_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "real_studies": real_studies_table,
     "real_pretrained": real_pretrained_table,
-    "real_differences": real_differences_table,
-    "real_mates": real_mates_table,
-    "real_mates_differences": real_mates_differences_table,
     "real_likelihood": real_likelihood_table,
 }
 

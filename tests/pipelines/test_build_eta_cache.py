@@ -1,9 +1,6 @@
 """build_eta_cache: eta by its formula, bit for bit, from every source, rescoring nothing."""
 
 import csv
-import json
-import math
-import re
 import shutil
 from pathlib import Path
 
@@ -14,12 +11,9 @@ import torch
 from medclip_dcl.core.artifact import Artifact, make_fingerprint, open_artifact
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.core.tables import read_table
-from medclip_dcl.data import manifest
-from medclip_dcl.likelihood import eta, eta_sources, masked_lm, scoring
+from medclip_dcl.likelihood import eta, masked_lm, scoring
 from medclip_dcl.text import sentences
-from medclip_dcl.text.labeler import labels
-from medclip_dcl.text.labeler.lexicon import LABELS
-from medclip_dcl.text.sentences import distinct_sentences, text_key
+from medclip_dcl.text.sentences import distinct_sentences
 from pipelines.__main__ import main
 from tests.support.corpus import commit_tables, write_reports
 
@@ -142,152 +136,19 @@ def test_missing_likelihoods_end_with_4_and_name_the_job(config_file, capsys):
     assert "score_sentences" in capsys.readouterr().err
 
 
-def test_labels_give_the_share_of_studies_that_a_sentence_fits(config_file):
-    work = config_file.parent / "work"
-    distinct = distinct_sentences(corpus_of(config_file)).to_pylist()
-    clear = next(row for row in distinct if row["text"] == "The lungs are clear.")
-    rows = [
-        {
-            "text_key": row["text_key"],
-            "asserted": [],
-            "negated": [],
-            "uncertain": [],
-            "normal": row == clear,
-            "zone": "",
-            "severity": "",
-        }
-        for row in distinct
-    ]
-    commit_tables(work, labels.ARTIFACT, {labels.SENTENCE_CLAIMS: rows})
-    run(config_file, "source=labels", code=2)
-    assert not eta_sources.has_labels(open_artifact(work / "manifest", manifest.ARTIFACT))
-    reports = read_table(work / "manifest", manifest.REPORTS)
-    studies = reports["study_id"].to_pylist()
-    rows_of_labels = [
-        {"study_id": study, **dict.fromkeys(LABELS), "No Finding": int(index % 10 == 0)}
-        for index, study in enumerate(studies)
-    ]
-    others = [
-        row
-        for row, split in zip(rows_of_labels, reports["split"].to_pylist(), strict=True)
-        if split != "train"
-    ]
-    for known in (others, rows_of_labels):
-        tables = {manifest.REPORTS: reports, manifest.STUDY_LABELS: known}
-        listed = commit_tables(work, manifest.ARTIFACT, tables, labels=True)
-        assert eta_sources.has_labels(listed) == (known is rows_of_labels)
-    found = {row["text_key"]: row["eta"] for row in rows_of(run(config_file, "source=labels"))}
-    training = [
-        index for index, split in enumerate(reports["split"].to_pylist()) if split == "train"
-    ]
-    share = sum(index % 10 == 0 for index in training) / len(training)
-    assert found.pop(clear["text_key"]) == share
-    assert set(found.values()) == {0.0}
-
-
-A, K = 0.5, 0.2
-WORDS = {
-    "Cardiomegaly": "cardiomegaly",
-    "Pleural Effusion": "pleural effusion",
-    "Edema": "pulmonary edema",
-    "Pneumothorax": "pneumothorax",
-    "Atelectasis": "atelectasis",
-    "Pneumonia": "pneumonia",
-    "Fracture": "rib fracture",
-    "Consolidation": "consolidation",
-}
-FORMS = ("There is {}.", "{} is present.", "Again seen is {}.", "{} is noted.")
-
-
-@pytest.fixture(scope="module")
-def fitted_config(tmp_path_factory) -> Path:
-    """Findings of shares from .3 down, each in four wordings; likelihoods are (share / A)**(1 / K).
-
-    The share is that of the training studies that say anything. A language model that was fitted
-    here has scored the sentences.
-    """
-    work = tmp_path_factory.mktemp("fitted") / "work"
-    rng = np.random.default_rng(0)
-    rows, said, name_of = [], [], {}
-    shares = {name: 0.3 * 0.75**rank for rank, name in enumerate(WORDS)}
-    for number in range(240):
-        study, split = f"s{number:04d}", "train" if number < 220 else "validate"
-        present = [name for name in WORDS if rng.random() < shares[name]]
-        found = {name: int(name in present) for name in WORDS}
-        said.append({"study_id": study, **dict.fromkeys(LABELS), **found, "No Finding": None})
-        for position, name in enumerate(present):
-            text = FORMS[rng.integers(len(FORMS))].format(WORDS[name]).capitalize()
-            name_of[text_key(text)] = name
-            row = {"study_id": study, "subject_id": study, "split": split, "section": "findings"}
-            rows.append({**row, "position": position, "text": text, "text_key": text_key(text)})
-    commit_tables(work, sentences.ARTIFACT, {sentences.SENTENCES: rows})
-    telling = [row for row in said[:220] if any(row[name] for name in WORDS)]
-    has = {name: sum(row[name] for row in telling) / len(telling) for name in WORDS}
-    scores = [
-        {"text_key": key, "pll_nats": math.log(has[name] / A) / K, "tokens": 4, "count": 1}
-        for key, name in sorted(name_of.items())
-    ]
-    commit_tables(work, scoring.ARTIFACT, {scoring.LIKELIHOODS: scores})
-    commit_tables(work, manifest.ARTIFACT, {manifest.STUDY_LABELS: said}, labels=True)
-    fingerprint = make_fingerprint(masked_lm.ARTIFACT, {}, {})
-    with write_artifact(masked_lm.ARTIFACT.at(work), masked_lm.ARTIFACT, fingerprint) as writer:
+@pytest.mark.parametrize(
+    ("fitted", "settings", "noted"),
+    [(True, (), True), (True, ("a=0.5",), False), (False, (), False)],
+)
+def test_the_papers_line_on_a_model_that_was_fitted_here_is_noted(
+    config_file, capsys, fitted, settings, noted
+):
+    kind = masked_lm.ARTIFACT
+    with write_artifact(
+        kind.at(config_file.parent / "work"), kind, make_fingerprint(kind, {}, {})
+    ) as writer:
         for name in ("config.json", "model.safetensors", "tokenizer.json"):
             (writer.directory / name).write_bytes(b"{}")  # nobody scores with it again
-        writer.commit({"fitted": True})
-    path = config_of(work.parent)
-    assert main(["read_claims", "--config", str(path)]) == 0
-    return path
-
-
-@pytest.mark.parametrize("fit", ["claims", "labels"])
-def test_a_and_k_that_made_the_likelihoods_are_fitted(fitted_config, fit, capsys):
-    artifact = run(fitted_config, f"fit={fit}", "eta_max=0.25")
-    found = artifact.summary
-    assert found["a"] == pytest.approx(A, rel=0.1)
-    assert found["k"] == pytest.approx(K, rel=0.1)
-    assert found["fit"] == fit
-    assert found["fit_log_error"] < 0.1 < found["fit_log_error_constant"]
-    rows = rows_of(artifact)
-    expected = [min(found["a"] * math.exp(found["k"] * row["pll_nats"]), 0.25) for row in rows]
-    assert [row["eta"] for row in rows] == pytest.approx(expected, rel=1e-3)
-    assert "warning" not in capsys.readouterr().out
-    run(fitted_config, f"fit={fit}", "eta_max=0.25", "a=0.3")  # not read
-    assert '"state": "reused"' in capsys.readouterr().out
-
-
-def test_the_papers_line_on_a_model_that_was_fitted_here_is_warned_of(fitted_config, capsys):
-    run(fitted_config)
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    warning = next(line["note"] for line in lines if "note" in line)
-    expected, measured = (float(part) for part in re.findall(r"(?:expects|show) ([\d.]+)", warning))
-    assert expected < measured / 2
-    assert "eta.fit=claims" in warning
-    run(fitted_config, "a=0.5", "k=0.2")  # the user's own
-    assert '"note"' not in capsys.readouterr().out
-
-
-def test_too_few_measured_sentences_are_said_and_the_papers_a_and_k_are_taken(
-    fitted_config, tmp_path, capsys
-):
-    shutil.copytree(fitted_config.parent / "work", tmp_path / "work")
-    artifact = run(config_of(tmp_path), "fit=claims", "eta_max=0.01", "a=0.5")
-    assert (artifact.summary["a"], artifact.summary["k"]) == (0.2, 0.35)
-    pll_nats = np.array([row["pll_nats"] for row in rows_of(artifact)])
-    expected = np.minimum(0.2 * np.exp(0.35 * pll_nats), 0.01)
-    assert [row["eta"] for row in rows_of(artifact)] == pytest.approx(expected.tolist())
-    said = capsys.readouterr().out
-    assert "a and k are not fitted but 0.2 and 0.35: the smallest share" in said
-    assert "eta.fit to none" in said
-
-
-def test_a_fit_without_its_labels_or_studies_is_refused(fitted_config, tmp_path, capsys):
-    work = tmp_path / "work"
-    shutil.copytree(fitted_config.parent / "work", work)
-    commit_tables(work, manifest.ARTIFACT, {}, labels=False)
-    path = config_of(tmp_path)
-    run(path, "fit=labels", code=2)
-    assert "eta.fit is 'labels'" in capsys.readouterr().err
-    none = {labels.SENTENCE_CLAIMS: [], labels.REPORT_CLAIMS: []}
-    commit_tables(work, labels.ARTIFACT, none)
-    run(path, "fit=claims", code=4)
-    assert "read_claims" in capsys.readouterr().err
+        writer.commit({"fitted": fitted})
+    run(config_file, *settings)
+    assert ("search eta.a and eta.k" in capsys.readouterr().out) == noted

@@ -102,7 +102,7 @@ def test_decisions_that_bfloat16_changes_are_counted_where_it_is_fast(work, monk
     predictor = load(work / "model", "cpu")
     regions = predictor.embed_images(random_images(300, 40))
     here, there = (
-        np.array([[item.is_present for item in row] for row in predictor.classify_regions(each)])
+        np.array([[item.decision for item in row] for row in predictor.classify_regions(each)])
         for each in (regions, -regions)
     )
     changed = share_changed(predictor, regions, predictor, -regions)

@@ -139,7 +139,7 @@ def test_a_run_has_a_line_a_stage_and_the_rest_where_a_log_is_asked_for(
         job.say(warning="few", finding="mass", auc=None)
         job.say(artifact="thing", state="made", seconds=2.0, none=0, a=1, b=2, c=3, d=4)
 
-    monkeypatch.setenv("PROGRESS_REST", "1")
+    monkeypatch.setenv("PROGRESS_OF_RUN", "1")
     monkeypatch.delenv("PROGRESS_FORMAT")
     assert run(config_file, work) == 0
     printed = capsys.readouterr()

@@ -25,7 +25,7 @@ SMALL: Mapping[str, Any] = {
               "validate_every_steps": 0, "best_metric": ""},
     "model": {"image": {"depths": [1, 1], "widths": [8, 16], "input_px": 64}},
     "model.similarity.dim": 16, "images.size_px": 64, "language_model.steps": 4,
-    "evaluate.bootstrap": 20, "eta.fit": "none",
+    "evaluate.bootstrap": 20,
 }  # fmt: skip
 REPORTS = ("No pleural effusion is seen. The heart is normal in size.",
            "There is a left pleural effusion. The heart is enlarged.",
@@ -33,7 +33,7 @@ REPORTS = ("No pleural effusion is seen. The heart is normal in size.",
 PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8").partition("## Labels")[0]
 LOAD, ASK, TRAIN, ROWS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 STAGES_TO_TRAIN = [*(name for name in STAGES if STAGES[name].heading == DATA), "train"][1:]
-ON = {"train": SMALL["train"], "language_model.steps": 4, "eta.fit": "none",
+ON = {"train": SMALL["train"], "language_model.steps": 4,
       "jobs": STAGES_TO_TRAIN}  # fmt: skip
 
 

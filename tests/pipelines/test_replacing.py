@@ -8,10 +8,11 @@ import pytest
 from medclip_dcl.core.artifact import Artifact, ArtifactType, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.core.errors import ArtifactStale
-from medclip_dcl.likelihood import eta_sources
+from medclip_dcl.likelihood.eta import used_settings
 from pipelines.__main__ import main
 from pipelines.config import Config, check_config
-from pipelines.job import refuse_other_model, refuse_to_replace
+from pipelines.job import refuse_other_model
+from pipelines.run import refuse_to_replace
 from pipelines.stages import stages_of
 
 
@@ -31,7 +32,7 @@ def work(tmp_path: Path) -> Path:
     made = config(tmp_path, train={"precision": "bf16"})
     make(tmp_path, "manifest", source=made.source.result_settings())
     make(tmp_path, "likelihoods", variant=made.likelihood.variant, engine="torch")
-    make(tmp_path, "eta_cache", eta=eta_sources.used_settings(made.eta))
+    make(tmp_path, "eta_cache", eta=used_settings(made.eta))
     settings = {"objective": made.objective, "train": made.train.result_settings()}
     make(tmp_path, "model", seed=0, model=made.model, **settings)
     make(tmp_path, "results", evaluate=made.evaluate, inference=made.inference)

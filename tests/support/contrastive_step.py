@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from medclip_dcl.losses.gather import gather_constant, gather_with_grad, positive_columns
+from medclip_dcl.losses.gather import gather_with_grad, positive_columns
 from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.training.objective import ObjectiveInputs, direction_loss, mean_output
@@ -32,7 +32,7 @@ TEXT.initializer_range = 0.1  # at 0.02 the first norm magnifies rounding by 50
 
 def splice_own_rows(tensor: Tensor) -> Tensor:
     """The usual mistake: gather without gradient, put the local rows back in place."""
-    joined = gather_constant(tensor).clone()
+    joined = gather_with_grad(tensor.detach()).clone()
     start = dist.get_rank() * len(tensor)
     joined[start : start + len(tensor)] = tensor
     return joined
@@ -40,7 +40,7 @@ def splice_own_rows(tensor: Tensor) -> Tensor:
 
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "exact": gather_with_grad,
-    "detached": gather_constant,
+    "detached": lambda tensor: gather_with_grad(tensor.detach()),
     "spliced": splice_own_rows,
 }
 

@@ -55,7 +55,7 @@ def ask(setup: TrainSetup, inputs: TrainInputs, fold: Fold) -> Figures:
     return figures
 
 
-def ask_head(setup: TrainSetup, fold: Fold) -> Figures:
+def ask_classifier(setup: TrainSetup, fold: Fold) -> Figures:
     """Ask the classifier on the tower; its figures stand for those by sentences too."""
     tested = [(patient.uid, path) for patient in fold.tested for path in patient.images]
     maps = encode_maps(setup, [path for _, path in tested])

@@ -3,8 +3,7 @@
     TEST_DATA=FOLDER python -m benchmarks.method.real_studies.runs --jobs FILE [--work FOLDER]
 
 does the jobs of a file, one a line: row, folds, seed. What is in the log is not done again, and a
-run that was killed is done again from its start. `--once` does the first job that is missing, and
-exits with 3 where none is.
+run that was killed is done again from its start.
 """
 
 import argparse
@@ -21,8 +20,8 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.method.real_studies.losses import CHANGES, ClassifierHead
-from benchmarks.method.real_studies.questions import ask, ask_head
+from benchmarks.method.real_studies.losses import CHANGES, Classifier
+from benchmarks.method.real_studies.questions import ask, ask_classifier
 from benchmarks.method.real_studies.studies import HERE, Fold, read_folds, read_patients
 from benchmarks.method.real_studies.styles import rewritten
 from benchmarks.record import commit, machine
@@ -46,7 +45,6 @@ ROWS: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "rows.yaml").read_text(
 ]
 _STAGES = (manifest, prepared, sentences, claims, masked_lm, scoring)
 """Artifacts of a fold, in the order in which they are made; the last for the paper's eta alone."""
-_NOTHING_LEFT = 3
 
 
 @dataclass(frozen=True)
@@ -111,9 +109,6 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     for module in kinds:
         module.ARTIFACT.at(folder).symlink_to(module.ARTIFACT.at(fold.folder).resolve())
     changes = {"work": str(folder), "seed": run.draw, **row["settings"]}
-    if start := row.get("start"):
-        trained = work / "runs" / f"{start}-{run.fold}-{run.seed}"
-        changes["model.pretrained"] = str(model_package.ARTIFACT.at(trained).resolve())
     config = fold.config(*(f"{key}={json.dumps(value)}" for key, value in changes.items()))
     _do("build_eta_cache", config, folder / "config.yaml")
     job = Job("train", config, folder)
@@ -124,14 +119,14 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     setup = set_up(TrainingConfig.of(config), inputs, accelerator, print_line)
     if "change" in row:
         setup = CHANGES[row["change"]](setup, fold, **row.get("with", {}))
-    is_alone = isinstance(setup.objective, ClassifierHead) and setup.objective.is_alone
+    has_texts = not isinstance(setup.objective, Classifier)
     store = CheckpointStore(folder / "checkpoints", {"run": run.name})
     with store.locked():
         result = train(
             setup.data,
             setup.encoder,
             setup.objective,
-            replace(setup.hooks, validate=None) if is_alone else setup.hooks,
+            setup.hooks if has_texts else replace(setup.hooks, validate=None),
             settings=setup.config.train,
             seed=setup.config.seed,
             accelerator=accelerator,
@@ -143,12 +138,8 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
         )
     train_cpu_s = time.process_time() - began
     with evaluating(setup.encoder), torch.inference_mode():
-        figures = ask_head(setup, fold) if is_alone else ask(setup, inputs, fold)
-        if isinstance(setup.objective, ClassifierHead) and not is_alone:
-            figures["head"] = ask_head(setup, fold)
-        if not is_alone and setup.validation and setup.validation.metrics:
-            figures["validation"] = setup.validation.metrics(setup.encoder, accelerator.device)
-    if not is_alone and "change" not in row and run.fold == run.seed == 0:
+        figures = ask(setup, inputs, fold) if has_texts else ask_classifier(setup, fold)
+    if "change" not in row and run.fold == run.seed == 0:
         job.make(
             model_package.ARTIFACT,
             {"row": run.row, "seed": run.draw},
@@ -201,7 +192,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("runs/real_studies"))
     parser.add_argument("--log", type=Path, default=LOG)
-    parser.add_argument("--once", action="store_true", help="do one job")
     options = parser.parse_args(argv)
     if "TEST_DATA" not in os.environ:
         parser.error("TEST_DATA is not set: there are no studies")
@@ -212,9 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = do_run(folds, waiting[0], options.work)
         with options.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
-        if options.once:
-            return 0
-    return _NOTHING_LEFT
+    return 0
 
 
 if __name__ == "__main__":

@@ -58,27 +58,10 @@ COLUMNS = ("auc_four", "auc_one", "auc_six", "auprc", "rank", "recall")
 SHOWN = ("relations", "cross", "best_constant", "paper", BASELINE, "infonce_early")
 SHOWN += ("relations_shuffled", "cross_shuffled", "ceiling")
 """Rows of the page's tables."""
-SHOWN_TODAY = ("reader", "relations", "mates", "mates_head", "mates_cross", BASELINE)
-SHOWN_TODAY += ("mates_shuffled",)
+SHOWN_TODAY = ("reader", "relations", "mates", "mates_cross", BASELINE, "mates_shuffled")
 """Rows of the page that today's code ran."""
-PAIRS = (
-    *(("random", "relations", other) for other in (*SHOWN[2:7], "cross", "ceiling")),
-    *(("random", "cross", other) for other in (*SHOWN[2:5], "cross_shuffled")),
-    *(("random", "paper", other) for other in (BASELINE, "infonce_texts", "eta_shuffled")),
-    *(("warm", row, BASELINE) for row in SHOWN[:4]),
-    *(("warm", "relations", other) for other in ("best_constant", "ceiling")),
-)
-"""Start, row, and the row that it is compared with, of the page's table of differences."""
-PAIRS_TODAY = (
-    *(("random", "mates", other) for other in (BASELINE, "mates_shuffled", "relations")),
-    *(("random", "reader", other) for other in (BASELINE, "mates", "relations")),
-    *(("random", "mates_cross", other) for other in (BASELINE, "mates")),
-    ("random", "relations", BASELINE),
-    ("random", "mates_shuffled", BASELINE),
-    ("random", "mates_head", "mates"),
-    ("random", "sigmoid_relations", "relations"),
-    ("random", "relations_no_effusion", "relations"),
-)
+DECISIONS: list[list[str]] = _ROWS["decisions"]
+"""Row of the plan, its rule, the rows and the figure that it compares, and the outcome."""
 
 
 @dataclass(frozen=True)
@@ -190,15 +173,24 @@ def table(runs: Runs, start: str, rows: Sequence[str], figures: Sequence[str]) -
     return "\n".join(lines)
 
 
-def comparisons(runs: Runs, pairs: Sequence[tuple[str, str, str]] = PAIRS) -> str:
-    """Lay out differences of rows in Markdown: asked by four sentences a side, and by one pair."""
-    heads = ["row", "minus", "four sentences a side", "ahead in", "one pair", "ahead in"]
+def decisions(runs: Runs) -> str:
+    """Lay out what the rules of the plan say of the runs, in Markdown."""
+    heads = ["", "rule", "row", "minus", "figure", "difference", "ahead in", "outcome"]
     lines = [_line(heads), "|---" * len(heads) + "|"]
-    for start, one, other in pairs:
-        cells = [f"{TITLES[one]}{' (pretrained)' * (start == 'warm')}", TITLES[other]]
-        for figure in (PRIMARY, "auc_one"):
-            cells += _cells(runs.minus(one, other, figure, start))
-        lines.append(_line(cells))
+    for name, rule, one, other, figure, outcome in DECISIONS:
+        gap = runs.minus(one, other, figure)
+        cells = [name, rule, TITLES[one], TITLES[other], FIGURES[figure][0], *_cells(gap)]
+        lines.append(_line([*cells, outcome if gap else "not run"]))
+    return "\n".join(lines)
+
+
+def styles(runs: Runs) -> str:
+    """Lay out what training on rewritten reports costs on the first fold, in Markdown."""
+    names = {"": "as written"} | {"_shorthand": "shorthand", "_dictated": "dictated"}
+    lines = [_line(["", *names.values()]), "|---" * (1 + len(names)) + "|"]
+    for row in ("relations", "mates", BASELINE):
+        values = [runs.by_fold("random", f"{row}{style}").get(0) for style in names]
+        lines.append(_line([TITLES[row], *(show(value, PRIMARY) for value in values)]))
     return "\n".join(lines)
 
 
@@ -222,12 +214,12 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def main(_argv: Sequence[str] | None = None) -> int:
-    """Print every row of every start, and the comparisons of the page."""
+    """Print every row of every start, and what the rules of the plan say."""
     runs, today = read_runs(), read_runs(TODAY)
     for start in ("random", "warm"):
         print(f"\n{start} start\n\n{table(runs, start, runs.rows(start), COLUMNS)}")
-    print(f"\n{comparisons(runs)}\n\n{table(today, 'random', today.rows('random'), COLUMNS)}")
-    print(f"\n{comparisons(today, PAIRS_TODAY)}")
+    print(f"\n{table(today, 'random', today.rows('random'), COLUMNS)}")
+    print(f"\n{decisions(today)}\n\n{styles(today)}")
     return 0
 
 

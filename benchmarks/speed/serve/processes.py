@@ -13,7 +13,7 @@ from typing import IO, Any
 import httpx
 import psutil
 
-from medclip_dcl.core.distributed import available_cores
+from medclip_dcl.core.progress import available_cores
 from tests.support.processes import cpu_s as own_cpu_s
 from tests.support.processes import free_port
 from tests.support.service import PATIENCE_S, ROOT, Process, Service, running

@@ -121,6 +121,7 @@ def read_instance_uid(path: Path) -> str:
 
 def _read_values(path: Path, last: _Tag) -> dict[_Tag, bytes] | None:
     with path.open("rb") as stream:
+        # The ids stand in the first kilobytes, unless long private elements stand before them.
         for size in (_NEAR, _FAR):
             stream.seek(0)
             data = stream.read(size)
@@ -137,6 +138,7 @@ def _header(found: dict[_Tag, bytes] | None) -> Header | None:
         return None
     values = {name: found.get(tag, b"") for tag, name in TAGS.items()}
     image_id, study_id = _text(values["SOPInstanceUID"]), _text(values["StudyInstanceUID"])
+    # Ids become names of files and keys of tables.
     if not _UID.fullmatch(image_id) or not _UID.fullmatch(study_id):
         return None
     return Header(
@@ -177,6 +179,7 @@ def read_file_meta(data: bytes) -> tuple[str, int]:
 
     Source: DICOM PS3.10, 7.1.
     """
+    # The group's own length is not believed: it is walked, as some writers state another.
     syntax, at = "", PREAMBLE
     for _ in range(_MOST_ELEMENTS):
         if data[at : at + 2] != _META_GROUP:

@@ -58,6 +58,7 @@ def read_boxes(
     relative = relative_to_root(root or path.parent, settings)
     table = list(_table_rows(path, settings))
     images = tuple(images)
+    # An id goes before a path of the same name.
     image_of = {image.path: image for image in images if image.path}
     image_of |= {image.image_id: image for image in images}
     rows: list[dict[str, Any]] = []
@@ -108,6 +109,7 @@ def boxes_of_image(
     groups = [item or [] for item in boxes or ()]
     if any(group and not isinstance(group[0], list) for group in groups):  # boxes themselves
         groups = [[group] if group else [] for group in groups]
+    # An image without boxes still has phrases, which are counted.
     groups = groups or [[] for _ in (phrase if isinstance(phrase, list) else [phrase])]
     words = [
         [str(value or "")] * len(groups)
@@ -145,6 +147,7 @@ def _placed(box: Any, image: ImageRecord, settings: SourceConfig, row_number: in
     across, down = (image.width_px, image.height_px) if image.width_px * image.height_px else (1, 1)
     if not (min(x, y) >= -_ROUNDED and max(x + width, y + height) <= 1 + _ROUNDED):
         raise _no_box(row_number)
+    # Rounding puts edges a little outside: what is left is the part inside.
     left, top = max(x, 0.0), max(y, 0.0)
     width, height = min(width, 1 - left), min(height, 1 - top)
     numbers = (left * across, top * down, width * across, height * down, across, down)
@@ -214,6 +217,7 @@ def _numbers(values: _Row, row_number: int) -> tuple[float, ...]:
             f"row {row_number} of the box table has {len(numbers)} numbers, not 6; correct it"
         )
     x, y, width, height, image_width, image_height = numbers
+    # An edge may be rounded up by a pixel.
     is_known = image_width * image_height > 0  # 0: pixels of the image's file
     inside = not is_known or (x + width <= image_width + 1 and y + height <= image_height + 1)
     if not all(math.isfinite(n) and n >= 0 for n in numbers) or not inside or not width * height:

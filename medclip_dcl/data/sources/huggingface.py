@@ -65,6 +65,7 @@ def read_huggingface(root: Path, settings: SourceConfig, resolve: Resolve) -> Ra
         raise StudyError("the dataset has a split whose name is not one of letters and digits")
     ours = _our_splits(files, settings)
     columns, image = mapped_columns(settings)
+    # Roles may be mapped anew without writing rows again: only the columns count.
     chosen = settings.model_dump(mode="json", include={"name", "config"})
     inputs = {split: stamp_files(root, files[split]) for split in ours}
     fingerprint = make_fingerprint(ROWS, chosen | {"columns": columns, "image": image}, inputs)
@@ -86,6 +87,7 @@ def _our_splits(splits: Mapping[str, Any], settings: SourceConfig) -> dict[str, 
         if missing := sorted(set(settings.splits.values()) - set(splits)):
             raise ConfigError(f"source.splits names {missing}; the dataset has {sorted(splits)}")
         return {theirs: "" if o == "any" else o for o, theirs in settings.splits.items()}
+    # A single split, mostly called train, holds all patients.
     if len(splits) == 1 and not settings.is_anonymous:
         return dict.fromkeys(splits, "")
     named = {split: SPELLINGS.get(split, split) for split in splits}
@@ -147,6 +149,7 @@ def _write_rows(folder: Path, root: Path, split: str, settings: SourceConfig) ->
     """Write a split's mapped columns and images; parts that a killed run finished stay."""
     columns, image = mapped_columns(settings)
     parts = sorted(folder.glob(f"{split}-*.parquet"))
+    # A part is written after its images: what a finished part names is there.
     done = sum(int(pq.read_metadata(part).num_rows) for part in parts)
     waiting: list[pa.Table] = []
     number = len(parts)
@@ -265,6 +268,7 @@ def _download(root: Path, settings: SourceConfig) -> None:
     note = root / _DOWNLOADED
     if note.is_file() and note.read_text(encoding="utf-8") == wanted:
         return
+    # Whether a download is whole cannot be seen among other files.
     held = {path.name for path in root.iterdir()} if root.is_dir() else set()
     if held and (note.is_file() or ".cache" not in held):  # .cache: of a download that was stopped
         raise ConfigError(

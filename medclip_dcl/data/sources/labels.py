@@ -96,6 +96,7 @@ def label_table(
             united = labels_of.setdefault(study, {})
             for finding, code in row.items():
                 codes = (code, united.get(finding, code))
+                # One image with a finding outweighs others: "No Finding" is then not true of it.
                 choose = min if finding == _NO_FINDING else max
                 united[finding] = choose(codes, key=_WEIGHT.__getitem__)
     columns = {
@@ -150,6 +151,7 @@ def _studies_by_name(
     of_study |= {study.study_id: study.study_id for study in raw.studies}
     if named:
         return of_study if named == "study" else of_image
+    # Studies and images numbered alike: 1, 2, 3, which are silently joined to the wrong study.
     both = {name for name in ids if name in of_study and of_image.get(name, name) != name}
     if both:
         raise ConfigError(
@@ -201,6 +203,7 @@ def _listed(
     settings: SourceConfig,
     counts: dict[str, int],
 ) -> list[Labels]:
+    # What the user names replaces our names whole: a mixture could count a word twice.
     given = settings.label_names
     default: dict[str, tuple[str, ...]] = {name: (name,) for name in settings.findings}
     if settings.findings == LABELS:

@@ -48,7 +48,9 @@ def read_mimic_cxr(root: Path, settings: SourceConfig, resolve: Resolve) -> RawS
         if not all(_ID.fullmatch(name) for name in (image_id, subject, study)):
             rejects.append(Reject(f"row-{row:06d}", "bad_id"))
             continue
+        # The release names no paths: they follow from the ids.
         folder = f"files/p{subject[:2]}/p{subject}/s{study}"
+        # Both releases have the same tables: only a file says whether images are DICOM or JPEG.
         if not suffix and row < _LOOKED_AT:
             suffix = _suffix(root / folder / image_id)
         images.append(ImageRecord(image_id, study, subject, view.strip(), f"{folder}/{image_id}"))
@@ -74,6 +76,7 @@ def _find_tables(root: Path) -> dict[str, Path]:
     for name in (*_TABLES, _RECORD_LIST):
         shape = name if name == _RECORD_LIST else f"*-{name}"
         paths = sorted(path for end in ("csv", "csv.gz") for path in root.glob(f"{shape}.{end}"))
+        # Such as tables of two versions: their rows differ, and none is the right one.
         if len(paths) > 1:
             raise StudyError(f"{root} holds {len(paths)} tables named {name}; keep one")
         if paths:
@@ -105,6 +108,7 @@ def _splits(path: Path | None) -> dict[str, set[str]]:
     for row, (subject, split) in enumerate(zip(rows["subject_id"], rows["split"], strict=True)):
         if split not in SPLITS:
             raise StudyError(f"row {row} of {path.name} names no split; give one of {SPLITS}")
+        # The table is by image; `assign_splits` makes one split of a patient's.
         splits.setdefault(clean_id(subject), set()).add(split)
     return splits
 

@@ -175,6 +175,7 @@ def read_headings(headings: Iterable[str]) -> Labels:
                 if first == head and {*qualifiers} <= {*rest}:
                     is_sure = code == 1 and not _UNCERTAIN_WORDS & {*rest}
                     labels[finding] = 1 if is_sure else labels.get(finding, -1)
+    # "Pneumonia" leaves open whether its indexer would call the opacity so too.
     open_ones = {_WIDER[finding] for finding in labels if finding in _WIDER}
     if not {name for name, code in labels.items() if code == 1} - {"Support Devices"}:
         open_ones.add(_NO_FINDING)
@@ -216,6 +217,7 @@ def _xml_reports(root: Path, files: Iterable[str], rejects: list[Reject]) -> lis
             rejects.append(Reject(name, "bad_report"))
         else:
             reports.append(report)
+    # By number: names of files sort CXR10 before CXR2.
     return sorted(reports, key=lambda report: int(report.study_id[3:]))
 
 
@@ -238,6 +240,7 @@ def _xml_report(root: Path, file: str) -> _Report | None:
     study = _study("" if uid is None else uid.get("id", "")) or _study(Path(file).stem)
     if tree.tag != "eCitation" or not study:
         return None
+    # A label may stand twice: its parts are joined.
     texts: dict[str, list[str]] = {}
     for part in tree.iter("AbstractText"):
         words = "".join(part.itertext()).strip()

@@ -41,6 +41,7 @@ def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> R
         key = tables["patient_key"].read_bytes()
     images: list[ImageRecord] = []
     rejects: list[Reject] = []
+    # A file without a usable id is named by its number: its path may name a patient.
     for number, path in enumerate(_files(root)):
         name = f"file-{number:06d}"
         with path.open("rb") as stream:
@@ -67,6 +68,7 @@ def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> R
 
 def hash_patient(patient: bytes, key: bytes) -> str:
     """Name a patient without saying who it is: 20 hexadecimal digits; `key`: secret, or empty."""
+    # BLAKE2 takes keys of 64 bytes at most, and a key file may be longer.
     secret = hashlib.sha256(key).digest()
     return hashlib.blake2b(patient, key=secret, digest_size=10).hexdigest()
 

@@ -88,6 +88,7 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
     records = _RowRecords(settings, relative_to_root(root, settings))
     labels: list[pa.Table] = []
     for file in files:
+        # Rows are counted over all files, so that a fault can be shown in its own file.
         records.rows.files.append((records.total, file.path.name))
         for part in read_columns(file.path, wanted, settings.fallback_encoding):
             columns = {
@@ -105,6 +106,7 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
     has_reports = bool(names["findings"] or names["impression"] or names["report"])
     found_labels = None
     if labels:
+        # Permissive: a part whose labels are all blank has another type than the others.
         joined = pa.concat_tables(labels, promote_options="permissive")
         read = read_row_labels(joined, files[0].path.name, settings, records.counts)
         found_labels = label_table(records.study_of_row, read, settings.findings)
@@ -226,6 +228,7 @@ class _RowRecords:
         number = self.rows_of[file.name]
         self.rows_of[file.name] += 1
         self.total += 1
+        # Ids that are made up depend on the row alone: they stay when the table grows at its end.
         made = f"{file.name}-{number:06d}"
         values = {
             role: _cleaned(column[row]) if role in _IDS else column[row]
@@ -236,8 +239,10 @@ class _RowRecords:
         several = isinstance(paths, list)
         paths = paths if isinstance(paths, list) else [paths]
         study_id = self._study(values, text, made)
+        # Also of rows that are rejected below: labels are joined row by row.
         self.study_of_row.append(study_id)
         self.rows.note(study_id, self.total - 1)
+        # Nobody can say which of the images a shorter list leaves out.
         if any(isinstance(value, list) and len(value) != len(paths) for value in values.values()):
             self._reject(made, "bad_row")
             return
@@ -264,6 +269,7 @@ class _RowRecords:
         if where is not None:
             self._add_images(images, made)
         self._add_study(study_id, subject, _text(text))
+        # The file's split is the source's word; a column counts where files have none.
         split = file.split or (text.get("split") and _split_name(text["split"], number))
         if split:
             self.splits.setdefault(subject, set()).add(split)
@@ -320,6 +326,7 @@ class _RowRecords:
         return ImageRecord(name, study_id, subject, of("view"), self.relative(path.strip()), *size)
 
     def _add_study(self, study_id: str, subject: str, text: Text | ReportText) -> None:
+        # A study has a row for each image: its report is mostly repeated, or stands in one of them.
         before = self.studies.get(study_id)
         if before is None or not any(before.report):
             self.studies[study_id] = Study(study_id, subject, text)
@@ -338,6 +345,7 @@ class _RowRecords:
         # Whether the lists are as long as they must be.
         boxes: list[dict[str, Any]] = []
         values: dict[str, Any] = {role: column[row].as_py() for role, column in lists.items()}
+        # One image: its boxes are the row's. Several: the row lists them image by image.
         per_image = [values] * len(images)
         if several:
             if any(isinstance(v, list) and len(v) != len(images) for v in values.values()):

@@ -11,37 +11,38 @@ from benchmarks.method.real_studies.summary import (
     SHOWN,
     SHOWN_TODAY,
     TODAY,
+    Difference,
     Runs,
     compare,
+    decisions,
     read_runs,
     show,
+    styles,
     table,
 )
 
 PAGE = Path(__file__).parents[3] / "docs" / "results" / "real_studies.md"
-PROSE_TODAY = (
-    # row, minus, figure: in the order of the page, before the next ones
-    ("reader", "infonce", "auc_four"),
-    ("reader", "mates", "auc_four"),
-    ("mates", "infonce", "auc_four"),
-    ("mates", "infonce", "auc_one"),
-    ("mates", "mates_shuffled", "auc_four"),
-    ("mates_cross", "infonce", "auc_four"),
-)
 PROSE = (
-    # start, row, minus, figure: in the order of the page
+    # start ("today": by today's code), row, minus, figure: in the order of the page
+    *((start, "cross", "infonce", "auc_four") for start in ("random", "warm")),
+    ("random", "cross", "cross_shuffled", "auc_four"),
     *(("random", "relations", "infonce", figure) for figure in ("auc_four", "auc_one")),
     *(("warm", "relations", "infonce", figure) for figure in ("auc_four", "auc_one")),
-    ("random", "relations", "best_constant", "auc_four"),
-    ("random", "relations", "paper", "auc_four"),
-    ("random", "relations", "relations_shuffled", "auc_four"),
+    *(
+        ("random", "relations", other, "auc_four")
+        for other in ("best_constant", "paper", "relations_shuffled")
+    ),
+    *(("random", "cross", "relations", figure) for figure in ("auc_four", "accuracy")),
     *(
         ("random", "relations", "ceiling", figure)
         for figure in ("auc_one", "auprc_one", "auc_six_one", "emphysema")
     ),
-    ("random", "cross", "cross_shuffled", "auc_four"),
     ("random", "paper", "infonce_texts", "auc_one"),
     ("random", "paper", "eta_shuffled", "auc_four"),
+    *(("today", "reader", other, "auc_four") for other in ("infonce", "mates")),
+    *(("today", "mates", "infonce", figure) for figure in ("auc_four", "auc_one")),
+    ("today", "mates", "mates_shuffled", "auc_four"),
+    ("today", "mates_cross", "infonce", "auc_four"),
 )
 
 
@@ -70,34 +71,42 @@ def test_seeds_of_a_fold_are_averaged_before_rows_are_compared() -> None:
     lines += [line("other", 0, 0, 0.5), line("other", 2, 0, 0.5)]
     runs = Runs(lines)
     assert runs.by_fold("random", "one") == {0: pytest.approx(0.7), 1: 0.9}
-    gap = runs.minus("one", "other")
-    assert gap is not None
-    assert (gap.value, gap.folds, gap.ahead) == (pytest.approx(0.2), 1, 1)
+    one = gap(runs, "one", "other")
+    assert (one.value, one.folds, one.ahead) == (pytest.approx(0.2), 1, 1)
 
 
 def test_variance_of_folds_is_corrected() -> None:
-    gap = compare([0.3, 0.2, 0.1], [0.2, 0.0, 0.0])
+    one = compare([0.3, 0.2, 0.1], [0.2, 0.0, 0.0])
     # gaps .1 .2 .1: mean .13333, variance .0033333; (1/3 + .2/.72) of it is .0020370, its root
     # .045134; t of two degrees of freedom at .975 is 4.30265
-    assert gap.value == pytest.approx(0.133333, abs=1e-6)
-    assert gap.low == pytest.approx(0.133333 - 4.30265 * 0.045134, abs=1e-5)
-    assert gap.high == pytest.approx(0.133333 + 4.30265 * 0.045134, abs=1e-5)
-    assert gap.ahead == gap.folds == 3
+    assert one.value == pytest.approx(0.133333, abs=1e-6)
+    assert one.low == pytest.approx(0.133333 - 4.30265 * 0.045134, abs=1e-5)
+    assert one.high == pytest.approx(0.133333 + 4.30265 * 0.045134, abs=1e-5)
+    assert one.ahead == one.folds == 3
+
+
+def expected(runs: Runs, today: Runs) -> list[str]:
+    return [
+        str(today.minus(row, other, figure))
+        if start == "today"
+        else str(runs.minus(row, other, figure, start))
+        for start, row, other, figure in PROSE
+    ]
 
 
 def test_tables_of_the_page_are_those_of_the_kept_runs(runs: Runs, today: Runs, page: str) -> None:
     assert f"\n{table(runs, 'random', SHOWN, COLUMNS)}\n" in page
     assert f"\n{table(today, 'random', SHOWN_TODAY, COLUMNS)}\n" in page
+    assert f"\n{decisions(today)}\n" in page
+    assert f"\n{styles(today)}\n" in page
 
 
 def test_every_difference_in_words_is_that_of_the_kept_runs(
     runs: Runs, today: Runs, page: str
 ) -> None:
     prose = re.sub(r"\s+", " ", re.sub(r"^\|.*$", "", page, flags=re.MULTILINE))
-    expected = [str(today.minus(*each)) for each in PROSE_TODAY]
-    expected += [str(runs.minus(one, other, figure, start)) for start, one, other, figure in PROSE]
-    assert re.findall(r"[-+]\.\d+ \[[^\]]+\]", prose) == expected
-    assert len(re.findall(r"\[[-+]\.", prose)) == len(expected)
+    assert re.findall(r"[-+]\.\d+ \[[^\]]+\]", prose) == expected(runs, today)
+    assert len(re.findall(r"\[[-+]\.", prose)) == len(PROSE)
 
 
 def test_levels_and_ranks_in_words_are_those_of_the_kept_runs(
@@ -106,21 +115,29 @@ def test_levels_and_ranks_in_words_are_those_of_the_kept_runs(
     prose = re.sub(r"\s+", " ", page)
 
     def mean(start: str, row: str, figure: str) -> str:
-        return show(runs.mean(start, row, figure), figure)
+        kept = today if start == "today" else runs
+        return show(kept.mean("random" if start == "today" else start, row, figure), figure)
 
     rows = ("relations", "infonce")
     ranks = [mean(start, row, "rank") for start in ("random", "warm") for row in rows]
-    assert (
-        "rank is {} where that of InfoNCE is {}, and {} where it is {} from".format(*ranks) in prose
-    )
-    mates, plain = (show(today.mean("random", row, "rank"), "rank") for row in ("mates", "infonce"))
-    assert f"image-to-report rank {mates}, InfoNCE's {plain}" in prose
-    tens = [mean("random", row, "recall") for row in reversed(rows)]
-    assert "first ten falls from {} to {}.".format(*tens) in prose
-    for start in ("random", "warm"):
-        rank = runs.minus(*rows, "rank", start)
-        assert rank is not None
-        assert (rank.ahead, rank.low > 0) == (5, True)
+    for words in (
+        "rank is {} where InfoNCE has {}.".format(mean("random", "cross", "rank"), ranks[1]),
+        "rank is {} where that of InfoNCE is {}, and {} where it is {} from".format(*ranks),
+        "first ten falls from {} to {}.".format(
+            mean("random", "infonce", "recall"), mean("random", "relations", "recall")
+        ),
+        "image-to-report rank {}, InfoNCE's {}.".format(
+            mean("today", "mates", "rank"), mean("today", "infonce", "rank")
+        ),
+        f"they keep it ({mean('today', 'mates_cross', 'rank')})",
+    ):
+        assert words in prose
+
+
+def gap(runs: Runs, *given: str) -> Difference:
+    difference = runs.minus(*given)
+    assert isinstance(difference, Difference), given
+    return difference
 
 
 def test_what_the_page_says_of_rows_holds(runs: Runs) -> None:
@@ -128,19 +145,30 @@ def test_what_the_page_says_of_rows_holds(runs: Runs) -> None:
         means = {row: runs.mean(start, row) or 0 for row in SHOWN}
         assert max(means, key=lambda row: means[row]) == "relations"
         gaps = [runs.minus(row, "infonce", start=start) for row in runs.rows(start)]
-        judged = [gap.p for gap in gaps if gap is not None and gap.p < 1]
+        judged = [each.p for each in gaps if each is not None and each.p < 1]
         assert min(judged) * len(judged) > 0.05  # Holm: the smallest is above its first step
-    for other in ("infonce", "best_constant", "paper"):
-        gap = runs.minus("relations", other)
-        assert gap is not None
-        assert gap.ahead == gap.folds == 5
+        for row in ("relations", "cross"):
+            assert gap(runs, row, "infonce", "auc_four", start).ahead == 5
+        assert gap(runs, "relations", "infonce", "rank", start).low > 0  # in every fold: worse
+        assert gap(runs, "relations", "infonce", "rank", start).ahead == 5
+    assert gap(runs, "cross", "relations", "auc_four").high > 0  # not shown to differ
+    assert gap(runs, "cross", "infonce", "rank").value < 10
+    assert gap(runs, "paper", "infonce_texts", "auc_one").folds == 3
     for row in ("relations", "cross", "best_constant", "paper", "infonce"):
         gained = runs.gained(row, "warm")
-        assert gained is not None
-        assert gained.low > 0
-    texts = runs.minus("paper", "infonce_texts", "auc_one")
-    assert texts is not None
-    assert (texts.ahead, texts.folds) == (3, 3)
-    six = runs.minus("relations", "ceiling", "auc_six_one")
-    assert six is not None
-    assert six.ahead == 0
+        assert gained.low > 0 if gained else pytest.fail(row)
+
+
+def test_the_outcomes_of_the_plan_follow_from_its_rules(today: Runs) -> None:
+    assert all(gap(today, "mates", "infonce", each).low < 0 for each in ("auc_four", "auc_one"))
+    assert gap(today, "reader", "relations").low > 0
+    with_it, without = (
+        gap(today, row, "infonce", "effusion").value
+        for row in ("relations", "relations_no_effusion")
+    )
+    assert without > with_it / 2
+    sigmoid = gap(today, "sigmoid_relations", "relations")
+    assert sigmoid.ahead < sigmoid.folds
+    assert gap(today, "mates_head", "mates").value < 0.01
+    assert abs(gap(today, "ramped_256", "ramped_256_shuffled").value) < 0.01
+    assert gap(today, "mates_cross", "infonce", "rank").value < 10

@@ -15,6 +15,7 @@ from medclip_dcl.core.artifact import (
     ArtifactType,
     file_stamp,
     fingerprint_changes,
+    header_text,
     json_digest,
     make_fingerprint,
     note_stamps,
@@ -136,15 +137,23 @@ def test_hidden_names_are_no_part_of_an_artifact(tmp_path: Path) -> None:
     assert open_artifact(tmp_path / "thing", ARTIFACT) == made
 
 
+def rewrite_header(folder: Path, renamed: dict[str, str], **changes: str) -> None:
+    """Write another header, whose checksum is right."""
+    tree = json.loads((folder / HEADER).read_text()) | changes
+    tree = {renamed.get(name, name): value for name, value in tree.items() if name != "checksum"}
+    (folder / HEADER).write_text(header_text({**tree, "checksum": json_digest(tree)}))
+
+
 @pytest.mark.parametrize("name", ["digest", "fingerprint_digest"])
 def test_a_header_that_contradicts_itself_is_damaged(tmp_path: Path, name: str) -> None:
-    make(tmp_path / "thing", a=1)
-    header = tmp_path / "thing" / HEADER
-    tree = json.loads(header.read_text()) | {name: "0" * 64}
-    del tree["checksum"]
-    tree["checksum"] = json_digest(tree)
-    header.write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n")
+    rewrite_header(make(tmp_path / "thing", a=1).path, {}, **{name: "0" * 64})
     with pytest.raises(ArtifactCorrupt, match=r"header of .* is damaged; rerun make_thing"):
+        open_artifact(tmp_path / "thing", ARTIFACT)
+
+
+def test_an_artifact_of_an_earlier_format_is_refused_as_stale(tmp_path: Path) -> None:
+    rewrite_header(make(tmp_path / "thing").path, {"fingerprint": "recipe"})
+    with pytest.raises(ArtifactStale, match=r"earlier version of this project; rerun make_thing"):
         open_artifact(tmp_path / "thing", ARTIFACT)
 
 
@@ -166,18 +175,6 @@ def test_other_format_version_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "thing")
     with pytest.raises(ArtifactStale, match="version 1"):
         open_artifact(tmp_path / "thing", ArtifactType("thing", 2, "make_thing"))
-
-
-def test_an_artifact_of_an_earlier_format_is_refused_as_stale(tmp_path: Path) -> None:
-    make(tmp_path / "thing")
-    header = tmp_path / "thing" / HEADER
-    tree = json.loads(header.read_text())
-    tree["recipe"] = tree.pop("fingerprint")
-    del tree["checksum"]
-    tree["checksum"] = json_digest(tree)
-    header.write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n")
-    with pytest.raises(ArtifactStale, match=r"earlier version of this project; rerun make_thing"):
-        open_artifact(tmp_path / "thing", ARTIFACT)
 
 
 def test_every_flipped_or_missing_byte_of_the_header_is_detected(tmp_path: Path) -> None:

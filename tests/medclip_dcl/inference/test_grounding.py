@@ -4,7 +4,8 @@ import torch
 from torch.nn import functional
 
 from medclip_dcl.data.grayscale import GreyImage, Window
-from medclip_dcl.inference.grounding import Box, draw_heat, grid_affine, locate, upsample
+from medclip_dcl.inference.grounding import draw_heat, grid_affine, locate, upsample
+from medclip_dcl.schemas import Rectangle
 
 
 def delta(row, column, rows=4, columns=4):
@@ -44,7 +45,8 @@ def test_the_affine_gives_centres_of_cells_on_an_image_that_is_not_square():
 def test_the_box_follows_what_is_connected_to_the_peak():
     grid = np.array([[0.9, 0.9, 0.0, 0.0, 0.8]] * 2 + [[0.0] * 5] * 2, dtype=np.float32)
     found = locate(grid, 40, 50, 0.45)  # cells are 10 x 10; the level is met half way between
-    assert found.box == Box(x=0.0, y=0.0, width=pytest.approx(20, abs=1.3), height=20.0)
+    assert (found.box.x, found.box.y, found.box.height) == (0, 0, 20)
+    assert found.box.width == pytest.approx(20, abs=1.3)
     assert found.peak.score == pytest.approx(0.9)
 
 
@@ -63,7 +65,7 @@ def test_the_default_threshold_is_half_way_from_mean_to_peak():
 @pytest.mark.parametrize("level", [0.25, 0.3, -0.7])
 def test_a_flat_grid_is_one_box_over_the_image(level):
     found = locate(np.full((4, 4), level, dtype=np.float32), 40, 80, None)
-    assert found.box == Box(0, 0, 80, 40)
+    assert found.box == Rectangle(x=0, y=0, width=80, height=40)
 
 
 def test_heat_lies_where_the_score_is_high_and_nowhere_else():

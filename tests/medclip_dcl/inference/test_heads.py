@@ -66,8 +66,8 @@ def test_heads_come_back_from_plain_files_and_answer_with_the_model(tmp_path: Pa
     for answer, expected in zip(answers, margin, strict=True):
         linear, refused = answer
         assert linear.score == pytest.approx(1 / (1 + np.exp(-expected)), rel=1e-4)
-        assert linear.is_present is bool(expected >= 0)
-        assert (refused.is_present, refused.probability, refused.note) == (
+        assert linear.decision is bool(expected >= 0)
+        assert (refused.decision, refused.probability, refused.probability_note) == (
             None,
             None,
             "upside down",

@@ -30,7 +30,7 @@ from transformers import (
 from medclip_dcl.core.artifact import make_fingerprint, open_artifact
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.core.errors import ArtifactCorrupt, CheckpointError
-from medclip_dcl.inference import encoders
+from medclip_dcl.inference import predictor
 from medclip_dcl.inference.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.models.architectures import check_tokenizer, hub_closed
@@ -165,8 +165,8 @@ def _input_px(size_px: int, **sizes: Any) -> Callable[[Tree], Tree]:
 def test_an_input_that_takes_gigabytes_is_refused_before_anything_is_built(
     package: Path, tmp_path: Path, size_px: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoders, "_check_preprocessing", lambda _: None)
-    monkeypatch.setattr(encoders, "build_dual_encoder", lambda *_args, **_more: 1 / 0)
+    monkeypatch.setattr(predictor, "_check_preprocessing", lambda _: None)
+    monkeypatch.setattr(predictor, "build_dual_encoder", lambda *_args, **_more: 1 / 0)
     path = foreign(package, tmp_path / "model", CONFIG, _input_px(size_px))
     with pytest.raises(CheckpointError, match=f"input_px {size_px} makes .* regions"):
         load(path, "cpu")
@@ -178,7 +178,7 @@ def test_buffers_that_no_weight_bounds_are_refused() -> None:
         encoder = DualEncoder(ModelConfig(), text)
         encoder.register_buffer("table", torch.zeros(2**25), persistent=False)
     with pytest.raises(CheckpointError, match=r"hold 134,.* bytes besides their 1,000 of weights"):
-        encoders._check_memory(encoder, 64, 1000)
+        predictor._check_memory(encoder, 64, 1000)
 
 
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}

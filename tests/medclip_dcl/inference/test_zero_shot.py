@@ -62,19 +62,19 @@ def test_after_the_offset_a_prompt_scores_one_on_average_and_has_no_level():
 def test_answers_come_image_by_image_and_decide_at_zero_without_an_offset():
     margin = torch.tensor([[0.1, -0.1], [0.0, 0.2]])
     first, second = scored(margin)
-    assert [(a.name, a.is_present) for a in first] == [("edema", True), ("mass", False)]
-    assert [(a.name, a.is_present) for a in second] == [("edema", False), ("mass", True)]
+    assert [(a.name, a.decision) for a in first] == [("edema", True), ("mass", False)]
+    assert [(a.name, a.decision) for a in second] == [("edema", False), ("mass", True)]
     assert (first[1].score, first[1].threshold, first[1].offset) == (0.5, 0.5, None)
 
 
 def test_with_an_offset_the_decision_is_the_margin_above_it_and_the_score_stays():
     margin = torch.tensor([[0.1, -0.1], [0.0, 0.2]])
     first, second = scored(margin, offsets=[-0.15, 0.2])
-    assert [(a.name, a.is_present) for a in first] == [("edema", True), ("mass", False)]
-    assert [(a.name, a.is_present) for a in second] == [("edema", True), ("mass", False)]
+    assert [(a.name, a.decision) for a in first] == [("edema", True), ("mass", False)]
+    assert [(a.name, a.decision) for a in second] == [("edema", True), ("mass", False)]
     assert first[0].threshold == pytest.approx(1 / (1 + math.exp(0.15)))
     assert [a.score for a in first] == [a.score for a in scored(margin)[0]]
-    assert all((a.score > a.threshold) == a.is_present for a in (*first, *second))
+    assert all((a.score > a.threshold) == a.decision for a in (*first, *second))
 
 
 def calibration() -> ScoreCalibration:
@@ -93,15 +93,15 @@ def test_a_calibrated_finding_has_its_probability_and_another_its_reason():
     margin = torch.tensor([[0.5], [0.5]])
     edema, mass = scored(margin, gamma=3.0, calibration=calibration())[0]
     assert edema.probability == pytest.approx(1 / (1 + math.exp(-(2 * 9 * 0.5 - 1))), rel=1e-12)
-    assert edema.note == ""
-    assert (mass.probability, mass.note) == (None, "too few images")
+    assert edema.probability_note == ""
+    assert (mass.probability, mass.probability_note) == (None, "too few images")
     # a probability is that of the margin as it is, whatever is decided
     moved, _ = scored(margin, gamma=3.0, calibration=calibration(), offsets=[0.6, None])[0]
-    assert (moved.probability, moved.is_present) == (edema.probability, False)
+    assert (moved.probability, moved.decision) == (edema.probability, False)
 
 
 def test_other_prompts_of_the_same_name_get_no_probability():
     other = (Finding("edema", ("p1",), ("n1",)),)
     answer = scored(torch.zeros(1, 1), other, calibration=calibration())[0][0]
     assert answer.probability is None
-    assert "prompts of its card" in answer.note
+    assert "prompts of its card" in answer.probability_note

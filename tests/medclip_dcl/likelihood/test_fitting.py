@@ -1,4 +1,7 @@
-"""Fitting learns, repeats itself for one seed, and resumes where it stopped."""
+"""Fitting learns, repeats itself for one seed, and resumes; its tokenizer reads as BERT's does."""
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,6 +9,7 @@ import torch
 from medclip_dcl.core.errors import ReportError, TrainingError
 from medclip_dcl.likelihood.fitting import (
     NOT_ASKED,
+    SPECIAL_TOKENS,
     EncodedCorpus,
     FitStateFile,
     _corpora,
@@ -13,10 +17,12 @@ from medclip_dcl.likelihood.fitting import (
     _predict,
     fit_model,
     masked_accuracy,
+    train_tokenizer,
 )
 from medclip_dcl.likelihood.masked_lm import LanguageModel
 from medclip_dcl.likelihood.pll import encode_sentences
 from medclip_dcl.likelihood.settings import LanguageModelConfig
+from tests.support import forkserver
 from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3)
@@ -55,33 +61,40 @@ def test_same_seed_same_weights_other_seed_other_weights():
     assert not all(torch.equal(first[name], third[name]) for name in first)
 
 
-def test_a_fit_that_goes_on_from_a_saved_state_ends_with_the_same_bits(tmp_path):
+def test_a_fit_that_goes_on_from_a_saved_state_ends_with_the_same_bits(tmp_path, monkeypatch):
     whole, stopped, resumed = tiny_bert(), tiny_bert(), tiny_bert(scale=1.0)
     fit_model(whole, tiny_corpus(), SHORT, seed=5)
-    file = FitStateFile(tmp_path)
+    file, written = FitStateFile(tmp_path), []
+    write = file.write
 
-    class Killed(Exception):
-        pass
-
-    def kill(step, _loss, state):
+    def kill(model, optimizer, step):
+        write(model, optimizer, step)
+        written.append(step)
         if step == 6:
-            file.write(state())
-            raise Killed
+            raise KeyboardInterrupt
 
-    with pytest.raises(Killed):
-        fit_model(stopped, tiny_corpus(), SHORT, seed=5, after_step=kill)
-    start = file.read()
-    assert start.step == 6
-    fit_model(resumed, tiny_corpus(), SHORT, seed=5, start=start)
+    monkeypatch.setattr(file, "write", kill)
+    monkeypatch.setattr("medclip_dcl.likelihood.fitting._SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr("medclip_dcl.likelihood.fitting._SAVING_SHARE", 1e9)
+    with pytest.raises(KeyboardInterrupt):
+        fit_model(stopped, tiny_corpus(), SHORT, 5, file)
+    assert written == [1, 2, 3, 4, 5, 6]
+    monkeypatch.setattr(file, "write", lambda *state: written.append(state[-1]))
+    fit_model(resumed, tiny_corpus(), SHORT, 5, file)
+    assert written[6:] == [7, 8, 9]
     expected, got = weights(whole), weights(resumed)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
 
 
-def test_missing_or_damaged_state_means_a_fresh_start(tmp_path):
-    file = FitStateFile(tmp_path)
-    assert file.read() is None
-    (tmp_path / "fit_state.safetensors").write_bytes(b"half a fi")
-    assert file.read() is None
+@pytest.mark.parametrize("data", [None, b"half a fi"])
+def test_missing_or_damaged_state_means_a_fresh_start(tmp_path, data):
+    whole, started, file = tiny_bert(), tiny_bert(), FitStateFile(tmp_path)
+    if data is not None:
+        (tmp_path / "fit_state.safetensors").write_bytes(data)
+    fit_model(whole, tiny_corpus(), SHORT, 5)
+    fit_model(started, tiny_corpus(), SHORT, 5, file)
+    expected, got = weights(whole), weights(started)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
     file.remove()
     assert list(tmp_path.iterdir()) == []
 
@@ -168,3 +181,36 @@ def test_where_held_out_reports_have_long_sentences_alone_others_are_held_out():
 def test_what_cannot_be_fitted_is_refused_with_its_figures(rows, reason):
     with pytest.raises(ReportError, match=reason):
         _corpora(LOADED, rows)
+
+
+def test_text_is_lower_cased_and_marks_are_words_of_their_own():
+    tokenizer = train_tokenizer(SENTENCES * 3, 200, 64)
+    assert tokenizer.convert_ids_to_tokens(range(5)) == list(SPECIAL_TOKENS)
+    assert tokenizer.tokenize("NO Pleural, effusion.") == [
+        "no",
+        "pleural",
+        "[UNK]",
+        "effusion",
+        ".",
+    ]
+    ids = tokenizer("No effusion.")["input_ids"]
+    assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
+
+
+def test_every_character_of_the_corpus_can_be_written():
+    tokenizer = train_tokenizer(SENTENCES, 100, 64)
+    assert len(tokenizer) <= 100
+    assert tokenizer.unk_token not in tokenizer.tokenize("unclear lungs flung apart")
+
+
+def write_vocabulary(path: Path) -> None:
+    path.write_text(json.dumps(train_tokenizer(SENTENCES * 3, 120, 64).get_vocab()))
+
+
+def test_vocabulary_is_the_same_in_every_process(tmp_path):
+    here, there = tmp_path / "here.json", tmp_path / "there.json"
+    write_vocabulary(here)
+    other = forkserver.context().Process(target=write_vocabulary, args=(there,))  # hashes otherwise
+    other.start()
+    other.join()
+    assert json.loads(there.read_text()) == json.loads(here.read_text())

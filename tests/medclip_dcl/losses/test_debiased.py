@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, normalize
 
 from medclip_dcl.core.errors import ObjectiveError
-from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiased_terms
+from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiased_terms, debiasing_gauges
 from medclip_dcl.losses.info_nce import info_nce_loss
 
 FLOORS = ("floor", "zero", "fallback")
@@ -143,20 +143,15 @@ def test_floor_gives_gamma_no_gradient_of_its_own() -> None:
     assert gradient(loss.sum(), gamma).item() == pytest.approx(expected.item(), abs=1e-14)
 
 
-def test_eta_of_one_anchor_changes_that_anchors_loss_alone() -> None:
-    s = 4 * cosines(8, 20)
-    eta = torch.zeros(8, dtype=torch.float64)
+def test_eta_of_one_anchor_changes_that_anchors_loss_alone_and_receives_no_gradient() -> None:
+    s = (4 * cosines(8, 20)).requires_grad_()
+    eta = torch.zeros(8, dtype=torch.float64, requires_grad=True)
     before = debiased_contrastive_loss(s, None, eta, 2.0, reduction="none")
-    eta[3] = 0.2
-    after = debiased_contrastive_loss(s, None, eta, 2.0, reduction="none")
-    assert (before != after).nonzero().flatten().tolist() == [3]
-
-
-def test_eta_receives_no_gradient() -> None:
-    s = (4 * cosines(6)).requires_grad_()
-    eta = torch.full((6,), 0.1, dtype=torch.float64, requires_grad=True)
-    debiased_contrastive_loss(s, None, eta, 2.0).backward()
+    before.sum().backward()
     assert eta.grad is None
+    raised = torch.tensor([0, 0, 0, 0.2, 0, 0, 0, 0], dtype=torch.float64)
+    after = debiased_contrastive_loss(s, None, raised, 2.0, reduction="none")
+    assert (before != after).nonzero().flatten().tolist() == [3]
 
 
 @pytest.mark.parametrize("floor", FLOORS)
@@ -286,22 +281,15 @@ def test_weight_of_zero_is_deletion_of_the_column() -> None:
         torch.testing.assert_close(gradient(removed, s), gradient(deleted, s), atol=1e-14, rtol=0)
 
 
-def test_order_of_pairs_is_irrelevant() -> None:
+def test_neither_the_order_of_pairs_nor_the_column_of_the_positive_matters() -> None:
     s, eta = 4 * cosines(16), torch.linspace(0, 0.2, 16, dtype=torch.float64)
-    order = torch.randperm(16)
-    loss = debiased_contrastive_loss(s, None, eta, 2.0)
+    loss = debiased_contrastive_loss(s, None, eta, 2.0).item()
+    order, columns = torch.randperm(16), torch.randperm(16)
     shuffled = debiased_contrastive_loss(s[order][:, order], None, eta[order], 2.0)
-    assert shuffled.item() == pytest.approx(loss.item(), abs=1e-14)
-
-
-def test_positive_may_stand_anywhere() -> None:
-    s, eta = 4 * cosines(8), torch.linspace(0, 0.2, 8, dtype=torch.float64)
-    columns = torch.randperm(8)
+    assert shuffled.item() == pytest.approx(loss, abs=1e-14)
     moved = torch.empty_like(s)
     moved[:, columns] = s  # column j of s now stands at columns[j]
-    assert debiased_contrastive_loss(moved, columns, eta, 2.0).item() == pytest.approx(
-        debiased_contrastive_loss(s, None, eta, 2.0).item(), abs=1e-14
-    )
+    assert debiased_contrastive_loss(moved, columns, eta, 2.0).item() == pytest.approx(loss)
 
 
 @pytest.mark.parametrize("floor", FLOORS)
@@ -429,3 +417,90 @@ def test_error_of_the_estimate_falls_with_n_and_grows_with_wrong_eta() -> None:
     assert wrong > 3 * errors[254][0]
     assert wrong <= wrong_bound
     assert all(found <= bound for found, bound in errors.values())
+
+
+def rows(seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    s = 3 * torch.rand(24, 24, generator=generator, dtype=torch.float64)
+    s.diagonal().copy_(torch.linspace(-3, 6, 24))
+    return s.requires_grad_()
+
+
+def test_uniform_logits_weigh_one_over_one_minus_eta() -> None:
+    gauges = debiasing_gauges(torch.zeros(4, 64), None, 0.2, math.sqrt(14))
+    assert gauges["mean_weight"].item() == pytest.approx(1 / 0.8, rel=1e-6)
+    assert gauges["frac_floor"].item() == 0
+    assert gauges["mean_eta"].item() == pytest.approx(0.2)
+    assert gauges["expected_false_negatives"].item() == pytest.approx(12.6, rel=1e-6)
+    assert gauges["uncorrected_loss"].item() == pytest.approx(math.log(64), rel=1e-6)
+
+
+def test_weight_is_the_ratio_of_the_gradients_off_the_floor() -> None:
+    s, eta = rows(), torch.linspace(0.05, 0.3, 24, dtype=torch.float64)
+    biased = info_nce_loss(s, reduction="none")
+    loss = debiased_contrastive_loss(s, None, eta, 3.0, reduction="none")
+    off = (biased > (1 + 23 * eta).log()) & (loss.detach() > 0)
+    corrected = torch.autograd.grad(loss.sum(), s)[0]
+    ratio = (corrected.diagonal() / torch.autograd.grad(biased.sum(), s)[0].diagonal())[off]
+    gauges = debiasing_gauges(s, None, eta, 3.0)
+    assert gauges["mean_weight"].item() == pytest.approx(ratio.mean().item(), rel=1e-10)
+    assert gauges["frac_floor"].item() == pytest.approx(1 - off.double().mean().item())
+    assert 0 < gauges["frac_floor"] < 1
+
+
+def test_weight_is_that_of_the_negatives_with_class_mates() -> None:
+    s = rows(1)
+    known = torch.rand(24, 24, generator=torch.Generator().manual_seed(0)) < 0.2
+    known |= torch.eye(24, dtype=torch.bool)
+    loss = debiased_contrastive_loss(
+        s, None, 0.1, 3.0, known_positives=known, floor="fallback", reduction="none"
+    )
+    # InfoNCE without the mates: weight 0 for each.
+    biased = info_nce_loss(s, weights=(~known).double(), reduction="none")
+    corrected = torch.autograd.grad(loss.sum(), s)[0]
+    plain = torch.autograd.grad(biased.sum(), s)[0]
+    first = (~known).int().argmax(dim=1)  # any negative of the row
+    line = torch.arange(24)
+    ratio = corrected[line, first] / plain[line, first]
+    gauges = debiasing_gauges(s, None, 0.1, 3.0, known_positives=known)
+    off = ratio > 1 + 1e-9
+    assert gauges["mean_weight"].item() == pytest.approx(ratio[off].mean().item(), rel=1e-9)
+    assert gauges["frac_floor"].item() == pytest.approx(1 - off.double().mean().item())
+
+
+def test_gauges_are_of_what_is_left_to_expect() -> None:
+    mates = torch.zeros(2, 11, dtype=torch.bool)
+    mates[0, 2:4] = True  # two of three that are expected among ten
+    gauges = debiasing_gauges(torch.zeros(2, 11), None, 0.3, 3.0, known_mates=mates)
+    assert gauges["mean_eta"].item() == pytest.approx((1 / 8 + 3 / 10) / 2)
+    assert gauges["expected_false_negatives"].item() == pytest.approx((1 + 3) / 2)
+
+
+def test_gauges_are_means_over_the_anchors_that_have_a_negative() -> None:
+    s = torch.zeros(2, 5)
+    alone = torch.tensor([[False] * 5, [True] * 5])  # the second has class-mates alone
+    for gauges in (
+        debiasing_gauges(s[:1], None, 0.2, 3.0),
+        debiasing_gauges(s, None, 0.2, 3.0, known_positives=alone),
+    ):
+        found = {name: value.item() for name, value in gauges.items()}
+        assert found == pytest.approx(
+            {
+                "frac_floor": 0,
+                "mean_weight": 1 / 0.8,
+                "mean_eta": 0.2,
+                "expected_false_negatives": 0.8,
+                "uncorrected_loss": math.log(5),
+            },
+            abs=1e-6,
+        )
+    nobody = debiasing_gauges(torch.zeros(1, 1), None, 0.2, 3.0)
+    assert nobody.pop("frac_floor").item() == 1
+    assert {value.item() for value in nobody.values()} == {0.0}
+
+
+def test_gauges_carry_no_gradient() -> None:
+    """Also where the terms do: the trainer takes both from one computation."""
+    terms = debiased_terms(rows(), None, 0.1, torch.tensor(2.0))
+    assert terms.A.requires_grad
+    assert not any(value.requires_grad or value.ndim for value in terms.gauges().values())

@@ -8,16 +8,16 @@ import torch
 README = Path(__file__).parents[3] / "medclip_dcl" / "losses" / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 EXAMPLES = [code for code in re.findall(r"```python\n(.*?)```", TEXT, re.S) if "loss = " in code]
-ETAS = (0.01, 0.035, 0.05, 0.1, 0.2)
+ETAS = (0.01, 0.05, 0.2)
 ROWS = re.findall(r"^\| (\d+) \| ([\d.]+) \| (.*) \|$", TEXT, re.M)
 
 
 def test_every_module_is_in_the_table() -> None:
     modules = {path.name for path in README.parent.glob("*.py")} - {"__init__.py"}
-    assert modules == set(re.findall(r"^\| `(\w+\.py)`", TEXT, re.M))
+    assert modules == set(re.findall(r"^- `(\w+\.py)`", TEXT, re.M))
 
 
-@pytest.mark.parametrize("code", EXAMPLES, ids=["clip", "sentences", "simclr"])
+@pytest.mark.parametrize("code", EXAMPLES, ids=["clip", "sentences"])
 def test_example_runs_and_gives_a_loss(code: str) -> None:
     names: dict[str, object] = {}
     exec(code, names)

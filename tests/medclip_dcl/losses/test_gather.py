@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from medclip_dcl.losses.gather import gather_constant, gather_with_grad, positive_columns
+from medclip_dcl.losses.gather import gather_with_grad, positive_columns
 from tests.support.contrastive_step import GLOBAL_BATCH, step, two_processes
 from tests.support.process_group import run_processes
 
@@ -55,6 +55,4 @@ def test_gathering_without_gradient_is_wrong_and_is_seen(folder: Path, way: str)
 def test_one_process_gathers_its_own_tensor() -> None:
     tensor = torch.randn(3, 2, requires_grad=True)
     assert gather_with_grad(tensor) is tensor
-    assert torch.equal(gather_constant(tensor), tensor)
-    assert not gather_constant(tensor).requires_grad
     assert positive_columns(3, torch.device("cpu")).tolist() == [0, 1, 2]

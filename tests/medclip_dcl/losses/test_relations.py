@@ -11,7 +11,6 @@ from medclip_dcl.losses.relations import (
     UNCLEAR,
     encode_claims,
     encode_labels,
-    encode_truth,
     relation_gauges,
     relation_matrix,
 )
@@ -90,17 +89,6 @@ def test_label_table_knows_no_side_and_hedges_minus_one() -> None:
 def test_no_finding_of_the_label_table_is_normal() -> None:
     labels = encode_labels([{"No Finding": 1}, {"No Finding": None, "Edema": 1}])
     assert relation_matrix(encode_claims([NORMAL]), labels).tolist() == [[SAME, DIFFERENT]]
-
-
-def test_truth_leaves_nothing_unmentioned() -> None:
-    truth = encode_truth([{"Edema": frozenset({"left"})}, {}])
-    anchors = encode_claims([NEGATIVE, claims("Edema/left"), claims("Edema/right"), NORMAL])
-    assert relation_matrix(anchors, truth).tolist() == [
-        [DIFFERENT, SAME],
-        [SAME, DIFFERENT],
-        [DIFFERENT, DIFFERENT],
-        [DIFFERENT, SAME],
-    ]
 
 
 def test_codes_hold_every_finding_and_normal() -> None:

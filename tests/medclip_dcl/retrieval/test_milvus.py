@@ -1,6 +1,5 @@
 """Milvus finds what the exact scan finds: milvus-lite from a path, and as a server process."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,14 +125,6 @@ def test_an_engine_that_is_gone_is_named_and_nothing_else(folder, index, tmp_pat
     query = Query("image", 3, vector=torch.ones(8) / 8**0.5)
     with pytest.raises(EngineError, match="does not answer as it should"):
         engine.search(query)
-
-
-def test_an_address_where_nobody_listens_is_refused(folder: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        uri = f"http://127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(EngineError, match="does not answer"):
-            RetrievalIndex.open(folder, MODEL_DIGEST, RetrievalConfig(uri=uri, timeout_s=0.3))
 
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:

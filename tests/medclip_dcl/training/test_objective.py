@@ -116,7 +116,7 @@ def test_multipositive_pulls_same_and_leaves_unclear_out() -> None:
     assert output.gauges.keys() == GAUGES
 
 
-NEGATIVES = ("remove_labels", "remove_similar", "resample_similar", "reweight_similar", "hard")
+NEGATIVES = ("remove_labels", "remove_similar", "resample_similar", "reweight_similar")
 
 
 @pytest.mark.parametrize("negatives", NEGATIVES)
@@ -143,10 +143,8 @@ def test_gauges_tell_how_far_a_rival_is_from_treating_all_alike() -> None:
     assert gauges(negatives="resample_similar", remove_share=0.8) == pytest.approx([8 / 11, 3])
     assert gauges(negatives="reweight_similar", beta=0) == pytest.approx([0, 11])
     removed, effective = gauges(negatives="reweight_similar")
-    assert [removed, effective] == gauges(negatives="reweight_similar", beta=5)
     assert removed == 0
     assert gauges(negatives="reweight_similar", beta=20)[1] < effective < 10
-    assert gauges(negatives="hard", beta=0) == pytest.approx([0, 11])
     overlap = batch.label_overlap
     shared = overlap.sum(1) - overlap[:, 6:].diagonal().int()
     expected = [(shared / 11).mean().item(), (11 - shared).float().mean().item()]
@@ -176,7 +174,7 @@ def test_input_that_the_settings_need_is_asked_for(settings, missing, message):
     [
         {"kind": "multipositive"},
         {"kind": "infonce", "relation": "claims"},
-        {"kind": "multipositive", "relation": "claims", "negatives": "hard"},
+        {"kind": "multipositive", "relation": "claims", "negatives": "remove_labels"},
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, str]) -> None:
@@ -263,7 +261,7 @@ def test_own_image_anchors_are_infonce_whatever_is_known_of_the_pairs() -> None:
         batch = dataclasses.replace(
             plain, columns={"sentence_codes": sentences, "report_codes": reports}
         )
-        for settings in (relations, {"relation": "claims"}, {"negatives": "hard"}):
+        for settings in (relations, {"relation": "claims"}):
             texts, gauges = loss_of(batch, directions="t2i", **settings)
             both, of_both = loss_of(batch, directions="both", **settings)
             assert both == pytest.approx((texts + images) / 2, rel=1e-6)

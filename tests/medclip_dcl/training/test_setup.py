@@ -100,12 +100,12 @@ def test_another_number_of_processes_goes_on_and_says_what_differs(work, tmp_pat
         ({"learning_rate": 1e-4}, False),
         ({"learning_rate": 1e-5, "image_learning_rate": 1e-3}, False),
         ({"learning_rate": 1e-3, "image_learning_rate": 9e-5}, True),
-        ({"learning_rate": 1e-5, "steps": 50, "image_frozen_steps": 49}, True),
-        ({"learning_rate": 1e-5, "steps": 50, "image_frozen_steps": 50}, False),  # it never learns
+        ({"learning_rate": 1e-5, "frozen": ["text"]}, True),
+        ({"learning_rate": 1e-5, "frozen": ["image"]}, False),  # it never learns
     ],
 )
 def test_a_random_image_encoder_at_a_low_rate_is_warned_of(train, is_warned):
-    settings = TrainConfig.model_validate({"steps": 50} | train)
+    settings = TrainConfig.model_validate(train)
     assert bool(slow_start(ModelConfig(), settings)) == is_warned
     pretrained = ModelConfig.model_validate({"image": {"pretrained": "resnet.safetensors"}})
     assert slow_start(pretrained, settings) == ""

@@ -1,34 +1,48 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from medclip_dcl.core.artifact import open_artifact
-from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data import manifest
-from medclip_dcl.data.records import Truth
-from medclip_dcl.losses.relations import SAME, encode_truth, relation_matrix
+from medclip_dcl.likelihood.masked_lm import load_language_model
+from medclip_dcl.losses.negatives import remove_by_similarity
+from medclip_dcl.losses.relations import SAME, relation_matrix
+from medclip_dcl.models.text_encoder import TextEncoder, load_text_weights
 from medclip_dcl.text.labeler import labels
+from medclip_dcl.training.corpus import Corpus, TokenTable
+from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 from medclip_dcl.training.settings import ObjectiveConfig
-from medclip_dcl.training.supervision import Supervision, needs_claims, read_supervision
-from tests.support.corpus import read_tiny_corpus
+from medclip_dcl.training.supervision import (
+    Supervision,
+    centre_of,
+    closest_threshold,
+    mean_states,
+    needs_claims,
+    read_supervision,
+    text_vectors,
+)
+from tests.support.corpus import KINDS, read_tiny_corpus
 
 
-def evidence_of(work: Path, truth: Truth | None = None, **settings: object) -> Supervision:
+@pytest.fixture(scope="module")
+def corpus(work: Path) -> Corpus:
+    return read_tiny_corpus(work)
+
+
+def supervision_of(work: Path, **settings: object) -> Supervision:
     objective = ObjectiveConfig.model_validate(settings)
-    said = (
-        open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT)
-        if needs_claims(objective)
-        else None
-    )
+    claims = open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT)
     images = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
-    return read_supervision(objective, read_tiny_corpus(work), images, said, truth)
+    read = claims if needs_claims(objective) else None
+    return read_supervision(objective, read_tiny_corpus(work), images, read)
 
 
 @pytest.mark.parametrize("relation", ["claims", "labels"])
 def test_sentences_are_true_of_studies_of_their_kind(work: Path, relation: str) -> None:
     corpus = read_tiny_corpus(work)
-    found = evidence_of(work, relation=relation)
+    found = supervision_of(work, relation=relation)
     codes = found.of_texts["sentence_codes"], found.of_studies["report_codes"]
     same = relation_matrix(*codes) == SAME
     kind_of_study = torch.tensor([int(study[1:]) % 4 for study in corpus.study_ids])
@@ -39,26 +53,57 @@ def test_sentences_are_true_of_studies_of_their_kind(work: Path, relation: str) 
 
 
 def test_labels_are_those_of_the_five_findings(work: Path) -> None:
-    labels = evidence_of(work, negatives="remove_labels").of_studies["labels"]
+    labels = supervision_of(work, negatives="remove_labels").of_studies["labels"]
     assert labels.shape == (24, 5)
     assert labels.sum(dim=0).tolist() == [6, 0, 0, 6, 6]
 
 
-def test_truth_takes_findings_and_sides_of_every_image_of_a_study(work: Path) -> None:
-    corpus = read_tiny_corpus(work)
-    shown = {image_id: frozenset({"heart"}) for image_id in corpus.image_ids}
-    shown["image000a"], shown["image000b"] = frozenset({"left"}), frozenset({"right"})
-    sentences = {
-        "heart": "There is cardiomegaly.",
-        "left": "There is a left pneumothorax.",
-        "right": "There is a right pneumothorax.",
-    }
-    found = evidence_of(work, Truth(shown, {}, frozenset(), sentences), relation="truth")
-    expected = [{"Pneumothorax": frozenset({"left", "right"})}]
-    expected += [{"Cardiomegaly": frozenset()}] * 23
-    assert torch.equal(found.of_studies["report_codes"], encode_truth(expected))
+@pytest.mark.parametrize(("share", "threshold"), [(0.1, 1 - 1e-4), (0.2, 1 - 1e-4), (0.3, 0.0)])
+def test_the_threshold_lies_where_the_closest_pairs_of_batches_end(corpus, share, threshold):
+    """6 of 24 studies are of a kind, so 5 of 23 pairs of a batch, 22 %, have cosine 1, others 0."""
+    kinds = [next(k for k, (_, *said) in enumerate(KINDS) if text in said) for text in corpus.texts]
+    found = closest_threshold(
+        torch.eye(4)[kinds],
+        corpus,
+        ImageTextSampler(corpus.images, corpus.sentences, 8, 0, False),
+        share,
+    )
+    assert found == pytest.approx(threshold, abs=1e-6)
 
 
-def test_truth_of_a_source_that_has_none_is_refused(work: Path) -> None:
-    with pytest.raises(ConfigError, match="generated studies alone"):
-        evidence_of(work, relation="truth")
+def test_about_the_share_that_is_asked_is_removed_from_later_batches() -> None:
+    """600 studies with a sentence each, no two alike: no pair stands exactly on the threshold."""
+    count, sampled = 600, 40
+    rows = np.arange(count)
+    index = RaggedIndex(rows, count)
+    ids = tuple(map(str, rows))
+    eta = np.zeros(count, np.float32)
+    corpus = Corpus(ids, frozenset(), index, ids, rows, rows, index, rows, ids, ids, eta)
+    vectors = torch.nn.functional.normalize(torch.randn(count, 8), dim=-1)
+    sampler = ImageTextSampler(index, index, 32, 0, False)
+    threshold = closest_threshold(vectors, corpus, sampler, 0.1)
+    kept = []
+    for step in range(sampled, 2 * sampled):
+        some = vectors[torch.from_numpy(sampler.draw(step).sentences)]
+        kept.append(remove_by_similarity(some @ some.T, torch.arange(32), threshold).sum() / 32)
+    assert 1 - np.mean(kept) / 31 == pytest.approx(0.1, abs=0.01)
+
+
+def test_mean_states_are_centred_on_the_training_sentences(work: Path, corpus: Corpus) -> None:
+    model = load_language_model(work / "language_model")
+    encoder = TextEncoder(model.model.config, 16)
+    load_text_weights(encoder, work / "language_model")
+    encoder.train()
+    tokens = TokenTable(model.tokenizer, corpus.texts, 32)
+    found = mean_states(encoder, tokens, torch.device("cpu"))
+    assert encoder.training  # and dropout played no part
+    encoder.eval()
+    states = []
+    for text in corpus.texts:  # one by one: no padding
+        ids = torch.tensor([model.tokenizer(text)["input_ids"]])
+        states.append(encoder.backbone(input_ids=ids)[0][0].mean(0).detach())
+    centre = torch.stack([states[text] for text in corpus.text_of]).mean(0)
+    vectors = text_vectors(found, centre_of(found, corpus))
+    for vector, state in zip(vectors, states, strict=True):
+        expected = (state - centre) / (state - centre).norm()
+        torch.testing.assert_close(vector, expected, atol=1e-4, rtol=1e-3)

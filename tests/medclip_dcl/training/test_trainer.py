@@ -10,8 +10,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from medclip_dcl.core.errors import ConfigError, TrainingError
-from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.lora import add_adapters, merged
+from medclip_dcl.models.dual_encoder import DualEncoder, add_adapters, merged
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.launch import settle_precision

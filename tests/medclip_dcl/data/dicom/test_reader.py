@@ -289,7 +289,7 @@ def test_elements_within_sequences_count_too(sequences: bytes) -> None:
     with pytest.raises(ImageError) as refused:
         read_dicom(file[:at] + sequences + file[at:], ImagesConfig())
     assert refused.value.code == "too_many_elements"
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
 
 
 def test_no_identifier_leaves_the_reader() -> None:

@@ -1,11 +1,8 @@
 """Open-i: both forms give the same images, matched by their numbers; views come from the list."""
 
-import csv
 import json
 import os
-from collections import Counter
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 import pytest
 
@@ -13,7 +10,7 @@ from medclip_dcl.core.errors import StudyError
 from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.sources.open_i import image_name, read_open_i
-from tests.support.open_i import write_csv_form, write_image, write_projections, write_xml_form, xml
+from tests.support.open_i import write_csv_form, write_image, write_projections, write_xml_form
 
 SETTINGS = SourceConfig(kind="open_i")
 
@@ -117,35 +114,3 @@ def test_rows_of_json_with_other_images_are_refused(tmp_path: Path, images: list
     (tmp_path / "reports.jsonl").write_text(json.dumps(row))
     with pytest.raises(StudyError, match="filename and projection"):
         read_open_i(tmp_path)
-
-
-@pytest.mark.real_data
-def test_real_reports_survive_both_forms(tmp_path: Path, test_data: Path) -> None:
-    lines = (test_data / "openi/reports.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    (tmp_path / "x/ecgen-radiology").mkdir(parents=True)
-    (tmp_path / "c").mkdir()
-    for row in rows:
-        texts = [escape(row[name] or "") for name in ("findings", "impression")]
-        images = [f"CXR{item['filename'].removesuffix('.dcm.png')}" for item in row["images"]]
-        report = xml(f"CXR{row['uid']}", *texts, images)
-        (tmp_path / f"x/ecgen-radiology/{row['uid']}.xml").write_text(report, encoding="utf-8")
-    for name, fields in (
-        ("reports", [{key: row[key] for key in ("uid", "findings", "impression")} for row in rows]),
-        ("projections", [{"uid": row["uid"], **item} for row in rows for item in row["images"]]),
-    ):
-        with (tmp_path / f"c/indiana_{name}.csv").open("w", encoding="utf-8", newline="") as stream:
-            writer = csv.DictWriter(stream, fields[0])
-            writer.writeheader()
-            writer.writerows(fields)
-    expected = {
-        f"CXR{row['uid']}": tuple((row[key] or "").strip() for key in ("findings", "impression"))
-        for row in rows
-    }
-    for root in (tmp_path / "x", tmp_path / "c"):
-        raw = read_open_i(root)
-        assert {study.study_id: study.report[:2] for study in raw.studies} == expected
-    write_image(tmp_path / "c/images/3_IM-1384-1001.dcm.png")
-    raw = read_open_i(tmp_path / "c")
-    views = Counter(image.view for image in raw.images)
-    assert views == {"FRONTAL": 2380, "LATERAL": 2263}

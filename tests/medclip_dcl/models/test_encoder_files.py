@@ -34,10 +34,10 @@ from transformers import (
 from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.encoder_files import Start, read_start
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.pretrained import fetch_weights
 from medclip_dcl.models.settings import ModelConfig
-from medclip_dcl.models.towers import Start, read_start
 
 WORDS = ("[PAD]", "[UNK]", "<s>", "</s>", "no", "effusion", "left", "right", "heart", "large")
 SENTENCES = ["no effusion", "heart large", "left effusion no right effusion"]
