@@ -60,14 +60,13 @@ _Floats = npt.NDArray[np.floating[Any]]
 
 _JSON_BYTES = 24  # of a number in JSON, at most
 _BASE64 = 4 / 3
-_SEVERAL = {"max_files": MAX_IMAGES}
 _NO_INDEX = ("no_index", "loading", "index_unusable", "index_mismatch")
 
 
 @router.post(
     "/classify",
     response_model=ClassifyAnswer | ClassifyAnswers,
-    form_limits=_SEVERAL,
+    form_limits={"max_files": MAX_IMAGES},
     responses=documented("invalid_query", has_form=True, has_image=True),
 )
 async def classify(
@@ -130,7 +129,7 @@ class _FindingsQuestion:
 @router.post(
     "/ground",
     response_model=GroundAnswer | GroundAnswers,
-    form_limits=_SEVERAL,
+    form_limits={"max_files": MAX_IMAGES},
     responses=documented("no_regions", has_form=True, has_image=True),
 )
 async def ground(
@@ -185,7 +184,7 @@ class _PhrasesQuestion:
 @router.post(
     "/embed",
     response_model=EmbedAnswer,
-    form_limits=_SEVERAL,
+    form_limits={"max_files": MAX_IMAGES},
     responses=documented("no_regions", has_form=True, has_image=True),
 )
 async def embed(

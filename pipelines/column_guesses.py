@@ -19,7 +19,13 @@ import pyarrow as pa
 from medclip_dcl.core.errors import ConfigError, StudyError
 from medclip_dcl.core.files import path_under
 from medclip_dcl.core.tables import SPLITS
-from medclip_dcl.data.source_settings import LABEL_CODES, Column, SourceConfig, relative_to_root
+from medclip_dcl.data.source_settings import (
+    LABEL_CODES,
+    Column,
+    SourceConfig,
+    label_word,
+    relative_to_root,
+)
 from medclip_dcl.data.sources.labels import OTHER_NAMES
 from medclip_dcl.data.sources.table import SPELLINGS
 from medclip_dcl.data.table_files import is_list, read_any, strings
@@ -397,7 +403,7 @@ def _labels(
     by_finding: dict[str, str] = {}
     for column in free:
         finding = finding_of.get(_plain(column), "")
-        if finding and all(value.strip().lower() in LABEL_CODES for value in values[column]):
+        if finding and all(label_word(value) in LABEL_CODES for value in values[column]):
             by_finding.setdefault(finding, column)
     if by_finding:
         return by_finding

@@ -96,7 +96,11 @@ class Config(Section):
 WITHDRAWN = {
     "check.sample": "check_data looks at every image and report",
     "index.splits": "all splits are indexed; filters of a question choose among them",
+    "eta.fit": "a and k are those that are set; search them with configs/sweeps/a_k.yaml",
     "likelihood.unit_pieces": "units of work are sized by themselves",
+    "objective.place_weight": "the place loss is gone: on real images it learned usual places",
+    "train.image_frozen_steps": "train.frozen names the encoders that stay as they are",
+    "train.text_frozen_steps": "train.frozen names the encoders that stay as they are",
 }
 """Setting that earlier versions had -> what holds now."""
 

@@ -13,7 +13,7 @@ from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import TableWriter, read_in_parts
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.records import stamp_files
-from medclip_dcl.data.source_settings import LABEL_CODES, SourceConfig
+from medclip_dcl.data.source_settings import LABEL_CODES, SourceConfig, label_word
 from medclip_dcl.data.sources import readers
 from medclip_dcl.data.sources.template import template_sentences
 from medclip_dcl.data.table_files import clean_id, read_any, take_rows
@@ -182,7 +182,7 @@ def read_claims_table(path: Path, fallback_encoding: str = "") -> GivenClaims:
 
 
 def _claim(values: dict[str, str], row: int, file: str) -> _Claim:
-    state, side = values["state"].lower(), values["side"].lower()
+    state, side = label_word(values["state"]), values["side"].lower()
     if state not in LABEL_CODES or side not in _SIDES:
         raise StudyError(
             f"row {row} of {file} has no usable state or side; use present, absent or uncertain "

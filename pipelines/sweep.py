@@ -367,7 +367,8 @@ def _do_runs(runs: Sequence[Run], processes: int) -> Iterator[Run]:
     waiting, devices = [run for run in runs if not run.is_done], _devices()
     # A run is forked from a process that has imported the stages, which takes seconds, and no more.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([f"{__package__}.{name}" for name in ("run", *_STAGES)])
+    modules = ("run", *(STAGES[name].module for name in _STAGES))
+    context.set_forkserver_preload([f"{__package__}.{name}" for name in modules])
     running: dict[int, tuple[BaseProcess, Run]] = {}
     try:
         while waiting or running:

@@ -16,7 +16,6 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from medclip_dcl.data.codestreams import (
 from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import (
     DecodedImage,
-    Source,
     Values,
     Words,
     fitted,
@@ -138,12 +136,13 @@ def _read_raster(data: bytes, settings: ImagesConfig) -> DecodedImage:
             image = _read_with_pillow(data, settings)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise ImageError("too_many_pixels", "exceeds images.max_megapixels") from error
-    has_fault = any("EXIF" in str(fault.message) for fault in faults)
-    return replace(image, ignored=("EXIF",)) if has_fault else image
+    if any("EXIF" in str(fault.message) for fault in faults):
+        image.facts["ignored"] = ("EXIF",)
+    return image
 
 
 def _read_with_pillow(data: bytes, settings: ImagesConfig) -> DecodedImage:
-    source: Source = "jpeg" if data[:1] == b"\xff" else "png"
+    source = "jpeg" if data[:1] == b"\xff" else "png"
     if source == "jpeg":
         require_bits(read_jpeg(data), len(data))
     plain = plain_jpeg(data) if source == "jpeg" else plain_png(data)
@@ -158,11 +157,10 @@ def _read_with_pillow(data: bytes, settings: ImagesConfig) -> DecodedImage:
         if source == "jpeg" and image.mode == "L" and image.getpixel(last) == _MID_GREY:
             require_whole(plain, np.asarray(image), 8)
         words = _words(_upright(image))
-    return DecodedImage(
-        shades=shade(words, _straight, inverted=False),
-        bits_stored=8 * words.dtype.itemsize,
-        source=source,
-    )
+    shades = shade(words, _straight, inverted=False)
+    levels = (shades.low, shades.high) if words.dtype == np.uint8 else None
+    facts = {"bits_stored": 8 * words.dtype.itemsize, "source": source, "levels": levels}
+    return DecodedImage(shades, facts)
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -202,15 +200,16 @@ def _answer(
         data = _contents(handle)
         if "function" in request:
             return _separated(request["function"], data, settings)
-        image = read_image(data, settings)
+        shades, facts = read_image(data, settings)
+        facts |= {"shape": shades.words.shape, "constant": shades.constant}
         if "size_px" not in request:
-            return _facts(image), image.shades.pixels
-        shades, size_px = image.shades, request["size_px"]
+            return facts, shades.pixels
+        size_px = request["size_px"]
         if request["fit"] is None:
-            return _facts(image), stretch(shades.words, shades.table, size_px, request["equalize"])
+            return facts, stretch(shades.words, shades.table, size_px, request["equalize"])
         fit = Fit(**request["fit"])
-        levels = level_of_shade(image.levels, fit)[shades.table]
-        return _facts(image), fitted(levels[shades.words], size_px, fit)
+        levels = level_of_shade(facts.get("levels"), fit)[shades.table]
+        return facts, fitted(levels[shades.words], size_px, fit)
     except ImageError as error:
         return {"code": error.code, "message": error.message}, None
     except MemoryError:
@@ -226,21 +225,6 @@ def _separated(name: str, data: bytes, settings: ImagesConfig) -> tuple[dict[str
         header, pixel_digest, stripped = take_apart(data, settings)
     facts = {"header": len(header), "stripped": len(stripped), "pixel_digest": pixel_digest}
     return facts, np.frombuffer(header + stripped, np.uint8)
-
-
-def _facts(image: DecodedImage) -> dict[str, Any]:
-    return {
-        "shape": image.shades.words.shape,
-        "bits_stored": image.bits_stored,
-        "source": image.source,
-        "inverted": image.inverted,
-        "constant": image.shades.constant,
-        "spacing_mm": image.spacing_mm,
-        "window": image.window,
-        "tags": image.tags,
-        "ignored": image.ignored,
-        "levels": image.levels,
-    }
 
 
 def _contents(handle: int | None) -> bytes:

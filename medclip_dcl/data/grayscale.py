@@ -174,24 +174,11 @@ class GreyImage:
     levels: tuple[float, float] | None = None
 
 
-@dataclass(frozen=True)
-class DecodedImage:
-    """One image as a reader leaves it: its shades, and facts as in `GreyImage`."""
+class DecodedImage(NamedTuple):
+    """One image as a reader leaves it: its shades, and what `GreyImage` says of it by name."""
 
     shades: Shades
-    bits_stored: int
-    source: Source
-    inverted: bool = False
-    spacing_mm: tuple[float, float] | None = None
-    window: tuple[float, float] | None = None
-    tags: dict[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
-
-    @property
-    def levels(self) -> tuple[float, float] | None:
-        """Lowest and highest level of an 8-bit picture, as it is stored."""
-        is_picture = self.source != "dicom" and self.shades.words.dtype == np.uint8
-        return (self.shades.low, self.shades.high) if is_picture else None
+    facts: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -106,9 +106,8 @@ class Decoder:
         """
         facts, pixels = self._ask(source, {})
         del facts["shape"]
-        for name in ("spacing_mm", "window", "levels"):
-            facts[name] = tuple(facts[name]) if facts[name] else None  # JSON has no tuples
-        facts["ignored"] = tuple(facts["ignored"])
+        # JSON has no tuples
+        facts = {name: tuple(x) if isinstance(x, list) else x for name, x in facts.items()}
         return GreyImage(pixels, **facts)
 
     def square(
@@ -119,7 +118,7 @@ class Decoder:
         facts, pixels = self._ask(source, {"size_px": size_px, "equalize": equalize, "fit": own})
         height, width = facts["shape"]
         return SquareImage(
-            pixels, height, width, facts["constant"], facts["source"], facts["inverted"]
+            pixels, height, width, facts["constant"], facts["source"], facts.get("inverted", False)
         )
 
     def separate(self, source: ImageSource) -> SeparatedImage:

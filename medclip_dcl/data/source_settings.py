@@ -1,5 +1,6 @@
 """Settings of a source of studies, and the paths that they name."""
 
+import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -182,12 +183,18 @@ LABEL_KEY = "study_id"
 
 
 LABEL_CODES: dict[str, int | None] = {
-    **dict.fromkeys(("1", "1.0", "1,0", "true", "yes", "positive", "present"), 1),
-    **dict.fromkeys(("0", "0.0", "0,0", "false", "no", "negative", "absent"), 0),
-    **dict.fromkeys(("-1", "-1.0", "-1,0", "uncertain"), -1),
+    **dict.fromkeys(("1", "true", "yes", "positive", "present"), 1),
+    **dict.fromkeys(("0", "false", "no", "negative", "absent"), 0),
+    **dict.fromkeys(("-1", "uncertain"), -1),
     **dict.fromkeys(("", "nan", "none", "null", "not mentioned", "unlabeled"), None),
 }
-"""Word of a label, in lower case -> its code; None: not mentioned."""
+"""Word of a label, as `label_word` writes it -> its code; None: not mentioned."""
+
+
+def label_word(value: str) -> str:
+    """Write a label in one way: without blanks, capitals and zeros behind the point ("1.00")."""
+    return re.sub(r"(\d)[.,]0+$", r"\1", value.strip().lower())
+
 
 CONSTANT = "="
 """How the name of a column begins that stands for one value in every row."""

@@ -482,12 +482,6 @@ def strings(column: Any, table: str, name: str) -> list[str]:
     Raises:
         StudyError: it is nested, or holds bytes that are not text.
     """
-    values: list[str] = string_column(column, table, name).to_pylist()
-    return values
-
-
-def string_column(column: Any, table: str, name: str) -> pa.ChunkedArray:
-    """Convert a column as `strings`, in the form that Arrow keeps it in."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_nested(column.type):
@@ -498,12 +492,13 @@ def string_column(column: Any, table: str, name: str) -> pa.ChunkedArray:
         if pc.all(pc.equal(column, pc.floor(column))).as_py() and _largest(column) < 2**53:
             column = column.cast(pa.int64())
     try:
-        return pc.fill_null(pc.cast(column, pa.string()), "")
+        values: list[str] = pc.fill_null(pc.cast(column, pa.string()), "").to_pylist()
     except pa.ArrowInvalid as error:
         raise StudyError(
             f"column {name!r} of {table} holds bytes; images in rows are read by source.kind "
             "huggingface, which writes them out once"
         ) from error
+    return values
 
 
 def _largest(column: Any) -> float:

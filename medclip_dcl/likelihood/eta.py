@@ -36,7 +36,6 @@ from medclip_dcl.core.errors import ArtifactStale, ConfigError, ScoreError
 from medclip_dcl.core.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.text import sentences
-from medclip_dcl.text.boundaries import without_number
 
 Floats = NDArray[np.float64]
 
@@ -154,6 +153,8 @@ def read_given_table(path: Path) -> dict[str, float]:
         ConfigError: the file cannot be read, lacks a column, holds a value outside
             [0, 1], or two different values for one sentence.
     """
+    from medclip_dcl.text.boundaries import without_number  # training does not load the reader
+
     options = pa_csv.ConvertOptions(
         column_types={"text": pa.string(), "eta": pa.float64(), "rho": pa.float64()}
     )

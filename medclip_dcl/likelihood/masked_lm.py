@@ -130,6 +130,7 @@ def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder
     fields = {name: getattr(model.config, name) for name in BERT_FIELDS}
     tree = {"architectures": ["BertForMaskedLM"], "model_type": "bert", **fields}
     write_text(folder / CONFIG, json.dumps(tree, indent=1, sort_keys=True) + "\n")
+    # Tied tensors once: safetensors refuses memory that two names share.
     weights = {
         name: tensor.detach().cpu().contiguous()
         for name, tensor in model.state_dict().items()
@@ -163,6 +164,7 @@ def _fill(model: BertForMaskedLM, state: dict[str, Tensor]) -> tuple[str, ...]:
             raise CheckpointError(f"{name} differs from {source}; BERT ties them")
     state.pop(_COUNTED, None)
     ignored = {name for name in state if name in HEAD_KEYS or name.startswith(_OTHER_HEADS)}
+    # Tied weights are taken from where BERT reads them, and tied again below.
     used = {name: tensor for name, tensor in state.items() if name not in ignored | set(_TIED)}
     try:
         missing, unexpected = model.load_state_dict(used, strict=False)

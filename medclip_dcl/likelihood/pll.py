@@ -12,8 +12,7 @@ under a budget of word pieces, and a long sentence is spread over several batche
 model is run is the engine's matter; scores of engines agree within 2e-4 nats.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -38,6 +37,7 @@ from medclip_dcl.likelihood.masked_lm import (
     load_language_model,
     prepare_engine,
 )
+from medclip_dcl.models.dual_encoder import evaluating
 from medclip_dcl.models.settings import EngineName
 from medclip_dcl.models.text_encoder import list_texts
 
@@ -147,7 +147,9 @@ def pseudo_log_likelihood(
     encodings = encode_sentences(tokenizer, sentences)
     mask_id = _mask_id(tokenizer)
     distinct = set(encodings)
-    if engine == "auto" and _pieces(distinct) < _WORTH_PREPARING:
+    # Each scored piece asks for a copy of the whole sentence.
+    pieces = sum(item.tokens * len(item.ids) for item in distinct)
+    if engine == "auto" and pieces < _WORTH_PREPARING:
         engine = "torch"
     prepared = prepare_engine(model, engine)
 
@@ -211,8 +213,10 @@ def score_encodings(
     device = next(model.parameters()).device
     engine = engine or prepare_engine(model, "torch")
     first = 0
-    with torch.inference_mode(), _evaluating(model):
-        for group in _by_length(distinct):
+    with torch.inference_mode(), evaluating(model):
+        # Copies of one length need no padding, and padding would be most of the work.
+        for _, same_length in groupby(distinct, key=lambda item: len(item.ids)):
+            group = list(same_length)
             ids = torch.tensor([item.ids for item in group], device=device)
             words = torch.tensor([item.words for item in group], device=device)
             for start, copies in _batches(ids, words, mask_id, variant, token_budget):
@@ -286,17 +290,6 @@ def _hidden(
     return (words == own_word) & (column >= position[:, None])
 
 
-def _by_length(encodings: Sequence[Encoding]) -> Iterator[list[Encoding]]:
-    # Copies of one length need no padding, and padding would be most of the work.
-    for _, group in groupby(encodings, key=lambda item: len(item.ids)):
-        yield list(group)
-
-
-def _pieces(encodings: Collection[Encoding]) -> int:
-    # That pass through the model: each scored piece asks for a copy of the whole sentence.
-    return sum(item.tokens * len(item.ids) for item in encodings)
-
-
 def _refuse_decoders(model: PreTrainedModel) -> None:
     # A decoder predicts the next piece, from those before it: its logits would be read as others.
     config, kind = model.config, type(model)
@@ -310,18 +303,6 @@ def _refuse_decoders(model: PreTrainedModel) -> None:
             f"the model ({config.model_type}) is a decoder, and a pseudo-log-likelihood is that of "
             "a masked language model; give one that reads both sides, such as BERT"
         )
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    # Dropout is off while scoring; every module gets its own mode back.
-    training = [module for module in model.modules() if module.training]
-    model.train(False)
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _longest_input(model: PreTrainedModel) -> int:

@@ -253,6 +253,7 @@ class CorpusScoring:
             Task(number, tuple(texts[row] for row in rows)) for number, rows in enumerate(units)
         )
         total, cost = int(plan.cost.sum()), int(plan.cost[left].sum())
+        # By what is left, not by the whole: a nearly finished run needs no crew.
         workers = self._processes(cost * plan.operations)
         with (
             Progress("score sentences", total, "word piece", total - cost) as bar,
@@ -300,7 +301,7 @@ def _summary(table: pa.Table) -> dict[str, Any]:
     pll_nats = table["pll_nats"].to_numpy()
     tokens, count = table["tokens"].to_numpy(), table["count"].to_numpy()
     low, middle, high = np.quantile(pll_nats, [0.05, 0.5, 0.95])
-    trained = count > 0
+    trained = count > 0  # sentences of other splits alone have no frequency
     return {
         "sentences": len(table),
         "tokens": int(tokens.sum()),

@@ -6,7 +6,8 @@ peft. Source: Hu et al. 2022, Section 4.1; the factor alpha / r of 2 is the usua
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal
@@ -183,6 +184,19 @@ def merged(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             value = value + _ADAPTER_SCALE * (up @ down)
         plain[f"{name}.{part}" if base else key] = value
     return plain
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into eval mode without gradients, then every part of it back into its own."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def trim_padding(

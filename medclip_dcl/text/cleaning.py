@@ -72,7 +72,7 @@ _MARKDOWN = re.compile(
 )
 _BONE = r"(?:ribs?|clavicles?|scapulae?|sternum|humerus)\b"
 _FRACTURE = re.compile(
-    rf"(?<=\bno[ ])#(?=[ .,;)]|$)|(?<=[a-z] )#s?(?=[ ]*(?:[.,;)]|$))"
+    rf"(?<=\bno[ ])#(?=[ .,;)]|$)|(?<=[a-z\u00d8\u00f8\u2205][ ])#s?(?=[ ]*(?:[.,;)]|$))"
     rf"|#[ ]?(?=(?:(?:left|right|[lr]|lt|rt|old|new|heal(?:ed|ing)|multiple|post\w*|ant\w*|lat\w*"
     rf"|\d[\w,/-]*)\.?[ ]){{1,5}}{_BONE})|#(?={_BONE})|#[ ](?={_BONE}[ ]\S)"
     r"|#[ ](?=(?:left|right|[lr]|lt|rt)[ ]\d)",
@@ -87,6 +87,11 @@ _DECORATED = re.compile(
     re.MULTILINE,
 )
 """A heading between rules: "--- Addendum ---"."""
+_CIRCLES = re.compile(r"^(?=.*[\u25cf\u25c9\u29bf])(?=.*[\u25cb\u25ef]).*", re.MULTILINE)
+"""A line of choices, of which the full circle is the one made."""
+_CIRCLE = str.maketrans(
+    dict.fromkeys("\u25cf\u25c9\u29bf", "(x)") | dict.fromkeys("\u25cb\u25ef", "( )")
+)
 _EMPHASIS = re.compile(r"(?<![\w*])\*(\w[^*\n]{0,60})(?<=[\w.:])\*(?!\w)")
 _PUNCTUATED = re.compile(r"[.,;:|]")
 _SPOKEN_COLON = re.compile(
@@ -123,6 +128,8 @@ def clean_text(text: str) -> str:
         if "&" in text:
             text = _ENTITY.sub(lambda match: html.unescape(match.group()), text)
     text = _ODD_BOX.sub(r"[\1]", fold_unicode(text))
+    if not text.isascii():
+        text = _CIRCLES.sub(lambda match: match.group().translate(_CIRCLE), text)
     if "#" in text:
         text = _FRACTURE.sub("fracture ", text)
     if "\t" in text or ";" in text:

@@ -189,6 +189,7 @@ class ImageTextDataset:
         else:
             generator = generator_for(self._seed, RngStream.VIEW, step)
             views = draw_crops(generator, slots, self._slack)
+        # Pixels and word pieces are large: of these this process makes its own share alone.
         images = self._corpus.image_rows[rows.images[mine]].tolist()
         side = self._input_px
         crops = np.empty((len(images), 1, side, side), dtype=np.uint8)

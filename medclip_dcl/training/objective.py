@@ -124,6 +124,7 @@ def multi_positive(inputs: ObjectiveInputs) -> ObjectiveOutput:
     """Pull same candidates as well, and leave unclear ones out."""
     same = needed(inputs.same, "relation")
     loss = multi_positive_loss(inputs.s, same, inputs.unclear, positive=inputs.positive)
+    # Gauges are InfoNCE's, so that logs of different objectives can be compared.
     return ObjectiveOutput(loss, info_nce(inputs).gauges)
 
 
@@ -148,6 +149,7 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
     output = LOSSES[settings.kind](inputs)
     if isinstance(output, Tensor):  # of a plugin
         output = ObjectiveOutput(output, info_nce(inputs).gauges)
+    # Who is known to be of the class is no negative, whatever the loss does with it.
     same, unclear = inputs.same, inputs.unclear
     related = None if same is None or unclear is None else same | unclear
     counts = negatives.negative_gauges(inputs.s, inputs.positive, inputs.weights, related)
@@ -216,6 +218,7 @@ class ContrastiveObjective:
         `network` is what is called: the encoder itself, or its distributed wrapper.
         """
         parts = [batch]
+        # With gradients `TrainStep` cuts the batch, as the second pass needs the whole loss first.
         if self._chunk and not torch.is_grad_enabled():
             parts = batch.in_chunks(self._chunk)
         encoded = [self.encode(network, part) for part in parts]

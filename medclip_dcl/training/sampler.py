@@ -31,6 +31,7 @@ class RaggedIndex:
         assert not count or sizes.min() > 0, "a study has no member"
         self.sizes = sizes
         self._starts = np.cumsum(sizes) - sizes
+        # Stable: members of a study stay in the order of their table.
         self._members = np.argsort(owners, kind="stable").astype(np.int64)
 
     def __len__(self) -> int:
@@ -98,6 +99,7 @@ class ImageTextSampler:
         start = turn * self._global_batch
         studies = self._order_of(epoch)[start : start + self._global_batch]
         reports = self._report_of[studies]
+        # Two numbers a slot: image and sentence are drawn independently.
         uniform = generator_for(self._seed, RngStream.CHOICE, step).random((2, self._global_batch))
         return BatchRows(
             studies=studies,

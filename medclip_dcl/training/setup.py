@@ -249,6 +249,7 @@ def _training_data(
         size = validation_batch(len(corpus.study_ids), settings)
     shuffled = settings.shuffle_reports and trains
     sampler = ImageTextSampler(corpus.images, corpus.sentences, size, seed, shuffled)
+    # Each process reads the images of its own slots alone.
     local = size // settings.processes
     first = accelerator.process_index * local
     dataset = ImageTextDataset(
@@ -286,6 +287,7 @@ def _validation(
     from medclip_dcl.training.validation import MOST_BATCHES, Validation, ValidationMetrics
 
     settings, count = config.train, min(MOST_BATCHES, data.sampler.steps_per_epoch)
+    # Made once and kept, so that two steps are compared on the same pairs.
     batches = [data.dataset.batch(step) for step in range(count)]
     if (pairs := len(batches[0].eta)) < settings.global_batch:
         say(

@@ -114,7 +114,7 @@ class TrainStep:
         # stopped would have dropped.
         chunk, position = self._settings.chunk, (batch.step, self._accelerator.process_index)
         if 0 < chunk < len(batch.crops):
-            parts = range(-(-len(batch.crops) // chunk))
+            parts = range(-(-len(batch.crops) // chunk))  # the last one may be smaller
             seeds = [seed_for(self._seed, RngStream.DROPOUT, *position, part) for part in parts]
             return backward_in_chunks(
                 *(self._accelerator, network, self._encoder, self._objective, batch, chunk), seeds

@@ -21,6 +21,7 @@ from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data.manifest import label_names, read_labels
+from medclip_dcl.models.dual_encoder import evaluating
 from medclip_dcl.models.text_encoder import TextEncoder
 from medclip_dcl.training.corpus import Corpus, Strings, TokenTable
 from medclip_dcl.training.sampler import ImageTextSampler
@@ -79,23 +80,19 @@ def read_supervision(
     return Supervision(of_texts, of_studies)
 
 
-@torch.no_grad()
 def mean_states(
     encoder: TextEncoder, tokens: TokenTable, device: torch.device
 ) -> Float[Tensor, "texts width"]:
     """Average the states of each text's word pieces, by the encoder before its first step."""
     order = np.argsort(tokens.lengths, kind="stable")  # of like length: little padding
-    training = encoder.training
-    encoder.to(device).eval()
     parts = []
-    for start in range(0, len(order), _TEXTS_PER_PASS):
-        ids, mask = (
-            side.to(device) for side in tokens.padded(order[start : start + _TEXTS_PER_PASS])
-        )
-        states = encoder.backbone(input_ids=ids, attention_mask=mask)[0]
-        share = mask / mask.sum(dim=1, keepdim=True)
-        parts.append((share.unsqueeze(-1) * states).sum(dim=1).float().cpu())
-    encoder.train(training)
+    with evaluating(encoder.to(device)):
+        for start in range(0, len(order), _TEXTS_PER_PASS):
+            some = tokens.padded(order[start : start + _TEXTS_PER_PASS])
+            ids, mask = (side.to(device) for side in some)
+            states = encoder.backbone(input_ids=ids, attention_mask=mask)[0]
+            share = mask / mask.sum(dim=1, keepdim=True)
+            parts.append((share.unsqueeze(-1) * states).sum(dim=1).float().cpu())
     return torch.cat(parts)[torch.from_numpy(np.argsort(order))]
 
 

@@ -31,6 +31,7 @@ from medclip_dcl.training.step import CLIP_NORM, StepReport, TrainStep
 
 _MOST_SKIPPED = 10  # steps in a row without a finite loss or gradient, after which a run gives up
 _IDS_SHOWN = 8
+# Of the state, next to the step: what a resumed run goes on from.
 _COUNTERS = ("skipped", "in_a_row", "clipped", "best_step", "best_value", "launches")
 
 
@@ -194,6 +195,7 @@ class Trainer:
             CheckpointError: the best checkpoint is gone or damaged.
         """
         best = self.state.best_step
+        # All processes hold the same weights, and the main one alone writes them.
         if not best or best == self.state.step or not self._accelerator.is_main_process:
             return self.state.step, self._encoder.state_dict()
         weights = self._store.weights(best)
@@ -244,6 +246,7 @@ class Trainer:
             moments = optimizer_tensors(self.optimizer, self._encoder)
             snapshot = Snapshot(train_state.step, self._encoder.state_dict(), moments, state)
             self._store.save(snapshot, train_state.best_step)
+        # A process that went on could end the run before the checkpoint is whole.
         self._accelerator.wait_for_everyone()
 
     def _count(self, batch: ImageTextBatch, report: StepReport) -> None:
@@ -269,7 +272,7 @@ class Trainer:
         name, state = self._settings.best_metric, self.state
         value = figures.get(name)
         if value is not None and math.isfinite(value):
-            sign = -1 if lower_is_better(name) else 1
+            sign = -1 if lower_is_better(name) else 1  # losses fall, areas and recalls rise
             if state.best_value is None or sign * value > sign * state.best_value:
                 state.best_step, state.best_value = state.step, value
         return bool(name)

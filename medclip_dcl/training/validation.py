@@ -6,8 +6,7 @@ Axes
     texts     distinct sentences of their reports
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 import torch
 from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int, Int8, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 
 from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.errors import ConfigError
@@ -27,7 +26,7 @@ from medclip_dcl.evaluation.classification import UNKNOWN, labelled_truth
 from medclip_dcl.evaluation.metrics import best_ranks, mean_of, recall_at, roc_auc, value_of
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import margins, prompt_texts
-from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.models.dual_encoder import DualEncoder, evaluating
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.text.labeler.labels import FINDINGS, REPORT_CLAIMS
 from medclip_dcl.training.config import TrainingConfig
@@ -191,19 +190,6 @@ def _said(
 
 def _passes(count: int, size: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-@contextmanager
-def evaluating(encoder: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode without gradients, then every part of it back into its own."""
-    modes = [(module, module.training) for module in encoder.modules()]
-    encoder.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def validation_loss(

@@ -1,9 +1,8 @@
 """Train a row of rows.yaml on the training patients of a fold, and ask it on the tested ones.
 
-    TEST_DATA=FOLDER python -m benchmarks.method.real_studies.runs --jobs FILE [--work FOLDER]
+    TEST_DATA=FOLDER python -m benchmarks.method.real_studies.runs ROW ... [--folds 0 1] [--seed 1]
 
-does the jobs of a file, one a line: row, folds, seed. What is in the log is not done again, and a
-run that was killed is done again from its start.
+What is in the log is not done again, and a run that was killed is done again from its start.
 """
 
 import argparse
@@ -22,12 +21,13 @@ import yaml
 
 from benchmarks.method.real_studies.losses import CHANGES, Classifier
 from benchmarks.method.real_studies.questions import ask, ask_classifier
-from benchmarks.method.real_studies.studies import HERE, Fold, read_folds, read_patients
+from benchmarks.method.real_studies.studies import FOLDS, HERE, Fold, read_folds, read_patients
 from benchmarks.method.real_studies.styles import rewritten
 from benchmarks.record import commit, machine
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.inference import model_package
 from medclip_dcl.likelihood import masked_lm, scoring
+from medclip_dcl.models.dual_encoder import evaluating
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels as claims
 from medclip_dcl.training.checkpoint import CheckpointStore
@@ -36,7 +36,6 @@ from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.publishing import package_model
 from medclip_dcl.training.setup import TrainInputs, set_up
 from medclip_dcl.training.trainer import run as train
-from medclip_dcl.training.validation import evaluating
 from pipelines.job import Job, main_of
 
 LOG = HERE.parents[1] / "results" / "real_studies_mates.jsonl"
@@ -116,7 +115,7 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     opened = job.open_inputs(verify=False)
     inputs = TrainInputs(**opened.values)
     inputs = replace(inputs, claims=job.open(claims.ARTIFACT, verify=False))
-    setup = set_up(TrainingConfig.of(config), inputs, accelerator, print_line)
+    setup = set_up(TrainingConfig.of(config), inputs, accelerator, lambda **facts: print(facts))
     if "change" in row:
         setup = CHANGES[row["change"]](setup, fold, **row.get("with", {}))
     has_texts = not isinstance(setup.objective, Classifier)
@@ -126,7 +125,7 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
             setup.data,
             setup.encoder,
             setup.objective,
-            setup.hooks if has_texts else replace(setup.hooks, validate=None),
+            setup.hooks,
             settings=setup.config.train,
             seed=setup.config.seed,
             accelerator=accelerator,
@@ -157,26 +156,11 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     }
 
 
-def print_line(**facts: Any) -> None:
-    """Print the facts of a run."""
-    print(json.dumps(facts), flush=True)
-
-
 def rounded(tree: Any, digits: int = 6) -> Any:
     """Round every float of a tree."""
     if isinstance(tree, Mapping):
         return {name: rounded(value, digits) for name, value in tree.items()}
     return round(float(tree), digits) if isinstance(tree, float) else tree
-
-
-def read_jobs(path: Path) -> list[Run]:
-    """Read a file of jobs: row, folds and seed a line, folds with commas; # begins a comment."""
-    lines = [line.split("#")[0].split() for line in path.read_text(encoding="utf-8").splitlines()]
-    return [
-        Run(row, int(fold), int(seed))
-        for row, folds, seed in filter(None, lines)
-        for fold in folds.split(",")
-    ]
 
 
 def missing(jobs: Sequence[Run], log: Path) -> list[Run]:
@@ -189,7 +173,9 @@ def missing(jobs: Sequence[Run], log: Path) -> list[Run]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Do the jobs that are missing, and append each to the log."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.method.real_studies.runs")
-    parser.add_argument("--jobs", type=Path, required=True)
+    parser.add_argument("rows", nargs="+", choices=ROWS, metavar="ROW")
+    parser.add_argument("--folds", nargs="+", type=int, default=range(FOLDS))
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("runs/real_studies"))
     parser.add_argument("--log", type=Path, default=LOG)
     options = parser.parse_args(argv)
@@ -198,8 +184,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     root = Path(os.environ["TEST_DATA"]) / "openi"
     torch.set_num_threads(1)
     folds = read_folds(root, options.work, read_patients(root))
-    while waiting := missing(read_jobs(options.jobs), options.log):
-        line = do_run(folds, waiting[0], options.work)
+    runs = [Run(row, fold, options.seed) for fold in options.folds for row in options.rows]
+    for run in missing(runs, options.log):
+        line = do_run(folds, run, options.work)
         with options.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
     return 0

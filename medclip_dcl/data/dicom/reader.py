@@ -107,16 +107,16 @@ def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
     words, layout, end = decode_pixels(body, at, SYNTAXES[syntax], size, layout)
     require_no_text(annotation_behind(body, end, syntax), settings)
     picture = shade(words, _meaning(tags, layout, voi=settings.voi == "dicom"), inverted=inverted)
-    return DecodedImage(
-        shades=picture,
-        bits_stored=layout.bits_stored,
-        source="dicom",
-        inverted=inverted,
-        spacing_mm=_spacing(tags),
-        window=None if settings.voi == "dicom" else _window(tags, picture, inverted=inverted),
-        tags={name: code for name in PUBLIC_TAGS if (code := code_string(tags, name))},
-        ignored=ignored,
-    )
+    facts = {
+        "bits_stored": layout.bits_stored,
+        "source": "dicom",
+        "inverted": inverted,
+        "spacing_mm": _spacing(tags),
+        "window": None if settings.voi == "dicom" else _window(tags, picture, inverted=inverted),
+        "tags": {name: code for name in PUBLIC_TAGS if (code := code_string(tags, name))},
+        "ignored": ignored,
+    }
+    return DecodedImage(picture, facts)
 
 
 class _CountedReads(io.BytesIO):

@@ -17,6 +17,7 @@ from medclip_dcl.data.source_settings import (
     LABEL_CODES,
     LABEL_KEY,
     SourceConfig,
+    label_word,
     relative_to_root,
 )
 from medclip_dcl.data.table_files import (
@@ -177,7 +178,7 @@ def read_codes(
     faults: list[str] = []
     for column, values in columns:
         # Each different word is looked at once: a column has millions of rows and few words.
-        word_of = {value: value.strip().lower() for value in set(values)}
+        word_of = {value: label_word(value) for value in set(values)}
         others = {value for value, word in word_of.items() if word not in LABEL_CODES}
         if others:
             rows = [row for row, value in enumerate(values) if value in others]

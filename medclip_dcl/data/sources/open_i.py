@@ -22,7 +22,7 @@ from medclip_dcl.data.records import (
     Text,
 )
 from medclip_dcl.data.sources.labels import Labels, label_table
-from medclip_dcl.data.table_files import no_column, read_any, read_rows, take_rows
+from medclip_dcl.data.table_files import read_any, read_rows, require_columns, take_rows
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 _REPORTS, _PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
@@ -276,8 +276,7 @@ def _json_reports(path: Path) -> tuple[list[_Report], dict[str, str]]:
     """Read reports with their images, and the view of each image."""
     wanted = ["uid", "findings", "impression", "mesh", "images"]
     table = read_any(path)
-    if missing := [name for name in wanted if name not in table.column_names]:
-        raise no_column(path.name, missing, table.column_names)
+    require_columns(path.name, wanted, table.column_names)
     texts = take_rows(table, path.name, ["uid", "findings", "impression"])
     reports: list[_Report] = []
     views: dict[str, str] = {}

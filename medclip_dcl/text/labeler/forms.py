@@ -137,8 +137,8 @@ def _chosen_in_capitals(match: re.Match[str]) -> str:
 def _by_legend(match: re.Match[str]) -> str:
     """Of an answer in numbers the word that its legend names: "[0=no 1=yes]: 1"."""
     legend = dict(re.findall(r"(\d)\s*=\s*([A-Za-z]+)", match["legend"]))
-    word = {"definite": "yes", "certain": "yes"}.get(*[legend.get(match["code"], "").lower()] * 2)
-    return f": {word}"
+    word = legend.get(match["code"], "").lower()
+    return f": {'yes' if word in {'definite', 'certain'} else word}"
 
 
 def _both_sides(match: re.Match[str]) -> str:

@@ -10,15 +10,12 @@ import pytest
 from benchmarks.method.real_boxes import interval, mean_boxes
 from benchmarks.method.real_studies.losses import CHANGES
 from benchmarks.method.real_studies.questions import QUESTIONS, judge
-from benchmarks.method.real_studies.runs import ROWS, Run, do_run, missing, read_jobs
-from benchmarks.method.real_studies.studies import CHEXPERT, Fold, read_folds, read_patients
+from benchmarks.method.real_studies.runs import ROWS, Run, do_run, missing
+from benchmarks.method.real_studies.studies import Fold, read_folds, read_patients
 from benchmarks.method.real_studies.styles import STYLES, dictated, shorthand, template
 from medclip_dcl.training.trainer import StopRequest
 from tests.support.open_i import write_image
 
-GOLD = {name for names in CHEXPERT.values() for name in names} | {
-    finding.name for finding in QUESTIONS
-}
 SENTENCES = ["There is a left pleural effusion.", "No pneumothorax or focal consolidation."]
 
 
@@ -41,14 +38,11 @@ def test_rows_name_what_there_is() -> None:
         assert row.get("style", "dictated") in STYLES
 
 
-def test_jobs_that_the_log_has_are_not_done_again(tmp_path: Path) -> None:
-    jobs, log = tmp_path / "jobs", tmp_path / "log.jsonl"
-    jobs.write_text("# row folds seed\nmates 0,1 0\ninfonce 3 1 # last\n")
-    assert missing(read_jobs(jobs), log) == [
-        Run("mates", 0, 0), Run("mates", 1, 0), Run("infonce", 3, 1)
-    ]  # fmt: skip
-    log.write_text(json.dumps({"run": Run("mates", 1, 0).name}) + "\n")
-    assert missing(read_jobs(jobs), log) == [Run("mates", 0, 0), Run("infonce", 3, 1)]
+def test_runs_that_the_log_has_are_not_done_again(tmp_path: Path) -> None:
+    runs, log = [Run("mates", 0, 0), Run("mates", 1, 0), Run("infonce", 3, 1)], tmp_path / "log"
+    assert missing(runs, log) == runs
+    log.write_text(json.dumps({"run": runs[1].name}) + "\n")
+    assert missing(runs, log) == [runs[0], runs[2]]
 
 
 def test_sides_are_judged_by_their_margin() -> None:
@@ -84,7 +78,7 @@ def folds(tmp_path: Path) -> list[Fold]:
     for uid in range(1, 41):
         name = f"{uid}_IM-{uid:04}-1001"
         write_image(root / "images" / f"{name}.png")
-        shown = dict.fromkeys(GOLD, False) | {"Effusion": uid % 2 == 0}
+        shown = {finding.name: False for finding in QUESTIONS} | {"Effusion": uid % 2 == 0}
         line = {
             "uid": uid,
             "findings": f"There is {'a' if uid % 2 == 0 else 'no'} left pleural effusion.",
@@ -96,7 +90,7 @@ def folds(tmp_path: Path) -> list[Fold]:
     (root / "reports.jsonl").write_text("\n".join(lines), encoding="utf-8")
     few = ("images.size_px=32", "model.image.input_px=32", "language_model.steps=2",
            "language_model.vocabulary=200", "train.global_batch=4", "train.steps=2",
-           "train.warmup_steps=1", "train.validate_every_steps=2")  # fmt: skip
+           "train.warmup_steps=1")  # fmt: skip
     work = tmp_path / "work"
     return [replace(fold, settings=few) for fold in read_folds(root, work, read_patients(root))]
 

@@ -1,7 +1,7 @@
 """Sections: the release's own rules on layouts that its reports have, and looser ones."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from medclip_dcl.text.cleaning import clean_text
@@ -163,6 +163,7 @@ def test_headings_are_found_in_every_form(text: str, sections: tuple[str, str, s
     assert read_loose_sections(text) == (sections or ("", "", text))
 
 
+@settings(deadline=None)  # of a busy machine
 @given(st.text(max_size=300))
 def test_parts_of_any_text_are_all_of_it(text: str) -> None:
     parts = cut_report(text)

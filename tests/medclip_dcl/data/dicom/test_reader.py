@@ -158,7 +158,7 @@ BROKEN_TABLE.add_new("LUTData", "OW", bytes(8))
 def test_an_optional_attribute_that_cannot_be_used_is_left_aside_and_named(tags, ignored):
     read = read_dicom(as_written(**tags), ImagesConfig(voi="dicom"))
     assert np.array_equal(read.shades.pixels, scaled(ramp()))
-    assert read.ignored == tuple(ignored.split())
+    assert read.facts["ignored"] == tuple(ignored.split())
 
 
 def test_a_modality_table_that_cannot_be_used_leaves_the_greys_unknown() -> None:

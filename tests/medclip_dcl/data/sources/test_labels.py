@@ -180,6 +180,11 @@ def test_one_name_may_stand_for_two_findings(tmp_path: Path) -> None:
     assert found == {"s1": dict.fromkeys(names, 1), "s2": dict.fromkeys(names, 0)}
 
 
+def test_numbers_count_however_many_zeros_they_are_written_with(tmp_path: Path) -> None:
+    labels = labels_of(tmp_path, {"edema": ["1.00", "0,000", " -1.0 ", ""]}, {"Edema": "edema"})
+    assert [labels.get(f"s{row}", {}).get("Edema") for row in range(1, 5)] == [1, 0, -1, None]
+
+
 def test_all_that_is_not_a_label_is_counted_without_being_printed(tmp_path: Path) -> None:
     values = {"edema": ["1", "2", "Jane Roe", "Jane Roe"], "fluid": ["0", "0.5", "0.5", ""]}
     with pytest.raises(StudyError, match=r"labels of t\.parquet") as caught:

@@ -11,6 +11,13 @@ from medclip_dcl.text.sentences import split_section
 CLEAR = "-ate -con -ede -les -opa -pna normal"
 
 ANSWERS = [
+    ("Pneumonia [0=no 1=yes]: 1", "+pna"),
+    ("Effusion  Y / <N>", "-eff"),
+    ("Edema (none / mild / severe): mild", "+ede"),
+    ("Effusion? unchanged, small", "+eff"),
+    ("Effusion: \u2713 (R)", "+eff:r"),
+    ("Effusion  \u25cb Yes  \u25cf No", "-eff"),
+    ("No #.", "-fra"),
     ("Pneumothorax: N", "-ptx"),
     ("Pneumothorax: Y, small right", "+ptx:r"),
     ("PTX (-)", "-ptx"),
