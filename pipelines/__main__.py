@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import withhold_messages
 
 from .cli import (
@@ -122,7 +123,7 @@ def _serve(
     run: Annotated[
         Path | None,
         typer.Argument(
-            metavar="RUN", help="Folder of a run, or its config; instead of --config's."
+            metavar="RUN", help="Folder of a run or a model, or a config; instead of --config's."
         ),
     ] = None,
     model: Annotated[
@@ -135,6 +136,8 @@ def _serve(
 ) -> int:
     """Start the service and its viewer, on a run's model; the demo's without a run."""
     reuse_memory()  # before a library starts its first thread, which would get a heap of its own
+    if run is not None and (run / HEADER).is_file():
+        run, model = None, run
     words = ["--config", str(config)]
     words += [] if run is None else ["--run", str(run_folder(run))]
     words += [] if model is None else ["--model", str(model)]

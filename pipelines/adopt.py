@@ -26,5 +26,5 @@ def adopt(
     fit_head, calibrate_scores, export. Families, and what was tried: docs/training.md.
     """
     made = adoption.adopt(model, out, prompts)
-    print(f"{out}: {made.summary['family']} {made.digest[:12]}; medclip serve --model {out}")
+    print(f"{out}: {made.summary['family']} {made.digest[:12]}; medclip serve {out}")
     return 0

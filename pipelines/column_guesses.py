@@ -48,6 +48,7 @@ _NAMES = {
     "split": r"(.*_)?(split|subset|partition|fold)",
     "path": r"(.*_)?(path|file|filename|file_name|filepath|image|img|images|dicom)(_path|_file)?",
 }
+TEMPLATE = "{finding} in the chest X-ray."
 _SUFFIXES = (".dcm", ".dicom", ".jpg", ".jpeg", ".png")
 _SAMPLE = 200  # values of a column
 _TRIED = 40  # paths of these that are looked for
@@ -85,6 +86,8 @@ class TableGuess:
     """Language -> sampled reports that read like it, as `count_languages` returns them."""
     views: dict[str, str]
     """Value of the column of views, in capitals -> `frontal`, `lateral` or empty: unknown."""
+    template: str
+    """`source.template` of a table with labels and without reports; empty: it has reports."""
     unused: dict[str, str]
     """Column that is left out -> its values in words."""
 
@@ -125,13 +128,13 @@ def guess_table(
     if "view" not in columns and (view := _view_column(values, set(columns.values()))):
         columns["view"] = view
     texts = _texts(values, samples, named, {found.column, *columns.values()})
-    if needs_text and not texts:
+    columns |= texts
+    labels = _labels(values, samples, set(columns.values()))
+    if needs_text and not texts and not labels:
         raise StudyError(
             f"no column of table {path} holds reports; name it with --column report=NAME. Images "
             "without reports: configs/archive.yaml"
         )
-    columns |= texts
-    labels = _labels(values, samples, set(columns.values()))
     used = {
         *columns.values(),
         found.column,
@@ -148,6 +151,7 @@ def guess_table(
         columns={role: columns[role] for role in ROLES if role in columns},
         labels=labels,
         prefix_strip=found.strip,
+        template=TEMPLATE if needs_text and not texts else "",
         languages=count_languages([text for name in texts.values() for text in samples[name]]),
         views={value: read_view(value) for value in view_values if value},
         unused={

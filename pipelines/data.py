@@ -13,8 +13,9 @@ from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import TableWriter, read_in_parts
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.records import stamp_files
-from medclip_dcl.data.source_settings import LABEL_CODES, label_word
+from medclip_dcl.data.source_settings import LABEL_CODES, SourceConfig, label_word
 from medclip_dcl.data.sources import readers
+from medclip_dcl.data.sources.template import template_sentences
 from medclip_dcl.data.table_files import clean_id, read_any, take_rows
 from medclip_dcl.synthetic import tree
 from medclip_dcl.text import sentences
@@ -123,6 +124,10 @@ def read_claims(job: Job) -> None:
     inputs, config = job.open_inputs(), job.config
     source, table = inputs.values["sentences"], inputs.values.get("claims_table")
     given = None if table is None else read_claims_table(table, config.source.fallback_encoding)
+    settings: dict[str, Any] = {"reader": labels.reader_digest()}
+    if given is None and config.source.template:
+        given = claims_of_template(config.source)
+        settings |= {"template": config.source.template, "findings": config.source.findings}
 
     def write(writer: ArtifactWriter) -> Mapping[str, Any]:
         distinct = sentences.distinct_sentences(source)
@@ -130,7 +135,7 @@ def read_claims(job: Job) -> None:
         rows = read_in_parts(source.path, sentences.SENTENCES, columns, whole="study_id")
         return labels.write_claims(writer.directory, distinct, rows, given)
 
-    artifact = job.make(labels.ARTIFACT, {"reader": labels.reader_digest()}, inputs.digests, write)
+    artifact = job.make(labels.ARTIFACT, settings, inputs.digests, write)
     if given is None and (warning := language_warning(artifact.summary["languages"])):
         job.say(warning=warning)
 
@@ -184,6 +189,15 @@ def _claim(values: dict[str, str], row: int, file: str) -> _Claim:
             "(1, 0, -1), and left, right, both or nothing"
         )
     return _Claim(" ".join(values["finding"].split()), LABEL_CODES[state], side)
+
+
+def claims_of_template(settings: SourceConfig) -> GivenClaims:
+    """Say what the sentences of `source.template` claim, of findings that no labeler knows too."""
+    said = template_sentences(settings)
+    claims = [(text, _Claim(name, 1, "")) for name, text in said.present.items()]
+    claims += [(text, _Claim(name, 0, "")) for name, text in said.absent.items() if text]
+    claims += [(said.none, _Claim(_NORMAL, 1, ""))] * bool(said.none)
+    return GivenClaims({text_key(text): _labels(claim) for text, claim in claims})
 
 
 def _labels(claim: _Claim) -> ReportLabels:

@@ -312,6 +312,8 @@ def _fit_heads(
     _refuse_shared(rows, images)
     inference = settle_inference(config.inference)
     predictor = load(model.path, engine=inference.engine, precision=inference.precision)
+    made = job.open(prepared.ARTIFACT, verify=False)
+    prepared.require_fit(made, predictor.config.images)
     embed = evaluated_model(predictor).embedding_of(rules.heads.features)
     parts: dict[str, list[Labelled]] = {name: [] for name in labels}
     for split in SPLITS:

@@ -29,7 +29,8 @@ from .column_guesses import ROLES, TableGuess, guess_table
 
 _BATCH = 32
 _EPOCHS = 30
-_LEAST_STEPS = 1500  # in which the demo's encoders learn from random weights
+_FEW = 1000  # training studies; from fewer a small network learns as much, in minutes
+_LEAST_STEPS = {True: 500, False: 1500}  # of few and of many studies, from random weights
 _LEAST_JUDGED = 20  # validation studies from which an AUC chooses the step
 _MOST_JUDGED = 500
 _SMALL = 100  # studies; fewer keep a larger share to validate
@@ -53,6 +54,17 @@ model:
   image:                          # a thin ResNet-18
     widths: [32, 64, 128, 256]
     input_px: 160"""
+_FOR_FEW_ON_CPU = """\
+images:                           # sizes for few studies, and a machine without a GPU
+  size_px: 144
+language_model:                   # a small BERT, fitted to these reports
+  steps: 400
+  batch: 64
+model:
+  image:                          # the demo's
+    depths: [2, 2, 2]
+    widths: [16, 32, 64]
+    input_px: 128"""
 _RELATIONS = """\
 objective:                        # cross; see docs/how_it_works.md
   kind: multipositive
@@ -173,6 +185,8 @@ def _shown(guess: TableGuess) -> Iterator[str]:
                 yield f"  {'':12}{words}: {', '.join(values)}"
     by_finding = guess.labels or "- (none: no AUC against labels)"
     yield f"  {'labels':12}{by_finding if isinstance(by_finding, str) else ', '.join(by_finding)}"
+    if guess.template:
+        yield f"  {'reports':12}- (none: made of labels, as {guess.template!r})"
     for name, words in guess.unused.items():
         yield f"  {'not used':12}{name} ({words})"
 
@@ -259,7 +273,10 @@ def config_text(guess: TableGuess, trial: Trial) -> str:
     training, batch = trial.splits.get("train", 0), _BATCH
     while batch > 2 and 4 * batch > training:
         batch //= 2
-    is_long = _EPOCHS * (training // batch) >= _LEAST_STEPS
+    is_few = training < _FEW and not torch.cuda.is_available()
+    least = _LEAST_STEPS[is_few]
+    is_long = _EPOCHS * (training // batch) >= least
+    for_cpu = _FOR_FEW_ON_CPU if is_few else _FOR_CPU
     validation = ""
     if trial.splits.get("validate", 0) >= 2:
         validation = "\n  validate_every_steps: 200\n  best_metric: validation_uncorrected_loss"
@@ -271,11 +288,11 @@ def config_text(guess: TableGuess, trial: Trial) -> str:
     return f"""\
 # Written by `medclip init` for {guess.table.name}; every setting: configs/README.md.
 {source}
-{_FOR_GPU if torch.cuda.is_available() else _FOR_CPU}
+{_FOR_GPU if torch.cuda.is_available() else for_cpu}
 {_WITHOUT_CLAIMS if language_warning(guess.languages) else _RELATIONS}
 train:
   global_batch: {batch}
-  {f"epochs: {_EPOCHS}" if is_long else f"steps: {_LEAST_STEPS}"}
+  {f"epochs: {_EPOCHS}" if is_long else f"steps: {least}"}
   learning_rate: 1.0e-3           # of random weights; pretrained ones want 1e-5 to 5e-5
   text_learning_rate: 3.0e-4
   warmup_steps: 100
@@ -304,6 +321,8 @@ def _source(guess: TableGuess) -> Iterator[str]:
         yield f"    labels: {_quoted(guess.labels)}"
         if not set(guess.labels) <= set(LABELS) and not isinstance(guess.labels, str):
             yield f"  findings: {_quoted([*guess.labels])}"
+    if guess.template:
+        yield f"  template: {_quoted(guess.template)}   # reports are made of labels"
     if guess.prefix_strip:
         yield f"  prefix_strip: {_quoted(guess.prefix_strip)}"
     frontal = [value for value, kind in guess.views.items() if kind == "frontal"]

@@ -45,7 +45,7 @@ _KEPT_IF_THERE = (
 )
 _CARD = (
     *("intended_use", "limits", "prompts", "preprocessing", "grid", "objective", "eta"),
-    *("data", "training"),
+    *("data", "training", "source", "score"),
 )
 
 
@@ -186,7 +186,9 @@ def export_model(
             f"the model holds {len(strange)} files that no model package has; package it again"
         )
     settings = read_training_config(found.path)
-    learned = not (settings.model.text.pretrained or settings.language_model.pretrained)
+    learned = settings is not None and not (
+        settings.model.text.pretrained or settings.language_model.pretrained
+    )
     if learned and not allow_vocabulary:
         raise CheckpointError(
             "the vocabulary was learned from the training reports and consists of pieces of them, "
@@ -203,9 +205,9 @@ def export_model(
         if heads := read_heads(model):
             write_heads(writer.directory, heads)
         card = {name: found.card[name] for name in _CARD if name in found.card}
-        if "objective" in card:  # of an earlier version, it may name a table
+        if settings and "objective" in card:  # of an earlier version, it may name a table
             card["objective"] = settings.objective.public_settings()
-        write_text(writer.directory / CONFIG, _json(settings.public_settings()))
+        write_text(writer.directory / CONFIG, _json((settings or found.config).public_settings()))
         write_text(writer.directory / CARD, _json(card))
         write_text(writer.directory / SUBJECTS, _json(None))
         for name, output in (("README.md", MODEL_CARD), (DATA_CARD, DATA_CARD)):

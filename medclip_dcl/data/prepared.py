@@ -113,11 +113,11 @@ def require_fit(prepared: Artifact, images: ImagesConfig) -> None:
     made = prepared.fingerprint["settings"].get("images")
     own = None if images.fit is None else asdict(images.fit)
     given = made.get("fit") if isinstance(made, dict) else None
-    if given != own:
+    if given != own or (own and prepared.summary["size_px"] != images.size_px):
+        section = json.dumps({"images": {"size_px": images.size_px, "fit": own}})
         raise ArtifactStale(
-            f"images were prepared with images.fit {given}, and the model sees them with {own}; "
-            f"set images.fit and images.size_px, {images.size_px}, to the model's, and rerun "
-            f"{ARTIFACT.job}"
+            "images were not prepared as the model sees them; put this line into the config, and "
+            f"rerun {ARTIFACT.job}: {section[1:-1]}"
         )
 
 

@@ -82,6 +82,10 @@ class SourceConfig(Section):
     label_names: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Name of `findings` -> its names in a column that lists what is there, in any case; findings
     left out are not labelled. Empty: the names of `findings`, and for CheXpert's ChestX-ray14's."""
+    template: str | dict[Literal["present", "absent", "none"], str] = ""
+    """Sentence that stands for a finding that is labelled present, such as "{finding} in the chest
+    X-ray.", of a source with labels and without reports; or sentences by label: `present`,
+    `absent`, and `none` of a study without findings (`data/sources/template.py`). Empty: none."""
     frontal_views: tuple[str, ...] = ("AP", "PA", "FRONTAL")
     """Views that count as frontal, in any case; every other is `lateral`. A blank view is left out
     and counted as `no_view` unless "" is listed: no other field of these sources says reliably what
@@ -153,6 +157,16 @@ class SourceConfig(Section):
             raise ValueError(f"{LABEL_KEY} is the column of ids; give the finding another name")
         return value
 
+    @field_validator("template")
+    @classmethod
+    def _check_template(cls, value: str | dict[str, str]) -> str | dict[str, str]:
+        forms = {"present": value} if isinstance(value, str) else value
+        if value and FINDING_FIELD not in forms.get("present", ""):
+            raise ValueError(f"the sentence of a present finding needs {FINDING_FIELD}")
+        if forms.get("absent") and FINDING_FIELD not in forms["absent"]:
+            raise ValueError(f"the sentence of an absent finding needs {FINDING_FIELD}")
+        return value
+
     @model_validator(mode="after")
     def _names_are_findings(self) -> Self:
         named = self.columns.get("labels", "")
@@ -162,6 +176,8 @@ class SourceConfig(Section):
         return self
 
 
+FINDING_FIELD = "{finding}"
+"""Where a template's sentence names the finding."""
 LABEL_KEY = "study_id"
 """Column of a table of labels that names the study."""
 

@@ -59,7 +59,7 @@ _ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")  # that write graphs and 
 Format = Literal["transformers", "onnx"]
 
 LARGEST_DIFFERENCE = 1e-4
-"""Between an answer of the export and ours, of unit vectors and scores; beyond, it is refused."""
+"""Between answers of the export and ours, of vectors by their length; beyond, it is refused."""
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 

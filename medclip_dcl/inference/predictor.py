@@ -131,11 +131,14 @@ class Predictor:
         objective = self.card.get("objective", {}).get("kind", "an unknown objective")
         curves = [one.curve for one in self.calibration.findings] if self.calibration else []
         fitted = f"{sum(curve is not None for curve in curves)} calibrated"
+        source = self.card.get("source", {})
         facts = {
             "images": f"{image.kind}, {self.config.images.size_px} px, read at {image.input_px} px",
             "text": f"{text.model_type}, {text.num_hidden_layers} layers of {text.hidden_size}",
             "space": f"{similarity.dim} numbers, similarity {similarity.kind}",
-            "trained": f"{training.get('steps', '?')} steps of {objective} on "
+            "trained": f"elsewhere: {source['family']}, {source['name']}"
+            if source
+            else f"{training.get('steps', '?')} steps of {objective} on "
             f"{data.get('studies', '?')} studies of {data.get('patients', '?')} patients",
             "findings": ", ".join(item.name for item in self.findings) + f" ({fitted})",
             "heads": ", ".join(head.card.name for head in self.heads) or "none",

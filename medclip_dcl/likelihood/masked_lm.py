@@ -122,7 +122,6 @@ def load_language_model(folder: Path) -> LanguageModel:
             f"{model.config.vocab_size}; use the tokenizer of the same checkpoint"
         )
     model.train(False)
-    model.loss_type = "ForMaskedLM"  # else transformers warns where an engine looks at its fields
     return LanguageModel(model, tokenizer, ignored)
 
 

@@ -1,5 +1,6 @@
 """All sections that a model is trained by, as its package keeps them."""
 
+import json
 from pathlib import Path
 
 from medclip_dcl.core.errors import CheckpointError
@@ -17,14 +18,15 @@ class TrainingConfig(PackagedConfig):
     train: TrainConfig
 
 
-def read_training_config(model: Path) -> TrainingConfig:
-    """Read how a model, whose bytes have been checked, was trained.
+def read_training_config(model: Path) -> TrainingConfig | None:
+    """Read how a model, whose bytes have been checked, was trained; None: it was adopted.
 
     Raises:
         CheckpointError: its configuration cannot be read by this version.
     """
     try:
-        return TrainingConfig.model_validate_json((model / CONFIG).read_text("utf-8"))
+        tree = json.loads((model / CONFIG).read_text("utf-8"))
+        return TrainingConfig.model_validate(tree) if "train" in tree else None
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"model in {model} has a configuration that this version cannot read; rerun train"

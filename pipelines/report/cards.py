@@ -100,17 +100,27 @@ def _architecture(model: SavedModel) -> Facts:
         "image encoder": json.dumps(image.backbone) if image.backbone else resnet,
         "input": f"{image.input_px} x {image.input_px} pixels",
         "regions": f"{grid.get('rows', '?')} x {grid.get('columns', '?')}",
-        "text encoder": f"BERT, at most {text.max_tokens} word pieces",
+        "text encoder": f"{_text_kind(model)}, at most {text.max_tokens} word pieces",
         "similarity": json.dumps(model.config.model.similarity.model_dump(mode="json")),
-        "objective": json.dumps(read_training_config(model.path).objective.public_settings()),
-        "eta": json.dumps(_eta(model)),
+        **_training(model),
     }
 
 
-def _eta(model: SavedModel) -> Facts:
-    # Of the cache, not of the config, which does not know a and k that were fitted.
+def _text_kind(model: SavedModel) -> str:
+    tree = json.loads((model.path / model_package.TEXT / "config.json").read_text("utf-8"))
+    kind = tree.get("model_type", "bert")
+    return "BERT" if kind == "bert" else str(kind)
+
+
+def _training(model: SavedModel) -> Facts:
+    trained = read_training_config(model.path)
+    if trained is None:
+        facts = {name: value for name, value in model.card["source"].items() if name != "files"}
+        return {"adopted from": json.dumps(facts), "score": json.dumps(model.card["score"])}
     used = model.card.get("eta", {}).get("summary", {})
-    return {name: used[name] for name in ("source", "fit", "a", "k") if name in used}
+    eta = {name: used[name] for name in ("source", "a", "k") if name in used}
+    objective = trained.objective.public_settings()
+    return {"objective": json.dumps(objective), "eta": json.dumps(eta)}
 
 
 def _evaluation(sources: Sources, digest: str) -> Facts | None:

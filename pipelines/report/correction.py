@@ -25,7 +25,8 @@ _FAR = 1_000  # a factor whose size no longer matters
 _LEAST_DRAWN = 1e-6  # what is less corrected than this is not corrected
 
 
-class _Corpus(NamedTuple):
+@dataclass(frozen=True)
+class _Corpus:
     keys: list[str]
     eta: Floats
     pll_nats: Floats | None  # None where eta needs none
@@ -176,8 +177,8 @@ def _truth_chart(corpus: _Corpus, rho: Floats, cap: float) -> View:
     # Median eta of up to eight equal parts of the sentences, by rho.
     parts = [part for part in np.array_split(np.argsort(rho, kind="stable"), 8) if len(part) >= 5]
     if len(parts) > 1:
-        x, y = ([float(np.median(each[part])) for part in parts] for each in (rho, drawn))
-        lines.append(Series("median eta", x, y))
+        medians = [[float(np.median(each[part])) for part in parts] for each in (rho, drawn)]
+        lines.append(Series("median eta", *medians))
     chart_labels = Labels(
         "Eta against the true class probability", "rho: true class probability", "eta"
     )

@@ -178,13 +178,15 @@ _CHECKPOINTS = "checkpoints"
 
 
 def describe_training(sources: Sources) -> View | None:
-    """Show how training went; no charts where the log is gone, None without a model."""
+    """Show how training went; no charts where the log is gone, None without a trained model."""
     artifacts = sources.get(model_package.ARTIFACT)
     if artifacts is None:
         return None
     model = read_model_package(artifacts[0].path)
-    lines = read_metrics(sources.work / _CHECKPOINTS)
-    objective = read_training_config(model.path).objective
+    trained = read_training_config(model.path)
+    if trained is None:
+        return None
+    lines, objective = read_metrics(sources.work / _CHECKPOINTS), trained.objective
     debiased = objective.kind == "debiased"
     gauges, constants = _series(
         lines, {key: _GAUGES[key] for key in _GAUGES if debiased or key not in _OF_ETA}

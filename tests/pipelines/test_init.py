@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.data.table_files import read_any
@@ -169,3 +170,23 @@ def test_the_step_is_chosen_by_findings_only_where_the_reports_differ_in_one(
         _, config = run_init(table, monkeypatch, capsys)
         assert config.train.best_metric == metric
         Path("t.yaml").unlink()
+
+
+def test_labels_without_reports_are_spoken_by_a_template_and_sizes_fit_few_studies(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    rows = ["patient,file,Effusion,Cardiomegaly"]
+    for number in range(60):
+        Image.new("L", (40, 40), number).save(tmp_path / f"{number}.png")
+        rows.append(f"p{number},{number}.png,{number % 2},{number % 3 // 2}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    assert main(["init", "labels.csv", "--yes"]) == 0
+    shown = capsys.readouterr().out
+    assert "made of labels, as '{finding} in the chest X-ray.'" in shown
+    assert "reports     60 of 60 patients" in shown
+    config = load_config(Path("labels.yaml"))
+    assert config.source.template == "{finding} in the chest X-ray."
+    assert config.objective.relation == "claims"
+    assert (config.train.steps, config.model.image.widths) == (500, (16, 32, 64))

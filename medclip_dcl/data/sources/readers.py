@@ -21,6 +21,7 @@ from medclip_dcl.data.source_settings import Resolve, SourceConfig, find_file
 from medclip_dcl.data.sources import huggingface, mimic_cxr, open_i, table
 from medclip_dcl.data.sources.boxes import read_boxes
 from medclip_dcl.data.sources.labels import join_labels
+from medclip_dcl.data.sources.template import speak_labels
 
 _DIRECTORY = "1.2.840.10008.1.3.10"
 """SOP class of a DICOMDIR, which holds no image. Source: DICOM PS3.4, Annex B."""
@@ -105,6 +106,8 @@ def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
         raw = replace(raw, labels=join_labels(raw, raw.tables["labels"], settings))
     elif raw.labels is not None:
         _require_findings(raw.labels, settings)
+    if settings.template:
+        raw = speak_labels(raw, settings)
     if not settings.boxes:
         return Source(raw, raw.boxes or BoxTable([], set(), 0))
     raw.tables["boxes"] = find_file("boxes", settings.boxes, root, resolve)

@@ -46,7 +46,7 @@ def take_apart(model: Any, left: tuple[str, ...] = ()) -> Checkpoint:
             "region_projection.weight": model.visual_projection.weight,
             "projection.weight": model.text_projection.weight,
         }
-    elif vision.config.vision_use_head and len(text.head.bias) == width:
+    elif getattr(vision.config, "vision_use_head", True) and len(text.head.bias) == width:
         maps = {
             "region_projection.weight": torch.eye(width),
             "projection.weight": text.head.weight,
