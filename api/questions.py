@@ -123,7 +123,7 @@ class _FindingsQuestion:
         if grids is not None:
             places = [locate(grid, *size, None, model.window(*size)) for grid in grids]
         heads = model.answer_heads(regions[None], image.pixels[None])[0]
-        return ClassifyAnswer.of(model, image, scores, places, heads)
+        return model.answer_findings(image, scores, places, heads)
 
 
 @router.post(
@@ -151,7 +151,7 @@ async def ground(
     async def one(_place: int, image: SquareImage) -> GroundAnswer:
         def locate_on(grids: Any) -> GroundAnswer:
             located = grids.locate(image.height_px, image.width_px, threshold)
-            return GroundAnswer.of(model, image, located)
+            return model.answer_phrases(image, located)
 
         if model.model.image.is_pooled:  # its patches are of another pass
             pixels = image.pixels[None]

@@ -9,6 +9,7 @@ from pathlib import Path
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from medclip_dcl.inference.heads import HeadCard
 from medclip_dcl.schemas import HeadFacts, ModelAnswer, RefusedFinding, State
 
 from .auth import STATIC
@@ -61,11 +62,13 @@ def model(serving: CurrentState) -> ModelAnswer:
         digest=published.digest,
         card={**published.card, "calibration": calibration, "offsets": offsets},
         refused=[
-            RefusedFinding.of(item)
+            RefusedFinding(
+                name=item.finding, reason=item.reason, correlation=item.correlation, auc=item.auc
+            )
             for item in (published.calibration.findings if published.calibration else ())
             if item.is_refused
         ],
-        heads=[HeadFacts.of(head) for head in serving.predictor.heads],
+        heads=[_facts_of(head.card) for head in serving.predictor.heads],
         index=index,
         limits={"max_body_mb": settings.max_body_mb, **_LIMITS, "deadline_s": settings.deadline_s},
         device=str(serving.predictor.device),
@@ -110,6 +113,19 @@ async def static(name: str) -> Response:
     if name not in _FILES:
         raise ApiError("not_found")
     return _answer(_FILES[name], _TYPES[Path(name).suffix])
+
+
+def _facts_of(card: HeadCard) -> HeadFacts:
+    return HeadFacts(
+        name=card.name,
+        kind=card.kind,
+        features=card.features,
+        images_with=card.images_with,
+        images_without=card.images_without,
+        calibrated=card.calibration.curve is not None,
+        note=card.calibration.reason,
+        figures={name: figure.model_dump() for name, figure in card.figures.items()},
+    )
 
 
 def _answer(data: bytes, kind: str) -> Response:

@@ -3,7 +3,7 @@
 Fields that a newer service adds are ignored by an older client.
 """
 
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -15,14 +15,10 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
     import numpy as np
 
     from medclip_dcl.data.grayscale import SquareImage
-    from medclip_dcl.inference.heads import Head
-    from medclip_dcl.inference.model_package import FindingCalibration
-    from medclip_dcl.inference.predictor import Predictor
 
 
 _LOW_CONTRAST = 12.0
 _ODD_SHAPE = 2.0
-_SHOWN_PX = 320  # longest side of a picture
 
 OUT_OF_RANGE = "out_of_range"
 """Flag of an image that is unlike those that the model was trained on."""
@@ -37,45 +33,14 @@ class Schema(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class Picture:
-    """Image of an answer, as a notebook shows it; answers with and without one are equal."""
-
-    def __init__(self, image: "SquareImage") -> None:
-        self._square = image
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Picture | None)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def html(self, grids: "Sequence[Sequence[Sequence[float]]]" = ()) -> str:
-        """Draw it as an element of a page, with heatmaps."""
-        import io
-
-        import numpy as np
-        from PIL import Image
-
-        from medclip_dcl.data.grayscale import GreyImage
-        from medclip_dcl.inference.grounding import draw_heat
-
-        height, width = self._square.height_px, self._square.width_px
-        scale = _SHOWN_PX / max(height, width)
-        size = (max(1, round(width * scale)), max(1, round(height * scale)))
-        grey = np.asarray(Image.fromarray(self._square.pixels).resize(size))
-        image = GreyImage(grey.astype(np.uint16) * np.uint16(256), 8, self._square.source)
-        stream = io.BytesIO()
-        Image.fromarray(draw_heat(image, [np.array(grid) for grid in grids])).save(stream, "PNG")
-        return f'<img src="data:image/png;base64,{b64encode(stream.getvalue()).decode()}">'
-
-
 class Answer(Schema):
     """An answer about one image, which prints as a table and shows as one in a notebook."""
 
-    _picture: Picture | None = PrivateAttr(None)
+    _picture: Any = PrivateAttr(None)
 
-    def pictured(self, image: "SquareImage") -> Self:
-        """Keep the image, to be shown."""
-        self._picture = Picture(image)
+    def pictured(self, picture: Any) -> Self:
+        """Keep a picture to be shown: its `html(grids)` is an element of a page."""
+        self._picture = picture
         return self
 
     def rows(self) -> list[dict[str, Any]]:
@@ -290,11 +255,12 @@ class FindingAnswer(Schema):
         if place is not None:
             where = Location(**place.model_dump(include=set(Location.model_fields)))
             seen = {"heatmap": place.grid, "where": where}
-        return self.model_copy(update=seen | (_UNLIKE if out_of_range else {}))
+        return self.model_copy(update=seen | (UNLIKE if out_of_range else {}))
 
 
 # Fitted to images like those of training, a curve holds for no others.
-_UNLIKE = {"probability": None, "probability_note": OUT_OF_RANGE_NOTE}
+UNLIKE = {"probability": None, "probability_note": OUT_OF_RANGE_NOTE}
+"""What an answer about such an image has in place of a probability."""
 
 
 class HeadAnswer(Schema):
@@ -333,30 +299,6 @@ class ClassifyAnswer(Answer):
     """Who ran the encoders, as in `/model`; `unknown`: an earlier version's service answered."""
     precision: str = "unknown"
     """Of the encoders; likewise."""
-
-    @classmethod
-    def of(
-        cls,
-        model: "Predictor",
-        image: "SquareImage",
-        findings: "Sequence[FindingAnswer]",
-        groundings: "Sequence[PhraseAnswer] | None",
-        heads: "Sequence[HeadAnswer]" = (),
-    ) -> "ClassifyAnswer":
-        """Answer about an image; `groundings`: where its findings are seen, if asked for."""
-        places: Sequence[PhraseAnswer | None] = groundings or [None] * len(findings)
-        is_beyond = model.is_out_of_range(image.pixels)
-        return cls(
-            model=model.digest,
-            image=ImageFacts.of(image, out_of_range=is_beyond),
-            findings=[
-                finding.about(place, out_of_range=is_beyond)
-                for finding, place in zip(findings, places, strict=True)
-            ],
-            heads=[head.model_copy(update=_UNLIKE if is_beyond else {}) for head in heads],
-            engine=model.engine.name,
-            precision=model.engine.precision,
-        )
 
     def __getitem__(self, name: str) -> FindingAnswer | HeadAnswer:
         """Find the answer to a finding, or of a head, by its name."""
@@ -416,14 +358,6 @@ class GroundAnswer(Answer):
     """One per phrase, in the order of asking."""
 
     _asked: tuple[str, ...] = PrivateAttr(())  # the service repeats nothing of what was sent
-
-    @classmethod
-    def of(
-        cls, model: "Predictor", image: "SquareImage", phrases: "Sequence[PhraseAnswer]"
-    ) -> "GroundAnswer":
-        """Answer about an image, of which `phrases` say where each is seen."""
-        facts = ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels))
-        return cls(model=model.digest, image=facts, phrases=list(phrases))
 
     def about(self, phrases: "Sequence[str]") -> Self:
         """Keep what was asked, to be shown."""
@@ -556,16 +490,6 @@ class RefusedFinding(Schema):
     auc: float | None
     """Of its score on the validation images; null where they are too few."""
 
-    @classmethod
-    def of(cls, fitted: "FindingCalibration") -> "RefusedFinding":
-        """Put a calibration without a curve into words."""
-        return cls(
-            name=fitted.finding,
-            reason=fitted.reason,
-            correlation=fitted.correlation,
-            auc=fitted.auc,
-        )
-
 
 class HeadFacts(Schema):
     """Facts of a head."""
@@ -586,21 +510,6 @@ class HeadFacts(Schema):
     """Why they have none; empty where they have."""
     figures: dict[str, dict[str, Any]]
     """On test images, each with its 95 % interval over patients."""
-
-    @classmethod
-    def of(cls, head: "Head") -> "HeadFacts":
-        """Put a head into words."""
-        card = head.card
-        return cls(
-            name=card.name,
-            kind=card.kind,
-            features=card.features,
-            images_with=card.images_with,
-            images_without=card.images_without,
-            calibrated=card.calibration.curve is not None,
-            note=card.calibration.reason,
-            figures={name: figure.model_dump() for name, figure in card.figures.items()},
-        )
 
 
 class ModelAnswer(Schema):

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import CheckpointError, ConfigError, ImageError, QueryError
 from medclip_dcl.data.grayscale import SquareImage, Window, window
-from medclip_dcl.inference.grounding import PhraseGrids, locate
+from medclip_dcl.inference.grounding import PhraseGrids, Picture, locate
 from medclip_dcl.inference.heads import Head, read_heads
 from medclip_dcl.inference.input_range import is_out_of_range
 from medclip_dcl.inference.model_package import (
@@ -61,11 +61,14 @@ from medclip_dcl.models.similarity import global_vectors, score_grids
 from medclip_dcl.models.text_encoder import list_texts
 from medclip_dcl.schemas import (
     OUT_OF_RANGE_NOTE,
+    UNLIKE,
     Answers,
     ClassifyAnswer,
     FindingAnswer,
     GroundAnswer,
     HeadAnswer,
+    ImageFacts,
+    PhraseAnswer,
     RefusedImage,
 )
 
@@ -352,7 +355,7 @@ class Predictor:
                 size = image.height_px, image.width_px
                 shown = self.window(*size)
                 places = None if own is None else [locate(grid, *size, None, shown) for grid in own]
-                yield ClassifyAnswer.of(self, image, score, places, head)
+                yield self.answer_findings(image, score, places, head)
 
         answers: ClassifyAnswer | Answers = self._answer(images, answer)
         return answers
@@ -379,6 +382,36 @@ class Predictor:
             offsets_of_levels(levels),
             self._bank_margins(chosen, prompts, levels),
         )
+
+    def answer_findings(
+        self,
+        image: SquareImage,
+        findings: Sequence[FindingAnswer],
+        places: Sequence[PhraseAnswer] | None,
+        heads: Sequence[HeadAnswer] = (),
+    ) -> ClassifyAnswer:
+        """Answer about an image; `places`: where its findings are seen, if asked for.
+
+        Out of range nothing has a probability.
+        """
+        is_beyond = self.is_out_of_range(image.pixels)
+        shown: Sequence[PhraseAnswer | None] = places or [None] * len(findings)
+        return ClassifyAnswer(
+            model=self.digest,
+            image=ImageFacts.of(image, out_of_range=is_beyond),
+            findings=[
+                finding.about(place, out_of_range=is_beyond)
+                for finding, place in zip(findings, shown, strict=True)
+            ],
+            heads=[head.model_copy(update=UNLIKE if is_beyond else {}) for head in heads],
+            engine=self.engine.name,
+            precision=self.engine.precision,
+        )
+
+    def answer_phrases(self, image: SquareImage, phrases: Sequence[PhraseAnswer]) -> GroundAnswer:
+        """Answer about an image, of which `phrases` say where each is seen."""
+        facts = ImageFacts.of(image, out_of_range=self.is_out_of_range(image.pixels))
+        return GroundAnswer(model=self.digest, image=facts, phrases=list(phrases))
 
     def answer_heads(
         self,
@@ -426,7 +459,7 @@ class Predictor:
             regions = self._located(regions, images)
             for image, grids in zip(images, self.phrase_grids(regions, texts), strict=True):
                 located = grids.locate(image.height_px, image.width_px, threshold)
-                yield GroundAnswer.of(self, image, located).about(texts)
+                yield self.answer_phrases(image, located).about(texts)
 
         answers: GroundAnswer | Answers = self._answer(images, answer)
         return answers
@@ -442,7 +475,9 @@ class Predictor:
             for image in batch:
                 if isinstance(image, SquareImage):
                     one = next(given)
-                    answers.append(one.pictured(image) if len(answers) < _PICTURES else one)
+                    answers.append(
+                        one.pictured(Picture(image)) if len(answers) < _PICTURES else one
+                    )
                 elif alone:
                     raise image
                 else:

@@ -10,10 +10,8 @@ open_clip      open_clip_config.json and its weights, as BiomedCLIP has them: ti
                BERT, and a map of each into the common space
 """
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,15 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
-    AutoConfig,
-    AutoModel,
     BertConfig,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.utils import logging as transformers_logging
 
 from medclip_dcl.core.artifact import json_digest
 from medclip_dcl.core.errors import CheckpointError, ConfigError
@@ -43,10 +38,21 @@ from medclip_dcl.models.architectures import (
 )
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
-from medclip_dcl.models.pretrained import LoadReport, fill, fold_to_grey
+from medclip_dcl.models.pretrained import (
+    CONFIG,
+    FRESH,
+    HEADS,
+    OPEN_CLIP,
+    PROCESSORS,
+    LoadReport,
+    fill,
+    fold_to_grey,
+    load_model,
+    read_config,
+    read_json,
+)
 from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig, TextEncoderConfig
 from medclip_dcl.models.text_encoder import (
-    CONFIG,
     TOKENIZER,
     load_text_weights,
     load_tokenizer,
@@ -57,14 +63,6 @@ from medclip_dcl.models.text_encoder import (
 if TYPE_CHECKING:  # whole models are read where one is the start
     from medclip_dcl.models.public.checkpoint import Checkpoint
 
-OPEN_CLIP = "open_clip_config.json"
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-# Heads of classifiers and language models, and what stands in for a masked patch.
-HEADS = (
-    *("classifier.", "cls.", "decoder.", "head.", "lm_head.", "pooler.", "predictions."),
-    *("embeddings.mask_token", "embeddings.position_ids"),
-)
-FRESH = ("pooler.", "embeddings.mask_token")  # weights that no use is made of
 _OFFSET_POSITIONS = {"camembert", "mpnet", "roberta", "xlm-roberta"}  # start behind the padding's
 _POOLINGS = {
     "pooling_mode_cls_token": "cls",
@@ -75,80 +73,6 @@ _POOLINGS = {
     "lasttoken": "eos",
 }
 _OWN_POOLINGS = {"clip_text_model": "eos", "siglip_text_model": "last"}
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object; CheckpointError where there is none."""
-    try:
-        tree: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is missing or not JSON; give a whole folder") from error
-    return tree
-
-
-def read_config(folder: Path) -> PreTrainedConfig:
-    """Read the configuration of a checkpoint that transformers knows; CheckpointError."""
-    kind = read_json(folder / CONFIG).get("model_type")
-    if kind not in CONFIG_MAPPING:
-        raise CheckpointError(
-            f"config.json of {folder} has model_type {kind}, which transformers does not know; its "
-            "own code is not run here"
-        )
-    config: PreTrainedConfig = AutoConfig.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
-    config._attn_implementation = None  # it may name a kernel that a hub keeps
-    return config
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    # transformers draws a bar, and prints a table of keys that are accounted for here
-    level, bars = (
-        transformers_logging.get_verbosity(),
-        transformers_logging.is_progress_bar_enabled(),
-    )
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def load_model(folder: Path, config: PreTrainedConfig) -> tuple[Any, tuple[str, ...]]:
-    """Load a checkpoint's safetensors into its own class; also the keys of heads left aside."""
-    if not (folder / "model.safetensors").is_file():
-        raise CheckpointError(
-            f"{folder} has no model.safetensors; write one with save_pretrained, since other files "
-            "may hold code"
-        )
-    try:
-        with _quiet():
-            model, loading = AutoModel.from_pretrained(
-                folder,
-                config=config,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                dtype=torch.float32,
-                output_loading_info=True,
-            )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(
-            f"weights of {folder} cannot be read as {config.model_type}; its config.json and its "
-            "model.safetensors must be of one release"
-        ) from error
-    lost = sorted(key for key in loading["missing_keys"] if not key.startswith(FRESH))
-    left = sorted(key for key in loading["unexpected_keys"] if not key.startswith(HEADS))
-    if lost or left:
-        raise CheckpointError(
-            f"weights of {folder}: {len(lost)} missing {tuple(lost[:3])}, {len(left)} unknown "
-            f"{tuple(left[:3])}; give weights of the architecture that config.json describes"
-        )
-    return model, tuple(sorted(loading["unexpected_keys"]))
 
 
 def plain_tree(config: PreTrainedConfig) -> dict[str, Any]:

@@ -26,15 +26,15 @@ from transformers import (
 
 from medclip_dcl.core.errors import CheckpointError, ConfigError, QueryError
 from medclip_dcl.models.architectures import REFUSALS, TEXT_TYPES, check_sizes, check_tokenizer
-from medclip_dcl.models.pretrained import LoadReport, fill, modern_key, read_tensors
+from medclip_dcl.models.pretrained import CONFIG, LoadReport, fill, modern_key, read_tensors
 from medclip_dcl.models.settings import TextEncoderConfig
 
 # Language-model, projection and pooling heads, and a buffer that old checkpoints carry.
 _HEADS = ("cls.", "cls_projection_head.", "pooler.", "embeddings.position_ids")
 
 
-CONFIG, TOKENIZER, VOCABULARY = "config.json", "tokenizer.json", "vocab.txt"
-"""Files of a text encoder's folder; either of the last two."""
+TOKENIZER, VOCABULARY = "tokenizer.json", "vocab.txt"
+"""Files of a text encoder's folder next to `CONFIG`; either of them."""
 
 BERT_FIELDS = (
     "attention_probs_dropout_prob",

@@ -6,7 +6,7 @@ another layout; how images become inputs it says of a folder that it has read.
 
 from pathlib import Path
 
-from medclip_dcl.models.encoder_files import OPEN_CLIP, PROCESSORS, read_json
+from medclip_dcl.models.pretrained import OPEN_CLIP, PROCESSORS, read_json
 from medclip_dcl.models.public import biovil, open_clip, transformers_pair
 from medclip_dcl.models.public.checkpoint import Checkpoint, Preprocessing, processor_fit
 

@@ -21,10 +21,16 @@ from transformers import BertConfig, CLIPTextConfig, CLIPVisionConfig, PreTraine
 
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
-from medclip_dcl.models.encoder_files import OPEN_CLIP, PROCESSORS, read_json
-from medclip_dcl.models.pretrained import modern_key, read_tensors, weights_file
+from medclip_dcl.models.pretrained import (
+    CONFIG,
+    OPEN_CLIP,
+    PROCESSORS,
+    modern_key,
+    read_json,
+    read_tensors,
+    weights_file,
+)
 from medclip_dcl.models.public.checkpoint import Checkpoint, Preprocessing, depth, renamed
-from medclip_dcl.models.text_encoder import CONFIG
 
 FAMILY = "open_clip"
 _HEAD_WIDTH = 64  # of one attention head, in every model of these

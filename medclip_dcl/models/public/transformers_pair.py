@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from medclip_dcl.core.errors import CheckpointError
-from medclip_dcl.models.encoder_files import load_model, read_config, read_json
+from medclip_dcl.models.pretrained import CONFIG, load_model, read_config, read_json
 from medclip_dcl.models.public.checkpoint import Checkpoint
-from medclip_dcl.models.text_encoder import CONFIG
 
 FAMILY = "transformers"
 _TYPES = ("clip", "siglip")
