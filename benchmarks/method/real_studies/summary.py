@@ -190,7 +190,7 @@ def styles(runs: Runs) -> str:
     """Lay out what training on rewritten reports costs on the first fold, in Markdown."""
     names = {"": "as written"} | {"_shorthand": "shorthand", "_dictated": "dictated"}
     lines = [_line(["", *names.values()]), "|---" * (1 + len(names)) + "|"]
-    for row in ("relations", BASELINE):
+    for row in ("relations", "mates", BASELINE):
         values = [runs.by_fold("random", f"{row}{style}").get(0) for style in names]
         lines.append(_line([TITLES[row], *(show(value, PRIMARY) for value in values)]))
     return "\n".join(lines)
