@@ -3,8 +3,9 @@
     TEST_DATA=FOLDER python -m benchmarks.method.captions [--quick] | python -m benchmarks.record
 
 Trains on 599 radiographs of ChestX-ray14 at 64 pixels (`nih64` of that folder): labels alone, of
-which `source.template` makes sentences. Rows differ in the objective. Seeds, sizes and steps were
-fixed before the first run; `--quick`: one seed. A demonstration: pictures and test set are small.
+which `source.template` makes sentences. Rows differ in the objective. Steps and seeds
+were halved for time after runs that ended early, before any figure was seen; `--quick`: one seed.
+A demonstration: pictures and test set are small.
 """
 
 import os

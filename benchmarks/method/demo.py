@@ -1,4 +1,4 @@
-"""Does the demo learn, does cross + place learn more, and does a control with shuffled reports not?
+"""Does the demo learn, does cross learn more, and does a control with shuffled reports not?
 
     make demo && python -m benchmarks.method.demo [--quick]
 
