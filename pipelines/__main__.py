@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import withhold_messages
 
 from .cli import (
@@ -136,6 +135,8 @@ def _serve(
 ) -> int:
     """Start the service and its viewer, on a run's model; the demo's without a run."""
     reuse_memory()  # before a library starts its first thread, which would get a heap of its own
+    from medclip_dcl.core.artifact import HEADER  # not for the help
+
     if run is not None and (run / HEADER).is_file():
         run, model = None, run
     words = ["--config", str(config)]

@@ -47,7 +47,7 @@ def test_the_index_is_made_reused_and_made_anew_for_another_model(work, config_f
     vector = model.embed_sentences([KINDS[0][1]])[0]
     question = Query("text", 1, vector=vector)
     (hit,) = index.search(question)
-    assert hit.texts == (KINDS[0][1],)
+    assert hit.texts == [KINDS[0][1]]
 
     publish(work / "model", seed=1)
     assert run(config_file, capsys)["state"] == "made"

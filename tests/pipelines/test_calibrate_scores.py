@@ -85,7 +85,7 @@ def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reas
     logits = (predictor.model.gamma**2 * margin).double().numpy()
     said = [answer[1].probability for answer in predictor.classify_regions(regions)]
     assert said == pneumonia.curve.probabilities(logits[1]).tolist()
-    assert [answer[0].note for answer in predictor.classify_regions(regions)] == (
+    assert [answer[0].probability_note for answer in predictor.classify_regions(regions)] == (
         [effusion.reason] * 3
     )
 
@@ -186,7 +186,7 @@ def test_prompts_that_do_not_decide_are_refused_by_name_and_warned_of(
     predictor = load(work / "model", "cpu")
     (answer,) = predictor.classify_regions(predictor.embed_images(random_images(1)))
     assert [score.probability for score in answer] == [None, None]
-    assert [score.note for score in answer] == [item.reason for item in found.findings]
+    assert [score.probability_note for score in answer] == [item.reason for item in found.findings]
     calibrated(work)
     printed = capsys.readouterr().out
     assert '"state": "reused"' in printed

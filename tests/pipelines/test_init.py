@@ -12,6 +12,7 @@ from medclip_dcl.data.table_files import read_any
 from medclip_dcl.inference import model_package
 from pipelines.__main__ import main
 from pipelines.config import Config, load_config
+from pipelines.job import main_of
 from tests.support.corpus import TINY_DEMO
 from tests.support.processes import options
 
@@ -63,7 +64,7 @@ def test_a_csv_becomes_a_model_in_five_commands_without_an_edit(
     assert main(["plan", *following[1][2:], "--seconds", "0"]) == 0
     assert "fault" not in capsys.readouterr().out
     for stage in STAGES:
-        assert main([stage, *words, *options(TINY)]) == 0
+        assert main_of(stage)([*words, *options(TINY)]) == 0
     model = open_artifact(model_package.ARTIFACT.at(Path("runs/studies")), model_package.ARTIFACT)
     assert model.origin["seconds"] > 0
 

@@ -88,6 +88,7 @@ def test_an_unfinished_run_is_refused_by_its_checkpoints_alone(tmp_path: Path) -
 def test_a_run_says_so_on_one_line_and_leaves_the_model(tmp_path, capfd):
     model = make(tmp_path, "model", objective=config(tmp_path).objective)
     words = ["run", "demo", "--set", f"work={tmp_path}", "--set", "objective.kind=infonce"]
+    words += ["--set", "objective.relation=none"]
     assert main([*words, "--set", 'jobs=["train"]']) == 4
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"run: {tmp_path} holds a finished model, made with other settings")

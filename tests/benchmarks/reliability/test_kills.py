@@ -24,7 +24,7 @@ from medclip_dcl.core.artifact_writer import write_artifact
 from pipelines.stages import STAGES, TOOLS
 
 KIND = ArtifactType("numbers", 1, "count")
-SILENT = {"adopt", "plan", "schema"}
+SILENT = {"adopt", "plan"}
 """Commands that write no file, or one page by one rename; adopt writes an artifact as others do."""
 
 
