@@ -21,7 +21,6 @@ PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 
 NOT_KEPT = {
     ("index.md", "The demo learns"),
-    ("index.md", "Text anchors alone do not compare sentences"),
     ("index.md", "Report labeler"),
 }
 """Sections with figures of which no output was kept; each says so."""

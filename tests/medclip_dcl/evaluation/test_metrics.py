@@ -178,6 +178,10 @@ def test_ranks_of_a_literal_matrix():
     assert best_ranks(SCORES, DIAGONAL).tolist() == [1, 1, 3]
 
 
+def test_identical_scores_rank_last():
+    assert best_ranks(np.zeros((2, 5)), np.eye(2, 5, dtype=bool)).tolist() == [5, 5]
+
+
 def test_recall_and_median_by_hand():
     ranks = np.array([1, 1, 3, 10])
     assert [recall_at(ranks, k)[0] for k in (1, 2, 3, 10)] == [0.5, 0.5, 0.75, 1.0]
