@@ -208,7 +208,7 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     run("plan", *shared, "--seconds", "0")
     run("sweep", *shared, "--grid", str(grid), "--processes", "1")
     (other,) = (path.parent for path in (work / "sweeps").rglob("results"))
-    run("compare", str(work), str(other), "--json", str(out / "compare.json"), "--samples", "20")
+    run("compare", str(work), str(other), "--json", str(out / "compare.json"))
     for form in ("transformers", "onnx"):
         target = str(out / "exported" / form)
         run("export", str(work), "--to", form, "--out", target, log=f"logs/export_{form}.log")
@@ -217,7 +217,7 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     run("demo", *shared[2:], "--set", 'jobs=["write_report"]')
     run("show", str(work), "--no-open")
     run("show", str(work), "--verify")
-    run("schema")
+    run("--schema")
     write_pair(commands.base / "clip", "clip", PROCESSORS["clip"])
     run("adopt", str(commands.base / "clip"), "--out", str(out / "adopted"))
     _run_on_own_files(commands)
