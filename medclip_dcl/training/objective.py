@@ -149,7 +149,7 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
     output = LOSSES[settings.kind](inputs)
     if isinstance(output, Tensor):  # of a plugin
         output = ObjectiveOutput(output, info_nce(inputs).gauges)
-    # Who is known to be of the class is no negative, whatever the loss does with it.
+    # Who is known to be of the class does not count as a negative, whatever the loss does with it.
     same, unclear = inputs.same, inputs.unclear
     related = None if same is None or unclear is None else same | unclear
     counts = negatives.negative_gauges(inputs.s, inputs.positive, inputs.weights, related)
