@@ -22,7 +22,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -33,7 +33,7 @@ from medclip_dcl.core.errors import ArtifactError, ConfigError, MedclipError, en
 from medclip_dcl.core.progress import EVERY_S, FORMAT, OF_RUN, duration, writes_json
 
 from .cli import Overrides, config_of
-from .job import Job, main_of, refuse_replacing
+from .job import STOPPED, Job, main_of, refuse_replacing
 from .stages import DATA_ARTIFACTS, REPORT, STAGES, stages_of
 
 if TYPE_CHECKING:
@@ -78,6 +78,21 @@ def run_config(
     else:
         refuse_to_replace(loaded, _folder(loaded), stages)
     screen = _Screen()
+    with _Stopping() as stopping:
+        code = _run_stages(loaded, stages, arguments, force, screen, stopping)
+    if code == 0:
+        _sum_up(loaded, time.monotonic() - started, name=name)
+    return code
+
+
+def _run_stages(
+    loaded: "Config",
+    stages: Sequence[str],
+    arguments: Sequence[str],
+    force: Sequence[str],
+    screen: "_Screen",
+    stopping: "_Stopping",
+) -> int:
     os.environ.update(_SPINS | os.environ)  # before libgomp is loaded
     for stage in stages:  # each is forked from here, and would import it by itself
         main_of(stage)
@@ -87,15 +102,17 @@ def run_config(
         screen.begin(stage, number, stages)
         code = _NOT_REUSED
         if stage == _TRAIN and stage not in force:  # launching many processes takes seconds
-            code = screen.follow(_reuse, loaded)
+            code = screen.follow(stopping, _reuse, loaded)
         if code == _NOT_REUSED:
             launcher = _launcher(loaded) if stage == _TRAIN else []
             work = partial(_launch, launcher) if launcher else main_of(stage)
-            code = screen.follow(work, words)
+            code = screen.follow(stopping, work, words)
+        if code == 0 and stopping.is_asked:  # the stage had ended before it heard of it
+            print("run: stopped; run the same command again to go on", file=sys.stderr)
+            return STOPPED
         if code:
             print(f"{stage} ended with exit code {code}", file=sys.stderr)
             return code
-    _sum_up(loaded, time.monotonic() - started, name=name)
     return 0
 
 
@@ -145,8 +162,9 @@ def run_train(
 
 
 def _launch(launcher: Sequence[str], words: Sequence[str]) -> int:
-    process = subprocess.Popen([*launcher, *words], env=_SPINS | os.environ)
-    with _signals_passed(process.terminate):
+    with _Stopping() as stopping:
+        process = subprocess.Popen([*launcher, *words], env=_SPINS | os.environ)
+        stopping.pass_on(process.terminate)
         return process.wait()
 
 
@@ -180,9 +198,60 @@ def _reuse(config: "Config") -> int:
     return _NOT_REUSED
 
 
+class _Stopping:
+    """SIGTERM and SIGINT, for a `with` block: passed on to what works now, and remembered.
+
+    A stage that gets one saves, and says how to go on. One that ended before the signal reached it
+    says nothing, and neither does the moment between two stages: hence `is_asked`.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._terminate: Callable[[], None] | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "_Stopping":
+        self._take(signal.SIGTERM, self._ask)
+        # A terminal sends its Ctrl-C to the stage as well.
+        self._take(signal.SIGINT, self._note if sys.stdin.isatty() else self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Handle signals as before."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def pass_on(self, terminate: Callable[[], None]) -> None:
+        """Call `terminate` for every signal from now on, and for one that has come before."""
+        self._terminate = terminate
+        if self.is_asked:
+            terminate()
+
+    def _take(self, number: signal.Signals, handler: Callable[..., None]) -> None:
+        self._previous[number] = signal.signal(number, handler)
+
+    def _note(self, *_: object) -> None:
+        self.is_asked = True
+
+    def _ask(self, *_: object) -> None:
+        self.is_asked = True
+        if self._terminate is not None:
+            self._terminate()
+
+
 def _call(
-    function: Callable[..., int], given: tuple[Any, ...], writer: int | None, more: dict[str, str]
+    stopping: _Stopping,
+    function: Callable[..., int],
+    given: tuple[Any, ...],
+    writer: int | None,
+    more: dict[str, str],
 ) -> None:
+    stopping.release()
+    if stopping.is_asked:  # between the fork and now
+        sys.exit(STOPPED)
     os.environ.update(more)
     if writer is not None:
         for number in (1, 2):
@@ -190,22 +259,6 @@ def _call(
         sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
     with ending_with_fault():
         sys.exit(function(*given))
-
-
-@contextmanager
-def _signals_passed(terminate: Callable[[], None]) -> Iterator[None]:
-    # A signal is passed on to the stage: it saves, and says how to go on.
-    held = {
-        signal.SIGTERM: lambda *_: terminate(),
-        # A terminal sends its Ctrl-C to the stage as well.
-        signal.SIGINT: signal.SIG_IGN if sys.stdin.isatty() else lambda *_: terminate(),
-    }
-    previous = {number: signal.signal(number, handler) for number, handler in held.items()}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 class _Screen:
@@ -222,10 +275,10 @@ class _Screen:
         """Name the stage that comes."""
         self._stage = f"{number + 1}/{len(stages)} {stage}"
 
-    def follow(self, function: Callable[..., int], *given: Any) -> int:
+    def follow(self, stopping: _Stopping, function: Callable[..., int], *given: Any) -> int:
         """Fork a stage, show what it reports, and give its exit code."""
         reader, writer = os.pipe() if self._is_live else (None, None)
-        arguments = (function, given, writer, self._variables)
+        arguments = (stopping, function, given, writer, self._variables)
         process = multiprocessing.get_context("fork").Process(target=_call, args=arguments)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -234,13 +287,13 @@ class _Screen:
             # display, whose thread would be forked too, has ended with the stage before.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
-        with _signals_passed(process.terminate):
-            if reader is not None and writer is not None:
-                os.close(writer)
-                with os.fdopen(reader) as output:
-                    return self._follow_live(process, output)
-            process.join()
-            return process.exitcode or 0
+        stopping.pass_on(process.terminate)
+        if reader is not None and writer is not None:
+            os.close(writer)
+            with os.fdopen(reader) as output:
+                return self._follow_live(process, output)
+        process.join()
+        return process.exitcode or 0
 
     def _follow_live(self, process: BaseProcess, output: Iterable[str]) -> int:
         # A stage is one line: a bar with the time left while it works, then what it made.

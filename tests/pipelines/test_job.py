@@ -1,7 +1,9 @@
 """A job reuses what is valid, and its exit code says how it ended."""
 
 import json
+import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.errors import ArtifactMissing, ConfigError, StudyError
 from medclip_dcl.core.files import write_text
 from medclip_dcl.core.progress import Progress
+from pipelines import run as runs
 from pipelines.job import STOPPED, Job, Stopped, job_main
 from tests.house.tree import ROOT
 from tests.support.headers import made_by_other_code
@@ -153,3 +156,23 @@ def test_a_run_has_a_line_a_stage_and_the_rest_where_a_log_is_asked_for(
     assert "make_thing: ignored keys 0" in printed.out
     assert "none 0, a 1, b 2, c 3, d 4" in printed.out
     assert "things: 2 of 2" in printed.err
+
+
+def test_a_signal_that_comes_as_a_stage_ends_stops_the_run(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The stage, which works in a process of its own, has ended too far to hear of it."""
+    work = config_file.parent / "work"
+
+    def stage(_: object) -> int:
+        work.mkdir()  # it fails if another stage comes
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.kill(os.getppid(), signal.SIGTERM)
+        return 0
+
+    monkeypatch.setattr(runs, "main_of", lambda _: stage)
+    before = signal.getsignal(signal.SIGTERM)
+    assert runs.run_config(config_file, None) == STOPPED
+    assert work.is_dir()
+    assert "run the same command again to go on" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == before
