@@ -71,8 +71,7 @@ def train_tokenizer(sentences: Sequence[str], vocabulary: int, max_tokens: int) 
     return BertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=max_tokens)
 
 
-NOT_ASKED = -100
-"""Label of a position that is not predicted."""
+NOT_ASKED = -100  # label of a position that is not predicted
 
 
 @dataclass(frozen=True)

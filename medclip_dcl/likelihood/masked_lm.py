@@ -184,14 +184,10 @@ def _fill(model: BertForMaskedLM, state: dict[str, Tensor]) -> tuple[str, ...]:
 class MaskedCopies:
     """Masked copies of sentences of one length; each asks for one word piece."""
 
-    ids: Int[Tensor, "sentences length"]
-    """Token ids of the sentences, nothing masked."""
-    sentence: Int[Tensor, " rows"]
-    """Sentence that each row is a copy of, from 0."""
-    position: Int[Tensor, " rows"]
-    """Position that is asked, from 0."""
-    hidden: Bool[Tensor, "rows length"]
-    """What is masked in each row; the asked position is."""
+    ids: Int[Tensor, "sentences length"]  # token ids of the sentences, nothing masked
+    sentence: Int[Tensor, " rows"]  # sentence that each row is a copy of, from 0
+    position: Int[Tensor, " rows"]  # position that is asked, from 0
+    hidden: Bool[Tensor, "rows length"]  # what is masked in each row; the asked position is
     mask_id: int
 
     def masked(self) -> Int[Tensor, "rows length"]:

@@ -49,12 +49,9 @@ class Snapshot:
     """A run after `step` steps."""
 
     step: int
-    weights: Mapping[str, Tensor]
-    """Parameters and buffers of the model, by name."""
-    optimizer: Mapping[str, Tensor]
-    """Optimiser state, `<state>/<parameter>` -> tensor."""
-    state: Mapping[str, Any] = field(default_factory=dict)
-    """Plain counters of the loop."""
+    weights: Mapping[str, Tensor]  # parameters and buffers of the model, by name
+    optimizer: Mapping[str, Tensor]  # optimiser state, `<state>/<parameter>` -> tensor
+    state: Mapping[str, Any] = field(default_factory=dict)  # plain counters of the loop
 
 
 class CheckpointStore:

@@ -33,8 +33,7 @@ class ParamGroup(StrEnum):
     IMAGE = "image"
     TEXT = "text"
     PROJECTION = "projection"
-    SCALE = "scale"
-    """Gamma, and what an objective of one's own adds; always learned."""
+    SCALE = "scale"  # gamma, and what an objective of one's own adds; always learned
 
 
 _PREFIXES = (

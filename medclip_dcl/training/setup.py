@@ -59,11 +59,9 @@ class TrainInputs:
     eta_cache: Artifact
     text_weights: Path
     """Folder of the language model that the text encoder starts from, or of the whole model."""
-    prompts: "tuple[Finding, ...]"
-    """Findings that the model is published with, and validated by."""
+    prompts: "tuple[Finding, ...]"  # findings that the model is published with, and validated by
     claims: Artifact | None = None
-    image_weights: Path | None = None
-    """Weights that the image encoder starts from; None: random."""
+    image_weights: Path | None = None  # weights that the image encoder starts from; None: random
 
 
 class CorpusSplit(NamedTuple):
