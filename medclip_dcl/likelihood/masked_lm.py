@@ -346,11 +346,12 @@ def prepare_engine(
     precision = precision or ("bfloat16" if model.dtype == torch.bfloat16 else "float32")
     obstacle = _obstacle(model, precision)
     if not obstacle:
-        whole = model
+        whole = model  # in float32: OpenVINO lowers products to `precision` by itself
         if model.training or model.dtype != torch.float32:
             whole = copy.deepcopy(model).float()  # type: ignore[no-untyped-call]
         forward = MaskedForward(whole).eval()
         parts = {"masked_lm": Part(forward, _example_inputs(int(model.config.vocab_size)))}
+        # A cached graph is named by the weights in it.
         digest = sha256_file(weights_file(folder)) if folder else ""
         runs = load_openvino(parts, precision, TOLERANCE_NATS[precision], digest, folder)
         if runs is not None:
@@ -379,6 +380,7 @@ def _example_inputs(vocabulary: int) -> tuple[tuple[Tensor, ...], ...]:
     # Every axis has two lengths, so that none is fixed in the graph.
     cases = []
     for count, rows, length in ((2, 5, 4), (3, 7, 6)):
+        # A prime, so that the pieces are spread over the vocabulary.
         ids = torch.arange(count * length).mul(7919).remainder(vocabulary).view(count, length)
         sentence, position = torch.arange(rows) % count, torch.arange(rows) % length
         hidden = torch.arange(length) == position[:, None]

@@ -224,7 +224,7 @@ def score_encodings(
             first += len(group)
     if not bool(torch.isfinite(sums).all()):
         raise ScoreError("the language model returned a log-probability that is not finite")
-    return sums[[index_of[encoding] for encoding in encodings]]
+    return sums[[index_of[encoding] for encoding in encodings]]  # repeats share a score
 
 
 def find_budget(model: PreTrainedModel) -> int:
@@ -286,7 +286,7 @@ def _longest_input(model: PreTrainedModel) -> int:
     # Positions that the model has; RoBERTa's kin keep the first `pad_token_id + 1` unused.
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is None:
-        return 1 << 30
+        return 1 << 30  # positions that are computed have no end
     embeddings = getattr(model.base_model, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
     return int(limit) if padding is None else int(limit) - int(padding) - 1

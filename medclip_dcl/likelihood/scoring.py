@@ -172,6 +172,7 @@ def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
 
 def write_part(folder: Path, keys: Sequence[str], pll_nats: Sequence[float]) -> None:
     """Acknowledge the scores of a unit: after a kill a part is there whole or not at all."""
+    # Named at random: a resumed run, cut into other units, must not write over earlier parts.
     form = TableFormat(f"part-{secrets.token_hex(8)}.parquet", _PART_COLUMNS)
     buffer = io.BytesIO()
     table = pa.table({"text_key": keys, "pll_nats": pll_nats}, form.schema)
@@ -436,7 +437,7 @@ class CorpusScoring:
         workers = self._processes(cost * plan.operations)
         with (
             Progress("score sentences", total, "word piece", total - cost) as bar,
-            closing(score_tasks(self._options, tasks, workers)) as finished,
+            closing(score_tasks(self._options, tasks, workers)) as finished,  # or workers stay
         ):
             for scores in finished:
                 rows = units[scores.number]

@@ -64,6 +64,7 @@ def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accele
         mixed_precision=settle_precision(settings).precision,
         cpu=not torch.accelerator.is_available(),
         kwargs_handlers=[
+            # Gradients are made where they are sent from: a copy of the weights' size less.
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
             InitProcessGroupKwargs(timeout=_LONGEST_WAIT),
         ],
@@ -77,6 +78,7 @@ def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accele
             f"start it with torchrun --nproc-per-node {settings.processes} -m pipelines.train (on "
             "CPUs `accelerate launch` starts one process whatever it is asked)"
         )
+    # Processes that each took all cores of a machine would wait for one another.
     share = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(settings.torch_threads or max(1, share))
     return accelerator

@@ -25,7 +25,6 @@ BestMetric = Literal[
     "validation_loss",
     "validation_uncorrected_loss",
     "validation_auc",
-    "validation_recall_at_10",
     "validation_report_auc",
 ]
 """Figures that may choose the published step."""
@@ -86,8 +85,8 @@ class TrainConfig(Section):
     """Steps between validation losses; 0: none. A validation split of fewer studies than
     `global_batch` is one batch, whose loss has fewer negatives than that of training."""
     validate_images: Annotated[int, Field(ge=0), NO_EFFECT] = 0
-    """Most images of the validation split that are asked for findings and sentences at each
-    validation; 0: none."""
+    """Most images of the validation split that are asked for findings at each validation; 0:
+    none."""
     best_metric: BestMetric = ""
     """Validation metric that chooses the published step; empty: the last step, or what the
     `judge` of a sweep's grid names."""
