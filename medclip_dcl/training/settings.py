@@ -61,10 +61,9 @@ class TrainConfig(Section):
     positions of a vision transformer."""
     freeze_batchnorm: bool = False
     """Whether batch norms keep the statistics that they were loaded with."""
-    precision: Literal["no", "bf16", "fp16", "auto"] = "no"
-    """Autocast of the encoders; similarity and loss are always float32. `auto`: `bf16` where the
-    processor or GPU multiplies in it, else `no`; the model records which, and a run that is
-    resumed needs the same."""
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """Autocast of the encoders; similarity and loss are always float32. `bf16` is for machines that
+    multiply in it."""
     gradient_checkpointing: Annotated[Literal["none", "text", "both"], NO_EFFECT] = "none"
     """Encoders that compute their activations twice instead of keeping them: less memory, a
     third more time, the same numbers. `both` is for vision transformers."""
