@@ -61,12 +61,12 @@ class Figures(dict[str, dict[str, Any]]):
 
     def rows(self) -> list[dict[str, Any]]:
         """Lines of the table of headlines, by column."""
-        from medclip_dcl.evaluation.results import headlines_of
+        from medclip_dcl.evaluation.results import HEADLINES
 
         return [
             {"figure": item.name, **{name: figure[name] for name in ("value", "low", "high")}}
             | {"chance": item.chance_of(self.tree), "meaning": item.title}
-            for item in headlines_of(self.tree)
+            for item in HEADLINES
             if (figure := item.figure_of(self.tree)) is not None
         ]
 
