@@ -146,6 +146,7 @@ def _read_with_pillow(data: bytes, settings: ImagesConfig) -> DecodedImage:
     if source == "jpeg":
         require_bits(read_jpeg(data), len(data))
     plain = plain_jpeg(data) if source == "jpeg" else plain_png(data)
+    # No other parser of Pillow's is to see these bytes.
     with Image.open(io.BytesIO(plain), formats=("JPEG", "PNG")) as image:
         if image.width * image.height > settings.max_pixels:
             raise ImageError(

@@ -86,6 +86,7 @@ class Decoder:
 
     def __init__(self, settings: ImagesConfig, workers: int) -> None:
         self._settings = settings
+        # Last in, first out: a worker starts only where those that run are busy.
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         self._all: list[_Worker] = [_Worker(settings) for _ in range(max(1, workers))]
         for worker in self._all:

@@ -210,7 +210,7 @@ def fit_model(
     devices = [model.device] if model.device.type == "cuda" else []
     model.train()
     with (
-        torch.random.fork_rng(devices=devices),
+        torch.random.fork_rng(devices=devices),  # seeds of steps stay in here
         Progress("fit language model", settings.steps, "step", first) as bar,
     ):
         for step in range(first, settings.steps):

@@ -86,6 +86,7 @@ def read_corpus(
     """
     columns = ["image_id", "study_id", "subject_id", "split"]
     images = _of_split(read_table(manifest.path, IMAGES, columns), split)
+    # Null where an image was refused when it was prepared.
     rows = pc.index_in(images["image_id"], prepared.id_column)
     images = images.append_column("row", rows).filter(pc.is_valid(rows))
     columns = ["study_id", "split", "text", "text_key"]

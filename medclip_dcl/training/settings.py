@@ -116,6 +116,7 @@ class TrainConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _epochs_replace_the_default(cls, tree: Any) -> Any:
+        # A default of `steps` must not contradict epochs that are set alone.
         if isinstance(tree, dict) and tree.get("epochs") is not None:
             return {"steps": None, **tree}
         return tree
@@ -141,6 +142,7 @@ class TrainConfig(Section):
     def _best_is_measured(self) -> Self:
         if self.best_metric and not self.validate_every_steps:
             raise ValueError(f"best_metric {self.best_metric} needs validate_every_steps")
+        # Losses are of batches; the others ask images.
         asks = self.best_metric not in {"", "validation_loss", "validation_uncorrected_loss"}
         if asks and not self.validate_images:
             raise ValueError(f"best_metric {self.best_metric} needs validate_images")

@@ -181,6 +181,7 @@ def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
 def _build_encoder(
     config: TrainingConfig, start: Start, accelerator: Accelerator, say: Callable[..., None]
 ) -> DualEncoder:
+    # All weights are drawn first: what a checkpoint lacks, such as projections, starts from these.
     encoder = build_dual_encoder(config.model, start.text_config, config.seed)
     if warning := slow_start(config.model, config.train):
         say(warning=warning)

@@ -162,6 +162,7 @@ def _values(data: bytes, last: _Tag) -> dict[_Tag, bytes] | None:
         return None
     if syntax == DEFLATED:
         try:
+            # To a bound, where a bomb ends.
             data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data[start:], _FAR)
         except zlib.error:
             return None

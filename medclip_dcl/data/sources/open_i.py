@@ -125,7 +125,7 @@ def read_open_i(root: Path) -> RawStudies:
             report.study_id,
             report.study_id,
             views.get(name, ""),
-            image_paths.get(name, f"{name}.png"),
+            image_paths.get(name, f"{name}.png"),  # of no file: selection counts it as missing
         )
         for report in reports
         for name in report.images
@@ -184,6 +184,7 @@ def read_headings(headings: Iterable[str]) -> Labels:
 
 
 def _study(uid: str) -> str:
+    # XML names studies CXR12, tables name them 12.
     match = _UID.fullmatch(uid.strip())
     return f"CXR{match.group(1)}" if match else ""
 
@@ -284,7 +285,7 @@ def _json_reports(path: Path) -> tuple[list[_Report], dict[str, str]]:
     try:
         for uid, findings, impression, (mesh, images) in zip(*texts.values(), lists, strict=True):
             named = {image_name(item["filename"]): item["projection"] for item in images or ()}
-            named.pop("", None)
+            named.pop("", None)  # nothing joins a name of another form
             views |= {name: (view or "").strip().upper() for name, view in named.items()}
             text = Text(findings.strip(), impression.strip(), "")
             if study := _study(uid):
@@ -306,7 +307,7 @@ def _images(root: Path) -> dict[str, str]:
             file for file in (root / folder).iterdir() if file.suffix.lower() in _SUFFIXES
         )
         images = {image_name(path.name): path.relative_to(root).as_posix() for path in files}
-        images.pop("", None)
+        images.pop("", None)  # files of other names
         if images:
             return images
     return {}
