@@ -286,10 +286,7 @@ def remove_retired(path: Path) -> None:
     """
     retired = retired_folder(path)
     if retired.exists() and path.exists():
-        with (
-            suppress(ArtifactError, OSError),
-            locked(path),
-        ):  # another may be writing, and keeps it
+        with suppress(ArtifactError, OSError), locked(path):  # another may be writing, and keeps it
             shutil.rmtree(retired)
 
 

@@ -202,11 +202,7 @@ def read_codes(
 
 
 def _listed(
-    table: pa.Table,
-    column: str,
-    file: str,
-    settings: SourceConfig,
-    counts: dict[str, int],
+    table: pa.Table, column: str, file: str, settings: SourceConfig, counts: dict[str, int]
 ) -> list[Labels]:
     # What the user names replaces our names whole: a mixture could count a word twice.
     given = settings.label_names

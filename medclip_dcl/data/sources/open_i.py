@@ -13,14 +13,7 @@ from xml.etree import ElementTree as ET
 
 from medclip_dcl.core.errors import StudyError
 from medclip_dcl.core.files import path_under
-from medclip_dcl.data.records import (
-    LONGEST_REPORT,
-    ImageRecord,
-    RawStudies,
-    Reject,
-    Study,
-    Text,
-)
+from medclip_dcl.data.records import LONGEST_REPORT, ImageRecord, RawStudies, Reject, Study, Text
 from medclip_dcl.data.sources.labels import Labels, label_table
 from medclip_dcl.data.table_files import read_any, read_rows, require_columns, take_rows
 from medclip_dcl.text.labeler.lexicon import LABELS

@@ -13,11 +13,7 @@ from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR, encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.training.dataset import ImageTextBatch, jitter
-from medclip_dcl.training.objective import (
-    ContrastiveObjective,
-    ObjectiveInputs,
-    direction_loss,
-)
+from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveInputs, direction_loss
 from medclip_dcl.training.settings import ObjectiveConfig
 from tests.support.tiny_models import pair_batch, tiny_dual_encoder
 
