@@ -19,8 +19,6 @@ from medclip_dcl.text.labeler.lexicon import (
     FINDINGS_OF,
     PHRASES_OF,
     REGIONS_OF,
-    SEVERITIES,
-    ZONES,
     Cue,
     split_phrases,
 )
@@ -210,10 +208,6 @@ class Mention:
     concept: str
     polarity: Polarity
     sides: frozenset[str] = frozenset()
-    start: int = 0
-    """Place of the first word that names it."""
-    zones: frozenset[str] = frozenset()
-    severities: frozenset[str] = frozenset()
 
 
 class Mark(NamedTuple):
@@ -304,16 +298,6 @@ def lacks_part(item: str) -> bool:
     return any(mark.cue in {Cue.NORMAL, Cue.LARGE} for mark in marks) and not any(
         mark.region or mark.concept for mark in marks
     )
-
-
-_MODIFIERS = PhraseTable(
-    {phrase: name for texts in (ZONES, SEVERITIES) for phrase, name in _phrases(texts)}
-)
-
-
-def find_modifiers(sentence: str) -> list[tuple[str, int]]:
-    """Find the words that name a zone of the lungs, a size or a degree, and their places."""
-    return [(name, start) for name, start, _ in _MODIFIERS.find(sentence) if name]
 
 
 _OF_PLEURA = {"Thickening": "Pleural Thickening", "Fluid": "Effusion"}
