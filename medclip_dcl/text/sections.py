@@ -41,9 +41,12 @@ _TELLING = [
 ]
 _OF_IMAGE = {"findings": "findings", "impression": "impression", "addendum": "impression"}
 """Usual name -> the section that its text is read into; what has other names is left out."""
+ELSEWHERE = "other part of the body"
 _BEFORE_IMAGE = {"history", "technique", "comparison"}
 _BRIEF = {"technique", "comparison", "examination"}
 """Sections of a line or two: a paragraph behind them is not theirs."""
+_LEFT_OUT = {*_BEFORE_IMAGE, "indication", "examination", "recommendation", ELSEWHERE}
+"""Sections that may speak of findings, and not of the image's."""
 _MOST_WORDS = 5
 
 _LINE_HEAD = re.compile(
@@ -65,7 +68,6 @@ _BARE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """Headings of dictated text, which has neither colons nor stops."""
-ELSEWHERE = "other part of the body"
 _EXAM = re.compile(
     r"[ \t]*(?:exam(?:ination)?|study|procedure)(?: [a-z\d]{1,2})?[ \t]*[:.]", re.IGNORECASE
 )
@@ -121,6 +123,12 @@ def cut_report(text: str) -> list[Part]:
             part if part.name == ELSEWHERE else part._replace(section="last_paragraph")
             for part in parts
         ]
+    parts = [
+        part._replace(section="findings")
+        if part.name and part.name not in _LEFT_OUT and not part.section and read_claims(part.body)
+        else part
+        for part in parts
+    ]
     later = next((part for part in parts if part.section), parts[0])
     if not parts[0].name and (
         _has_labels(parts[0].body)
@@ -381,21 +389,35 @@ def _cut(part: Part, end: int) -> list[Part]:
     return [part._replace(body=part.body[:end]), rest]
 
 
+_REPLACED = re.compile(
+    r"[ ,]*(?:and )?\b(?:not|instead of|rather than|in place of)\s+\"[^\"\n]{1,200}\"", re.I
+)
+"""What a correction quotes as wrong."""
+
+
 def _without_withdrawn(parts: Sequence[Part]) -> list[Part]:
-    """Leave out sentences that assert what a later correction denies."""
-    last = max((at for at, part in enumerate(parts) if part.name == "addendum"), default=0)
-    denied = read_claims(" ".join(part.body for part in parts if part.name == "addendum")).negated
-    if not denied:
-        return list(parts)
+    """Leave out what corrections quote as wrong, and sentences that assert what they deny.
+
+    A correction may stand below the report or above it; the last one itself stands.
+    """
+    last = max((at for at, part in enumerate(parts) if part.name == "addendum"), default=-1)
+    corrections = " ".join(part.body for part in parts if part.name == "addendum")
+    denied = read_claims(_REPLACED.sub("", corrections)).negated
     left: list[Part] = []
     for at, part in enumerate(parts):
-        start, body = 0, part.body
-        for first, end, sentence in find_sentences(body) if part.section and at < last else ():
-            claims = read_claims(sentence)
-            stated = claims.asserted.keys() | claims.uncertain
-            if stated and stated <= denied:
-                left.append(part._replace(body=body[start:first]))
-                left.append(Part("withdrawn", "", body[first:end], ""))
+        spans = [match.span() for match in _REPLACED.finditer(part.body)] if last >= 0 else []
+        if denied and part.section and at != last:
+            spans += [
+                (start, end)
+                for start, end, sentence in find_sentences(part.body)
+                if (claims := read_claims(sentence)).asserted or claims.uncertain
+                if claims.asserted.keys() | claims.uncertain <= denied
+            ]
+        start = 0
+        for first, end in sorted(spans):
+            if first >= start:
+                left.append(part._replace(body=part.body[start:first]))
+                left.append(Part("withdrawn", "", part.body[first:end], ""))
                 part, start = part._replace(heading=""), end
         left.append(part._replace(body=part.body[start:]))
     return left
