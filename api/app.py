@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.formparsers import MultiPartParser
 
-from medclip_dcl.core.plugins import load_plugins
+from medclip_dcl.core.plugins import ROUTES, load_plugins
 
 from . import questions, service
 from .auth import OPEN_PATHS, read_auth
@@ -72,7 +72,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     app.add_middleware(RequestMiddleware, settings=settings, auth=auth, metrics=metrics)
     app.include_router(service.pages)
     load_plugins(settings.plugins)
-    for router in (questions.router, service.router):
+    for router in (questions.router, service.router, *(make() for make in ROUTES.values())):
         app.include_router(router)
         app.include_router(router, prefix="/v1", include_in_schema=False)
     # made once, and when it is first asked for

@@ -44,8 +44,8 @@ class ServeSettings(Section):
     """Folder of the published model, or OWNER/NAME@COMMIT of a hub, fetched when the service
     starts."""
     plugins: tuple[str, ...] = ()
-    """Modules or .py files of your own, which register the model's image encoder. They are
-    imported: name what you trust."""
+    """Modules or .py files of your own, which register routes, or the model's image encoder: they
+    are imported; name what you trust."""
     index: str = ""
     """Folder of the retrieval index; empty: `/retrieve` is not offered."""
     retrieval: RetrievalConfig = RetrievalConfig()

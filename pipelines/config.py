@@ -50,7 +50,7 @@ class Config(Section):
     """Jobs that `medclip run` runs, in order; empty: all but `generate_studies`."""
     plugins: Annotated[tuple[str, ...], LOCAL] = ()
     """Modules of your own, or files that end in .py, relative to the config: they are imported, and
-    register losses, sources or encoders; name what you trust."""
+    register losses, sources, encoders or metrics; name what you trust."""
     generate: GenerateConfig = GenerateConfig()
     """Generated studies."""
     source: SourceConfig = SourceConfig()

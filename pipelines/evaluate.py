@@ -8,6 +8,7 @@ from typing import Any
 from medclip_dcl.core.artifact import Artifact, open_artifact
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.files import sha256_file
+from medclip_dcl.core.plugins import METRICS
 from medclip_dcl.core.progress import OF_RUN, writes_json
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import write_table
@@ -61,6 +62,8 @@ def evaluate(job: Job) -> None:
     inputs |= {name: sha256_file(file) for name, file in input_files(config).items()}
     inference = settle_inference(config.inference)
     settings: dict[str, Any] = {"evaluate": config.evaluate, "inference": inference}
+    if METRICS:
+        settings["metrics"] = sorted(METRICS)
     artifact = job.make(
         results.ARTIFACT, settings, inputs, lambda draft: _evaluate(job, folder, draft)
     )

@@ -61,12 +61,12 @@ class Figures(dict[str, dict[str, Any]]):
 
     def rows(self) -> list[dict[str, Any]]:
         """Lines of the table of headlines, by column."""
-        from medclip_dcl.evaluation.results import HEADLINES
+        from medclip_dcl.evaluation.results import headlines_of
 
         return [
             {"figure": item.name, **{name: figure[name] for name in ("value", "low", "high")}}
             | {"chance": item.chance_of(self.tree), "meaning": item.title}
-            for item in HEADLINES
+            for item in headlines_of(self.tree)
             if (figure := item.figure_of(self.tree)) is not None
         ]
 

@@ -1,4 +1,4 @@
-"""Code of your own by name: losses, sources of studies, image encoders.
+"""Code of your own by name: losses, sources of studies, image encoders, metrics, routes.
 
 A plugin is a Python file or module that registers what it adds when it is imported. The setting
 `plugins` of a config, or of the service, names it; an installed package may do without, by an entry
@@ -110,6 +110,11 @@ IMAGE_ENCODERS: "Registry[Callable[..., nn.Module]]" = Registry(
 )
 """`model.image.kind` -> network made of an `ImageEncoderConfig`: grey (images, 1, height, width) ->
 (images, channels, rows, columns); `model.image.backbone` is its to read."""
+METRICS: Registry[Callable[..., Any]] = Registry("metric")
+"""Figure of a finding -> what measures it in each bootstrap sample, as those of `metrics`: scores,
+truth and weights, or None -> samples."""
+ROUTES: Registry[Callable[..., Any]] = Registry("route")
+"""Name -> function that makes a `fastapi.APIRouter`, which the service answers by."""
 
 
 def locate_plugins(names: object, folder: Path) -> object:

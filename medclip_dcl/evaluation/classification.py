@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int8
 
+from medclip_dcl.core.plugins import METRICS
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.metrics import (
     BootstrapOptions,
@@ -234,14 +235,14 @@ def _measure(
     weights: Weights,
     offset: float | None,
 ) -> dict[str, Samples]:
-    # The decision is at a margin of 0, and at the offset.
+    # The decision is at a margin of 0, and at the offset. Then the metrics of plugins.
     figures = {
         "auc": roc_auc(margins, positive, weights),
         "balanced_accuracy": balanced_accuracy(margins, positive, weights),
     }
     if offset is not None:
         figures["balanced_accuracy_offset"] = balanced_accuracy(margins - offset, positive, weights)
-    return figures
+    return figures | {name: own(margins, positive, weights) for name, own in METRICS.items()}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.errors import ArtifactStale, ConfigError
+from medclip_dcl.core.plugins import METRICS
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest
@@ -182,6 +183,7 @@ class Evaluation:
             self._ask_probe(rows, held_out, truth)
         self._ask_boxes(encoded, rows)
         self._ask_reports(encoded, rows)
+        own = {name: f"{name.replace('_', ' ')}, mean of findings" for name in METRICS}
         fit = self._config.images.fit
         return {
             "model": self._model.digest,
@@ -190,6 +192,7 @@ class Evaluation:
             "images": len(rows),
             "patients": len(set(encoded.subject_ids)),
             "truth": origin,
+            **({"metrics": own} if own else {}),
             "warnings": [asdict(warning) for warning in self.warnings],
             "questions": {name: asdict(outcome) for name, outcome in self._outcomes.items()},
         }

@@ -11,6 +11,7 @@
     truth           where the labels come from: `exact`, `labels` or `none`
     warnings        findings whose prompt pair does not decide, or that are read upside down:
                     `prompt_pairs.PairWarning`
+    metrics         those of plugins, by name, with their titles
     questions       per question: `absent` (why it could not be put, else empty), `pool`
                     (images, boxes, sentences), `chance`, `figures`, and `groups` of figures;
                     `decisions` and `probe_decisions` are at a threshold of the validation images
@@ -177,6 +178,13 @@ HEADLINES = (
 )
 """What the job prints and the report shows first."""
 
+
+def headlines_of(tree: Mapping[str, Any]) -> list[Headline]:
+    """List the headlines of a tree: those that every run has, then the metrics of its plugins."""
+    own = tree.get("metrics", {}).items()  # an earlier version's has none
+    return [*HEADLINES, *(Headline(title, "zero_shot", f"mean_{name}") for name, title in own)]
+
+
 DECISION_QUESTIONS = {
     "decisions": "prompts, decided at a threshold chosen on the validation images",
     "probe_decisions": "linear probe, decided at a threshold chosen on the validation images",
@@ -199,7 +207,7 @@ DECISION_FIGURES = {
 
 def headline_values(tree: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the headlines of the tree as plain numbers; what was not asked is left out."""
-    figures = {item.name: item.figure_of(tree) for item in HEADLINES}
+    figures = {item.name: item.figure_of(tree) for item in headlines_of(tree)}
     return {name: figure["value"] for name, figure in figures.items() if figure is not None}
 
 
@@ -221,7 +229,7 @@ def results_table(tree: Mapping[str, Any]) -> str:
         )
     # `medclip show` reads results of format 8 too, which have none.
     lines += [f"  WARNING {warning['message']}" for warning in tree.get("warnings", ())]
-    for headline in HEADLINES:
+    for headline in headlines_of(tree):
         outcome, figure = tree["questions"][headline.question], headline.figure_of(tree)
         if figure is None:
             reason = outcome["absent"] or f"no {headline.figure}"

@@ -130,7 +130,7 @@ def _evaluation(sources: Sources, digest: str) -> Facts | None:
         return None
     figures = {
         headline.title: {**figure, "chance": headline.chance_of(tree)}
-        for headline in results.HEADLINES
+        for headline in results.headlines_of(tree)
         if (figure := headline.figure_of(tree)) is not None
     }
     names = ("split", "images", "patients", "truth", "contaminated", "repeated_images")

@@ -95,7 +95,7 @@ def _contrast(row: View) -> float:
 
 def _headlines(tree: Mapping[str, Any]) -> list[View]:
     lines = []
-    for headline in results.HEADLINES:
+    for headline in results.headlines_of(tree):
         figure = headline.figure_of(tree)
         if figure is None or figure["value"] is None:
             continue

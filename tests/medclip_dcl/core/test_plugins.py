@@ -5,28 +5,36 @@ import json
 import math
 import re
 import sys
+import time
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from PIL import Image
 
+from api.app import create_app
+from api.settings import ServeSettings
 from medclip_dcl.core import plugins
 from medclip_dcl.core.artifact import HEADER, header_text, json_digest, open_artifact
 from medclip_dcl.core.artifact_writer import changed_modules, code_digests
 from medclip_dcl.core.errors import CheckpointError, ConfigError
-from medclip_dcl.core.plugins import IMAGE_ENCODERS, LOSSES, SOURCES
+from medclip_dcl.core.plugins import IMAGE_ENCODERS, LOSSES, METRICS, ROUTES, SOURCES
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
+from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.classification import mean_finding_figures
+from medclip_dcl.evaluation.metrics import BootstrapOptions
 from medclip_dcl.inference.model_package import CONFIG, read_model_package
 from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.training.objective import ObjectiveInputs, direction_loss
 from pipelines.config import load_config
 from pipelines.job import main_of
-from tests.support.service import store
+from tests.support.service import PATIENCE_S, store
 from tests.support.tiny_models import tiny_text_config
 
 build_manifest = main_of("build_manifest")
@@ -36,7 +44,7 @@ PAGE = Path(__file__).parents[3] / "docs/extending.md"
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
-    registries = (LOSSES, SOURCES, IMAGE_ENCODERS)
+    registries = (LOSSES, SOURCES, IMAGE_ENCODERS, METRICS, ROUTES)
     yield
     for registry in registries:
         registry._items.clear()
@@ -125,6 +133,37 @@ def rewrite(model: Path, config: str) -> None:
     (model / HEADER).write_text(header_text({**tree, "checksum": json_digest(tree)}))
 
 
+def test_a_metric_is_measured_and_a_headline(tmp_path: Path) -> None:
+    load_config(of_page("metric", tmp_path))
+    margins = np.array([[0.4, 0.2, -0.1, -0.3]])
+    truth = np.array([[1, 1, 0, 0]], dtype=np.int8)
+    figures = mean_finding_figures(margins, truth, list("abcd"), BootstrapOptions(0, 0))
+    assert figures["mean_margin_gap"].value == pytest.approx(0.5)  # .3 with it, -.2 without
+    question = {"absent": "", "figures": {}, "groups": {}, "chance": {}}
+    tree = {"metrics": {"margin_gap": "margin gap, mean"}, "questions": {"zero_shot": question}}
+    assert results.headlines_of(tree)[-1].name == "zero_shot.mean_margin_gap"
+
+
+def test_a_route_is_answered_with_keys_and_limits(tmp_path: Path) -> None:
+    of_page("route", tmp_path)
+    key = tmp_path / "keys"
+    key.write_text("k" * 40)
+    key.chmod(0o600)
+    settings = ServeSettings(
+        model=str(store(tmp_path) / "model"),
+        engine="torch",  # an export takes seconds
+        key_file=str(key),
+        plugins=(str(tmp_path / "findings.py"),),
+    )
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
+        assert client.get("/findings").status_code == 401
+        client.headers["Authorization"] = f"Bearer {'k' * 40}"
+        end = time.monotonic() + PATIENCE_S
+        while client.get("/ready").status_code != 200 and time.monotonic() < end:
+            time.sleep(0.02)
+        assert client.get("/v1/findings").json() == ["effusion", "pneumonia"]
+
+
 def test_names_are_refused_with_the_one_that_was_meant(tmp_path: Path) -> None:
     config = of_page("loss", tmp_path)
     with pytest.raises(ConfigError, match=r"there is no loss 'smooth'; give smoothed"):
@@ -156,9 +195,9 @@ def test_an_installed_package_is_asked_by_name_alone(monkeypatch: pytest.MonkeyP
 
 
 def test_a_changed_plugin_is_named(tmp_path: Path) -> None:
-    load_config(of_page("loss", tmp_path))
+    load_config(of_page("metric", tmp_path))
     made = code_digests()
-    assert "plugin smoothed" in made
+    assert "plugin gap" in made
     assert changed_modules(made) == []
-    assert changed_modules(made | {"plugin smoothed": "of another day"}) == ["plugin smoothed"]
+    assert changed_modules(made | {"plugin gap": "of another day"}) == ["plugin gap"]
     assert changed_modules({"plugin of_another_run": "0"}) == []
