@@ -449,8 +449,6 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(//|[a-z]+/)")
 def open_any(
     image: Any,
     settings: ImagesConfig = ImagesConfig(),  # noqa: B008 (frozen)
-    *,
-    workers: int = 1,
 ) -> SquareImage:
     """Prepare one image for a model, whatever holds it: see `images_of`.
 
@@ -470,8 +468,7 @@ def open_any(
         pixels = square(image, settings.size_px, settings.equalize, settings.fit)
         facts = (*image.pixels.shape, image.constant, image.source, image.inverted)
         return SquareImage(pixels, *facts)
-    decoder = shared_decoder(settings, workers)
-    return decoder.square(
+    return shared_decoder(settings).square(
         _file_of(image), settings.size_px, equalize=settings.equalize, fit=settings.fit
     )
 

@@ -1,6 +1,6 @@
 """What an objective reads besides images, sentences and eta: a column for every option of it.
 
-Claims, labels and zones are small integers. Texts are compared by unit vectors, made once and
+Claims and labels are small integers. Texts are compared by unit vectors, made once and
 before training. Corpus, dataset and batch carry columns by their names and know none of them.
 """
 
