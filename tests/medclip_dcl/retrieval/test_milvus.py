@@ -1,4 +1,4 @@
-"""Milvus finds what the exact scan finds: milvus-lite from a path, and as a server process."""
+"""Milvus finds what the exact scan finds; tests/api asks a server of it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,11 +42,9 @@ def index(folder: Path) -> RetrievalIndex:
     return RetrievalIndex.open(folder, MODEL_DIGEST)
 
 
-@pytest.fixture(scope="module", params=[milvus_file, milvus_server], ids=["path", "server"])
-def retrieval(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RetrievalConfig]:
-    with request.param(tmp_path_factory.mktemp("engine")) as uri:
+@pytest.fixture(scope="module")
+def retrieval(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RetrievalConfig]:
+    with milvus_file(tmp_path_factory.mktemp("engine")) as uri:
         yield RetrievalConfig(uri=uri)
 
 
