@@ -197,7 +197,7 @@ class DicomWeb:
     def _pages(
         self, path: str, query: Mapping[str, str], tags: Sequence[str], bound: "_Bound"
     ) -> Iterator[tuple[str, ...]]:
-        """Give UIDs of the rows of every page: until one is empty, since pages may be short."""
+        """Return UIDs of the rows of every page: until one is empty, since pages may be short."""
         offset, has_more = 0, False
         seen: set[tuple[str, ...]] = set()
         while True:
@@ -271,7 +271,7 @@ class _Bound:
 
 
 def _announced(headers: httpx.Headers, offset: int) -> int:
-    """Give the number of rows that an archive says it has, behind so many; 0: it does not say.
+    """Return the number of rows that an archive says it has, behind so many; 0: it does not say.
 
     Source: DICOM PS3.18, 8.3.4.4; `X-Total-Count` is a custom of some archives.
     """
