@@ -344,12 +344,16 @@ def _begins_unmarked(marks: Sequence[Mark], index: int) -> bool:
             return False
         index += 1
     if marks[index].concept == "Device" != before.concept:  # "no effusion picc line is in place"
-        return index + 1 < len(marks) and marks[index + 1].cue in {Cue.VERB, Cue.SEEN}
+        following = (mark for mark in marks[index + 1 :] if mark.concept != "Device")
+        return next((mark.cue for mark in following if mark.cue is not Cue.AND), None) in _STATED
     if begins_with_size and marks[index].cue in {Cue.LEFT, Cue.RIGHT, Cue.BOTH}:
         index = min(index + 1, len(marks) - 1)
     if begins_with_size and marks[index].concept:
         return True  # "no pneumothorax small left effusion"
     return bool(marks[index].region)
+
+
+_STATED = {Cue.VERB, Cue.SEEN}
 
 
 def _region_at_end(clause: Sequence[Mark]) -> list[Mark]:
