@@ -93,6 +93,13 @@ def test_an_unknown_setting_is_refused_with_the_one_that_is_meant(config_file, o
         load_config(config_file, [override])
 
 
+def test_a_withdrawn_setting_may_say_what_holds_now(config_file: Path) -> None:
+    same = load_config(config_file, ['eta.fit="none"', "objective.place_weight=0"])
+    assert same == load_config(config_file)
+    with pytest.raises(ConfigError, match=r"eta\.fit is withdrawn"):
+        load_config(config_file, ["eta.fit=a_k"])
+
+
 def test_a_missing_setting_and_a_long_value_do_not_print_the_file(config_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"config x: work is missing; set it$"):
         check_config({"eta": {"a": 0.1}}, "x")
