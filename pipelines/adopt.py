@@ -20,7 +20,7 @@ def adopt(
         Path, typer.Option(metavar="FILE", help="Findings that it is asked for.")
     ] = Path(adoption.PROMPTS),
 ) -> int:
-    """Make a model package of a public checkpoint: CLIP, SigLIP, open_clip, BioViL, CheXzero.
+    """Make a model package of a public checkpoint: CLIP, SigLIP, open_clip, BioViL, CXR-CLIP.
 
     Then everything that takes a package takes it: serve, evaluate (`evaluate.model`), build_index,
     fit_head, calibrate_scores, export. Families, and what was tried: docs/training.md.

@@ -16,7 +16,7 @@ from medclip_dcl.data.manifest import write_manifest
 from medclip_dcl.data.records import Source, stamp_files
 from medclip_dcl.data.source_settings import LABEL_CODES, SourceConfig, label_word
 from medclip_dcl.data.sources import readers
-from medclip_dcl.data.sources.template import template_sentences
+from medclip_dcl.data.sources.labels import template_sentences
 from medclip_dcl.data.table_files import clean_id, read_any, take_rows
 from medclip_dcl.synthetic import tree
 from medclip_dcl.text import sentences

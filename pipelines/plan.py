@@ -27,7 +27,7 @@ from medclip_dcl.models.image_encoder import CHANNELS
 from medclip_dcl.models.pretrained import fetch_weights, weights_file
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.dataset import ImageTextBatch
-from medclip_dcl.training.launch import settle_precision, start_accelerator
+from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import freeze, frozen_groups
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
@@ -249,7 +249,7 @@ def measure_step(config: Config, text: PreTrainedConfig, seconds: float) -> Step
     configure_performance(encoder, settings)
     encoder.train()
     longest = min(config.model.text.max_tokens, text.max_position_embeddings)
-    px, precision = config.model.image.input_px, settle_precision(settings).precision
+    px, precision = config.model.image.input_px, settings.precision
     with torch.autocast("cpu", _DTYPES[precision], enabled=precision != "no"):
         two, regions = _kept_bytes(encoder, 2, px, longest)
         four, _ = _kept_bytes(encoder, 4, px, longest)

@@ -123,7 +123,7 @@ def combinations(axes: Mapping[str, Any], settings: Mapping[str, Any]) -> list[G
     short = {axis: axis.rpartition(".")[2] for axis in axes}
     if len(set(short.values())) < len(short):
         short = {axis: axis for axis in axes}
-    points: list[dict[str, Any]] = []
+    points = []
     for chosen in itertools.product(*axes.values()):
         at = dict(zip(axes, chosen, strict=True))
         changes = dict(settings)

@@ -1,7 +1,7 @@
 """Image files and their mutants: damage that a reader sees only when it believes what it reads.
 
-A file is cut into fields (tags, value representations, lengths, values, stream headers,
-chunk types) once; a mutant changes one to three of them, or bits, bytes and whole stretches.
+A DICOM file is cut into fields (tags, value representations, lengths, values, streams) once; a
+mutant changes one to three of them, or, as of JPEG and PNG files, bits, bytes and whole stretches.
 The same seed, format and number always give the same mutant.
 """
 
@@ -41,7 +41,7 @@ _PREAMBLE = 132
 class Field:
     """A stretch of a file and what stands there."""
 
-    kind: Literal["tag", "vr", "length", "value", "stream", "type"]
+    kind: Literal["tag", "vr", "length", "value", "stream"]
     start: int
     stop: int
 
@@ -54,10 +54,10 @@ class Seed:
     """Its format."""
     data: bytes
     """Its bytes."""
-    fields: tuple[Field, ...]
-    """Where things stand; empty parts are left out."""
-    elements: tuple[tuple[int, int], ...]
-    """Start and stop of every element, segment or chunk."""
+    fields: tuple[Field, ...] = ()
+    """Where things stand in a DICOM file; empty parts are left out."""
+    elements: tuple[tuple[int, int], ...] = ()
+    """Start and stop of each of its elements."""
     little: bool = True
     """Whether its numbers are little-endian."""
     body: int = 0
@@ -65,10 +65,10 @@ class Seed:
 
 
 def read_seed(data: bytes) -> Seed:
-    """Cut a sound DICOM, JPEG or PNG file into fields."""
+    """Cut a sound DICOM file into fields; JPEG and PNG files stay whole."""
     if data[:1] == b"\xff":
-        return _jpeg(data)
-    return _png(data) if data[:1] == b"\x89" else _dicom(data)
+        return Seed("jpeg", data)
+    return Seed("png", data) if data[:1] == b"\x89" else _dicom(data)
 
 
 def mutate(seed: Seed, other: Seed, rng: random.Random) -> bytes:
@@ -80,7 +80,7 @@ def mutate(seed: Seed, other: Seed, rng: random.Random) -> bytes:
         packer = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
         return seed.data[: seed.body] + packer.compress(bytes(inner)) + packer.flush()
     data = bytearray(seed.data)
-    if rng.random() < 0.6:
+    if seed.fields and rng.random() < 0.6:
         for _ in range(rng.randint(1, 3)):
             _damage_field(data, seed, rng)
         if rng.random() < 0.3:
@@ -103,7 +103,7 @@ def _damage_field(data: bytearray, seed: Seed, rng: random.Random) -> None:
         new = tag if seed.little else bytes((tag[1], tag[0], tag[3], tag[2]))
     elif kind == "vr":
         new = rng.choice(_VRS)
-    elif kind == "type" or width > 8:
+    elif width > 8:
         at = field.start + rng.randrange(min(width, 256))
         data[at : at + 1] = bytes([rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))])
         return
@@ -216,43 +216,6 @@ def _element(
         fields.append(Field("stream" if stream else "value", start, stop))
     elements.append((at, stop))
     return stop
-
-
-def _jpeg(data: bytes) -> Seed:
-    fields: list[Field] = []
-    elements: list[tuple[int, int]] = []
-    at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        length = int.from_bytes(data[at + 2 : at + 4], "big")
-        stop = at + 2 + length
-        fields += [Field("type", at + 1, at + 2), Field("length", at + 2, at + 4)]
-        fields.append(Field("stream", at + 4, stop))
-        if data[at + 1] in {0xC0, 0xC1, 0xC2}:
-            fields += [Field("value", at + 5, at + 7), Field("value", at + 7, at + 9)]
-        elements.append((at, stop))
-        if data[at + 1] == 0xDA:
-            fields.append(Field("stream", stop, len(data)))
-            break
-        at = stop
-    return Seed("jpeg", data, tuple(fields), tuple(elements), little=False)
-
-
-def _png(data: bytes) -> Seed:
-    fields: list[Field] = []
-    elements: list[tuple[int, int]] = []
-    at = 8
-    while at + 12 <= len(data):
-        length = int.from_bytes(data[at : at + 4], "big")
-        start, stop = at + 8, at + 8 + length
-        fields += [Field("length", at, at + 4), Field("type", at + 4, at + 8)]
-        if data[at + 4 : at + 8] == b"IHDR":
-            fields += [Field("value", start, start + 4), Field("value", start + 4, start + 8)]
-            fields += [Field("value", index, index + 1) for index in range(start + 8, stop)]
-        elif length:
-            fields.append(Field("stream", start, stop))
-        elements.append((at, stop + 4))
-        at = stop + 4
-    return Seed("png", data, tuple(fields), tuple(elements), little=False)
 
 
 def _mend_checksums(data: bytearray) -> None:

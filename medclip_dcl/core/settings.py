@@ -21,8 +21,7 @@ and not the artifact: a finished artifact stays valid whatever its value."""
 LOCAL = "names a place of this institution"
 """Marks a setting that names a file, a folder or a host: what is published does not hold it."""
 
-WITHHELD = "withheld"
-"""Stands for such a setting in what is published, where it was set."""
+WITHHELD = "withheld"  # stands for such a setting in what is published, where it was set
 
 _PUBLIC_NAME = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")  # of a hub, where others find it too
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")

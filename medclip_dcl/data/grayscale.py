@@ -17,8 +17,7 @@ from PIL import Image
 from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.limits import Fit
 
-TOP = 65535
-"""Brightest shade."""
+TOP = 65535  # brightest shade
 
 _LOOKED_UP_ROWS = 64
 

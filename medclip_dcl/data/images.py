@@ -53,19 +53,15 @@ _BOOT = (
 class ImageHeader(NamedTuple):
     """Whose image it is, and what it looks like: all that a DICOM answer needs of the file."""
 
-    data_set: bytes
-    """The cleaned header in explicit VR, little endian, without pixels."""
-    pixel_digest: str
-    """SHA-256 of the pixel element as it is stored."""
+    data_set: bytes  # the cleaned header in explicit VR, little endian, without pixels
+    pixel_digest: str  # SHA-256 of the pixel element as it is stored
 
 
 class SeparatedImage(NamedTuple):
     """A DICOM image taken apart: whose it is stays here, the rest may go to a service."""
 
-    header: ImageHeader
-    """Identity and geometry."""
-    stripped: bytes
-    """A DICOM file that holds the pixels, what they mean, and no identity."""
+    header: ImageHeader  # identity and geometry
+    stripped: bytes  # a DICOM file that holds the pixels, what they mean, and no identity
 
 
 @functools.cache
@@ -79,8 +75,7 @@ def _separation() -> str:
     return str(points[0].value)
 
 
-ImageSource = Path | bytes | memoryview
-"""The path of a regular file, or the whole file."""
+ImageSource = Path | bytes | memoryview  # the path of a regular file, or the whole file
 
 
 # A pool of its own because no executor of the standard library fits: a worker must be killed at its

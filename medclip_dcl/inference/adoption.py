@@ -56,8 +56,8 @@ def adopt(model: Path | str, out: Path | str, prompts: Path | str = PROMPTS) -> 
 
     Args:
         model: folder of the checkpoint, or OWNER/NAME@COMMIT of a hub: CLIP, SigLIP or MedSigLIP
-            as transformers writes them, open_clip's layout, BioViL's release, or one file of
-            OpenAI's keys, as CheXzero has it.
+            as transformers writes them, open_clip's layout, BioViL's release, CXR-CLIP's file, or
+            one file of OpenAI's keys, as CheXzero has it.
         out: folder that receives the package; must not exist.
         prompts: file with the findings that the package is asked for.
 
@@ -120,7 +120,7 @@ def _read(folder: Path) -> tuple[Start, PackagedConfig]:
         sizes: dict[str, Any] = dict(image.backbone)
         px = AutoConfig.for_model(**sizes).image_size
         image = image.model_copy(update={"input_px": px, "pretrained": ""})
-    how = read_preprocessing(folder, start.pair.family, image.input_px)
+    how = read_preprocessing(folder, start.pair, image.input_px)
     if how.fit.how == "crop" and how.fit.resized_px not in (0, *range(how.size_px, 8193)):
         raise CheckpointError(
             f"a crop of {how.size_px} pixels does not fit into {how.fit.resized_px}; correct the "

@@ -273,13 +273,13 @@ def _run_onnxruntime(file: Path) -> Run:
 _SCORES = {
     "mean": "scores = h.mean(dim=1)",
     "global": "scores = normalize(regions.mean(dim=1), dim=-1) @ texts.T",
-    "biovil": "scores = normalize(regions.mean(dim=1), dim=-1) @ texts.T",
     "lse": "scores = {tau} * ((h / {tau}).logsumexp(dim=1) - math.log(h.shape[1]))",
     "nl": """\
 best = regions[torch.arange(len(regions))[:, None], h.argmax(dim=1)]  # images, texts, dim
 attention = (best @ regions.transpose(1, 2) / {tau}).softmax(dim=-1)
 scores = (normalize(attention @ regions, dim=-1) * texts).sum(dim=-1)""",
 }
+_SCORES["biovil"] = _SCORES["cxr_clip"] = _SCORES["global"]
 _SCORES["lse_nl"] = (
     _SCORES["lse"].replace("scores", "local")
     + "\n"

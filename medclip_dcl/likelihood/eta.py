@@ -77,7 +77,7 @@ def eta_from_pll(
     """
     if not 0 < a < 1 or not (k >= 0 and math.isfinite(k)):
         raise ScoreError(f"eta asks for 0 < a < 1 and k >= 0, got a = {a}, k = {k}")
-    wrong = int((~(pll_nats <= 0)).sum())
+    wrong = int((~(pll_nats <= 0)).sum())  # so written, NaN is wrong too
     if wrong:
         raise ScoreError(f"{wrong} likelihoods are positive or not a number; rerun score_sentences")
     if k == 0:  # 0 times minus infinity, of an impossible sentence, is not a number
@@ -195,7 +195,7 @@ def write_cache(
         ScoreError: a likelihood is positive, or the table lacks a sentence.
     """
     distinct = sentences.distinct_sentences(inputs[sentences.ARTIFACT.name])
-    pll_nats = tokens = pa.nulls(len(distinct))
+    pll_nats = tokens = pa.nulls(len(distinct))  # a constant or a table needs no likelihood
     line = {}
     if settings.source == "pll":
         scored = _scored(inputs, distinct)
@@ -243,7 +243,7 @@ def _scored(inputs: Mapping[str, Artifact], distinct: pa.Table) -> pa.Table:
 def _summary(
     raw: Floats, eta: Floats, count: NDArray[np.int64], settings: EtaConfig
 ) -> dict[str, Any]:
-    weights = count / max(1, count.sum())
+    weights = count / max(1, count.sum())  # as often as training meets a sentence
     is_capped = raw > settings.eta_max
     low, middle, high = np.quantile(eta, [0.05, 0.5, 0.95])
     figures = {

@@ -71,8 +71,7 @@ def train_tokenizer(sentences: Sequence[str], vocabulary: int, max_tokens: int) 
     return BertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=max_tokens)
 
 
-NOT_ASKED = -100
-"""Label of a position that is not predicted."""
+NOT_ASKED = -100  # label of a position that is not predicted
 
 
 @dataclass(frozen=True)
@@ -271,6 +270,7 @@ def _step(
     optimizer.zero_grad(set_to_none=True)
     for batch in batches:
         logits, labels = _predict(model, batch)
+        # By the pieces of the whole step: each counts alike, whatever its batch.
         loss = F.cross_entropy(logits, labels, reduction="sum") / predicted
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
@@ -297,6 +297,7 @@ def _optimizer(model: BertForMaskedLM, learning_rate: float) -> torch.optim.Adam
         {"params": matrices, "weight_decay": _WEIGHT_DECAY},
         {"params": others, "weight_decay": 0.0},
     ]
+    # .98 remembers 50 steps; the usual .999 remembers 1,000, as many as a whole fit has.
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98), foreach=True)
 
 
@@ -331,6 +332,7 @@ def fit_language_model(
         ReportError: there are too few sentences, or all are too long.
         TrainingError: the loss is not finite.
     """
+    # Other counts add in another order, so a fit that must repeat names its threads.
     torch.set_num_threads(settings.threads or available_cores())
     table = read_table(source.path, sentences.SENTENCES, ["study_id", "split", "text"])
     rows = [(row["study_id"], row["text"]) for row in table.to_pylist() if row["split"] == "train"]
@@ -447,7 +449,7 @@ def _corpora(
             "held out; add reports"
         )
     held_out = {study for study in studies if _is_held_out(study)} or {min(studies, key=_share)}
-    if held_out == studies:
+    if held_out == studies:  # nothing would be left to fit to
         held_out = {min(studies, key=_share)}
     tokenizer: BertTokenizer = loaded.tokenizer
     fitted, unseen = (

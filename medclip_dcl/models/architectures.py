@@ -36,10 +36,10 @@ MAP_TYPES = (
 
 VIT_TYPES = (
     *("aimv2_vision_model", "beit", "clip_vision_model", "data2vec-vision", "deit", "dinov2"),
-    *("dinov2_with_registers", "dinov3_vit", "ijepa", "pixio", "siglip_vision_model"),
+    *("dinov2_with_registers", "dinov3_vit", "ijepa", "pixio", "siglip_vision_model", "swin"),
     *("tipsv2_vision_model", "vit", "vit_mae", "vit_msn"),
 )
-"""Image encoders whose patches are the regions."""
+"""Image encoders whose patches are the regions; of Swin the first alone."""
 
 TEXT_TYPES = (
     *("bert", "camembert", "clip_text_model", "deberta", "deberta-v2", "distilbert", "electra"),

@@ -29,6 +29,20 @@ _ADAPTER_SCALE = 2
 _BASE, _DOWN, _UP = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
 
 
+class _Shortcut(nn.Module):
+    """CXR-CLIP's `mlp`: a linear map, and what two layers add to it, normalised."""
+
+    def __init__(self, width: int, dim: int) -> None:
+        super().__init__()
+        self.projection, self.fc = nn.Linear(width, dim), nn.Linear(dim, dim)
+        self.layer_norm = nn.LayerNorm(dim)
+
+    def forward(self, states: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows dim"]:
+        projected = self.projection(states)
+        mapped: Tensor = self.layer_norm(self.fc(functional.gelu(projected)) + projected)
+        return mapped
+
+
 class DualEncoder(nn.Module):
     """The model that is trained: images and sentences on one unit sphere.
 
@@ -49,6 +63,9 @@ class DualEncoder(nn.Module):
             norm = nn.LayerNorm(dim, eps=text_config.layer_norm_eps)
             layers = nn.Linear(text_config.hidden_size, dim), nn.GELU(), norm, nn.Linear(dim, dim)
             self.text.projection = nn.Sequential(*layers)
+        elif settings.similarity.kind == "cxr_clip":
+            self.region_projection = _Shortcut(self.image.width, dim)
+            self.text.projection = _Shortcut(text_config.hidden_size, dim)
         self.gamma = nn.Parameter(torch.tensor(math.sqrt(settings.similarity.gamma_squared)))
 
     def forward(
@@ -74,7 +91,8 @@ class DualEncoder(nn.Module):
     @property
     def has_regions(self) -> bool:
         """Whether parts of an image have vectors in the space of the sentences."""
-        return not self.image.is_pooled or self.image.has_patches
+        has_patches = self.image.has_patches and self.similarity.kind != "cxr_clip"
+        return not self.image.is_pooled or has_patches
 
     def encode_patches(
         self, pixels: Float[Tensor, "images 1 height width"]

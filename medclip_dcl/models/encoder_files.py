@@ -327,8 +327,8 @@ def read_start(settings: ModelConfig, image: Path | None, text: Path, *, whole: 
     else:
         update["image"] = _image_settings(settings.image, pair, text)
         space: dict[str, Any] = {"dim": pair.dim, "gamma_squared": min(max(pair.scale, 1.0), 100.0)}
-        if pair.family == "biovil":  # its maps have two layers
-            space["kind"] = "biovil"
+        if pair.similarity:
+            space["kind"] = pair.similarity
         update["similarity"] = settings.similarity.model_copy(update=space)
         text_settings = text_settings.model_copy(update=dict(pair.text_settings))
     update["text"] = describe_text(text_settings, config, tokenizer, text)

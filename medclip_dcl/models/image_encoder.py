@@ -46,7 +46,7 @@ SPREAD = 0.25
 """Grey levels, on the scale 0 to 1, that become 1."""
 
 _SETTING = "model.image.backbone"
-_PATCHES_LIKE_POOLED = ("clip_vision_model", "vit")
+_PATCHES_LIKE_POOLED = ("clip_vision_model", "resnet", "vit")
 
 
 def to_input(
@@ -88,8 +88,9 @@ def preprocessing_facts(images: ImagesConfig, model: ModelConfig) -> dict[str, A
     }
 
 
-def _build_vit(tree: Mapping[str, Any], input_px: int) -> nn.Module:
+def _build_vit(settings: ImageEncoderConfig) -> nn.Module:
     # Random weights, from torch's own generator; position embeddings are those of the input's size.
+    tree, input_px = settings.backbone, settings.input_px
     kind, patch = tree["model_type"], tree.get("patch_size")
     if isinstance(patch, int) and input_px % patch:
         least = max(patch, input_px // patch * patch)
@@ -97,6 +98,11 @@ def _build_vit(tree: Mapping[str, Any], input_px: int) -> nn.Module:
             f"model.image.input_px {input_px} is not a multiple of the {patch} pixels of a patch; "
             f"set {least} or {least + patch}, or the {tree.get('image_size', 'size')} that the "
             "encoder was trained with"
+        )
+    if (kind == "swin") != (settings.regions == "first"):
+        raise ConfigError(
+            "model.image.regions first is that of a swin of kind vit, which has no other; set "
+            "patches, or kind backbone"
         )
     if kind == "siglip2_vision_model":
         raise ConfigError(
@@ -194,7 +200,7 @@ class ImageEncoder(nn.Module):
         self._settings, self.kind = settings, settings.kind
         self._gives_map = False
         if settings.kind == "vit":
-            self.backbone = _build_vit(settings.backbone, settings.input_px)
+            self.backbone = _build_vit(settings)
             config: Any = self.backbone.config
             self.width: int = config.hidden_size
             self.stride: int = settings.input_px if self.is_pooled else config.patch_size
@@ -209,9 +215,10 @@ class ImageEncoder(nn.Module):
         self.backbone = ResNetModel(_resnet_config(settings))
         self.width = settings.widths[-1]
         halvings = len(settings.depths) - 1
-        self.stride = 4 * 2**halvings  # the stem quarters, each later stage halves
+        # The stem quarters, each later stage halves.
+        self.stride = settings.input_px if self.is_pooled else 4 * 2**halvings
         if settings.normalisation:
-            self._normalise(CHANNELS)
+            self._normalise(len(settings.normalisation))
 
     def _normalise(self, channels: int) -> None:
         # Grey input -> grey level of 0 to 1 -> the encoder's channels, as one map.
@@ -229,13 +236,13 @@ class ImageEncoder(nn.Module):
     @property
     def is_pooled(self) -> bool:
         """Whether an image has one vector, the encoder's own."""
-        return self.kind == "vit" and self._settings.regions == "pooled"
+        return self._settings.regions != "patches"
 
     @property
     def has_patches(self) -> bool:
         """Whether what maps a pooled vector into the common space maps patches as well.
 
-        A pooling head, such as SigLIP's, stands between them.
+        A pooling head, such as SigLIP's, stands between them. A ResNet's vector is their mean.
         """
         return self.is_pooled and self.backbone.config.model_type in _PATCHES_LIKE_POOLED
 
@@ -273,7 +280,9 @@ class ImageEncoder(nn.Module):
     def patches(
         self, pixels: Float[Tensor, "images channels_in height width"]
     ) -> Float[Tensor, "images channels rows columns"]:
-        """Compute the map of patches of a `vit`, whatever it pools."""
+        """Compute the map of patches of a `vit` or a ResNet, whatever it pools."""
+        if self.kind != "vit":
+            return self._of_resnet(pixels)
         return self._of_vit(pixels, is_pooled=False)
 
     def _of_vit(self, pixels: Tensor, *, is_pooled: bool) -> Tensor:
@@ -301,6 +310,10 @@ class ImageEncoder(nn.Module):
             return self._of_vit(pixels, is_pooled=self.is_pooled)
         if self._gives_map:
             return _last_map(self.backbone, pixels)
+        features = self._of_resnet(pixels)
+        return features.mean(dim=(2, 3), keepdim=True) if self.is_pooled else features
+
+    def _of_resnet(self, pixels: Tensor) -> Tensor:
         if self._settings.normalisation:
             pixels = pixels * self._scale + self._shift
         features: Tensor = self.backbone.embedder(pixels)
@@ -319,7 +332,7 @@ class ImageEncoder(nn.Module):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
                 if self.kind == "vit":
-                    self.backbone = _build_vit(settings.backbone, settings.input_px)
+                    self.backbone = _build_vit(settings)
                 else:
                     self.backbone = _build_own_map(settings)
             return
@@ -354,7 +367,7 @@ def load_image_weights(encoder: ImageEncoder, path: Path) -> LoadReport:
 def _resnet_config(settings: ImageEncoderConfig) -> ResNetConfig:
     first = settings.widths[0]
     return ResNetConfig(
-        num_channels=CHANNELS,
+        num_channels=max(CHANNELS, len(settings.normalisation)),
         embedding_size=first if settings.layer == "basic" else first // 4,
         hidden_sizes=list(settings.widths),
         depths=list(settings.depths),

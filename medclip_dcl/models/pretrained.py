@@ -42,7 +42,7 @@ FRESH = ("pooler.", "embeddings.mask_token")  # weights that no use is made of
 # The first that a folder has is read.
 _OPEN_CLIP_NAMES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _NAMES = ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP_NAMES)
-_TORCH_FILES = {".bin", ".pt", ".pth"}
+_TORCH_FILES = {".bin", ".pt", ".pth", ".tar"}
 _NESTED = ("state_dict", "model")
 
 
@@ -61,7 +61,7 @@ def weights_file(path: Path) -> Path:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a checkpoint's weights, from a folder or a file, onto the CPU; floats as float32.
 
-    Files that end in .bin, .pt or .pth are torch's, which may keep the weights under
+    Files that end in .bin, .pt, .pth or .tar are torch's, which may keep the weights under
     `state_dict` or `model`; others are safetensors.
 
     Raises:
@@ -69,16 +69,28 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             tensors.
     """
     file = weights_file(path)
+    return tensors_of(read_torch(file), file)
+
+
+def read_torch(file: Path) -> Any:
+    """Read a file of tensors and plain values, onto the CPU; CheckpointError: it holds more."""
     try:
         if file.suffix in _TORCH_FILES:
-            state = _unnested(torch.load(file, map_location="cpu", weights_only=True))
-        else:
-            state = load_file(file)
+            return torch.load(file, map_location="cpu", weights_only=True)
+        return load_file(file)
     except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise CheckpointError(
             f"{file} cannot be read as plain tensors; it is not a readable safetensors or torch "
             "file, or holds code"
         ) from error
+
+
+def tensors_of(tree: Any, file: Path) -> dict[str, Tensor]:
+    """Take the weights out of what a file holds, floats as float32; CheckpointError: it has more.
+
+    They may be under `state_dict` or `model`.
+    """
+    state = _unnested(tree)
     if not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise CheckpointError(f"{file} holds more than tensors; save its state_dict alone")
     return {

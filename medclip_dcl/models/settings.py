@@ -30,11 +30,12 @@ class ImageEncoderConfig(Section):
     backbone: dict[str, JsonValue] = Field(default_factory=dict)
     """Configuration of that backbone as in its config.json: `model_type`, such as `convnext`,
     `swin` or `dinov2`, and its sizes; the last stage's map is read."""
-    regions: Literal["patches", "pooled"] = "patches"
-    """What a `vit` gives: a vector of every patch, or its own single vector of the whole image,
-    which has no heatmap."""
+    regions: Literal["patches", "pooled", "first"] = "patches"
+    """What a `vit` or a ResNet gives: a vector of every patch, or its own single vector of the
+    whole image, which has no heatmap; `first`: that of the first patch, as CXR-CLIP reads a Swin
+    transformer."""
     normalisation: tuple[tuple[float, Annotated[float, Field(gt=0)]], ...] = ()
-    """Mean and spread of the grey levels of 0 to 1, a pair per channel of a `vit`, one of a ResNet;
+    """Mean and spread of the grey levels of 0 to 1, a pair per channel of a `vit` or a ResNet;
     empty: those of the preprocessor_config.json next to a `vit`'s weights, else 0.5 and 0.25."""
     depths: tuple[Annotated[int, Field(le=256)], ...] = (2, 2, 2, 2)
     """Blocks per stage; (2, 2, 2, 2) is ResNet-18. Three stages double the grid."""
@@ -70,8 +71,10 @@ class ImageEncoderConfig(Section):
             raise ValueError("kind backbone and a description under backbone go together")
         if self.kind == "vit" and not (self.backbone or self.pretrained):
             raise ValueError("kind vit needs pretrained, or a description under backbone")
-        if self.kind != "vit" and self.regions == "pooled":
-            raise ValueError("pooled regions are those of kind vit")
+        if self.kind != "vit" and self.regions == "first":
+            raise ValueError("first regions are those of kind vit")
+        if self.kind == "backbone" and self.regions == "pooled":
+            raise ValueError("pooled regions are those of a vit or a ResNet")
         if self.kind == "backbone" and self.normalisation:
             raise ValueError("normalisation is that of a vit or a ResNet")
         if self.backbone and not isinstance(self.backbone.get("model_type"), str):
@@ -107,10 +110,10 @@ class TextEncoderConfig(Section):
 class SimilarityConfig(Section):
     """Regions and sentence -> image-sentence score."""
 
-    kind: Literal["lse", "nl", "lse_nl", "mean", "global", "biovil"] = "lse_nl"
+    kind: Literal["lse", "nl", "lse_nl", "mean", "global", "biovil", "cxr_clip"] = "lse_nl"
     """Aggregator: log-sum-exp, non-local, the mean of both, mean score, or the mean region's score;
-    `biovil`: the last, of regions that keep their lengths, with its maps of two layers. Wang et al.
-    name the first two; their formulas and the mean are ours."""
+    `biovil` and `cxr_clip`: the last, with their maps of two layers, and BioViL's of regions that
+    keep their lengths. Wang et al. name the first two; their formulas and the mean are ours."""
     tau: Annotated[float, Field(gt=0)] = 0.1
     """Temperature of log-mean-exp over regions, and of the attention of the best region to all."""
     dim: Annotated[int, Field(gt=0, le=65536)] = 128

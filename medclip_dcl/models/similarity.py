@@ -72,14 +72,14 @@ def image_sentence_scores(
     Source: Wang et al. 2023 name the aggregators; their formulas here are ours:
         `lse`: tau * log mean_r exp(h_r / tau), between mean and maximum of h;
         `nl`: cosine of y and sum_r a_r x_r, a = softmax_r(<x_r, x_k> / tau);
-        `lse_nl`: half of each; `mean`: mean_r h_r; `global` and
-        `biovil`: cosine of y and mean_r x_r.
+        `lse_nl`: half of each; `mean`: mean_r h_r; `global`,
+        `biovil` and `cxr_clip`: cosine of y and mean_r x_r.
     """
     with torch.autocast(regions.device.type, enabled=False):
         x, y = _at_least_float32(regions), _at_least_float32(sentences)
         if settings.kind == "mean":
             return (y @ x.mean(dim=1).T).clamp(-1, 1)
-        if settings.kind in {"global", "biovil"}:
+        if settings.kind in {"global", "biovil", "cxr_clip"}:
             return (y @ functional.normalize(x.mean(dim=1), dim=-1).T).clamp(-1, 1)
         if torch.compiler.is_exporting():  # a graph for any number of images has no blocks
             return _pair_scores(x, y, settings)[0].clamp(-1, 1)

@@ -63,22 +63,16 @@ class Corpus:
     """
 
     study_ids: Sequence[str]
-    subject_ids: Sequence[str]
-    """Patients, each once."""
-    images: RaggedIndex
-    """Images of each study."""
+    subject_ids: Sequence[str]  # patients, each once
+    images: RaggedIndex  # images of each study
     image_ids: Sequence[str]
     study_of_image: Int64[np.ndarray, " images"]
-    image_rows: Int64[np.ndarray, " images"]
-    """Row of each image in the prepared images."""
-    sentences: RaggedIndex
-    """Sentences of each study."""
-    text_of: Int64[np.ndarray, " sentences"]
-    """Distinct text of each sentence."""
+    image_rows: Int64[np.ndarray, " images"]  # row of each image in the prepared images
+    sentences: RaggedIndex  # sentences of each study
+    text_of: Int64[np.ndarray, " sentences"]  # distinct text of each sentence
     texts: Sequence[str]
     text_keys: Sequence[str]
-    eta: Float32[np.ndarray, " texts"]
-    """Class probability of each distinct text, in [0, 1)."""
+    eta: Float32[np.ndarray, " texts"]  # class probability of each distinct text, in [0, 1)
 
 
 def read_corpus(

@@ -25,7 +25,6 @@ BestMetric = Literal[
     "validation_loss",
     "validation_uncorrected_loss",
     "validation_auc",
-    "validation_recall_at_10",
     "validation_report_auc",
 ]
 """Figures that may choose the published step."""
@@ -62,10 +61,9 @@ class TrainConfig(Section):
     positions of a vision transformer."""
     freeze_batchnorm: bool = False
     """Whether batch norms keep the statistics that they were loaded with."""
-    precision: Literal["no", "bf16", "fp16", "auto"] = "no"
-    """Autocast of the encoders; similarity and loss are always float32. `auto`: `bf16` where the
-    processor or GPU multiplies in it, else `no`; the model records which, and a run that is
-    resumed needs the same."""
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """Autocast of the encoders; similarity and loss are always float32. `bf16` is for machines that
+    multiply in it."""
     gradient_checkpointing: Annotated[Literal["none", "text", "both"], NO_EFFECT] = "none"
     """Encoders that compute their activations twice instead of keeping them: less memory, a
     third more time, the same numbers. `both` is for vision transformers."""
@@ -86,8 +84,8 @@ class TrainConfig(Section):
     """Steps between validation losses; 0: none. A validation split of fewer studies than
     `global_batch` is one batch, whose loss has fewer negatives than that of training."""
     validate_images: Annotated[int, Field(ge=0), NO_EFFECT] = 0
-    """Most images of the validation split that are asked for findings and sentences at each
-    validation; 0: none."""
+    """Most images of the validation split that are asked for findings at each validation; 0:
+    none."""
     best_metric: BestMetric = ""
     """Validation metric that chooses the published step; empty: the last step, or what the
     `judge` of a sweep's grid names."""

@@ -59,11 +59,9 @@ class TrainInputs:
     eta_cache: Artifact
     text_weights: Path
     """Folder of the language model that the text encoder starts from, or of the whole model."""
-    prompts: "tuple[Finding, ...]"
-    """Findings that the model is published with, and validated by."""
+    prompts: "tuple[Finding, ...]"  # findings that the model is published with, and validated by
     claims: Artifact | None = None
-    image_weights: Path | None = None
-    """Weights that the image encoder starts from; None: random."""
+    image_weights: Path | None = None  # weights that the image encoder starts from; None: random
 
 
 class CorpusSplit(NamedTuple):
@@ -122,6 +120,7 @@ def set_up(
         encoder=encoder,
         data=data,
         objective=_objective(config, data, say),
+        # Trackers open later: the step that a run goes on from is read with its checkpoint.
         hooks=Hooks(say, validation, partial(open_trackers, accelerator, config)),
         prepared=prepared,
         validation=validation,
@@ -147,7 +146,7 @@ def start_of(settings: ModelConfig, image: Path | None, text: Path) -> Start:
         CheckpointError: a file is missing, damaged, or of a kind that is not known here.
         ArtifactError: the package is not whole.
     """
-    whole = bool(settings.pretrained)
+    whole = bool(settings.pretrained)  # one checkpoint of both encoders
     if not whole or not (text / HEADER).is_file():
         return read_start(settings, image, text, whole=whole)
     from medclip_dcl.inference.model_package import read_model_package
@@ -295,6 +294,7 @@ def _validation(
             f"are of batches of {pairs}, with {pairs - 1} negatives in place of "
             f"{settings.global_batch - 1}"
         )
+    # One process suffices for these: all hold the same weights.
     if not settings.validate_images or not accelerator.is_main_process:
         return Validation(batches)
     return Validation(

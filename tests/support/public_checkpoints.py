@@ -14,12 +14,14 @@ from transformers import (
     PreTrainedTokenizerFast,
     SiglipConfig,
     SiglipModel,
+    SwinConfig,
+    SwinModel,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from medclip_dcl.models.settings import ImageEncoderConfig
-from tests.support.bert import tiny_bert, write_cxr_bert
+from tests.support.bert import tiny_bert, tiny_tokenizer, write_cxr_bert
 from tests.support.resnet import torchvision_weights
 
 WORDS = ("[PAD]", "[UNK]", "no", "effusion", "left", "right", "heart", "large", "<s>", "</s>")
@@ -177,3 +179,63 @@ def write_biovil(folder: Path, *, temporal: bool) -> tuple[dict[str, Tensor], di
     name = "t_image_model" if temporal else "image_resnet50"
     torch.save(image, folder / f"biovil_{name}_proj_size_128.pt")
     return image, head
+
+
+SWIN = SwinConfig(
+    image_size=PX, embed_dim=16, depths=[1, 2], num_heads=[2, 4], window_size=4, mlp_ratio=2.0
+)
+_OF_TRANSFORMERS_4 = {
+    ".q_proj.": ".self.query.",
+    ".k_proj.": ".self.key.",
+    ".v_proj.": ".self.value.",
+    "attention.o_proj.": "attention.output.dense.",
+    "attention.relative_position_bias.": "attention.self.",
+    "mlp.fc1.": "intermediate.dense.",
+    "mlp.fc2.": "output.dense.",
+}
+
+
+def cxr_clip_tree(kind: str, head: str) -> tuple[dict[str, Any], SwinModel]:
+    """What CXR-CLIP's training writes, with random weights; also its Swin transformer."""
+    drawn = torch.Generator().manual_seed(4)
+    swin = SwinModel(SWIN, add_pooling_layer=False).eval()
+    for parameter in swin.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=drawn) * 0.2
+    state, width = {"logit_scale": torch.tensor(2.6)}, RESNET.widths[-1]
+    if kind == "resnet":
+        weights = torchvision_weights(RESNET).items()
+        own = {key: value for key, value in weights if not key.startswith("fc.")}
+        state |= {f"image_encoder.resnet.{key}": value for key, value in own.items()}
+    else:
+        width = SWIN.hidden_size
+        for key, value in swin.state_dict().items():
+            for new, old in _OF_TRANSFORMERS_4.items():
+                key = key.replace(new, old)
+            state[f"image_encoder.image_encoder.{key}"] = value
+        block = "image_encoder.image_encoder.encoder.layers.0.blocks.0.attention.self"
+        state[f"{block}.relative_position_index"] = torch.zeros(16, 16, dtype=torch.long)
+    for key, value in tiny_bert().bert.state_dict().items():
+        state[f"text_encoder.text_encoder.{key}"] = value
+    state["text_encoder.text_encoder.embeddings.position_ids"] = torch.arange(64)[None]
+    state["text_encoder.text_encoder.pooler.dense.weight"] = torch.zeros(32, 32)
+    for side, inputs in (("image", width), ("text", 32)):
+        shapes = {"projection.weight": (DIM, inputs), "projection.bias": (DIM,)}
+        if head == "mlp":
+            shapes |= {"fc.weight": (DIM, DIM), "fc.bias": (DIM,)}
+            shapes |= {"layer_norm.weight": (DIM,), "layer_norm.bias": (DIM,)}
+        for key, shape in shapes.items():
+            state[f"{side}_projection.{key}"] = torch.randn(shape, generator=drawn)
+    sides = {"image_encoder": {"name": kind}, "text_encoder": {"pooling": "eos"}}
+    steps = {"Resize": {"size": PX + 3}, "CenterCrop": {"size": PX}}
+    config = {"model": sides, "base": {"text_max_length": 20}, "transform": {"test": steps}}
+    rest = {"optimizer": {"state": {0: torch.zeros(2)}}, "epoch": 3, "train_loss": 0.5}
+    return {"model": state, "config": config, **rest}, swin
+
+
+def write_cxr_clip(folder: Path, tree: dict[str, Any]) -> Path:
+    """Write CXR-CLIP's file, and next to it the tokenizer and the sizes of its BERT."""
+    folder.mkdir()
+    torch.save(tree, folder / "r50_m.tar")
+    tiny_tokenizer().save_pretrained(folder)
+    tiny_bert().config.save_pretrained(folder)  # its heads are of other units than 64
+    return folder

@@ -55,8 +55,7 @@ TAGS: dict[_Tag, str] = {
 
 DEFLATED = "1.2.840.10008.1.2.1.99"
 
-UNDEFINED = 0xFFFFFFFF
-"""Length of an element that ends at a delimiter."""
+UNDEFINED = 0xFFFFFFFF  # length of an element that ends at a delimiter
 
 _NEAR, _FAR = 1 << 16, 1 << 22  # bytes read at first, and where those end too early
 _MOST_ELEMENTS = 4000

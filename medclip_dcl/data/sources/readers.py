@@ -20,8 +20,7 @@ from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Reject, 
 from medclip_dcl.data.source_settings import Resolve, SourceConfig, find_file
 from medclip_dcl.data.sources import huggingface, mimic_cxr, open_i, table
 from medclip_dcl.data.sources.boxes import read_boxes
-from medclip_dcl.data.sources.labels import join_labels
-from medclip_dcl.data.sources.template import speak_labels
+from medclip_dcl.data.sources.labels import join_labels, speak_labels
 
 _DIRECTORY = "1.2.840.10008.1.3.10"
 """SOP class of a DICOMDIR, which holds no image. Source: DICOM PS3.4, Annex B."""

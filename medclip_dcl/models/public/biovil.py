@@ -17,7 +17,7 @@ from transformers import BertConfig
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
 from medclip_dcl.models.pretrained import modern_key, read_tensors, to_transformers
-from medclip_dcl.models.public.checkpoint import Checkpoint, Preprocessing
+from medclip_dcl.models.public.checkpoint import Checkpoint, Preprocessing, resnet_of
 from medclip_dcl.models.settings import ImageEncoderConfig
 from medclip_dcl.models.text_encoder import read_bert_config
 
@@ -82,15 +82,15 @@ def read(folder: Path) -> Checkpoint | None:
         part, _, rest = key.removeprefix(_HEAD).partition(".")
         maps[f"projection.{_TEXT_MAP.get(part, part)}.{rest}"] = value
     config: BertConfig = read_bert_config(folder)
-    image, settings = _resnet(trunk, IMAGE_FILES[file.name])
+    image, sizes = resnet_of(to_transformers(trunk)[1])
+    settings = ImageEncoderConfig(
+        **sizes, normalisation=((0.0, 1.0),), input_px=IMAGE_FILES[file.name]
+    )
     dim = len(maps["region_projection.2.weight"])
-    return Checkpoint(settings, config, image, text, maps, dim, FAMILY, scale=1.0)
-
-
-def preprocessing(image_px: int) -> Preprocessing:
-    """Say how hi-ml makes an image into an input: levels spread, resized, the centre cut out."""
-    fit = Fit("crop", "bilinear", _RESIZED_PX, scaled=True, half_even=True)
-    return Preprocessing(image_px, fit)
+    fit = Fit("crop", "bilinear", _RESIZED_PX, scaled=True, half_even=True)  # as hi-ml's
+    how = Preprocessing(settings.input_px, fit)
+    parts = settings, config, image, text, maps, dim, FAMILY
+    return Checkpoint(*parts, scale=1.0, preprocessing=how, similarity="biovil")
 
 
 def _image_map(
@@ -112,28 +112,3 @@ def _image_map(
         "region_projection.2.weight": projector["3.weight"].flatten(1),
         "region_projection.2.bias": projector["3.bias"],
     }
-
-
-def _resnet(
-    trunk: Mapping[str, Tensor], crop_px: int
-) -> tuple[dict[str, Tensor], ImageEncoderConfig]:
-    _, named = to_transformers(trunk)
-    settings = ImageEncoderConfig(
-        kind="resnet",
-        layer="bottleneck",
-        depths=_depths(named),
-        widths=tuple(
-            len(named[f"encoder.stages.{stage}.layers.0.layer.2.normalization.weight"])
-            for stage in range(len(_depths(named)))
-        ),
-        normalisation=((0.0, 1.0),),
-        input_px=crop_px,
-    )
-    named = {key: item for key, item in named.items() if not key.startswith(("fc.", "classifier."))}
-    return named, settings
-
-
-def _depths(named: Mapping[str, Tensor]) -> tuple[int, ...]:
-    blocks = {tuple(map(int, key.split(".")[2:5:2])) for key in named if ".layers." in key}
-    stages = 1 + max((stage for stage, _ in blocks), default=-1)
-    return tuple(sum(stage == own for stage, _ in blocks) for own in range(stages)) or (0,)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import BertConfig, PreTrainedConfig
 
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Filter, Fit
@@ -25,6 +25,18 @@ _FILTERS: tuple[Filter, ...] = (
     "box",
     "hamming",
 )  # Pillow's numbers
+HEAD_WIDTH = 64
+"""Units of one attention head, in every model whose configuration names none."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a maker turns an image into the encoder's input."""
+
+    size_px: int
+    """Side of the 8-bit square, which the input is made of."""
+    fit: Fit
+    """How an image is brought to that square."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +64,12 @@ class Checkpoint:
     """Settings of the text encoder that only the file knows."""
     normalisation: tuple[tuple[float, float], ...] = ()
     """Mean and spread of each channel, where no file of the folder says them."""
+    preprocessing: Preprocessing | None = None
+    """How images become inputs, where no file of the folder says it."""
+    similarity: str = ""
+    """Kind of the similarity, where its maps have two layers."""
     left: tuple[str, ...] = ()
     """Keys of heads left aside."""
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """How a maker turns an image into the encoder's input."""
-
-    size_px: int
-    """Side of the 8-bit square, which the input is made of."""
-    fit: Fit
-    """How an image is brought to that square."""
 
 
 def processor_fit(tree: Mapping[str, Any], image_px: int, name: str) -> Preprocessing:
@@ -133,3 +139,32 @@ def depth(state: Mapping[str, Tensor], prefix: str) -> int:
     if not numbers:
         raise KeyError(prefix)
     return 1 + max(map(int, numbers))
+
+
+def bert_sizes(state: Mapping[str, Tensor]) -> BertConfig:
+    """Read a BERT's sizes from its weights, heads of 64 units; KeyError: one is missing."""
+    words = state["embeddings.word_embeddings.weight"]
+    return BertConfig(
+        vocab_size=len(words),
+        hidden_size=words.shape[1],
+        num_hidden_layers=depth(state, "encoder.layer."),
+        num_attention_heads=max(1, words.shape[1] // HEAD_WIDTH),
+        intermediate_size=len(state["encoder.layer.0.intermediate.dense.bias"]),
+        max_position_embeddings=len(state["embeddings.position_embeddings.weight"]),
+    )
+
+
+def resnet_of(named: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read weights and sizes of a ResNet of bottleneck blocks, by transformers' keys."""
+    blocks = {tuple(map(int, key.split(".")[2:5:2])) for key in named if ".layers." in key}
+    stages = 1 + max((stage for stage, _ in blocks), default=-1)
+    depths = [sum(stage == own for stage, _ in blocks) for own in range(stages)] or [0]
+    last = "encoder.stages.{}.layers.0.layer.2.normalization.weight"
+    sizes = {
+        "kind": "resnet",
+        "layer": "bottleneck",
+        "depths": depths,
+        "widths": [len(named[last.format(stage)]) for stage in range(len(depths))],
+    }
+    heads = ("fc.", "classifier.")
+    return {key: item for key, item in named.items() if not key.startswith(heads)}, sizes

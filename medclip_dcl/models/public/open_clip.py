@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import BertConfig, CLIPTextConfig, CLIPVisionConfig, PreTrainedConfig
+from transformers import CLIPTextConfig, CLIPVisionConfig
 
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
@@ -30,10 +30,16 @@ from medclip_dcl.models.pretrained import (
     read_tensors,
     weights_file,
 )
-from medclip_dcl.models.public.checkpoint import Checkpoint, Preprocessing, depth, renamed
+from medclip_dcl.models.public.checkpoint import (
+    HEAD_WIDTH,
+    Checkpoint,
+    Preprocessing,
+    bert_sizes,
+    depth,
+    renamed,
+)
 
 FAMILY = "open_clip"
-_HEAD_WIDTH = 64  # of one attention head, in every model of these
 _TEXT_HEADS = 8  # open_clip's, where its configuration names none
 _SUFFIXES = {".pt", ".pth", ".bin", ".safetensors"}
 
@@ -124,18 +130,15 @@ def read(folder: Path) -> Checkpoint | None:
             "another architecture: convert it to transformers' CLIP"
         )
     if not any((folder / name).is_file() for name in (OPEN_CLIP, *PROCESSORS)):
-        found = replace(found, normalisation=CHEXZERO_LEVELS)
+        # All of the image within a black square of 320 pixels, which becomes the input by bicubic
+        # interpolation of numbers, without anti-aliasing.
+        how = Preprocessing(320, Fit("pad", "lanczos"))
+        found = replace(found, normalisation=CHEXZERO_LEVELS, preprocessing=how)
     return found
 
 
 def preprocessing(folder: Path, image_px: int) -> Preprocessing:
-    """Read how images are made into inputs; CheckpointError where that is not known here.
-
-    Without a configuration as CheXzero does it: all of the image within a black square of 320
-    pixels, which becomes the input by bicubic interpolation of numbers, without anti-aliasing.
-    """
-    if not (folder / OPEN_CLIP).is_file():
-        return Preprocessing(320, Fit("pad", "lanczos"))
+    """Read how images are made into inputs; CheckpointError where that is not known here."""
     tree = read_json(folder / OPEN_CLIP).get("preprocess_cfg", {})
     size, mode = tree.get("size", image_px), tree.get("resize_mode", "shortest")
     kind = tree.get("interpolation", "bicubic")
@@ -178,7 +181,7 @@ def _openai(
     patch = image["embeddings.patch_embedding.weight"]
     places = len(image["embeddings.position_embedding.weight"]) - 1
     words = text["embeddings.token_embedding.weight"]
-    heads = facts.get("vision_cfg", {}).get("head_width", _HEAD_WIDTH)
+    heads = facts.get("vision_cfg", {}).get("head_width", HEAD_WIDTH)
     dim = len(maps["region_projection.weight"])
     vision_config = CLIPVisionConfig(
         **_clip_sizes(image, len(patch), heads),
@@ -189,7 +192,7 @@ def _openai(
         projection_dim=dim,
     )
     width = words.shape[1]
-    own_heads = max(1, width // _HEAD_WIDTH)
+    own_heads = max(1, width // HEAD_WIDTH)
     if "text_cfg" in facts:
         own_heads = facts["text_cfg"].get("heads", _TEXT_HEADS)
     text_config = CLIPTextConfig(
@@ -252,7 +255,7 @@ def _timm_and_bert(
         settings["max_tokens"] = limit
     scale, bias = float(left.pop("logit_scale").exp()), float(left.pop("logit_bias", 0.0))
     dim = len(maps["region_projection.weight"])
-    sizes = _vit_sizes(image), _bert_sizes(text)
+    sizes = _vit_sizes(image), bert_sizes(text)
     return Checkpoint(*sizes, image, text, maps, dim, FAMILY, scale, bias, settings), left
 
 
@@ -264,22 +267,10 @@ def _vit_sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
         "model_type": "vit",
         "hidden_size": width,
         "num_hidden_layers": depth(state, "layers."),
-        "num_attention_heads": max(1, width // _HEAD_WIDTH),
+        "num_attention_heads": max(1, width // HEAD_WIDTH),
         "intermediate_size": len(state["layers.0.mlp.fc1.bias"]),
         "image_size": side * patch_px,
         "patch_size": patch_px,
         "num_channels": channels,
         "layer_norm_eps": 1e-6,
     }
-
-
-def _bert_sizes(state: Mapping[str, Tensor]) -> PreTrainedConfig:
-    words = state["embeddings.word_embeddings.weight"]
-    return BertConfig(
-        vocab_size=len(words),
-        hidden_size=words.shape[1],
-        num_hidden_layers=depth(state, "encoder.layer."),
-        num_attention_heads=max(1, words.shape[1] // _HEAD_WIDTH),
-        intermediate_size=len(state["encoder.layer.0.intermediate.dense.bias"]),
-        max_position_embeddings=len(state["embeddings.position_embeddings.weight"]),
-    )

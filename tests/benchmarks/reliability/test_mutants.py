@@ -19,16 +19,14 @@ def seeds() -> list[Seed]:
     return [read_seed(data) for data in (*dicom_seeds(), *raster_seeds())]
 
 
-def test_every_file_is_cut_into_the_fields_it_has(seeds: list[Seed]) -> None:
+def test_every_dicom_file_is_cut_into_the_fields_it_has(seeds: list[Seed]) -> None:
     assert {seed.form for seed in seeds} == {"dicom", "jpeg", "png"}
     assert len(seeds) > 25
-    for seed in seeds:
+    for seed in (seed for seed in seeds if seed.form == "dicom"):
         assert len(seed.fields) > 10
         assert all(0 < field.start < field.stop <= len(seed.data) for field in seed.fields)
         if not seed.body:  # the last element reaches to the end of the file
-            assert max(stop for _, stop in seed.elements) >= len(seed.data) - 2 or (
-                seed.form == "jpeg"
-            )
+            assert max(stop for _, stop in seed.elements) >= len(seed.data) - 2
 
 
 def test_fields_of_an_image_stand_where_its_bytes_say() -> None:

@@ -158,21 +158,7 @@ def test_every_orientation_is_turned_as_pillow_does(orientation: int) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        ValueError,
-        KeyError,
-        IndexError,
-        struct.error,
-        OSError,
-        RuntimeWarning,
-        UnicodeDecodeError,
-        RecursionError,
-        MemoryError,
-        EOFError,
-        zlib.error,
-        AssertionError,
-        NotImplementedError,
-    ],
+    [ValueError, UnicodeDecodeError, RecursionError, MemoryError, EOFError, zlib.error],
 )
 def test_no_refusal_shows_the_name_of_a_class(fault, monkeypatch):
     def break_down(*_: object) -> None:
@@ -268,21 +254,6 @@ def test_all_encodings_of_one_image_give_one_picture(test_data: Path) -> None:
     assert all(np.array_equal(first, other) for other in others)
 
 
-@pytest.mark.real_data
-def test_padding_of_a_real_image_leaves_the_rest_unchanged(test_data: Path) -> None:
-    folder = test_data / "dicom/files"
-    inner = open_image(folder / "pixel_padding.dcm").pixels[30:-30, 30:-30]
-    assert np.array_equal(inner, open_image(folder / "eq_explicit_le.dcm").pixels)
-
-
-@pytest.mark.real_data
-def test_wrong_photometric_tag_gives_the_negative(test_data: Path) -> None:
-    folder = test_data / "dicom/files"
-    image = open_image(folder / "cxr_pa_jpeg_baseline.dcm").pixels.astype(int)
-    negative = open_image(folder / "cxr_pa_jpeg_baseline_mono1_tag.dcm").pixels.astype(int)
-    assert np.abs(image + negative - 65535).max() <= 1
-
-
 def children() -> set[int]:
     """Decode workers of this process."""
     return {
@@ -292,31 +263,29 @@ def children() -> set[int]:
     }
 
 
-def test_worker_that_hangs_is_killed_at_the_deadline_and_replaced() -> None:
-    before = children()
-    with Decoder(ImagesConfig(deadline_s=1), 1) as decoder:
-        decoder.open(dicom_bytes(ramp()))
-        (worker,) = children() - before
-        os.kill(worker, signal.SIGSTOP)
+def test_worker_that_hangs_or_dies_is_replaced_and_costs_one_image_at_most() -> None:
+    before, data = children(), dicom_bytes(ramp())
+    with Decoder(ImagesConfig(deadline_s=1), 1) as decoder, ThreadPoolExecutor(1) as thread:
+        decoder.open(data)
+        (hanging,) = children() - before
+        os.kill(hanging, signal.SIGSTOP)
         start = time.monotonic()
         with pytest.raises(ImageError) as refused:
-            decoder.open(dicom_bytes(ramp()))
+            decoder.open(data)
         assert refused.value.code == "deadline"
         assert 0.9 < time.monotonic() - start < 5
-        assert not psutil.pid_exists(worker)
-        assert decoder.open(dicom_bytes(ramp())).pixels.any()
-
-
-def test_worker_that_is_killed_on_an_image_is_replaced_and_the_image_read() -> None:
-    before = children()
-    with Decoder(ImagesConfig(), 1) as decoder, ThreadPoolExecutor(1) as thread:
-        decoder.open(dicom_bytes(ramp()))
-        (worker,) = children() - before
-        os.kill(worker, signal.SIGSTOP)
-        image = thread.submit(decoder.open, dicom_bytes(ramp()))
+        assert not psutil.pid_exists(hanging)
+        assert decoder.open(data).pixels.any()
+        (at_work,) = children() - before  # the image is read by the next one
+        os.kill(at_work, signal.SIGSTOP)
+        image = thread.submit(decoder.open, data)
         time.sleep(0.3)
-        os.kill(worker, signal.SIGKILL)
+        os.kill(at_work, signal.SIGKILL)
         assert image.result().pixels.any()
+        (idle,) = children() - before  # that it died is no image's fault
+        os.kill(idle, signal.SIGKILL)
+        psutil.Process(idle).wait(5)
+        assert decoder.open(data).pixels.any()
 
 
 def test_image_on_which_two_workers_die_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,16 +304,6 @@ def test_image_on_which_two_workers_die_is_refused(monkeypatch: pytest.MonkeyPat
         assert decoder.open(dicom_bytes(ramp())).pixels.any()
 
 
-def test_worker_that_died_idle_is_no_images_fault() -> None:
-    before = children()
-    with Decoder(ImagesConfig(), 1) as decoder:
-        decoder.open(dicom_bytes(ramp()))
-        (worker,) = children() - before
-        os.kill(worker, signal.SIGKILL)
-        psutil.Process(worker).wait(5)
-        assert decoder.open(dicom_bytes(ramp())).pixels.any()
-
-
 def test_memory_beyond_the_cap_is_refused_and_the_worker_lives_on() -> None:
     large = raster_bytes(np.zeros((6000, 6000), dtype=np.uint8), "png")
     with Decoder(ImagesConfig(memory_mb=48), 1) as decoder:
@@ -354,11 +313,15 @@ def test_memory_beyond_the_cap_is_refused_and_the_worker_lives_on() -> None:
         assert decoder.open(dicom_bytes(ramp())).pixels.any()
 
 
-def test_threads_share_a_pool_and_get_their_own_images() -> None:
-    images = [ramp(20 + number, 30) for number in range(40)]
+def test_threads_share_a_pool_and_no_worker_outlives_it() -> None:
+    before, images = children(), [dicom_bytes(ramp(20 + number, 30)) for number in range(16)]
     with Decoder(ImagesConfig(), 2) as decoder, ThreadPoolExecutor(8) as threads:
-        opened = list(threads.map(decoder.open, [dicom_bytes(image) for image in images]))
-    assert [item.pixels.shape[0] for item in opened] == [20 + number for number in range(40)]
+        opened = list(threads.map(decoder.open, images))
+    assert [item.pixels.shape[0] for item in opened] == [20 + number for number in range(16)]
+    assert children() <= before
+    with pytest.raises(ImageError):
+        decoder.open(images[0])
+    assert threading.active_count() < 50
 
 
 def test_square_of_the_worker_is_the_square_of_the_picture(tmp_path: Path) -> None:
@@ -370,16 +333,6 @@ def test_square_of_the_worker_is_the_square_of_the_picture(tmp_path: Path) -> No
             answer = decoder.square(path, 32, equalize=equalize)
             assert (answer.height_px, answer.width_px) == (90, 70)
             assert np.array_equal(answer.pixels, square(decoder.open(image), 32, equalize))
-
-
-def test_no_worker_outlives_its_pool() -> None:
-    before = children()
-    with Decoder(ImagesConfig(), 2) as decoder, ThreadPoolExecutor(4) as threads:
-        list(threads.map(decoder.open, [dicom_bytes(ramp())] * 8))
-    assert children() <= before
-    with pytest.raises(ImageError):
-        decoder.open(dicom_bytes(ramp()))
-    assert threading.active_count() < 50
 
 
 def test_worker_that_cannot_start_is_no_images_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,10 +34,12 @@ from tests.support.public_checkpoints import (
     PX,
     RESNET,
     SENTENCES,
+    cxr_clip_tree,
     openai_keys,
     pair,
     words_tokenizer,
     write_biovil,
+    write_cxr_clip,
     write_open_clip,
     write_pair,
 )
@@ -229,6 +231,54 @@ def test_biovil_answers_as_hi_ml_s_modules_say(temporal: bool, tmp_path: Path) -
     assert located.grids[0].std() < cosines.std()  # smoothed, as its authors' are
 
 
+@pytest.mark.parametrize("kind", ["resnet", "swin"])
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+@torch.no_grad()
+def test_cxr_clip_answers_as_its_own_modules_say(kind: str, head: str, tmp_path: Path) -> None:
+    tree, swin = cxr_clip_tree(kind, head)
+    predictor, card = adopted(write_cxr_clip(tmp_path / "r50", tree))
+    grey = np.random.default_rng(1).integers(0, 256, (2, PX, PX)).astype(np.uint8)
+    pixels = (torch.from_numpy(grey) / 255)[:, None].expand(-1, 3, -1, -1)
+    state = tree["model"]
+
+    def mapped(x: Tensor, side: str) -> Tensor:
+        def linear(x: Tensor, name: str) -> Tensor:
+            parts = (state[f"{side}_projection.{name}.{part}"] for part in ("weight", "bias"))
+            return functional.linear(x, *parts)
+
+        x = linear(x, "projection")
+        if head == "mlp":
+            norm = (state[f"{side}_projection.layer_norm.{part}"] for part in ("weight", "bias"))
+            x = functional.layer_norm(linear(functional.gelu(x), "fc") + x, (DIM,), *norm)
+        return functional.normalize(x, dim=-1)
+
+    if kind == "resnet":  # `normalize` of its evaluator: imagenet; then the average pool
+        mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None]
+        prefix = "image_encoder.resnet."
+        own = {key.removeprefix(prefix): value for key, value in state.items()}
+        cells = torchvision_map(own, RESNET, (pixels - mean) / std)
+        features = cells.mean(dim=(2, 3))
+    else:
+        features = swin(pixel_values=(pixels - 0.5) / 0.5).last_hidden_state[:, 0]
+    found = predictor.embed_images(grey)[:, 0, 0]
+    torch.testing.assert_close(found, mapped(features, "image"), **TOLERANCE)
+    made = tiny_tokenizer()(list(REPORTS), padding=True, return_tensors="pt")
+    states = tiny_bert().bert(**made).last_hidden_state
+    last = states[torch.arange(len(REPORTS)), made["attention_mask"].sum(dim=1) - 1]
+    texts = predictor.embed_sentences(REPORTS)
+    torch.testing.assert_close(texts, mapped(last, "text"), **TOLERANCE)
+    assert card["score"] == {"scale": pytest.approx(math.exp(2.6)), "bias": 0.0}
+    assert predictor.config.model.text.max_tokens == 20
+    images, fit = predictor.config.images, Fit("crop", "bilinear", PX + 3, half_even=True)
+    assert (images.size_px, images.fit) == (PX, fit)
+    if (kind, head) == ("resnet", "linear"):
+        regions = mapped(cells.permute(0, 2, 3, 1), "image")
+        torch.testing.assert_close(predictor.embed_regions(grey), regions, **TOLERANCE)
+    else:
+        with pytest.raises(QueryError, match="one vector of a whole image"):
+            predictor.embed_regions(grey)
+
+
 def test_biovil_s_heatmap_is_smoothed_by_a_gaussian_of_one_and_a_half_cells() -> None:
     regions = torch.zeros(1, 15, 15, 2)
     regions[..., 1] = 3.0
@@ -328,6 +378,42 @@ def test_what_is_unknown_or_missing_is_refused_by_its_name(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match=r"no weight '3\.weight' of an image projector"):
         adopt(tmp_path / "biovil", out)
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("model", "image_encoder.resnet.layer9.x"), torch.zeros(2), r"layer9\.x"),
+        (("model", "adapter.weight"), torch.zeros(2), r"1 unknown keys \(adapter\.weight"),
+        (("model", "image_projection.extra"), torch.zeros(2), r"region_projection\.extra"),
+        (
+            ("model", "text_projection.projection.bias"),
+            torch.zeros(3),
+            r"projection\.bias has shape",
+        ),
+        (("model", "logit_scale"), None, r"no 'logit_scale'"),
+        (("model", "text_projection.projection.weight"), None, r"no 'projection\.weight'"),
+        (("model", "image_projection.projection.bias"), None, r"no 'region_projection\.bias'"),
+        (("model", "image_encoder.resnet.layer2.0.conv2.weight"), None, r"1 missing .*stages\.1"),
+        (("config", "model", "text_encoder", "pooling"), "max", "pools texts by max"),
+        (("config", "transform", "test", "CLAHE"), {"clip_limit": 4.0}, "CLAHE"),
+        (("config", "transform", "test", "CenterCrop"), {"size": 64}, "CenterCrop"),
+        (("rng",), {1, 2}, "more than|holds code"),
+    ],
+)
+def test_a_changed_file_of_cxr_clip_is_refused_by_what_changed(place, value, message, tmp_path):
+    tree, _ = cxr_clip_tree("resnet", "linear")
+    inner: Any = tree
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    if value is None:
+        del inner[place[-1]]
+    if place == ("rng",):
+        tree["rng"] = np.random.default_rng(0).random(2)  # a pickle of numpy's own
+    with pytest.raises(CheckpointError, match=message):
+        adopt(write_cxr_clip(tmp_path / "r50", tree), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 class Code:

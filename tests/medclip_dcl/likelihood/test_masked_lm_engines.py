@@ -10,10 +10,7 @@ from medclip_dcl.core.errors import ScoreError
 from medclip_dcl.likelihood import masked_lm, pll
 from medclip_dcl.likelihood.masked_lm import ScoringEngine, prepare_engine
 from medclip_dcl.likelihood.pll import (
-    CPU_BUDGET,
-    budget_that_fits,
     encode_sentences,
-    find_budget,
     pseudo_log_likelihood,
     rows_within,
     score_encodings,
@@ -150,13 +147,3 @@ def test_rows_keep_to_the_budget_and_long_ones_count_more():
     assert rows_within(1024, 16) == 1024 // 17
     assert rows_within(1024, 512) == rows_within(1, 5) == 1
     assert all(rows_within(1024, length) * length <= 1024 for length in range(1, 1025))
-
-
-def test_the_budget_on_a_gpu_is_a_stable_share_of_its_free_memory():
-    model = tiny_bert()
-    assert find_budget(model) == CPU_BUDGET
-    piece = 4 * (8 * 32 + 2 * 64 + 3 * 34 / 8)
-    assert budget_that_fits(int(4 * piece * 5000), model) == 4096
-    assert budget_that_fits(int(4 * piece * 4097), model) == 4096
-    assert budget_that_fits(0, model) == 1024
-    assert budget_that_fits(1 << 40, model) == 65_536

@@ -13,7 +13,6 @@ from medclip_dcl.core.errors import ConfigError, TrainingError
 from medclip_dcl.models.dual_encoder import DualEncoder, add_adapters, merged
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import ImageTextBatch
-from medclip_dcl.training.launch import settle_precision
 from medclip_dcl.training.logging import TIMINGS, MetricsLog, TrainLogger, read_metrics
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import build_optimizer, freeze, peak_learning_rate
@@ -121,19 +120,6 @@ def test_the_named_metric_chooses_the_published_step(tmp_path, metric, choose):
     assert folders == {f"step-{kept:08d}" for kept in ({best, 27, 30} if choose else {30})}
     saved = CheckpointStore(tmp_path, {"fingerprint": 1}, 30).weights(best)
     assert all(torch.equal(saved[name], value) for name, value in weights.items())
-
-
-@pytest.mark.parametrize(
-    ("known", "found"),
-    [({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16"), ({"avx2": True}, "no")],
-)
-def test_auto_is_bfloat16_where_the_processor_multiplies_in_it(monkeypatch, known, found):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
-    settings = TrainConfig.model_validate({**TREE, "precision": "auto"})
-    assert settle_precision(settings) == TrainConfig.model_validate({**TREE, "precision": found})
-    plain = TrainConfig.model_validate(TREE)
-    assert settle_precision(plain) is plain
 
 
 BEST = {

@@ -1,0 +1,177 @@
+"""CXR-CLIP: one file of weights and of the config that they were trained by, next to a BERT's.
+
+Its image encoder is torchvision's ResNet-50, whose mean is mapped into the common space, or a Swin
+transformer, of which the first token is, that of the patch at the top left; its text encoder is
+Bio_ClinicalBERT, whose vocab.txt must be in the folder.
+
+Source: You et al. 2023; kakaobrain/cxr-clip at 955ab93: `model/clip.py`, `model/modules`,
+    `data/data_utils.py`, `evaluator.py`, `configs/transform`.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from medclip_dcl.core.errors import CheckpointError
+from medclip_dcl.data.limits import Fit
+from medclip_dcl.models.pretrained import (
+    CONFIG,
+    OPEN_CLIP,
+    modern_key,
+    read_torch,
+    tensors_of,
+    to_transformers,
+)
+from medclip_dcl.models.public.checkpoint import (
+    Checkpoint,
+    Preprocessing,
+    bert_sizes,
+    depth,
+    renamed,
+    resnet_of,
+)
+from medclip_dcl.models.settings import ImageEncoderConfig
+from medclip_dcl.models.text_encoder import read_bert_config
+
+FAMILY = "cxr_clip"
+_PARTS = {
+    "image_encoder.resnet.": "resnet",
+    "image_encoder.image_encoder.": "swin",
+    "text_encoder.text_encoder.": "text",
+    "image_projection.": "region_projection",
+    "text_projection.": "projection",
+}
+_POOLINGS = {"eos": "eos", "bos": "cls", "mean": "mean"}
+_LEVELS = {
+    "resnet": ((0.485, 0.229), (0.456, 0.224), (0.406, 0.225)),
+    "swin": ((0.5, 0.5),),
+}
+"""Mean and spread of each channel."""
+_BLOCK = r"(encoder\.layers\.\d+\.blocks\.\d+\.)"
+_TABLE = "attention.relative_position_bias.relative_position_bias_table"
+_SWIN = (
+    (_BLOCK + r"attention\.self\.query\.", r"\1attention.q_proj."),
+    (_BLOCK + r"attention\.self\.key\.", r"\1attention.k_proj."),
+    (_BLOCK + r"attention\.self\.value\.", r"\1attention.v_proj."),
+    (_BLOCK + r"attention\.self\.relative_position_bias_table$", r"\1" + _TABLE),
+    (_BLOCK + r"attention\.output\.dense\.", r"\1attention.o_proj."),
+    (_BLOCK + r"intermediate\.dense\.", r"\1mlp.fc1."),
+    (_BLOCK + r"output\.dense\.", r"\1mlp.fc2."),
+)
+"""Names of transformers 4."""
+
+
+def read(folder: Path) -> Checkpoint | None:
+    """Read both encoders; None: the folder has another layout.
+
+    Raises:
+        CheckpointError: the file holds more than tensors and plain values, lacks a weight, has an
+            unknown one, or was trained by a config that is not built here.
+    """
+    files = sorted(folder.glob("*.tar"))
+    if not files and not any((folder / name).is_file() for name in (OPEN_CLIP, CONFIG)):
+        files = sorted([*folder.glob("*.pt"), *folder.glob("*.pth")])
+    if len(files) != 1:
+        return None
+    tree = read_torch(files[0])
+    if not isinstance(tree, Mapping) or not {"model", "config"} <= tree.keys():
+        return None
+    name = files[0].name
+    try:
+        return _checkpoint(folder, name, tensors_of(tree["model"], files[0]), tree["config"])
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{name} has no {error}: it is not CXR-CLIP's with a ResNet or a Swin transformer, a "
+            "BERT and a projection of each; give the file that its training wrote"
+        ) from error
+
+
+def _checkpoint(
+    folder: Path, name: str, state: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> Checkpoint:
+    parts: dict[str, dict[str, Tensor]] = {part: {} for part in _PARTS.values()}
+    strange = []
+    for key, value in state.items():
+        prefix = next((prefix for prefix in _PARTS if key.startswith(prefix)), "")
+        if prefix:
+            parts[_PARTS[prefix]][key.removeprefix(prefix)] = value
+        elif key != "logit_scale":
+            strange.append(key)
+    if strange:
+        raise CheckpointError(f"{name} has {len(strange)} unknown keys ({min(strange)}, ...)")
+    kind = "resnet" if parts["resnet"] else "swin"
+    how, pooling = _preprocessing(name, facts), facts["model"]["text_encoder"]["pooling"]
+    if pooling not in _POOLINGS:
+        raise CheckpointError(f"{name} pools texts by {pooling}; {', '.join(_POOLINGS)} are read")
+    settings: dict[str, Any] = {"input_px": how.size_px, "normalisation": _LEVELS[kind]}
+    if kind == "resnet":
+        image, sizes = resnet_of(to_transformers(parts[kind])[1])
+        settings |= {**sizes, "regions": "pooled"}
+    else:
+        image = renamed(parts[kind], _SWIN, ("$^", ""))
+        image = {key: image[key] for key in image if not key.endswith("position_index")}
+        sizes = {**_swin_sizes(image), "image_size": how.size_px}
+        settings |= {"kind": "vit", "backbone": sizes, "regions": "first"}
+    text = {modern_key(key): value for key, value in parts["text"].items()}
+    is_plain = (folder / CONFIG).is_file()
+    text_config = read_bert_config(folder) if is_plain else bert_sizes(text)
+    similarity = "cxr_clip" if "fc.weight" in parts["projection"] else ""
+    maps = {
+        f"{side}.{key if similarity else key.removeprefix('projection.')}": value
+        for side in ("region_projection", "projection")
+        for key, value in parts[side].items()
+    }
+    for key in maps:
+        if (bias := key.replace("weight", "bias")) not in maps:
+            raise KeyError(bias)  # that would be taken for 0
+    dim = len(parts["projection"]["projection.weight"])
+    sides = ImageEncoderConfig(**settings), text_config, image, text
+    return Checkpoint(
+        *sides,
+        maps,
+        dim,
+        FAMILY,
+        scale=float(state["logit_scale"].exp()),
+        text_settings={
+            "pooling": _POOLINGS[pooling],
+            "max_tokens": facts.get("base", {}).get("text_max_length", 256),
+        },
+        preprocessing=how,
+        similarity=similarity,
+    )
+
+
+def _preprocessing(name: str, facts: Mapping[str, Any]) -> Preprocessing:
+    px = facts.get("base", {}).get("image_size", 224)
+    usual = {"Resize": {"size": px}, "CenterCrop": {"size": px}}
+    steps = facts.get("transform", {}).get("test", usual)
+    sizes = [steps.get(step, {}).get("size") for step in usual]
+    if (
+        steps != {step: {"size": size} for step, size in zip(usual, sizes, strict=True)}
+        or not all(isinstance(size, int) for size in sizes)
+        or sizes[0] < sizes[1]
+    ):
+        raise CheckpointError(
+            f"{name} makes test images by {dict(steps)}; Resize and then CenterCrop, each of one "
+            "size, are done here"
+        )
+    return Preprocessing(sizes[1], Fit("crop", "bilinear", sizes[0], half_even=True))
+
+
+def _swin_sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    patch = state["embeddings.patch_embeddings.projection.weight"]
+    stages = [f"encoder.layers.{stage}.blocks." for stage in range(depth(state, "encoder.layers."))]
+    tables = [state[f"{stage}0.{_TABLE}"] for stage in stages]
+    return {
+        "model_type": "swin",
+        "embed_dim": len(patch),
+        "patch_size": patch.shape[2],
+        "num_channels": patch.shape[1],
+        "depths": [depth(state, stage) for stage in stages],
+        "num_heads": [table.shape[1] for table in tables],
+        "window_size": (math.isqrt(len(tables[0])) + 1) // 2,
+        "mlp_ratio": len(state[f"{stages[0]}0.mlp.fc1.bias"]) / len(patch),
+    }
