@@ -28,7 +28,7 @@ from medclip_dcl.models.settings import (
     ProbabilitiesConfig,
 )
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
-from medclip_dcl.synthetic.settings import GenerateConfig
+from medclip_dcl.synthetic import GenerateConfig
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
 
@@ -94,8 +94,15 @@ class Config(Section):
 
 
 WITHDRAWN = {
+    "evaluate.adapter": "medclip adopt makes a package of a public checkpoint; evaluate.model "
+    "names it",
+    "evaluate.probe_images": "medclip fit_head fits and measures a linear classifier on frozen "
+    "features, those of the encoder with heads.features: encoder",
+    "evaluate.split": "the test split is evaluated",
     "check.sample": "check_data looks at every image and report",
     "evaluate.gallery": "the sentence of a box is found among those of all boxes",
+    "evaluate.threshold": "the level with the largest Youden index on the validation images "
+    "decides; scores.parquet has every margin for another rule",
     "evaluate.images_per_finding": "all images with a label are used; AUC and balanced accuracy "
     "do not depend on how common a finding is",
     "index.splits": "all splits are indexed; filters of a question choose among them",
