@@ -367,21 +367,10 @@ def _with_rest(part: Part) -> list[Part]:
     lines = end_of_first_line(body)
     if lines < len(body) and _speaks(body[lines:]):
         return _cut(part, lines)
-    if part.name in {*_BRIEF, "indication"} or len(cut_sentences(body)) > 2:
-        start = 0
-        while match := _STATEMENT.match(body, start):
-            start = match.end()
-            if not _OF_OTHERS.match(body[start:]):
-                break
-        if _speaks(body[start:]):
-            return _cut(part, start)
+    ends = [end for _, end, _ in find_sentences(body)]
+    if len(ends) > 1 + (part.name not in {*_BRIEF, "indication"}) and _speaks(body[ends[0] :]):
+        return _cut(part, ends[0])
     return [part]
-
-
-_STATEMENT = re.compile(r"\s*[^\n]*?[^\n.](?:[.](?=\s|$)|\n)")
-_OF_OTHERS = re.compile(
-    r"\s*(?:compar|technique|indication|history|rule|evaluate|assess|query)", re.I
-)
 
 
 def _cut(part: Part, end: int) -> list[Part]:
