@@ -12,7 +12,6 @@ torchrun report every code but 0 as 1: the run is resumable all the same.
 import sys
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from typing import Any
 
 from accelerate import Accelerator
@@ -25,7 +24,7 @@ from medclip_dcl.inference.model_package import ARTIFACT as MODEL
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.config import TrainingConfig
-from medclip_dcl.training.launch import settle_precision, start_accelerator
+from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.setup import TrainInputs, TrainSetup, set_up
 from medclip_dcl.training.trainer import TrainResult, run
 
@@ -36,7 +35,6 @@ from .job import Job, Stopped, job_main, refuse_other_model
 def train(job: Job) -> None:
     """Train unless the published model has the same fingerprint, then publish."""
     reuse_memory()
-    job = _settled(job)
     accelerator = start_accelerator(job.config.train, job.work)
     try:
         _train(job, accelerator)
@@ -96,7 +94,6 @@ def _train(job: Job, accelerator: Accelerator) -> None:
 
 def reuse(job: Job) -> bool:
     """Return whether the published model is that of these settings and inputs, and say so."""
-    job = _settled(job)
     try:
         digests = job.open_inputs().digests
         published = open_artifact(MODEL.at(job.work), MODEL, verify=False)
@@ -104,11 +101,6 @@ def reuse(job: Job) -> bool:
         return False
     fingerprint = make_fingerprint(MODEL, _settings_of(job), digests)
     return published.fingerprint == fingerprint and job.reuse(MODEL, fingerprint) is not None
-
-
-def _settled(job: Job) -> Job:
-    settings = settle_precision(job.config.train)
-    return replace(job, config=job.config.model_copy(update={"train": settings}))
 
 
 def _settings_of(job: Job) -> dict[str, Any]:

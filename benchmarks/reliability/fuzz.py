@@ -1,29 +1,22 @@
-"""What the gate for pictures makes of real images, of bombs and of damaged files.
+"""What the gate for pictures makes of bombs and of damaged files.
 
-    python -m benchmarks.reliability.fuzz [--quick | --long] [--work FOLDER]
+    python -m benchmarks.reliability.fuzz [--quick | --long]
 
-Real images (TEST_DATA) must behave as their manifest says; every bomb must be refused for
-one of its reasons; a mutant must give a picture or a typed refusal. In all three nothing
-may take longer than ten seconds, and the caller, which is this process, may neither die
-nor grow by more than 256 MiB. Mutants that were tried are noted in FOLDER, a thousand at a time,
-and not tried again.
+Every bomb must be refused for one of its reasons; a mutant, of a made-up or a real image
+(TEST_DATA), must give a picture or a typed refusal. Nothing may take longer than ten seconds, and
+the caller, which is this process, may neither die nor grow by more than 256 MiB.
 """
 
 import argparse
-import csv
-import hashlib
 import io
 import os
 import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import imagecodecs
 import numpy as np
@@ -33,7 +26,6 @@ from pydicom.pixels.encoders import RLELosslessEncoder
 
 from benchmarks.record import finish, judge
 from benchmarks.reliability.mutants import Seed, pick, read_seed
-from benchmarks.run_log import RunLog
 from medclip_dcl.core.errors import ImageError
 from medclip_dcl.core.progress import Progress
 from medclip_dcl.data.dicom.metadata import SYNTAXES
@@ -44,8 +36,8 @@ from tests.support.bombs import BOMBS
 from tests.support.dicom import dicom_bytes, raster_bytes
 
 MUTANTS = {"quick": 2_000, "normal": 5_000, "long": 1_000_000}
-CHUNK = 1_000
 WORKERS = 2
+_AT_ONCE = 1_000  # mutants that are handed to the threads
 LIMIT_S = 10.0
 _SEED_BYTES = 200_000  # larger real images are left to the manifest
 _SHOWN = 10
@@ -53,20 +45,12 @@ _ODD = {"deadline", "worker_died", "memory"}
 _TOP = 65535
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a file."""
+def ask(decoder: Decoder, source: bytes) -> tuple[str, float]:
+    """Put one file through the gate: what became of it, and the seconds that it took.
 
-    reason: str
-    """`image`, one of `REASONS`, or `escape: ` and what went wrong."""
-    seconds: float
-    picture: GreyImage | None = None
-
-
-def ask(decoder: Decoder, source: bytes | Path) -> Outcome:
-    """Put one file through the gate."""
+    It became an `image`, one of `REASONS`, or `escape: ` and what went wrong.
+    """
     start = time.monotonic()
-    picture = None
     try:
         picture = decoder.open(source)
         reason = "image" if _is_sound(picture) else "escape: not a picture"
@@ -74,44 +58,7 @@ def ask(decoder: Decoder, source: bytes | Path) -> Outcome:
         reason = error.code if error.code in REASONS else f"escape: code {error.code}"
     except Exception as error:  # noqa: BLE001 (that nothing else comes out is what is measured)
         reason = f"escape: {type(error).__name__}"
-    return Outcome(reason, time.monotonic() - start, picture)
-
-
-def try_manifest(decoder: Decoder, folder: Path) -> dict[str, float]:
-    """Open every image of a folder's `manifest.csv` and compare with what it expects.
-
-    Gives counts, seconds of the slowest, and how many encodings of one image agree.
-    """
-    with (folder / "manifest.csv").open(encoding="utf-8", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    same: list[Outcome] = []
-    outcomes: dict[str, Outcome] = {}
-    for row in rows:
-        outcome = ask(decoder, folder / row["file"])
-        outcomes[row["file"]] = Outcome(outcome.reason, outcome.seconds)
-        if Path(row["file"]).name.startswith("eq_"):
-            same.append(outcome)
-    astray = 0
-    for row in rows:
-        found = outcomes[row["file"]].reason
-        became = "decode" if found == "image" else "escape" if "escape" in found else "error"
-        right = row["expect"] in {became, "decode_or_error"} and became != "escape"
-        astray += not right
-        print(f"    {row['file']:50} {row['expect']:16} {found:18} {'' if right else 'ASTRAY'}")
-    first = same[0].picture if same else None
-    equal = sum(
-        first is not None
-        and item.picture is not None
-        and np.array_equal(first.pixels, item.picture.pixels)
-        for item in same
-    )
-    return {
-        "manifest_rows": len(rows),
-        "manifest_astray": astray,
-        "manifest_encodings": len(same),
-        "manifest_encodings_equal": equal,
-        "manifest_slowest_s": max(item.seconds for item in outcomes.values()),
-    }
+    return reason, time.monotonic() - start
 
 
 def try_bombs(decoder: Decoder) -> dict[str, float]:
@@ -119,72 +66,52 @@ def try_bombs(decoder: Decoder) -> dict[str, float]:
     astray, slowest = 0, 0.0
     for name, bomb in BOMBS.items():
         data = bomb.make()
-        outcome = ask(decoder, data)
-        right = outcome.reason in bomb.reasons
+        reason, seconds = ask(decoder, data)
+        right = reason in bomb.reasons
         astray += not right
-        slowest = max(slowest, outcome.seconds)
+        slowest = max(slowest, seconds)
         print(
-            f"    {name:26} {len(data):>9} bytes  {outcome.reason:18} {outcome.seconds:5.2f} s"
+            f"    {name:26} {len(data):>9} bytes  {reason:18} {seconds:5.2f} s"
             f" {'' if right else 'ASTRAY'}"
         )
     return {"bombs": len(BOMBS), "bombs_astray": astray, "bombs_slowest_s": slowest}
 
 
-def try_mutants(
-    decoder: Decoder, name: str, seeds: Sequence[Seed], count: int, log: RunLog
-) -> dict[str, float]:
-    """Open many mutants of the sound files, but those that the log knows.
+def try_mutants(decoder: Decoder, name: str, seeds: Sequence[Seed], count: int) -> dict[str, float]:
+    """Open many mutants of the sound files.
 
     `name` and a number name a mutant for good. Gives counts, seconds of the slowest, and
     milliseconds a mutant.
     """
     for seed in seeds:
-        assert ask(decoder, seed.data).reason in {"image", *REASONS}
-    of_seeds = hashlib.sha256(b"".join(seed.data for seed in seeds)).hexdigest()[:8]
-    found = []
+        assert ask(decoder, seed.data)[0] in {"image", *REASONS}
+    reasons, odd, slowest_s, late = Counter[str](), list[str](), 0.0, 0
+    start = time.monotonic()
     with ThreadPoolExecutor(WORKERS) as threads, Progress(name, count, "mutant") as progress:
-        for first in range(0, count, CHUNK):
-            numbers = range(first, min(first + CHUNK, count))
-            trial = f"{name} {first}-{numbers[-1]} of {of_seeds}"
-            run = partial(_chunk, threads, _mutant(decoder, name, seeds), numbers)
-            found.append(log.once(trial, run))
+        for first in range(0, count, _AT_ONCE):
+            numbers = range(first, min(first + _AT_ONCE, count))
+            outcomes = threads.map(lambda at: ask(decoder, pick(seeds, name, at)), numbers)
+            for number, (reason, seconds) in zip(numbers, outcomes, strict=True):
+                reasons[reason] += 1
+                slowest_s, late = max(slowest_s, seconds), late + (seconds > LIMIT_S)
+                if reason in _ODD or "escape" in reason or seconds > LIMIT_S:
+                    odd.append(f"{number} ({reason}, {seconds:.1f} s)")
             progress.advance(len(numbers))
-    reasons = sum((Counter(chunk["reasons"]) for chunk in found), Counter[str]())
-    milliseconds = 1e3 * sum(chunk["seconds"] for chunk in found) / count
+    milliseconds = 1e3 * (time.monotonic() - start) / count
     print(f"{name}: {count} mutants of {len(seeds)} files, {milliseconds:.1f} ms each")
     for reason, times in reasons.most_common():
         print(f"    {reason:24} {times:>7}")
-    if odd := [line for chunk in found for line in chunk["odd"]]:
+    if odd:
         print(f"    by number: {', '.join(odd[:_SHOWN])}")
     return {
         name: sum(reasons.values()),
         f"{name}_images": reasons["image"],
         f"{name}_escapes": sum(times for why, times in reasons.items() if "escape" in why),
-        f"{name}_late": sum(chunk["late"] for chunk in found),
+        f"{name}_late": late,
         f"{name}_worker_died": reasons["worker_died"],
         f"{name}_deadline": reasons["deadline"],
-        f"{name}_slowest_s": max(chunk["slowest_s"] for chunk in found),
+        f"{name}_slowest_s": slowest_s,
         f"{name}_ms": milliseconds,
-        f"{name}_peak_mib": max(chunk["peak_mib"] for chunk in found),
-    }
-
-
-def _chunk(
-    threads: ThreadPoolExecutor, run: Callable[[int], Outcome], numbers: range
-) -> dict[str, Any]:
-    start = time.monotonic()
-    outcomes = list(threads.map(run, numbers))
-    return {
-        "reasons": Counter(outcome.reason for outcome in outcomes),
-        "late": sum(outcome.seconds > LIMIT_S for outcome in outcomes),
-        "slowest_s": round(max(outcome.seconds for outcome in outcomes), 3),
-        "seconds": round(time.monotonic() - start, 3),
-        "peak_mib": _peak_mib(resource.RUSAGE_SELF),
-        "odd": [
-            f"{number} ({outcome.reason}, {outcome.seconds:.1f} s)"
-            for number, outcome in zip(numbers, outcomes, strict=True)
-            if outcome.reason in _ODD or "escape" in outcome.reason or outcome.seconds > LIMIT_S
-        ],
     }
 
 
@@ -253,56 +180,28 @@ def real_seeds(pattern: str) -> Iterator[bytes]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try images, bombs and mutants; 1 where a worker could not be started at all."""
+    """Try bombs and mutants; 1 where a worker could not be started at all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.fuzz")
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
     parser.add_argument("--long", action="store_const", const="long", dest="tier")
-    parser.add_argument("--work", type=Path, metavar="FOLDER")
     arguments = parser.parse_args(argv)
-    count, log = MUTANTS[arguments.tier or "normal"], RunLog(arguments.work, "fuzz")
-    folder = Path(os.environ.get("TEST_DATA") or "nowhere") / "dicom"
+    count = MUTANTS[arguments.tier or "normal"]
     figures: dict[str, float] = {}
     with Decoder(ImagesConfig(), WORKERS) as decoder:
         ask(decoder, next(raster_seeds()))
         before = _peak_mib(resource.RUSAGE_SELF)
-        if (folder / "manifest.csv").exists():
-            figures |= try_manifest(decoder, folder)
         figures |= try_bombs(decoder)
-        of_dicom = _seeds(dicom_seeds(), real_seeds("dicom/files/*.dcm"))
-        figures |= try_mutants(decoder, "dicom_mutants", of_dicom, count, log)
-        of_raster = _seeds(raster_seeds(), real_seeds("covid_cxr/images/*.jpg"))
-        figures |= try_mutants(decoder, "raster_mutants", of_raster, count, log)
-        peaks = [value for name, value in figures.items() if name.endswith("_peak_mib")]
-        figures["caller_growth_mib"] = max(peaks) - before
+        of_dicom = [*map(read_seed, dicom_seeds())]
+        of_dicom += map(read_seed, real_seeds("dicom/files/*.dcm"))
+        figures |= try_mutants(decoder, "dicom_mutants", of_dicom, count)
+        of_raster = [*map(read_seed, raster_seeds())]
+        of_raster += map(read_seed, real_seeds("covid_cxr/images/*.jpg"))
+        figures |= try_mutants(decoder, "raster_mutants", of_raster, count)
+        figures["caller_growth_mib"] = _peak_mib(resource.RUSAGE_SELF) - before
     figures["worker_peak_mib"] = _peak_mib(resource.RUSAGE_CHILDREN)
-    return finish("fuzz", figures, judge(figures, _bars(figures)), log.commits)
-
-
-def _bars(figures: dict[str, float]) -> dict[str, str]:
     bars = {name: "0" for name in figures if name.endswith(("_astray", "_escapes", "_late"))}
-    bars |= {"caller_growth_mib": "<= 256"}
-    bars |= dict.fromkeys(("manifest_slowest_s", "bombs_slowest_s"), f"<= {LIMIT_S:.0f}")
-    if "manifest_encodings" in figures:
-        bars["manifest_encodings_equal"] = f"{figures['manifest_encodings']:.0f}"
-    return bars
-
-
-def _mutant(decoder: Decoder, name: str, seeds: Sequence[Seed]) -> Callable[[int], Outcome]:
-    def run(number: int) -> Outcome:
-        found = ask(decoder, pick(seeds, name, number))
-        return Outcome(found.reason, found.seconds)  # the picture is not kept
-
-    return run
-
-
-def _seeds(*groups: Iterator[bytes]) -> list[Seed]:
-    seeds = []
-    for data in (item for group in groups for item in group):
-        try:
-            seeds.append(read_seed(data))
-        except (KeyError, ValueError):
-            continue  # a real file that is malformed itself, or of a syntax that is not read
-    return seeds
+    bars |= {"caller_growth_mib": "<= 256", "bombs_slowest_s": f"<= {LIMIT_S:.0f}"}
+    return finish("fuzz", figures, judge(figures, bars))
 
 
 def _is_sound(picture: GreyImage) -> bool:

@@ -1,7 +1,6 @@
 """Kill a command, or let its disk fail; run it again: is the end that of an undisturbed run?
 
-    python -m benchmarks.reliability.kills [--quick | --long] [--strict]
-        [--work FOLDER] [--only NAME ...]
+    python -m benchmarks.reliability.kills [--quick | --long] [--strict] [--only NAME ...]
 
 Every command that writes (`commands`) runs on a small folder, in most cases where an artifact of
 other settings is in its place. The n-th call that changes the disk below that folder
@@ -11,17 +10,12 @@ other settings is in its place. The n-th call that changes the disk below that f
     kill    is not reached: the process and its workers are killed there; so is the next run, at a
             call that is drawn
 
-(`failing_disk.c`, which needs a C compiler), and
-
-    moment  the process group is killed at a random moment, again and again; at least a third of
-            these kills hit a half-written file
+(`failing_disk.c`, which needs a C compiler).
 
 A command that fails must end with exit code 4 and say so in one line. Whatever bears its final name
 must open and be the old or the new one, every byte of it. What was whole must not be made again,
 and the same command must then end with the files of an undisturbed run: for training, on one
 process and on two, with the same bits in every weight.
-
-Trials that were made are noted in FOLDER and not repeated.
 """
 
 import argparse
@@ -37,7 +31,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -49,7 +42,6 @@ from typing import Any, Literal, get_args
 import yaml
 
 from benchmarks.record import finish
-from benchmarks.run_log import RunLog
 from medclip_dcl.core.artifact import HEADER, ArtifactType, open_artifact, read_artifact_header
 from medclip_dcl.core.errors import ArtifactError
 from medclip_dcl.core.files import STAGED, sha256_file
@@ -68,13 +60,8 @@ Fault = tuple[Any, ...]
 QUICK = ("score_sentences", "prepare_images", "build_index", "train", "train on two processes")
 EVERY = {"quick": 200, "normal": 40, "long": 1}
 """One write in so many fails, in each way."""
-MOMENTS = {"quick": 3, "normal": 12, "long": 60}
-"""Kills at random moments of each command that has them."""
-AIMED = 1 / 3
-"""Share of these that must hit a half-written file."""
 FAULTS = {"eio": (errno.EIO, 0), "full": (errno.ENOSPC, 1), "kill": (0, 0)}
 _WRONG = ("unclear", "silent", "broken", "different", "again")
-_POLL_S = 0.0002
 _SHA256_DIGITS = 64
 _DRAFT = re.compile(r"/\.([^/]+)\.draft/")
 _UNITS = ("unit-*.json", "shard-*", "run.json", "data/*.parquet")
@@ -102,7 +89,7 @@ _PUSHED = (*_GIVEN, "--repo", "someone/model", "--dry-run", "--allow-vocabulary"
 _SWEPT = (*_GIVEN, "--grid", "{work}/grid.yaml", "--processes", "1")
 _PRETRAINED = ("pretrain.steps=4", "train.save_every_steps=2")
 _TWO: dict[str, Any] = {"settings": ("train.processes=2", "train.global_batch=4")}
-_TWO |= {"words": _REPLACED, "moments": True}
+_TWO |= {"words": _REPLACED}
 
 
 @dataclass(frozen=True)
@@ -124,8 +111,6 @@ class Command:
     """Names of files with times in them."""
     stride: int = 1
     """At most one in so many of its writes fails: it takes long."""
-    moments: bool = False
-    """Whether it is killed at random moments as well."""
     processes: int = 1
 
     @property
@@ -195,24 +180,24 @@ def commands() -> tuple[Command, ...]:
         studies("generate_studies", old=("seed=1",)),
         studies("build_manifest", old=("seed=1", "source.test_share=0.5")),
         studies("check_data", leaf=True, old=("seed=1",)),
-        studies("prepare_images", leaf=True, old=("images.size_px=48",), moments=True),
+        studies("prepare_images", leaf=True, old=("images.size_px=48",)),
         studies("split_sentences", old=('sentences.sections=["findings"]',)),
         studies("read_claims"),
         studies("fit_language_model", old=("language_model.steps=2",)),
-        studies("score_sentences", old=("likelihood.variant=within_word_l2r",), moments=True),
+        studies("score_sentences", old=("likelihood.variant=within_word_l2r",)),
         studies("build_eta_cache", old=("eta.a=0.1",)),
         evaluated("pretrain_images", old=("seed=1",), settings=_PRETRAINED),
         evaluated("calibrate_scores"),
         evaluated("fit_head"),
         evaluated("evaluate", old=("evaluate.bootstrap=5",)),
         evaluated("write_cards", old=("card.licence=apache-2.0",)),
-        evaluated("build_index", old=("index.shard_rows=8",), moments=True),
+        evaluated("build_index", old=("index.shard_rows=8",)),
         evaluated("write_report", leaf=True, old=("report.private=true",)),
         evaluated("compare", words=_COMPARED, leaf=True),
         evaluated("export", words=_EXPORTED, once=True, leaf=True),
         evaluated("push_model", words=_PUSHED, leaf=True),
         evaluated("sweep", words=_SWEPT, varying=("sweep.json",), leaf=True),
-        evaluated("train", old=("seed=1",), words=_REPLACED, moments=True),
+        evaluated("train", old=("seed=1",), words=_REPLACED),
         evaluated("train on two processes", stride=40, processes=2, **_TWO),
     )
 
@@ -283,14 +268,6 @@ def units(work: Path, *, drafts: bool = False) -> dict[str, tuple[str, int]]:
     }
 
 
-def half_written(work: Path) -> bool:
-    """Return whether a file that has not yet been renamed is anywhere below a folder."""
-    try:
-        return any(work.rglob(f"{STAGED}*"))
-    except FileNotFoundError:  # a folder on the way was removed meanwhile
-        return False
-
-
 def is_clear(job: str, code: int, log: Path) -> bool:
     """Return whether a failing command named what the disk refused, in one line and no trace."""
     text = log.read_text(encoding="utf-8", errors="replace")
@@ -309,7 +286,6 @@ class Scene:
     start: Path
     old: Mapping[str, str]
     new: Mapping[str, str]
-    seconds: float = 0.0
     calls: int = 0
     """Calls of an undisturbed run that change the disk."""
     varies: frozenset[str] = frozenset()
@@ -359,9 +335,8 @@ class Bench:
         if command.old is not None:
             self._must_run(command, work, extra=command.old)
         start, old = self._copy(work, "start"), snapshot(work)
-        began = time.monotonic()
         self._must_run(command, work)
-        scene = Scene(command, start, old, snapshot(work), time.monotonic() - began)
+        scene = Scene(command, start, old, snapshot(work))
         again = self._copy(start, "trial")
         self._must_run(command, again, self.armed(again, 0, "eio"))
         scene.calls = int.from_bytes(self._counter.read_bytes()[:8], sys.byteorder)
@@ -387,11 +362,15 @@ class Bench:
         """Return the end of what the last command printed."""
         return self.log.read_text(encoding="utf-8", errors="replace")[-600:]
 
-    def suffer(self, scene: Scene, fault: str, at: int) -> dict[str, Any]:
-        """Run a command with a fault, look at what is left, run it again, and compare."""
-        command, work, notes = scene.command, self._copy(scene.start, "trial"), []
+    def suffer(self, scene: Scene, fault: str, at: int) -> tuple[Counter[str], list[str]]:
+        """Run a command with a fault, look at what is left, run it again, and compare.
+
+        Gives counts, and notes of what is wrong.
+        """
+        command, work = scene.command, self._copy(scene.start, "trial")
+        notes: list[str] = []
         code = command.run(work, self.log, self.armed(work, at, fault))
-        count = Counter(trials=1, failed=code > 0, killed=code < 0)
+        count = Counter[str](trials=1, failed=code > 0, killed=code < 0)
         if code > 0 and not is_clear(command.module, code, self.log):
             count["unclear"] = 1
             notes.append(f"exit code {code}: {self.printed()}")
@@ -415,33 +394,7 @@ class Bench:
             notes += [f"{name} differs" for name in scene.differing(seen)]
         notes += [f"{name} is neither old nor new" for name in broken]
         shutil.rmtree(work)
-        return {**count, **({"notes": notes} if notes else {})}
-
-    def kill_at_moments(self, scene: Scene, kills: int, rng: random.Random) -> dict[str, Any]:
-        """Kill a command again and again, until a run ends after so many kills."""
-        work, count = self._copy(scene.start, "trial"), Counter[str](trials=1)
-        aims, before, code = int(kills * AIMED), dict[str, tuple[str, int]](), -1
-        while code:
-            if count["killed"] >= kills and count["in_flush"] >= aims:
-                code = scene.command.run(work, self.log)
-            else:
-                aimed = count["in_flush"] < aims
-                code = kill_once(scene, work, self.log, rng, aimed=aimed)
-            if code not in {0, -signal.SIGKILL}:
-                raise RuntimeError(f"{scene.command.name} ended with {code}: {self.printed()}")
-            count += _made_again(before, work)
-            if code:
-                count["killed"] += 1
-                count["in_flush"] += half_written(work)
-                before = units(work, drafts=True)
-                count["broken"] += len(scene.broken(snapshot(work)))
-            elif count["killed"] < kills or count["in_flush"] < aims:  # it came to its end before
-                count["different"] += bool(scene.differing(snapshot(work)))
-                shutil.rmtree(work)
-                work, before, code = self._copy(scene.start, "trial"), {}, -1
-        count["different"] += bool(scene.differing(snapshot(work)))
-        shutil.rmtree(work)
-        return {name: int(value) for name, value in count.items()}
+        return count, notes
 
 
 def _made_again(before: Mapping[str, tuple[str, int]], work: Path) -> Counter[str]:
@@ -450,50 +403,27 @@ def _made_again(before: Mapping[str, tuple[str, int]], work: Path) -> Counter[st
     return Counter(acknowledged=len(before), again=again)
 
 
-def kill_once(scene: Scene, work: Path, log: Path, rng: random.Random, *, aimed: bool) -> int:
-    """Start a command and kill it at a random moment, or in the first flush after it.
-
-    Returns the exit code: 0 where it came to its end before.
-    """
-    processes = scene.command.start(work, log)
-    first, moment = processes[0], time.monotonic() + rng.uniform(0, scene.seconds)
-    while first.is_alive() and time.monotonic() < moment:
-        time.sleep(_POLL_S)
-    while aimed and first.is_alive():
-        if half_written(work):
-            kill(first, signal.SIGSTOP)  # the file must still be there when the kill comes
-            if half_written(work):
-                break
-            kill(first, signal.SIGCONT)
-    kill(first, signal.SIGKILL)
-    return end_of(processes)
-
-
 def kill(process: ForkServerProcess, number: int) -> None:
     """Send a signal to the group of a process, if there is one."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
-def try_command(bench: Bench, scene: Scene, tier: str, log: RunLog) -> Counter[str]:
-    """Let each n-th call fail in every way, then kill at random moments."""
+def try_command(bench: Bench, scene: Scene, tier: str) -> Counter[str]:
+    """Let each n-th call fail in every way."""
     name, count = scene.command.name, Counter[str](calls=scene.calls)
     step = max(EVERY[tier], scene.command.stride)
     trials = [
-        (f"{fault} {at}", functools.partial(bench.suffer, scene, fault, at))
+        (fault, at)
         for number, fault in enumerate(FAULTS)
         for at in range(1 + number * step // len(FAULTS), scene.calls + 1, step)
     ]
-    if scene.command.moments:
-        rng = random.Random(name)
-        kills = functools.partial(bench.kill_at_moments, scene, MOMENTS[tier], rng)
-        trials.append((f"moments {MOMENTS[tier]}", kills))
     with Progress(name, len(trials), "trial") as progress:
-        for trial, run in trials:
-            result = log.once(f"{name} {trial}", run)
-            for note in result.get("notes", ()):
-                print(f"{name} {trial}: {note}")
-            count += Counter({key: value for key, value in result.items() if key != "notes"})
+        for fault, at in trials:
+            result, notes = bench.suffer(scene, fault, at)
+            for note in notes:
+                print(f"{name} {fault} {at}: {note}")
+            count += result
             progress.advance()
     return count
 
@@ -523,11 +453,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.kills")
     for tier in ("quick", "long"):
         parser.add_argument(f"--{tier}", action="store_const", const=tier, dest="tier")
-    parser.add_argument("--work", type=Path, metavar="FOLDER")
     parser.add_argument("--strict", action="store_true", help="1 where a bar is missed")
     parser.add_argument("--only", nargs="+", choices=names)
     arguments = parser.parse_args(argv)
-    tier, log = arguments.tier or "normal", RunLog(arguments.work, "kills")
+    tier = arguments.tier or "normal"
     chosen = arguments.only or (QUICK if tier == "quick" else names)
     count: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name, failing_disk(Path(name)) as can_fail:
@@ -539,13 +468,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         bench = Bench(Path(name), chosen)
         for scene in bench.scenes():
-            result = try_command(bench, scene, tier, log)
+            result = try_command(bench, scene, tier)
             shown = ", ".join(f"{key} {value}" for key, value in result.items())
             varying = f"; varies: {', '.join(sorted(scene.varies))}" if scene.varies else ""
             print(f"{scene.command.name:26}{shown}{varying}", flush=True)
             count += result
     bars = {key: ("0", not count[key]) for key in _WRONG}
-    return finish("kills", dict(count), bars, log.commits, strict=arguments.strict)
+    return finish("kills", dict(count), bars, strict=arguments.strict)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,17 @@
 
     python -m benchmarks.gpu [--quick] [--tiny]
 
-Every case runs in a process of its own, so that a precision, a compiler or a crash of one
-leaves the others alone: a case that cannot run is a line with its reason. `--quick` asks for at
-most eight minutes. `--tiny` tries the commands at tiny sizes, on the CPU where there is no GPU, in
-as many minutes; its figures are not worth keeping. Else it ends with 1 where there is no GPU.
+Every case runs in a process of its own, so that a precision or a crash of one leaves the others
+alone: a case that cannot run is a line with its reason. `--quick` asks for at most eight minutes.
+`--tiny` tries the commands at tiny sizes, on the CPU where there is no GPU, in as many minutes; its
+figures are not worth keeping. Else it ends with 1 where there is no GPU.
 
     device       peak of a matrix product in each precision, bandwidth of a copy
     train        pairs/s of the product's step at 480 px with BERT-base, over the bound that
                  its own count of FLOP sets at the measured peak; memory over its estimate
-    compile      the same step compiled by inductor
     processes    torchrun with a process per device: NCCL, synchronized batch norms
     resume       a run cut in half and resumed, its weights against an uncut run's
     likelihood   BERT-base PLL, word pieces/s over the peak, drift from the CPU's float32
-    encode       images/s of a loaded model at batches of 1 and 32, float32 and bfloat16
 """
 
 import argparse
@@ -99,11 +97,6 @@ def _cases(on_gpu: bool, quick: bool) -> Iterator[Case]:
     yield Case("resume", "resume", {})
     processes = torch.cuda.device_count() if on_gpu else 2
     yield Case("processes", f"processes {processes}", {"processes": processes})
-    for precision in ("fp32", "bf16"):
-        yield Case("encode", f"encode resnet50 {precision}", size | {"precision": precision})
-    if on_gpu:
-        compiled = size | {"encoder": "resnet50", "precision": "bf16", "compile": "inductor"}
-        yield Case("train", "train resnet50 bf16 compiled", compiled)
 
 
 def _run(case: Case) -> tuple[Figures, dict[str, str]]:
@@ -231,34 +224,6 @@ def measure_likelihood(options: Options) -> Figures:
     }
 
 
-def measure_encoding(options: Options) -> Figures:
-    """Images/s of the model as the service runs it, at batches of one and of 32."""
-    import numpy as np
-
-    from medclip_dcl.models.dual_encoder import build_dual_encoder
-    from medclip_dcl.models.image_encoder import to_input
-    from pipelines.config import Config
-
-    px, device = options["px"], _device()
-    image = {"kind": "resnet50", "input_px": px}
-    settings = Config.model_validate({"work": "runs/gpu", "model": {"image": image}})
-    encoder = build_dual_encoder(settings.model, _text_config("tiny"), 0).to(device).eval()
-    encoder.image.to(memory_format=torch.channels_last)
-    figures = {}
-    dtype = DTYPES[options["precision"]]
-    for batch in (1, 32 if device.type == "cuda" else 2):
-        images = np.random.default_rng(0).integers(256, size=(batch, px, px), dtype=np.uint8)
-
-        def encode(images: Any = images) -> None:
-            inputs = to_input(images, px).to(device).contiguous(memory_format=torch.channels_last)
-            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-                encoder.encode_images(inputs)
-
-        with torch.inference_mode():
-            figures[f"images_per_s_batch_{batch}"] = batch / _median_seconds(encode, 20)
-    return figures
-
-
 def measure_resume(_options: Options) -> Figures:
     """Whether a run that is stopped and started again ends with the bits of an uncut one."""
     digests = []
@@ -297,7 +262,6 @@ CASES: Mapping[str, Callable[[Options], Figures]] = {
     "device": measure_device,
     "train": measure_training,
     "likelihood": measure_likelihood,
-    "encode": measure_encoding,
     "resume": measure_resume,
     "processes": measure_processes,
 }

@@ -1,4 +1,4 @@
-"""The training loop against its own bare step; the loader alone; memory over many steps.
+"""The training loop against its own bare step, and the step in bfloat16.
 
     python -m benchmarks.train [--quick]
 
@@ -6,23 +6,20 @@ Loop and bare step take turns in one process with one thread: ResNet-18 and a sm
 512 px images, 480 px crops. The loop reads, augments, steps and writes a line of the log every
 step; the bare step has its tensors in memory. Both ratios have a bar: images/s by wall time, which
 asks for a machine that does nothing else, and by CPU time, all threads counted, which does not.
-The bare step of ResNet-18 and BERT-base is timed in float32 and in bfloat16. Memory is that of
-both at batch 4.
+The bare step of ResNet-18 and BERT-base is timed in float32 and in bfloat16.
 """
 
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numpy as np
-import psutil
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -52,14 +49,10 @@ from pipelines.config import Config
 from tests.support.corpus import read_tiny_corpus, write_corpus
 
 PREPARED_PX, INPUT_PX = 512, 480
-SMALL_PX = 128, 120
-"""Images of the memory run: what could grow does not depend on their size."""
 BARS = {
     "loop_ratio": ">= 0.95",
     "loop_wall_ratio": ">= 0.95",
-    "loader_images_per_core_s": ">= 400",
     "bf16_over_float32": ">= 1.8",
-    "memory_mb_per_step": "<= 1",
 }
 
 
@@ -70,17 +63,10 @@ class Tier(NamedTuple):
     batch: int
     rounds: int
     steps: int
-    loaded: int
-    """Batches of the loader alone."""
-    memory_steps: int
 
 
-QUICK = Tier(120, 4, 1, 2, 20, 24)
-FULL = Tier(320, 8, 3, 3, 60, 60)
-
-
-Seen = TypeVar("Seen")
-
+QUICK = Tier(120, 4, 1, 2)
+FULL = Tier(320, 8, 3, 3)
 _REPEATS = 8  # sentences of 5 to some 60 word pieces: the padded batch differs from step to step
 
 
@@ -98,19 +84,26 @@ class TrainFixture:
         return build_dual_encoder(self.config.model, self.text, self.config.seed)
 
 
-class Watched(ContrastiveObjective):
-    """An objective that calls `look` whenever a step asks for its loss; `seen` has what it gave."""
+Clock = tuple[float, float]
 
-    def __init__(self, fixture: TrainFixture, look: Callable[[], Seen]) -> None:
+
+def now() -> Clock:
+    """Return CPU seconds of this process, all threads, and wall seconds."""
+    return time.process_time(), time.perf_counter()
+
+
+class Watched(ContrastiveObjective):
+    """An objective that notes the time whenever a step asks for its loss."""
+
+    def __init__(self, fixture: TrainFixture) -> None:
         super().__init__(fixture.config.objective, fixture.config.seed)
-        self._look = look
-        self.seen: list[Seen] = []
+        self.marks: list[Clock] = []
 
     def compute_loss(
         self, network: nn.Module, encoder: DualEncoder, batch: ImageTextBatch
     ) -> ObjectiveOutput:
-        """Look, then compute the loss."""
-        self.seen.append(self._look())
+        """Note the time, then compute the loss."""
+        self.marks.append(now())
         return super().compute_loss(network, encoder, batch)
 
 
@@ -151,15 +144,13 @@ def make_fixture(
     return TrainFixture(config, dataset, text or read_bert_config(folder))
 
 
-def run_loop(
-    fixture: TrainFixture, folder: Path, steps: int, look: Callable[[], Seen]
-) -> list[Seen]:
-    """Train by the trainer's own loop into an empty folder; give what `look` gave at each step."""
+def run_loop(fixture: TrainFixture, folder: Path, steps: int) -> list[Clock]:
+    """Train by the trainer's own loop into an empty folder; when each step asked for its loss."""
     config = fixture.config.model_copy(
         update={"train": fixture.config.train.model_copy(update={"steps": steps})}
     )
     encoder = fixture.encoder()
-    watched = Watched(fixture, look)
+    watched = Watched(fixture)
     accelerator: Accelerator = start_accelerator(config.train)
     folder.mkdir()
     store = CheckpointStore(folder, {"steps": steps}, steps)
@@ -169,17 +160,7 @@ def run_loop(
             accelerator, encoder, trainer.optimizer, config.train, log, 0, lambda **_facts: None
         )
         trainer.run(fixture.dataset.batch, logger)
-    return watched.seen
-
-
-_SETTLED = 10  # steps until the allocator has met every length of sentence
-
-Clock = tuple[float, float]
-
-
-def now() -> Clock:
-    """Give CPU seconds of this process, all threads, and wall seconds."""
-    return time.process_time(), time.perf_counter()
+    return watched.marks
 
 
 class BareStep:
@@ -220,7 +201,8 @@ def compare(scene: TrainFixture, folder: Path, rounds: int, steps: int) -> dict[
     ratios: list[Clock] = []
     walls: list[Clock] = []
     for turn in range(rounds):
-        marks = _quietly(lambda turn=turn: run_loop(scene, folder / str(turn), steps + 2, now))
+        with redirect_stderr(StringIO()):  # the progress of the loop
+            marks = run_loop(scene, folder / str(turn), steps + 2)
         ours = _spent(marks[1], marks[-1])  # the first step makes room for moments
         bare()
         begun = now()
@@ -253,47 +235,6 @@ def reduced(scene: TrainFixture, rounds: int) -> dict[str, float]:
     }
 
 
-def loader_alone(scene: TrainFixture, rounds: int) -> dict[str, float]:
-    """Read, crop and augment batches in one thread, without a model.
-
-    Gives images/s of a core by CPU time, medians; and microseconds an image of each half.
-    """
-    reads: list[float] = []
-    changes: list[float] = []
-    images = scene.config.train.global_batch
-    for step in range(rounds):
-        begun = time.process_time()
-        batch = scene.dataset.batch(step)
-        read = time.process_time()
-        jitter(batch.crops, batch.brightness, batch.contrast)
-        reads.append((read - begun) / images)
-        changes.append((time.process_time() - read) / images)
-    read_s, change_s = statistics.median(reads), statistics.median(changes)
-    return {
-        "loader_images_per_core_s": 1 / (read_s + change_s),
-        "read_us": 1e6 * read_s,
-        "augment_us": 1e6 * change_s,
-    }
-
-
-def memory(scene: TrainFixture, folder: Path, steps: int) -> dict[str, float]:
-    """Follow this process's memory through a run.
-
-    Gives the least-squares slope of the resident memory after the first ten steps, and its largest
-    value, megabytes.
-    """
-    process = psutil.Process()
-    seen = _quietly(lambda: run_loop(scene, folder, steps, lambda: process.memory_info().rss / 1e6))
-    settled = np.array(seen[_SETTLED:])
-    slope = float(np.polyfit(np.arange(len(settled)), settled, 1)[0])
-    return {"memory_mb_per_step": slope, "memory_peak_mb": max(seen)}
-
-
-def _quietly(run: Callable[[], list]) -> list:
-    with redirect_stderr(StringIO()):  # the progress of the loop
-        return run()
-
-
 def _spent(begun: Clock, ended: Clock) -> Clock:
     return ended[0] - begun[0], ended[1] - begun[1]
 
@@ -309,15 +250,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(tier: Tier, folder: Path) -> dict[str, float]:
     work = write_corpus(folder / "images", tier.studies, PREPARED_PX)
-    figures = loader_alone(make_fixture(work, 64, INPUT_PX), tier.loaded)
     loop = make_fixture(work, tier.batch, INPUT_PX)
-    figures |= compare(loop, folder, tier.rounds, tier.steps)
+    figures = compare(loop, folder, tier.rounds, tier.steps)
     paper = make_fixture(work, tier.batch, INPUT_PX, BertConfig())
-    figures |= reduced(paper, 2 * tier.rounds + 1)
-    prepared_px, input_px = SMALL_PX
-    work = write_corpus(folder / "small", tier.studies, prepared_px)
-    base = make_fixture(work, 4, input_px, BertConfig())
-    return figures | memory(base, folder / "memory", tier.memory_steps)
+    return figures | reduced(paper, 2 * tier.rounds + 1)
 
 
 if __name__ == "__main__":

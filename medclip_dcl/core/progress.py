@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Self, TextIO
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-EVERY_S = "PROGRESS_EVERY_S"
-"""Environment variable: seconds between lines; 10 by default."""
+EVERY_S = "PROGRESS_EVERY_S"  # environment variable: seconds between lines; 10 by default
 FORMAT = "PROGRESS_FORMAT"
 """Environment variable: `json` for machines, else `words`; `--log` sets it."""
-OF_RUN = "PROGRESS_OF_RUN"
-"""Environment variable: set for the stages of a run."""
+OF_RUN = "PROGRESS_OF_RUN"  # environment variable: set for the stages of a run
 _BRIEF_S = 60.0  # between lines of a stage whose run has a line a stage
 _SPARSER = 20  # a line for every twentieth of the time so far, once that is longer
 

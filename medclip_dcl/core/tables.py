@@ -19,12 +19,10 @@ import pyarrow.parquet as pq
 from medclip_dcl.core.errors import ArtifactCorrupt
 from medclip_dcl.core.files import denials_named, sync_file, write_bytes
 
-_GROUP_ROWS = 1 << 18
-"""Rows that are written, and read in parts, at a time."""
+_GROUP_ROWS = 1 << 18  # rows that are written, and read in parts, at a time
 _ROWS_AT_ONCE = 20_000  # as Python's objects: they take ten times what a table takes
 
-SPLITS = ("train", "validate", "test")
-"""Values of every column `split`."""
+SPLITS = ("train", "validate", "test")  # values of every column `split`
 
 
 @dataclass(frozen=True)

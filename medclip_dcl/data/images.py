@@ -53,19 +53,15 @@ _BOOT = (
 class ImageHeader(NamedTuple):
     """Whose image it is, and what it looks like: all that a DICOM answer needs of the file."""
 
-    data_set: bytes
-    """The cleaned header in explicit VR, little endian, without pixels."""
-    pixel_digest: str
-    """SHA-256 of the pixel element as it is stored."""
+    data_set: bytes  # the cleaned header in explicit VR, little endian, without pixels
+    pixel_digest: str  # SHA-256 of the pixel element as it is stored
 
 
 class SeparatedImage(NamedTuple):
     """A DICOM image taken apart: whose it is stays here, the rest may go to a service."""
 
-    header: ImageHeader
-    """Identity and geometry."""
-    stripped: bytes
-    """A DICOM file that holds the pixels, what they mean, and no identity."""
+    header: ImageHeader  # identity and geometry
+    stripped: bytes  # a DICOM file that holds the pixels, what they mean, and no identity
 
 
 @functools.cache
@@ -79,8 +75,7 @@ def _separation() -> str:
     return str(points[0].value)
 
 
-ImageSource = Path | bytes | memoryview
-"""The path of a regular file, or the whole file."""
+ImageSource = Path | bytes | memoryview  # the path of a regular file, or the whole file
 
 
 # A pool of its own because no executor of the standard library fits: a worker must be killed at its
@@ -91,6 +86,7 @@ class Decoder:
 
     def __init__(self, settings: ImagesConfig, workers: int) -> None:
         self._settings = settings
+        # Last in, first out: a worker starts only where those that run are busy.
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         self._all: list[_Worker] = [_Worker(settings) for _ in range(max(1, workers))]
         for worker in self._all:
@@ -453,8 +449,6 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(//|[a-z]+/)")
 def open_any(
     image: Any,
     settings: ImagesConfig = ImagesConfig(),  # noqa: B008 (frozen)
-    *,
-    workers: int = 1,
 ) -> SquareImage:
     """Prepare one image for a model, whatever holds it: see `images_of`.
 
@@ -474,8 +468,7 @@ def open_any(
         pixels = square(image, settings.size_px, settings.equalize, settings.fit)
         facts = (*image.pixels.shape, image.constant, image.source, image.inverted)
         return SquareImage(pixels, *facts)
-    decoder = shared_decoder(settings, workers)
-    return decoder.square(
+    return shared_decoder(settings).square(
         _file_of(image), settings.size_px, equalize=settings.equalize, fit=settings.fit
     )
 

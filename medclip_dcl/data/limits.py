@@ -17,8 +17,7 @@ class Fit:
 
     how: Literal["stretch", "crop", "pad"]
     """All of the image; the middle of it, its shorter side resized; all of it within black."""
-    filter: Filter
-    """Pillow's, on 8-bit levels."""
+    filter: Filter  # Pillow's, on 8-bit levels
     resized_px: Annotated[int, Field(ge=0, le=8192)] = 0
     """What that side of a crop becomes; 0: the square's."""
     scaled: bool = False
@@ -99,8 +98,7 @@ REASONS: dict[str, str] = {
 }
 """Reason code -> what it means."""
 
-PREAMBLE = 132
-"""Bytes that tell the format: of DICOM the preamble, of JPEG and PNG a few of them."""
+PREAMBLE = 132  # bytes that tell the format: of DICOM the preamble, of JPEG and PNG a few of them
 
 # By their first bytes: an ending says what somebody named a file, not what it is.
 _RASTERS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")

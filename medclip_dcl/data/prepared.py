@@ -181,10 +181,7 @@ class PreparedImages:
         return int(height), int(width)
 
     def find_repeats(self, rows: Iterable[int], among: Iterable[int]) -> dict[int, int]:
-        """Find, for each row whose picture another image has, the first such row among the others.
-
-        Of most images a few lines in the middle are read and no more.
-        """
+        """Find each row whose picture others have, and the first such row among these."""
         # A checksum of a few lines rules out nearly all pairs, so few pictures are read whole.
         by_band: dict[int, list[int]] = defaultdict(list)
         for row in rows:
@@ -205,6 +202,7 @@ class PreparedImages:
 def _open_shard(path: Path) -> pa.RecordBatch:
     try:
         with files.denials_named(path):
+            # A shard is one batch, which is mapped and not read.
             batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
     except (OSError, pa.ArrowException) as error:
         raise ArtifactCorrupt(
@@ -306,10 +304,12 @@ def _workers(
     """Open an executor, here or on a cluster, what it is to do with images, and its cores."""
     if settings.dask_scheduler:
         with _cluster(settings.dask_scheduler) as client:
+            # Absolute, as workers have a current folder of their own; not pure, else Dask would
+            # answer a batch that it has seen from memory.
             apart = partial(_read_on_cluster, root=root.absolute(), settings=settings)
             try:
                 yield client.get_executor(pure=False), apart, lambda: sum(client.ncores().values())
-            except (CancelledError, _dask().KilledWorker) as error:
+            except (CancelledError, importlib.import_module("distributed").KilledWorker) as error:
                 raise LaunchError(
                     "the Dask cluster was lost, or its workers die; the shards so far are kept: "
                     "repair the cluster and run the same command again"
@@ -325,22 +325,14 @@ def _workers(
             threads.shutdown(cancel_futures=True)
 
 
-def _dask() -> Any:
-    try:
-        return importlib.import_module("distributed")
-    except ImportError as error:
-        raise ConfigError(
-            "images.dask_scheduler needs distributed; run pip install '.[dask]' in the checkout"
-        ) from error
-
-
 def _cluster(address: str) -> Any:
     try:
-        return _dask().Client(address, set_as_default=False)
-    except (OSError, ValueError) as error:
+        return importlib.import_module("distributed").Client(address, set_as_default=False)
+    except (ImportError, OSError, ValueError) as error:
         raise ConfigError(
-            f"no Dask scheduler answers at images.dask_scheduler {address!r}; start one, or leave "
-            "the setting empty to use this machine"
+            f"no Dask scheduler answers at images.dask_scheduler {address!r}, or Dask is not "
+            "installed here: start one, run pip install '.[dask]' in the checkout, or leave the "
+            "setting empty to use this machine"
         ) from error
 
 

@@ -17,8 +17,7 @@ from medclip_dcl.core.artifact import json_digest
 from medclip_dcl.core.errors import StudyError
 from medclip_dcl.core.files import path_under, sha256_file
 
-LONGEST_REPORT = 1_000_000
-"""Bytes of the longest report file that is read."""
+LONGEST_REPORT = 1_000_000  # bytes of the longest report file that is read
 
 
 class ImageRecord(NamedTuple):
@@ -170,10 +169,8 @@ CLASS_PROBABILITIES = "truth/eta.csv"
 class Truth:
     """The truth of a generated source."""
 
-    findings_of: dict[str, frozenset[str]]  # image -> fine findings that it shows
     types_of: dict[str, frozenset[str]]  # image -> their types
     types: frozenset[str]  # every type there is
-    gallery: dict[str, str]  # fine finding -> its plainest sentence, in the order of the table
 
 
 def truth_files(root: Path) -> list[Path]:
@@ -196,15 +193,13 @@ def read_truth(root: Path) -> Truth | None:
     try:
         images, fine = (_rows(path) for path in files)
         type_of = {row["finding"]: row["type"] for row in fine}
-        findings_of = {row["dicom_id"]: frozenset(json.loads(row["findings"])) for row in images}
         types_of = {
-            image: frozenset(type_of[name] for name in names)
-            for image, names in findings_of.items()
+            row["dicom_id"]: frozenset(type_of[name] for name in json.loads(row["findings"]))
+            for row in images
         }
-        gallery = {row["finding"]: json.loads(row["sentences"])[0] for row in fine}
-    except (KeyError, ValueError, IndexError, TypeError) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise StudyError("a truth table is damaged; rerun generate_studies") from error
-    return Truth(findings_of, types_of, frozenset(type_of.values()), gallery)
+    return Truth(types_of, frozenset(type_of.values()))
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -1,8 +1,7 @@
 """Settings of a source of studies, and the paths that they name."""
 
 import re
-from collections.abc import Callable, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -85,7 +84,7 @@ class SourceConfig(Section):
     template: str | dict[Literal["present", "absent", "none"], str] = ""
     """Sentence that stands for a finding that is labelled present, such as "{finding} in the chest
     X-ray.", of a source with labels and without reports; or sentences by label: `present`,
-    `absent`, and `none` of a study without findings (`data/sources/template.py`). Empty: none."""
+    `absent`, and `none` of a study without findings (`data/sources/labels.py`). Empty: none."""
     frontal_views: tuple[str, ...] = ("AP", "PA", "FRONTAL")
     """Views that count as frontal, in any case; every other is `lateral`. A blank view is left out
     and counted as `no_view` unless "" is listed: no other field of these sources says reliably what
@@ -176,10 +175,8 @@ class SourceConfig(Section):
         return self
 
 
-FINDING_FIELD = "{finding}"
-"""Where a template's sentence names the finding."""
-LABEL_KEY = "study_id"
-"""Column of a table of labels that names the study."""
+FINDING_FIELD = "{finding}"  # where a template's sentence names the finding
+LABEL_KEY = "study_id"  # column of a table of labels that names the study
 
 
 LABEL_CODES: dict[str, int | None] = {
@@ -196,11 +193,9 @@ def label_word(value: str) -> str:
     return re.sub(r"(\d)[.,]0+$", r"\1", value.strip().lower())
 
 
-CONSTANT = "="
-"""How the name of a column begins that stands for one value in every row."""
+CONSTANT = "="  # how the name of a column begins that stands for one value in every row
 
-Resolve = Callable[[str], Path]
-"""Path setting -> path, variables such as `${WORK}` filled in."""
+Resolve = Callable[[str], Path]  # path setting -> path, variables such as `${WORK}` filled in
 
 
 def find_file(setting: str, text: str, root: Path, resolve: Resolve) -> Path:
@@ -216,23 +211,9 @@ def find_file(setting: str, text: str, root: Path, resolve: Resolve) -> Path:
         no_root = "" if root.is_dir() else f", and source.root is not a folder: {root}"
         raise StudyError(
             f"source.{setting} names no file; looked for {' and '.join(map(str, places))}{no_root}"
-            f"{_others_like(places)}; correct source.{setting} or source.root"
+            f"; correct source.{setting} or source.root"
         )
     return file
-
-
-def _others_like(places: Sequence[Path]) -> str:
-    # Tables next to it with nearly its name, such as another ending.
-    folders = [path.parent for path in places if path.parent.is_dir()]
-    names = [file.name for folder in folders for file in folder.iterdir() if _is_table(file)]
-    # Names of tables alone: other files may be named after patients.
-    near = get_close_matches(places[0].name, names, n=3, cutoff=0.75)
-    return f"; there is {', '.join(near)}" if near else ""
-
-
-def _is_table(path: Path) -> bool:
-    ends = {".csv", ".tsv", ".txt", ".parquet", ".jsonl", ".json", ".gz", ".xlsx", ".xls"}
-    return path.suffix.lower() in ends
 
 
 def relative_to_root(root: Path, settings: SourceConfig) -> Callable[[str], str]:

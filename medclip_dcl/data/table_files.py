@@ -1,4 +1,4 @@
-"""Tables of a source: CSV as programs write it, Parquet, Arrow and JSON, and their columns.
+"""Tables of a source: CSV as programs write it, Parquet and JSON, and their columns.
 
 Columns are read as strings, nested ones by dotted name, and ClassLabels of `datasets` as their
 names. What is no table but a pointer to one, left where git-LFS or git-annex fetched no content, is
@@ -31,8 +31,7 @@ LOGGER = logging.getLogger(__name__)
 
 INVISIBLE = "\ufeff\u200b\u200c\u200d\u200e\u200f\u2060"
 """Marks that no eye sees at the ends of names and ids."""
-POINTER_BYTES = 1024
-"""No pointer of git-LFS or git-annex is longer."""
+POINTER_BYTES = 1024  # no pointer of git-LFS or git-annex is longer
 _POINTERS = (b"version https://git-lfs.github.com/spec/", b"/annex/objects/", b"../.git/annex/")
 _HEAD_BYTES = 4096
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -41,7 +40,7 @@ _FORMS = {
     b"PK\x03\x04": "is an Excel workbook or a zip file; save the sheet as CSV UTF-8",
     b"\xd0\xcf\x11\xe0": "is an Excel workbook; save the sheet as CSV UTF-8",
     b"PAR1": "is Parquet; let its name end in .parquet",
-    b"ARROW1": "is Arrow; let its name end in .arrow",
+    b"ARROW1": "is Arrow; write it as Parquet",
     b"\x1f\x8b": "is compressed; let its name end in .gz",
     b"<": "is HTML or XML; export it as CSV UTF-8",
 }
@@ -56,7 +55,7 @@ def is_pointer(head: bytes) -> bool:
 
 
 def read_any(path: Path, fallback: str = "") -> pa.Table:
-    """Read a table: `.csv`, `.parquet`, `.arrow`, `.jsonl`, `.json`; text also with `.gz`.
+    """Read a table: `.csv`, `.parquet`, `.jsonl`, `.json`; text also with `.gz`.
 
     CSV stays strings, and is UTF-8 or, after a byte order mark, UTF-16; else in the encoding
     `fallback`, where one is given. What separates its fields is detected in the first rows: comma,
@@ -78,10 +77,6 @@ def _read_parts(path: Path, fallback: str = "") -> Iterator[pa.Table]:
         head = _refuse_other_forms(path, kind.lower())
         if kind.lower() == ".parquet":
             yield pq.read_table(path)
-        elif kind.lower() == ".arrow":
-            table = _read_arrow(path)
-            table.validate(full=True)
-            yield table
         elif kind.lower() in {".jsonl", ".json"}:
             yield _read_json(path, "utf-16" if head.startswith(_UTF16) else "utf-8-sig")
         elif head.startswith(_UTF16):
@@ -105,16 +100,6 @@ def _error_words(error: BaseException) -> str:
     return "its content is not what its name says"
 
 
-def _read_arrow(path: Path) -> pa.Table:
-    # Files, or streams as `datasets` writes them; mapped, without reading them.
-    source = pa.memory_map(str(path))
-    try:
-        return pa.ipc.open_file(source).read_all()
-    except pa.ArrowInvalid:
-        source.seek(0)
-        return pa.ipc.open_stream(source).read_all()
-
-
 def _open_plain(path: Path) -> IO[bytes]:
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
 
@@ -130,7 +115,7 @@ def _refuse_other_forms(path: Path, kind: str) -> bytes:
             raise StudyError(
                 f"table {path} is a pointer of git-LFS or git-annex; fetch its content"
             )
-    if kind in {".parquet", ".arrow"}:
+    if kind == ".parquet":
         return b""
     with _open_plain(path) as stream:
         head = stream.read(_HEAD_BYTES)
@@ -154,8 +139,7 @@ _PART_ROWS = 10_000
 _LIKE_ROWS = 3  # lines within a text from which it is taken for rows
 _NO_VALUES = frozenset(arrow_csv.ConvertOptions().null_values)  # NaN, NULL, N/A and the like
 
-_Row = tuple[int, list[str]]
-"""Number of its first line, from 1, and its fields."""
+_Row = tuple[int, list[str]]  # number of its first line, from 1, and its fields
 
 
 # Of the standard library and not Arrow's: it reads what an opening quote swallows line by line, so
@@ -335,6 +319,7 @@ def _read_json(path: Path, encoding: str) -> pa.Table:
     with _open_text(path, encoding) as stream:
         text = stream.read()
     lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    # An object a line; a single line, or one that opens a list, is a document.
     if all(line.lstrip().startswith("{") for _, line in lines[:2]) and len(lines) > 1:
         tree: Any = [_parsed(line, number, path) for number, line in lines]
     else:
@@ -398,8 +383,7 @@ def _json_column(values: list[Any], path: Path) -> pa.Array:
         return pa.array(words, pa.string())  # numbers and texts
 
 
-FIELD = re.compile(r"\{([^{}]+)\}")
-"""A column within other letters, in a pattern such as `{a}-{b}`."""
+FIELD = re.compile(r"\{([^{}]+)\}")  # a column within other letters, in a pattern such as `{a}-{b}`
 
 
 def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[str, list[str]]:
@@ -468,7 +452,7 @@ def only_columns(file: str, there: Sequence[str], wanted: Sequence[str] = ()) ->
     if not there:
         return ""
     are_names = 2 * len(set(wanted) & set(there)) > len(set(wanted))
-    if file.lower().endswith((".parquet", ".arrow")) or are_names:
+    if file.lower().endswith(".parquet") or are_names:
         return f", only {list(there[:40])}"
     return f" among its {len(there)}, whose names may be data"
 
@@ -516,6 +500,7 @@ def read_columns(path: Path, columns: Sequence[str], fallback: str = "") -> Iter
     suffix, wanted = path.suffix.lower(), list(dict.fromkeys(columns))
     try:
         if suffix == ".parquet" and path.is_file():
+            # Pre-buffering would hold whole row groups, which may be a file.
             with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
                 schema = file.schema_arrow
                 heads = [head for head, _ in _split(schema.names, wanted, path)]

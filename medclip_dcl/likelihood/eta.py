@@ -77,7 +77,7 @@ def eta_from_pll(
     """
     if not 0 < a < 1 or not (k >= 0 and math.isfinite(k)):
         raise ScoreError(f"eta asks for 0 < a < 1 and k >= 0, got a = {a}, k = {k}")
-    wrong = int((~(pll_nats <= 0)).sum())
+    wrong = int((~(pll_nats <= 0)).sum())  # so written, NaN is wrong too
     if wrong:
         raise ScoreError(f"{wrong} likelihoods are positive or not a number; rerun score_sentences")
     if k == 0:  # 0 times minus infinity, of an impossible sentence, is not a number
@@ -127,7 +127,7 @@ def read_eta(artifact: Artifact, keys: pa.Array | pa.ChunkedArray) -> Floats:
     """
     table = read_table(artifact.path, ETA, ["text_key", "eta"])
     cached, eta = table["text_key"].combine_chunks(), table["eta"].to_numpy()
-    wrong = np.flatnonzero(~((eta >= 0) & (eta < 1)))
+    wrong = np.flatnonzero(~((eta >= 0) & (eta < 1)))  # null and NaN as well
     if len(wrong):
         raise ScoreError(
             f"{len(wrong)} etas are not in [0, 1), the first of the sentence with key "
@@ -155,6 +155,7 @@ def read_given_table(path: Path) -> dict[str, float]:
     """
     from medclip_dcl.text.boundaries import without_number  # training does not load the reader
 
+    # Named, as Arrow would take a column of 0 and 1 for whole numbers.
     options = pa_csv.ConvertOptions(
         column_types={"text": pa.string(), "eta": pa.float64(), "rho": pa.float64()}
     )
@@ -195,7 +196,7 @@ def write_cache(
         ScoreError: a likelihood is positive, or the table lacks a sentence.
     """
     distinct = sentences.distinct_sentences(inputs[sentences.ARTIFACT.name])
-    pll_nats = tokens = pa.nulls(len(distinct))
+    pll_nats = tokens = pa.nulls(len(distinct))  # a constant or a table needs no likelihood
     line = {}
     if settings.source == "pll":
         scored = _scored(inputs, distinct)
@@ -243,7 +244,7 @@ def _scored(inputs: Mapping[str, Artifact], distinct: pa.Table) -> pa.Table:
 def _summary(
     raw: Floats, eta: Floats, count: NDArray[np.int64], settings: EtaConfig
 ) -> dict[str, Any]:
-    weights = count / max(1, count.sum())
+    weights = count / max(1, count.sum())  # as often as training meets a sentence
     is_capped = raw > settings.eta_max
     low, middle, high = np.quantile(eta, [0.05, 0.5, 0.95])
     figures = {

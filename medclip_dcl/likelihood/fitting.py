@@ -71,8 +71,7 @@ def train_tokenizer(sentences: Sequence[str], vocabulary: int, max_tokens: int) 
     return BertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=max_tokens)
 
 
-NOT_ASKED = -100
-"""Label of a position that is not predicted."""
+NOT_ASKED = -100  # label of a position that is not predicted
 
 
 @dataclass(frozen=True)
@@ -116,11 +115,7 @@ class EncodedCorpus:
                 yield self._mask(number, part, mask_share, generator)
 
     def _mask(
-        self,
-        group: int,
-        rows: Int[Tensor, " rows"],
-        mask_share: float,
-        generator: torch.Generator,
+        self, group: int, rows: Int[Tensor, " rows"], mask_share: float, generator: torch.Generator
     ) -> MaskedBatch:
         # 80 % masks, 10 % random pieces, 10 % as they are (Devlin et al. 2019, Section 3.1). At
         # least one piece of every sentence is asked, so that short ones are learned too: ours.
@@ -211,7 +206,7 @@ def fit_model(
     devices = [model.device] if model.device.type == "cuda" else []
     model.train()
     with (
-        torch.random.fork_rng(devices=devices),
+        torch.random.fork_rng(devices=devices),  # seeds of steps stay in here
         Progress("fit language model", settings.steps, "step", first) as bar,
     ):
         for step in range(first, settings.steps):
@@ -271,6 +266,7 @@ def _step(
     optimizer.zero_grad(set_to_none=True)
     for batch in batches:
         logits, labels = _predict(model, batch)
+        # By the pieces of the whole step: each counts alike, whatever its batch.
         loss = F.cross_entropy(logits, labels, reduction="sum") / predicted
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
@@ -297,6 +293,7 @@ def _optimizer(model: BertForMaskedLM, learning_rate: float) -> torch.optim.Adam
         {"params": matrices, "weight_decay": _WEIGHT_DECAY},
         {"params": others, "weight_decay": 0.0},
     ]
+    # .98 remembers 50 steps; the usual .999 remembers 1,000, as many as a whole fit has.
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98), foreach=True)
 
 
@@ -331,6 +328,7 @@ def fit_language_model(
         ReportError: there are too few sentences, or all are too long.
         TrainingError: the loss is not finite.
     """
+    # Other counts add in another order, so a fit that must repeat names its threads.
     torch.set_num_threads(settings.threads or available_cores())
     table = read_table(source.path, sentences.SENTENCES, ["study_id", "split", "text"])
     rows = [(row["study_id"], row["text"]) for row in table.to_pylist() if row["split"] == "train"]
@@ -447,7 +445,7 @@ def _corpora(
             "held out; add reports"
         )
     held_out = {study for study in studies if _is_held_out(study)} or {min(studies, key=_share)}
-    if held_out == studies:
+    if held_out == studies:  # nothing would be left to fit to
         held_out = {min(studies, key=_share)}
     tokenizer: BertTokenizer = loaded.tokenizer
     fitted, unseen = (

@@ -170,7 +170,7 @@ def _fill(model: BertForMaskedLM, state: dict[str, Tensor]) -> tuple[str, ...]:
         missing, unexpected = model.load_state_dict(used, strict=False)
     except RuntimeError as error:
         raise CheckpointError("weights have other shapes than config.json says") from error
-    missing = [name for name in missing if name not in _TIED]
+    missing = [name for name in missing if name not in _TIED]  # these have their source's
     if missing or unexpected:
         raise CheckpointError(
             f"the checkpoint lacks {sorted(missing)[:4]} and has unknown {sorted(unexpected)[:4]}; "
@@ -184,14 +184,10 @@ def _fill(model: BertForMaskedLM, state: dict[str, Tensor]) -> tuple[str, ...]:
 class MaskedCopies:
     """Masked copies of sentences of one length; each asks for one word piece."""
 
-    ids: Int[Tensor, "sentences length"]
-    """Token ids of the sentences, nothing masked."""
-    sentence: Int[Tensor, " rows"]
-    """Sentence that each row is a copy of, from 0."""
-    position: Int[Tensor, " rows"]
-    """Position that is asked, from 0."""
-    hidden: Bool[Tensor, "rows length"]
-    """What is masked in each row; the asked position is."""
+    ids: Int[Tensor, "sentences length"]  # token ids of the sentences, nothing masked
+    sentence: Int[Tensor, " rows"]  # sentence that each row is a copy of, from 0
+    position: Int[Tensor, " rows"]  # position that is asked, from 0
+    hidden: Bool[Tensor, "rows length"]  # what is masked in each row; the asked position is
     mask_id: int
 
     def masked(self) -> Int[Tensor, "rows length"]:
@@ -249,6 +245,7 @@ class MaskedForward(nn.Module):
             logits = self._bert_logits(ids, index, rows, position)
         else:
             copies = ids.flatten()[index]
+            # Given, as models may take masks or rare pieces for padding where it is not.
             answer = self.model(input_ids=copies, attention_mask=torch.ones_like(copies))
             whole = getattr(answer, "logits", None)
             size = (*copies.shape, self.model.config.vocab_size)
@@ -350,11 +347,12 @@ def prepare_engine(
     precision = precision or ("bfloat16" if model.dtype == torch.bfloat16 else "float32")
     obstacle = _obstacle(model, precision)
     if not obstacle:
-        whole = model
+        whole = model  # in float32: OpenVINO lowers products to `precision` by itself
         if model.training or model.dtype != torch.float32:
             whole = copy.deepcopy(model).float()  # type: ignore[no-untyped-call]
         forward = MaskedForward(whole).eval()
         parts = {"masked_lm": Part(forward, _example_inputs(int(model.config.vocab_size)))}
+        # A cached graph is named by the weights in it.
         digest = sha256_file(weights_file(folder)) if folder else ""
         runs = load_openvino(parts, precision, TOLERANCE_NATS[precision], digest, folder)
         if runs is not None:
@@ -383,6 +381,7 @@ def _example_inputs(vocabulary: int) -> tuple[tuple[Tensor, ...], ...]:
     # Every axis has two lengths, so that none is fixed in the graph.
     cases = []
     for count, rows, length in ((2, 5, 4), (3, 7, 6)):
+        # A prime, so that the pieces are spread over the vocabulary.
         ids = torch.arange(count * length).mul(7919).remainder(vocabulary).view(count, length)
         sentence, position = torch.arange(rows) % count, torch.arange(rows) % length
         hidden = torch.arange(length) == position[:, None]

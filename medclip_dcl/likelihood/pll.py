@@ -46,8 +46,7 @@ from medclip_dcl.models.text_encoder import list_texts
 class Encoding:
     """One sentence as a masked language model reads it; equal encodings score equally."""
 
-    ids: tuple[int, ...]
-    """Token ids, the tokenizer's own tokens at both ends included."""
+    ids: tuple[int, ...]  # token ids, the tokenizer's own tokens at both ends included
     words: tuple[int, ...]
     """Word of every token, from 0; -1 at the tokenizer's own tokens, which are not scored."""
 
@@ -87,8 +86,7 @@ def encode_sentences(
     ):
         words = batch.word_ids(index)
         encoding = Encoding(
-            tuple(ids),
-            tuple(-1 if mark else word for mark, word in zip(own, words, strict=True)),
+            tuple(ids), tuple(-1 if mark else word for mark, word in zip(own, words, strict=True))
         )
         if not encoding.tokens:
             raise ScoreError(f"sentence {index} has no word piece; leave empty sentences out")
@@ -98,14 +96,12 @@ def encode_sentences(
 
 Variant = Literal["original", "within_word_l2r"]
 
-CPU_BUDGET = 1024
-"""Word pieces in one forward pass on a CPU; more are no faster, and take more memory."""
+CPU_BUDGET, GPU_BUDGET = 1024, 1 << 14
+"""Word pieces in one forward pass; more are hardly faster, and take more memory: 1.5 GB of a GPU's
+for BERT-base. One size for all GPUs, so that batches do not depend on what else a GPU does."""
 
 _SHORTEST = 8  # word pieces that a row counts at least: short rows cost their logits
 _WIDE = 256  # word pieces of a row whose attention takes as much memory as all else
-_MOST_BUDGET = 1 << 16  # word pieces; a GPU is busy long before
-_LEAST_BUDGET = 1 << 10
-_SHARE_OF_FREE = 0.25  # of a GPU's free memory; its allocator keeps blocks of several shapes
 
 _WORTH_PREPARING = 10_000  # word pieces through the model; fewer cost less than converting it
 
@@ -128,8 +124,7 @@ def pseudo_log_likelihood(
         tokenizer: its tokenizer, a fast one.
         sentences: the sentences, as they are; nothing is normalised here. A string is one.
         variant: what is masked besides the piece that is scored.
-        token_budget: word pieces in one forward pass; 0: what suits the device, by its
-            free memory on a GPU.
+        token_budget: word pieces in one forward pass; 0: `CPU_BUDGET` or `GPU_BUDGET`.
         engine: how the model is run, as in `prepare_engine`; `auto` takes PyTorch for a few
             sentences, which cost less than preparing a faster one.
         progress: whether to show progress.
@@ -228,20 +223,12 @@ def score_encodings(
             first += len(group)
     if not bool(torch.isfinite(sums).all()):
         raise ScoreError("the language model returned a log-probability that is not finite")
-    return sums[[index_of[encoding] for encoding in encodings]]
+    return sums[[index_of[encoding] for encoding in encodings]]  # repeats share a score
 
 
 def find_budget(model: PreTrainedModel) -> int:
-    """Find how many word pieces one forward pass should hold on the model's device.
-
-    On a GPU that is a power of two which fits its free memory: a little more or less of it gives
-    the same batches.
-    """
-    device = next(model.parameters()).device
-    if device.type != "cuda":
-        return CPU_BUDGET
-    free, _ = torch.cuda.mem_get_info(device)
-    return budget_that_fits(free, model)
+    """Find how many word pieces one forward pass should hold on the model's device."""
+    return GPU_BUDGET if next(model.parameters()).is_cuda else CPU_BUDGET
 
 
 def rows_within(token_budget: int, length: int) -> int:
@@ -250,17 +237,6 @@ def rows_within(token_budget: int, length: int) -> int:
     # pass hardly depends on the length of the sentences.
     cost = max(_SHORTEST, length + length * length // _WIDE)
     return max(1, token_budget // cost)
-
-
-def budget_that_fits(free_bytes: int, model: PreTrainedModel) -> int:
-    """Find the largest budget, a power of two, that leaves most of a GPU's free memory alone."""
-    config = model.config
-    width = int(getattr(config, "hidden_size", 768))
-    inner = int(getattr(config, "intermediate_size", 4 * width))
-    logits = 3 * int(config.vocab_size) / _SHORTEST  # of a row: raw, float32, normalised
-    piece_bytes = 4 * (8 * width + 2 * inner + logits)
-    fits = _SHARE_OF_FREE * free_bytes / piece_bytes
-    return max(_LEAST_BUDGET, min(_MOST_BUDGET, 1 << max(0, int(fits).bit_length() - 1)))
 
 
 def _batches(
@@ -309,7 +285,7 @@ def _longest_input(model: PreTrainedModel) -> int:
     # Positions that the model has; RoBERTa's kin keep the first `pad_token_id + 1` unused.
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is None:
-        return 1 << 30
+        return 1 << 30  # positions that are computed have no end
     embeddings = getattr(model.base_model, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
     return int(limit) if padding is None else int(limit) - int(padding) - 1

@@ -3,17 +3,21 @@
 A corpus is cut into units, sentences of about one length. Each unit is scored by one thread of a
 process, or by a GPU, so that on one kind of machine its bits depend on the unit alone; and it is
 written to a part of its own as soon as it is finished, so that a kill loses only the units in work.
+Processes have one thread or one GPU each.
 """
 
 import io
 import math
+import multiprocessing
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +29,23 @@ from scipy import stats
 from transformers import BertConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.core.artifact import Artifact, ArtifactType, fingerprint_changes
-from medclip_dcl.core.errors import ArtifactCorrupt, ArtifactStale
+from medclip_dcl.core.errors import (
+    ArtifactCorrupt,
+    ArtifactStale,
+    MedclipError,
+    ScoreError,
+    ending_with_fault,
+)
 from medclip_dcl.core.files import write_bytes
 from medclip_dcl.core.progress import Progress, available_cores
 from medclip_dcl.core.tables import Column, TableFormat, read_table, write_table
-from medclip_dcl.likelihood.masked_lm import model_digest, tokenizer_digest
-from medclip_dcl.likelihood.pll import encode_sentences
-from medclip_dcl.likelihood.scorer import Scorer, ScoringOptions, Task, drift, score_tasks
+from medclip_dcl.likelihood.masked_lm import (
+    load_language_model,
+    model_digest,
+    prepare_engine,
+    tokenizer_digest,
+)
+from medclip_dcl.likelihood.pll import Variant, encode_sentences, find_budget, score_encodings
 from medclip_dcl.likelihood.settings import LikelihoodConfig
 from medclip_dcl.models.settings import EngineName
 from medclip_dcl.models.text_encoder import read_bert_config, read_bert_tokenizer
@@ -53,8 +67,7 @@ LIKELIHOODS = TableFormat(
 )
 """One row per distinct sentence, in order of text_key."""
 
-PARTS = "parts"
-"""Folder, in the draft, of what has been acknowledged."""
+PARTS = "parts"  # folder, in the draft, of what has been acknowledged
 
 _WORTH_A_PROCESS = {"cpu": 3e12, "cuda": 3e14}  # operations; starting one takes seconds
 _DRIFT_SENTENCES = 32  # spread over the corpus
@@ -78,17 +91,14 @@ class Plan:
     It is made before the first result, so that a resumed run gives the same bits.
     """
 
-    pieces: Ints
-    """Word pieces of each sentence that are scored."""
+    pieces: Ints  # word pieces of each sentence that are scored
     cost: Ints
     """Word pieces that pass through the model for each sentence: a copy of it for each piece."""
     unit: Ints
     """Number of each sentence's unit; those of like length stand in one, so that little differs
     between its batches."""
-    truncated: int
-    """Sentences whose ends the model cannot read."""
-    operations: float
-    """Multiplications and additions for one word piece."""
+    truncated: int  # sentences whose ends the model cannot read
+    operations: float  # multiplications and additions for one word piece
 
 
 def plan_units(
@@ -162,6 +172,7 @@ def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
 
 def write_part(folder: Path, keys: Sequence[str], pll_nats: Sequence[float]) -> None:
     """Acknowledge the scores of a unit: after a kill a part is there whole or not at all."""
+    # Named at random: a resumed run, cut into other units, must not write over earlier parts.
     form = TableFormat(f"part-{secrets.token_hex(8)}.parquet", _PART_COLUMNS)
     buffer = io.BytesIO()
     table = pa.table({"text_key": keys, "pll_nats": pll_nats}, form.schema)
@@ -179,6 +190,175 @@ def read_parts(folder: Path) -> tuple[pa.Table, int]:
         except ArtifactCorrupt:
             damaged += 1
     return pa.concat_tables(tables), damaged
+
+
+@dataclass(frozen=True)
+class ScoringOptions:
+    """Options of scoring: variant, precision, device and engine."""
+
+    folder: Path  # of the language model
+    variant: Variant
+    dtype: str
+    device: str = "cpu"
+    engine: EngineName = "auto"
+
+
+class Task(NamedTuple):
+    """Sentences that are scored, and acknowledged, as a whole."""
+
+    number: int
+    texts: tuple[str, ...]
+
+
+class Scores(NamedTuple):
+    """Scores of one task, nats."""
+
+    number: int
+    pll_nats: tuple[float, ...]
+
+
+class Scorer:
+    """Scores tasks in this process."""
+
+    def __init__(self, options: ScoringOptions) -> None:
+        self._options = options
+        loaded = load_language_model(options.folder)
+        self._model = model = cast(Any, loaded.model)
+        model.to(device=options.device)
+        self._tokenizer = loaded.tokenizer
+        self._limit = int(self._model.config.max_position_embeddings)
+        with _one_thread():
+            self._engine = prepare_engine(
+                self._model, options.engine, options.dtype, options.folder
+            )
+        self.engine: EngineName = self._engine.name
+        """Who scores: `openvino` or `torch`."""
+        if self.engine == "torch":
+            model.to(dtype=getattr(torch, options.dtype))
+        self._budget = find_budget(self._model)
+
+    def score(self, task: Task) -> Scores:
+        """Score a task, in order; sentences too long for the model are truncated."""
+        with _one_thread():
+            pll_nats = score_encodings(
+                self._model,
+                encode_sentences(self._tokenizer, task.texts, self._limit),
+                self._tokenizer.mask_token_id,
+                self._options.variant,
+                self._budget,
+                engine=self._engine,
+            )
+        return Scores(task.number, tuple(pll_nats.tolist()))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    # So that the bits of a score do not depend on the number of threads.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def drift(options: ScoringOptions, texts: Sequence[str]) -> float:
+    """Measure the largest difference, nats, of a few sentences' scores from those in float32."""
+    task = Task(0, tuple(texts))
+    exact = Scorer(replace(options, dtype="float32", engine="auto")).score(task).pll_nats
+    rough = Scorer(options).score(task).pll_nats
+    return max(abs(one - other) for one, other in zip(exact, rough, strict=True))
+
+
+def score_tasks(
+    options: ScoringOptions, tasks: Iterable[Task], workers: int
+) -> Generator[Scores, None, None]:
+    """Score tasks in `workers` processes, each task in whichever is free; 1: in this one.
+
+    Of several processes each has its own GPU, or all are on the CPU. The scores come in the order
+    in which they are finished.
+
+    Raises:
+        ScoreError: a score is not a number, or a worker died.
+    """
+    waiting = iter(tasks)
+    if workers <= 1:
+        scorer = None
+        for task in waiting:
+            scorer = scorer or Scorer(options)
+            yield scorer.score(task)
+        return
+    # Not concurrent.futures: its workers outlive a parent that is killed, hold up one that is
+    # stopped until their task is done, and a dead one is reported without its exit code.
+    numbered = options.device == "cuda"
+    crew = dict(
+        _start_worker(replace(options, device=f"cuda:{number}") if numbered else options)
+        for number in range(workers)
+    )
+    idle, busy, answers = list(crew), list[Connection](), list[Scores]()
+    try:
+        while idle:
+            # `idle` first: with nobody idle left, zip must not take a task and drop it.
+            for connection, task in zip(idle, waiting, strict=False):
+                _send(connection, task, crew)
+                busy.append(connection)
+            yield from answers  # once the workers have more to do
+            idle = [item for item in wait(busy) if isinstance(item, Connection)] if busy else []
+            busy = [connection for connection in busy if connection not in idle]
+            answers = [_receive(connection, crew) for connection in idle]
+    finally:
+        for connection, process in crew.items():
+            connection.close()
+            process.terminate()
+            process.join()
+
+
+def _start_worker(options: ScoringOptions) -> tuple[Connection, BaseProcess]:
+    # Workers are forked from a process that has imported this module, which takes seconds.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, options), daemon=True)
+    process.start()
+    theirs.close()  # so that the end of the process is seen as the end of the pipe
+    return ours, process
+
+
+def _work(connection: Connection, options: ScoringOptions) -> None:
+    """Score what is sent until the other end is gone."""
+    with ending_with_fault(), suppress(EOFError, ConnectionError, KeyboardInterrupt):
+        try:
+            scorer = Scorer(options)
+            while True:
+                connection.send(scorer.score(connection.recv()))
+        except MedclipError as error:
+            connection.send(error)
+
+
+def _send(connection: Connection, task: Task, crew: Mapping[Connection, BaseProcess]) -> None:
+    try:
+        connection.send(task)
+    except ConnectionError as error:
+        _receive(connection, crew)  # raises what the worker said before it ended
+        raise _died(crew[connection]) from error
+
+
+def _receive(connection: Connection, crew: Mapping[Connection, BaseProcess]) -> Scores:
+    try:
+        answer = connection.recv()
+    except (EOFError, ConnectionError) as error:
+        raise _died(crew[connection]) from error
+    if isinstance(answer, MedclipError):
+        raise answer
+    return cast(Scores, answer)
+
+
+def _died(process: BaseProcess) -> ScoreError:
+    process.join()
+    return ScoreError(
+        f"a scoring process ended with code {process.exitcode}; lower workers, "
+        "and run again to go on"
+    )
 
 
 class CorpusScoring:
@@ -257,7 +437,7 @@ class CorpusScoring:
         workers = self._processes(cost * plan.operations)
         with (
             Progress("score sentences", total, "word piece", total - cost) as bar,
-            closing(score_tasks(self._options, tasks, workers)) as finished,
+            closing(score_tasks(self._options, tasks, workers)) as finished,  # or workers stay
         ):
             for scores in finished:
                 rows = units[scores.number]
@@ -315,5 +495,5 @@ def _summary(table: pa.Table) -> dict[str, Any]:
 
 def _spearman(x: np.ndarray, y: np.ndarray) -> float:
     a, b = stats.rankdata(x), stats.rankdata(y)
-    varies = len(a) > 1 and min(np.ptp(a), np.ptp(b)) > 0
+    varies = len(a) > 1 and min(np.ptp(a), np.ptp(b)) > 0  # else nothing correlates
     return float(np.corrcoef(a, b)[0, 1]) if varies else float("nan")

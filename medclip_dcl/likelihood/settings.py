@@ -11,8 +11,7 @@ from pydantic import Field
 from medclip_dcl.core.settings import LOCAL, Section
 from medclip_dcl.models.settings import EngineName
 
-HEADS = 4
-"""Attention heads of a BERT trained here."""
+HEADS = 4  # attention heads of a BERT trained here
 
 
 class LanguageModelConfig(Section):

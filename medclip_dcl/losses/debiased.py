@@ -55,8 +55,7 @@ class DebiasedTerms(NamedTuple):
     """Log of the uncorrected negative term over e^{s_p}; minus infinity: no negatives."""
     ell: Float[Tensor, " anchors"]
     """Log of the corrected one; minus infinity where Eq. 8 is not positive."""
-    phi: Float[Tensor, " anchors"]
-    """Log of its floor."""
+    phi: Float[Tensor, " anchors"]  # log of its floor
     share: Float[Tensor, " anchors"]
     """Part of the negative term that is expected to be false, in [0, 1); 0 where ell is not."""
     N: Float[Tensor, "..."]

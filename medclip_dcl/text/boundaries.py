@@ -29,15 +29,11 @@ _NEXT_BOX = re.compile(rf"(?<=\S)\s+(?={_BOX})")
 _NEXT_DOT = re.compile(rf"(?<=[^\s:=|?-])\s+(?=[{_DOTS}])|(?<=\])\s+(?=\[)")
 _SPOKEN_FIRST = re.compile(r"\s*(?:number\s+)?one\b.*\btwo\b", re.I)
 _UNSPOKEN = re.compile(r"[.,;:]")
-_NEXT_DASH = re.compile(r"(?<=\S)\s+(?=([-*])\s+[A-Z])")
 _LABEL = re.compile(r"[ \t]*[A-Za-z][A-Za-z0-9 ()/,&'-]{0,40}(?::(?!\d)|[ \t]\||[ \t]\.{2,}[ \t])")
-_COLUMNS = re.compile(r"[ ]*[A-Za-z][A-Za-z /()-]{0,30}?[ ]{3,}\S")
-_LEADER = re.compile(r"\S[ \t]+\.{2,}[ \t]+\S")
 _ENDS = {name: pattern_of(words) for name, words in TREE["ends"].items()}
 _DANGLING = re.compile(
     rf"(?:[,:&/(+-]|.{{26}}(?<![])?:|] )(?<!  )\b(?-i:no|NO)|\b{_ENDS['dangling']})$", re.I
 )
-_CONTINUES = re.compile(rf"{_ENDS['continuing']}\b")
 _LEAST_WIDTH, _MOST_WIDTH = 60, 100
 """Columns: hardly any report is wrapped narrower, and a longer line was not wrapped at all."""
 
@@ -182,9 +178,8 @@ def _begins(previous: str, line: str, width: int, is_lower: bool) -> bool:
         return False  # "Effusion" or "Effusion?", and on a line of its own "None."
     if names_parts_alone(previous) and not _LABEL.match(line):
         return False  # "Heart" and, on a line of its own, "Enlarged"
-    in_form = ("|" in previous and "|" in line) or "\t" in previous or _LEADER.search(previous)
-    in_columns = _COLUMNS.match(previous) and _COLUMNS.match(line)
-    if _MARKED.match(line) or in_form or in_columns:
+    in_form = ("|" in previous and "|" in line) or "\t" in previous
+    if _MARKED.match(line) or in_form:
         return True
     if previous.endswith((".", "?", "!")):
         return not _NEVER_LAST.search(previous[:-1][-10:])
@@ -198,24 +193,20 @@ def _begins(previous: str, line: str, width: int, is_lower: bool) -> bool:
     first = stripped.split(None, 1)[0]
     fits = len(previous) + 1 + len(first) <= width
     is_capital = not stripped[0].islower()
-    return fits and (is_capital or (is_lower and not _CONTINUES.match(stripped)))
+    return fits and (is_capital or is_lower)
 
 
 def _cut_items(block: str) -> Iterator[str]:
     """Cut a line that holds several items of a list."""
-    if _BOX_FIRST.match(block):
-        cuts = [match.end() for match in _NEXT_BOX.finditer(block)]
-    elif block.startswith(("- ", "* ")):
-        cuts = [match.end() for match in _NEXT_DASH.finditer(block) if match[1] == block[0]]
-    else:
-        cuts = [match.end() for match in _NEXT_DOT.finditer(block)]
-        cuts += _labels_in_row(block)
-        cuts += [match.start() for match in _spoken_numbers(block)]
-        last = 0
-        for match in _NUMBER.finditer(block):
-            if last < int(match[1]) <= last + 2 and (last or int(match[1]) == 1):
-                last = int(match[1])
-                cuts.append(match.start())
+    next_item = _NEXT_BOX if _BOX_FIRST.match(block) else _NEXT_DOT
+    cuts = [match.end() for match in next_item.finditer(block)]
+    cuts += _labels_in_row(block)
+    cuts += [match.start() for match in _spoken_numbers(block)]
+    last = 0
+    for match in _NUMBER.finditer(block):
+        if last < int(match[1]) <= last + 2 and (last or int(match[1]) == 1):
+            last = int(match[1])
+            cuts.append(match.start())
     start = 0
     for cut in sorted(cuts):
         if block[start:cut].strip():

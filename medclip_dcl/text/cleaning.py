@@ -70,18 +70,13 @@ _MARKDOWN = re.compile(
     r"|^[ \t]*(?=[-=|:+*]{0,200}[-=|:+*]{3})[-=|:+* \t]+$",  # rules of a page or a table
     re.MULTILINE,
 )
-_BONE = r"(?:ribs?|clavicles?|scapulae?|sternum|humerus)\b"
 _FRACTURE = re.compile(
-    rf"(?<=\bno[ ])#(?=[ .,;)]|$)|(?<=[a-z\u00d8\u00f8\u2205][ ])#s?(?=[ ]*(?:[.,;)]|$))"
-    rf"|#[ ]?(?=(?:(?:left|right|[lr]|lt|rt|old|new|heal(?:ed|ing)|multiple|post\w*|ant\w*|lat\w*"
-    rf"|\d[\w,/-]*)\.?[ ]){{1,5}}{_BONE})|#(?={_BONE})|#[ ](?={_BONE}[ ]\S)"
-    r"|#[ ](?=(?:left|right|[lr]|lt|rt)[ ]\d)",
-    re.IGNORECASE,
+    r"(?:(?<=\S[ ])|(?<=[/,;(?]))#s?(?=[ ]*(?:[.,;)/]|$)|[ ][A-Za-z])|(?<=[^\sA-Za-z][ ])#(?=[ ]?:)"
+    r"|#[ ]?(?=(?:[\w/,-]+\.?[ ]){0,5}(?:ribs?|clavicles?|scapulae?|sternum|humerus)\b)",
+    re.IGNORECASE | re.MULTILINE,
 )
 """The sign in the shorthand of British hospitals: "# R clavicle"."""
 _TAB = re.compile(r"(?<=[\w)]) ?\t+(?=\S)")
-_SEMICOLONS = re.compile(r"^[^;:\n]+(?:;(?!\s)[^;:\n]*){2,9}$", re.MULTILINE)
-"""A row of a table whose cells semicolons part."""
 _DECORATED = re.compile(
     r"^[ \t]*([-=*~_<>+#]{2,})[ \t]*([A-Za-z][^\n]{0,60}?)[ \t]*[-=*~_<>+#]{2,}[ \t]*$",
     re.MULTILINE,
@@ -132,9 +127,7 @@ def clean_text(text: str) -> str:
         text = _CIRCLES.sub(lambda match: match.group().translate(_CIRCLE), text)
     if "#" in text:
         text = _FRACTURE.sub("fracture ", text)
-    if "\t" in text or ";" in text:
-        text = _TAB.sub(" | ", text)
-        text = _SEMICOLONS.sub(lambda match: match.group().replace(";", " | "), text)
+    text = _TAB.sub(" | ", text)
     text = _MARKDOWN.sub("", _DECORATED.sub(r"\n\2", text))
     text = _EMPHASIS.sub(r"\1", text) if text.count("*") > 1 else text
     if not _PUNCTUATED.search(text):

@@ -51,7 +51,6 @@ _ENGLISH_WORDS = _words_of(WORDS_OF["english"]).union(
     *map(_words_of, lexicon.CUES.values()),
     *map(_words_of, lexicon.PHRASES_OF.values()),
     *map(_words_of, lexicon.REGIONS_OF.values()),
-    *map(_words_of, lexicon.SEVERITIES.values()),
 )
 _LANGUAGES_OF: dict[str, frozenset[str]] = {}
 for _name, _list in WORDS_OF.items():

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from medclip_dcl.text.boundaries import LIST_HEAD, cut_sentences, end_of_first_line, find_sentences
-from medclip_dcl.text.cleaning import EMPTY_BOX, TICKED_BOX, clean_text
+from medclip_dcl.text.cleaning import clean_text
 from medclip_dcl.text.labeler import lexicon
 from medclip_dcl.text.labeler.labels import read_claims
 from medclip_dcl.text.labeler.lexicon import Cue, pattern_of
@@ -41,9 +41,12 @@ _TELLING = [
 ]
 _OF_IMAGE = {"findings": "findings", "impression": "impression", "addendum": "impression"}
 """Usual name -> the section that its text is read into; what has other names is left out."""
+ELSEWHERE = "other part of the body"
 _BEFORE_IMAGE = {"history", "technique", "comparison"}
 _BRIEF = {"technique", "comparison", "examination"}
 """Sections of a line or two: a paragraph behind them is not theirs."""
+_LEFT_OUT = {*_BEFORE_IMAGE, "indication", "examination", "recommendation", ELSEWHERE}
+"""Sections that may speak of findings, and not of the image's."""
 _MOST_WORDS = 5
 
 _LINE_HEAD = re.compile(
@@ -56,13 +59,6 @@ _LINE_HEAD = re.compile(
 _SEPARATOR = re.compile(
     r"[*_]{0,3}[ \t]?(?P<mark>[:|][*_]{0,3}|(?<=[ \t])[-\u2013\u2014]{1,2}(?=[ \t]))"
 )
-_CAPITALS = re.compile(
-    rf"(?<![\w-])(?:{'|'.join(name.strip().upper() for name in TREE['strong'].split(';'))})S?"
-    r"(?=[ \t]+(?:[A-Z]?[a-z]|\d))"
-)
-_ANSWERED = re.compile(
-    rf"\s*(?:{lexicon.ANSWERS['yes']}|{lexicon.ANSWERS['no']}|[yn])\b", re.IGNORECASE
-)
 _UNPUNCTUATED = re.compile(r"[.:;|]")
 _BARE = re.compile(
     r"(?:^[ \t]*(?P<first>exam|clinical history|history|indication|technique|comparison)"
@@ -72,8 +68,6 @@ _BARE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """Headings of dictated text, which has neither colons nor stops."""
-_HISTORY_OF = re.compile(r"\A\s*(?P<name>history)(?=\s+of\b)", re.IGNORECASE)
-ELSEWHERE = "other part of the body"
 _EXAM = re.compile(
     r"[ \t]*(?:exam(?:ination)?|study|procedure)(?: [a-z\d]{1,2})?[ \t]*[:.]", re.IGNORECASE
 )
@@ -82,10 +76,6 @@ _TITLE = re.compile(
     r"|(?:[a-z]+[ \t,(]+){1,4}(?:[a-z\d]+[ \t]views?|x-?rays?|radiographs?)\b)",
     re.IGNORECASE,
 )
-_STATES = re.compile(
-    r"\b(?:is|are|was|were|may|should|shows?|showed|if|for|advised|recommended|suggested|no)\b",
-    re.I,
-)
 _CHEST = re.compile(r"\b(?:chest|thorax|thoracic|cxr|ribs?|lungs?)\b", re.IGNORECASE)
 _LIMBS, _TRUNK = (pattern_of(lexicon.TREE["elsewhere"][name]) for name in ("limbs", "trunk"))
 _LIMB = re.compile(rf"\b{_LIMBS}\b(?! film| view)", re.IGNORECASE)
@@ -93,10 +83,7 @@ _OTHER_PART = re.compile(rf"\b(?:{_LIMBS}|{_TRUNK})\b", re.IGNORECASE)
 _LABELLED = re.compile(
     r"[ \t]*(?:\(?\d{1,2}[.)][ \t]*|[-*\u2022][ \t]*)?(?P<label>[A-Za-z][A-Za-z ,()'/-]{0,40}):"
 )
-_NUMBERED = re.compile(r"[ \t]*\(?\d{1,2}[.)]")
 _BULLET = re.compile(r"[ \t]*[-*\u2022\u25cf\u25aa\u00b7][ \t]*\w")
-_BOX_OR_BULLET = re.compile(rf"{_BULLET.pattern}|[ \t]*(?:{EMPTY_BOX}|{TICKED_BOX})")
-_PARAGRAPH = re.compile(r"\n[ \t]*\n")
 
 
 def read_loose_sections(text: str, _study_id: str = "") -> Sections:
@@ -136,6 +123,12 @@ def cut_report(text: str) -> list[Part]:
             part if part.name == ELSEWHERE else part._replace(section="last_paragraph")
             for part in parts
         ]
+    parts = [
+        part._replace(section="findings")
+        if part.name and part.name not in _LEFT_OUT and not part.section and read_claims(part.body)
+        else part
+        for part in parts
+    ]
     later = next((part for part in parts if part.section), parts[0])
     if not parts[0].name and (
         _has_labels(parts[0].body)
@@ -150,10 +143,8 @@ def cut_report(text: str) -> list[Part]:
 
 
 def _has_labels(body: str) -> bool:
-    """Whether a text holds a label of a part ("Pleura: clear"), or a list that speaks of one."""
+    """Whether a text holds a label of a part: "Pleura: clear"."""
     if sum(map(names_parts_alone, body.split("\n"))) > 1:
-        return True
-    if any(_BOX_OR_BULLET.match(line) and _speaks(line) for line in body.split("\n")):
         return True
     heads = (match["head"] for line in body.split("\n") if (match := _LINE_HEAD.match(line)))
     return ":" in body and any(
@@ -187,9 +178,7 @@ def _parts(text: str) -> list[Part]:
 def _headings(text: str) -> Iterator[tuple[int, int, str]]:
     """Find start, end and name of every heading that begins a section."""
     if not _UNPUNCTUATED.search(text):
-        for match in sorted(
-            [*_BARE.finditer(text), *_HISTORY_OF.finditer(text)], key=lambda match: match.start()
-        ):
+        for match in _BARE.finditer(text):
             name = match.group().strip()
             yield match.end() - len(name), match.end(), _USUAL[_plain_name(name)]
         return
@@ -230,7 +219,7 @@ def _is_elsewhere(line: str, before: bool) -> bool:
         stop = ""
     exam = _EXAM.match(head)
     is_title = exam or (not stop and not line.rstrip().endswith(".") and _TITLE.match(head))
-    if not is_title or _STATES.search(head):
+    if not is_title:
         return before
     return not _CHEST.search(head) and (before or bool(_OTHER_PART.search(head)))
 
@@ -273,8 +262,7 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
             yield start, end, name
         return
     inside = current in _OF_IMAGE
-    name = _USUAL.get(plain, "") if _NUMBERED.match(line) else usual_name(head, inside=inside)
-    if name:
+    if name := usual_name(head, inside=inside):
         yield start, end, name
     elif not current or current in _OF_IMAGE:
         return
@@ -282,10 +270,9 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
         if all(item.region == "chest" for item in named) and current != "examination":
             return  # "radiograph of last week: effusion"
         is_apart = current not in {"history", "indication"} or not previous.strip()
-        of_body = any(item.region for item in named)
-        if is_apart or of_body or head.isupper() or _ANSWERED.match(line[end:]):
+        if is_apart or head.isupper() or any(item.region for item in named):
             yield start, start, "findings"  # its label is part of the text: "Pneumothorax: no"
-    elif (head.isupper() or _is_title(head)) and len(head) > 2:
+    elif _is_title(head) and len(head) > 2:
         yield start, end, plain
 
 
@@ -298,7 +285,7 @@ def _names_chest_alone(head: str) -> bool:
 
 
 def _inner_headings(line: str, begin: int) -> Iterator[tuple[int, int, str]]:
-    """Find usual names behind a stop, or capitalised, in a line."""
+    """Find usual names behind a stop in a line."""
     found: list[tuple[int, int, str]] = []
     last = begin
     for match in _SEPARATOR.finditer(line, begin):
@@ -316,12 +303,7 @@ def _inner_headings(line: str, begin: int) -> Iterator[tuple[int, int, str]]:
                 found.append((start, match.end(), _USUAL[plain]))
                 last = match.end()
                 break
-    if not line.isupper():
-        found += [
-            (match.start(), match.end(), _USUAL[_plain_name(match.group())])
-            for match in _CAPITALS.finditer(line, begin)
-        ]
-    return iter(sorted(found))
+    return iter(found)
 
 
 def usual_name(heading: str, *, inside: bool = False) -> str:
@@ -370,11 +352,6 @@ def _with_unnamed(part: Part) -> list[Part]:
     if not part.name:
         return [part._replace(section="findings")]
     body = part.body
-    if part.name not in USUAL_NAMES and _states_findings(body):
-        return [part._replace(section="findings")]
-    paragraph = _PARAGRAPH.search(body, len(body) - len(body.lstrip()))
-    if paragraph and _speaks(body[paragraph.end() :]):
-        return _cut(part, paragraph.end())
     if part.name in _BRIEF:
         lines = end_of_first_line(body)
         if lines < len(body) and _speaks(body[lines:]):
@@ -382,10 +359,6 @@ def _with_unnamed(part: Part) -> list[Part]:
         if part.name == "examination" and len(cut_sentences(body)) > 1:
             return _cut(part, 0)
     return [part]
-
-
-def _states_findings(body: str) -> bool:
-    return sum(bool(read_claims(sentence)) for sentence in cut_sentences(body)) > 1
 
 
 def _with_rest(part: Part) -> list[Part]:
@@ -416,21 +389,35 @@ def _cut(part: Part, end: int) -> list[Part]:
     return [part._replace(body=part.body[:end]), rest]
 
 
+_REPLACED = re.compile(
+    r"[ ,]*(?:and )?\b(?:not|instead of|rather than|in place of)\s+\"[^\"\n]{1,200}\"", re.I
+)
+"""What a correction quotes as wrong."""
+
+
 def _without_withdrawn(parts: Sequence[Part]) -> list[Part]:
-    """Leave out sentences that assert what a later correction denies."""
-    last = max((at for at, part in enumerate(parts) if part.name == "addendum"), default=0)
-    denied = read_claims(" ".join(part.body for part in parts if part.name == "addendum")).negated
-    if not denied:
-        return list(parts)
+    """Leave out what corrections quote as wrong, and sentences that assert what they deny.
+
+    A correction may stand below the report or above it; the last one itself stands.
+    """
+    last = max((at for at, part in enumerate(parts) if part.name == "addendum"), default=-1)
+    corrections = " ".join(part.body for part in parts if part.name == "addendum")
+    denied = read_claims(_REPLACED.sub("", corrections)).negated
     left: list[Part] = []
     for at, part in enumerate(parts):
-        start, body = 0, part.body
-        for first, end, sentence in find_sentences(body) if part.section and at < last else ():
-            claims = read_claims(sentence)
-            stated = claims.asserted.keys() | claims.uncertain
-            if stated and stated <= denied:
-                left.append(part._replace(body=body[start:first]))
-                left.append(Part("withdrawn", "", body[first:end], ""))
+        spans = [match.span() for match in _REPLACED.finditer(part.body)] if last >= 0 else []
+        if denied and part.section and at != last:
+            spans += [
+                (start, end)
+                for start, end, sentence in find_sentences(part.body)
+                if (claims := read_claims(sentence)).asserted or claims.uncertain
+                if claims.asserted.keys() | claims.uncertain <= denied
+            ]
+        start = 0
+        for first, end in sorted(spans):
+            if first >= start:
+                left.append(part._replace(body=part.body[start:first]))
+                left.append(Part("withdrawn", "", part.body[first:end], ""))
                 part, start = part._replace(heading=""), end
         left.append(part._replace(body=part.body[start:]))
     return left

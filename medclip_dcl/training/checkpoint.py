@@ -49,12 +49,9 @@ class Snapshot:
     """A run after `step` steps."""
 
     step: int
-    weights: Mapping[str, Tensor]
-    """Parameters and buffers of the model, by name."""
-    optimizer: Mapping[str, Tensor]
-    """Optimiser state, `<state>/<parameter>` -> tensor."""
-    state: Mapping[str, Any] = field(default_factory=dict)
-    """Plain counters of the loop."""
+    weights: Mapping[str, Tensor]  # parameters and buffers of the model, by name
+    optimizer: Mapping[str, Tensor]  # optimiser state, `<state>/<parameter>` -> tensor
+    state: Mapping[str, Any] = field(default_factory=dict)  # plain counters of the loop
 
 
 class CheckpointStore:
@@ -73,6 +70,7 @@ class CheckpointStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = (self.folder / ".lock").open("a")
         with lock as stream:
+            # The kernel lets go of it when its holder ends, killed or not: no stale lock.
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -135,7 +133,7 @@ class CheckpointStore:
     def newest(self) -> Artifact | None:
         """Return the checkpoint that `find` would look at first, its files unread."""
         for path in reversed(self._paths()):
-            with suppress(ArtifactError):
+            with suppress(ArtifactError):  # as `find` passes a damaged one over
                 return read_artifact_header(path)
         return None
 
@@ -178,6 +176,7 @@ class CheckpointStore:
         return self.folder / f"{_PREFIX}{step:08d}"
 
     def _paths(self) -> list[Path]:
+        # Steps have leading zeros: the order of names is that of steps.
         return sorted(path for path in self.folder.glob(f"{_PREFIX}*") if path.is_dir())
 
     def _refuse(self, artifact: Artifact) -> None:

@@ -26,6 +26,7 @@ def read_training_config(model: Path) -> TrainingConfig | None:
     """
     try:
         tree = json.loads((model / CONFIG).read_text("utf-8"))
+        # Another maker's model says nothing of its training.
         return TrainingConfig.model_validate(tree) if "train" in tree else None
     except (OSError, ValueError) as error:
         raise CheckpointError(

@@ -40,14 +40,10 @@ _LEAST_SHARE = 0.8  # of an image's side that a crop shows
 class CropParams:
     """Crop, brightness and contrast of each image of a batch."""
 
-    top: Int64[np.ndarray, " images"]
-    """First row of the crop, pixels of the prepared image."""
-    left: Int64[np.ndarray, " images"]
-    """First column of the crop, pixels of the prepared image."""
-    brightness: Float[np.ndarray, " images"]
-    """Factor of every grey value."""
-    contrast: Float[np.ndarray, " images"]
-    """Factor of the distance from the image's mean."""
+    top: Int64[np.ndarray, " images"]  # first row of the crop, pixels of the prepared image
+    left: Int64[np.ndarray, " images"]  # first column of the crop, pixels of the prepared image
+    brightness: Float[np.ndarray, " images"]  # factor of every grey value
+    contrast: Float[np.ndarray, " images"]  # factor of the distance from the image's mean
 
 
 def slack_px(size_px: int, input_px: int) -> int:
@@ -118,19 +114,14 @@ class ImageTextBatch:
     """Images, texts and supervision of one step of a process."""
 
     step: int
-    mine: slice
-    """This process's slots in the global batch."""
-    study_ids: tuple[str, ...]
-    """Study of each slot, for messages."""
-    crops: UInt8[Tensor, "local 1 input_px input_px"]
-    """Crops of the images, 0 black to 255 white."""
+    mine: slice  # this process's slots in the global batch
+    study_ids: tuple[str, ...]  # study of each slot, for messages
+    crops: UInt8[Tensor, "local 1 input_px input_px"]  # crops of the images, 0 black to 255 white
     brightness: Float[Tensor, " local"]
     contrast: Float[Tensor, " local"]
-    input_ids: Int[Tensor, "local tokens"]
-    """Word pieces, padded to the longest sentence of these."""
+    input_ids: Int[Tensor, "local tokens"]  # word pieces, padded to the longest sentence of these
     attention_mask: Int[Tensor, "local tokens"]
-    eta: Float[Tensor, " batch"]
-    """Class probability of each sentence."""
+    eta: Float[Tensor, " batch"]  # class probability of each sentence
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """What the objective's options read, by name: a row for each slot of the batch."""
 

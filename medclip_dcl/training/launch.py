@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -37,19 +36,6 @@ _FOLLOWED = {DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULT
 _SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
 
 
-def settle_precision(settings: TrainConfig) -> TrainConfig:
-    """Replace `precision: auto` by what this machine is fast in: `bf16` or `no`."""
-    if settings.precision != "auto":
-        return settings
-    if torch.cuda.is_available():
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        # an older torch may not say
-        capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-        fast = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
-    return settings.model_copy(update={"precision": "bf16" if fast else "no"})
-
-
 def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accelerator:
     """Join the processes of the run; `work` receives trackers' files, None: nothing is tracked.
 
@@ -61,9 +47,10 @@ def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accele
         if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
             _refuse_distribution(name)
     accelerator = Accelerator(
-        mixed_precision=settle_precision(settings).precision,
+        mixed_precision=settings.precision,
         cpu=not torch.accelerator.is_available(),
         kwargs_handlers=[
+            # Gradients are made where they are sent from: a copy of the weights' size less.
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
             InitProcessGroupKwargs(timeout=_LONGEST_WAIT),
         ],
@@ -77,6 +64,7 @@ def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accele
             f"start it with torchrun --nproc-per-node {settings.processes} -m pipelines.train (on "
             "CPUs `accelerate launch` starts one process whatever it is asked)"
         )
+    # Processes that each took all cores of a machine would wait for one another.
     share = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(settings.torch_threads or max(1, share))
     return accelerator
@@ -124,7 +112,7 @@ class StopRequest:
         if not self.requested:
             self.requested, self._since = True, now
         elif number == signal.SIGINT and now - self._since > _SAME_KEY_PRESS_S:
-            os._exit(128 + number)
+            os._exit(128 + number)  # nothing is waited for: the step may be what hangs
 
 
 def _follow_launcher() -> bool:

@@ -28,8 +28,7 @@ from medclip_dcl.training.settings import TrainConfig
 
 FILE = "metrics.jsonl"
 
-TIMINGS = ("images_per_s",)
-"""Fields that differ from run to run."""
+TIMINGS = ("images_per_s",)  # fields that differ from run to run
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -135,18 +134,13 @@ def _plain(tree: dict[str, Any], prefix: str = "") -> dict[str, int | float | st
 class TrainState:
     """State of a run: steps done, and what the log has to go on from."""
 
-    step: int = 0
-    """Steps done."""
-    skipped: int = 0
-    """Steps whose loss or gradient was not finite."""
-    in_a_row: int = 0
-    """Such steps since the last good one."""
+    step: int = 0  # steps done
+    skipped: int = 0  # steps whose loss or gradient was not finite
+    in_a_row: int = 0  # such steps since the last good one
     clipped: int = 0
     """Steps whose gradient was longer than the largest that is allowed, and was cut to it."""
-    best_step: int = 0
-    """Steps done when the named metric was best; 0: not yet measured."""
-    best_value: float | None = None
-    """The metric at that step."""
+    best_step: int = 0  # steps done when the named metric was best; 0: not yet measured
+    best_value: float | None = None  # the metric at that step
     launches: list[tuple[int, int]] = field(default_factory=list)
     """Steps done before, and processes: of the first launch, and of each with another number."""
 
@@ -227,6 +221,7 @@ class TrainLogger:
 
     def _mean_of(self, output: ObjectiveOutput) -> dict[str, float]:
         tensors = {"loss": output.loss.detach(), **output.gauges}
+        # Joined, as every reduction waits for all processes.
         stacked = torch.stack([tensor.float() for tensor in tensors.values()])
         mean = self._accelerator.reduce(stacked, reduction="mean").tolist()
         return dict(zip(tensors, mean, strict=True))

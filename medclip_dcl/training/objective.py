@@ -38,28 +38,22 @@ from medclip_dcl.training.settings import ObjectiveConfig
 class ObjectiveInputs:
     """One batch, as one direction sees it: local anchors, gathered candidates."""
 
-    s: Float[Tensor, "anchors candidates"]
-    """Similarities with their scale gamma**2."""
-    positive: Int[Tensor, " anchors"]
-    """Column of each anchor's positive."""
+    s: Float[Tensor, "anchors candidates"]  # similarities with their scale gamma**2
+    positive: Int[Tensor, " anchors"]  # column of each anchor's positive
     eta: Float[Tensor, " anchors"]
     """Chance that a random candidate is of the anchor's class, in [0, 1)."""
-    gamma: Float[Tensor, ""]
-    """Root of the scale of s."""
-    settings: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    """The section `objective`."""
+    gamma: Float[Tensor, ""]  # root of the scale of s
+    settings: ObjectiveConfig = field(default_factory=ObjectiveConfig)  # the section `objective`
     weights: Float[Tensor, "anchors candidates"] | None = None
     """Factor on e^s of each negative, by `objective.negatives`; None: all count alike."""
     relation: Int8[Tensor, "anchors candidates"] | None = None
     """Codes of `relations`; needed where `objective.relation` is not `none`."""
     text_similarity: Float[Tensor, "anchors candidates"] | None = None
     """Cosine of the two texts, by their `text_vectors`; needed by the `*_similar` negatives."""
-    threshold: float = 1.0
-    """Text similarity above which `remove_similar` drops a negative."""
+    threshold: float = 1.0  # text similarity above which `remove_similar` drops a negative
     label_overlap: Bool[Tensor, "anchors candidates"] | None = None
     """Whether both have a finding in common; needed by `remove_labels`."""
-    generator: torch.Generator | None = None
-    """CPU generator; needed by `resample_similar`."""
+    generator: torch.Generator | None = None  # CPU generator; needed by `resample_similar`
 
     @property
     def same(self) -> Bool[Tensor, "anchors candidates"] | None:
@@ -84,8 +78,7 @@ class ObjectiveInputs:
 class ObjectiveOutput:
     """The loss, and what to log with it."""
 
-    loss: Float[Tensor, ""]
-    """Scalar with gradient, mean over anchors."""
+    loss: Float[Tensor, ""]  # scalar with gradient, mean over anchors
     gauges: dict[str, Tensor]
     """Scalars without gradient: those of `debiasing_gauges` and `negative_gauges`."""
 

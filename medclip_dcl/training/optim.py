@@ -33,8 +33,7 @@ class ParamGroup(StrEnum):
     IMAGE = "image"
     TEXT = "text"
     PROJECTION = "projection"
-    SCALE = "scale"
-    """Gamma, and what an objective of one's own adds; always learned."""
+    SCALE = "scale"  # gamma, and what an objective of one's own adds; always learned
 
 
 _PREFIXES = (
@@ -103,6 +102,7 @@ def set_training_mode(
     for name, module in encoder.named_modules():
         # Statistics of small batches are noise next to those that were loaded.
         held = freeze_batchnorm and isinstance(module, nn.modules.batchnorm._BatchNorm)
+        # The nameless module is the model itself, whose flag `train` has set.
         if name and (held or param_group_of(name) in frozen):
             module.training = False
 
@@ -142,7 +142,7 @@ def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
 
 def _decays(name: str, parameter: nn.Parameter) -> bool:
     added = param_group_of(name) is ParamGroup.IMAGE and any(word in name for word in _ADDED)
-    return parameter.ndim > 1 and not added
+    return parameter.ndim > 1 and not added  # biases, norms and gamma have an axis at most
 
 
 def set_learning_rate(optimizer: Optimizer, share: float) -> None:

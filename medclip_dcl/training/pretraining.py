@@ -98,8 +98,10 @@ def draw_views(
     )
     affine = torch.from_numpy(turned).float()
     brightness, contrast = torch.from_numpy(factors).float().view(2, -1, 1, 1, 1)
+    # All first views, then all second ones, as `view_loss` pairs them.
     shown = pixels.float().unsqueeze(1).repeat(2, 1, 1, 1) / 255
     grid = functional.affine_grid(affine, [count, 1, input_px, input_px], align_corners=False)
+    # The edge is repeated in turned corners: black ones would be edges that no image has.
     shown = functional.grid_sample(shown, grid, padding_mode="border", align_corners=False)
     shown = shown * brightness
     level = shown.mean(dim=(1, 2, 3), keepdim=True)
@@ -140,6 +142,7 @@ def pretrain(
     if threads:
         torch.set_num_threads(threads)
     learner = ViewLearner(encoder, seed_for(seed, RngStream.PRETRAINING)).to(device)
+    # Convolutions are faster in this layout.
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     group = {"params": list(learner.parameters()), "peak": _LEARNING_RATE}
     optimizer = AdamW([group], lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY, fused=True)
@@ -148,6 +151,7 @@ def pretrain(
     with Progress("pretrain images", settings.steps, "step", done=step) as progress:
         while step < settings.steps:
             rng = generator_for(seed, RngStream.PRETRAINING, step)
+            # Without repeats: an image twice would be its own negative.
             drawn = rng.choice(len(rows), min(len(rows), _BATCH), replace=False)
             shown = np.stack([images.pixels(rows[number]) for number in drawn.tolist()])
             pixels = torch.from_numpy(shown).to(device)
@@ -159,7 +163,7 @@ def pretrain(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             step += 1
-            losses = [*losses[-49:], loss.item()]
+            losses = [*losses[-49:], loss.item()]  # saved: a resumed run reports the same mean
             progress.advance(1, loss=losses[-1])
             if step % save_every_steps == 0 and step < settings.steps:
                 _save(store, step, learner, optimizer, losses)

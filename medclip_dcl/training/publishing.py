@@ -71,6 +71,7 @@ def package_model(
         write_text(text / "config.json", json.dumps(tree, indent=1, sort_keys=True) + "\n")
         start.tokenizer.save_pretrained(str(text))
 
+    # With the sizes and the pooling that the start had: the package is built without it.
     config = config.model_copy(update={"model": model})
     packaged = TrainingConfig.of(config)
     side = setup.encoder.image.grid(model.image.input_px)
@@ -121,6 +122,7 @@ def _fit_offsets(
     table = read_table(inputs.manifest.path, IMAGES, ["image_id", "split"]).to_pylist()
     held_out = [row["image_id"] for row in table if row["split"] == "validate"]
     split: Literal["validate", "train"] = "validate"
+    # The manifest has images that were refused when they were prepared.
     image_ids = [item for item in held_out if item in images.row_of]
     if len(image_ids) < _LEAST_VALIDATION:
         split, image_ids = "train", list(corpus.image_ids)
@@ -128,6 +130,7 @@ def _fit_offsets(
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     predictor = build_predictor(SavedModel(folder, "draft", config, card, None), device)
+    # Activations of the whole bank would not fit: it is encoded pass by pass.
     parts = np.array_split(np.array(image_ids), math.ceil(len(image_ids) / _IMAGES_PER_PASS))
     pixels = (
         np.stack([images.pixels(images.row_of[image_id]) for image_id in part]) for part in parts

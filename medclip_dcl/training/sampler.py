@@ -50,14 +50,11 @@ class RaggedIndex:
 class BatchRows:
     """One global batch; each array has one entry per slot."""
 
-    studies: Int64[np.ndarray, " batch"]
-    """Study whose image is shown; all differ."""
+    studies: Int64[np.ndarray, " batch"]  # study whose image is shown; all differ
     reports: Int64[np.ndarray, " batch"]
     """Study whose report is read: the same, but in the shuffled control."""
-    images: Int64[np.ndarray, " batch"]
-    """Image, as a member of the images' `RaggedIndex`."""
-    sentences: Int64[np.ndarray, " batch"]
-    """Sentence, as a member of the sentences' `RaggedIndex`."""
+    images: Int64[np.ndarray, " batch"]  # image, as a member of the images' `RaggedIndex`
+    sentences: Int64[np.ndarray, " batch"]  # sentence, as a member of the sentences' `RaggedIndex`
 
 
 class ImageTextSampler:

@@ -8,25 +8,12 @@ from medclip_dcl.core.plugins import LOSSES
 from medclip_dcl.core.settings import NO_EFFECT, Section
 
 Tracker = Literal[
-    "tensorboard",
-    "wandb",
-    "mlflow",
-    "trackio",
-    "comet_ml",
-    "aim",
-    "clearml",
-    "dvclive",
-    "swanlab",
+    "tensorboard", "wandb", "mlflow", "trackio", "comet_ml", "aim", "clearml", "dvclive", "swanlab"
 ]
 """Trackers by the names that Accelerate gives them."""
 
 BestMetric = Literal[
-    "",
-    "validation_loss",
-    "validation_uncorrected_loss",
-    "validation_auc",
-    "validation_recall_at_10",
-    "validation_report_auc",
+    "", "validation_loss", "validation_uncorrected_loss", "validation_auc", "validation_report_auc"
 ]
 """Figures that may choose the published step."""
 
@@ -62,10 +49,9 @@ class TrainConfig(Section):
     positions of a vision transformer."""
     freeze_batchnorm: bool = False
     """Whether batch norms keep the statistics that they were loaded with."""
-    precision: Literal["no", "bf16", "fp16", "auto"] = "no"
-    """Autocast of the encoders; similarity and loss are always float32. `auto`: `bf16` where the
-    processor or GPU multiplies in it, else `no`; the model records which, and a run that is
-    resumed needs the same."""
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """Autocast of the encoders; similarity and loss are always float32. `bf16` is for machines that
+    multiply in it."""
     gradient_checkpointing: Annotated[Literal["none", "text", "both"], NO_EFFECT] = "none"
     """Encoders that compute their activations twice instead of keeping them: less memory, a
     third more time, the same numbers. `both` is for vision transformers."""
@@ -86,8 +72,8 @@ class TrainConfig(Section):
     """Steps between validation losses; 0: none. A validation split of fewer studies than
     `global_batch` is one batch, whose loss has fewer negatives than that of training."""
     validate_images: Annotated[int, Field(ge=0), NO_EFFECT] = 0
-    """Most images of the validation split that are asked for findings and sentences at each
-    validation; 0: none."""
+    """Most images of the validation split that are asked for findings at each validation; 0:
+    none."""
     best_metric: BestMetric = ""
     """Validation metric that chooses the published step; empty: the last step, or what the
     `judge` of a sweep's grid names."""
@@ -118,6 +104,7 @@ class TrainConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _epochs_replace_the_default(cls, tree: Any) -> Any:
+        # A default of `steps` must not contradict epochs that are set alone.
         if isinstance(tree, dict) and tree.get("epochs") is not None:
             return {"steps": None, **tree}
         return tree
@@ -143,6 +130,7 @@ class TrainConfig(Section):
     def _best_is_measured(self) -> Self:
         if self.best_metric and not self.validate_every_steps:
             raise ValueError(f"best_metric {self.best_metric} needs validate_every_steps")
+        # Losses are of batches; the others ask images.
         asks = self.best_metric not in {"", "validation_loss", "validation_uncorrected_loss"}
         if asks and not self.validate_images:
             raise ValueError(f"best_metric {self.best_metric} needs validate_images")
@@ -170,11 +158,7 @@ class ObjectiveConfig(Section):
     floor: Literal["floor", "zero", "fallback"] = "floor"
     """What stands in for Eq. 8 where it falls to its minimum; `floor` is the paper's."""
     negatives: Literal[
-        "all",
-        "remove_labels",
-        "remove_similar",
-        "resample_similar",
-        "reweight_similar",
+        "all", "remove_labels", "remove_similar", "resample_similar", "reweight_similar"
     ] = "all"
     """Weights on negatives: the rivals of the paper's Table 1."""
     remove_share: Annotated[float, Field(gt=0, lt=1)] = 0.1

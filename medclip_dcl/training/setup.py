@@ -17,12 +17,7 @@ from medclip_dcl.core.artifact import HEADER, Artifact
 from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.models.dual_encoder import DualEncoder, add_adapters, build_dual_encoder
-from medclip_dcl.models.encoder_files import (
-    Start,
-    packaged_text_config,
-    read_start,
-    read_tokenizer,
-)
+from medclip_dcl.models.encoder_files import Start, packaged_text_config, read_start, read_tokenizer
 from medclip_dcl.models.pretrained import LoadReport
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.training.config import TrainingConfig
@@ -59,11 +54,9 @@ class TrainInputs:
     eta_cache: Artifact
     text_weights: Path
     """Folder of the language model that the text encoder starts from, or of the whole model."""
-    prompts: "tuple[Finding, ...]"
-    """Findings that the model is published with, and validated by."""
+    prompts: "tuple[Finding, ...]"  # findings that the model is published with, and validated by
     claims: Artifact | None = None
-    image_weights: Path | None = None
-    """Weights that the image encoder starts from; None: random."""
+    image_weights: Path | None = None  # weights that the image encoder starts from; None: random
 
 
 class CorpusSplit(NamedTuple):
@@ -90,10 +83,7 @@ class TrainSetup:
 
 
 def set_up(
-    config: TrainingConfig,
-    inputs: TrainInputs,
-    accelerator: Accelerator,
-    say: Callable[..., None],
+    config: TrainingConfig, inputs: TrainInputs, accelerator: Accelerator, say: Callable[..., None]
 ) -> TrainSetup:
     """Put a run together.
 
@@ -122,6 +112,7 @@ def set_up(
         encoder=encoder,
         data=data,
         objective=_objective(config, data, say),
+        # Trackers open later: the step that a run goes on from is read with its checkpoint.
         hooks=Hooks(say, validation, partial(open_trackers, accelerator, config)),
         prepared=prepared,
         validation=validation,
@@ -147,7 +138,7 @@ def start_of(settings: ModelConfig, image: Path | None, text: Path) -> Start:
         CheckpointError: a file is missing, damaged, or of a kind that is not known here.
         ArtifactError: the package is not whole.
     """
-    whole = bool(settings.pretrained)
+    whole = bool(settings.pretrained)  # one checkpoint of both encoders
     if not whole or not (text / HEADER).is_file():
         return read_start(settings, image, text, whole=whole)
     from medclip_dcl.inference.model_package import read_model_package
@@ -182,6 +173,7 @@ def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
 def _build_encoder(
     config: TrainingConfig, start: Start, accelerator: Accelerator, say: Callable[..., None]
 ) -> DualEncoder:
+    # All weights are drawn first: what a checkpoint lacks, such as projections, starts from these.
     encoder = build_dual_encoder(config.model, start.text_config, config.seed)
     if warning := slow_start(config.model, config.train):
         say(warning=warning)
@@ -295,6 +287,7 @@ def _validation(
             f"are of batches of {pairs}, with {pairs - 1} negatives in place of "
             f"{settings.global_batch - 1}"
         )
+    # One process suffices for these: all hold the same weights.
     if not settings.validate_images or not accelerator.is_main_process:
         return Validation(batches)
     return Validation(

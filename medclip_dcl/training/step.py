@@ -49,14 +49,10 @@ paper clips, and an anchor's gradient weighs up to 1 / (1 - eta) and more (`debi
 class StepReport:
     """Loss and gauges of a step; equal in all processes."""
 
-    output: ObjectiveOutput
-    """Loss and gauges of this process's anchors."""
-    updated: bool
-    """Whether the weights were moved."""
-    norm: float
-    """Length of the gradient before it was clipped."""
-    stop: bool
-    """Whether any process has been asked to stop."""
+    output: ObjectiveOutput  # loss and gauges of this process's anchors
+    updated: bool  # whether the weights were moved
+    norm: float  # length of the gradient before it was clipped
+    stop: bool  # whether any process has been asked to stop
 
 
 class TrainStep:

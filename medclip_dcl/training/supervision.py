@@ -1,6 +1,6 @@
 """What an objective reads besides images, sentences and eta: a column for every option of it.
 
-Claims, labels and zones are small integers. Texts are compared by unit vectors, made once and
+Claims and labels are small integers. Texts are compared by unit vectors, made once and
 before training. Corpus, dataset and batch carry columns by their names and know none of them.
 """
 
@@ -75,6 +75,7 @@ def read_supervision(
         of_studies["report_codes"] = torch.cat(codes)
     if settings.negatives == "remove_labels":
         rows = _label_rows(manifest, corpus.study_ids, _CHEX5)
+        # Uncertain counts as absent, as in the paper: 1 alone makes an overlap.
         present = [[row.get(name) == 1 for name in _CHEX5] for part in rows for row in part]
         of_studies["labels"] = torch.tensor(present)
     return Supervision(of_texts, of_studies)
@@ -93,7 +94,7 @@ def mean_states(
             states = encoder.backbone(input_ids=ids, attention_mask=mask)[0]
             share = mask / mask.sum(dim=1, keepdim=True)
             parts.append((share.unsqueeze(-1) * states).sum(dim=1).float().cpu())
-    return torch.cat(parts)[torch.from_numpy(np.argsort(order))]
+    return torch.cat(parts)[torch.from_numpy(np.argsort(order))]  # in the order of the texts
 
 
 def centre_of(states: Float[Tensor, "texts width"], corpus: Corpus) -> Float[Tensor, " width"]:
@@ -127,7 +128,7 @@ def closest_threshold(
     for step in range(_SAMPLED_BATCHES):
         texts = corpus.text_of[sampler.draw(step).sentences[:_SAMPLED_SLOTS]]
         some = vectors[torch.from_numpy(texts)]
-        apart = ~torch.eye(len(some), dtype=torch.bool)
+        apart = ~torch.eye(len(some), dtype=torch.bool)  # a text is no negative of itself
         cosines.append((some @ some.T)[apart].numpy())
     return min(float(np.quantile(np.concatenate(cosines), 1 - share)), 1 - _ROUNDING)
 
@@ -166,6 +167,7 @@ def _label_rows(
     manifest: Artifact, study_ids: Sequence[str], findings: Sequence[str]
 ) -> Iterator[list[dict[str, Any]]]:
     table, wanted = read_labels(manifest), _column(study_ids)
+    # Labels of other studies alone would train as if none had a finding.
     is_labelled = pc.any(pc.is_in(wanted, pc.unique(table["study_id"]))).as_py()
     if not (is_labelled and set(label_names(table)) & set(findings)):
         raise ConfigError(

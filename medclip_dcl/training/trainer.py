@@ -54,8 +54,7 @@ def _nothing(_step: int) -> None:
 class Hooks:
     """Callbacks of a run: what happens besides its steps."""
 
-    say: Callable[..., None]
-    """Prints facts."""
+    say: Callable[..., None]  # prints facts
     validate: Validate | None = None
     """Measures the model every `validate_every_steps`; None: nothing does."""
     begin: Callable[[int], None] = _nothing
@@ -68,12 +67,9 @@ class TrainResult:
 
     finished: bool
     state: TrainState
-    figures: dict[str, float | None]
-    """The last line of the metrics log."""
-    weights: dict[str, Tensor]
-    """Parameters and buffers of the model to publish."""
-    published_step: int
-    """Steps that it has done: all, or those of the best checkpoint."""
+    figures: dict[str, float | None]  # the last line of the metrics log
+    weights: dict[str, Tensor]  # parameters and buffers of the model to publish
+    published_step: int  # steps that it has done: all, or those of the best checkpoint
 
 
 def run(
@@ -232,7 +228,7 @@ class Trainer:
             ) from error
         load_optimizer_tensors(self.optimizer, self._encoder, snapshot.optimizer)
         state = dict(snapshot.state)
-        if self._accelerator.scaler is not None:
+        if self._accelerator.scaler is not None:  # fp16 alone has one
             self._accelerator.scaler.load_state_dict(state["scaler"])
         self.state = TrainState(
             snapshot.step, **{name: state[name] for name in _COUNTERS if name in state}

@@ -2,8 +2,7 @@
 
 Axes
     findings  prompt pairs
-    images     one image of each study
-    texts     distinct sentences of their reports
+    images    one image of each study
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from accelerate import Accelerator
-from jaxtyping import Bool, Float, Int, Int8, UInt8
-from torch import Tensor
+from jaxtyping import Float, Int8, UInt8
 
 from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.errors import ConfigError
@@ -23,7 +21,7 @@ from medclip_dcl.core.rng import RngStream, generator_for
 from medclip_dcl.data.manifest import read_labels
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation.classification import UNKNOWN, labelled_truth
-from medclip_dcl.evaluation.metrics import best_ranks, mean_of, recall_at, roc_auc, value_of
+from medclip_dcl.evaluation.metrics import mean_of, roc_auc, value_of
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import margins, prompt_texts
 from medclip_dcl.models.dual_encoder import DualEncoder, evaluating
@@ -39,9 +37,7 @@ from medclip_dcl.training.supervision import read_report_labels
 MOST_BATCHES = 8
 """Global batches in one validation loss: enough to compare steps, cheap next to training."""
 
-_K = 10  # first images among which one is looked for whose report says the sentence
 _IMAGES_PER_PASS = 32
-_TEXTS_PER_PASS = 64
 
 
 def validation_batch(studies: int, settings: TrainConfig) -> int:
@@ -50,7 +46,7 @@ def validation_batch(studies: int, settings: TrainConfig) -> int:
     Raises:
         ConfigError: the split has too few usable studies for one batch.
     """
-    least = max(2, settings.processes)
+    least = max(2, settings.processes)  # an anchor needs a negative, a process a pair
     if studies < least:
         raise ConfigError(
             f"the validation split has {studies} studies with an image and a usable sentence, and "
@@ -63,9 +59,8 @@ def validation_batch(studies: int, settings: TrainConfig) -> int:
 class ValidationMetrics:
     """Questions to a model in training; the same at each visit.
 
-    They are about images and sentences of the validation split: a study's first, drawn by study.
-    `truth` is that of the labels, `reported` what an image's own report says of a finding, and
-    `correct` whether it says a text.
+    They are about images of the validation split: a study's first, drawn by study. `truth` is that
+    of the labels, `reported` what an image's own report says of a finding.
 
     Raises:
         ConfigError: the best model is to be chosen by findings, and no finding has images
@@ -84,22 +79,20 @@ class ValidationMetrics:
     ) -> None:
         # By study and seed: another launch, or another model of the seed, is asked the same.
         order = generator_for(config.seed, RngStream.VALIDATION).permutation(len(corpus.study_ids))
+        # Sorted, as images are read from the memory map in this order.
         studies = np.sort(order[: config.train.validate_images])
         if not len(studies):
             raise ConfigError("the validation split has no image; set train.validate_images to 0")
-        first = np.zeros(len(studies))  # picks the first image and the first sentence
-        texts = np.unique(corpus.text_of[corpus.sentences.pick(studies, first)])
         study_ids = [corpus.study_ids[study] for study in studies]
         table = read_labels(manifest)
         labels = table.filter(pc.is_in(table["study_id"], pa.array(study_ids))).to_pylist()
-        self._rows = corpus.image_rows[corpus.images.pick(studies, first)]
+        # 0 picks the first image of each study.
+        self._rows = corpus.image_rows[corpus.images.pick(studies, np.zeros(len(studies)))]
         self._prepared, self._input_px = prepared, config.model.image.input_px
         self._findings = findings
         self.truth = labelled_truth(findings, study_ids, labels)
         self.reported = _reported(findings, claims, study_ids)
-        self.correct = _said(corpus, studies, texts)
         self.prompts = tokens(prompt_texts(findings))
-        self._texts = tokens([corpus.texts[text] for text in texts])
         judges = {"validation_auc": self.truth, "validation_report_auc": self.reported}
         judge = judges.get(config.train.best_metric)
         if judge is not None and not ((judge == 0).any(axis=1) & (judge == 1).any(axis=1)).any():
@@ -119,34 +112,20 @@ class ValidationMetrics:
         Returns:
             `validation_auc`, the mean over findings of which there are images with and
             without, None where there is none; `validation_report_auc`, the same against
-            what the reports claim, which needs no labels; `validation_recall_at_10`, the
-            share of texts that find an image whose report says them among the first ten.
+            what the reports claim, which needs no labels.
         """
-        regions = [
-            encoder.encode_images(to_input(self.images(start, stop), self._input_px).to(device))
-            for start, stop in _passes(self.truth.shape[1], _IMAGES_PER_PASS)
-        ]
-        prompts = self._score(encoder, regions, self.prompts, len(prompt_texts(self._findings)))
-        scores = self._score(encoder, regions, self._texts, len(self.correct))
-        margin = margins(torch.from_numpy(prompts), self._findings).numpy()
+        ids, mask = self.prompts.padded(np.arange(len(prompt_texts(self._findings))))
+        sentences = encoder.encode_sentences(ids.to(device), mask.to(device))
+        scores = []
+        for start in range(0, self.truth.shape[1], _IMAGES_PER_PASS):
+            pixels = to_input(self.images(start, start + _IMAGES_PER_PASS), self._input_px)
+            scores.append(encoder.score(encoder.encode_images(pixels.to(device)), sentences))
+        # Autocast gives half precision; areas are of float32, as those of `evaluate`.
+        margin = margins(torch.cat(scores, dim=1).float().cpu(), self._findings).numpy()
         return {
             "validation_auc": _mean_auc(margin, self.truth),
             "validation_report_auc": _mean_auc(margin, self.reported),
-            "validation_recall_at_10": value_of(recall_at(best_ranks(scores, self.correct), _K)),
         }
-
-    @staticmethod
-    def _score(
-        encoder: DualEncoder, regions: list[Tensor], table: TokenTable, count: int
-    ) -> np.ndarray:
-        device = regions[0].device
-        rows = []
-        for start, stop in _passes(count, _TEXTS_PER_PASS):
-            ids, mask = table.padded(np.arange(start, stop))
-            sentences = encoder.encode_sentences(ids.to(device), mask.to(device))
-            rows.append(torch.cat([encoder.score(part, sentences) for part in regions], dim=1))
-        scores: np.ndarray = torch.cat(rows).float().cpu().numpy()
-        return scores
 
 
 def _mean_auc(
@@ -174,22 +153,6 @@ def _reported(
                 for report in reports
             ]
     return reported
-
-
-def _said(
-    corpus: Corpus, studies: Int[np.ndarray, " images"], texts: Int[np.ndarray, " texts"]
-) -> Bool[np.ndarray, "texts images"]:
-    contains = np.zeros((len(texts), len(studies)), dtype=bool)
-    sizes = corpus.sentences.sizes[studies]
-    for index in range(int(sizes.max())):  # the first sentence of every report, then the second
-        has = sizes > index
-        sentence = corpus.sentences.pick(studies[has], (index + 0.5) / sizes[has])
-        contains[:, has] |= texts[:, None] == corpus.text_of[sentence][None]
-    return contains
-
-
-def _passes(count: int, size: int) -> list[tuple[int, int]]:
-    return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def validation_loss(

@@ -1,7 +1,7 @@
 """The recipes of public sets read folders of their layouts: who, what, where and how many."""
 
-import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,8 @@ from tests.support.public_sets import SETS
 from tests.support.published import publish
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/datasets.md"
-
-
 SCRIPTS = ("evaluate/padchest_gr", "evaluate/tbx11k")
-"""Sets whose table a script of the page makes, in its order."""
-
-
-def prepare(config: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run what the page says of a set, in its folder."""
-    codes = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    code = dict(zip(SCRIPTS, codes, strict=True))[config]
-    (folder.parent / "page.py").write_text(code, encoding="utf-8")
-    monkeypatch.chdir(folder)
-    runpy.run_path(str(folder.parent / "page.py"))
-
+"""Sets whose table examples/public_sets.py makes."""
 
 EXPECTED: dict[str, dict[str, Any]] = {
     "train/rexgradient": {"images": 4, "reports": 4, "patients": 4, "labelled": 0, "boxes": 0},
@@ -57,7 +44,9 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             write(folder / "data")
             monkeypatch.setenv(variable, str(folder / "data"))
             if config in SCRIPTS:
-                prepare(config, folder / "data", monkeypatch)
+                name = config.removeprefix("evaluate/")
+                monkeypatch.setattr(sys, "argv", ["public_sets", name, str(folder / "data")])
+                runpy.run_path(str(ROOT / "examples/public_sets.py"), run_name="__main__")
             found[config] = folder / "work"
             arguments = ["--config", str(ROOT / f"configs/{config}.yaml")]
             settings = (f"work={folder / 'work'}", "images.size_px=32", "workers=1")

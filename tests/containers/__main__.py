@@ -2,9 +2,9 @@
 
     python -m tests.containers [--engine docker | podman] [--full]
 
-`make containers` is the same with both engines and --full, which adds Prometheus and rebuilding
-after a change. One line a check and the figures as JSON; the exit code is 1 where a check fails,
-and 0 with the reason where no engine can be had here.
+`make containers` is the same with both engines and --full, which adds the image with OpenVINO. One
+line a check and the figures as JSON; the exit code is 1 where a check fails, and 0 with the reason
+where no engine can be had here.
 """
 
 import argparse

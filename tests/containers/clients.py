@@ -5,7 +5,6 @@ import http.client
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 HOST, PORT = "127.0.0.1", 8080
@@ -23,7 +22,7 @@ class Answer:
 
 
 def form(image: bytes, fields: Mapping[str, str] | None = None) -> tuple[dict[str, str], bytes]:
-    """Give headers and body of a multipart form with a image and other fields."""
+    """Return headers and body of a multipart form with a image and other fields."""
     body = b""
     for name, value in (fields or {}).items():
         body += f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode()
@@ -54,13 +53,6 @@ def ask(
         connection.close()
 
 
-def crowd(count: int, method: str, path: str, headers: Mapping[str, str], body: bytes) -> list[int]:
-    """Send the same request so many times at once; gives the statuses."""
-    with ThreadPoolExecutor(count) as threads:
-        asked = [threads.submit(ask, method, path, headers, body) for _ in range(count)]
-        return sorted(item.result().status for item in asked)
-
-
 @contextlib.contextmanager
 def stalled(count: int, headers: Mapping[str, str], sent: int) -> Iterator[list[socket.socket]]:
     """Keep uploads open that announce 62 MiB, send some bytes of it, and pause."""
@@ -76,27 +68,6 @@ def stalled(count: int, headers: Mapping[str, str], sent: int) -> Iterator[list[
             with contextlib.suppress(OSError):  # who has no key may be cut off meanwhile
                 sender.sendall(head.encode() + bytes(sent))
         yield senders
-
-
-def trickle(headers: Mapping[str, str], body: bytes, seconds: float) -> tuple[int, float]:
-    """Send a body a byte a second; gives the status, 0 for none, and when the answer came."""
-    left = iter(body)
-    started = time.monotonic()
-    with socket.create_connection((HOST, PORT)) as sender:
-        head = "POST /classify HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        sender.sendall(head.encode() + b"\r\n")
-        sender.settimeout(1)
-        while time.monotonic() - started < seconds:
-            try:
-                reported = sender.recv(4096)
-                return int(reported[9:12] or 0), time.monotonic() - started
-            except TimeoutError:
-                with contextlib.suppress(OSError):
-                    sender.sendall(bytes([next(left)]))
-            except OSError:
-                break
-    return 0, time.monotonic() - started
 
 
 def slow_upload(headers: Mapping[str, str], body: bytes, seconds: float) -> int:

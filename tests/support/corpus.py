@@ -209,7 +209,7 @@ def _write_sentences(work: Path, rows: list[dict[str, Any]]) -> None:
 def _write_claims(work: Path, rows: list[dict[str, Any]]) -> None:
     said = [_claims_of(label) for label, *_ in KINDS]
     of_texts = [
-        {"text_key": text_key(text), **said[kind], "zone": "", "severity": ""}
+        {"text_key": text_key(text), **said[kind]}
         for kind, (_, *texts) in enumerate(KINDS)
         for text in texts
     ]

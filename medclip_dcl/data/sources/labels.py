@@ -1,19 +1,23 @@
 """Labels in a user's tables -> one code per study and finding of the source.
 
 A table has a column a finding, or one column that lists what is there. Either stands in the
-source's own table or in one of its own, joined by ids.
+source's own table or in one of its own, joined by ids. Where nobody wrote reports, a template makes
+a sentence of each label.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from medclip_dcl.core.errors import ConfigError, StudyError
-from medclip_dcl.data.records import RawStudies
+from medclip_dcl.data.records import RawStudies, Study, Text
 from medclip_dcl.data.source_settings import (
+    FINDING_FIELD,
     LABEL_CODES,
     LABEL_KEY,
     SourceConfig,
@@ -48,7 +52,7 @@ OTHER_NAMES = {
 # What Open-i and PadChest list where nobody sorted the image: then nothing is known of it.
 _NOT_SORTED = {"no indexing", "exclude", "suboptimal study"}
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
-_WEIGHT = {0: 0, -1: 1, 1: 2}
+_WEIGHT = {0: 0, -1: 1, 1: 2}  # of a code, where rows of a study differ
 
 
 def read_row_labels(
@@ -198,11 +202,7 @@ def read_codes(
 
 
 def _listed(
-    table: pa.Table,
-    column: str,
-    file: str,
-    settings: SourceConfig,
-    counts: dict[str, int],
+    table: pa.Table, column: str, file: str, settings: SourceConfig, counts: dict[str, int]
 ) -> list[Labels]:
     # What the user names replaces our names whole: a mixture could count a word twice.
     given = settings.label_names
@@ -257,3 +257,81 @@ def _split(text: str, names: set[str]) -> set[str] | None:
 
 def _key(name: str) -> str:
     return " ".join(name.replace("_", " ").casefold().split())
+
+
+class TemplateSentences(NamedTuple):
+    """Sentences of a template, by finding; empty where nothing is said."""
+
+    present: Mapping[str, str]
+    absent: Mapping[str, str]
+    none: str  # of a study without findings
+
+
+def template_sentences(settings: SourceConfig) -> TemplateSentences:
+    """Write the sentences of `source.template` for every one of `source.findings`."""
+    given = settings.template
+    forms = {"present": given} if isinstance(given, str) else dict(given)
+    absent = forms.get("absent", "")
+    none = forms.get("none", "" if absent else forms["present"])
+    names = [name for name in settings.findings if name != _NO_FINDING]
+    return TemplateSentences(
+        {name: _filled(forms["present"], name) for name in names},
+        {name: _filled(absent, name) for name in names},
+        _filled(none, "No finding"),
+    )
+
+
+def _filled(form: str, finding: str) -> str:
+    sentence = form.replace(FINDING_FIELD, finding).strip()
+    return f"{sentence}." if sentence and sentence[-1] not in ".!?" else sentence
+
+
+def speak_labels(raw: RawStudies, settings: SourceConfig) -> RawStudies:
+    """Write every labelled study with an image a report: a template's sentence for each finding.
+
+        source.template: "{finding} in the chest X-ray."       findings that are present
+        source.template: {present: "There is {finding}.", absent: "There is no {finding}."}
+
+    A study without any finding has the sentence `none`; by default that of `present` about "No
+    finding" where absent findings are not named. Uncertain labels and blank ones say nothing, and a
+    study with a blank one has the sentence `none` only where its label `No Finding` says so.
+
+    Raises:
+        ConfigError: the source has reports, or no labels.
+    """
+    if raw.has_reports:
+        raise ConfigError(
+            "source.template makes reports of labels, and this source has reports; leave out the "
+            "template, or the columns findings, impression and report"
+        )
+    if raw.labels is None:
+        raise ConfigError(
+            "source.template makes reports of labels, and there are none; name "
+            "source.columns.labels, source.findings or source.labels"
+        )
+    sentences = template_sentences(settings)
+    labelled = {
+        name for name in raw.labels.column_names if raw.labels[name].null_count < len(raw.labels)
+    }
+    subject_of = {image.study_id: image.subject_id for image in raw.images}
+    studies = [
+        Study(
+            row[LABEL_KEY],
+            subject_of[row[LABEL_KEY]],
+            Text(_report(row, labelled, sentences), "", ""),
+        )
+        for row in raw.labels.to_pylist()
+        if row[LABEL_KEY] in subject_of
+    ]
+    return replace(raw, studies=studies, has_reports=True)
+
+
+def _report(labels: Mapping[str, int | None], labelled: Set[str], given: TemplateSentences) -> str:
+    # `labelled`: findings that the source has labels of at all
+    present = [text for name, text in given.present.items() if labels.get(name) == 1]
+    absent = [text for name, text in given.absent.items() if labels.get(name) == 0 and text]
+    is_none = labels.get(_NO_FINDING) == 1 or all(
+        labels.get(name) == 0 for name in labelled & given.present.keys()
+    )
+    none = [given.none] if given.none and is_none and not present else []
+    return " ".join([*present, *none, *absent])

@@ -20,8 +20,7 @@ from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Reject, 
 from medclip_dcl.data.source_settings import Resolve, SourceConfig, find_file
 from medclip_dcl.data.sources import huggingface, mimic_cxr, open_i, table
 from medclip_dcl.data.sources.boxes import read_boxes
-from medclip_dcl.data.sources.labels import join_labels
-from medclip_dcl.data.sources.template import speak_labels
+from medclip_dcl.data.sources.labels import join_labels, speak_labels
 
 _DIRECTORY = "1.2.840.10008.1.3.10"
 """SOP class of a DICOMDIR, which holds no image. Source: DICOM PS3.4, Annex B."""
@@ -52,7 +51,7 @@ def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> R
         if header is None:
             rejects.append(Reject(name, "bad_header"))
         elif header.sop_class == _DIRECTORY:
-            continue
+            continue  # a list of the folder: neither an image nor a fault
         elif header.modality not in settings.modalities:  # not asked for, and so no fault
             rejects.append(Reject(header.image_id, "modality"))
         elif not header.patient:
@@ -75,7 +74,7 @@ def hash_patient(patient: bytes, key: bytes) -> str:
 
 def _files(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
-        folders.sort()
+        folders.sort()  # in place, so that `os.walk` enters them in this order
         for name in sorted(names):
             path = Path(folder) / name
             if path.is_file() and not path.is_symlink():  # a link may lead out of the root

@@ -28,11 +28,6 @@ _ANSWER = re.compile(
 )
 _ASKED_OF = re.compile(r"(?:^|(?<=[\s(,-]))\?(?=[A-Za-z])")
 _SLASHED_NO = re.compile(r"(?:^| / )no\b", re.I)
-_BY_SIDE = re.compile(
-    r"^(?P<label>[A-Za-z][A-Za-z ]{2,40}?)"
-    r"(?P<answers>(?:\s*[|\s;]\s*(?:yes|no|none|absent|present|nil|[yn])\b){2})\s*$",
-    re.I,
-)
 _BARE_ANSWER = re.compile(
     r"(?<=[a-z)])(?<!otherwise),?\s+(?:(?P<no>no|neg|negative|nil|[([]-[])]|-ve|\u00d8)|(?P<yes>yes|pos|positive|[([]\+[])]|\+ve|\+{1,4})"
     r"|(?<=,\s)(?P<n>n)|(?<=,\s)(?P<y>y)|(?P<open>,?\s*possible|questionable|suspected|equivocal|\(\?\)))\s*(?=$|[.,;/](?:\s|$))",
@@ -47,9 +42,6 @@ _WRITTEN = {
     "silent": " n / a ; ",
 }
 _BEFORE = re.compile(r"(?:^|(?<=[\s,;(]))(?:[\u00d8\u00f8\u2205]|\(-\)|-ve)\s*(?=[A-Za-z])")
-_ASKED_BOTH = re.compile(
-    r"\(?\b(?:yes|y)\s*/\s*(?:no|n)\b\)?|\(?\b(?:no|n)\s*/\s*(?:yes|y)\b\)?", re.I
-)
 _CHOSEN = re.compile(
     r"(?:yes|no|[yn])\s*/\s*[\[(<{*_]\s*(?P<first>yes|no|[yn])\s*[\])>}*_]"
     r"|[\[(<{*_]\s*(?P<second>yes|no|[yn])\s*[\])>}*_]\s*/\s*(?:yes|no|[yn])\b",
@@ -71,7 +63,7 @@ _LINES = re.compile(
 )
 _CHOICE = re.compile(r"(?<=[:=?])\s*(?:[A-Za-z]{2,12}\s*/\s*){1,5}[A-Za-z]{2,12}\s*$")
 _OFFERED = re.compile(
-    r"[\s:.([]*(?<=[\s:.(\[])(?:no|none|nil|absent|normal)(?:\s*/\s*[A-Za-z]{2,12}){1,5}\s*[)\]]?\s*[:=>]+(?=\s*\w)",
+    r"(?:^|[\s:.([]+)(?:no|none|nil|absent|normal)(?:\s*/\s*[A-Za-z]{2,12}){1,5}\s*[)\]]?\s*[:=>]+(?=\s*\w)",
     re.I,
 )
 """Choices that a form offers before its answer: "none / mild / severe: mild"."""
@@ -87,6 +79,11 @@ _MONTH = re.compile(r"(?<=\d )May\b|\bMay(?= \d)")
 _CARDIOMEGALY = re.compile(
     r"(?<![\d.xX]\s)(?<![\d.])\bCM\b(?!\s+(?:above|below|from|in|x|to)\b)(?!\s*\.?\d)", re.I
 )
+_RATIO = re.compile(
+    r"\b(?:CTR|cardio-?\s?thoracic (?:ratio|index))\b(?P<more>[^\d.%;]{0,20}?)"
+    r"(?:(?P<percent>[3-9]\d)(?:\.\d+)?\s?%|0?\.(?P<share>[3-9]\d?)\b)",
+    re.I,
+)
 _SELF_DENIED = re.compile(r"\s*(?:no|without|normal|clear|negative|absent|not)\b", re.I)
 _HOLDS_MARK = re.compile(
     r"[:;=|?(\[+\u00d8\u00f8\u2205\u2610-\u2612\u25a1\u25fb]"
@@ -101,6 +98,7 @@ def write_out(sentence: str) -> str:
     """Write a sentence out as prose: answers, check boxes, signs and letters become words."""
     text = fold_unicode(sentence)
     text = _MONTH.sub("", text) if "May" in text else text
+    text = _RATIO.sub(_heart_size, text)
     text = _LINES.sub("line and tube", _MOVED.sub("moved", text))
     if not _HOLDS_MARK.search(text):
         return text
@@ -112,7 +110,6 @@ def write_out(sentence: str) -> str:
         text = text.replace(" / ", " ; ")
     text = _OFFERED.sub(": ", text)
     text = _CHOICE.sub(_chosen_in_capitals, text)
-    text = _BY_SIDE.sub(_both_sides, text)
     text = _LEGEND.sub(_by_legend, text)
     text = _CHOSEN.sub(lambda match: f": {match['first'] or match['second']} ; ", text)
     text = _PLUS.sub(" present ; ", text.replace("+/-", " possible "))
@@ -120,12 +117,18 @@ def write_out(sentence: str) -> str:
     if len(_SIGNED.findall(text)) > 1:  # "-eff, +ptx"
         text = _SIGNED.sub(lambda match: "no " if match["sign"] == "-" else " ", text)
     text = f"{head}{bar}{cells.replace('|', ' ; ')}" if cells.count("|") else text
-    text = _ASKED_BOTH.sub(" ", text)
     text = _write_out_boxes(text)
     text = _MINUS.sub(r"\g<label> absent", _BEFORE.sub("no ", text))
     text = _ANSWER.sub(_as_word, text)
     text = _BARE_ANSWER.sub(_as_word, text)
     return _CARDIOMEGALY.sub("cardiomegaly", text) if "CM" in text else text
+
+
+def _heart_size(match: re.Match[str]) -> str:
+    """Of a cardiothoracic ratio what it means in adults: more than half is cardiomegaly."""
+    percent = int(match["percent"] or match["share"].ljust(2, "0"))
+    exceeds = bool(re.search(r">|(?<!not )(?:more|greater|above|exceed|over)", match["more"], re.I))
+    return "cardiomegaly" if percent + exceeds > 50 else "heart normal"
 
 
 def _chosen_in_capitals(match: re.Match[str]) -> str:
@@ -139,13 +142,6 @@ def _by_legend(match: re.Match[str]) -> str:
     legend = dict(re.findall(r"(\d)\s*=\s*([A-Za-z]+)", match["legend"]))
     word = legend.get(match["code"], "").lower()
     return f": {'yes' if word in {'definite', 'certain'} else word}"
-
-
-def _both_sides(match: re.Match[str]) -> str:
-    """Write out the answers for right and left, in columns: "Effusion  no  yes"."""
-    answers = set(re.findall("[a-z]+", match["answers"].lower()))
-    denied = answers <= {"no", "none", "absent", "n", "nil"}
-    return f"{match['label']} {'absent' if denied else 'present'}"
 
 
 def _as_word(match: re.Match[str]) -> str:

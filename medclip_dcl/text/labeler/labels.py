@@ -28,13 +28,12 @@ from medclip_dcl.core.tables import Column, TableFormat, TableWriter
 from medclip_dcl.text.boundaries import cut_sentences
 from medclip_dcl.text.labeler import lexicon
 from medclip_dcl.text.labeler.forms import silence_labels, write_out
-from medclip_dcl.text.labeler.laterality import read_laterality, read_modifiers
+from medclip_dcl.text.labeler.laterality import read_laterality
 from medclip_dcl.text.labeler.lexicon import (
     FINDINGS_OF,
     LABELS,
     LEFT_OPEN_BY,
     MIDLINE,
-    ZONES,
     Cue,
 )
 from medclip_dcl.text.labeler.negation import read_negation
@@ -44,11 +43,10 @@ from medclip_dcl.text.labeler.phrases import (
     Polarity,
     cut_clauses,
     find_marks,
-    find_modifiers,
 )
 from medclip_dcl.text.language import ENGLISH, WORDS_OF, language_of, prevailing
 
-ARTIFACT = ArtifactType("claims", 4, "read_claims")
+ARTIFACT = ArtifactType("claims", 5, "read_claims")
 
 _FINDINGS = pa.list_(pa.string())
 
@@ -62,8 +60,6 @@ SENTENCE_CLAIMS = TableFormat(
         Column("negated", _FINDINGS, "findings negated"),
         Column("uncertain", _FINDINGS, "findings hedged"),
         Column("normal", pa.bool_(), "whether it calls the image or the lungs normal"),
-        Column("zone", pa.string(), "upper, middle or lower; empty: none, or several, of asserted"),
-        Column("severity", pa.string(), "mild, moderate or severe; empty as for `zone`"),
     ),
 )
 """One row per distinct sentence, in order of text_key."""
@@ -118,17 +114,10 @@ def read_sentence(text: str) -> Reading:
             concept, polarity = clause[index].concept, polarities[index]
             if concept == "Device" and polarity is Polarity.ASKED:
                 polarity = Polarity.ASSERTED  # "limited evaluation of the stent": it is there
-            reading.mentions.append(Mention(concept, polarity, sides, clause[index].start))
+            reading.mentions.append(Mention(concept, polarity, sides))
         mentions, normal = read_regions(clause, polarities)
         reading.mentions += mentions
         reading.normal |= normal
-    asserted = [item for item in reading.mentions if item.polarity is Polarity.ASSERTED]
-    modifiers = find_modifiers(text) if asserted else []
-    if modifiers:
-        named = read_modifiers(marks, modifiers)
-        for item in asserted:
-            item.zones = named[item.start] & ZONES.keys()
-            item.severities = named[item.start] - ZONES.keys()
     return reading
 
 
@@ -167,16 +156,12 @@ class ReportLabels:
         negated: findings denied, and neither asserted nor hedged.
         uncertain: findings left open, and not asserted.
         normal: the image or the lungs are called normal, and nothing contradicts it.
-        zone: the one zone ("upper", "middle", "lower") named of what is asserted, or empty.
-        severity: the one degree ("mild", "moderate", "severe") named of it, or empty.
     """
 
     asserted: Mapping[str, frozenset[str]]
     negated: frozenset[str]
     uncertain: frozenset[str]
     normal: bool
-    zone: str = ""
-    severity: str = ""
 
     def __bool__(self) -> bool:
         """Whether the text makes any claim."""
@@ -194,8 +179,6 @@ class ReportLabels:
             "negated": sorted(self.negated),
             "uncertain": sorted(self.uncertain),
             "normal": self.normal,
-            "zone": self.zone,
-            "severity": self.severity,
         }
 
     @classmethod
@@ -206,8 +189,6 @@ class ReportLabels:
             frozenset(row["negated"]),
             frozenset(row["uncertain"]),
             bool(row["normal"]),
-            row.get("zone", ""),
-            row.get("severity", ""),
         )
 
 
@@ -346,10 +327,7 @@ def _read_all(texts: pa.ChunkedArray) -> tuple[list[Reading], npt.NDArray[np.int
     for batch in pa.table({"text": texts}).to_batches(_ROWS_AT_ONCE):
         for text in batch["text"].to_pylist():
             reading = read_report(text)
-            content = frozenset(
-                (m.concept, m.polarity, m.sides, frozenset(m.zones), frozenset(m.severities))
-                for m in reading.mentions
-            )
+            content = frozenset((m.concept, m.polarity, m.sides) for m in reading.mentions)
             content_key = (reading.normal, prevailing(reading.languages), content)
             number = known.setdefault(content_key, len(readings))
             if number == len(readings):
@@ -388,7 +366,6 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
     """Unite what the sentences of a report say, in any order."""
     asserted: dict[str, frozenset[str]] = {}
     negated, uncertain, asked = set[str](), set[str](), set[str]()
-    zones, severities = set[str](), set[str]()
     normal = abnormal = False
     languages: list[str] = []
     for reading in readings:
@@ -401,8 +378,6 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
                 if polarity is Polarity.ASSERTED:
                     sides = frozenset[str]() if finding in MIDLINE else mention.sides
                     asserted[finding] = asserted.get(finding, frozenset()) | sides
-                    zones |= mention.zones
-                    severities |= mention.severities
                 elif polarity is Polarity.UNCERTAIN:
                     uncertain.add(finding)
                 elif polarity is Polarity.NEGATED:
@@ -421,8 +396,6 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
         frozenset(negated),
         frozenset(uncertain),
         normal and not abnormal,
-        zones.pop() if len(zones) == 1 else "",
-        severities.pop() if len(severities) == 1 else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""Clause -> the sides of every concept in it; sentence -> their zones and sizes.
+"""Clause -> the sides of every concept in it.
 
 Of the side words between two concepts, those after the last joint ("and", "with", a
 comma, a verb ...) belong to the later concept and the rest to the earlier. A concept
@@ -6,11 +6,10 @@ without a side takes its neighbour's, where only "and", "or", "with" and words o
 are between them: "left effusion and atelectasis", "effusion and atelectasis on the left".
 """
 
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
-from medclip_dcl.text.labeler.lexicon import ZONES, Cue
+from medclip_dcl.text.labeler.lexicon import Cue
 from medclip_dcl.text.labeler.phrases import Mark
 
 _SIDES = {
@@ -20,7 +19,6 @@ _SIDES = {
 }
 _SHARING_JOINTS = {Cue.AND, Cue.OR, Cue.WITH, Cue.HEDGE_BOTH}
 _JOINTS = _SHARING_JOINTS | {Cue.COMMA, Cue.HEDGE, Cue.DENY, Cue.GONE, Cue.VERB}
-_ENDS = _JOINTS | {Cue.BREAK, Cue.WHICH}
 
 _PARTS = {Cue.COMMA, Cue.AND}
 _PREDICATES = {Cue.VERB, Cue.NORMAL, Cue.LARGE, Cue.SEEN}
@@ -77,29 +75,3 @@ def _named(marks: Sequence[Mark]) -> Sides:
 
 def _is_shared(gap: Sequence[Mark]) -> bool:
     return all(mark.cue in _SHARING_JOINTS or mark.cue is Cue.DEGREE for mark in gap)
-
-
-def read_modifiers(
-    marks: Sequence[Mark], modifiers: Sequence[tuple[str, int]]
-) -> dict[int, frozenset[str]]:
-    """Find the zones, sizes and degrees of every concept and enlargement of a sentence.
-
-    Of the words between two of them those up to the last joint belong to the earlier. A
-    zone is shared as a side is, a size is not.
-
-    Returns the place of the first word of each -> what its modifiers name.
-    """
-    named = [i for i, mark in enumerate(marks) if mark.concept or mark.cue is Cue.LARGE]
-    cuts = [0]
-    for index, following in pairwise(named):
-        joints = [mark.end for mark in marks[index + 1 : following] if mark.cue in _ENDS]
-        cuts.append(joints[-1] if joints else marks[index].end)
-    found = {
-        index: frozenset(name for name, start in modifiers if first <= start < end)
-        for index, (first, end) in zip(named, pairwise([*cuts, sys.maxsize]), strict=False)
-    }
-    for one, other in [*pairwise(named), *pairwise(reversed(named))]:
-        gap = marks[min(one, other) + 1 : max(one, other)]
-        if not found[other] & ZONES.keys() and _is_shared(gap):
-            found[other] |= found[one] & ZONES.keys()
-    return {marks[index].start: names for index, names in found.items()}

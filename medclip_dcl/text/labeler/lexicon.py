@@ -96,10 +96,6 @@ NEGATED_WHERE_NORMAL: dict[str, list[str]] = TREE["negated_where_normal"]
 """Part of the image -> concepts."""
 ASSERTED_WHERE_LARGE: dict[str, str] = TREE["asserted_where_large"]
 """Part of the image -> concept."""
-ZONES: dict[str, str] = TREE["zones"]
-"""Zone of the lungs -> phrases; that of "" name none."""
-SEVERITIES: dict[str, str] = TREE["severities"]
-"""Size or degree -> phrases."""
 
 
 def split_phrases(text: str) -> list[str]:

@@ -40,7 +40,7 @@ def read_regions(
         used.update(subjects)
         names = {clause[position].region for position in subjects if _is_whole(clause, position)}
         if mark.cue is Cue.LARGE:
-            mentions += _enlarged(names, polarities[index], mark.start)
+            mentions += _enlarged(names, polarities[index])
         elif mark.cue is Cue.NORMAL and _is_said(clause, index):
             normal |= bool(names & _WHOLE_IMAGE[Cue.NORMAL])
             mentions += _denied(names)
@@ -50,10 +50,10 @@ def read_regions(
     return mentions, normal
 
 
-def _enlarged(names: set[str], polarity: Polarity, start: int) -> Iterator[Mention]:
+def _enlarged(names: set[str], polarity: Polarity) -> Iterator[Mention]:
     known = [ASSERTED_WHERE_LARGE[name] for name in sorted(names) if name in ASSERTED_WHERE_LARGE]
     for concept in known or ["Other"]:
-        yield Mention(concept, polarity, start=start)
+        yield Mention(concept, polarity)
 
 
 def _denied(names: set[str]) -> Iterator[Mention]:

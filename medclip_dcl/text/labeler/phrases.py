@@ -19,8 +19,6 @@ from medclip_dcl.text.labeler.lexicon import (
     FINDINGS_OF,
     PHRASES_OF,
     REGIONS_OF,
-    SEVERITIES,
-    ZONES,
     Cue,
     split_phrases,
 )
@@ -210,10 +208,6 @@ class Mention:
     concept: str
     polarity: Polarity
     sides: frozenset[str] = frozenset()
-    start: int = 0
-    """Place of the first word that names it."""
-    zones: frozenset[str] = frozenset()
-    severities: frozenset[str] = frozenset()
 
 
 class Mark(NamedTuple):
@@ -306,16 +300,6 @@ def lacks_part(item: str) -> bool:
     )
 
 
-_MODIFIERS = PhraseTable(
-    {phrase: name for texts in (ZONES, SEVERITIES) for phrase, name in _phrases(texts)}
-)
-
-
-def find_modifiers(sentence: str) -> list[tuple[str, int]]:
-    """Find the words that name a zone of the lungs, a size or a degree, and their places."""
-    return [(name, start) for name, start, _ in _MODIFIERS.find(sentence) if name]
-
-
 _OF_PLEURA = {"Thickening": "Pleural Thickening", "Fluid": "Effusion"}
 _BY_PLEURA = {"Effusion", "Pneumothorax", "Pleural Thickening", "Hydropneumothorax"}
 
@@ -360,12 +344,16 @@ def _begins_unmarked(marks: Sequence[Mark], index: int) -> bool:
             return False
         index += 1
     if marks[index].concept == "Device" != before.concept:  # "no effusion picc line is in place"
-        return index + 1 < len(marks) and marks[index + 1].cue in {Cue.VERB, Cue.SEEN}
+        following = (mark for mark in marks[index + 1 :] if mark.concept != "Device")
+        return next((mark.cue for mark in following if mark.cue is not Cue.AND), None) in _STATED
     if begins_with_size and marks[index].cue in {Cue.LEFT, Cue.RIGHT, Cue.BOTH}:
         index = min(index + 1, len(marks) - 1)
     if begins_with_size and marks[index].concept:
         return True  # "no pneumothorax small left effusion"
     return bool(marks[index].region)
+
+
+_STATED = {Cue.VERB, Cue.SEEN}
 
 
 def _region_at_end(clause: Sequence[Mark]) -> list[Mark]:

@@ -9,8 +9,6 @@ from benchmarks.reliability import fuzz
 from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import Decoder
-from medclip_dcl.data.limits import ImagesConfig
-from tests.support.dicom import dicom_bytes, ramp
 
 
 class Answering(Decoder):
@@ -37,15 +35,4 @@ class Answering(Decoder):
     ],
 )
 def test_only_a_typed_refusal_or_a_picture_is_no_escape(answer, reason):
-    assert fuzz.ask(Answering(answer), b"").reason == reason
-
-
-def test_image_that_behaves_otherwise_is_astray(tmp_path: Path) -> None:
-    (tmp_path / "eq_sound.dcm").write_bytes(dicom_bytes(ramp()))
-    (tmp_path / "cut.dcm").write_bytes(dicom_bytes(ramp())[:900])
-    rows = "file,expect\neq_sound.dcm,error\ncut.dcm,decode_or_error\n"
-    (tmp_path / "manifest.csv").write_text(rows)
-    with Decoder(ImagesConfig(), 1) as decoder:
-        found = fuzz.try_manifest(decoder, tmp_path)
-    assert (found["manifest_rows"], found["manifest_astray"]) == (2, 1)
-    assert found["manifest_encodings_equal"] == 1
+    assert fuzz.ask(Answering(answer), b"")[0] == reason

@@ -1,20 +1,14 @@
 """A trial counts what a kill broke, knows a clear error from a trace, and forgets no command."""
 
-import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.reliability import kills
 from benchmarks.reliability.kills import (
     EVERY,
     QUICK,
-    Bench,
-    Command,
     Scene,
     commands,
-    half_written,
     is_clear,
     snapshot,
     units,
@@ -33,39 +27,6 @@ def commit(folder: Path, text: str = "123") -> Path:
         (writer.directory / "data").write_text(text)
         writer.commit({})
     return folder
-
-
-class Killed(Command):
-    """A command that is killed in its first shard, then with a whole one that it makes again."""
-
-    @staticmethod
-    def step(work: Path, number: int) -> int:
-        draft = work / ".prepared.draft"
-        draft.mkdir(exist_ok=True)
-        (draft / ".staged.x").unlink(missing_ok=True)
-        if number == 1:
-            (draft / ".staged.x").touch()
-        (draft / "shard-1").write_text(str(number))
-        return -9
-
-    def run(self, work: Path, *_: Any, **__: Any) -> int:
-        (work / "page").write_text("new")
-        (work / ".prepared.draft").rename(work / "prepared")
-        return 0
-
-
-def test_units_made_again_and_a_different_end_are_counted(tmp_path, monkeypatch):
-    start = tmp_path / "start"
-    start.mkdir()
-    (start / "page").write_text("old")
-    scene = Scene(Killed("job", "studies"), start, snapshot(start), {"page": "f" * 64})
-    steps = iter((1, 2))
-    monkeypatch.setattr(
-        kills, "kill_once", lambda _, work, *__, **___: Killed.step(work, next(steps))
-    )
-    counts = Bench(tmp_path, ()).kill_at_moments(scene, 2, random.Random(0))
-    expected = {"trials": 1, "killed": 2, "in_flush": 1, "acknowledged": 2, "again": 1}
-    assert counts == expected | {"different": 1}
 
 
 @pytest.mark.parametrize(
@@ -118,11 +79,3 @@ def test_an_acknowledged_file_is_the_same_in_a_draft_and_after_its_commit(tmp_pa
     draft.rename(tmp_path / "prepared")
     assert units(tmp_path)["/prepared/shard-1"] == before["/prepared/shard-1"]
     assert units(tmp_path, drafts=True) == {}
-
-
-def test_a_half_written_file_is_seen_at_any_depth(tmp_path: Path) -> None:
-    (tmp_path / ".model.draft/text").mkdir(parents=True)
-    assert not half_written(tmp_path)
-    (tmp_path / ".model.draft/text/.staged.vocab").touch()
-    assert half_written(tmp_path)
-    assert not half_written(tmp_path / "gone")

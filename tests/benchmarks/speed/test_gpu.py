@@ -21,10 +21,11 @@ def test_a_case_runs_in_a_process_of_its_own() -> None:
     assert figures["here copy_gb_per_s"] > 0
 
 
-def test_a_case_that_cannot_run_gives_its_reason() -> None:
-    figures, reasons = gpu._run(gpu.Case("device", "here", {}))
-    assert not figures
-    assert reasons == {"here": "KeyError: 'size'"}
+def test_the_reason_of_a_case_that_cannot_run_is_its_error() -> None:
+    trace = "Traceback (most recent call last):\n  File x\nKeyError: 'size'\nE0101 a library\n"
+    assert gpu._reason(f"warning\n{trace}") == "KeyError: 'size'"
+    assert gpu._reason("killed") == "killed"
+    assert gpu._reason("") == "no message"
 
 
 def test_every_listed_case_exists() -> None:

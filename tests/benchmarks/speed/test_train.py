@@ -14,7 +14,7 @@ def train_fixture(tmp_path_factory: pytest.TempPathFactory) -> TrainFixture:
 
 
 def test_the_bare_step_has_the_loss_of_the_loop_s_first_step(train_fixture, tmp_path):
-    run_loop(train_fixture, tmp_path / "run", 1, look=lambda: None)
+    run_loop(train_fixture, tmp_path / "run", 1)
     bare = BareStep(train_fixture)
     batch = bare.batch
     regions, sentences = bare.encoder(bare.pixels, batch.input_ids, batch.attention_mask)

@@ -37,13 +37,8 @@ def test_the_page_names_every_column_and_tag_that_readers_require() -> None:
 
 
 def test_a_missing_table_says_where_it_was_looked_for(tmp_path: Path) -> None:
-    (tmp_path / "studies.xlsx").touch()
-    (tmp_path / "Doe_Jane.dcm").touch()
-    with pytest.raises(StudyError) as refused:
+    with pytest.raises(StudyError, match=f"looked for studies.csv and {tmp_path}/studies.csv;"):
         find_file("table", "studies.csv", tmp_path, Path)
-    assert f"looked for studies.csv and {tmp_path}/studies.csv; there is studies.xlsx;" in str(
-        refused.value
-    )
     with pytest.raises(StudyError, match=r"labels names no file.*root is not a folder: .*/nowhere"):
         find_file("labels", "l.csv", tmp_path / "nowhere", Path)
 

@@ -1,6 +1,7 @@
 """Engines give the whole model's log-probabilities, or PyTorch scores."""
 
 import logging
+from itertools import product
 
 import pytest
 import torch
@@ -10,10 +11,7 @@ from medclip_dcl.core.errors import ScoreError
 from medclip_dcl.likelihood import masked_lm, pll
 from medclip_dcl.likelihood.masked_lm import ScoringEngine, prepare_engine
 from medclip_dcl.likelihood.pll import (
-    CPU_BUDGET,
-    budget_that_fits,
     encode_sentences,
-    find_budget,
     pseudo_log_likelihood,
     rows_within,
     score_encodings,
@@ -33,7 +31,7 @@ def test_inputs_index_the_word_pieces_of_every_copy(rows):
     assert (position.tolist(), target.tolist()) == ([1, 2, 3][:rows], [5, 7, 10][:rows])
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("name", ["openvino", "torch"])
 def test_engines_give_the_whole_models_log_probabilities(name, layers):
     model = tiny_bert(layers=layers)
@@ -48,7 +46,7 @@ def test_engines_give_the_whole_models_log_probabilities(name, layers):
         assert got.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu_new", "silu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu_new"])
 def test_every_activation_is_the_models(activation):
     config = tiny_bert().config
     config.hidden_act = activation
@@ -61,17 +59,14 @@ def test_every_activation_is_the_models(activation):
     assert got.tolist() == pytest.approx(whole_model(model, copies()).tolist(), abs=2e-5)
 
 
-@pytest.mark.parametrize("variant", ["original", "within_word_l2r"])
-def test_scores_of_the_engines_agree_whatever_the_budget(variant):
-    model, encodings = (
-        tiny_bert(),
-        encode_sentences(tiny_tokenizer(), [*SENTENCES, SENTENCES[0], "no effusion or " * 15]),
-    )
-    fast, plain = prepare_engine(model, "openvino"), prepare_engine(model, "torch")
-    for budget in (1, 30, 4096):
+def test_scores_of_the_engines_agree_whatever_the_budget():
+    texts = [*SENTENCES, SENTENCES[0], "no effusion or " * 15]
+    model, encodings = tiny_bert(), encode_sentences(tiny_tokenizer(), texts)
+    engines = prepare_engine(model, "openvino"), prepare_engine(model, "torch")
+    for variant, budget in product(("original", "within_word_l2r"), (1, 30, 4096)):
         one, other = (
             score_encodings(model, encodings, MASK, variant, budget, None, engine)
-            for engine in (fast, plain)
+            for engine in engines
         )
         assert one.tolist() == pytest.approx(other.tolist(), abs=2e-4)
 
@@ -150,13 +145,3 @@ def test_rows_keep_to_the_budget_and_long_ones_count_more():
     assert rows_within(1024, 16) == 1024 // 17
     assert rows_within(1024, 512) == rows_within(1, 5) == 1
     assert all(rows_within(1024, length) * length <= 1024 for length in range(1, 1025))
-
-
-def test_the_budget_on_a_gpu_is_a_stable_share_of_its_free_memory():
-    model = tiny_bert()
-    assert find_budget(model) == CPU_BUDGET
-    piece = 4 * (8 * 32 + 2 * 64 + 3 * 34 / 8)
-    assert budget_that_fits(int(4 * piece * 5000), model) == 4096
-    assert budget_that_fits(int(4 * piece * 4097), model) == 4096
-    assert budget_that_fits(0, model) == 1024
-    assert budget_that_fits(1 << 40, model) == 65_536

@@ -8,7 +8,7 @@ import pytest
 from medclip_dcl.core.errors import CheckpointError, ScoreError
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
-from medclip_dcl.likelihood.scorer import ScoringOptions, Task, score_tasks
+from medclip_dcl.likelihood.scoring import ScoringOptions, Task, score_tasks
 from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 TASKS = [Task(0, SENTENCES[:2]), Task(1, SENTENCES[2:4]), Task(2, SENTENCES[4:])]

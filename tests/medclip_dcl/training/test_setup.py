@@ -17,13 +17,7 @@ from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.setup import TrainInputs, TrainSetup, set_up, slow_start
 from medclip_dcl.training.trainer import run
 from pipelines.config import load_config
-from tests.support.corpus import ETA, write_config, write_corpus
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 training studies, of which every fourth has two images, and 8 of validation."""
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
+from tests.support.corpus import ETA, write_config
 
 
 def prepare(work: Path, **sections: dict[str, Any]) -> tuple[TrainSetup, list[dict[str, Any]]]:

@@ -59,20 +59,13 @@ def test_a_split_without_a_batch_is_named(studies: int, processes: int) -> None:
         validation_batch(studies, TrainConfig(processes=processes))
 
 
-def test_every_study_is_asked_once_and_its_whole_report_counts(work: Path) -> None:
+def test_every_study_is_asked_once(work: Path) -> None:
     validation_metrics = questions(work)
     assert validation_metrics.truth.shape == (2, 8)
-    assert validation_metrics.correct.shape == (
-        4,
-        8,
-    )  # the first sentence of each of the four kinds
-    assert (validation_metrics.correct.sum(axis=1) == 2).all()
-    assert (validation_metrics.correct.sum(axis=0) == 1).all()
-    assert (
-        validation_metrics.truth[0] == 1
-    ).sum() == 2  # and no label says 0: the source leaves it blank
+    # No label says 0: the source leaves it blank.
+    assert (validation_metrics.truth[0] == 1).sum() == 2
     assert (validation_metrics.truth[1] == -1).all()
-    assert questions(work, images=3).correct.shape[1] == 3
+    assert questions(work, images=3).truth.shape[1] == 3
 
 
 def test_the_figures_are_those_of_the_scores(work: Path) -> None:
@@ -90,7 +83,6 @@ def test_the_figures_are_those_of_the_scores(work: Path) -> None:
     with_it, without = margin[truth[0] == 1], margin[truth[0] == 0]
     wins = np.sign(with_it[:, None] - without[None]).mean()
     assert found["validation_auc"] == pytest.approx((1 + wins) / 2)
-    assert found["validation_recall_at_10"] == 1.0  # eight images: all are among the first ten
 
 
 def test_reports_judge_where_there_are_no_labels(work: Path) -> None:

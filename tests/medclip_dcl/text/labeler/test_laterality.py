@@ -2,8 +2,8 @@
 
 import pytest
 
-from medclip_dcl.text.labeler.laterality import read_laterality, read_modifiers
-from medclip_dcl.text.labeler.phrases import cut_clauses, find_marks, find_modifiers
+from medclip_dcl.text.labeler.laterality import read_laterality
+from medclip_dcl.text.labeler.phrases import cut_clauses, find_marks
 
 
 def sides(clause: str) -> str:
@@ -34,20 +34,3 @@ def test_every_concept_has_its_sides(clause: str, expected: str) -> None:
 
 def test_a_clause_without_concepts_has_no_sides() -> None:
     assert read_laterality(find_marks("the right and left")) == {}
-
-
-@pytest.mark.parametrize(
-    ("sentence", "expected"),
-    [
-        ("edema", "-"),
-        ("small left basal effusion with mild edema", "lower,mild lower,mild"),
-        ("large effusion but mild edema", "severe mild"),
-        ("opacity in the apex, effusion", "upper -"),
-        ("atelectasis or scarring at the left base", "lower lower"),
-        ("the heart is moderately enlarged without basal opacity", "moderate lower"),
-        ("no finding", ""),
-    ],
-)
-def test_every_concept_has_its_zones_and_degrees(sentence: str, expected: str) -> None:
-    found = read_modifiers(find_marks(sentence), find_modifiers(sentence))
-    assert " ".join(",".join(sorted(names)) or "-" for names in found.values()) == expected
