@@ -32,8 +32,7 @@ from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import settle_inference
 from medclip_dcl.text import sentences
 
-from .build_manifest import build_manifest
-from .data import prepare_images, split_sentences
+from .data import build_manifest, prepare_images, split_sentences
 from .job import Job
 
 
@@ -92,7 +91,7 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
     source = job.open(manifest.ARTIFACT, verify=False)
     made = job.open(prepared.ARTIFACT, verify=False)
     images = PreparedImages(made)
-    rows = read_image_rows(source, images, settings.split)
+    rows = read_image_rows(source, images, "test")
     contamination: dict[str, int | None] = {"contaminated": None, "repeated_images": None}
     findings: tuple[Finding, ...] = ()
     if settings.adapter.model:
@@ -106,8 +105,8 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
         prepared.require_fit(made, predictor.config.images)
         model = evaluated_model(predictor)
         findings = () if settings.prompts else predictor.findings
-    said = job.open(sentences.ARTIFACT, verify=False)
-    evaluation = Evaluation(job.config, model, source, images, said, findings)
+    texts = job.open(sentences.ARTIFACT, verify=False)
+    evaluation = Evaluation(job.config, model, source, images, texts, findings)
     tree = evaluation.put_questions(rows) | contamination
     for warning in evaluation.warnings if writes_json() else ():  # the table shows them
         job.say(
@@ -116,7 +115,7 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
             correlation=warning.correlation,
             auc=warning.auc,
         )
-    for form, found in evaluation.tables.items():
-        write_table(writer.directory, form, found)
+    for form, table in evaluation.tables.items():
+        write_table(writer.directory, form, table)
     results.write_figures(writer.directory, tree)
     return {"images": len(rows), **contamination, **results.headline_values(tree)}

@@ -18,10 +18,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from medclip_dcl.core.errors import ArtifactStale, MetricError
+from medclip_dcl.core.errors import MetricError
 from medclip_dcl.evaluation.classification import UNKNOWN, finding_figures, mean_finding_figures
 from medclip_dcl.evaluation.decisions import (
-    Rule,
     calibrate_finding,
     choose_thresholds,
     decision_figures,
@@ -148,7 +147,6 @@ def evaluate_probe(
     findings: Sequence[Finding],
     fractions: Sequence[float],
     bootstrap: BootstrapOptions,
-    rule: Rule,
 ) -> tuple[EvalResult, EvalResult, Rows]:
     """Fit a linear classifier per finding with growing shares of the labels.
 
@@ -197,7 +195,7 @@ def evaluate_probe(
                 arrays, _ = fit_chosen(train.take(chosen), validate)
                 margins.append(head_margins(arrays, features[1]))
                 levels = head_margins(arrays, validate.features)
-                thresholds.append(_threshold(levels, validate, rule))
+                thresholds.append(_threshold(levels, validate))
                 probe = {"finding": findings[index].name, "draw": draw, "fraction": fraction}
                 probe["threshold"] = thresholds[-1].value
                 rows += _rows(judged, judged_truth[index], margins[-1], probe)
@@ -235,9 +233,9 @@ def _rows(
     ]
 
 
-def _threshold(margins: np.ndarray, validate: Labelled, rule: Rule) -> Figure:
+def _threshold(margins: np.ndarray, validate: Labelled) -> Figure:
     truth = validate.labels.astype(np.int8)[None]
-    return choose_thresholds(margins[None], truth, validate.subject_ids, rule)[0]
+    return choose_thresholds(margins[None], truth, validate.subject_ids)[0]
 
 
 @dataclass(frozen=True)
@@ -268,7 +266,6 @@ class HeadRules:
 
     heads: HeadsConfig
     probabilities: ProbabilitiesConfig
-    threshold: Rule
     bootstrap: BootstrapOptions
 
     def plain(self) -> dict[str, str | float | int]:
@@ -276,26 +273,9 @@ class HeadRules:
         return {
             **self.heads.model_dump(mode="json", include={"features"}),
             **{f"probabilities.{k}": v for k, v in self.probabilities.model_dump().items()},
-            "threshold.kind": self.threshold,
+            "threshold.kind": "youden",
             "bootstrap": self.bootstrap.samples,
         }
-
-
-def refuse_shared_patients(
-    trained: Sequence[str], tested: Sequence[str], repeated: int = 0
-) -> None:
-    """Refuse a test that holds patients, or pictures, of the heads' training.
-
-    Raises:
-        ArtifactStale: it does; `repeated` counts pictures.
-    """
-    shared = set(trained) & set(tested)
-    if shared or repeated:
-        raise ArtifactStale(
-            f"{len(shared)} of {len(set(tested))} test patients, and the picture of {repeated} of "
-            f"{len(tested)} test images, are in the heads' training; give each patient one split "
-            "(source.columns.split), and take out repeated images"
-        )
 
 
 def make_head(name: str, splits: HeadSplits, rules: HeadRules, inputs: Mapping[str, str]) -> Head:
@@ -303,7 +283,7 @@ def make_head(name: str, splits: HeadSplits, rules: HeadRules, inputs: Mapping[s
     train, validate, test = splits.train, splits.validate, splits.test
     arrays, chosen = fit_chosen(train, validate)
     margins = head_margins(arrays, validate.features)
-    threshold = _threshold(margins, validate, rules.threshold)
+    threshold = _threshold(margins, validate)
     assert threshold.value is not None
     patients = len(set(validate.subject_ids))
     calibration = calibrate_finding(

@@ -1,4 +1,4 @@
-"""Every question, put to a model on one split: findings, probes, boxes, reports."""
+"""Every question, put to a model on the test split: findings, probes, boxes, reports."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -162,7 +162,6 @@ class Evaluation:
         prompts = _prompts_file(config)
         self._findings = tuple(findings) if prompts is None else read_prompts(prompts)
         self._bootstrap = BootstrapOptions(config.evaluate.bootstrap, _SEED)
-        self._rule = config.evaluate.threshold
         self._outcomes: dict[str, EvalResult] = {}
         self.tables = {form: [] for form in results.TABLES}
         self.warnings = []
@@ -187,7 +186,7 @@ class Evaluation:
         fit = self._config.images.fit
         return {
             "model": self._model.digest,
-            "split": self._config.evaluate.split,
+            "split": "test",
             "geometry": "whole" if fit is None else fit.how,
             "images": len(rows),
             "patients": len(set(encoded.subject_ids)),
@@ -217,8 +216,6 @@ class Evaluation:
 
     def _threshold_rows(self, evaluated: Rows) -> Rows:
         # A threshold that is chosen on evaluated patients would flatter the model.
-        if self._config.evaluate.split == "validate":
-            return []
         subjects = {row["subject_id"] for row in evaluated}
         rows = read_image_rows(self._source, self._images, "validate")
         rows = [row for row in rows if row["subject_id"] not in subjects]
@@ -233,7 +230,7 @@ class Evaluation:
         levels = np.zeros(truth.shape)
         if held_out:
             levels = self._model.margins(images.regions, findings).double().cpu().numpy()
-        thresholds = choose_thresholds(levels, truth, images.subject_ids, self._rule)
+        thresholds = choose_thresholds(levels, truth, images.subject_ids)
         count = len(encoded.image_ids)
         for number, row in enumerate(self.tables[results.SCORES]):
             row["threshold"] = thresholds[number // count].value
@@ -276,7 +273,7 @@ class Evaluation:
         splits = [(self._encode(part, embed), self._truth(part)[0]) for part in (rows, held_out)]
         splits.insert(1, (self._encode(evaluated, embed), truth))
         outcomes["probe"], outcomes["probe_decisions"], self.tables[results.PROBES] = (
-            evaluate_probe(splits, self._findings, FRACTIONS, self._bootstrap, self._rule)
+            evaluate_probe(splits, self._findings, FRACTIONS, self._bootstrap)
         )
 
     def _ask_boxes(self, encoded: EncodedImages, rows: Rows) -> None:

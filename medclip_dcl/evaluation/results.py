@@ -10,7 +10,7 @@
     repeated_images  evaluated images whose very picture the model was trained on; null too
     truth           where the labels come from: `exact`, `labels` or `none`
     warnings        findings whose prompt pair does not decide, or that are read upside down:
-                    `prompt_pairs.PairWarning`
+                    `classification.PairWarning`
     metrics         those of plugins, by name, with their titles
     questions       per question: `absent` (why it could not be put, else empty), `pool`
                     (images, boxes, sentences), `chance`, `figures`, and `groups` of figures;

@@ -1,6 +1,6 @@
 """Settings of evaluation."""
 
-from typing import Annotated, Literal, Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 from pydantic import Field, model_validator
 
@@ -29,18 +29,11 @@ class EvaluateConfig(Section):
     that is evaluated on this source; empty: the model of this run. `evaluate` then makes what it
     needs of the source by itself: images are prepared as those that the model was trained on, and
     prompts, where none are set, are those that it was published with."""
-    split: Literal["validate", "test"] = "test"
-    """Split that is evaluated."""
     prompts: str = "configs/prompts/chex5.yaml"
     """Prompt pairs: a finding, its positive and its negative prompt; several a side are an
     ensemble, their scores averaged, as in `chex5_ensemble.yaml`. Without a negative, the level of
     the positive over the model's bank of images decides. A finding's `code` names it in DICOM
     answers."""
-    threshold: Literal["youden", "f1"] | Annotated[float, Field(gt=0, le=1)] = "youden"
-    """How the level is chosen, on the validation images, from which on a finding is decided to be
-    present: the largest Youden index (sensitivity + specificity - 1), the largest `f1`, or, by
-    a number, the highest level that reaches this sensitivity. F1, MCC, sensitivity, specificity,
-    PPV and NPV are measured there."""
     probe_images: Annotated[int, Field(ge=0)] = 0
     """Most training images for linear probes, drawn at random; 0: no probe. A probe reads the image
     encoder's features before the map into the shared space, averaged over the image, as BioViL,

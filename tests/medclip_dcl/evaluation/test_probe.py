@@ -3,7 +3,7 @@ import pytest
 import torch
 from sklearn.metrics import matthews_corrcoef
 
-from medclip_dcl.core.errors import ArtifactStale, MetricError
+from medclip_dcl.core.errors import MetricError
 from medclip_dcl.evaluation.classification import UNKNOWN
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.metrics import BootstrapOptions, confusion_metrics, roc_auc, value_of
@@ -17,7 +17,6 @@ from medclip_dcl.evaluation.probe import (
     fit_chosen,
     fit_logistic,
     make_head,
-    refuse_shared_patients,
 )
 from medclip_dcl.evaluation.results import PROBES
 from medclip_dcl.inference.heads import Head, head_margins
@@ -42,7 +41,7 @@ def images(count, seed, noise=0.3):
 @pytest.fixture(scope="module")
 def probed():
     splits = [images(100, 0), images(50, 2), images(40, 3)]
-    return evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(20, 0), "youden")
+    return evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(20, 0))
 
 
 def test_a_probe_finds_what_features_hold_and_no_more(probed):
@@ -85,12 +84,12 @@ def test_a_finding_that_lacks_a_class_anywhere_is_left_out():
     splits = [images(60, 0), images(50, 2), images(0, 3)]
     splits[1][1][1] = UNKNOWN
     splits[1][1][0, 0] = UNKNOWN  # one image, which leaves the finding both classes
-    _, decisions, rows = evaluate_probe(splits, FINDINGS, [1.0], BootstrapOptions(0, 0), "youden")
+    _, decisions, rows = evaluate_probe(splits, FINDINGS, [1.0], BootstrapOptions(0, 0))
     assert [row["finding"] for row in rows] == ["fluid"] * 49
     assert {row["threshold"] for row in rows} == {None}  # no validation image
     assert decisions.groups["fluid"]["mcc"].reason.startswith("0 validation images with")
     splits[1][1][0] = 1
-    outcome, _, rows = evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(0, 0), "youden")
+    outcome, _, rows = evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(0, 0))
     assert "no finding has images of both classes" in outcome.absent
     assert rows == []
 
@@ -123,9 +122,7 @@ def test_validation_images_choose_the_penalty_that_generalises(spread):
     assert fit_chosen(train, alike)[1] == PENALTIES[0]  # nothing to choose by: the strongest
 
 
-RULES = HeadRules(
-    HeadsConfig(), ProbabilitiesConfig(least_per_class=5), "youden", BootstrapOptions(20, 0)
-)
+RULES = HeadRules(HeadsConfig(), ProbabilitiesConfig(least_per_class=5), BootstrapOptions(20, 0))
 
 
 def labelled(count: int, seed: int, images_each: int = 1) -> Labelled:
@@ -178,11 +175,3 @@ def test_what_a_head_lacks_is_named() -> None:
     assert SPLITS.lacking == ""
     with pytest.raises(MetricError, match="one class alone"):
         fit_logistic(nothing, 1.0)
-
-
-def test_patients_of_training_in_the_test_are_refused() -> None:
-    refuse_shared_patients(["a", "b"], ["c"])
-    with pytest.raises(ArtifactStale, match="1 of 2 test patients"):
-        refuse_shared_patients(["a", "b"], ["b", "c", "c"])
-    with pytest.raises(ArtifactStale, match="picture of 1 of 2 test images"):
-        refuse_shared_patients(["a"], ["b", "c"], repeated=1)
