@@ -15,14 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from medclip_dcl.core.artifact import HEADER, Artifact, make_fingerprint, read_artifact_header
 from medclip_dcl.core.artifact_writer import ArtifactWriter, map_resumable, remove_resumable
-from medclip_dcl.core.errors import ArtifactError, ImageError, StudyError
+from medclip_dcl.core.errors import ImageError, StudyError
 from medclip_dcl.core.files import path_under, write_text
 from medclip_dcl.core.progress import Progress, available_cores
-from medclip_dcl.core.tables import SPLITS, read_table, write_table
+from medclip_dcl.core.tables import SPLITS, write_table
 from medclip_dcl.data import manifest
-from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.manifest import split_patients
@@ -49,10 +47,9 @@ from medclip_dcl.text.sentences import (
     used_sections,
 )
 
-from .build_manifest import source_of
+from .data import source_of
 from .job import Job, job_command
 from .report import preflight
-from .report.charts import image_uri
 from .report.page import render_check
 from .report.preflight import (
     ANSWERS,
@@ -79,19 +76,14 @@ _DECODING = {
 def check(job: Job) -> None:
     """Count what a source holds, name its faults and leaks, before anything is prepared.
 
-    Reads the source's tables, reports and images, and the published model where there is one;
-    writes `preflight` and the page `preflight.html`. A killed run resumes with the next unit of
-    images or reports, and images that an earlier check of the same files opened are not opened
-    again.
+    Reads the source's tables, reports and images; writes `preflight` and the page
+    `preflight.html`. A killed run resumes with the next unit of images or reports.
 
     Raises:
         StudyError: the source has more faults than are allowed.
     """
     config = job.config
     source = source_of(config)
-    model = job.work / "model"
-    trained_model = read_artifact_header(model).digest if (model / HEADER).is_file() else ""
-    inputs = source.inputs | {"trained_model": trained_model}
     most = config.source.max_reject_share
     settings = {
         "source": config.source.result_settings(),
@@ -100,7 +92,6 @@ def check(job: Job) -> None:
         "sentences": config.sentences,
         "splitter": SPLITTER,
     }
-    opened_before = _opened_before(job, make_fingerprint(preflight.ARTIFACT, settings, inputs))
 
     def fill(writer: ArtifactWriter) -> Mapping[str, Any]:
         folder = writer.directory
@@ -108,19 +99,17 @@ def check(job: Job) -> None:
         split_of = split_patients(source, chosen, config.source)
         parts_of = _parts_of(source, config.source.fallback_encoding)
         reports = read_reports(folder, chosen.texts, parts_of, config.sentences)
-        images = opened_before or inspect_images(
+        images = inspect_images(
             folder, chosen.images, source.raw.root, config.images, config.workers
         )
-        trained = _trained(job, split_of) if trained_model else []
-        look = Inspection(source, chosen, split_of, images, reports, trained)
+        look = Inspection(source, chosen, split_of, images, reports)
         return write_preflight(folder, look, config.source.kind, most)
 
-    artifact = job.make(preflight.ARTIFACT, settings, inputs, fill)
+    artifact = job.make(preflight.ARTIFACT, settings, source.inputs, fill)
     tree = preflight.read_preflight(artifact)
     page = job.work / PAGE
     page.touch(mode=0o600)
-    doubles, reports = _doubles(job, source, artifact), _shown_reports(job, source)
-    write_text(page, render_check(job.work.name, artifact, doubles, reports))
+    write_text(page, render_check(job.work.name, artifact, _shown_reports(job, source)))
     page.chmod(0o600)  # it holds reports
     print(preflight.preflight_table(tree), flush=True)
     job.say(page=str(page))
@@ -135,7 +124,7 @@ def check(job: Job) -> None:
         )
 
 
-_SHOWN, _SHOWN_PX, _SHOWN_REPORTS = 6, 160, 20
+_SHOWN_REPORTS = 20
 
 
 def _parts_of(source: Source, fallback_encoding: str) -> Callable[[str], list[Part]]:
@@ -162,29 +151,6 @@ def _shown_reports(job: Job, source: Source) -> list[list[Row]]:
     return shown
 
 
-def _doubles(job: Job, source: Source, artifact: Artifact) -> list[Row]:
-    """Show the pictures that most images share; none where `report.private` is set."""
-    images = job.config.images
-    groups: dict[str, list[str]] = defaultdict(list)
-    for row in read_table(artifact.path, preflight.IMAGES).to_pylist():
-        if row["pixels_key"]:
-            groups[row["pixels_key"]].append(row["image_id"])
-    doubles = sorted((names for names in groups.values() if len(names) > 1), key=lambda x: -len(x))
-    if job.config.report.private or not doubles:
-        return []
-    record_of = {image.image_id: image for image in select(source.raw, job.config.source).images}
-    with Decoder(images, 1) as decoder:
-        return [
-            {
-                "uri": image_uri(square(decoder.open(path), _SHOWN_PX, equalize=False)),
-                "images": len(names),
-                "patients": len({record_of[name].subject_id for name in names}),
-            }
-            for names in doubles[:_SHOWN]
-            for path in (path_under(source.raw.root, record_of[names[0]].path),)
-        ]
-
-
 def _warn_of_small_validation(job: Job, reports: int) -> None:
     # A batch holds a study once: a smaller split is one batch, or none with a single study.
     train = job.config.train
@@ -194,33 +160,6 @@ def _warn_of_small_validation(job: Job, reports: int) -> None:
             f"{train.global_batch}: its losses will have fewer negatives than those of training; "
             "raise source.validate_share, or set train.validate_every_steps to 0"
         )
-
-
-def _opened_before(job: Job, fingerprint: Mapping[str, Any]) -> list[Row]:
-    """Take the images from an earlier check of the same files, whatever else has changed."""
-
-    def about_images(of: Mapping[str, Any]) -> tuple[Any, ...]:
-        inputs = {**of["inputs"], "trained_model": ""}
-        return inputs, of["settings"]["source"], of["settings"]["images"]
-
-    try:
-        earlier = job.open(preflight.ARTIFACT)
-    except ArtifactError:
-        return []
-    if about_images(earlier.fingerprint) != about_images(fingerprint):
-        return []
-    rows: list[Row] = read_table(earlier.path, preflight.IMAGES).to_pylist()
-    return rows
-
-
-def _trained(job: Job, split_of: Mapping[str, str]) -> list[str]:
-    """Name evaluated patients that the model in the same folder was trained on."""
-    from medclip_dcl.inference import model_package  # imports torch, which no other source needs
-
-    model = model_package.read_model_package(model_package.ARTIFACT.at(job.work))
-    trained = model.subject_hashes or frozenset()
-    evaluated = (who for who, split in split_of.items() if split == "test")
-    return sorted(who for who in evaluated if model_package.subject_hash(who) in trained)
 
 
 class Found(NamedTuple):
@@ -235,8 +174,7 @@ class Found(NamedTuple):
 class Inspection:
     """Inspected files of a source, and the manifest's view of them.
 
-    `split_of`: patient -> split; `reports`: study -> what `describe_report` gave; `trained`:
-    patients of the evaluated split that the model at hand was trained on.
+    `split_of`: patient -> split; `reports`: study -> what `describe_report` gave.
     """
 
     source: Source
@@ -244,7 +182,6 @@ class Inspection:
     split_of: Mapping[str, str]
     images: Sequence[Row]
     reports: Mapping[str, Row]
-    trained: Sequence[str]
 
     @cached_property
     def subject_of(self) -> dict[str, str]:
@@ -277,7 +214,6 @@ def find_faults(inspected: Inspection) -> tuple[list[Found], Row]:
     faults += [Found(row["code"], row["image_id"]) for row in inspected.images if row["code"]]
     faults += [Found("monochrome1", row["image_id"]) for row in inspected.images if row["inverted"]]
     faults += find_leaks(source.raw.splits, source.boxes.subjects)
-    faults += [Found("trained_patient", who) for who in inspected.trained]
     faults += [
         Found("no_sentence", study) for study, row in inspected.reports.items() if not row["kept"]
     ]
@@ -360,7 +296,6 @@ def _describe(
         "no_sentence": len(read),
         "two_splits": len(raw.splits),
         "boxed_training": len(inspected.source.boxes.subjects),
-        "trained_patient": len({*raw.splits, *(image.subject_id for image in raw.images)}),
     }
     refused = {row["image_id"] for row in inspected.images if row["code"]}
     usable = {study for study in chosen.texts if read[study]["kept"]}

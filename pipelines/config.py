@@ -28,7 +28,7 @@ from medclip_dcl.models.settings import (
     ProbabilitiesConfig,
 )
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
-from medclip_dcl.synthetic.settings import GenerateConfig
+from medclip_dcl.synthetic import GenerateConfig
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig
 
@@ -94,8 +94,15 @@ class Config(Section):
 
 
 WITHDRAWN = {
+    "evaluate.adapter": "medclip adopt makes a package of a public checkpoint; evaluate.model "
+    "names it",
+    "evaluate.probe_images": "medclip fit_head fits and measures a linear classifier on frozen "
+    "features, those of the encoder with heads.features: encoder",
+    "evaluate.split": "the test split is evaluated",
     "check.sample": "check_data looks at every image and report",
     "evaluate.gallery": "the sentence of a box is found among those of all boxes",
+    "evaluate.threshold": "the level with the largest Youden index on the validation images "
+    "decides; scores.parquet has every margin for another rule",
     "evaluate.images_per_finding": "all images with a label are used; AUC and balanced accuracy "
     "do not depend on how common a finding is",
     "index.splits": "all splits are indexed; filters of a question choose among them",
@@ -106,6 +113,13 @@ WITHDRAWN = {
     "train.text_frozen_steps": "train.frozen names the encoders that stay as they are",
 }
 """Setting that earlier versions had -> what holds now."""
+_HOLDS_NOW = {
+    "eta.fit": "none",
+    "objective.place_weight": 0,
+    "train.image_frozen_steps": 0,
+    "train.text_frozen_steps": 0,
+}
+"""Withdrawn setting -> the value that says what holds now: configs that say it go on."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -136,6 +150,10 @@ def check_config(tree: dict[str, Any], name: str) -> Config:
     for key, words in WITHDRAWN.items():
         section, _, leaf = key.partition(".")
         if isinstance(given := tree.get(section), dict) and leaf in given:
+            if key in _HOLDS_NOW and given[leaf] == _HOLDS_NOW[key]:
+                others = {name: value for name, value in given.items() if name != leaf}
+                tree = {**tree, section: others}
+                continue
             raise ConfigError(f"config {name}: {key} is withdrawn: {words}; remove it")
     plugins = tree.get("plugins", ())
     if isinstance(plugins, list | tuple) and all(isinstance(item, str) for item in plugins):

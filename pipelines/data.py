@@ -1,4 +1,4 @@
-"""From studies to what training reads: generated studies, prepared images, sentences, claims."""
+"""From studies to what training reads: the manifest, prepared images, sentences, claims."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 from medclip_dcl.core.artifact import Artifact, make_fingerprint, open_artifact, remove_retired
 from medclip_dcl.core.artifact_writer import ArtifactWriter, write_artifact
-from medclip_dcl.core.errors import ArtifactError, StudyError
+from medclip_dcl.core.errors import ArtifactError, ConfigError, StudyError
 from medclip_dcl.core.progress import Progress
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import TableWriter, read_in_parts
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.records import stamp_files
+from medclip_dcl.data.manifest import write_manifest
+from medclip_dcl.data.records import Source, stamp_files
 from medclip_dcl.data.source_settings import LABEL_CODES, SourceConfig, label_word
 from medclip_dcl.data.sources import readers
 from medclip_dcl.data.sources.labels import template_sentences
@@ -25,6 +26,7 @@ from medclip_dcl.text.labeler.labels import SILENT, GivenClaims, ReportLabels, u
 from medclip_dcl.text.language import language_warning
 from medclip_dcl.text.sentences import text_key
 
+from .config import Config
 from .job import Job
 
 _REPORTS_AT_ONCE = 2000  # as Python's objects: they take ten times what a table takes
@@ -62,6 +64,46 @@ def generate_studies(job: Job) -> None:
         seconds=artifact.origin["seconds"],
         **artifact.summary,
     )
+
+
+def source_of(config: Config) -> Source:
+    """Read the source that a config names, as `read_source`; no image is decoded."""
+    return readers.read_source(config.source, lambda text: resolve_path(text, config.work))
+
+
+def build_manifest(job: Job) -> None:
+    """List the usable images with their reports, labels and boxes, and what was rejected.
+
+    Reads a MIMIC-CXR(-JPG) tree, Open-i, any mapped table or a folder of DICOM files; writes
+    `manifest`. A run takes seconds to minutes and starts from the beginning when killed.
+    """
+    settings = job.config.source
+    source = source_of(job.config)
+    listed = job.make(
+        manifest.ARTIFACT,
+        {"source": settings.result_settings()},
+        source.inputs,
+        lambda writer: write_manifest(writer.directory, source, settings),
+    )
+    refuse_missing_labels(job.config, listed)
+
+
+def refuse_missing_labels(config: Config, listed: Artifact) -> None:
+    """Refuse a config that trains by labels, where a manifest has none: now and not hours later.
+
+    Raises:
+        ConfigError: a setting reads labels, and no study has any.
+    """
+    readers = {
+        "objective.negatives: remove_labels": config.objective.negatives == "remove_labels",
+        "objective.relation: labels": config.objective.relation == "labels",
+    }
+    wanting = [name for name, reads in readers.items() if reads]
+    if wanting and not manifest.read_labels(listed).num_rows:
+        raise ConfigError(
+            f"{' and '.join(wanting)}: no study of the source has labels; name them in "
+            "source.columns.labels or source.labels, or choose another value"
+        )
 
 
 def prepare_images(job: Job) -> None:

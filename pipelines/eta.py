@@ -7,7 +7,6 @@ from medclip_dcl.core.artifact import Artifact, json_digest
 from medclip_dcl.core.errors import ArtifactError, ArtifactMissing, ConfigError
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.likelihood import eta, fitting, masked_lm, scoring
-from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.text import sentences
 
 from .job import Job
@@ -75,8 +74,7 @@ def build_eta_cache(job: Job) -> None:
     """Turn likelihoods into the class probability eta of every distinct sentence.
 
     Reads sentences and, as `eta.source` asks, likelihoods or a table; writes eta_cache. Seconds: a,
-    k and the cap change without rescoring. Notes where the paper's a and k meet a language model
-    that was fitted here.
+    k and the cap change without rescoring.
     """
     settings, inputs = job.config.eta, job.open_inputs()
     opened = {name: item for name, item in inputs.values.items() if isinstance(item, Artifact)}
@@ -94,16 +92,6 @@ def build_eta_cache(job: Job) -> None:
             writer.directory, settings, opened, inputs.values.get("table")
         ),
     )
-    paper = EtaConfig()
-    is_the_papers = all(
-        getattr(settings, name) == getattr(paper, name) for name in ("source", "a", "k")
-    )
-    if is_the_papers and model is not None and model.summary.get("fitted"):
-        job.say(
-            note="a and k are the paper's, for CXR-BERT, and the language model was fitted here: "
-            "its likelihoods have another scale. The report shows how many false negatives eta "
-            "expects; search eta.a and eta.k with configs/sweeps/a_k.yaml"
-        )
 
 
 def _refuse_other_scores(job: Job, inputs: Mapping[str, Artifact], model: Artifact | None) -> None:

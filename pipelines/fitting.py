@@ -9,7 +9,7 @@ import torch
 
 from medclip_dcl.core.artifact import Artifact, make_fingerprint, open_artifact
 from medclip_dcl.core.artifact_writer import ArtifactWriter
-from medclip_dcl.core.errors import ArtifactError, ConfigError
+from medclip_dcl.core.errors import ArtifactError, ArtifactStale, ConfigError
 from medclip_dcl.core.files import sha256_file
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import SPLITS, read_table
@@ -24,16 +24,15 @@ from medclip_dcl.evaluation.classification import (
 )
 from medclip_dcl.evaluation.decisions import add_calibration, calibrate_findings, share_changed
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
-from medclip_dcl.evaluation.metrics import BootstrapOptions
-from medclip_dcl.evaluation.probe import (
+from medclip_dcl.evaluation.heads import (
     HeadRules,
     HeadSplits,
     Labelled,
     image_features,
     labelled_images,
     make_head,
-    refuse_shared_patients,
 )
+from medclip_dcl.evaluation.metrics import BootstrapOptions
 from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminated, truth_of
 from medclip_dcl.evaluation.results import Rows
 from medclip_dcl.inference import model_package
@@ -214,7 +213,6 @@ def fit_head(job: Job) -> None:
     rules = HeadRules(
         job.config.heads,
         job.config.probabilities,
-        job.config.evaluate.threshold,
         BootstrapOptions(job.config.evaluate.bootstrap, _SEED),
     )
     before = {head.card.name: head for head in read_heads(target.path)}
@@ -309,7 +307,7 @@ def _fit_heads(
     source, images, rows = _rows_by_split(job)
     held_out, allowed = rows["validate"] + rows["test"], config.evaluate.allow_contaminated
     refuse_contaminated(model.path, source, held_out, images, allowed=allowed)
-    _refuse_shared(rows, images)
+    _refuse_repeated(rows, images)
     inference = settle_inference(config.inference)
     predictor = load(model.path, engine=inference.engine, precision=inference.precision)
     made = job.open(prepared.ARTIFACT, verify=False)
@@ -329,8 +327,12 @@ def _fit_heads(
     return [make_head(name, own, rules, inputs) for name, own in splits.items()]
 
 
-def _refuse_shared(rows: dict[str, Rows], images: PreparedImages) -> None:
+def _refuse_repeated(rows: dict[str, Rows], images: PreparedImages) -> None:
+    # A patient is in one split; a picture may be in two, under two names.
     fitted, tested = rows["train"] + rows["validate"], rows["test"]
     among, queries = ([images.row_of[row["image_id"]] for row in part] for part in (fitted, tested))
-    trained, held_out = ([row["subject_id"] for row in part] for part in (fitted, tested))
-    refuse_shared_patients(trained, held_out, len(images.find_repeats(queries, among)))
+    if repeated := len(images.find_repeats(queries, among)):
+        raise ArtifactStale(
+            f"the picture of {repeated} of {len(tested)} test images is in the heads' training; "
+            "take out the images that check_data calls repeated"
+        )

@@ -1,31 +1,434 @@
-"""Write a config for a table of images and reports: columns are guessed, shown and tried.
+"""A config for a table of images and reports: its columns are guessed, shown and tried.
 
-Names and contents of columns tell which is which; no file is changed and nothing leaves this
-machine. What the guesses miss is named with `--column ROLE=NAME`. The config is tried on the whole
-table as `build_manifest` reads it, and what is left out is counted. Sizes and rates are such that a
-model learns from random weights on this machine; they stand in the file, to be changed.
+Columns are guessed by their names and by what they hold. Whether a path names a file is asked as a
+run asks it: `relative_to_root`, then `path_under`.
 """
 
 import json
 import math
+import os
+import re
 import shlex
-import sys
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import pyarrow as pa
 import typer
 import yaml
 
-from medclip_dcl.core.errors import ConfigError
-from medclip_dcl.core.files import write_text
+from medclip_dcl.core.errors import ConfigError, StudyError
+from medclip_dcl.core.files import find_config, path_under, write_text
+from medclip_dcl.core.tables import SPLITS, read_table
+from medclip_dcl.data import manifest
+from medclip_dcl.data.selection import select
+from medclip_dcl.data.source_settings import (
+    LABEL_CODES,
+    Column,
+    SourceConfig,
+    label_word,
+    relative_to_root,
+)
+from medclip_dcl.data.sources.labels import OTHER_NAMES
+from medclip_dcl.data.sources.table import SPELLINGS
+from medclip_dcl.data.table_files import is_list, read_any, strings
+from medclip_dcl.inference.prompts import read_prompts
+from medclip_dcl.text.labeler.labels import read_claims
 from medclip_dcl.text.labeler.lexicon import LABELS
-from medclip_dcl.text.language import language_warning
+from medclip_dcl.text.language import count_languages, language_warning
 
-from .column_guesses import ROLES, TableGuess, guess_table
+from .config import check_config
+from .data import source_of
+
+ROLES: tuple[Column, ...] = (
+    "subject_id", "study_id", "path", "report", "findings", "impression", "view", "split",
+)  # fmt: skip
+"""Roles that are guessed besides labels."""
+
+_ID = r"(_?(id|ids|nr|no|number|key|uid|hash|code))?"
+_NAMES = {
+    "subject_id": rf"((deid|anon|id)_)?(patient(en)?|paciente|subject|person|mrn|pid|pat){_ID}",
+    "study_id": rf"(id_)?(study|exam|examination|accession|estudio)(_instance)?{_ID}",
+    "report": r"(.*_)?(reports?|narrative|befund|bericht|informe)(_text|_en|_clean|_body)?|text",
+    "findings": r"findings(_text|_section)?",
+    "impression": r"(impressions?|conclusion|beurteilung)(_text|_section)?",
+    "view": r"(.*_)?(views?|view_?position|projection|projektion|proyeccion)(_name)?",
+    "split": r"(.*_)?(split|subset|partition|fold)",
+    "path": r"(.*_)?(path|file|filename|file_name|filepath|image|img|images|dicom)(_path|_file)?",
+}
+TEMPLATE = "{finding} in the chest X-ray."
+_SUFFIXES = (".dcm", ".dicom", ".jpg", ".jpeg", ".png")
+_SAMPLE = 200  # values of a column
+_TRIED = 40  # paths of these that are looked for
+_LEAST_WORDS = 4.0  # of a text in a column without a usual name, on average
+_MOST_FOLDERS = 20  # next to the table in which images are looked for
+_MOST = 0.8
+_SHOWN, _SHOWN_LETTERS = 12, 32  # different values of a column that is left out
+
+
+class _Images(NamedTuple):
+    """A column that names images, and the folder that its paths start at."""
+
+    column: str
+    pattern: str  # `source.columns.path`
+    root: Path
+    strip: str  # `source.prefix_strip`
+    share: float  # of the paths tried whose file is there
+
+
+@dataclass
+class TableGuess:
+    """The table of a source, and what its columns seem to be."""
+
+    table: Path
+    root: Path
+    encoding: str
+    """`source.fallback_encoding`: empty for UTF-8 and UTF-16."""
+    rows: int
+    columns: dict[str, str]
+    """Role -> column, as `source.columns` has it; without `subject_id` where none was found."""
+    labels: dict[str, str] | str
+    """Finding -> column, or the column that lists what is there; empty: none."""
+    prefix_strip: str
+    languages: Mapping[str, int]
+    """Language -> sampled reports that read like it, as `count_languages` returns them."""
+    views: dict[str, str]
+    """Value of the column of views, in capitals -> `frontal`, `lateral` or empty: unknown."""
+    template: str
+    """`source.template` of a table with labels and without reports; empty: it has reports."""
+    unused: dict[str, str]
+    """Column that is left out -> its values in words."""
+
+
+def guess_table(
+    path: Path,
+    images: Path | None = None,
+    given: Mapping[str, str] | None = None,
+    *,
+    needs_text: bool = True,
+) -> TableGuess:
+    """Read a table and guess its columns; `images` is the folder that its paths start at.
+
+    `given`: role -> column, taken as it is; `needs_text`: whether it must hold reports.
+
+    Raises:
+        ConfigError: `given` names another role, or a column that is not there.
+        StudyError: the table cannot be read, has no header, or no images or reports are found.
+    """
+    named = dict(given or {})
+    table, encoding = _read(path)
+    values = {
+        item.name: strings(table.column(item.name), path.name, item.name)
+        for item in table.schema
+        if not is_list(item.type) and not pa.types.is_nested(item.type)
+    }
+    _check_given(named, values)
+    samples = {name: _sample(column) for name, column in values.items()}
+    found = _find_images(path, samples, images, named.get("path", ""))
+    if found.column.lower().endswith(_SUFFIXES) or _words(list(samples)) >= _LEAST_WORDS:
+        raise StudyError(
+            f"the first row of table {path} seems to be data; write the names of its columns above"
+        )
+    columns = {"path": found.pattern}
+    for role, is_such in _CONTENTS.items():
+        chosen = named.get(role) or _named(role, samples, is_such, {found.column})
+        columns |= {role: chosen} if chosen else {}
+    if "view" not in columns and (view := _view_column(values, set(columns.values()))):
+        columns["view"] = view
+    texts = _texts(values, samples, named, {found.column, *columns.values()})
+    columns |= texts
+    labels = _labels(values, samples, set(columns.values()))
+    if needs_text and not texts and not labels:
+        raise StudyError(
+            f"no column of table {path} holds reports; name it with --column report=NAME. Images "
+            "without reports: configs/archive.yaml"
+        )
+    used = {
+        *columns.values(),
+        found.column,
+        *([labels] if isinstance(labels, str) else labels.values()),
+    }
+    view_values = sorted(
+        {value.strip().upper() for value in values.get(columns.get("view", ""), ())}
+    )
+    return TableGuess(
+        table=path,
+        root=found.root,
+        encoding=encoding,
+        rows=table.num_rows,
+        columns={role: columns[role] for role in ROLES if role in columns},
+        labels=labels,
+        prefix_strip=found.strip,
+        template=TEMPLATE if needs_text and not texts else "",
+        languages=count_languages([text for name in texts.values() for text in samples[name]]),
+        views={value: read_view(value) for value in view_values if value},
+        unused={
+            name: _in_words(values[name]) if name in values else "lists"
+            for name in table.column_names
+            if name not in used
+        },
+    )
+
+
+def read_view(value: str) -> str:
+    """Tell what a view shows of the chest: `frontal`, `lateral`, or empty where it is not said.
+
+    Read are words and their usual short forms, however they are joined: `CHEST PA`,
+    `postero-anterior`, `AP_horizontal`, `p.a.`, `LL`, `LLAT`, `seitlich`. A value that names both,
+    such as `PA and lateral`, is about a study and says nothing of an image. Obliques and decubitus
+    views count as lateral: they are not frontal.
+    """
+    plain = unicodedata.normalize("NFKD", value).encode("ascii", "ignore").decode().lower()
+    words = re.findall(r"[a-z]+", plain)
+    joined = "".join(words)
+    is_lateral = joined in {"l", "la"} or any(_LATERAL.fullmatch(word) for word in words)
+    is_frontal = (
+        any(_FRONTAL.fullmatch(word) for word in words)
+        or re.search(r"(anterior|antero)posterior|(posterior|postero)anterior", joined) is not None
+        or re.search(r"\b(a\W{1,3}p|p\W{1,3}a)\b", plain) is not None
+    )
+    if is_lateral == is_frontal:
+        return ""
+    return "lateral" if is_lateral else "frontal"
+
+
+_FRONTAL = re.compile(r"ap|pa|aps|frontal\w*|front|face|dorsoventral|ventrodorsal|supine|supin[oa]")
+_LATERAL = re.compile(
+    r"ll|rl|lld|rld|llo|rlo|lao|rao|lpo|rpo|[lr]?lat|(?!bi)\w*lateral\w*|profile?|perfil|seitlich\w*"
+    r"|obliqu\w*|decub\w*"
+)
+
+
+def _read(path: Path) -> tuple[pa.Table, str]:
+    if not path.is_file():
+        raise StudyError(f"table {path} is missing; name a CSV, Parquet or JSONL file")
+    try:
+        return read_any(path), ""
+    except StudyError as error:
+        if "source.fallback_encoding" not in str(error):
+            raise
+    return read_any(path, "cp1252"), "cp1252"
+
+
+def _check_given(given: Mapping[str, str], columns: Mapping[str, Any]) -> None:
+    if unknown := sorted(set(given) - set(ROLES)):
+        raise ConfigError(f"{unknown} are no roles of columns; use those of {list(ROLES)}")
+    if absent := [name for name in given.values() if name not in columns]:
+        raise ConfigError(f"the table has no column {absent}; it has {list(columns)}")
+
+
+def _sample(column: Sequence[str]) -> list[str]:
+    filled = [value.strip() for value in column if value.strip()]
+    return filled[:: max(1, len(filled) // _SAMPLE)][:_SAMPLE]
+
+
+def _share(values: Sequence[str], is_such: Callable[[str], object]) -> float:
+    return fmean(bool(is_such(value)) for value in values) if values else 0.0
+
+
+def _words(values: Sequence[str]) -> float:
+    return fmean(len(value.split()) for value in values) if values else 0.0
+
+
+def _in_words(values: Sequence[str]) -> str:
+    # What a column holds: its values where they are few and short, as categories are.
+    counts = Counter(value.strip() for value in values)
+    blank = counts.pop("", 0)
+    few = len(counts) <= _SHOWN and all(len(value) <= _SHOWN_LETTERS for value in counts)
+    words = ", ".join(sorted(counts)) if few else f"{len(counts)} different values"
+    return (words + f", {blank} blank" * bool(blank)).removeprefix(", ")
+
+
+def _is_split(value: str) -> bool:
+    return SPELLINGS.get(value.lower(), value.lower()) in SPLITS
+
+
+def _is_wording(value: str) -> bool:
+    # Words, and no name of a file: `Normal.` is a report, `reports/s1.txt` and `N-4` are none.
+    is_file = re.fullmatch(r"\S*(/\S+|\.[a-z]{2,4})", value) is not None
+    return not is_file and re.search(r"[^\W\d_]{3}|[^\x00-\u024f]", value) is not None
+
+
+_CONTENTS: dict[str, Callable[[Sequence[str]], bool]] = {
+    "subject_id": lambda values: _words(values) < _LEAST_WORDS,
+    "study_id": lambda values: _words(values) < _LEAST_WORDS,
+    "view": lambda values: _share(values, read_view) > _MOST,
+    "split": lambda values: _share(values, _is_split) == 1,
+}
+"""Role -> whether the values of a column can be of it."""
+
+
+def _plain(name: str) -> str:
+    # PatientID, patient-id and "Patient ID" are one name.
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+", "_", name)
+    return re.sub(r"_+", "_", parted).strip("_").lower()
+
+
+def _named(
+    role: str,
+    samples: Mapping[str, list[str]],
+    is_such: Callable[[Sequence[str]], bool],
+    taken: set[str],
+) -> str:
+    rule = re.compile(_NAMES[role])
+    fitting = (
+        name
+        for name, values in samples.items()
+        if name not in taken and values and rule.fullmatch(_plain(name)) and is_such(values)
+    )
+    return next(fitting, "")
+
+
+def _view_column(values: Mapping[str, list[str]], taken: set[str]) -> str:
+    # Of columns that hold views whatever their names are, such as `AP/PA`, that with most of them.
+    shares = {
+        name: _share(column, read_view)
+        for name, column in values.items()
+        if name not in taken
+        and any(read_view(value) == "frontal" for value in column)
+        and _CONTENTS["view"](_sample(column))
+        and _words(_sample(column)) < _LEAST_WORDS
+    }
+    return max(shares, key=lambda name: shares[name], default="")
+
+
+def _texts(
+    values: Mapping[str, list[str]],
+    samples: Mapping[str, list[str]],
+    given: Mapping[str, str],
+    taken: set[str],
+) -> dict[str, str]:
+    # The report, or its sections; without a usual name the column with the longest texts.
+    chosen = {role: given[role] for role in ("report", "findings", "impression") if role in given}
+    if chosen:
+        return chosen
+    free = {name: column for name, column in samples.items() if name not in taken}
+    for role in ("findings", "impression", "report"):
+        if name := _named(role, free, _are_texts, set(chosen.values())):
+            chosen[role] = name
+    if len(chosen) == 3:
+        del chosen["report"]
+    if "report" in chosen and len(chosen) == 2:
+        report, (role, section) = chosen.pop("report"), next(iter(chosen.items()))
+        pairs = [pair for pair in zip(values[report], values[section], strict=True) if all(pair)]
+        if sum(part in whole for whole, part in pairs) > len(pairs) / 2:
+            return {"report": report}  # which has the section within it
+        return {"findings": report, "impression": section} if role == "impression" else chosen
+    longest = {
+        name: _words(column)
+        for name, column in free.items()
+        if _words(column) >= _LEAST_WORDS and 2 * len(set(column)) > len(column)
+    }
+    if not chosen and longest:
+        chosen["report"] = max(longest, key=lambda name: longest[name])
+    return chosen
+
+
+def _are_texts(values: Sequence[str]) -> bool:
+    is_list = _share(values, lambda value: "|" in value) > 0.1  # of labels
+    return not is_list and _share(values, _is_wording) > 0.5
+
+
+def _find_images(
+    path: Path, samples: Mapping[str, list[str]], images: Path | None, given: str
+) -> _Images:
+    roots = [images.absolute()] if images else list(_folders(path))
+    tried = [
+        found
+        for name in ([given] if given else samples)
+        for found in _candidates(name, samples[name], roots)
+    ]
+    best = max(tried, key=_likeliness, default=None)
+    if best is None or not best.share:
+        windows = [name for name, values in samples.items() if _share(values, _is_windows) > _MOST]
+        remedy = (
+            f"the paths of column {windows[0]!r} have backslashes; write them with /"
+            if windows
+            else "name the folder that its paths start at with --images FOLDER"
+        )
+        raise StudyError(f"no column of table {path} names images that are there; {remedy}")
+    return best
+
+
+def _likeliness(images: _Images) -> tuple[bool, bool, float, bool]:
+    is_named = re.fullmatch(_NAMES["path"], _plain(images.column)) is not None
+    return images.share > 0.5, images.pattern == images.column, images.share, is_named
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    """List where the paths of a table may start: at it, here, or in a folder next to it."""
+    home = path.absolute().parent
+    yield from dict.fromkeys((home, Path.cwd()))
+    inside = sorted(item for item in home.iterdir() if item.is_dir() and item.name[0] != ".")
+    yield from inside[:_MOST_FOLDERS]
+    yield home.parent
+
+
+def _is_windows(value: str) -> bool:
+    return "\\" in value and value.lower().endswith(_SUFFIXES)
+
+
+def _candidates(column: str, values: Sequence[str], roots: Sequence[Path]) -> Iterator[_Images]:
+    # Paths may begin with folders that are not here, and names may lack their ending.
+    if not values or _words(values) >= _LEAST_WORDS:
+        return
+    tried = values[:: max(1, len(values) // _TRIED)][:_TRIED]
+    are_paths = _share(tried, lambda value: value.lower().endswith(_SUFFIXES) or "/" in value)
+    if are_paths <= _MOST and len(set(tried)) <= len(tried) / 2:
+        return  # such as a patient, whose number is the name of an image by chance
+    endings = ("",) if are_paths > _MOST else (*_SUFFIXES, *(end.upper() for end in _SUFFIXES))
+    if absolute := [value for value in values if value.startswith("/")]:
+        folder = os.path.commonpath([str(Path(value).parent) for value in absolute])
+        roots = [*roots, Path(folder)] if len(folder) > 1 else roots
+    starts = {value[: end.end()] for value in tried[:2] for end in re.finditer("/+", value)}
+    for strip, root, ending in product(["", *sorted(starts)], roots, endings):
+        there = _file_test(root, strip, ending)
+        if any(there(value) for value in (*tried[:3], tried[-1])):
+            pattern = f"{{{column}}}{ending}" if ending else column
+            yield _Images(column, pattern, root, strip, _share(tried, there))
+
+
+def _file_test(root: Path, strip: str, ending: str) -> Callable[[str], bool]:
+    relative = relative_to_root(root, SourceConfig(kind="table", prefix_strip=strip))
+
+    def is_there(value: str) -> bool:
+        try:
+            path_under(root, relative(value + ending))
+        except StudyError:
+            return False
+        return True
+
+    return is_there
+
+
+def _labels(
+    values: Mapping[str, list[str]], samples: Mapping[str, list[str]], taken: set[str]
+) -> dict[str, str] | str:
+    # Columns of codes by finding; else one that lists findings.
+    free = {name: samples[name] for name in values if name not in taken and samples[name]}
+    finding_of = {_plain(name): name for name in LABELS}
+    finding_of |= {_plain(one): name for name, others in OTHER_NAMES.items() for one in others}
+    by_finding: dict[str, str] = {}
+    for column in free:
+        finding = finding_of.get(_plain(column), "")
+        if finding and all(label_word(value) in LABEL_CODES for value in values[column]):
+            by_finding.setdefault(finding, column)
+    if by_finding:
+        return by_finding
+
+    def lists_findings(cell: str) -> bool:
+        return any(_plain(part) in finding_of for part in re.split(r"[|;,]", cell.strip("[]'\"")))
+
+    return next((name for name, cells in free.items() if _share(cells, lists_findings) > _MOST), "")
+
+
+# --- The config
 
 _BATCH = 32
 _EPOCHS = 30
@@ -108,7 +511,6 @@ def init(
             help=f"A column that is known; roles: {', '.join(ROLES)}. May be repeated.",
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
 ) -> int:
     """Write a config for a table of images and reports: columns are guessed, shown and tried.
 
@@ -123,9 +525,6 @@ def init(
     if out.exists():
         raise ConfigError(f"{out} exists; name another with --out, or remove it")
     text, trial = config_of_table(table, out, images, given)
-    asks = sys.stdin.isatty() and not yes
-    if asks and not typer.confirm(f"Write {out}?", default=True):
-        return 0
     write_text(out, text)
     file = shlex.quote(str(out))
     print(f"wrote {out}; next:", f"  medclip check_data --config {file}",
@@ -193,13 +592,6 @@ def _shown(guess: TableGuess) -> Iterator[str]:
 
 def _try(guess: TableGuess, out: Path) -> Trial:
     """Read the table as a run does; `StudyError` where nothing is left."""
-    from medclip_dcl.core.tables import read_table
-    from medclip_dcl.data import manifest
-    from medclip_dcl.data.selection import select
-
-    from .build_manifest import source_of
-    from .config import check_config
-
     tree = {
         "work": f"runs/{out.stem}",
         "source": yaml.safe_load("\n".join(_source(guess)))["source"],
@@ -222,9 +614,6 @@ def _try(guess: TableGuess, out: Path) -> Trial:
     if found["reasons"]:
         reasons = (f"{reason} {count}" for reason, count in found["reasons"].items())
         lines.append(f"left out    {', '.join(reasons)}")
-    if source.raw.labels is not None:
-        labels = manifest.labels_of(source.raw.labels, chosen.subjects)
-        lines += _label_lines(labels.drop_columns(["study_id"]).to_pydict(), len(chosen.subjects))
     share = chosen.lost / chosen.candidates
     if share > config.source.max_reject_share:
         lines.append(
@@ -235,20 +624,7 @@ def _try(guess: TableGuess, out: Path) -> Trial:
     return Trial(lines, share, found["splits"], _can_judge(validated, config.evaluate.prompts))
 
 
-def _label_lines(labels: Mapping[str, Sequence[int | None]], studies: int) -> Iterator[str]:
-    for finding, codes in labels.items():
-        counts = Counter(code for code in codes if code is not None)
-        if counts:
-            words = f"{counts[1]} present, {counts[0]} absent, {counts[-1]} uncertain"
-            lack = "" if counts[1] and counts[0] else ": no AUC, which needs present and absent"
-            yield f"{'labels':12}{finding}: {words}, {studies - counts.total()} blank{lack}"
-
-
 def _can_judge(reports: Sequence[Mapping[str, Any]], prompts: str) -> bool:
-    from medclip_dcl.core.files import find_config
-    from medclip_dcl.inference.prompts import read_prompts
-    from medclip_dcl.text.labeler.labels import read_claims
-
     if len(reports) < _LEAST_JUDGED:
         return False
     sections = ("findings", "impression", "last_paragraph")

@@ -11,9 +11,8 @@ from medclip_dcl.core.errors import ArtifactMissing, ArtifactStale, ConfigError
 from medclip_dcl.core.files import sha256_file, write_text
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data import manifest
-from medclip_dcl.data.records import CLASS_PROBABILITIES, truth_files
+from medclip_dcl.data.records import truth_files
 from medclip_dcl.inference import model_package
-from medclip_dcl.likelihood.eta import read_given_table
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.logging import FILE
 
@@ -38,12 +37,8 @@ def write_report(job: Job) -> None:
     Raises:
         ArtifactMissing: there is nothing to report yet.
     """
-    is_generated, rho = _is_generated(job), {}
-    if is_generated:  # true class probability of every sentence that the generator can say
-        path = resolve_path(job.config.source.root, job.config.work) / CLASS_PROBABILITIES
-        rho = read_given_table(path) if path.is_file() else {}
     negatives = job.config.train.global_batch - 1
-    sources = find_sources(job.work, job.config.report, is_generated, rho, negatives)
+    sources = find_sources(job.work, job.config.report, _is_generated(job), negatives)
     if not sources.artifacts:
         raise ArtifactMissing(f"no artifact in {job.work}; run build_manifest first")
     made_from, path = _made_from(job, sources), job.work / REPORT
@@ -75,7 +70,7 @@ def _made_from(job: Job, sources: Sources) -> str:
         "artifacts": {name: [a.digest, a.origin] for name, a in sources.artifacts.items()},
         "report": job.config.report.model_dump(mode="json"),
         "work": str(job.work),
-        "rho": [sources.is_generated, *sources.rho.items()],
+        "is_generated": sources.is_generated,
         "negatives": sources.negatives,
         "files": {file.name: sha256_file(file) for file in files if file.is_file()},
     }
@@ -104,7 +99,7 @@ def write_cards(job: Job) -> None:
         )
     needed = {kind.name: job.open(kind) for kind in (model_package.ARTIFACT, manifest.ARTIFACT)}
     is_generated = _is_generated(job)
-    sources = find_sources(job.work, job.config.report, is_generated, {}, 0, KINDS)
+    sources = find_sources(job.work, job.config.report, is_generated, 0, KINDS)
 
     def write(writer: ArtifactWriter) -> dict[str, Any]:
         model, data = model_facts(sources, words), data_facts(sources, words)

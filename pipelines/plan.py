@@ -5,21 +5,20 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Annotated, Literal, NamedTuple
 
-import numpy as np
 import pyarrow.compute as pc
 import torch
 import typer
 from torch import Tensor, UntypedStorage
 from transformers import BertConfig, PreTrainedConfig
 
-from medclip_dcl.core.artifact import Artifact, ArtifactType, open_artifact
+from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.core.errors import ArtifactError, MedclipError
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.likelihood import eta as eta_cache
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.settings import HEADS
 from medclip_dcl.models.dual_encoder import DualEncoder, add_adapters, build_dual_encoder
@@ -39,8 +38,6 @@ from .cli import ConfigFile, Overrides, config_of
 from .config import Config
 from .stages import OWN_WEIGHTS
 
-PAPER_BATCH = 64
-"""Global batch at which the paper chose a = 0.2 and k = 0.35."""
 _DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SLACK = 1.2  # allocator, kernels and interpreter besides what is counted
 _BASE = 30522, 768, 12, 12  # vocabulary, width, layers and heads of BERT-base
@@ -114,8 +111,10 @@ def checks_of(
     seconds: float = 0.0,
 ) -> Iterator[Check]:
     """Answer one question about a config after the other; arguments are as in `plan`."""
-    if (listed := _made(config, manifest.ARTIFACT)) is not None:
-        table = read_table(listed.path, manifest.IMAGES, ["study_id", "split"])
+    listed = manifest.ARTIFACT.at(resolve_path(config.work, config.work))
+    with suppress(ArtifactError):  # there is none yet
+        artifact = open_artifact(listed, manifest.ARTIFACT, verify=False)
+        table = read_table(artifact.path, manifest.IMAGES, ["study_id", "split"])
         training = table.filter(pc.equal(table["split"], "train"))
         studies, images = pc.count_distinct(training["study_id"]).as_py(), len(table)
     yield from check_device()
@@ -145,7 +144,6 @@ def checks_of(
         how = f"measured here, times {config.train.processes} processes"
     yield _hours(_counted(config, studies), speed, how)
     yield _disk(config, images, cost)
-    yield from _false_negatives(config)
 
 
 def check_device() -> Iterator[Check]:
@@ -169,13 +167,6 @@ def check_device() -> Iterator[Check]:
         words = f"{torch.cuda.get_device_name(number)}, {half}, {_gb(free)} of {_gb(total)} free"
         words += "" if is_right else "; a matrix product is wrong: test the card, do not train"
         yield Check(f"cuda:{number}", "ok" if is_right else "fault", words)
-
-
-def _made(config: Config, kind: ArtifactType) -> Artifact | None:
-    try:
-        return open_artifact(kind.at(resolve_path(config.work, config.work)), kind, verify=False)
-    except ArtifactError:
-        return None
 
 
 def _steps(config: Config, studies: int | None) -> Check:
@@ -357,28 +348,6 @@ def _disk(config: Config, images: int | None, cost: StepCost) -> Check:
         words += "; not known yet: prepared, index (run build_manifest, or give --images)"
     state: Literal["ok", "note"] = "note" if images is None else "ok"
     return Check("disk", "fault" if total > room else state, words)
-
-
-def _false_negatives(config: Config) -> Iterator[Check]:
-    eta, size = config.eta, config.train.global_batch
-    if config.objective.kind != "debiased":
-        return
-    now, paper = ((batch - 1) * eta.eta_max for batch in (size, PAPER_BATCH))
-    words = f"{now:.3g} of the {size - 1} negatives of an anchor at the cap, eta.eta_max"
-    if (cache := _made(config, eta_cache.ARTIFACT)) is not None:
-        table = read_table(cache.path, eta_cache.ETA, ["eta", "count"])
-        values, counts = (table[name].to_numpy() for name in ("eta", "count"))
-        words += f", {(size - 1) * np.average(values, weights=counts):.3g} on average"
-    yield Check("N eta", "ok", words)
-    if size != PAPER_BATCH and eta.source == "pll":
-        a, cap = (value * (PAPER_BATCH - 1) / (size - 1) for value in (eta.a, eta.eta_max))
-        words = (
-            f"train.global_batch {size} is another method than {PAPER_BATCH} with the same a, k "
-            f"and cap: {now:.3g} false negatives at the cap, not {paper:.3g}"
-        )
-        if max(a, cap) < 1:
-            words += f"; eta.a={a:.4g} and eta.eta_max={cap:.4g} keep N eta of every sentence"
-        yield Check("global batch", "note", words)
 
 
 def _gb(size: float) -> str:

@@ -1,32 +1,40 @@
 """Figures of finished runs: those of one, and which of two configs is better."""
 
 import json
+import math
 import shlex
 import sys
 import webbrowser
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
+from jaxtyping import Float
+from scipy import stats
 
 from medclip_dcl.core.artifact import HEADER, open_artifact, read_artifact_header, verify_artifact
-from medclip_dcl.core.errors import ArtifactCorrupt, ArtifactError, ArtifactMissing
+from medclip_dcl.core.errors import (
+    ArtifactCorrupt,
+    ArtifactError,
+    ArtifactMissing,
+    ArtifactStale,
+    ConfigError,
+)
 from medclip_dcl.core.files import write_text
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.measure import read_sample_results
+from medclip_dcl.evaluation.measure import (
+    SampleResults,
+    check_same_samples,
+    measure,
+    read_sample_results,
+)
+from medclip_dcl.evaluation.metrics import patient_weights
 from medclip_dcl.inference import model_package
 
 from .cli import run_folder
-from .report.comparison import (
-    LEVEL,
-    Difference,
-    compare_sides,
-    describe_difference,
-    measure_sides,
-)
 from .stages import REPORT
 
 
@@ -107,8 +115,202 @@ def verify_artifacts(folder: Path) -> None:
         raise ArtifactCorrupt(f"{', '.join(damaged)} of {folder} damaged; rerun their jobs")
 
 
+# --- Which of two configs is better
+#
+# What `evaluate` keeps case by case is enough to measure a run on any draw of patients, without
+# its model. A figure varies because other patients might have been examined, and because another
+# seed would have given another model. Patients are drawn once for all runs (the comparison is
+# paired), runs of each side by themselves. Of n runs n - 1 are drawn: the mean of n drawn with
+# replacement would vary by (n - 1) / n of what it should (Rao and Wu 1988), a third too little
+# with three runs.
+#
+# A spread that is estimated from few runs is itself uncertain, so the difference over its standard
+# error is compared with Student's t, with the degrees of freedom of Welch and Satterthwaite, not
+# with the percentiles of the samples. One run says nothing of the spread, so two configs are not
+# judged by one run of either; two runs give a p, three an interval.
+
+LEVEL = 0.05
+"""Chance of calling a difference where there is none, over all figures together."""
+
+LEAST_RUNS = 3
+"""Runs below which a spread over runs gives no interval: of two runs it is wide or narrow by
+chance alone."""
+
+Runs = Float[np.ndarray, "_ samples_and_one"]
+"""A figure of each run, on the patients as they are and in every resample of them."""
+
+Side = Mapping[str, Runs]
+"""Figure -> its values in every run of a config, on every draw of patients."""
+
+# Duplicates counted as wrong, and the margins of AUC at a threshold.
+_READ_AGAIN = (".own_", "decisions.")
+_UNSIGNED = "grounding.cnr"  # the signed one without its sign, half noise
+_LOWER_IS_BETTER = "median_rank"
+
 SAMPLES = 1000
 """Draws of patients and runs."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A difference of two sides, over patients and runs."""
+
+    value: float | None
+    """Of the means over the runs; None where a run has no such figure."""
+    error: float | None = None
+    """Its standard error."""
+    degrees: float | None = None
+    """Degrees of freedom of the error; None: it is taken as known."""
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    """Chance of a value as far from 0 were the truth 0."""
+    reason: str = ""
+    """Why something is None; else empty."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure, compared: the means of both sides' runs, and a - b."""
+
+    a: float | None
+    b: float | None
+    estimate: Estimate
+    corrected_p: float | None = None
+    """p after Holm's correction for all figures; None: not known."""
+    is_different: bool = False
+
+
+def compare_sides(
+    a: Side,
+    b: Side,
+    generator: np.random.Generator,
+    figures: Collection[str] = (),
+) -> dict[str, Difference]:
+    """Compare two configs from one call of `measure_sides`, figure by figure.
+
+    `figures` are those that are compared, and corrected for their number; empty: all but those
+    that read the same cases again: ranks that count a query's duplicates as wrong, CNR without its
+    sign, and decisions at a threshold. With one run on a side there is no p and no interval.
+
+    Raises:
+        ConfigError: a figure is asked for that one of the configs lacks.
+    """
+    both = [name for name in a if name in b]
+    if unknown := sorted(set(figures) - set(both)):
+        raise ConfigError(f"the runs have no figures {unknown}; choose among {both}")
+    differences: dict[str, Difference] = {}
+    for name in both:
+        read_again = name == _UNSIGNED or any(mark in name for mark in _READ_AGAIN)
+        if name not in figures if figures else read_again:
+            continue
+        differences[name] = Difference(
+            _mean_of_runs(a[name]),
+            _mean_of_runs(b[name]),
+            _estimate((a[name], b[name]), generator),
+        )
+    given = [(name, each.estimate.p) for name, each in differences.items()]
+    tested = {name: p for name, p in given if p is not None}
+    for name, p in zip(tested, holm(list(tested.values())), strict=True):
+        differences[name] = replace(differences[name], corrected_p=p, is_different=p < LEVEL)
+    return differences
+
+
+def describe_difference(name: str, difference: Difference) -> str:
+    """Say `A is better`, `B is better`, `no difference shown` or `not known` of a figure."""
+    value = difference.estimate.value
+    if value is None or difference.corrected_p is None:
+        return "not known"
+    if not difference.is_different:
+        return "no difference shown"
+    lower_wins = name.endswith(_LOWER_IS_BETTER)
+    return "A is better" if (value > 0) != lower_wins else "B is better"
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Correct p-values, dependent in any way, for their number.
+
+    Calling those below a level different errs with at most that chance over all of them.
+
+    Source: Holm 1979.
+    """
+    order = np.argsort(p, kind="stable")
+    # The least p counts for all, the next for one fewer; none falls below the one before it.
+    raised = np.maximum.accumulate(np.array(p)[order] * np.arange(len(p), 0, -1))
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(raised, 1.0)
+    return [float(value) for value in corrected]
+
+
+def _mean_of_runs(runs: np.ndarray) -> float | None:
+    return None if np.isnan(runs[:, 0]).any() else float(runs[:, 0].mean())
+
+
+def _estimate(sides: tuple[np.ndarray, np.ndarray], generator: np.random.Generator) -> Estimate:
+    # The difference of the sides' means.
+    if any(np.isnan(runs[:, 0]).any() for runs in sides):
+        return Estimate(None, reason="a run has no such figure")
+    value = float(sides[0][:, 0].mean() - sides[1][:, 0].mean())
+    fewest = min(map(len, sides))
+    if fewest < 2:
+        return Estimate(value, reason="one run on a side: two models, not two configs")
+    defined = ~np.any([np.isnan(runs).any(axis=0) for runs in sides], axis=0)
+    if defined[1:].sum() <= len(defined[1:]) / 2:
+        return Estimate(value, reason="undefined in half of the resamples of patients or more")
+    samples = [runs[:, defined] for runs in sides]
+    # `fixed` varies by patients alone, which the degrees of freedom need; `drawn` by runs as well.
+    fixed = samples[0].mean(axis=0) - samples[1].mean(axis=0)
+    redrawn = [_redrawn(runs, generator).mean(axis=0) for runs in samples]
+    error = float(np.std((redrawn[0] - redrawn[1])[1:], ddof=1))
+    degrees = _degrees(float(np.var(fixed[1:], ddof=1)), [runs[:, 0] for runs in sides])
+    shown = degrees if math.isfinite(degrees) else None
+    if error > 0:
+        p = float(2 * stats.t.sf(abs(value) / error, degrees))
+    else:
+        p = 1.0 if value == 0 else 0.0
+    if fewest < LEAST_RUNS:
+        reason = f"n = {fewest}: an interval over seeds needs {LEAST_RUNS}"
+        return Estimate(value, error, shown, p=p, reason=reason)
+    reach = float(stats.t.ppf(1 - LEVEL / 2, degrees)) * error
+    return Estimate(value, error, shown, value - reach, value + reach, p)
+
+
+def _redrawn(runs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    # n - 1 of n runs, again in every sample.
+    count, samples = runs.shape
+    return runs[generator.integers(count, size=(count - 1, samples)), np.arange(samples)]
+
+
+def _degrees(patients: float, sides: Sequence[np.ndarray]) -> float:
+    # Welch and Satterthwaite's degrees of freedom; the patients' variance is taken as known.
+    shares = [(float(runs.var(ddof=1)) / len(runs), len(runs) - 1) for runs in sides]
+    uncertain = sum(share**2 / freedom for share, freedom in shares)
+    if uncertain == 0:
+        return math.inf
+    return float((patients + sum(share for share, _ in shares)) ** 2 / uncertain)
+
+
+def measure_sides(
+    sides: Sequence[Sequence[SampleResults]], samples: int, generator: np.random.Generator
+) -> list[Side]:
+    """Measure the runs of several configs on the same draws of patients.
+
+    A config has the figures that all of its runs have, at least one run.
+
+    Raises:
+        ArtifactStale: the runs were not asked the same cases, or none.
+    """
+    runs = [run for side in sides for run in side]
+    check_same_samples(runs)
+    if not runs[0].patients:
+        raise ArtifactStale("the runs have no cases; evaluate them on a split with images")
+    weights = patient_weights(len(runs[0].patients), samples, generator)
+    measured: list[Side] = []
+    for side in sides:
+        each = [measure(run, weights) for run in side]
+        names = [name for name in each[0] if all(name in other for other in each)]
+        measured.append({name: np.stack([run[name] for run in each]) for name in names})
+    return measured
 
 
 def find_runs(text: str) -> list[Path]:
@@ -167,10 +369,7 @@ def comparison_verdict(differences: Mapping[str, Difference], runs: tuple[int, i
         )
     if reported:
         return f"different in {', '.join(reported)}"
-    return (
-        f"no difference shown at {LEVEL:.0%}; in brackets the smallest that such runs would "
-        "show, as estimated from their spread"
-    )
+    return f"no difference shown at {LEVEL:.0%}"
 
 
 def compare(
@@ -184,8 +383,7 @@ def compare(
     A run is a folder that holds `results` (or `results` itself). A side with several seeds is
     a folder of such folders, or folders joined by commas. Patients are resampled for all runs
     together, runs for each side separately; p is corrected for the number of figures (Holm).
-    With one run on a side there is no verdict: two models are not two configs. Next to
-    "no difference shown" stands the smallest difference that would have been seen.
+    With one run on a side there is no verdict: two models are not two configs.
     """
     folders = find_runs(a), find_runs(b)
     sides = [

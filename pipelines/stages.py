@@ -179,7 +179,7 @@ STAGES = {
         DATA, "draw studies with known truth, in MIMIC-CXR's own shape", "data", "studies",
         on_request=True),
     "build_manifest": Stage(
-        DATA, "raw studies -> one row per usable image", "build_manifest", "manifest"),
+        DATA, "raw studies -> one row per usable image", "data", "manifest"),
     "prepare_images": Stage(
         DATA, "DICOM or JPEG -> square 8-bit images", "data", "prepared",
         (artifact("manifest"),)),

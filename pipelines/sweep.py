@@ -1,54 +1,37 @@
-"""A grid of settings over several seeds: its points, its runs side by side, its table."""
+"""A grid of settings over several seeds: its points, its runs, its table."""
 
 import fcntl
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import re
 import shutil
-import signal
-import sys
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from multiprocessing import connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TextIO
 
 import numpy as np
-import torch
 import typer
 import yaml
 from pydantic import Field, model_validator
-from threadpoolctl import threadpool_limits
 
 from medclip_dcl.core.artifact import HEADER, json_digest, open_artifact, read_artifact_header
-from medclip_dcl.core.errors import (
-    ArtifactError,
-    ArtifactMissing,
-    ConfigError,
-    JobFailed,
-    ending_with_fault,
-)
+from medclip_dcl.core.errors import ArtifactError, ArtifactMissing, ConfigError, JobFailed
 from medclip_dcl.core.files import disk_faults_named, write_text
-from medclip_dcl.core.progress import Progress
 from medclip_dcl.core.settings import Section, check_settings, read_yaml
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.measure import read_sample_results
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.logging import read_metrics
 from medclip_dcl.training.settings import BestMetric, lower_is_better
 
-from .build_manifest import refuse_missing_labels
 from .cli import ConfigFile, Overrides
 from .config import check_config
+from .data import refuse_missing_labels
 from .job import STOPPED, Job, Stopped, run_job
-from .report.comparison import PointResults, measure_points, sweep_text
 from .run import run_config
 from .stages import DATA_ARTIFACTS, STAGES, stages_of
 
@@ -93,11 +76,7 @@ class Grid(Section):
     seeds: Seeds = (0, 1, 2)
     """Runs of each point."""
     figures: Annotated[dict[str, str], Field(min_length=1)] = Field(default=_FIGURES)
-    """Title -> result, of those that are listed and drawn; those that no run has are left out."""
-    compared: tuple[str, ...] = ()
-    """Results by which points are compared with the baseline; empty: those listed."""
-    baseline: str = ""
-    """Point that the others are compared with; empty: the first."""
+    """Title -> `question.figure` of the results that is listed; what no run has is left out."""
     judge: BestMetric = ""
     """Validation metric that chooses values to `tune` and each run's published step, where the
     config's `train.best_metric` names none."""
@@ -178,8 +157,6 @@ FOLDER, FIGURES = "sweeps", "sweep.json"
 NOTE, CONFIG_FILE, LOG = "run.json", "config.yaml", "log.txt"
 _STAGES = ("build_eta_cache", "train", "evaluate")  # those of a run; all before are shared
 _SHARED = [name for name in DATA_ARTIFACTS if name != "eta_cache"]
-_DEVICES = "CUDA_VISIBLE_DEVICES"
-_ON_CPU = 2  # runs side by side without a GPU
 
 
 @dataclass(frozen=True)
@@ -228,27 +205,23 @@ class Run:
 
 
 class Sweep:
-    """The runs of a grid below one folder, `processes` at a time (0: as `runs_at_a_time`).
+    """The runs of a grid below one folder.
 
     Raises:
         ConfigError: a changed setting belongs to a stage that all runs share, a value breaks its
             rule, or something is tuned and no metric chooses.
     """
 
-    def __init__(self, job: Job, name: str, grid: Grid, processes: int = 0) -> None:
+    def __init__(self, job: Job, name: str, grid: Grid) -> None:
         self.job, self.name, self.grid = job, name, grid
         self.folder, self.points = job.work / FOLDER / name, grid_points(grid)
         self.metric: str = job.config.train.best_metric or grid.judge
-        self.processes = processes or runs_at_a_time()
         tuned = [(*grid.tune, *point.row.tune) for point in self.points]
         if any(tuned) and not self.metric:
             raise ConfigError(
                 "the grid tunes settings, and neither its judge nor train.best_metric names a "
                 "metric; set judge: validation_report_auc, or another"
             )
-        names = [point.name for point in self.points]
-        if grid.baseline and grid.baseline not in names:
-            raise ConfigError(f"baseline {grid.baseline} is none of the points {names}")
         keys = {*itertools.chain(*tuned), *itertools.chain(*(p.changes for p in self.points))}
         sections = {key.partition(".")[0] for key in keys}
         if others := sorted(sections.difference(CHANGED_SECTIONS)):
@@ -266,10 +239,9 @@ class Sweep:
         with disk_faults_named(self.folder), (self.folder / ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another slice may be preparing
             write_text(self.folder / CONFIG_FILE, yaml.safe_dump(tree, sort_keys=False))
-            if tree["jobs"] and (code := run_config(self.folder / CONFIG_FILE, None, replace=True)):
-                if code == STOPPED:
-                    raise Stopped
-                raise JobFailed("correct what the stage names, and run again to go on", code)
+            if tree["jobs"]:
+                code = run_config(self.folder / CONFIG_FILE, None, replace=True)
+                _check(code, "correct what the stage names, and run again to go on")
 
     def plan(self) -> dict[str, dict[str, list[Run]]]:
         """Plan every run: point -> value of what is tuned -> a run for each seed."""
@@ -307,8 +279,6 @@ class Sweep:
         made_from = {part: tree[part] for part in parts}
         made_from["train"] = config.train.result_settings()
         digest = json_digest({"settings": made_from, "inputs": inputs})
-        if self.processes > 1:
-            tree["train"]["torch_threads"] = 1
         return Run(point, value.name, seed, folder, tree, digest, self.job.work)
 
     def race(
@@ -335,14 +305,12 @@ class Sweep:
         runs = [run for run in runs if run.point in taken]
         if not runs:
             return
-        done = sum(run.is_done for run in runs)
-        self.job.say(runs=len(runs), done=done, processes=self.processes)
-        with Progress("runs", len(runs), "run") as progress:
-            progress.advance(done)
-            for run in _do_runs(runs, self.processes):
+        self.job.say(runs=len(runs), done=sum(run.is_done for run in runs))
+        for run in runs:
+            if not run.is_done:
+                _do_run(run)
                 value = {"value": run.value} if run.value else {}
                 self.job.say(run=run.point, **value, seed=run.seed, seconds=run.seconds())
-                progress.advance(1)
 
 
 def _filled_in(tree: Any, work: str) -> Any:
@@ -359,76 +327,53 @@ def best_value(scores: Mapping[str, float], metric: str) -> str:
     return max(scores, key=lambda name: sign * scores[name])
 
 
-def _do_runs(runs: Sequence[Run], processes: int) -> Iterator[Run]:
-    """Do what is not done yet, `processes` at a time, and yield every run as it is done.
+def _do_run(run: Run) -> None:
+    """Run the stages of a run, which report into its log.
 
-    When the command is stopped or a run fails, the others save and end.
+    Raises:
+        JobFailed: a stage failed.
     """
-    waiting, devices = [run for run in runs if not run.is_done], _devices()
-    # A run is forked from a process that has imported the stages, which takes seconds, and no more.
-    context = multiprocessing.get_context("forkserver")
-    modules = ("run", *(STAGES[name].module for name in _STAGES))
-    context.set_forkserver_preload([f"{__package__}.{name}" for name in modules])
-    running: dict[int, tuple[BaseProcess, Run]] = {}
-    try:
-        while waiting or running:
-            for slot in range(processes):
-                if waiting and slot not in running:
-                    device = devices[slot % len(devices)] if devices else None
-                    given = (waiting[0], device, processes > 1)
-                    process = context.Process(target=_do_run, args=given)
-                    process.start()
-                    running[slot] = process, waiting.pop(0)
-            connection.wait([child.sentinel for child, _ in running.values()])
-            ended = [slot for slot, (child, _) in running.items() if child.exitcode is not None]
-            for child, run in [running.pop(slot) for slot in ended]:
-                if child.exitcode == STOPPED:
-                    raise Stopped
-                if child.exitcode:  # below 0: killed from outside, most likely for its memory
-                    raise JobFailed(
-                        f"run {run.folder} ended with exit code {child.exitcode}; its {LOG} says "
-                        "why; correct that and run again",
-                        max(child.exitcode, 1),
-                    )
-                yield run
-    finally:
-        for child, _ in running.values():
-            child.terminate()
-        for child, _ in running.values():
-            child.join()
-
-
-def _do_run(run: Run, device: str | None, is_one_of_many: bool) -> None:
-    """Run the stages of a run in a process of its own, which stops when its parent is killed."""
-    if device is not None:  # before anything asks for a GPU: each run sees one, as its first
-        os.environ[_DEVICES] = device
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    if is_one_of_many:
-        torch.set_num_threads(1)
     run.folder.mkdir(parents=True, exist_ok=True)
     with (
-        ending_with_fault(),
         disk_faults_named(run.folder),
         (run.folder / ".lock").open("a") as lock,
         (run.folder / LOG).open("a") as log,
-        threadpool_limits(1) if is_one_of_many else nullcontext(),
     ):
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another slice, or a killed command's process, may save
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another slice may do the same run
         if run.is_done:
             return
-        for stream in (1, 2):
-            os.dup2(log.fileno(), stream)
         _lay_out(run)
-        if code := run_config(run.folder / CONFIG_FILE, None, replace=True):
-            sys.exit(code)
+        with _printing_into(log):
+            code = run_config(run.folder / CONFIG_FILE, None, replace=True)
+        _check(
+            code,
+            f"run {run.folder} ended with exit code {code}; its {LOG} says why; correct that and "
+            "run again",
+        )
         write_text(run.folder / NOTE, json.dumps({"digest": run.digest}) + "\n")
 
 
-def _follow_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGTERM)
+def _check(code: int, words: str) -> None:
+    if code == STOPPED:
+        raise Stopped
+    if code:  # below 0: killed from outside, most likely for its memory
+        raise JobFailed(words, max(code, 1))
+
+
+@contextmanager
+def _printing_into(log: TextIO) -> Iterator[None]:
+    # The descriptors too: libraries write to them, and stages inherit them.
+    before = [os.dup(number) for number in (1, 2)]
+    try:
+        for number in (1, 2):
+            os.dup2(log.fileno(), number)
+        with redirect_stdout(log), redirect_stderr(log):
+            yield
+    finally:
+        log.flush()
+        for number, own in zip((1, 2), before, strict=True):
+            os.dup2(own, number)
+            os.close(own)
 
 
 def _lay_out(run: Run) -> None:
@@ -444,17 +389,6 @@ def _lay_out(run: Run) -> None:
     write_text(config_file, text)
 
 
-def _devices() -> list[str]:
-    named = os.environ.get(_DEVICES)
-    count = torch.cuda.device_count()
-    return [*map(str, range(count))] if named is None else named.split(",")[:count]
-
-
-def runs_at_a_time() -> int:
-    """Count the runs that go side by side by default: one a GPU, two without one."""
-    return len(_devices()) or _ON_CPU
-
-
 def read_slice(text: str, names: Sequence[str]) -> set[str]:
     """Read names of points, or their numbers, such as `0,2`; empty: all; ConfigError for others."""
     name_of = {str(number): name for number, name in enumerate(names)} | {n: n for n in names}
@@ -464,9 +398,9 @@ def read_slice(text: str, names: Sequence[str]) -> set[str]:
     return {name_of[word] for word in words} or set(names)
 
 
-def _sweep(job: Job, name: str, grid: Grid, processes: int, points: str) -> None:
+def _sweep(job: Job, name: str, grid: Grid, points: str) -> None:
     """Run what is missing of a grid, then write the figures and print the table."""
-    sweep = Sweep(job, name, grid, processes)
+    sweep = Sweep(job, name, grid)
     taken = read_slice(points, [point.name for point in sweep.points])
     sweep.plan()  # refuses what is wrong in a point before anything is prepared
     sweep.prepare()
@@ -488,36 +422,83 @@ def _measure(
     planned: Mapping[str, Mapping[str, Sequence[Run]]],
     chosen: Mapping[str, Sequence[Run]],
 ) -> dict[str, Any]:
-    grid, points = sweep.grid, []
+    points: list[dict[str, Any]] = []
     for point in sweep.points:
         runs, values = chosen[point.name], planned[point.name]
         scores = {name: each[0].judged(sweep.metric) for name, each in values.items() if name}
-        facts = {
-            "name": point.name,
-            "title": point.row.title or point.name,
-            "at": dict(point.at),
-            "seeds": [run.seed for run in runs],
-            "seconds": float(np.mean([run.seconds() for run in runs])),
-            "published": point.row.published,
-            "tuned": {"value": runs[0].value, "scores": scores} if scores else None,
-        }
-        read = [
-            read_sample_results(open_artifact(results.ARTIFACT.at(run.folder), results.ARTIFACT))
+        trees = [
+            results.read_figures(open_artifact(results.ARTIFACT.at(run.folder), results.ARTIFACT))
             for run in runs
         ]
-        points.append(PointResults(facts, read))
-    tree = {"grid": sweep.name, "judge": sweep.metric}
-    samples = sweep.job.config.evaluate.bootstrap
-    return tree | measure_points(points, grid.figures, grid.compared, grid.baseline, samples)
+        figures = {title: _over_runs(trees, name) for title, name in sweep.grid.figures.items()}
+        points.append(
+            {
+                "name": point.name,
+                "title": point.row.title or point.name,
+                "at": dict(point.at),
+                "seeds": [run.seed for run in runs],
+                "seconds": float(np.mean([run.seconds() for run in runs])),
+                "published": point.row.published,
+                "tuned": {"value": runs[0].value, "scores": scores} if scores else None,
+                "figures": {title: figure for title, figure in figures.items() if figure},
+            }
+        )
+    listed = [title for title in sweep.grid.figures if any(title in p["figures"] for p in points)]
+    if not listed:
+        raise ConfigError(f"the runs have none of the figures {[*sweep.grid.figures.values()]}")
+    return {"grid": sweep.name, "judge": sweep.metric, "figures": listed, "points": points}
+
+
+def _over_runs(trees: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any] | None:
+    # Mean and standard deviation over the runs; None where one of them has no such figure.
+    question, _, figure = name.partition(".")
+    measured = [
+        tree["questions"].get(question, {}).get("figures", {}).get(figure) for tree in trees
+    ]
+    values = [item["value"] for item in measured if item and item["value"] is not None]
+    if len(values) < len(trees):
+        return None
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return {"value": float(np.mean(values)), "deviation": spread, "values": values}
+
+
+def sweep_text(tree: Mapping[str, Any]) -> str:
+    """Lay out a line a point for a terminal."""
+    points, wide = tree["points"], 2 + max(len(point["title"]) for point in tree["points"])
+    lines = [
+        "mean over seeds +- their standard deviation; in brackets what a paper reports. Which of "
+        "two points is better: medclip compare FOLDER FOLDER",
+        f"{'':4}{'point':{wide}}" + "".join(f"{title:>20}" for title in tree["figures"]),
+    ]
+    for number, point in enumerate(points):
+        cells = "".join(
+            f"{_cell(point['figures'].get(title), point['published'].get(title)):>20}"
+            for title in tree["figures"]
+        )
+        facts = f"seeds {len(point['seeds'])}, {point['seconds']:.0f} s"
+        lines.append(f"{number:<4}{point['title']:{wide}}{cells}   {facts}")
+    for point in points:
+        if tuned := point["tuned"]:
+            scores = ", ".join(f"{name} {score:.3f}" for name, score in tuned["scores"].items())
+            lines.append(
+                f"{point['title']}: {tuned['value']} is best by {tree['judge']} ({scores})"
+            )
+    return "\n".join(lines)
+
+
+def _cell(figure: Mapping[str, Any] | None, published: float | None) -> str:
+    if figure is None:
+        return "-"
+    digits = 1 if abs(figure["value"]) >= 10 else 3
+    spread = "" if figure["deviation"] is None else f"+-{figure['deviation']:.{digits}f}"
+    paper = "" if published is None else f" ({published:.{2 if published < 10 else 0}f})"
+    return f"{figure['value']:.{digits}f}{spread}{paper}"
 
 
 def sweep(
     config: ConfigFile,
     grid: Annotated[Path, typer.Option(metavar="FILE", help="The grid, a YAML file.")],
     overrides: Overrides = None,
-    processes: Annotated[
-        int, typer.Option(min=0, help="Runs at a time; 0: one a GPU, 2 without one.")
-    ] = 0,
     points: Annotated[str, typer.Option(help="Do these alone, such as 0,2, or by name.")] = "",
 ) -> int:
     """Train and evaluate a grid of settings over several seeds: a table.
@@ -526,15 +507,12 @@ def sweep(
     run is a `medclip run` in `sweeps/GRID/POINT/seed-S`, which resumes where it stopped; stages
     before the first that the grid changes are done once, in the config's folder. Points with
     something to `tune` are trained with each of its values and the first seed; the value that is
-    best on validation gets the other seeds. Every point is compared with the grid's `baseline`.
+    best on validation gets the other seeds. Which of two points is better, and whether other seeds
+    would agree, says `medclip compare` of their folders.
 
-    On a cluster, `--points` does a slice, such as `--points $SLURM_ARRAY_TASK_ID`. The call that
-    finds every run done writes `sweep.json` below `sweeps/GRID`.
+    Runs go one after another. `--points` does a slice, such as `--points $SLURM_ARRAY_TASK_ID`;
+    slices may go side by side, each on the GPU that CUDA_VISIBLE_DEVICES names. The call that finds
+    every run done writes `sweep.json` below `sweeps/GRID`.
     """
     read = read_grid(grid)
-    return run_job(
-        "sweep",
-        lambda job: _sweep(job, grid.stem, read, processes, points),
-        config,
-        overrides,
-    )
+    return run_job("sweep", lambda job: _sweep(job, grid.stem, read, points), config, overrides)

@@ -206,7 +206,7 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     grid = commands.base / "little.yaml"
     grid.write_text("axes: {train.learning_rate: [0.001]}\nseeds: [0]\n")
     run("plan", *shared, "--seconds", "0")
-    run("sweep", *shared, "--grid", str(grid), "--processes", "1")
+    run("sweep", *shared, "--grid", str(grid))
     (other,) = (path.parent for path in (work / "sweeps").rglob("results"))
     run("compare", str(work), str(other), "--json", str(out / "compare.json"))
     for form in ("transformers", "onnx"):
@@ -228,7 +228,7 @@ def _run_on_own_files(commands: Commands) -> None:
     image = next((commands.base / "studies").rglob("*.dcm"))
     table = commands.base / "own.csv"
     table.write_text(f"file,patient,report\n{image},{HEADER},{WORD} is seen on the left side.\n")
-    run("init", str(table), "--out", str(out / "own.yaml"), "--yes")
+    run("init", str(table), "--out", str(out / "own.yaml"))
 
 
 def _ask_the_service(commands: Commands, work: Path) -> None:

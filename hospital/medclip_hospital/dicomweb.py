@@ -84,6 +84,8 @@ class DicomWeb:
             raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
         self._waits_s, self._listing_s, self._most_listed = waits_s, listing_s, most_listed
         self._parsing = threading.Lock()
+        self.repeated_rows = 0
+        """Rows of the longest page that came again in place of the next: there may be more."""
         try:
             self._http = Exchange(
                 url.rstrip("/"),
@@ -217,7 +219,8 @@ class DicomWeb:
                 )
             bound.take(len(rows))
             yield from rows
-            if brings_nothing:  # where it knows no offset, all that it has in one short page
+            if brings_nothing:
+                self.repeated_rows = max(self.repeated_rows, len(rows))
                 return
             seen.update(rows)
             offset += len(rows)
@@ -318,9 +321,10 @@ def _values(tree: Any, tag: str) -> list[Any]:
 def _uid(row: Any, tag: str) -> str:
     # A UID becomes a part of paths, here and in URLs.
     value = next(iter(_values(row, tag)), "")
-    if not isinstance(value, str) or not _UID.fullmatch(value):
+    uid = value.rstrip("\0 ") if isinstance(value, str) else ""  # padded, as it is in files
+    if not _UID.fullmatch(uid):
         raise ServiceError("no_answer", f"the archive listed something without the UID ({tag})")
-    return value
+    return uid
 
 
 def _reason(row: Any) -> int:

@@ -86,6 +86,7 @@ class Decoder:
 
     def __init__(self, settings: ImagesConfig, workers: int) -> None:
         self._settings = settings
+        # Last in, first out: a worker starts only where those that run are busy.
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         self._all: list[_Worker] = [_Worker(settings) for _ in range(max(1, workers))]
         for worker in self._all:
@@ -448,8 +449,6 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(//|[a-z]+/)")
 def open_any(
     image: Any,
     settings: ImagesConfig = ImagesConfig(),  # noqa: B008 (frozen)
-    *,
-    workers: int = 1,
 ) -> SquareImage:
     """Prepare one image for a model, whatever holds it: see `images_of`.
 
@@ -469,8 +468,7 @@ def open_any(
         pixels = square(image, settings.size_px, settings.equalize, settings.fit)
         facts = (*image.pixels.shape, image.constant, image.source, image.inverted)
         return SquareImage(pixels, *facts)
-    decoder = shared_decoder(settings, workers)
-    return decoder.square(
+    return shared_decoder(settings).square(
         _file_of(image), settings.size_px, equalize=settings.equalize, fit=settings.fit
     )
 

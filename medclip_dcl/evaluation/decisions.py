@@ -13,7 +13,6 @@ isotonic     the rising step function with the least squared error, straight in 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int8
@@ -64,9 +63,6 @@ from medclip_dcl.models.settings import ProbabilitiesConfig
 Values = Float[np.ndarray, " images"]
 IsPositive = Bool[np.ndarray, " images"]
 
-Rule = Literal["youden", "f1"] | float
-"""How a threshold is chosen, as `evaluate.threshold` says; a number is the sensitivity to reach."""
-
 AT_THRESHOLD = ("sensitivity", "specificity", "ppv", "npv", "f1", "mcc")
 """Figures that a finding without a threshold does not have."""
 
@@ -86,8 +82,10 @@ _ITERATIONS = 1000
 _COMPARED = 256  # images whose answers are made at a time
 
 
-def choose_threshold(margins: Values, positive: IsPositive, rule: Rule) -> float:
-    """Choose among the margins of validation images; the highest where several are as good.
+def choose_threshold(margins: Values, positive: IsPositive) -> float:
+    """Choose the margin with the largest Youden index, sensitivity + specificity - 1.
+
+    The highest of the margins of validation images where several are as good.
 
     Raises:
         MetricError: the images show one class alone.
@@ -103,19 +101,11 @@ def choose_threshold(margins: Values, positive: IsPositive, rule: Rule) -> float
         own.sum() - np.searchsorted(np.sort(margins[own]), levels, side="left")
         for own in (positive, ~positive)
     )
-    if rule == "youden":
-        # In whole numbers: rounding must not decide between levels that are as good.
-        best = int((hits * absent - misses * present).argmax())
-    elif rule == "f1":
-        best = int((2 * hits / (hits + misses + present)).argmax())
-    else:
-        best = int((hits >= rule * present - 1e-9).argmax())
-    return float(levels[best])
+    # In whole numbers: rounding must not decide between levels that are as good.
+    return float(levels[(hits * absent - misses * present).argmax()])
 
 
-def choose_thresholds(
-    margins: Matrix, truth: Truth, subjects: Sequence[str], rule: Rule
-) -> list[Figure]:
+def choose_thresholds(margins: Matrix, truth: Truth, subjects: Sequence[str]) -> list[Figure]:
     """Choose the threshold of every finding on validation images; without a value, with the reason.
 
     `n` and `subjects` are the validation images with a label, and their patients.
@@ -125,7 +115,7 @@ def choose_thresholds(
         labelled, positive, owners = known_images(state, subjects)
         sizes = (len(owners), len(set(owners)))
         if positive.any() and not positive.all():
-            value = choose_threshold(margin[labelled], positive, rule)
+            value = choose_threshold(margin[labelled], positive)
             thresholds.append(Figure(value, *sizes))
         else:
             reason = (

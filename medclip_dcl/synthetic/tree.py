@@ -21,6 +21,7 @@ from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.files import write_bytes, write_text
 from medclip_dcl.core.progress import Progress, available_cores
+from medclip_dcl.synthetic import GenerateConfig
 from medclip_dcl.synthetic.patients import COVERAGE, NATURAL, Item, Patient, draw_patient
 from medclip_dcl.synthetic.reports import (
     FINE_FINDINGS,
@@ -31,7 +32,6 @@ from medclip_dcl.synthetic.reports import (
     gallery_sentences,
     study_labels,
 )
-from medclip_dcl.synthetic.settings import GenerateConfig
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 ARTIFACT = ArtifactType("studies", 2, "generate_studies")

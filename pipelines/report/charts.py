@@ -108,31 +108,6 @@ def draw_histogram(
         return _svg(figure, labels.alt)
 
 
-def draw_points(
-    x: Float[np.ndarray, " items"],
-    y: Float[np.ndarray, " items"],
-    labels: Labels,
-    lines: Sequence[Series] = (),
-) -> Markup:
-    """Draw points above 0 on logarithmic axes, and at most four lines over them, as an SVG element.
-
-    Of more than 800 points an even sample along x is drawn.
-    """
-    with mpl.rc_context(_STYLE):
-        figure, axes = _axes(labels)
-        shown = (x > 0) & (y > 0)
-        x, y = x[shown], y[shown]
-        drawn = np.argsort(x, kind="stable")[_thinned(len(x))]
-        axes.scatter(x[drawn], y[drawn], s=9, color=_SERIES[0], alpha=0.45, linewidths=0)
-        for line, colour in zip(lines, _SERIES[1:], strict=False):
-            axes.plot(line.x, line.y, color=colour, label=_plain(line.name))
-        if len(x):
-            axes.set(xscale="log", yscale="log")
-        if lines:
-            _legend(figure)
-        return _svg(figure, labels.alt)
-
-
 def _axes(labels: Labels, *, square: bool = False) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(3.9, 3.6) if square else _SIZE_IN, layout="constrained")
     axes = figure.add_subplot()
@@ -150,8 +125,7 @@ def _legend(figure: Figure) -> None:
 
 
 def _plain(text: str) -> str:
-    # Names come from configs and tables: between dollars matplotlib would read a formula. Its own
-    # labels of a logarithmic axis are some, so that formulas cannot be switched off as a whole.
+    # Names come from configs and tables: between dollars matplotlib would read a formula.
     return text.replace("$", r"\$")
 
 

@@ -1,9 +1,11 @@
-"""Sections about training and evaluation: losses, figures, trust, heatmaps."""
+"""Sections about eta, training and evaluation: strength, losses, figures, trust, heatmaps."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 from sklearn.metrics import roc_curve
 
 from medclip_dcl.core.tables import read_table, spread_rows
@@ -13,12 +15,120 @@ from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.classification import CORRELATION_LIMIT
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.model_package import read_model_package
+from medclip_dcl.likelihood import eta
+from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import text_key
 from medclip_dcl.training.config import read_training_config
 from medclip_dcl.training.logging import read_metrics
 
-from .charts import Labels, Series, draw_lines, heat_uri
+from .charts import Labels, Series, draw_histogram, draw_lines, heat_uri
 from .sources import EXAMPLES, Sources, View, boxes_by_image, show_image
+
+Floats = Float[np.ndarray, " sentences"]
+Counts = Int[np.ndarray, " sentences"]
+
+_SHOWN = 8  # sentences with the largest eta, and with the smallest
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """Figures about the etas of a corpus; sentences are named by their index in the arrays."""
+
+    most_corrected: Int[np.ndarray, " examples"]
+    """Training sentences with the largest eta, largest first; ties by count."""
+    least_corrected: Int[np.ndarray, " examples"]
+    """Training sentences with the smallest eta, smallest first; ties by count."""
+    mean_eta: float
+    """Mean eta of a training sentence, each as often as it is said: the share of a batch that is
+    expected to be false negatives."""
+
+
+def describe_eta(sources: Sources) -> View | None:
+    """Show how strongly sentences are corrected, and which."""
+    artifacts = sources.get(eta.ARTIFACT, sentences.ARTIFACT)
+    if artifacts is None:
+        return None
+    cache, texts = artifacts
+    settings = cache.fingerprint["settings"]["eta"]
+    distinct = sentences.distinct_sentences(texts)
+    text_of = dict(zip(distinct["text_key"].to_pylist(), distinct["text"].to_pylist(), strict=True))
+    table = read_table(cache.path, eta.ETA)
+    keys, has_likelihood = table["text_key"].to_pylist(), not table["pll_nats"].null_count
+    values, count = table["eta"].to_numpy().astype(np.float64), table["count"].to_numpy()
+    pll_nats = table["pll_nats"].to_numpy().astype(np.float64) if has_likelihood else None
+    look = diagnose(values, count.astype(np.int64), _SHOWN)
+    expected = sources.negatives * look.mean_eta
+
+    def rows(indices: Int[np.ndarray, " examples"]) -> list[View]:
+        return [
+            {
+                "text": text_of[keys[index]],
+                "eta": values[index],
+                "pll_nats": None if pll_nats is None else pll_nats[index],
+                "count": int(count[index]),
+            }
+            for index in ([] if sources.settings.private else indices)
+        ]
+
+    return {
+        "settings": settings,
+        **{name: cache.summary.get(name, settings.get(name)) for name in ("a", "k")},
+        "charts": _charts(values, count, pll_nats),
+        "expected": expected,
+        "figures": {
+            "distinct sentences": len(keys),
+            "mean eta of a training sentence": look.mean_eta,
+            "negatives of an anchor, N": sources.negatives,
+            "expected false negatives among them, N · eta": expected,
+            "occurrences at the cap": cache.summary.get("capped_share_weighted"),
+            "distinct sentences at the cap": cache.summary.get("capped_share"),
+        },
+        "has_likelihood": has_likelihood,
+        "most": rows(look.most_corrected),
+        "least": rows(look.least_corrected),
+    }
+
+
+def _charts(values: Floats, count: Counts, pll_nats: Floats | None) -> list[View]:
+    strength = Labels(
+        "Histogram of eta over the sentences of the training reports",
+        "eta: assumed chance that another image shares its class",
+        "sentences, repeats included",
+    )
+    charts = [
+        {
+            "title": "How strongly.",
+            "picture": draw_histogram(values, count.astype(np.float64), strength),
+            "meaning": f"Sentences of the training reports by their eta; {(count > 0).sum():,} "
+            "distinct ones, each counted as often as it occurs.",
+        }
+    ]
+    if pll_nats is not None:
+        likelihood = Labels(
+            "Histogram of the pseudo-log-likelihood of the distinct sentences",
+            "pseudo-log-likelihood, nats",
+            "distinct sentences",
+        )
+        picture = draw_histogram(pll_nats, np.ones(len(pll_nats)), likelihood)
+        meaning = "The closer to 0, the better the language model could have guessed the sentence."
+        charts.append({"title": "How likely.", "picture": picture, "meaning": meaning})
+    return charts
+
+
+def diagnose(eta: Floats, count: Counts, examples: int) -> Diagnostics:
+    """Describe the etas of a corpus's distinct sentences.
+
+    `count`: how often the training split says each sentence; `examples`: how many most and least
+    corrected sentences are named.
+    """
+    spoken = np.flatnonzero(count > 0)
+    weights = count[spoken] / max(1, count[spoken].sum())
+    return Diagnostics(
+        most_corrected=spoken[np.lexsort((-count[spoken], -eta[spoken]))][:examples],
+        least_corrected=spoken[np.lexsort((-count[spoken], eta[spoken]))][:examples],
+        mean_eta=float((eta[spoken] * weights).sum()),
+    )
+
 
 _READINGS = {
     "mean_auc": "chance that an image with the finding scores above one without it",
@@ -47,7 +157,6 @@ def describe_results(sources: Sources) -> View | None:
         "questions": tree["questions"],
         "headlines": _headlines(tree),
         "absent": _absent(tree["questions"]),
-        "decision_questions": results.DECISION_QUESTIONS,
         "decision_figures": results.DECISION_FIGURES,
         "warnings": {item["finding"]: item for item in tree["warnings"]},
         "correlation_limit": CORRELATION_LIMIT,

@@ -11,10 +11,9 @@ from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.text.language import language_warning
 
 from . import preflight
-from .correction import describe_eta
-from .outcomes import describe_results, describe_training, show_heatmaps
+from .outcomes import describe_eta, describe_results, describe_training, show_heatmaps
 from .preflight import read_preflight, reading_warnings
-from .sources import Sources, View, describe_data, describe_provenance, show_examples
+from .sources import Sources, View, describe_data, describe_provenance
 
 _FOLDER = Path(__file__).parent
 _THIN_SPACE = "\u202f"
@@ -40,10 +39,8 @@ def render_report(sources: Sources) -> str:
             "is_generated": sources.is_generated,
             "is_private": sources.settings.private,
             "check": check and read_preflight(check[0]),
-            "doubles": (),
             "reports": (),
             "reading_warnings": check and reading_warnings(read_preflight(check[0])),
-            "examples": show_examples(sources),
             "heatmaps": show_heatmaps(sources),
             "provenance": describe_provenance(sources),
         }
@@ -53,17 +50,16 @@ def render_report(sources: Sources) -> str:
 def render_check(
     name: str,
     artifact: Artifact,
-    doubles: Sequence[Mapping[str, Any]] = (),
     reports: Sequence[Sequence[Mapping[str, Any]]] = (),
 ) -> str:
     """Make the page about a source alone, from its preflight: counts, and no ids.
 
-    `doubles` are pictures that several images share: `uri`, `images` and `patients`. `reports` are
-    lists of pieces: `text`, `section`, `reason` why it is left out, and what it `says`.
+    `reports` are lists of pieces: `text`, `section`, `reason` why it is left out, and what it
+    `says`.
     """
     facts = {"digest": artifact.digest, "committed_at": artifact.origin["committed_at"]}
     check = read_preflight(artifact)
-    view = facts | {"name": name, "check": check, "doubles": doubles, "reports": reports}
+    view = facts | {"name": name, "check": check, "reports": reports}
     return render(view | {"reading_warnings": reading_warnings(check)}, "check_page.html")
 
 

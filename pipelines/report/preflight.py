@@ -62,7 +62,6 @@ UNUSABLE, DUPLICATE, LEAK, NOTE = "unusable", "duplicate", "leak", "note"
 CODES: dict[str, tuple[str, str]] = {
     "two_splits": (LEAK, "the source puts one patient's images in several splits"),
     "boxed_training": (LEAK, "the source puts a patient with boxes, who is evaluated, in train"),
-    "trained_patient": (LEAK, "the model next to it was trained on this evaluated patient"),
     "pixels_across_splits": (LEAK, "the same picture is in another split, too"),
     "same_pixels": (DUPLICATE, "an earlier image is the same picture, pixel by pixel"),
     "constant": (UNUSABLE, "all pixels are equal"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from medclip_dcl.core.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.core.errors import ArtifactMissing
-from medclip_dcl.core.tables import SPLITS, read_table, spread_rows
+from medclip_dcl.core.tables import SPLITS, read_table
 from medclip_dcl.data import manifest, prepared, selection
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
@@ -26,7 +26,7 @@ from .preflight import ReportConfig
 View = dict[str, Any]
 
 EXAMPLES = 6
-"""Images and heatmaps shown."""
+"""Heatmaps shown."""
 
 KINDS = (
     preflight.ARTIFACT,
@@ -53,8 +53,6 @@ class Sources:
     artifacts: Mapping[str, Artifact]
     """Those that exist, by the name of their kind."""
     is_generated: bool
-    rho: Mapping[str, float]
-    """Text key -> true class probability; empty where it is not known."""
     negatives: int
     """N, of one anchor in the global batch."""
 
@@ -69,7 +67,6 @@ def find_sources(
     work: Path,
     settings: ReportConfig,
     is_generated: bool,
-    rho: Mapping[str, float],
     negatives: int,
     kinds: Sequence[ArtifactType] = KINDS,
 ) -> Sources:
@@ -84,7 +81,7 @@ def find_sources(
             artifacts[kind.name] = open_artifact(kind.at(work), kind, verify=verify)
         except ArtifactMissing:
             continue
-    return Sources(work, settings, artifacts, is_generated, rho, negatives)
+    return Sources(work, settings, artifacts, is_generated, negatives)
 
 
 def describe_provenance(sources: Sources) -> View:
@@ -179,29 +176,6 @@ def _view(given: str | None) -> str:
     return view if view in VIEWS else "other"
 
 
-def show_examples(sources: Sources) -> list[View]:
-    """Show images of the test split, those with boxes first."""
-    artifacts = sources.get(manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT)
-    if artifacts is None or sources.settings.private:
-        return []
-    source, prepared_artifact, texts = artifacts
-    images = PreparedImages(prepared_artifact)
-    rows = [
-        row
-        for row in read_table(source.path, manifest.IMAGES).to_pylist()
-        if row["image_id"] in images.row_of and row["split"] == "test"
-    ]
-    boxes = boxes_by_image(source)
-    rows = [row for row in rows if row["image_id"] in boxes] or rows
-    chosen = [rows[index] for index in spread_rows(len(rows), EXAMPLES)]
-    text_of = sentences_of({row["study_id"] for row in chosen}, texts)
-    return [
-        show_image(images, row["image_id"], boxes.get(row["image_id"], []))
-        | {"view": row["view"], "says": text_of[row["study_id"]][:4]}
-        for row in chosen
-    ]
-
-
 def show_image(images: PreparedImages, image_id: str, boxes: list[View]) -> View:
     """Show one image in its own proportions, with rows of the manifest's box table, in pixels."""
     row = images.row_of[image_id]
@@ -244,12 +218,3 @@ def _rejects(sources: Sources) -> list[View]:
         }
         for (stage, reason), count in counts.most_common()
     ]
-
-
-def sentences_of(studies: set[str], texts: Artifact) -> dict[str, list[str]]:
-    """Return the distinct sentences of each study, in the report's order."""
-    text_of: dict[str, list[str]] = defaultdict(list)
-    for row in read_table(texts.path, sentences.SENTENCES, ["study_id", "text"]).to_pylist():
-        if row["study_id"] in studies and row["text"] not in text_of[row["study_id"]]:
-            text_of[row["study_id"]].append(row["text"])
-    return text_of

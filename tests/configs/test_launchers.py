@@ -59,11 +59,6 @@ def test_accelerate_reads_a_config_and_leaves_precision_to_the_recipe(path: Path
     assert config.distributed_type.value == ("MULTI_GPU" if parallel else "NO")
 
 
-@pytest.mark.parametrize("script", ["train_torchrun.sh", "train_slurm.sh"])
-def test_bash_can_read_a_script(script: str) -> None:
-    subprocess.run(["bash", "-n", f"pipelines/{script}"], cwd=ROOT, check=True)
-
-
 def test_torchrun_starts_a_process_for_each_gpu_and_tells_the_recipe(tmp_path: Path) -> None:
     assert run("train_torchrun.sh", machine_of(tmp_path)) == 0
     words = asked(tmp_path)

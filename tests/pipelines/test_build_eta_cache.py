@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.core.artifact import Artifact, make_fingerprint, open_artifact
-from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.artifact import Artifact, open_artifact
 from medclip_dcl.core.tables import read_table
-from medclip_dcl.likelihood import eta, masked_lm, scoring
+from medclip_dcl.likelihood import eta, scoring
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import distinct_sentences
 from pipelines.__main__ import main
@@ -134,21 +133,3 @@ def test_missing_likelihoods_end_with_4_and_name_the_job(config_file, capsys):
         file.unlink()
     run(config_file, code=4)
     assert "score_sentences" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("fitted", "settings", "noted"),
-    [(True, (), True), (True, ("a=0.5",), False), (False, (), False)],
-)
-def test_the_papers_line_on_a_model_that_was_fitted_here_is_noted(
-    config_file, capsys, fitted, settings, noted
-):
-    kind = masked_lm.ARTIFACT
-    with write_artifact(
-        kind.at(config_file.parent / "work"), kind, make_fingerprint(kind, {}, {})
-    ) as writer:
-        for name in ("config.json", "model.safetensors", "tokenizer.json"):
-            (writer.directory / name).write_bytes(b"{}")  # nobody scores with it again
-        writer.commit({"fitted": fitted})
-    run(config_file, *settings)
-    assert ("search eta.a and eta.k" in capsys.readouterr().out) == noted

@@ -17,7 +17,6 @@ from pipelines.job import main_of
 from pipelines.report import preflight
 from pipelines.report.preflight import read_preflight
 from tests.support.dicom import dicom_bytes, ramp
-from tests.support.published import publish
 from tests.support.release import REPORT, Release, release
 
 build_manifest = main_of("build_manifest")
@@ -148,16 +147,6 @@ def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr().out
     assert "with usable sentences" in printed
     assert printed.count("clean") >= 2
-
-
-def test_patients_that_a_model_was_trained_on_are_found(tmp_path: Path) -> None:
-    given = release(4)
-    given.image = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.images)}
-    given.splits = {row[0]: "test" for row in given.images[:2]}
-    publish(tmp_path / "work/model", [given.images[1][1], given.images[2][1]])
-    assert check(tmp_path, given) == 3
-    assert ("trained_patient", given.images[1][1]) in found(tmp_path / "work")
-    assert tree(tmp_path)["verdict"]["leaks"] == 1
 
 
 def test_no_text_and_no_name_leaves_the_check(tmp_path, capsys):

@@ -8,7 +8,7 @@ from medclip_dcl.core.errors import ConfigError, StudyError
 from medclip_dcl.core.files import path_under
 from medclip_dcl.data.source_settings import SourceConfig, relative_to_root
 from medclip_dcl.text.language import language_warning
-from pipelines.column_guesses import TableGuess, guess_table, read_view
+from pipelines.init import TableGuess, guess_table, read_view
 
 REPORT = "The heart is enlarged and there is no effusion."
 GERMAN = "Kein Erguss. Herz normal groß, Lunge frei belüftet."

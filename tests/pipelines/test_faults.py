@@ -79,7 +79,7 @@ def repeats_of(key_of: Mapping[str, str]) -> tuple[set[Found], dict[str, dict[st
     ]
     split_of = {"p1": "train", "p2": "train", "p3": "test"}
     source = Source(raw(listed, []), BoxTable([], set(), 0))
-    look = Inspection(source, chosen(listed, {}, []), split_of, rows, {}, ())
+    look = Inspection(source, chosen(listed, {}, []), split_of, rows, {})
     found, repeats = check_data.find_faults(look)
     return set(found), repeats
 
@@ -93,19 +93,6 @@ def test_repeats_are_grouped_and_all_but_the_first_are_named() -> None:
         Found("pixels_across_splits", "d", "a"),
     }
     assert repeats["pixels"] == {"groups": 1, "extra": 2, "across_patients": 1, "across_splits": 1}
-
-
-def test_lines_come_gravest_first_and_count_ids_once() -> None:
-    found = [Found("lateral", "a"), Found("truncated", "b"), Found("truncated", "b")]
-    found += [Found("two_splits", "p"), Found("same_pixels", "c", "b")]
-    lines = check_data.make_lines(found, {"two_splits": 4}, 9)
-    assert [(line["kind"], line["code"], line["count"], line["of"]) for line in lines] == [
-        ("leak", "two_splits", 1, 4),
-        ("unusable", "truncated", 1, 9),
-        ("duplicate", "same_pixels", 1, 9),
-        ("note", "lateral", 1, 9),
-    ]
-    assert all(line["meaning"] for line in lines)
 
 
 def test_every_code_has_a_kind_and_a_meaning() -> None:

@@ -1,4 +1,4 @@
-"""A config for one's own table: from a CSV file to a model without a word of YAML."""
+"""A config for one's own table, without a word of YAML."""
 
 import csv
 from pathlib import Path
@@ -7,18 +7,11 @@ import pytest
 import yaml
 from PIL import Image
 
-from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.data.table_files import read_any
-from medclip_dcl.inference import model_package
 from pipelines.__main__ import main
 from pipelines.config import Config, load_config
-from pipelines.job import main_of
 from tests.support.corpus import TINY_DEMO
 from tests.support.processes import options
-
-STAGES = ("build_manifest", "prepare_images", "split_sentences", "read_claims",
-          "fit_language_model", "score_sentences", "build_eta_cache", "train")  # fmt: skip
-TINY = [item for item in TINY_DEMO if not item.startswith("generate.")]
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +34,14 @@ def own_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "export/studies.csv"
 
 
-def test_a_csv_becomes_a_model_in_five_commands_without_an_edit(
+def test_a_csv_becomes_a_config_that_is_checked_planned_and_run_without_an_edit(
     own_table: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", str(own_table), "--yes"]) == 0
+    assert main(["init", str(own_table)]) == 0
     shown = capsys.readouterr().out
     assert "100% of those tried are there" in shown
     following = [line.split() for line in shown.splitlines() if line.startswith("  medclip ")]
@@ -63,10 +56,7 @@ def test_a_csv_becomes_a_model_in_five_commands_without_an_edit(
     assert main(["check_data", *words]) == 0
     assert main(["plan", *following[1][2:], "--seconds", "0"]) == 0
     assert "fault" not in capsys.readouterr().out
-    for stage in STAGES:
-        assert main_of(stage)([*words, *options(TINY)]) == 0
-    model = open_artifact(model_package.ARTIFACT.at(Path("runs/studies")), model_package.ARTIFACT)
-    assert model.origin["seconds"] > 0
+    assert main(["build_manifest", *words]) == 0
 
 
 def test_a_config_is_not_overwritten(own_table, tmp_path, monkeypatch):
@@ -88,7 +78,7 @@ def small_table(folder: Path, *, report: str, patient: str) -> Path:
 def test_studies_without_patients_are_their_own_and_this_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     table = small_table(tmp_path, report="The heart is large.", patient="site")
-    assert main(["init", str(table), "--yes"]) == 0
+    assert main(["init", str(table)]) == 0
     assert "the same patient may be in training and in test" in capsys.readouterr().out
     tree = yaml.safe_load(Path("t.yaml").read_text())
     assert tree["source"]["columns"]["subject_id"] == "file"
@@ -101,7 +91,7 @@ def test_studies_without_patients_are_their_own_and_this_is_said(tmp_path, monke
 def test_reports_that_are_not_english_get_an_objective_without_claims(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = small_table(tmp_path, report="Kein Erguss; Herz normal", patient="patient")
-    assert main(["init", str(table), "--yes"]) == 0
+    assert main(["init", str(table)]) == 0
     config = load_config(Path("t.yaml"))
     assert (config.objective.kind, config.objective.relation) == ("infonce", "none")
 
@@ -115,7 +105,7 @@ def run_init(
     table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> tuple[str, Config]:
     monkeypatch.chdir(table.parent)
-    assert main(["init", str(table), "--yes"]) == 0
+    assert main(["init", str(table)]) == 0
     return capsys.readouterr().out, load_config(Path("t.yaml"))
 
 
@@ -141,20 +131,18 @@ def test_a_table_of_which_nothing_is_left_gets_no_config(tmp_path, monkeypatch, 
     table = small_table(tmp_path, report="The heart is large.", patient="patient")
     table.write_text(table.read_text().replace(".png,", ".png,LL,").replace("file,", "file,view,"))
     rows = table.read_text().splitlines()
-    assert main(["init", str(write_rows(tmp_path, rows[0], rows[1:])), "--yes"]) == 3
+    assert main(["init", str(write_rows(tmp_path, rows[0], rows[1:]))]) == 3
     assert "no image or report that is asked for" in capsys.readouterr().err
     assert not Path("t.yaml").exists()
 
 
-def test_labels_are_counted_as_the_run_reads_them(tmp_path, monkeypatch, capsys):
+def test_labels_are_columns_of_codes_that_a_run_reads(tmp_path, monkeypatch, capsys):
     small_table(tmp_path, report="The heart is large.", patient="patient")
     codes = ("1,-1", "0,", "uncertain,-1", ",Not mentioned")
     rows = [f"{n}.png,{n},The heart is large.,{codes[n % 4]},{n % 2}?" for n in range(60)]
     table = write_rows(tmp_path, "file,patient,report,Edema,Effusion,Fracture", rows)
     shown, config = run_init(table, monkeypatch, capsys)
     assert config.source.columns["labels"] == {"Edema": "Edema", "Pleural Effusion": "Effusion"}
-    assert "Edema: 15 present, 15 absent, 15 uncertain, 15 blank\n" in shown
-    assert "Pleural Effusion: 0 present, 0 absent, 30 uncertain, 30 blank: no AUC" in shown
     assert "not used    Fracture (0?, 1?)" in shown
 
 
@@ -183,7 +171,7 @@ def test_labels_without_reports_are_spoken_by_a_template_and_sizes_fit_few_studi
         Image.new("L", (40, 40), number).save(tmp_path / f"{number}.png")
         rows.append(f"p{number},{number}.png,{number % 2},{number % 3 // 2}")
     (tmp_path / "labels.csv").write_text("\n".join(rows))
-    assert main(["init", "labels.csv", "--yes"]) == 0
+    assert main(["init", "labels.csv"]) == 0
     shown = capsys.readouterr().out
     assert "made of labels, as '{finding} in the chest X-ray.'" in shown
     assert "reports     60 of 60 patients" in shown

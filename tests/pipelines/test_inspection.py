@@ -1,49 +1,20 @@
 """Inspection: images are opened by the gate, reports are read once."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.records import ImageRecord, Text
-from medclip_dcl.text.labeler.lexicon import LABELS
-from medclip_dcl.text.mimic_sections import Part
+from medclip_dcl.data.records import ImageRecord
 from medclip_dcl.text.sections import cut_report
-from medclip_dcl.text.sentences import SentencesConfig
 from pipelines.check_data import (
     UNNAMED,
-    count_labels,
-    describe_images,
     describe_report,
     inspect_image,
     mark_report,
-    read_reports,
 )
 from tests.support.dicom import dicom_bytes, ramp
-
-
-def test_images_are_described_by_the_gate() -> None:
-    row = {"source": "dicom", "bits_stored": 12, "inverted": True, "height_px": 5, "width_px": 9}
-    row |= {"code": "", "ignored": "EXIF"}
-    other = row | {
-        "bits_stored": 16,
-        "inverted": False,
-        "height_px": 7,
-        "ignored": "EXIF PixelSpacing",
-    }
-    refused = row | {"source": "", "inverted": False, "code": "truncated"}
-    assert describe_images([row, other, refused, row]) == {
-        "opened": 4,
-        "refused": 1,
-        "inverted": 2,
-        "formats": {"dicom": 3},
-        "ignored": {"EXIF": 3, "PixelSpacing": 1},
-        "bits": {"12": 2, "16": 1},
-        "heights": [5, 5, 7],
-        "widths": [9, 9, 9],
-    }
 
 
 def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> None:
@@ -73,32 +44,6 @@ def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> No
         "",
         None,
     )
-
-
-def parts_in(texts: dict[str, Text]) -> Callable[[str], list[Part]]:
-    return lambda study: [
-        Part(name, "", body, name) for name, body in texts[study]._asdict().items() if body
-    ]
-
-
-def test_reports_are_read_once_and_their_answers_counted(tmp_path: Path) -> None:
-    texts = {
-        "both": Text("There is a left pleural effusion. Compared to ___.", "No pneumothorax.", ""),
-        "hidden": Text("XXXX.", "", ""),
-        "normal": Text("No acute process. The lungs are clear.", "", ""),
-    }
-    read = read_reports(tmp_path, texts, parts_in(texts), SentencesConfig())
-    assert {study: row["kept"] for study, row in read.items()} == {
-        "both": 3,
-        "hidden": 0,
-        "normal": 2,
-    }
-    labels = count_labels(None, texts, read.values())
-    assert (labels["source"], labels["studies"]) == ("reports", 3)
-    assert tuple(labels["findings"]) == LABELS
-    assert labels["findings"]["Pleural Effusion"]["present"] == 1
-    assert labels["findings"]["Pneumothorax"] == {"present": 0, "absent": 1, "uncertain": 0}
-    assert labels["findings"]["No Finding"]["present"] == 1
 
 
 def test_what_one_section_asserts_no_other_takes_back() -> None:

@@ -38,12 +38,13 @@ def answers(capsys: Capture, config_file: Path | str, *more: str) -> tuple[int, 
     return code, {line[6:20].strip(): (line[:6].strip(), line[20:]) for line in lines}
 
 
+@pytest.mark.usefixtures("no_step")
 def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CXR_BERT", raising=False)
     monkeypatch.delenv("IMAGENET", raising=False)
-    work = ("--set", f"work={tmp_path / 'work'}", "--set", "model.image.input_px=64")
+    work = ("--set", f"work={tmp_path / 'work'}")
     code, found = answers(capsys, PAPER, "--seconds", "0", *work)
     assert code == 0
     assert found["steps"][0] == found["disk"][0] == found["hours"][0] == "note"
@@ -51,12 +52,8 @@ def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
     assert "prepared" in found["disk"][1]
     assert "CXR_BERT" in found["text encoder"][1]
     assert "${IMAGENET}, which is not set; export IMAGENET" in found["image encoder"][1]
-    assert "120.2 million parameters" in found["memory"][1]
-    assert "global batch" not in found
-    assert found["N eta"][1] == "12.6 of the 63 negatives of an anchor at the cap, eta.eta_max"
 
 
-@pytest.mark.usefixtures("no_step")
 @pytest.mark.usefixtures("no_step")
 def test_numbers_that_are_given_give_passes_hours_and_bytes(capsys, tmp_path):
     given = ["--studies", "6400", "--images", "1000", "--images-per-s", "640"]
@@ -79,7 +76,6 @@ def test_what_earlier_jobs_made_is_read(capsys: Capture, corpus: Path, tmp_path:
     assert "measured here" in found["hours"][1]
     assert "text encoder" not in found
     assert found["disk"][0] == "ok"
-    assert found["N eta"][1].endswith(", 0.35 on average")  # of 7 negatives, eta 0.05 each
 
 
 @pytest.mark.usefixtures("no_step")
@@ -98,18 +94,6 @@ def test_more_than_the_machine_has_is_a_fault(capsys, tmp_path, monkeypatch):
     code, found = answers(capsys, PAPER, *more)
     faults = {name for name, (state, _) in found.items() if state == "fault"}
     assert (code, faults) == (2, {"memory", "disk", "steps"})
-
-
-@pytest.mark.usefixtures("no_step")
-def test_a_larger_batch_is_another_method(capsys: Capture, tmp_path: Path) -> None:
-    more = ["--seconds", "0", "--set", f"work={tmp_path}", "--set", "train.global_batch=512"]
-    _, found = answers(capsys, PAPER, *more)
-    state, words = found["global batch"]
-    assert state == "note"
-    assert "102 false negatives at the cap, not 12.6" in words  # .2 * 511, .2 * 63
-    assert "eta.a=0.02466" in words  # .2 * 63 / 511
-    _, found = answers(capsys, PAPER, *more, "--set", "objective.kind=infonce")
-    assert "global batch" not in found
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,13 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def public_copy(config_file: Path, model: Path, folder: Path) -> Artifact:
-    reported = pages.cards_of(
-        config_file.parent / "work",
-        open_artifact(
-            model_package.ARTIFACT.at(config_file.parent / "work"), model_package.ARTIFACT
-        ),
-    )
-    return export_model(model, reported, folder, allow_vocabulary=True)
+def public_copy(
+    config_file: Path, model: Path, folder: Path, *, allow_vocabulary: bool = True
+) -> Artifact:
+    work = config_file.parent / "work"
+    own = open_artifact(model_package.ARTIFACT.at(work), model_package.ARTIFACT)
+    cards = pages.cards_of(work, own)
+    return export_model(model, cards, folder, allow_vocabulary=allow_vocabulary)
 
 
 @dataclass(frozen=True)
@@ -172,12 +171,11 @@ def test_a_public_repository_is_written_to_only_when_it_is_meant(config_file: Pa
     assert set(hub.files) == SENT
 
 
-def test_a_vocabulary_learned_from_reports_stays_until_it_is_allowed(config_file: Path) -> None:
-    with running_hub() as hub:
-        done = pushed(config_file, hub.url)
-    assert done.returncode == 4
-    assert "--allow-vocabulary" in done.stderr
-    assert hub.asked == []
+def test_a_vocabulary_learned_from_reports_stays_until_it_is_allowed(config_file, tmp_path):
+    own = model_package.ARTIFACT.at(config_file.parent / "work")
+    with pytest.raises(CheckpointError, match="--allow-vocabulary"):
+        public_copy(config_file, own, tmp_path / "copy", allow_vocabulary=False)
+    assert not (tmp_path / "copy").exists()
 
 
 def test_a_dry_run_lists_the_files_and_sends_nothing(config_file, capsys):

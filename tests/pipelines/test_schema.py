@@ -42,7 +42,7 @@ def test_every_config_fits_the_schema_and_names_its_file(validator):
     [
         ({"train": {"step": 3}}, "$.train"),
         ({"train": {"steps": "many"}}, "$.train.steps"),
-        ({"evaluate": {"split": "train"}}, "$.evaluate.split"),
+        ({"evaluate": {"bootstrap": -1}}, "$.evaluate.bootstrap"),
         ({"source": {"columns": {"patient": "id"}}}, "$.source.columns"),
         ({"jobs": ["train", "tain"]}, "$.jobs[1]"),
         ({"seeds": 3}, "$"),

@@ -1,7 +1,6 @@
 """A grid of settings: its points, slices, what is tuned, and what it writes."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from medclip_dcl.core.errors import ArtifactMissing, ConfigError
 from medclip_dcl.evaluation import results
 from medclip_dcl.inference import model_package
 from medclip_dcl.training import checkpoint, logging
-from pipelines import sweep
 from pipelines.__main__ import main
 from pipelines.config import load_config
 from pipelines.job import Job
@@ -38,16 +36,16 @@ VALIDATING = ["train.validate_images=1000"]
 Capture = pytest.CaptureFixture[str]
 Tree = dict[str, Any]
 
-TWO: Tree = {
-    "axes": {"objective.floor": ["zero"], "eta.constant": [0.0, 0.1]},
-    "settings": {"eta.source": "constant"},
-    "seeds": [0, 1],
-    "figures": {"CNR": "grounding.cnr", "Recall": "boxes.own_recall"},
-}
+JUDGE = "validation_report_auc"
 ROWS: Tree = {
-    "settings": {"eta.source": "constant", "objective.kind": "debiased"},
-    "seeds": [0],
-    "figures": {"signed CNR": "grounding.cnr_signed"},
+    "settings": {"eta.source": "constant", "objective.floor": "zero"},
+    "rows": {
+        "plain": {"settings": {"eta.constant": 0.1}, "published": {"signed CNR": 1.46}},
+        "tuned": {"title": "theirs", "tune": {"eta.constant": [0.0, 0.1]}, "seeds": [4, 2]},
+    },
+    "seeds": [0, 1],
+    "figures": {"CNR": "grounding.cnr", "signed CNR": "grounding.cnr_signed"},
+    "judge": JUDGE,
 }
 
 
@@ -67,8 +65,7 @@ def arguments_of(work: Path, grid: Tree, **train: object) -> list[str]:
     with config_file.open("a") as stream:
         stream.write("jobs: [train]\n")  # everything before it is there
     (work / "little.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
-    paths = ("--config", str(config_file), "--grid", str(work / "little.yaml"))
-    return [*paths, "--processes", "1"]
+    return ["--config", str(config_file), "--grid", str(work / "little.yaml")]
 
 
 def notes_of(work: Path) -> dict[str, int]:
@@ -85,13 +82,12 @@ def read_tree(work: Path) -> Tree:
 
 @pytest.fixture(scope="module")
 def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The two points over two seeds, in two slices that do not overlap."""
+    """A point over two seeds and one with two values to tune, in slices that do not overlap."""
     work = shutil.copytree(corpus, tmp_path_factory.mktemp("made") / "work")
-    arguments = arguments_of(work, TWO)
-    slices = ("--points", "0"), ("--points", "1")
-    for part, runs in zip(slices, (2, 4), strict=True):
+    arguments = arguments_of(work, ROWS)
+    for part, runs in (("0", 2), ("tuned", 5)):
         assert not (work / FOLDER / "little" / FIGURES).exists()
-        assert main(["sweep", *arguments, *part]) == 0
+        assert main(["sweep", *arguments, "--points", part]) == 0
         assert len(notes_of(work)) == runs  # of each slice alone
     return work
 
@@ -113,69 +109,59 @@ def test_points_are_every_combination_and_named_by_their_values() -> None:
 
 def test_the_tree_has_every_point_with_the_mean_of_its_runs(made: Path, capsys: Capture) -> None:
     tree = read_tree(made)
-    assert [point["name"] for point in tree["points"]] == [
-        "floor=zero,constant=0.0", "floor=zero,constant=0.1"
-    ]  # fmt: skip
-    folder = made / FOLDER / "little" / "floor=zero,constant=0.1"
+    first, _ = tree["points"]
+    assert (first["name"], first["seeds"]) == ("plain", [0, 1])
+    folder = made / FOLDER / "little" / "plain"
     values = [
         results.read_figures(open_artifact(folder / f"seed-{seed}/results", results.ARTIFACT))
         ["questions"]["grounding"]["figures"]["cnr"]["value"]
         for seed in (0, 1)
     ]  # fmt: skip
-    second = tree["points"][1]
-    assert second["figures"]["CNR"]["value"] == pytest.approx(sum(values) / 2)
-    assert (second["figures"]["CNR"]["low"], second["figures"]["CNR"]["n"]) == (None, 2)
-    assert second["seeds"] == [0, 1]
-    assert tree["points"][0]["against"] == {}
-    verdict = second["against"]["grounding.cnr"]["verdict"]
-    assert verdict.startswith("no difference shown (80% power at ")
+    cnr = first["figures"]["CNR"]
+    assert cnr["values"] == values
+    assert cnr["value"] == pytest.approx(sum(values) / 2)
+    assert cnr["deviation"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     before = notes_of(made)
-    speed = arguments_of(made, TWO, save_every_steps=2, torch_threads=2)
+    speed = arguments_of(made, ROWS, save_every_steps=2, torch_threads=2)
     assert main(["sweep", *speed]) == 0  # settings of speed make no other run
     shown = capsys.readouterr().out
-    assert '"runs": 4, "done": 4' in shown
+    assert '"runs": 2, "done": 2' in shown
     assert notes_of(made) == before
-    assert verdict in shown
-    assert f"{second['figures']['CNR']['value']:.3f} n=2" in shown
-
-
-def test_a_run_without_its_note_goes_on_and_a_changed_one_is_made_again(made, capsys):
-    work, arguments = made, arguments_of(made, TWO)
-    before = notes_of(work)
-    lost = work / FOLDER / "little/floor=zero,constant=0.1/seed-1"
-    (lost / NOTE).unlink()  # as if killed before it was written
-    model = read_artifact_header(model_package.ARTIFACT.at(lost)).digest
-    assert main(["sweep", *arguments]) == 0
-    assert '"done": 3' in capsys.readouterr().out
-    after = notes_of(work)
-    assert [name for name in before if before[name] != after[name]] == [
-        "floor=zero,constant=0.1/seed-1"
-    ]
-    assert read_artifact_header(model_package.ARTIFACT.at(lost)).digest == model
-    changed = arguments_of(work, TWO | {"axes": {"eta.constant": [0.1]}, "seeds": [0]}, steps=6)
-    assert main(["sweep", *changed]) == 0
-    assert '"runs": 1, "done": 0' in capsys.readouterr().out
-
-
-def test_the_value_that_is_best_on_validation_gets_the_other_seeds(corpus, tmp_path, capsys):
-    work, metric = shutil.copytree(corpus, tmp_path / "work"), "validation_report_auc"
-    rows = {"tuned": {"tune": {"eta.constant": [0.0, 0.1]}, "seeds": [4, 2]}}
-    rows["tuned"] |= {"title": "theirs", "published": {"signed CNR": 1.46}}
-    arguments = arguments_of(work, ROWS | {"rows": rows, "judge": metric})
-    assert main(["sweep", *arguments]) == 0
-    shown = capsys.readouterr().out
+    assert f"{cnr['value']:.3f}+-{cnr['deviation']:.3f}" in shown
     assert "theirs" in shown
     assert "(1.46)" in shown
-    (row,) = read_tree(work)["points"]
+
+
+def test_a_run_without_its_note_goes_on_and_a_changed_one_is_another(made, capsys):
+    arguments = arguments_of(made, ROWS)
+    before = notes_of(made)
+    lost = made / FOLDER / "little/plain/seed-1"
+    (lost / NOTE).unlink()  # as if killed before it was written
+    model = read_artifact_header(model_package.ARTIFACT.at(lost)).digest
+    assert main(["sweep", *arguments, "--points", "plain"]) == 0
+    assert '"runs": 2, "done": 1' in capsys.readouterr().out
+    after = notes_of(made)
+    assert [name for name in before if before[name] != after[name]] == ["plain/seed-1"]
+    assert read_artifact_header(model_package.ARTIFACT.at(lost)).digest == model
+    grid = Grid.model_validate(ROWS)
+    for steps, is_done in ((4, True), (6, False)):
+        arguments_of(made, ROWS, steps=steps)
+        job = Job("sweep", load_config(made / "config.yaml"), made)
+        runs = Sweep(job, "little", grid).plan()["plain"][""]
+        assert [run.is_done for run in runs] == [is_done] * 2
+
+
+def test_the_value_that_is_best_on_validation_gets_the_other_seeds(made: Path) -> None:
+    row = read_tree(made)["points"][1]
     scores = row["tuned"]["scores"]
     assert list(scores) == ["constant=0.0", "constant=0.1"]
     chosen = max(scores, key=scores.get)
     assert (row["tuned"]["value"], row["seeds"]) == (chosen, [4, 2])
-    folder = work / FOLDER / "little" / "tuned"
+    folder = made / FOLDER / "little" / "tuned"
     assert {path.parent.name for path in folder.glob("*/seed-2")} == {chosen}
     for name, score in scores.items():
         log = logging.read_metrics(folder / name / "seed-4/checkpoints")
-        values = [line[metric] for line in log if line.get(metric) is not None]
+        values = [line[JUDGE] for line in log if line.get(JUDGE) is not None]
         assert len(values) == 2
         assert score == pytest.approx(max(values), abs=1e-4)
 
@@ -197,31 +183,10 @@ def test_of_a_loss_the_lowest_is_best_and_of_equals_the_earlier(tmp_path: Path) 
 
 def test_a_run_that_fails_is_named_and_its_exit_code_is_passed_on(corpus, tmp_path, capsys):
     work = shutil.copytree(corpus, tmp_path / "work")
-    grid = ROWS | {"settings": {"eta.source": "pll"}, "rows": {"dcl_lm": {}}}
+    grid = {"settings": {"eta.source": "pll"}, "rows": {"dcl_lm": {}}, "seeds": [0]}
     assert main(["sweep", *arguments_of(work, grid)]) == 4  # the corpus has no likelihoods
     assert "dcl_lm/seed-0 ended with exit code 4" in capsys.readouterr().err
     assert "likelihoods" in (work / FOLDER / "little/dcl_lm/seed-0" / LOG).read_text()
-
-
-def test_runs_go_over_the_visible_gpus_and_one_of_many_has_one_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    for named, devices in ((None, ["0", "1"]), ("4,GPU-1f,6", ["4", "GPU-1f"]), ("", [""])):
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if named is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-        assert sweep._devices() == devices
-    config = load_config(ROOT / "configs/table1.yaml", ["train.torch_threads=3"])
-    grid = Grid.model_validate({"axes": {"eta.a": [0.1]}, "seeds": [0]})
-    alone, one_of_two = (
-        Sweep(Job("sweep", config, tmp_path), "g", grid, count).plan()["a=0.1"][""][0]
-        for count in (1, 2)
-    )
-    assert alone.settings["train"]["torch_threads"] == 3
-    assert one_of_two.settings["train"]["torch_threads"] == 1
-    assert alone.digest == one_of_two.digest
-    with pytest.raises(SystemExit):  # its folder has no config: the first stage refuses it
-        sweep._do_run(Run("a", "", 0, tmp_path / "a", {"work": 1}, "d", tmp_path), "6", False)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6"
 
 
 @pytest.mark.parametrize("recipe", ["table1", "train/mimic_cxr"])
@@ -247,14 +212,13 @@ def test_table_1_has_the_papers_nine_rows_with_its_figures() -> None:
 @pytest.mark.parametrize(
     ("grid", "words"),
     [
-        ({"axes": {"evaluate.split": ["test"]}}, "a grid changes ['evaluate'], which its runs"),
+        ({"axes": {"evaluate.bootstrap": [9]}}, "a grid changes ['evaluate'], which its runs"),
         ({"axes": {"eta.constant": [2]}}, "constant=2 : eta.constant = 2"),
         ({"axes": {"eta.constnt": [0.1]}}, "not a setting; did you mean eta.constant?"),
         ({"axes": {}}, "axes, or rows, name the points"),
         ({"axes": {"eta.a": [0.1]}, "rows": {"a": {}}}, "axes, or rows, name the points"),
         ({"axes": {"eta.a": []}}, "axes.eta.a"),
         ({"axes": {"eta.a": [0.1]}, "tune": {"eta.k": [0.1, 0.2]}}, "neither its judge nor"),
-        ({"axes": {"eta.a": [0.1]}, "baseline": "b"}, "baseline b is none of the points ['a=0.1']"),
         ({"axes": {"eta.a": [0.1]}, "points": 3}, "points is not a setting"),
     ],
 )  # fmt: skip
@@ -265,5 +229,5 @@ def test_a_grid_that_cannot_run_is_refused_first(tmp_path, grid, words, capsys):
 
 @pytest.mark.parametrize("part", ["7", "a=9"])
 def test_a_slice_that_names_something_else_is_refused(made, part, capsys):
-    assert main(["sweep", *arguments_of(made, TWO), "--points", part]) == 2
+    assert main(["sweep", *arguments_of(made, ROWS), "--points", part]) == 2
     assert f"--points names ['{part}']; choose among" in capsys.readouterr().err

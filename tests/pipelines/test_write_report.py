@@ -98,11 +98,21 @@ def private_page(work):
     return page(work, private=True)
 
 
-def test_the_page_has_a_section_for_every_artifact(open_page):
+def test_the_page_has_its_sections_says_its_use_first_and_loads_nothing(open_page):
     page = Page(open_page)
     assert page.ids.issuperset(SECTIONS)
-    assert any(source.startswith("data:image/jpeg") for source in page.sources)
-    assert any(source.startswith("data:image/png") for source in page.sources)
+    assert "trust" in page.ids
+    for kind in ("jpeg", "png"):
+        assert any(source.startswith(f"data:image/{kind}") for source in page.sources)
+    assert all(source.startswith(("#", "data:image/")) for source in page.sources)
+    assert not re.search(r"url\((?!#)", open_page)
+    assert "<script" not in open_page
+    assert "@import" not in open_page
+    assert len(open_page) < 10_000_000
+    words = " ".join(" ".join(page.words).split())
+    assert words.index("Research use only. Not a medical device.") < words.index("What went in")
+    assert "Reliability: share of images" in open_page
+    assert any(said in open_page for _, *pair in KINDS for said in pair)
 
 
 def test_a_finding_whose_prompts_do_not_decide_is_warned_of_next_to_it(tmp_path):
@@ -120,20 +130,6 @@ def test_a_finding_whose_prompts_do_not_decide_is_warned_of_next_to_it(tmp_path)
         assert f"Do not rely on {finding}. The model hardly tells its two sentences apart" in words
     assert "(correlation 1.000, the limit is 0.97)" in words
     assert "objective.relation: claims" in words
-
-
-def test_the_page_loads_nothing(open_page):
-    text, page = open_page, Page(open_page)
-    assert all(source.startswith(("#", "data:image/")) for source in page.sources)
-    assert not re.search(r"url\((?!#)", text)
-    assert "<script" not in text
-    assert "@import" not in text
-    assert len(text) < 10_000_000
-
-
-def test_research_use_is_said_before_anything_else(open_page):
-    words = " ".join(" ".join(Page(open_page).words).split())
-    assert words.index("Research use only. Not a medical device.") < words.index("What went in")
 
 
 def without_eta(work):
@@ -200,9 +196,3 @@ def test_markup_in_a_report_s_sentence_stays_text(text_page):
     assert "<script" not in text_page
     assert "&lt;script&gt;" in text_page
     Page(text_page)
-
-
-def test_trust_has_its_section_and_sentences_are_shown(open_page):
-    assert 'id="trust"' in open_page
-    assert "Reliability: share of images" in open_page
-    assert any(said in open_page for _, *pair in KINDS for said in pair)

@@ -68,6 +68,8 @@ class Checkpoint:
     """How images become inputs, where no file of the folder says it."""
     similarity: str = ""
     """Kind of the similarity, where its maps have two layers."""
+    is_canonical: bool = False
+    """Whether texts are read in small letters, without punctuation, as big_vision's are."""
     left: tuple[str, ...] = ()
     """Keys of heads left aside."""
 

@@ -2,6 +2,7 @@
 
     BiomedCLIP     open_clip_config.json; timm's ViT, a BERT, a linear map or two layers of each
     open_clip      open_clip_config.json; its ViT and text transformer, whose keys are OpenAI's
+    SigLIP         open_clip_config.json; timm's ViT, which pools by attention, and that transformer
     CheXzero       one file of OpenAI's keys without a configuration, and a tokenizer next to it
 
 Sizes are those of the tensors, since the configuration names models of timm and of a hub instead.
@@ -11,13 +12,15 @@ Source: open_clip 3.3, `model.py`, `hf_model.py`, `timm_model.py`, `transform.py
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
-from transformers import CLIPTextConfig, CLIPVisionConfig
+from transformers import CLIPTextConfig, CLIPVisionConfig, SiglipTextConfig, SiglipVisionConfig
 
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
@@ -53,6 +56,34 @@ _TIMM = (
     (r"pos_embed$", "embeddings.position_embeddings"),
     (r"norm\.", "layernorm."),
 )
+_TIMM_SIGLIP = (
+    (r"blocks\.(\d+)\.attn\.proj\.", r"encoder.layers.\1.self_attn.out_proj."),
+    (r"blocks\.(\d+)\.norm(\d)\.", r"encoder.layers.\1.layer_norm\2."),
+    (r"blocks\.(\d+)\.mlp\.", r"encoder.layers.\1.mlp."),
+    (r"patch_embed\.proj\.", "embeddings.patch_embedding."),
+    (r"norm\.", "post_layernorm."),
+    (r"attn_pool\.latent$", "head.probe"),
+    (r"attn_pool\.proj\.", "head.attention.out_proj."),
+    (r"attn_pool\.norm\.", "head.layernorm."),
+    (r"attn_pool\.mlp\.", "head.mlp."),
+)
+_TIMM_SIGLIP_QKV = (
+    r"blocks\.(\d+)\.attn\.qkv\.(\w+)",
+    r"encoder.layers.\1.self_attn.{}_proj.\2",
+)
+_SIXTEEN_HEADS = {1024, 1152, 1536}  # widths of timm's SigLIP; others have heads of 64 units
+# Names of timm whose units are tanh's approximation, as those of a text by `act_kwargs`.
+_TANH = re.compile(r"patch32_siglip|large_patch16_siglip_512|so400m_patch16_|giantopt_")
+_SIGLIP_ASKS = {
+    "timm_pool": ("map",),
+    "timm_proj": ("none",),
+    "no_causal_mask": (True,),
+    "proj_bias": (True,),
+    "pool_type": ("last",),
+    "norm_kwargs": ({"eps": 1e-6},),
+    "act_kwargs": ({"approximate": "tanh"}, None),
+    "tokenizer_kwargs": ({"clean": "canonicalize"},),
+}
 _TIMM_QKV = (r"blocks\.(\d+)\.attn\.qkv\.(\w+)", r"layers.\1.attention.{}_proj.\2")
 _BLOCKS = r"transformer\.resblocks\.(\d+)\."
 _OPENAI = (
@@ -103,11 +134,19 @@ def read(folder: Path) -> Checkpoint | None:
     else:
         return None
     vision, text = facts.get("vision_cfg", {}), facts.get("text_cfg", {})
+    is_siglip, asked = vision.get("timm_pool") == "map", {**vision, **text}
     strange = [
         f"{name} {value}"
-        for name, value in {**vision, **text}.items()
+        for name, value in asked.items()
         if name not in _PLAIN and value and value not in ("token", "argmax")
     ]
+    if is_siglip:
+        strange = [item for item in strange if item.split()[0] not in _SIGLIP_ASKS]
+        strange += [
+            f"{name} {asked.get(name)}"
+            for name, values in _SIGLIP_ASKS.items()
+            if asked.get(name) not in values
+        ]
     if strange:
         raise CheckpointError(
             f"{OPEN_CLIP} asks for {', '.join(strange)}, which is not built here; convert the "
@@ -117,6 +156,8 @@ def read(folder: Path) -> Checkpoint | None:
     try:
         if "visual.conv1.weight" in state:
             found, left = _openai(state, facts)
+        elif is_siglip:
+            found, left = _siglip(state, facts)
         else:
             found, left = _timm_and_bert(state, text)
     except (KeyError, IndexError, ValueError) as error:
@@ -215,6 +256,52 @@ def _openai(
     scale, bias = float(top["logit_scale"].exp()), float(top.get("logit_bias", 0.0))
     sides = vision_config, text_config, image, text
     return Checkpoint(*sides, maps, dim, FAMILY, scale, bias, settings), left
+
+
+def _siglip(
+    state: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> tuple[Checkpoint, dict[str, Tensor]]:
+    sides: dict[str, dict[str, Tensor]] = {"visual.trunk.": {}, "text.": {}, "": {}}
+    for key, value in state.items():
+        start = next(prefix for prefix in sides if key.startswith(prefix))
+        sides[start][key.removeprefix(start)] = value
+    trunk, text, left = sides.values()
+    for part in ("weight", "bias"):
+        pair = [trunk.pop(f"attn_pool.{name}.{part}") for name in ("q", "kv")]
+        trunk[f"head.attention.in_proj_{part}"] = torch.cat(pair)
+    trunk["embeddings.position_embedding.weight"] = trunk.pop("pos_embed")[0]
+    maps = {
+        f"projection.{part}": text.pop(f"text_projection.{part}") for part in ("weight", "bias")
+    }
+    image = renamed(trunk, _TIMM_SIGLIP, _TIMM_SIGLIP_QKV)
+    inner = renamed(text, _OPENAI, _OPENAI_QKV)
+    patch = image["embeddings.patch_embedding.weight"]
+    places, width = image["embeddings.position_embedding.weight"].shape
+    words, own = inner["embeddings.token_embedding.weight"], facts["text_cfg"]
+    is_tanh = _TANH.search(facts["vision_cfg"]["timm_model_name"]), own.get("act_kwargs")
+    acts = ["gelu_pytorch_tanh" if one else "gelu" for one in is_tanh]
+    heads = 16 if width in _SIXTEEN_HEADS else max(1, width // HEAD_WIDTH)
+    vision_config = SiglipVisionConfig(
+        **_clip_sizes(image, width, width // heads) | {"layer_norm_eps": 1e-6},
+        hidden_act=acts[0],
+        image_size=math.isqrt(places) * patch.shape[2],
+        patch_size=patch.shape[2],
+        num_channels=patch.shape[1],
+    )
+    text_config = SiglipTextConfig(
+        **_clip_sizes(inner, words.shape[1], words.shape[1] // own.get("heads", _TEXT_HEADS))
+        | {"layer_norm_eps": 1e-6},
+        hidden_act=acts[1],
+        vocab_size=len(words),
+        max_position_embeddings=len(inner["embeddings.position_embedding.weight"]),
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    maps["region_projection.weight"] = torch.eye(width)
+    settings = {"max_tokens": text_config.max_position_embeddings, "pooling": "last"}
+    scale, bias = (float(left.pop(f"logit_{name}")) for name in ("scale", "bias"))
+    rest = maps, len(maps["projection.bias"]), FAMILY, math.exp(scale), bias, settings
+    return Checkpoint(vision_config, text_config, image, inner, *rest, is_canonical=True), left
 
 
 def _clip_sizes(state: Mapping[str, Tensor], width: int, head_width: int) -> dict[str, Any]:

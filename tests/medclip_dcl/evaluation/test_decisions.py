@@ -98,28 +98,13 @@ def test_youden_is_the_best_point_of_scikit_learns_curve():
         false_rate, true_rate, levels = roc_curve(positive, scores, drop_intermediate=False)
         index = true_rate - false_rate
         best = levels[1:][index[1:] >= index[1:].max() - 1e-12].max()
-        assert choose_threshold(scores, positive, "youden") == best
-
-
-def test_f1_is_the_best_of_all_levels():
-    generator = np.random.default_rng(2)
-    for _ in range(20):
-        scores, positive = tied_scores(generator)
-        every = {level: f1_score(positive, scores >= level) for level in np.unique(scores)}
-        chosen = choose_threshold(scores, positive, "f1")
-        assert every[chosen] == pytest.approx(max(every.values()), abs=1e-12)
-
-
-def test_a_sensitivity_is_reached_at_the_highest_level_that_does():
-    scores, positive = np.array([0.9, 0.8, 0.7, 0.6, 0.5]), truth(1, 0, 1, 0, 1)
-    for asked, level in ((0.3, 0.9), (0.6, 0.7), (2 / 3, 0.7), (0.9, 0.5), (1.0, 0.5)):
-        assert choose_threshold(scores, positive, asked) == level
+        assert choose_threshold(scores, positive) == best
 
 
 def test_a_finding_without_a_validation_positive_is_null_with_the_reason():
     known = np.array([[0, 0, UNKNOWN], [0, 1, UNKNOWN]], dtype=np.int8)
     margins = np.array([[0.1, 0.2, 0.3], [0.1, 0.2, 0.3]])
-    thresholds = choose_thresholds(margins, known, ["a", "a", "b"], "youden")
+    thresholds = choose_thresholds(margins, known, ["a", "a", "b"])
     assert thresholds[1] == Figure(0.2, 2, 1)
     shown = np.array([[0, 1, 1], [0, 1, 1]], dtype=np.int8)
     outcome = evaluate_decisions(

@@ -13,10 +13,9 @@ from threadpoolctl import threadpool_info
 
 from medclip_dcl.core.artifact import Artifact, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
-from medclip_dcl.synthetic import tree
+from medclip_dcl.synthetic import GenerateConfig, tree
 from medclip_dcl.synthetic.patients import NATURAL, draw_patient
 from medclip_dcl.synthetic.reports import FINE_FINDINGS
-from medclip_dcl.synthetic.settings import GenerateConfig
 
 SETTINGS = GenerateConfig(patients=40, size_px=64)
 
