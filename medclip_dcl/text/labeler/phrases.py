@@ -24,7 +24,6 @@ from medclip_dcl.text.labeler.lexicon import (
 )
 
 _WORD = re.compile(r"\d+(?:[.,/:]\d+)*|[a-z]+\d*(?:'[a-z]+)?|[,:/?()|=!\u2014]")
-_LEADER = re.compile(r"(?<=\s)\.{2,}(?=\s)")  # dots between a label and what is stated of it
 _DASH = re.compile(r"(?<=\s)[-\u2013]+(?=\s)|--+|\u2014")
 _SHORTEST = 4
 """Letters that a word may be shortened to."""
@@ -49,8 +48,6 @@ def words(text: str) -> list[str]:
     one, is a mark.
     """
     folded = fold_unicode(text).lower().replace(";", "!")
-    if ".." in folded:
-        folded = _LEADER.sub(":", folded)
     if not folded.isascii() or "-" in folded:
         folded = _DASH.sub("\u2014", folded)
     return [_singular(word) for word in _WORD.findall(folded)]
