@@ -18,7 +18,6 @@ from torch import Tensor
 from medclip_dcl.core.errors import CheckpointError, ImageError
 from medclip_dcl.core.tables import SPLITS
 from medclip_dcl.data.grayscale import SquareImage
-from medclip_dcl.inference.grounding import locate
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.similarity import box_vectors, global_vectors
@@ -90,7 +89,10 @@ async def classify(
         return answer
 
     answers = await answer_each(request, serving, files, one)
-    return await _one_or_all(request, serving, answers, ClassifyAnswers)
+    answer: ClassifyAnswer | Response = await _one_or_all(
+        request, serving, answers, ClassifyAnswers
+    )
+    return answer
 
 
 @dataclass(frozen=True)
@@ -112,14 +114,12 @@ class _FindingsQuestion:
         self, image: SquareImage, scores: Any, grids: Any, regions: Tensor
     ) -> ClassifyAnswer:
         """Answer for one image of a batch."""
-        size, model, places = (image.height_px, image.width_px), self.model, None
+        model = self.model
         if self.explain and model.has_regions and grids is None:  # patches are of another pass
             patches = model.embed_regions(image.pixels[None])
             grids = model.finding_grids(patches, self.findings)[0]
-        if grids is not None:
-            places = [locate(grid, *size, None, model.window(*size)) for grid in grids]
         heads = model.answer_heads(regions[None], image.pixels[None])[0]
-        return model.answer_findings(image, scores, places, heads)
+        return model.answer_findings(image, scores, grids, heads)
 
 
 @router.post(
@@ -145,9 +145,8 @@ async def ground(
     question = _PhrasesQuestion(model, tuple(phrases))
 
     async def one(image: SquareImage) -> GroundAnswer:
-        def locate_on(grids: Any) -> GroundAnswer:
-            located = grids.locate(image.height_px, image.width_px, threshold)
-            return model.answer_phrases(image, located)
+        def locate_on(scored: Any) -> GroundAnswer:
+            return model.answer_phrases(image, scored, threshold)
 
         if model.model.image.is_pooled:  # its patches are of another pass
             pixels = image.pixels[None]
@@ -160,7 +159,8 @@ async def ground(
         return answer
 
     answers = await answer_each(request, serving, files, one)
-    return await _one_or_all(request, serving, answers, GroundAnswers)
+    answer: GroundAnswer | Response = await _one_or_all(request, serving, answers, GroundAnswers)
+    return answer
 
 
 @dataclass(frozen=True)

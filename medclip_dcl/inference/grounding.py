@@ -6,8 +6,8 @@ pad. Cell (row i, column j) of an R x C grid covers the rectangle
 Pixel (y, x) covers [x, x + 1) x [y, y + 1), as boxes are measured.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,24 +30,13 @@ _DIGITS = 5  # of the scores of a grid
 _ROUNDING = 1e-6  # of interpolated cosines, float32
 
 
-@dataclass(frozen=True)
-class PhraseGrids:
+class PhraseGrids(NamedTuple):
     """Scores of the regions of one image for every phrase."""
 
     grids: Float[np.ndarray, "phrases rows columns"]
     """Region-sentence cosines."""
-    percentiles: tuple[float | None, ...]
+    percentiles: Sequence[float | None]
     """`PhraseAnswer.percentile` of each phrase."""
-    window: Callable[[int, int], Window] | None = None
-    """Height and width of an image -> the part of it that the grids cover; None: all."""
-
-    def locate(self, height_px: int, width_px: int, threshold: float | None) -> list[PhraseAnswer]:
-        """Turn every grid into an answer: `locate`."""
-        shown = None if self.window is None else self.window(height_px, width_px)
-        return [
-            locate(grid, height_px, width_px, threshold, shown, share)
-            for grid, share in zip(self.grids, self.percentiles, strict=True)
-        ]
 
 
 def locate(

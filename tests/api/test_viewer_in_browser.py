@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from medclip_dcl.inference.predictor import load
-from tests.support.axe import AXE, serious_findings
-from tests.support.browser import Page, browsing, find_browser
+from tests.support.browser import AXE, Page, browsing, find_browser, serious_findings
 from tests.support.dicom import dicom_bytes, raster_bytes
 from tests.support.heads import add_heads
 from tests.support.published import publish, random_range, refuse
