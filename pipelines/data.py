@@ -12,8 +12,8 @@ from medclip_dcl.core.progress import Progress
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import TableWriter, read_in_parts
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.manifest import write_manifest
 from medclip_dcl.data.records import Source, stamp_files
+from medclip_dcl.data.selection import write_manifest
 from medclip_dcl.data.source_settings import LABEL_CODES, SourceConfig, label_word
 from medclip_dcl.data.sources import readers
 from medclip_dcl.data.sources.labels import template_sentences

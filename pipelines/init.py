@@ -27,7 +27,7 @@ from medclip_dcl.core.errors import ConfigError, StudyError
 from medclip_dcl.core.files import find_config, path_under, write_text
 from medclip_dcl.core.tables import SPLITS, read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.data.selection import select
+from medclip_dcl.data.selection import select, write_manifest
 from medclip_dcl.data.source_settings import (
     LABEL_CODES,
     Column,
@@ -608,7 +608,7 @@ def _try(guess: TableGuess, out: Path) -> Trial:
     chosen = select(source.raw, config.source)
     with TemporaryDirectory() as folder:
         settings = config.source.model_copy(update={"max_reject_share": 1.0})
-        found = manifest.write_manifest(Path(folder), source, settings)
+        found = write_manifest(Path(folder), source, settings)
         reports = read_table(Path(folder), manifest.REPORTS).to_pylist()
     listed = len(source.raw.images)
     there = listed - found["reasons"].get("missing_image", 0)
