@@ -94,10 +94,6 @@ class Config(Section):
 
 
 WITHDRAWN = {
-    "evaluate.adapter": "medclip adopt makes a package of a public checkpoint; evaluate.model "
-    "names it",
-    "evaluate.probe_images": "medclip fit_head fits and measures a linear classifier on frozen "
-    "features, those of the encoder with heads.features: encoder",
     "evaluate.split": "the test split is evaluated",
     "check.sample": "check_data looks at every image and report",
     "evaluate.gallery": "the sentence of a box is found among those of all boxes",

@@ -6,6 +6,7 @@ Source: DICOM PS3.18, 8.6, 10.4, 10.5 and 10.6.
 """
 
 import json
+import logging
 import re
 import secrets
 import threading
@@ -22,6 +23,7 @@ from medclip_dcl.core.errors import ImageError, ServiceError
 from medclip_dcl.core.files import read_keys
 from medclip_dcl.data.dicom.metadata import parse_header
 
+LOGGER = logging.getLogger(__name__)
 CONNECTIONS = 4
 """Requests to an archive at a time."""
 _PAGE = 200
@@ -82,6 +84,7 @@ class DicomWeb:
         """
         if not url.startswith(("http://", "https://")):
             raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
+        self._url = url
         self._waits_s, self._listing_s, self._most_listed = waits_s, listing_s, most_listed
         self._parsing = threading.Lock()
         self.repeated_rows = 0
@@ -134,11 +137,19 @@ class DicomWeb:
         with ThreadPoolExecutor(CONNECTIONS) as threads:
             try:
                 listed = threads.map(instances, sorted(series))
-                return sorted({image for images in listed for image in images})
+                archived = sorted({image for images in listed for image in images})
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 self._http.close()  # ends what is still being asked
                 raise
+        if self.repeated_rows:
+            LOGGER.warning(
+                "%s answers the question for the next page with the %d rows of the one before: it "
+                "ignores `offset`, and whether it has more cannot be seen; compare the %d images "
+                "with its own count, and ask for less, by %s",
+                self._url, self.repeated_rows, len(archived), _NARROWER
+            )  # fmt: skip
+        return archived
 
     def fetch(self, image: ArchivedImage) -> bytes:
         """Fetch an image as it is stored, in whatever transfer syntax.

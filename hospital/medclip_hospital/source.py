@@ -1,6 +1,5 @@
 """`source.kind: dicomweb`: the images of an archive, fetched into a folder and listed."""
 
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,6 @@ from medclip_dcl.data.source_settings import Resolve, SourceConfig
 from medclip_dcl.data.sources.readers import read_dicom_folder
 
 from .dicomweb import CONNECTIONS, ArchivedImage, DicomWeb
-
-LOGGER = logging.getLogger(__name__)
 
 
 def read_dicomweb(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
@@ -35,13 +32,6 @@ def read_dicomweb(root: Path, settings: SourceConfig, resolve: Resolve) -> RawSt
         root.mkdir(parents=True, exist_ok=True)
         remove_staged(root)  # of a run that was killed: half an image, or a whole one twice
         listed = archive.images(settings.modalities, settings.archive_dates)
-        if archive.repeated_rows:
-            LOGGER.warning(
-                "%s answers the question for the next page with the %d rows of the one before: it "
-                "ignores `offset`, and whether it has more cannot be seen; compare the %d images "
-                "with its own count, and ask for fewer by source.archive_dates",
-                settings.archive, archive.repeated_rows, len(listed)
-            )  # fmt: skip
 
         def mirror(image: ArchivedImage) -> Reject | None:
             path = root / image.study / f"{image.instance}.dcm"

@@ -113,6 +113,16 @@ def test_a_list_that_is_incomplete_or_endless_is_refused(page, remaining, fault)
     assert refused.value.code == "listing"
 
 
+@pytest.mark.parametrize("most", [1000, 12])
+def test_an_archive_that_ignores_offset_may_have_more_and_is_named(most, caplog) -> None:
+    with archive(listing(lambda _, limit: names(50)[: min(most, limit)])) as web:
+        images = web.images(["CR"])
+    (record,) = caplog.records
+    assert len(images) == web.repeated_rows == min(most, 50)
+    assert record.getMessage().startswith("http://archive/dicom-web/ answers the question for the")
+    assert f"the {min(most, 50)} rows of the one before: it ignores `offset`" in record.getMessage()
+
+
 def test_uids_that_are_padded_as_in_files_are_those_without() -> None:
     def padded(request: httpx.Request) -> httpx.Response:
         tree = [row(study="1.1\0", series="1.2 ", instance="1.3\0")]
@@ -323,21 +333,6 @@ def test_a_config_reads_an_archive_by_its_kind(stub: StubArchive, tmp_path: Path
     assert image.path == "1.2.826.0.1.3680043.10.1.1.1/1.2.826.0.1.3680043.10.1.1.3.dcm"
     with pytest.raises(ConfigError, match=r"needs source\.archive"):
         read_source(settings.model_copy(update={"archive": ""}), Path)
-
-
-@pytest.mark.parametrize("most", [1000, 12])
-def test_an_archive_that_ignores_offset_may_have_more_and_is_named(
-    most, tmp_path, monkeypatch, caplog
-):
-    file = radiograph(ramp(16, 16), SOPInstanceUID="1.3", StudyInstanceUID="1.1")
-    web = archive(listing(lambda _, limit: names(50)[: min(most, limit)]))
-    monkeypatch.setattr("medclip_hospital.source.DicomWeb", lambda *_: web)
-    monkeypatch.setattr(web, "fetch", lambda _: file)
-    settings = SourceConfig(kind="dicomweb", archive="http://archive")
-    read_dicomweb(tmp_path, settings, Path)
-    (record,) = caplog.records
-    assert record.getMessage().startswith("http://archive answers the question for the next page")
-    assert f"the {min(most, 50)} rows of the one before: it ignores `offset`" in record.getMessage()
 
 
 def test_what_a_killed_mirror_left_half_written_is_neither_listed_nor_kept(tmp_path, monkeypatch):

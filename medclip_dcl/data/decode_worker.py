@@ -41,7 +41,7 @@ from medclip_dcl.data.grayscale import (
     shade,
     stretch,
 )
-from medclip_dcl.data.images import Closed, receive, scratch, send
+from medclip_dcl.data.images import NOT_INSTALLED, Closed, receive, scratch, send
 from medclip_dcl.data.limits import Fit, ImagesConfig, is_dicom
 
 _MID_GREY = 128  # what a decoder puts where its stream has ended
@@ -215,7 +215,10 @@ def _answer(
 
 def _separated(name: str, data: bytes, settings: ImagesConfig) -> tuple[dict[str, Any], Any]:
     module, _, function = name.partition(":")
-    take_apart = getattr(importlib.import_module(module), function)
+    try:
+        take_apart = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError):  # its package is gone, and what names it was left
+        return {"code": NOT_INSTALLED, "message": f"{name} cannot be imported"}, None
     with _faults_coded():
         if not is_dicom(data):
             raise ImageError("unknown_format", "the file is not DICOM; give a DICOM image")

@@ -64,17 +64,21 @@ class SeparatedImage(NamedTuple):
     stripped: bytes  # a DICOM file that holds the pixels, what they mean, and no identity
 
 
+_NO_SEPARATION = (
+    "nothing installed separates an image from whose it is; run pip install ./hospital in the "
+    "checkout"
+)
+
+
 @functools.cache
 def _separation() -> str:
     points = [*entry_points(group="medclip_dcl.separation", name="dicom")]
     if not points:
-        raise ConfigError(
-            "nothing installed separates an image from whose it is; run pip install ./hospital in "
-            "the checkout"
-        )
+        raise ConfigError(_NO_SEPARATION)
     return str(points[0].value)
 
 
+NOT_INSTALLED = "not_installed"
 ImageSource = Path | bytes | memoryview  # the path of a regular file, or the whole file
 
 
@@ -153,6 +157,8 @@ class Decoder:
             finally:
                 self._idle.put(worker)
         if pixels is None:
+            if facts["code"] == NOT_INSTALLED:
+                raise ConfigError(f"{_NO_SEPARATION} ({facts['message']})")
             raise ImageError(facts["code"], facts["message"])
         return facts, pixels
 

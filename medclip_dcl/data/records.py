@@ -154,6 +154,7 @@ def stamp_files(root: Path, paths: Iterable[str]) -> str:
             state = f"{facts.st_size}\0{facts.st_mtime_ns}"
         except (OSError, ValueError):
             state = "missing"
+        # File names need not be Unicode.
         digest.update(f"{path}\0{state}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 

@@ -198,6 +198,7 @@ def _batches(
     if _is_saved(root):
         dataset = _saved(root)[split]
         schema = dataset.features.arrow_schema
+        # Skipped rows are those of parts that a killed run has finished.
         for table in dataset.skip(skip).with_format("arrow").iter(_BATCH):
             yield table, schema
         return

@@ -135,6 +135,24 @@ def renamed(
     return weights
 
 
+def split(state: Mapping[str, Tensor], prefixes: Sequence[str]) -> list[dict[str, Tensor]]:
+    """Split weights by the first prefix that a key has, and without it; last come those of none."""
+    parts: dict[str, dict[str, Tensor]] = {prefix: {} for prefix in (*prefixes, "")}
+    for key, value in state.items():
+        prefix = next(prefix for prefix in parts if key.startswith(prefix))
+        parts[prefix][key.removeprefix(prefix)] = value
+    return list(parts.values())
+
+
+def refuse_unknown(name: str, left: Mapping[str, Tensor]) -> None:
+    """Refuse a file whose weights of these keys have no place; CheckpointError."""
+    if left:
+        raise CheckpointError(
+            f"{name} has {len(left)} unknown keys ({', '.join(sorted(left)[:3])}); it is of "
+            "another architecture: convert the model to transformers' CLIP"
+        )
+
+
 def depth(state: Mapping[str, Tensor], prefix: str) -> int:
     """Count the layers whose keys have a prefix before their number; KeyError: there are none."""
     numbers = {key[len(prefix) :].split(".")[0] for key in state if key.startswith(prefix)}

@@ -23,7 +23,7 @@ import psutil
 import pytest
 from PIL import Image, ImageOps
 
-from medclip_dcl.core.errors import ImageError, StudyError
+from medclip_dcl.core.errors import ConfigError, ImageError, StudyError
 from medclip_dcl.data import decode_worker, images
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import (
@@ -295,6 +295,15 @@ def test_worker_that_hangs_or_dies_is_replaced_and_costs_one_image_at_most() -> 
         os.kill(idle, signal.SIGKILL)
         psutil.Process(idle).wait(5)
         assert decoder.open(data).pixels.any()
+
+
+@pytest.mark.parametrize("name", ["medclip_nowhere:separate", "medclip_dcl.data.images:nothing"])
+def test_a_package_that_was_removed_is_named_and_no_image_s_fault(name, monkeypatch) -> None:
+    monkeypatch.setattr(images, "_separation", lambda: name)
+    with Decoder(ImagesConfig(), 1) as decoder:
+        with pytest.raises(ConfigError, match=rf"pip install \./hospital .*\({name} cannot be"):
+            decoder.separate(dicom_bytes(ramp()))
+        assert decoder.open(dicom_bytes(ramp())).pixels.any()
 
 
 def test_image_on_which_two_workers_die_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

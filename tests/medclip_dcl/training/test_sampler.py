@@ -18,6 +18,12 @@ def sampler(shuffle_reports: bool = False, seed: int = 3) -> ImageTextSampler:
     )
 
 
+def test_a_global_batch_never_holds_a_study_twice() -> None:
+    drawn = sampler()
+    for step in range(60):
+        assert len(set(drawn.draw(step).studies.tolist())) == BATCH
+
+
 def test_an_epoch_shows_every_study_at_most_once_and_fills_no_batch_with_repeats() -> None:
     drawn = sampler()
     assert drawn.steps_per_epoch == STUDIES // BATCH == 6
