@@ -58,7 +58,7 @@ Base = Literal["studies", "evaluated"]
 Fault = tuple[Any, ...]
 """Arguments of `arm`; none: no fault."""
 QUICK = ("score_sentences", "prepare_images", "build_index", "train", "train on two processes")
-EVERY = {"quick": 200, "normal": 40, "long": 1}
+EVERY = {"quick": 60, "normal": 20, "long": 1}
 """One write in so many fails, in each way."""
 FAULTS = {"eio": (errno.EIO, 0), "full": (errno.ENOSPC, 1), "kill": (0, 0)}
 _WRONG = ("unclear", "silent", "broken", "different", "again")
