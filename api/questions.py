@@ -5,7 +5,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ from torch import Tensor
 from medclip_dcl.core.errors import CheckpointError, ImageError
 from medclip_dcl.core.tables import SPLITS
 from medclip_dcl.data.grayscale import SquareImage
-from medclip_dcl.inference.grounding import locate
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.similarity import box_vectors, global_vectors
@@ -45,17 +44,16 @@ from .uploads import (
     PixelBox,
     Sentences,
     answer_each,
-    box_shares,
     parse_box,
-    parse_boxes,
     parse_findings,
     plain_text,
 )
 
 router = APIRouter(tags=["questions"])
 
-_What = Literal["global", "regions", "box"]
+_What = Literal["global", "regions"]
 _Encoding = Literal["json", "base64"]
+_Several = TypeVar("_Several", ClassifyAnswers, GroundAnswers)
 _Floats = npt.NDArray[np.floating[Any]]
 
 _JSON_BYTES = 24  # of a number in JSON, at most
@@ -83,7 +81,7 @@ async def classify(
     parsed = parse_findings(findings, model.findings)
     question = _FindingsQuestion(model, model.findings if parsed is None else parsed, explain)
 
-    async def one(_place: int, image: SquareImage) -> ClassifyAnswer:
+    async def one(image: SquareImage) -> ClassifyAnswer:
         answer = await serving.batcher.submit(
             request, model, image.pixels, lambda part: question.answer(image, *part), question
         )
@@ -91,10 +89,10 @@ async def classify(
         return answer
 
     answers = await answer_each(request, serving, files, one)
-    if len(answers) == 1 and isinstance(answers[0], ClassifyAnswer):
-        return answers[0]
-    several = ClassifyAnswers(model=model.digest, answers=answers)
-    return await _json(request, serving, several.model_dump_json)
+    answer: ClassifyAnswer | Response = await _one_or_all(
+        request, serving, answers, ClassifyAnswers
+    )
+    return answer
 
 
 @dataclass(frozen=True)
@@ -116,14 +114,12 @@ class _FindingsQuestion:
         self, image: SquareImage, scores: Any, grids: Any, regions: Tensor
     ) -> ClassifyAnswer:
         """Answer for one image of a batch."""
-        size, model, places = (image.height_px, image.width_px), self.model, None
+        model = self.model
         if self.explain and model.has_regions and grids is None:  # patches are of another pass
             patches = model.embed_regions(image.pixels[None])
             grids = model.finding_grids(patches, self.findings)[0]
-        if grids is not None:
-            places = [locate(grid, *size, None, model.window(*size)) for grid in grids]
         heads = model.answer_heads(regions[None], image.pixels[None])[0]
-        return model.answer_findings(image, scores, places, heads)
+        return model.answer_findings(image, scores, grids, heads)
 
 
 @router.post(
@@ -148,10 +144,9 @@ async def ground(
         raise ApiError("no_regions")
     question = _PhrasesQuestion(model, tuple(phrases))
 
-    async def one(_place: int, image: SquareImage) -> GroundAnswer:
-        def locate_on(grids: Any) -> GroundAnswer:
-            located = grids.locate(image.height_px, image.width_px, threshold)
-            return model.answer_phrases(image, located)
+    async def one(image: SquareImage) -> GroundAnswer:
+        def locate_on(scored: Any) -> GroundAnswer:
+            return model.answer_phrases(image, scored, threshold)
 
         if model.model.image.is_pooled:  # its patches are of another pass
             pixels = image.pixels[None]
@@ -164,10 +159,8 @@ async def ground(
         return answer
 
     answers = await answer_each(request, serving, files, one)
-    if len(answers) == 1 and isinstance(answers[0], GroundAnswer):
-        return answers[0]
-    several = GroundAnswers(model=model.digest, answers=answers)
-    return await _json(request, serving, several.model_dump_json)
+    answer: GroundAnswer | Response = await _one_or_all(request, serving, answers, GroundAnswers)
+    return answer
 
 
 @dataclass(frozen=True)
@@ -193,10 +186,6 @@ async def embed(
     files: OptionalFiles,
     sentences: Sentences,
     what: Annotated[_What, Form(description="of which part of the images")] = "global",
-    boxes: Annotated[
-        str, Form(description="a box [x, y, width, height] on each image, pixels, as JSON")
-    ] = "",
-    dtype: Annotated[Literal["float32", "float16"], Form(description="of the numbers")] = "float32",
     encoding: Annotated[
         _Encoding, Form(alias="format", description="how the numbers are written")
     ] = "json",
@@ -206,8 +195,6 @@ async def embed(
         raise ApiError("invalid_request", "text, image: One of the two")
     if sentences and what != "global":
         raise ApiError("invalid_request", "what: Of a sentence, global alone")
-    if (what == "box") != bool(boxes):
-        raise ApiError("invalid_request", "boxes: With what=box alone")
     model = serving.predictor
     if what != "global" and not model.has_regions:
         raise ApiError("no_regions")
@@ -215,9 +202,7 @@ async def embed(
     if sentences:
         vectors = await _embed_sentences(request, serving, sentences)
     else:
-        drawn = parse_boxes(boxes, len(files)) if boxes else [None] * len(files)
-        vectors, images = await _embed_images(request, serving, files, what, drawn)
-    vectors = vectors.astype(np.dtype(dtype).newbyteorder("<"))
+        vectors, images = await _embed_images(request, serving, files, what)
     check_size(vectors, encoding, serving.settings.max_body_mb * MEBIBYTE)
     head = EmbedAnswer(
         model=model.digest,
@@ -226,7 +211,6 @@ async def embed(
         what=what,
         dim=vectors.shape[-1],
         shape=list(vectors.shape),
-        dtype=dtype,
         images=list(images),
     )
     write = _with_base64 if encoding == "base64" else _with_json
@@ -247,8 +231,7 @@ async def embeddings(request: Request, serving: CurrentState) -> Response:
     if texts:
         vectors[[*texts]] = await _embed_sentences(request, serving, [*texts.values()])
     if files:
-        contents, no_boxes = [*files.values()], [None] * len(files)
-        own, images = await _embed_images(request, serving, contents, "global", no_boxes)
+        own, images = await _embed_images(request, serving, [*files.values()], "global")
         for at, facts in zip(files, images, strict=True):
             if isinstance(facts, RefusedImage):
                 raise ImageError(facts.code, facts.message)
@@ -304,7 +287,7 @@ def check_size(vectors: _Floats, encoding: _Encoding, max_bytes: int) -> None:
     """Refuse an answer that would be larger than a body may be; ApiError."""
     size = vectors.size * _JSON_BYTES if encoding == "json" else vectors.nbytes * _BASE64
     if size > max_bytes:
-        rule = "image: Fewer, or in base64 or float16: the answer would exceed max_body_mb"
+        rule = "image: Fewer, or in base64: the answer would exceed max_body_mb"
         raise ApiError("invalid_request", rule)
 
 
@@ -321,23 +304,18 @@ async def _embed_images(
     serving: ServingState,
     files: Sequence[bytes],
     what: _What,
-    boxes: Sequence[PixelBox | None],
 ) -> tuple[_Floats, list[ImageFacts | RefusedImage]]:
     """Decode and encode images; NaN stands for the vectors of one that is refused."""
     model = serving.predictor
     batched = global_vectors if what == "global" else None
 
-    async def one(place: int, image: SquareImage) -> tuple[_Floats, ImageFacts]:
-        box = boxes[place]
-        shares = box and box_shares(box, image, model, "boxes")
-
+    async def one(image: SquareImage) -> tuple[_Floats, ImageFacts]:
         def answer(part: Tensor) -> tuple[_Floats, ImageFacts]:
             if what != "global":
                 part = _regions(model, image, part)
-            vectors = _box_vector(part, shares) if shares else part
             is_beyond = model.is_out_of_range(image.pixels)
             facts = ImageFacts.of(image, out_of_range=is_beyond)
-            return _finite(vectors.cpu().numpy()), facts
+            return _finite(part.cpu().numpy()), facts
 
         answered = await serving.batcher.submit(request, model, image.pixels, answer, batched)
         serving.metrics.note_facts(model.digest, answered[1])
@@ -370,7 +348,7 @@ def _box_vector(regions: Tensor, shares: PixelBox) -> Tensor:
 
 
 def _base64(vectors: _Floats) -> str:
-    return b64encode(vectors.astype(vectors.dtype.newbyteorder("<")).tobytes()).decode("ascii")
+    return b64encode(vectors.astype("<f4").tobytes()).decode("ascii")
 
 
 def _with_base64(head: EmbedAnswer, vectors: _Floats) -> bytes:
@@ -472,6 +450,16 @@ def _names(field: str, given: list[str] | None, allowed: tuple[str, ...] = ()) -
     if any(len(name) > MAX_ID_CHARS for name in names):
         raise ApiError("invalid_request", f"{field}: At most {MAX_ID_CHARS} characters")
     return names
+
+
+async def _one_or_all(
+    request: Request, serving: ServingState, answers: Sequence[Any], kind: type[_Several]
+) -> Any:
+    """Answer about a single image as such, else about all; one that is refused alone has raised."""
+    if len(answers) == 1:
+        return answers[0]
+    several = kind(model=serving.predictor.digest, answers=answers)
+    return await _json(request, serving, several.model_dump_json)
 
 
 async def _json(request: Request, serving: ServingState, write: Any) -> Response:

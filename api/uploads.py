@@ -24,7 +24,6 @@ PixelBox = tuple[_Number, _Number, _Number, _Number]
 """x, y, width, height."""
 _BATCHES = 2  # of one request at a time: one in the model while the next is decoded
 _BOX = TypeAdapter(PixelBox)
-_BOXES = TypeAdapter(list[PixelBox])
 
 
 async def _read(upload: UploadFile) -> bytes:
@@ -52,16 +51,16 @@ async def answer_each(
     request: Request,
     serving: ServingState,
     files: Sequence[bytes],
-    answer: Callable[[int, SquareImage], Awaitable[_Answer]],
+    answer: Callable[[SquareImage], Awaitable[_Answer]],
 ) -> list[_Answer | RefusedImage]:
     """Decode images and answer each, some at a time, so that other requests get their turn.
 
-    `answer` gets the image's place and the image as the model sees it. One of several that cannot
-    be read is refused in its place; a single one refuses the request with its ImageError.
+    `answer` gets an image as the model sees it. One of several that cannot be read is refused in
+    its place; a single one refuses the request with its ImageError.
     """
     turns = asyncio.Semaphore(_BATCHES * serving.settings.batch)
 
-    async def one(place: int, data: bytes) -> _Answer | RefusedImage:
+    async def one(data: bytes) -> _Answer | RefusedImage:
         async with turns:
             try:
                 image = await _decode_square(request, serving, data)
@@ -69,9 +68,9 @@ async def answer_each(
                 if len(files) == 1:
                     raise
                 return RefusedImage(code=error.code, message=image_reason(error))
-            return await answer(place, image)
+            return await answer(image)
 
-    return await _together([one(place, data) for place, data in enumerate(files)])
+    return await _together([one(data) for data in files])
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, _Answer]]) -> list[_Answer]:
@@ -173,49 +172,24 @@ def plain_text(text: str, field: str) -> str:
     return words
 
 
-def parse_box(text: str, image: SquareImage, model: Predictor) -> tuple[float, float, float, float]:
+def parse_box(text: str, image: SquareImage, model: Predictor) -> PixelBox:
     """Read a box, the JSON list [x, y, width, height] in pixels: shares of what the model sees.
 
     Raises:
-        ApiError: it is malformed, empty, or leaves the image.
+        ApiError: it is malformed, empty or leaves the image, or the model has no vectors of parts
+            of one.
     """
     try:
-        box = _BOX.validate_json(text)
+        x, y, width, height = _BOX.validate_json(text)
     except ValidationError as error:
         rule = "box: Four numbers in JSON, [x, y, width, height]"
         raise ApiError("invalid_request", rule) from error
-    return box_shares(box, image, model, "box")
-
-
-def parse_boxes(text: str, count: int) -> list[PixelBox]:
-    """Read boxes, a JSON list of `count` lists [x, y, width, height] in pixels.
-
-    Raises:
-        ApiError: it is malformed, or holds another number of boxes.
-    """
-    rule = "boxes: One for each image in JSON, [[x, y, width, height], ...]"
-    try:
-        boxes = _BOXES.validate_json(text)
-    except ValidationError as error:
-        raise ApiError("invalid_request", rule) from error
-    if len(boxes) != count:
-        raise ApiError("invalid_request", rule)
-    return boxes
-
-
-def box_shares(box: PixelBox, image: SquareImage, model: Predictor, field: str) -> PixelBox:
-    """Return a box of pixels in shares of what the model sees of the image.
-
-    Raises:
-        ApiError: it is empty or leaves the image, or the model has no vectors of parts of one.
-    """
     if not model.has_regions:
         raise ApiError("no_regions")
-    x, y, width, height = box
     height_px, width_px = image.height_px, image.width_px
     inside = x >= 0 and y >= 0 and x + width <= width_px and y + height <= height_px
     if min(width, height) < 1 or not inside:
-        raise ApiError("invalid_request", f"{field}: On the image, one pixel or more wide and high")
+        raise ApiError("invalid_request", "box: On the image, one pixel or more wide and high")
     seen = model.window(height_px, width_px)
     across, down = 1 / seen.width, 1 / seen.height
     return (x - seen.x) * across, (y - seen.y) * down, width * across, height * down

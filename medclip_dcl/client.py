@@ -318,9 +318,7 @@ class Client:
         images: Sequence[Image] = (),
         *,
         texts: Sequence[str] = (),
-        what: Literal["global", "regions", "box"] = "global",
-        boxes: Sequence[tuple[float, float, float, float]] = (),
-        dtype: Literal["float32", "float16"] = "float32",
+        what: Literal["global", "regions"] = "global",
         encoding: Literal["json", "base64"] = "base64",
     ) -> EmbedAnswer:
         """Ask for the vectors of images or of sentences; `answer.to_numpy()` has them as an array.
@@ -329,17 +327,12 @@ class Client:
             images: up to `max_images` of `model().limits`; of several, one that the service cannot
                 read has NaN for vectors and a `RefusedImage` in `answer.images`.
             texts: sentences, instead of images; as many at most.
-            what: of an image the unit mean of its regions, all regions, or a box.
-            boxes: x, y, width and height on each image, pixels; with `what="box"`.
-            dtype: of the numbers.
+            what: of an image the unit mean of its regions, or all regions.
             encoding: how they travel; base64 is smaller and faster.
         """
-        fields: dict[str, Any] = {"what": what, "dtype": dtype, "format": encoding}
+        fields: dict[str, Any] = {"what": what, "format": encoding}
         if texts:
             fields["text"] = _listed(texts, str)
-        if boxes:
-            one = (boxes,) if isinstance(boxes[0], int | float) else boxes
-            fields["boxes"] = json.dumps([list(box) for box in one])
         return self._ask("/v1/embed", EmbedAnswer, fields, *_listed(images, _ONE_IMAGE))
 
     def retrieve(
@@ -527,12 +520,6 @@ def client_parser(prog: str, *, with_tables: bool = False) -> argparse.ArgumentP
     embed.add_argument("image", type=Path, nargs="*")
     embed.add_argument("--text", action="append", default=[], help="a sentence, not an image")
     embed.add_argument("--what", choices=["global", "regions"], default="global")
-    numbers = ("X", "Y", "WIDTH", "HEIGHT")
-    embed.add_argument(
-        "--box", type=float, nargs=4, metavar=numbers, action="append", default=[],
-        help="of the vector, on each image, pixels",
-    )  # fmt: skip
-    embed.add_argument("--dtype", choices=["float32", "float16"], default="float32")
     embed.add_argument("--format", choices=["json", "base64"], default="json")
     retrieve = questions.add_parser("retrieve", parents=[shared], help="what is similar?")
     retrieve.add_argument("--target", choices=["image", "text"], required=True)
@@ -583,9 +570,7 @@ def _question(client: Client, arguments: argparse.Namespace) -> Schema | Sequenc
         return client.embed(
             arguments.image,
             texts=arguments.text,
-            what="box" if arguments.box else arguments.what,
-            boxes=[tuple(box) for box in arguments.box],
-            dtype=arguments.dtype,
+            what=arguments.what,
             encoding=arguments.format,
         )
     filters = {name: getattr(arguments, name) for name in ("split", "view", "finding")}

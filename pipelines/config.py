@@ -94,10 +94,6 @@ class Config(Section):
 
 
 WITHDRAWN = {
-    "evaluate.adapter": "medclip adopt makes a package of a public checkpoint; evaluate.model "
-    "names it",
-    "evaluate.probe_images": "medclip fit_head fits and measures a linear classifier on frozen "
-    "features, those of the encoder with heads.features: encoder",
     "evaluate.split": "the test split is evaluated",
     "check.sample": "check_data looks at every image and report",
     "evaluate.gallery": "the sentence of a box is found among those of all boxes",
@@ -113,6 +109,13 @@ WITHDRAWN = {
     "train.text_frozen_steps": "train.frozen names the encoders that stay as they are",
 }
 """Setting that earlier versions had -> what holds now."""
+_HOLDS_NOW = {
+    "eta.fit": "none",
+    "objective.place_weight": 0,
+    "train.image_frozen_steps": 0,
+    "train.text_frozen_steps": 0,
+}
+"""Withdrawn setting -> the value that says what holds now: configs that say it go on."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -143,6 +146,10 @@ def check_config(tree: dict[str, Any], name: str) -> Config:
     for key, words in WITHDRAWN.items():
         section, _, leaf = key.partition(".")
         if isinstance(given := tree.get(section), dict) and leaf in given:
+            if key in _HOLDS_NOW and given[leaf] == _HOLDS_NOW[key]:
+                others = {name: value for name, value in given.items() if name != leaf}
+                tree = {**tree, section: others}
+                continue
             raise ConfigError(f"config {name}: {key} is withdrawn: {words}; remove it")
     plugins = tree.get("plugins", ())
     if isinstance(plugins, list | tuple) and all(isinstance(item, str) for item in plugins):

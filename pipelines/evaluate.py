@@ -15,7 +15,11 @@ from medclip_dcl.core.tables import write_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.evaluated_model import evaluated_model
+from medclip_dcl.evaluation.evaluated_model import (
+    adapter_digest,
+    evaluated_model,
+    load_adapter,
+)
 from medclip_dcl.evaluation.questions import (
     Evaluation,
     input_files,
@@ -24,6 +28,7 @@ from medclip_dcl.evaluation.questions import (
 )
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.predictor import load, published_folder
+from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import settle_inference
 from medclip_dcl.text import sentences
 
@@ -32,13 +37,13 @@ from .job import Job
 
 
 def evaluate(job: Job) -> None:
-    """Evaluate a model on held-out images: findings, grounding, retrieval.
+    """Evaluate a model on held-out images: findings, probes, grounding, retrieval.
 
     Reads the model, manifest, prepared images and sentences, and where the source is a
     generated one its exact truth; writes `results`. What the data cannot measure is named
     with the reason, and a finding whose prompt pair does not decide is warned of.
     `evaluate.model` names a model of another run, or a public checkpoint's (`adopt`): a config of
-    `source` and it is enough.
+    `source` and it is enough. `evaluate.adapter` evaluates a class of one's own in the same way.
     """
     folder = model_package.ARTIFACT.at(job.work)
     if job.config.evaluate.model:
@@ -49,7 +54,10 @@ def evaluate(job: Job) -> None:
         kind.name: job.open(kind)
         for kind in (manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT)
     }
-    inputs["model"] = open_artifact(folder, model_package.ARTIFACT)
+    adapted = bool(config.evaluate.adapter.model)
+    inputs["model"] = (
+        adapter_digest(config) if adapted else open_artifact(folder, model_package.ARTIFACT)
+    )
     inputs |= {name: sha256_file(file) for name, file in input_files(config).items()}
     inference = settle_inference(config.inference)
     settings: dict[str, Any] = {"evaluate": config.evaluate, "inference": inference}
@@ -84,15 +92,21 @@ def _evaluate(job: Job, folder: Path, writer: ArtifactWriter) -> dict[str, Any]:
     made = job.open(prepared.ARTIFACT, verify=False)
     images = PreparedImages(made)
     rows = read_image_rows(source, images, "test")
-    contamination = refuse_contaminated(
-        folder, source, rows, images, allowed=settings.allow_contaminated
-    )
-    inference = settle_inference(job.config.inference)
-    predictor = load(folder, engine=inference.engine, precision=inference.precision)
-    prepared.require_fit(made, predictor.config.images)
-    findings = () if settings.prompts else predictor.findings
+    contamination: dict[str, int | None] = {"contaminated": None, "repeated_images": None}
+    findings: tuple[Finding, ...] = ()
+    if settings.adapter.model:
+        model = load_adapter(job.config)
+    else:
+        contamination |= refuse_contaminated(
+            folder, source, rows, images, allowed=settings.allow_contaminated
+        )
+        inference = settle_inference(job.config.inference)
+        predictor = load(folder, engine=inference.engine, precision=inference.precision)
+        prepared.require_fit(made, predictor.config.images)
+        model = evaluated_model(predictor)
+        findings = () if settings.prompts else predictor.findings
     texts = job.open(sentences.ARTIFACT, verify=False)
-    evaluation = Evaluation(job.config, evaluated_model(predictor), source, images, texts, findings)
+    evaluation = Evaluation(job.config, model, source, images, texts, findings)
     tree = evaluation.put_questions(rows) | contamination
     for warning in evaluation.warnings if writes_json() else ():  # the table shows them
         job.say(

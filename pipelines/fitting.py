@@ -24,7 +24,8 @@ from medclip_dcl.evaluation.classification import (
 )
 from medclip_dcl.evaluation.decisions import add_calibration, calibrate_findings, share_changed
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
-from medclip_dcl.evaluation.heads import (
+from medclip_dcl.evaluation.metrics import BootstrapOptions
+from medclip_dcl.evaluation.probe import (
     HeadRules,
     HeadSplits,
     Labelled,
@@ -32,7 +33,6 @@ from medclip_dcl.evaluation.heads import (
     labelled_images,
     make_head,
 )
-from medclip_dcl.evaluation.metrics import BootstrapOptions
 from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminated, truth_of
 from medclip_dcl.evaluation.results import Rows
 from medclip_dcl.inference import model_package

@@ -191,25 +191,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         ask(decoder, next(raster_seeds()))
         before = _peak_mib(resource.RUSAGE_SELF)
         figures |= try_bombs(decoder)
-        of_dicom = _seeds(dicom_seeds(), real_seeds("dicom/files/*.dcm"))
+        of_dicom = [*map(read_seed, dicom_seeds())]
+        of_dicom += map(read_seed, real_seeds("dicom/files/*.dcm"))
         figures |= try_mutants(decoder, "dicom_mutants", of_dicom, count)
-        of_raster = _seeds(raster_seeds(), real_seeds("covid_cxr/images/*.jpg"))
+        of_raster = [*map(read_seed, raster_seeds())]
+        of_raster += map(read_seed, real_seeds("covid_cxr/images/*.jpg"))
         figures |= try_mutants(decoder, "raster_mutants", of_raster, count)
         figures["caller_growth_mib"] = _peak_mib(resource.RUSAGE_SELF) - before
     figures["worker_peak_mib"] = _peak_mib(resource.RUSAGE_CHILDREN)
     bars = {name: "0" for name in figures if name.endswith(("_astray", "_escapes", "_late"))}
     bars |= {"caller_growth_mib": "<= 256", "bombs_slowest_s": f"<= {LIMIT_S:.0f}"}
     return finish("fuzz", figures, judge(figures, bars))
-
-
-def _seeds(*groups: Iterator[bytes]) -> list[Seed]:
-    seeds = []
-    for data in (item for group in groups for item in group):
-        try:
-            seeds.append(read_seed(data))
-        except (KeyError, ValueError):
-            continue  # a real file that is malformed itself, or of a syntax that is not read
-    return seeds
 
 
 def _is_sound(picture: GreyImage) -> bool:

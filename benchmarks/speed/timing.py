@@ -32,17 +32,17 @@ def interleaved(
 
 
 def cpu_ms(times: Times, name: str) -> float:
-    """Give the median CPU time of a rival, milliseconds."""
+    """Return the median CPU time of a rival, milliseconds."""
     return 1e3 * median(cpu for cpu, _ in times[name])
 
 
 def wall_ms(times: Times, name: str, percent: float = 50) -> float:
-    """Give a percentile of a rival's wall time, milliseconds."""
+    """Return a percentile of a rival's wall time, milliseconds."""
     return 1e3 * float(np.percentile([wall for _, wall in times[name]], percent))
 
 
 def cpu_ratio(times: Times, ours: str, baseline: str) -> float:
-    """Give the median ratio of CPU times within a round."""
+    """Return the median ratio of CPU times within a round."""
     return median(
         mine / theirs for (mine, _), (theirs, _) in zip(times[ours], times[baseline], strict=True)
     )

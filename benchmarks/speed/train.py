@@ -88,7 +88,7 @@ Clock = tuple[float, float]
 
 
 def now() -> Clock:
-    """Give CPU seconds of this process, all threads, and wall seconds."""
+    """Return CPU seconds of this process, all threads, and wall seconds."""
     return time.process_time(), time.perf_counter()
 
 

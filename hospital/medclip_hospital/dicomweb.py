@@ -6,6 +6,7 @@ Source: DICOM PS3.18, 8.6, 10.4, 10.5 and 10.6.
 """
 
 import json
+import logging
 import re
 import secrets
 import threading
@@ -22,6 +23,7 @@ from medclip_dcl.core.errors import ImageError, ServiceError
 from medclip_dcl.core.files import read_keys
 from medclip_dcl.data.dicom.metadata import parse_header
 
+LOGGER = logging.getLogger(__name__)
 CONNECTIONS = 4
 """Requests to an archive at a time."""
 _PAGE = 200
@@ -82,8 +84,11 @@ class DicomWeb:
         """
         if not url.startswith(("http://", "https://")):
             raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
+        self._url = url
         self._waits_s, self._listing_s, self._most_listed = waits_s, listing_s, most_listed
         self._parsing = threading.Lock()
+        self.repeated_rows = 0
+        """Rows of the longest page that came again in place of the next: there may be more."""
         try:
             self._http = Exchange(
                 url.rstrip("/"),
@@ -132,11 +137,19 @@ class DicomWeb:
         with ThreadPoolExecutor(CONNECTIONS) as threads:
             try:
                 listed = threads.map(instances, sorted(series))
-                return sorted({image for images in listed for image in images})
+                archived = sorted({image for images in listed for image in images})
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 self._http.close()  # ends what is still being asked
                 raise
+        if self.repeated_rows:
+            LOGGER.warning(
+                "%s answers the question for the next page with the %d rows of the one before: it "
+                "ignores `offset`, and whether it has more cannot be seen; compare the %d images "
+                "with its own count, and ask for less, by %s",
+                self._url, self.repeated_rows, len(archived), _NARROWER
+            )  # fmt: skip
+        return archived
 
     def fetch(self, image: ArchivedImage) -> bytes:
         """Fetch an image as it is stored, in whatever transfer syntax.
@@ -197,7 +210,7 @@ class DicomWeb:
     def _pages(
         self, path: str, query: Mapping[str, str], tags: Sequence[str], bound: "_Bound"
     ) -> Iterator[tuple[str, ...]]:
-        """Give UIDs of the rows of every page: until one is empty, since pages may be short."""
+        """Return UIDs of the rows of every page: until one is empty, since pages may be short."""
         offset, has_more = 0, False
         seen: set[tuple[str, ...]] = set()
         while True:
@@ -217,7 +230,8 @@ class DicomWeb:
                 )
             bound.take(len(rows))
             yield from rows
-            if brings_nothing:  # where it knows no offset, all that it has in one short page
+            if brings_nothing:
+                self.repeated_rows = max(self.repeated_rows, len(rows))
                 return
             seen.update(rows)
             offset += len(rows)
@@ -271,7 +285,7 @@ class _Bound:
 
 
 def _announced(headers: httpx.Headers, offset: int) -> int:
-    """Give the number of rows that an archive says it has, behind so many; 0: it does not say.
+    """Return the number of rows that an archive says it has, behind so many; 0: it does not say.
 
     Source: DICOM PS3.18, 8.3.4.4; `X-Total-Count` is a custom of some archives.
     """
@@ -318,9 +332,10 @@ def _values(tree: Any, tag: str) -> list[Any]:
 def _uid(row: Any, tag: str) -> str:
     # A UID becomes a part of paths, here and in URLs.
     value = next(iter(_values(row, tag)), "")
-    if not isinstance(value, str) or not _UID.fullmatch(value):
+    uid = value.rstrip("\0 ") if isinstance(value, str) else ""  # padded, as it is in files
+    if not _UID.fullmatch(uid):
         raise ServiceError("no_answer", f"the archive listed something without the UID ({tag})")
-    return value
+    return uid
 
 
 def _reason(row: Any) -> int:

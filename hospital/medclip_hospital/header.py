@@ -102,14 +102,14 @@ def take_apart(data: bytes, settings: ImagesConfig) -> tuple[bytes, str, bytes]:
 
 
 def _cleaned(tags: Dataset, order: str) -> Dataset:
-    found = Dataset()
+    cleaned = Dataset()
     for name in _UIDS:
         if not _UID.fullmatch(_ascii(_raw(tags, name))):
             raise ImageError("no_identity", f"{name} is missing or not a UID; correct the file")
     charset = _character_set(tags)
     if charset:
-        found.SpecificCharacterSet = charset
-        tags[Tag("SpecificCharacterSet")] = found["SpecificCharacterSet"]
+        cleaned.SpecificCharacterSet = charset
+        tags[Tag("SpecificCharacterSet")] = cleaned["SpecificCharacterSet"]
     elif "SpecificCharacterSet" in tags:
         del tags.SpecificCharacterSet
     for name, rule in _COPIED.items():
@@ -117,25 +117,25 @@ def _cleaned(tags: Dataset, order: str) -> Dataset:
         if name in VERBATIM or name in _UIDS:  # those were checked above
             if len(raw) > _LONGEST_IDENTITY:
                 raise ImageError("no_identity", f"{name} exceeds {_LONGEST_IDENTITY} bytes")
-            _put(found, name, raw)
+            _put(cleaned, name, raw)
         elif text := _text(tags, name):
             clean = rule(text)
             if clean:
                 # without raw bytes it has been looked at above, and is a code in ASCII
-                _put(found, name, raw if raw and clean == text else clean.encode("ascii"))
-    _put_numbers(found, tags)
+                _put(cleaned, name, raw if raw and clean == text else clean.encode("ascii"))
+    _put_numbers(cleaned, tags)
     for name, parts in _SEQUENCES.items():
         first = _items(tags, name)[:1]
         items = [item for old in first if (item := _cleaned_item(old, parts, order))]
         if items:
-            setattr(found, name, items)
-    if not ("DeidentificationMethod" in found or "DeidentificationMethodCodeSequence" in found):
-        found.pop("PatientIdentityRemoved", None)  # it is valid together with one of them alone
-    return found
+            setattr(cleaned, name, items)
+    if not ("DeidentificationMethod" in cleaned or "DeidentificationMethodCodeSequence" in cleaned):
+        cleaned.pop("PatientIdentityRemoved", None)  # it is valid together with one of them alone
+    return cleaned
 
 
 def _character_set(tags: Dataset) -> list[str]:
-    """Give the character sets of a data set by names that are known; none for plain ASCII.
+    """Return the character sets of a data set by names that are known; none for plain ASCII.
 
     ImageError where the name of a set is unknown and identity is not ASCII.
     """
@@ -190,7 +190,7 @@ def _put_numbers(found: Dataset, tags: Dataset) -> None:
 
 def _pixel_meaning(tags: Dataset, written: dict[str, bytes]) -> Dataset:
     """Keep what the reader looks at, and of that numbers and codes alone."""
-    kept = Dataset()
+    meaning = Dataset()
     for name in (*PUBLIC_TAGS, *PIXEL_TAGS):
         if name not in tags:
             continue
@@ -198,24 +198,25 @@ def _pixel_meaning(tags: Dataset, written: dict[str, bytes]) -> Dataset:
         if kind == "SQ":
             tables = [_table(item) for item in _items(tags, name)[:1]]
             if all(tables):
-                setattr(kept, name, tables)
+                setattr(meaning, name, tables)
             elif name == "ModalityLUTSequence":
                 raise ImageError("bad_intensities", f"{name} holds no table; correct the file")
         elif kind in {"CS", "LO"}:
             if code := code_string(tags, name):
-                setattr(kept, name, code)
+                setattr(meaning, name, code)
         elif kind in {"DS", "IS"}:
             raw = written[name]
             if numbers := _numbers(tags, name):
                 if raw and _NUMBERS.fullmatch(raw):
-                    _put(kept, name, raw)  # its digits as they are: another rounding, other greys
+                    # Its digits as they are: another rounding gives other greys.
+                    _put(meaning, name, raw)
                 else:
-                    kept[Tag(name)] = DataElement(Tag(name), kind, [*map(_decimal, numbers)])
+                    meaning[Tag(name)] = DataElement(Tag(name), kind, [*map(_decimal, numbers)])
             elif name in tags and not _raw(tags, name).strip():
-                kept[Tag(name)] = DataElement(Tag(name), kind, [])
+                meaning[Tag(name)] = DataElement(Tag(name), kind, [])
         elif whole_number(tags, name, None) is not None:
-            kept[Tag(name)] = DataElement(Tag(name), tags[name].VR, tags[name].value)
-    return kept
+            meaning[Tag(name)] = DataElement(Tag(name), tags[name].VR, tags[name].value)
+    return meaning
 
 
 def _file(meaning: Dataset, syntax: str, pixels: bytes) -> bytes:
@@ -267,7 +268,7 @@ def _is_many(value: Any) -> bool:
 
 
 def _numbers(tags: Dataset, name: str) -> list[float]:
-    """Give the numbers of an element; none where one of them is not a finite number."""
+    """Return the numbers of an element; none where one of them is not a finite number."""
     try:
         value = tags.get(name)
         many = value if _is_many(value) else [] if value is None or value == "" else [value]
@@ -329,7 +330,7 @@ def _cleaned_item(old: Dataset, parts: "dict[str, _Rule]", order: str) -> Datase
 
 
 def _lut(item: Dataset, order: str) -> bytes:
-    """Give a table as words, little endian; `order`: that of the data set, which bytes are in."""
+    """Return a table as words, little endian; `order`: that of the data set, which bytes are in."""
     try:
         value = item.LUTData
         if isinstance(value, bytes):

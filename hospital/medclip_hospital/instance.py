@@ -144,9 +144,9 @@ class Answered:
 
         Corrected patient data give other UIDs: an archive keeps the first of two objects under one.
         """
-        asked = [f"{finding.name}\0{finding.code}" for finding in self.answer.findings]
-        asked += [f"head\0{head.name}" for head in self.heads]
-        asked += ["not analysed"] if self.is_refused else []
+        questions = [f"{finding.name}\0{finding.code}" for finding in self.answer.findings]
+        questions += [f"head\0{head.name}" for head in self.heads]
+        questions += ["not analysed"] if self.is_refused else []
         return make_uid(
             _VERSION,
             str(self.image.SOPInstanceUID),
@@ -154,18 +154,18 @@ class Answered:
             self.header.pixel_digest,
             self.answer.model,
             self.settings.report_class,
-            *asked,
+            *questions,
             "",
             *parts,
         )
 
     def boxes(self) -> list[tuple[FindingAnswer, Rectangle]]:
-        """Give each finding that is decided to be present with its box, where it has one."""
+        """Return each finding that is decided to be present with its box, where it has one."""
         present = [item for item in self.answer.findings if item.decision and item.where]
         return [(item, item.where.box) for item in present if item.where and item.where.box]
 
     def corners(self, box: Rectangle) -> list[tuple[float, float]]:
-        """Give a box as a closed polyline of five points, clipped to the image.
+        """Return a box as a closed polyline of five points, clipped to the image.
 
         As here, DICOM counts from 0, 0 at the first pixel's corner to the last one's.
 
@@ -268,7 +268,7 @@ def private_code(meaning: str) -> Code:
 
 
 def finding_code(finding: FindingAnswer) -> Code:
-    """Give the code of a finding's prompt file; a private one where that has none.
+    """Return the code of a finding's prompt file; a private one where that has none.
 
     Which code of a terminology fits is never guessed from a name.
     """
@@ -278,7 +278,7 @@ def finding_code(finding: FindingAnswer) -> Code:
 
 
 def label_of(finding: FindingAnswer | HeadAnswer) -> str:
-    """Give the name of a finding or of a head as it is shown: with a capital, in ASCII."""
+    """Return the name of a finding or of a head as it is shown: with a capital, in ASCII."""
     name = plain(finding.name)
     return name[:1].upper() + name[1:]
 

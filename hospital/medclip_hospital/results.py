@@ -252,8 +252,8 @@ def _write(
 def _lines(answered: Answered, findings: Sequence[FindingAnswer]) -> list[str]:
     """Return a line per finding and head, those that are present first, and what the object is."""
     lines = []
-    said: list[FindingAnswer | HeadAnswer] = [*findings, *answered.heads]
-    for item in sorted(said, key=lambda item: not item.decision):
+    answers: list[FindingAnswer | HeadAnswer] = [*findings, *answered.heads]
+    for item in sorted(answers, key=lambda item: not item.decision):
         figure = f"score {item.score:.3f}, no probability"
         if item.probability is not None:
             figure = f"probability {item.probability:.1%}"

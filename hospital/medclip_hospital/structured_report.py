@@ -96,23 +96,23 @@ def _reference(image: Dataset) -> Dataset:
     Names, dates and character sets that highdicom raises on (an empty first value, as Japanese
     images have it, sex `X`, ...) never reach it; `Answered.encode` puts the image's own in.
     """
-    found = Dataset()
+    reference = Dataset()
     for name in ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID"):
-        setattr(found, name, image[name].value)
-    found.Rows, found.Columns = image.Rows, image.Columns
+        setattr(reference, name, image[name].value)
+    reference.Rows, reference.Columns = image.Rows, image.Columns
     if "FrameOfReferenceUID" in image:
-        found.FrameOfReferenceUID = image.FrameOfReferenceUID
+        reference.FrameOfReferenceUID = image.FrameOfReferenceUID
     for name in ("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber"):
-        setattr(found, name, None)
-    found.StudyID = found.StudyDate = found.StudyTime = None
+        setattr(reference, name, None)
+    reference.StudyID = reference.StudyDate = reference.StudyTime = None
     # Highdicom's image library demands both of every CR and DX and raises where they lack. It
     # looks at Modality for that alone; the modality that it writes comes from the SOP class.
-    found.Modality = "OT"
+    reference.Modality = "OT"
     if "ImagerPixelSpacing" in image and "PatientOrientation" in image:
-        found.Modality = image.get("Modality", "OT")
-        found.ImagerPixelSpacing = image.ImagerPixelSpacing
-        found.PatientOrientation = image.PatientOrientation
-    return found
+        reference.Modality = image.get("Modality", "OT")
+        reference.ImagerPixelSpacing = image.ImagerPixelSpacing
+        reference.PatientOrientation = image.PatientOrientation
+    return reference
 
 
 def _procedure(image: Dataset) -> Code:

@@ -82,15 +82,15 @@ def pages(*given: list[str]) -> Callable[[int, int], list[str]]:
         (lambda offset, limit: names(450)[offset : offset + limit], names(450)),
         (lambda offset, _: names(450)[offset : offset + 7], names(450)),  # fewer than asked for
         (lambda offset, _: [] if offset else names(450), names(450)),  # knows no limit
-        (lambda _, limit: names(50)[:limit], names(50)),  # knows no offset
         (lambda _, __: [], []),
     ],
-    ids=["repeats", "whole", "short", "no limit", "no offset", "empty"],
+    ids=["repeats", "whole", "short", "no limit", "empty"],
 )
 def test_every_page_is_read(page: Callable[[int, int], list[str]], listed: list[str]) -> None:
     with archive(listing(page)) as web:
         images = web.images(["CR"], "20260101-20260131")
     assert [image.instance for image in images] == sorted(f"{name}.9" for name in listed)
+    assert web.repeated_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,25 @@ def test_a_list_that_is_incomplete_or_endless_is_refused(page, remaining, fault)
     with web, pytest.raises(ServiceError, match=fault) as refused:
         web.images(["CR"])
     assert refused.value.code == "listing"
+
+
+@pytest.mark.parametrize("most", [1000, 12])
+def test_an_archive_that_ignores_offset_may_have_more_and_is_named(most, caplog) -> None:
+    with archive(listing(lambda _, limit: names(50)[: min(most, limit)])) as web:
+        images = web.images(["CR"])
+    (record,) = caplog.records
+    assert len(images) == web.repeated_rows == min(most, 50)
+    assert record.getMessage().startswith("http://archive/dicom-web/ answers the question for the")
+    assert f"the {min(most, 50)} rows of the one before: it ignores `offset`" in record.getMessage()
+
+
+def test_uids_that_are_padded_as_in_files_are_those_without() -> None:
+    def padded(request: httpx.Request) -> httpx.Response:
+        tree = [row(study="1.1\0", series="1.2 ", instance="1.3\0")]
+        return httpx.Response(200, json=[] if request.url.params["offset"] != "0" else tree)
+
+    with archive(padded) as web:
+        assert web.images(["CR"]) == [("1.1", "1.2", "1.3")]
 
 
 def test_all_series_of_a_listing_share_its_bounds() -> None:

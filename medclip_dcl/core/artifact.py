@@ -126,9 +126,9 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
             f"{path} holds {artifact.kind} version {artifact.version}, version {kind.version} of "
             f"{kind.name} is read here; rerun {kind.job}"
         )
-    known = _read_stamps(artifact) if verify else None
-    stamps = _check_files(artifact, kind, known)
-    if known is not None and stamps != known:
+    trusted = _read_stamps(artifact) if verify else None
+    stamps = _check_files(artifact, kind, trusted)
+    if trusted is not None and stamps != trusted:
         note_stamps(artifact, stamps)
     return artifact
 
@@ -155,8 +155,8 @@ Stamp = list[int]
 
 def file_stamp(file: Path) -> Stamp:
     """Read by what a file is known to be the one that was hashed."""
-    found = file.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def note_stamps(artifact: Artifact, stamps: Mapping[str, Stamp]) -> None:
@@ -193,12 +193,12 @@ def _read_stamps(artifact: Artifact) -> dict[str, Stamp]:
 
 
 def _check_files(
-    artifact: Artifact, kind: ArtifactType, known: Mapping[str, Stamp] | None
+    artifact: Artifact, kind: ArtifactType, trusted: Mapping[str, Stamp] | None
 ) -> dict[str, Stamp]:
-    """Compare files with the header; those without a known stamp are hashed, None: none is."""
+    """Compare files with the header; those without a trusted stamp are hashed, None: none is."""
     path, stamps = artifact.path, {}
-    found, others = list_entries(path)
-    if found != set(artifact.files) or others:
+    present, others = list_entries(path)
+    if present != set(artifact.files) or others:
         for name in artifact.files:  # denied where a folder may not be entered, else missing
             with suppress(FileNotFoundError, NotADirectoryError):
                 (path / name).stat()
@@ -206,7 +206,7 @@ def _check_files(
     for name, entry in artifact.files.items():
         file = path / name
         stamps[name] = stamp = file_stamp(file)
-        is_hashed = known is not None and known.get(name) != stamp
+        is_hashed = trusted is not None and trusted.get(name) != stamp
         if stamp[0] != entry["bytes"] or (is_hashed and sha256_file(file) != entry["sha256"]):
             raise ArtifactCorrupt(f"{name} of {path} is damaged; rerun {kind.job}")
     return stamps
@@ -220,13 +220,13 @@ def open_if_current(
     What an earlier one left behind when it was replaced is removed then.
     """
     try:
-        found = open_artifact(path, kind)
+        artifact = open_artifact(path, kind)
     except ArtifactError:
         return None
-    if found.fingerprint != fingerprint:
+    if artifact.fingerprint != fingerprint:
         return None
     remove_retired(path)
-    return found
+    return artifact
 
 
 @denials_named()
@@ -286,10 +286,7 @@ def remove_retired(path: Path) -> None:
     """
     retired = retired_folder(path)
     if retired.exists() and path.exists():
-        with (
-            suppress(ArtifactError, OSError),
-            locked(path),
-        ):  # another may be writing, and keeps it
+        with suppress(ArtifactError, OSError), locked(path):  # another may be writing, and keeps it
             shutil.rmtree(retired)
 
 

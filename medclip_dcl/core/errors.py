@@ -55,8 +55,10 @@ class ArtifactUnreadable(ArtifactError):
     def __init__(self, file: Path) -> None:
         self.file = file
         try:
-            found = file.stat()
-            mode = f"mode {stat.S_IMODE(found.st_mode):o}, uid {found.st_uid}, gid {found.st_gid}"
+            status = file.stat()
+            mode = (
+                f"mode {stat.S_IMODE(status.st_mode):o}, uid {status.st_uid}, gid {status.st_gid}"
+            )
         except OSError:
             mode = "in a folder that may not be entered"
         super().__init__(

@@ -59,8 +59,8 @@ class Registry(Mapping[str, _Item]):
     def check(self, name: str) -> str:
         """Return the name back; ValueError, for a setting's validator, where nothing has it."""
         if name not in self.own and self.get(name) is None:
-            known = [*self.own, *self._items]
-            near = get_close_matches(name, known, n=1) or known
+            names = [*self.own, *self._items]
+            near = get_close_matches(name, names, n=1) or names
             raise ValueError(
                 f"there is no {self._what} {name!r}; give {' or '.join(near)}, or name the module "
                 "that registers it in `plugins`"

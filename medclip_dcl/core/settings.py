@@ -1,5 +1,6 @@
 """Sections of settings, and how they are read from YAML files and variables."""
 
+import datetime as dt
 import difflib
 import json
 import os
@@ -27,6 +28,7 @@ _PUBLIC_NAME = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")  # of a hub, where ot
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _CREDENTIALS = re.compile(r"\s*[A-Za-z][\w+.-]*://[^/?#]*@")
 _SHOWN = 60  # characters of a refused value
+_NUMBER = re.compile(r"\b(?:int|float)\b")  # of an annotation, however it is nested
 _MOST_DEPTH = 32
 _MOST_DIGITS = 64
 _MOST_VALUES = 100_000
@@ -80,7 +82,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """
     try:
         text = find_config(path).read_text(encoding="utf-8")
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, _Loader)  # noqa: S506 (a safe one)
     except FileNotFoundError as error:
         raise ConfigError(f"{what} {path} does not exist; {_other_file(path)}") from error
     except OSError as error:
@@ -107,6 +109,19 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{what} {path} holds no keys; write lines of `key: value`")
     return tree
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice: PyYAML takes the last value in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        given: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in given:
+                problem = "this key stands above already; keep one of both"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            given.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
@@ -176,6 +191,7 @@ def check_settings(
         ConfigError: a key is unknown, a value breaks its rule, or an address holds a password.
     """
     _refuse_credentials(tree, name)
+    _refuse_truth(tree, schema, name)
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
@@ -223,10 +239,14 @@ def _explain(error: ValidationError, schema: type[Section], values: bool) -> str
         elif item["type"] == "missing":
             faults.append(f"{name} is missing; set it")
         else:
-            value = repr(item["input"])
+            is_date = isinstance(item["input"], dt.date)  # YAML reads 2026-01-01 as one
+            value = str(item["input"]) if is_date else repr(item["input"])
             shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
-            hint = _as_json(item["input"])
-            faults.append(f"{name or 'file'}{f' = {shown}' if values else ''}: {item['msg']}{hint}")
+            hint = "; put it in quotes" if is_date else _as_json(item["input"])
+            rule = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "model_type":
+                rule = "give lines of `key: value` below it, or remove it"
+            faults.append(f"{name or 'file'}{f' = {shown}' if values else ''}: {rule}{hint}")
     return "; ".join(faults)
 
 
@@ -238,10 +258,12 @@ def _dotted_names(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _meant(name: str, names: Sequence[str]) -> str:
-    leaf = name.rpartition(".")[2]
+    section, _, leaf = name.rpartition(".")
+    if name in names:
+        return f"write `{section}:`, and below it, indented, `{leaf}: ...`"
     # The same name in another section is likelier than one that only looks alike.
     elsewhere = [item for item in names if item.rpartition(".")[2] == leaf]
-    near = elsewhere or difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    near = elsewhere or difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.75)
     return f"did you mean {' or '.join(near[:3])}?" if near else "remove it, or correct the name"
 
 
@@ -257,6 +279,21 @@ def _refuse_credentials(tree: Any, name: str, key: str = "") -> None:
         children = dict(enumerate(tree))
     for child, value in children.items():
         _refuse_credentials(value, name, f"{key}.{child}".lstrip("."))
+
+
+def _refuse_truth(
+    tree: dict[str, Any], schema: type[BaseModel], name: str, prefix: str = ""
+) -> None:
+    """Refuse true where a number is meant, which would count as 1: YAML reads `yes` and `on` so."""
+    for key, field in schema.model_fields.items():
+        value, kind = tree.get(key), field.annotation
+        if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            _refuse_truth(value, kind, name, f"{prefix}{key}.")
+        elif isinstance(value, bool) and _NUMBER.search(repr(kind)) and "bool" not in repr(kind):
+            raise ConfigError(
+                f"{name}: {prefix}{key} = {value}: give a number; YAML reads yes, no, on and off "
+                "as true and false"
+            )
 
 
 def _as_json(given: Any) -> str:

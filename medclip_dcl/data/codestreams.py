@@ -62,14 +62,14 @@ def plain_png(stream: bytes) -> bytes:
 
     Source: PNG, third edition, 5.3 and 11.
     """
-    kept, at = [stream[:_PNG_SIGNATURE_BYTES]], _PNG_SIGNATURE_BYTES
+    parts, at = [stream[:_PNG_SIGNATURE_BYTES]], _PNG_SIGNATURE_BYTES
     for _ in range(_MAX_CHUNKS):
         stop = at + 12 + int.from_bytes(stream[at : at + 4], "big")
         kind = stream[at + 4 : at + 8]
         if kind in _PIXEL_CHUNKS or (_may_orient(kind, stream, at) and _is_whole(stream, at, stop)):
-            kept.append(stream[at:stop])
+            parts.append(stream[at:stop])
         if kind == b"IEND" or stop >= len(stream):
-            return b"".join(kept)
+            return b"".join(parts)
         at = stop
     raise ImageError("corrupt", f"the PNG has more than {_MAX_CHUNKS} chunks")
 
@@ -110,15 +110,15 @@ def plain_jpeg(stream: bytes) -> bytes:
 
     What stands between segments goes too: Pillow would step over it byte by byte.
     """
-    kept = [stream[:2]]
+    parts = [stream[:2]]
     for marker, start, stop in _segments(stream):
         if marker == _SCAN_MARKER:
-            kept.append(stream[start:].rstrip(b"\xff"))
-            if _FILL_RUN in kept[-1]:
+            parts.append(stream[start:].rstrip(b"\xff"))
+            if _FILL_RUN in parts[-1]:
                 raise ImageError("corrupt", "the JPEG is filled up within its scans")
         elif marker not in _METADATA_MARKERS:
-            kept.append(stream[start:stop])
-    return b"".join(kept)
+            parts.append(stream[start:stop])
+    return b"".join(parts)
 
 
 def read_jpeg(stream: bytes) -> Frame:
@@ -203,21 +203,21 @@ def require_tiles(stream: bytes) -> None:
         raise ImageError("corrupt", f"the JPEG 2000 stream has more than {_MAX_TILES} tiles")
     # A decoder leaves out what is missing without an error. Tile parts give their own length, so
     # they can be counted without decoding.
-    found = set()
+    tiles = set()
     at = 2
     for _ in range(_MAX_MARKERS):  # the main header
         if stream[at : at + 2] == _TILE_PART:
             break
         at += 2 + int.from_bytes(stream[at + 2 : at + 4], "big")
     while stream[at : at + 2] == _TILE_PART:
-        found.add(int.from_bytes(stream[at + 4 : at + 6], "big"))
+        tiles.add(int.from_bytes(stream[at + 4 : at + 6], "big"))
         length = int.from_bytes(stream[at + 6 : at + 10], "big")
         if length == 0:
             break
         if length < _TILE_HEADER or at + length > len(stream):
             raise ImageError("truncated", "a tile of the JPEG 2000 stream is cut")
         at += length
-    if found != set(range(expected)):
+    if tiles != set(range(expected)):
         raise ImageError("truncated", "the JPEG 2000 stream lacks tiles that it declares")
 
 

@@ -41,7 +41,7 @@ from medclip_dcl.data.grayscale import (
     shade,
     stretch,
 )
-from medclip_dcl.data.images import Closed, receive, scratch, send
+from medclip_dcl.data.images import NOT_INSTALLED, Closed, receive, scratch, send
 from medclip_dcl.data.limits import Fit, ImagesConfig, is_dicom
 
 _MID_GREY = 128  # what a decoder puts where its stream has ended
@@ -133,7 +133,7 @@ def _read_raster(data: bytes, settings: ImagesConfig) -> DecodedImage:
         warnings.simplefilter("always")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            image = _read_with_pillow(data, settings)
+            image = _read_with_pillow(data)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise ImageError("too_many_pixels", "exceeds images.max_megapixels") from error
     if any("EXIF" in str(fault.message) for fault in faults):
@@ -141,16 +141,13 @@ def _read_raster(data: bytes, settings: ImagesConfig) -> DecodedImage:
     return image
 
 
-def _read_with_pillow(data: bytes, settings: ImagesConfig) -> DecodedImage:
+def _read_with_pillow(data: bytes) -> DecodedImage:
     source = "jpeg" if data[:1] == b"\xff" else "png"
     if source == "jpeg":
         require_bits(read_jpeg(data), len(data))
     plain = plain_jpeg(data) if source == "jpeg" else plain_png(data)
+    # No other parser of Pillow's is to see these bytes.
     with Image.open(io.BytesIO(plain), formats=("JPEG", "PNG")) as image:
-        if image.width * image.height > settings.max_pixels:
-            raise ImageError(
-                "too_many_pixels", f"{image.height} x {image.width} exceeds images.max_megapixels"
-            )
         image.load()
         last = image.width - 1, image.height - 1
         # Pillow fills a cut stream with mid-grey, silently; few whole images end in it.
@@ -218,7 +215,10 @@ def _answer(
 
 def _separated(name: str, data: bytes, settings: ImagesConfig) -> tuple[dict[str, Any], Any]:
     module, _, function = name.partition(":")
-    take_apart = getattr(importlib.import_module(module), function)
+    try:
+        take_apart = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError):  # its package is gone, and what names it was left
+        return {"code": NOT_INSTALLED, "message": f"{name} cannot be imported"}, None
     with _faults_coded():
         if not is_dicom(data):
             raise ImageError("unknown_format", "the file is not DICOM; give a DICOM image")
@@ -228,8 +228,7 @@ def _separated(name: str, data: bytes, settings: ImagesConfig) -> tuple[dict[str
 
 
 def _contents(handle: int | None) -> bytes:
-    if handle is None:
-        raise ImageError("missing", "the request carries no file")
+    assert handle is not None, "every request carries a file"
     # Not mmap: after an image that hit the cap, malloc has free memory but the address space has
     # none; and a file that is cut while it is mapped kills the process.
     try:
@@ -241,8 +240,6 @@ def _contents(handle: int | None) -> bytes:
         raise ImageError("missing", "the file cannot be read") from error
     finally:
         os.close(handle)
-    if not data:
-        raise ImageError("empty", "the file holds no bytes")
     return data
 
 

@@ -59,11 +59,11 @@ class Shades:
 
 def _look_up(table: npt.NDArray[np.uint16], words: Words) -> npt.NDArray[np.uint16]:
     """Return `table[words]`, a third as long: numpy's wide copy of the words stays in the cache."""
-    found = np.empty(words.shape, dtype=np.uint16)
+    shades = np.empty(words.shape, dtype=np.uint16)
     for row in range(0, len(words), _LOOKED_UP_ROWS):
         part = slice(row, row + _LOOKED_UP_ROWS)
-        np.take(table, words[part], out=found[part], mode="clip")  # in bounds; a check is slower
-    return found
+        np.take(table, words[part], out=shades[part], mode="clip")  # in bounds; a check is slower
+    return shades
 
 
 def stored_values(words: Values, layout: Layout) -> Values:
@@ -93,14 +93,14 @@ def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
     # the image. Where the meaning is monotonic its extremes are the image's; elsewhere (padding, a
     # look-up table, a sign) only the words that occur may set the scale.
     table = np.zeros(1 << (8 * words.dtype.itemsize), dtype=np.uint16)
-    known = np.arange(int(words.min()), int(words.max()) + 1, dtype=np.int32)
-    intensity, valid = meaning(known)
+    candidates = np.arange(int(words.min()), int(words.max()) + 1, dtype=np.int32)
+    intensity, valid = meaning(candidates)
     if not _is_monotonic(intensity, valid):
         occurs = np.zeros(len(table), dtype=bool)
         occurs[words] = True
-        known = np.flatnonzero(occurs).astype(np.int32)
-        intensity, valid = meaning(known)
-    known, intensity = known[valid], intensity[valid]
+        candidates = np.flatnonzero(occurs).astype(np.int32)
+        intensity, valid = meaning(candidates)
+    candidates, intensity = candidates[valid], intensity[valid]
     if not np.isfinite(intensity).all():
         raise ImageError("bad_intensities", "an intensity is not finite; correct the lookup table")
     if intensity.size == 0:
@@ -108,7 +108,7 @@ def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
     low, high = float(intensity.min()), float(intensity.max())
     if low < high:
         height = (high - intensity) if inverted else (intensity - low)
-        table[known] = np.rint(np.clip(height / (high - low), 0.0, 1.0) * TOP)
+        table[candidates] = np.rint(np.clip(height / (high - low), 0.0, 1.0) * TOP)
     return Shades(words, table, low, high)
 
 

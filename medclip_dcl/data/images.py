@@ -64,17 +64,21 @@ class SeparatedImage(NamedTuple):
     stripped: bytes  # a DICOM file that holds the pixels, what they mean, and no identity
 
 
+_NO_SEPARATION = (
+    "nothing installed separates an image from whose it is; run pip install ./hospital in the "
+    "checkout"
+)
+
+
 @functools.cache
 def _separation() -> str:
     points = [*entry_points(group="medclip_dcl.separation", name="dicom")]
     if not points:
-        raise ConfigError(
-            "nothing installed separates an image from whose it is; run pip install ./hospital in "
-            "the checkout"
-        )
+        raise ConfigError(_NO_SEPARATION)
     return str(points[0].value)
 
 
+NOT_INSTALLED = "not_installed"
 ImageSource = Path | bytes | memoryview  # the path of a regular file, or the whole file
 
 
@@ -86,6 +90,7 @@ class Decoder:
 
     def __init__(self, settings: ImagesConfig, workers: int) -> None:
         self._settings = settings
+        # Last in, first out: a worker starts only where those that run are busy.
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         self._all: list[_Worker] = [_Worker(settings) for _ in range(max(1, workers))]
         for worker in self._all:
@@ -152,6 +157,8 @@ class Decoder:
             finally:
                 self._idle.put(worker)
         if pixels is None:
+            if facts["code"] == NOT_INSTALLED:
+                raise ConfigError(f"{_NO_SEPARATION} ({facts['message']})")
             raise ImageError(facts["code"], facts["message"])
         return facts, pixels
 
@@ -448,8 +455,6 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(//|[a-z]+/)")
 def open_any(
     image: Any,
     settings: ImagesConfig = ImagesConfig(),  # noqa: B008 (frozen)
-    *,
-    workers: int = 1,
 ) -> SquareImage:
     """Prepare one image for a model, whatever holds it: see `images_of`.
 
@@ -469,8 +474,7 @@ def open_any(
         pixels = square(image, settings.size_px, settings.equalize, settings.fit)
         facts = (*image.pixels.shape, image.constant, image.source, image.inverted)
         return SquareImage(pixels, *facts)
-    decoder = shared_decoder(settings, workers)
-    return decoder.square(
+    return shared_decoder(settings).square(
         _file_of(image), settings.size_px, equalize=settings.equalize, fit=settings.fit
     )
 

@@ -63,6 +63,7 @@ class ImagesConfig(Section):
         self, *, max_bytes: int, max_megapixels: float, deadline_s: float, memory_mb: int
     ) -> Self:
         """Return the same settings with decoding held to limits of whoever decodes."""
+        # The stricter of both: neither the model nor the service may loosen the other's.
         return self.model_copy(
             update={
                 "max_bytes": min(self.max_bytes, max_bytes),

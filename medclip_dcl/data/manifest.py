@@ -227,6 +227,7 @@ def _image_rows(
     images: "Iterable[ImageRecord]", split_of: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     for image in images:
+        # Sizes are for boxes: a prepared image has its own.
         shown = {name: value for name, value in image._asdict().items() if name[-3:] != "_px"}
         yield shown | {"split": split_of[image.subject_id]}
 

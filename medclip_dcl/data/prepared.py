@@ -202,6 +202,7 @@ class PreparedImages:
 def _open_shard(path: Path) -> pa.RecordBatch:
     try:
         with files.denials_named(path):
+            # A shard is one batch, which is mapped and not read.
             batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
     except (OSError, pa.ArrowException) as error:
         raise ArtifactCorrupt(
@@ -303,6 +304,8 @@ def _workers(
     """Open an executor, here or on a cluster, what it is to do with images, and its cores."""
     if settings.dask_scheduler:
         with _cluster(settings.dask_scheduler) as client:
+            # Absolute, as workers have a current folder of their own; not pure, else Dask would
+            # answer a batch that it has seen from memory.
             apart = partial(_read_on_cluster, root=root.absolute(), settings=settings)
             try:
                 yield client.get_executor(pure=False), apart, lambda: sum(client.ncores().values())

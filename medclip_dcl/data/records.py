@@ -154,6 +154,7 @@ def stamp_files(root: Path, paths: Iterable[str]) -> str:
             state = f"{facts.st_size}\0{facts.st_mtime_ns}"
         except (OSError, ValueError):
             state = "missing"
+        # File names need not be Unicode.
         digest.update(f"{path}\0{state}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
@@ -171,7 +172,6 @@ class Truth:
 
     types_of: dict[str, frozenset[str]]  # image -> their types
     types: frozenset[str]  # every type there is
-    gallery: dict[str, str]  # fine finding -> its plainest sentence, in the order of the table
 
 
 def truth_files(root: Path) -> list[Path]:
@@ -198,10 +198,9 @@ def read_truth(root: Path) -> Truth | None:
             row["dicom_id"]: frozenset(type_of[name] for name in json.loads(row["findings"]))
             for row in images
         }
-        gallery = {row["finding"]: json.loads(row["sentences"])[0] for row in fine}
-    except (KeyError, ValueError, IndexError, TypeError) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise StudyError("a truth table is damaged; rerun generate_studies") from error
-    return Truth(types_of, frozenset(type_of.values()), gallery)
+    return Truth(types_of, frozenset(type_of.values()))
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

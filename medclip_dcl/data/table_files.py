@@ -319,6 +319,7 @@ def _read_json(path: Path, encoding: str) -> pa.Table:
     with _open_text(path, encoding) as stream:
         text = stream.read()
     lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    # An object a line; a single line, or one that opens a list, is a document.
     if all(line.lstrip().startswith("{") for _, line in lines[:2]) and len(lines) > 1:
         tree: Any = [_parsed(line, number, path) for number, line in lines]
     else:
@@ -499,6 +500,7 @@ def read_columns(path: Path, columns: Sequence[str], fallback: str = "") -> Iter
     suffix, wanted = path.suffix.lower(), list(dict.fromkeys(columns))
     try:
         if suffix == ".parquet" and path.is_file():
+            # Pre-buffering would hold whole row groups, which may be a file.
             with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
                 schema = file.schema_arrow
                 heads = [head for head, _ in _split(schema.names, wanted, path)]

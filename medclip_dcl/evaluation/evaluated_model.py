@@ -1,4 +1,23 @@
-"""A model under evaluation, and the images that it is shown.
+"""The model that is evaluated: our own, or anybody's behind two functions.
+
+`Encoders` is all that an evaluation asks of a model. A published model has both functions;
+so has a small class around any other, such as one of open_clip or BioViL:
+
+    class Theirs:
+        def embed_images(self, images):       # (images, size, size) bytes, 0 black
+            ...                              # -> (images, rows, columns, dim)
+        def embed_sentences(self, texts):    # strings
+            ...                              # -> (texts, dim)
+
+    def build(weights: str) -> Theirs:       # evaluate.adapter.model: my_module:build
+        ...
+
+Public checkpoints need no class: `medclip adopt` makes a package of one, which `evaluate.model`
+names.
+
+A model without regions gives one of each image: (images, 1, 1, dim). Vectors need not have
+unit length. The two sides must be in one space. A third function, `embed_features`, gives what
+linear probes read: (images, features), pooled before the map into that space.
 
 Regions are held once, in the machine's memory, and scored by blocks on the model's device.
 
@@ -6,22 +25,30 @@ A model sees all of an image, or the part that `images.fit` shows it. Pixel (y, 
 [x, x + 1) x [y, y + 1), as boxes are measured.
 """
 
+import hashlib
 import math
+import pkgutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
+from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.core.errors import QueryError
+from medclip_dcl.core.errors import CheckpointError, ConfigError, QueryError
+from medclip_dcl.core.files import sha256_file
 from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data.grayscale import Window, window
 from medclip_dcl.data.limits import Fit
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.evaluation.settings import EvaluationConfig
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import prompt_texts, side_scores
@@ -32,11 +59,14 @@ from medclip_dcl.models.similarity import image_sentence_scores
 _BATCH = 64
 _SCORED = 2048  # images whose regions are on the model's device at a time
 _EXACT_BYTES = 2**32  # of all regions; more are held in half precision, as an index holds them
+# Scale of an adapted model's scores: CLIP's largest logit scale. It moves no metric, only the
+# `score` that stands next to each margin.
+_ADAPTED_GAMMA_SQUARED = 100.0
 
 
 @runtime_checkable
 class Encoders(Protocol):
-    """Functions that an evaluation asks of a model: a `Predictor`, or a stand-in of a test."""
+    """Functions that a model must have to be evaluated."""
 
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]
@@ -45,6 +75,16 @@ class Encoders(Protocol):
 
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
         """Return the vectors of sentences, of whatever length."""
+
+
+@runtime_checkable
+class FeatureEncoders(Encoders, Protocol):
+    """A model whose features before the shared space can be probed as well."""
+
+    def embed_features(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images features"]:
+        """Return the image encoder's features of prepared images, pooled."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +105,9 @@ class EvaluatedModel:
 
         Unit vectors, but for a similarity that weighs them in their mean by their lengths.
         """
-        regions = self.encoders.embed_images(images).float()
-        return (
-            regions if self.similarity.kind == "biovil" else functional.normalize(regions, dim=-1)
-        )
+        regions = self.encoders.embed_images(images)
+        make = _checked if self.similarity.kind == "biovil" else _unit
+        return make(regions, len(images), 4, "embed_images")
 
     @torch.inference_mode()
     def embed_regions(
@@ -90,11 +129,12 @@ class EvaluatedModel:
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images 1 1 features"]:
         """Return the image encoder's pooled features, as the one region of each image."""
-        assert isinstance(self.encoders, Predictor)
-        return self.encoders.embed_features(images)[:, None, None]
+        assert isinstance(self.encoders, FeatureEncoders)
+        features = self.encoders.embed_features(images)
+        return _checked(features, len(images), 2, "embed_features")[:, None, None]
 
     def embedding_of(self, features: Literal["space", "encoder"]) -> "Embed":
-        """Return the function that makes what heads read, as one region of each image.
+        """Return the function that makes what probes and heads read, as one region of each image.
 
         Twenty thousand images with all their regions would not fit.
         """
@@ -107,7 +147,7 @@ class EvaluatedModel:
         """Return the unit vectors of sentences, in their order; QueryError where one is blank."""
         if not texts or not all(text.strip() for text in texts):
             raise QueryError("a sentence is empty; give text with at least one word")
-        return functional.normalize(self.encoders.embed_sentences(texts).float(), dim=-1)
+        return _unit(self.encoders.embed_sentences(texts), len(texts), 2, "embed_sentences")
 
     @torch.inference_mode()
     def score(
@@ -154,10 +194,70 @@ class EvaluatedModel:
         return [0.0] * len(findings)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
-        """Return the level of each finding's margin, as `Predictor.offsets_of`."""
+        """Return the level of each finding's margin, as `Predictor.offsets_of`.
+
+        Of a model that is not ours the scale of the scores is not known, and so no level.
+        """
         if isinstance(self.encoders, Predictor):
             return self.encoders.offsets_of(findings)
         return [None] * len(findings)
+
+
+def adapter_digest(config: EvaluationConfig) -> str:
+    """Name the model of `evaluate.adapter`: SHA-256 of the callable's name and its weights."""
+    digest = hashlib.sha256(config.evaluate.adapter.model.encode())
+    weights = _adapter_weights(config)
+    if weights is not None:
+        for file in sorted(weights.rglob("*")) if weights.is_dir() else [weights]:
+            if file.is_file():
+                digest.update(f"{file.name} {sha256_file(file)}".encode())
+    return digest.hexdigest()
+
+
+def load_adapter(config: EvaluationConfig) -> EvaluatedModel:
+    """Build the model that `evaluate.adapter` names; ConfigError where that is impossible."""
+    name, weights = config.evaluate.adapter.model, _adapter_weights(config)
+    if not all(name.partition(":")):
+        raise ConfigError(
+            f"evaluate.adapter.model is {name!r}; it must read module:callable, or make a package "
+            "of the checkpoint: medclip adopt"
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a module in the current folder, as `python -m` finds it
+    try:
+        build = pkgutil.resolve_name(name)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"evaluate.adapter.model {name!r} cannot be imported ({error}); put its module on "
+            "the path"
+        ) from error
+    if not callable(build):
+        raise ConfigError(f"evaluate.adapter.model {name!r} is not callable; name a function")
+    encoders = build(*([] if weights is None else [str(weights)]))
+    if not isinstance(encoders, Encoders):
+        raise ConfigError(f"what {name} builds has no embed_images or no embed_sentences; add it")
+    if config.evaluate.probe_images and not isinstance(encoders, FeatureEncoders):
+        raise ConfigError(
+            f"what {name} builds has no embed_features, which a probe needs; add it, or set "
+            "evaluate.probe_images=0"
+        )
+    kind = getattr(encoders, "similarity", "global")
+    try:
+        similarity = SimilarityConfig(kind=kind)
+    except ValidationError as error:
+        raise ConfigError(
+            f"what {name} builds has similarity {kind!r}; give a model.similarity.kind"
+        ) from error
+    return EvaluatedModel(adapter_digest(config), encoders, similarity, _ADAPTED_GAMMA_SQUARED)
+
+
+def _adapter_weights(config: EvaluationConfig) -> Path | None:
+    if not config.evaluate.adapter.weights:
+        return None
+    path = resolve_path(config.evaluate.adapter.weights, config.work)
+    if not path.exists():
+        raise ConfigError(f"evaluate.adapter.weights names {path}, which does not exist")
+    return path
 
 
 @dataclass(frozen=True)
@@ -243,3 +343,26 @@ def evaluated_model(predictor: Predictor) -> EvaluatedModel:
     """Evaluate a published model with its own similarity and scale."""
     gamma_squared = float(predictor.model.gamma.detach() ** 2)
     return EvaluatedModel(predictor.digest, predictor, predictor.model.similarity, gamma_squared)
+
+
+def _unit(vectors: Tensor, count: int, axes: int, function: str) -> Tensor:
+    return functional.normalize(_checked(vectors, count, axes, function), dim=-1)
+
+
+_ASKED = {
+    "embed_images": "(images, rows, columns, dim)",
+    "embed_features": "(images, features)",
+    "embed_sentences": "(texts, dim)",
+}
+
+
+def _checked(vectors: Tensor, count: int, axes: int, function: str) -> Tensor:
+    if not isinstance(vectors, Tensor) or vectors.ndim != axes or len(vectors) != count:
+        given = tuple(vectors.shape) if isinstance(vectors, Tensor) else "another value"
+        raise CheckpointError(
+            f"{function} gave {given} for {count}; it must give {_ASKED[function]} tensors"
+        )
+    vectors = vectors.float()
+    if not bool(vectors.isfinite().all()):
+        raise CheckpointError(f"{function} gave values that are not finite; repair the model")
+    return vectors

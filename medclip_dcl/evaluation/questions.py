@@ -1,4 +1,4 @@
-"""Every question, put to a model on the test split: findings, boxes, reports."""
+"""Every question, put to a model on the test split: findings, probes, boxes, reports."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -36,6 +36,7 @@ from medclip_dcl.evaluation.decisions import (
 from medclip_dcl.evaluation.evaluated_model import Embed, EncodedImages, EvaluatedModel, encode
 from medclip_dcl.evaluation.grounding import HEATMAP_PX, boxed_sentences, evaluate_grounding
 from medclip_dcl.evaluation.metrics import BootstrapOptions
+from medclip_dcl.evaluation.probe import FRACTIONS, evaluate_probe
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.evaluation.retrieval import (
     evaluate_boxes,
@@ -54,7 +55,7 @@ _SEED = 0
 
 _NO_IMAGES, _NO_BOXES = "the split has no image", "the source has no boxes on these images"
 _NO_REGIONS = "the model has no vectors of parts of an image"
-_IMAGE_QUESTIONS = ("zero_shot", "decisions", "probabilities")
+_IMAGE_QUESTIONS = ("zero_shot", "decisions", "probe", "probe_decisions", "probabilities")
 _BOX_QUESTIONS = ("grounding", "boxes")
 
 
@@ -178,6 +179,7 @@ class Evaluation:
             held_out = self._threshold_rows(rows)
             self._ask_decisions(held_out, encoded, margins, truth)
             self._ask_probabilities(encoded, margins, truth)
+            self._ask_probe(rows, held_out, truth)
         self._ask_boxes(encoded, rows)
         self._ask_reports(encoded, rows)
         own = {name: f"{name.replace('_', ' ')}, mean of findings" for name in METRICS}
@@ -255,6 +257,24 @@ class Evaluation:
         values = [value for line in probabilities for value in line]
         for row, value in zip(self.tables[results.SCORES], values, strict=True):
             row["probability"] = value
+
+    def _ask_probe(self, evaluated: Rows, held_out: Rows, truth: Truth) -> None:
+        most = self._config.evaluate.probe_images
+        if not most or (truth == UNKNOWN).all():  # before thousands of images are encoded
+            reason = "no image has a label; set source.labels"
+            absent = EvalResult(reason if most else "evaluate.probe_images is 0")
+            self._outcomes |= dict.fromkeys(("probe", "probe_decisions"), absent)
+            return
+        rows = read_image_rows(self._source, self._images, "train")
+        if len(rows) > most:
+            chosen = self._bootstrap.generator().choice(len(rows), most, replace=False)
+            rows = [rows[index] for index in sorted(chosen.tolist())]
+        embed, outcomes = self._model.embedding_of("encoder"), self._outcomes
+        splits = [(self._encode(part, embed), self._truth(part)[0]) for part in (rows, held_out)]
+        splits.insert(1, (self._encode(evaluated, embed), truth))
+        outcomes["probe"], outcomes["probe_decisions"], self.tables[results.PROBES] = (
+            evaluate_probe(splits, self._findings, FRACTIONS, self._bootstrap)
+        )
 
     def _ask_boxes(self, encoded: EncodedImages, rows: Rows) -> None:
         outcomes, tables, bootstrap = self._outcomes, self.tables, self._bootstrap

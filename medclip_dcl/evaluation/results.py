@@ -14,7 +14,7 @@
     metrics         those of plugins, by name, with their titles
     questions       per question: `absent` (why it could not be put, else empty), `pool`
                     (images, boxes, sentences), `chance`, `figures`, and `groups` of figures;
-                    `decisions` are at a threshold of the validation images
+                    `decisions` and `probe_decisions` are at a threshold of the validation images
 
 A figure is `{value, low, high, n, subjects, reason}` with a 95 % interval over patients.
 """
@@ -90,7 +90,21 @@ RANKS = TableFormat(
 )
 """Retrieval: one row per query and direction."""
 
-TABLES = (SCORES, GROUNDINGS, RANKS)
+PROBES = TableFormat(
+    "probes.parquet",
+    (
+        *_OF_IMAGE,
+        Column("finding", pa.string(), "name of the finding"),
+        Column("fraction", pa.float64(), "share of the labels that the probe was given"),
+        Column("draw", pa.int32(), "which draw of that share"),
+        Column("margin", pa.float64(), "log odds of the finding"),
+        Column("threshold", pa.float64(), "log odds from which it is decided to be present; null"),
+        Column("truth", pa.int8(), "1 present, 0 absent"),
+    ),
+)
+"""Linear probes: one row per fraction, draw, finding and image of known truth."""
+
+TABLES = (SCORES, PROBES, GROUNDINGS, RANKS)
 
 
 @dataclass(frozen=True)
@@ -171,6 +185,12 @@ def headlines_of(tree: Mapping[str, Any]) -> list[Headline]:
     return [*HEADLINES, *(Headline(title, "zero_shot", f"mean_{name}") for name, title in own)]
 
 
+DECISION_QUESTIONS = {
+    "decisions": "prompts, decided at a threshold chosen on the validation images",
+    "probe_decisions": "linear probe, decided at a threshold chosen on the validation images",
+}
+"""Question -> title of its table by finding."""
+
 DECISION_FIGURES = {
     "prevalence": "prevalence",
     "auprc": "AUPRC",
@@ -219,7 +239,36 @@ def results_table(tree: Mapping[str, Any]) -> str:
         rest = "" if chance is None else f"   chance {chance:.3f}"
         rest += "" if pool is None else f"   pool {pool}"
         lines.append(f"  {headline.title:40} {_shown(figure)}{rest}")
-    return "\n".join(dict.fromkeys(lines))  # an absent question has several headlines
+    probe = tree["questions"].get("probe", {"groups": {}})
+    for fraction, figures in probe["groups"].items():
+        words = f"probe of the encoder, {float(fraction):.0%} of labels, AUC"
+        lines.append(f"  {words:40} {_shown(figures['mean_auc'])}   chance 0.500")
+    lines = [*dict.fromkeys(lines)]  # an absent question has several headlines
+    for question, title in DECISION_QUESTIONS.items():
+        lines += _decision_lines(tree["questions"].get(question), title)
+    return "\n".join(lines)
+
+
+def _decision_lines(outcome: Mapping[str, Any] | None, title: str) -> list[str]:
+    # None: results of an earlier format, which `medclip show` reads too.
+    if outcome is None or outcome["absent"]:
+        return []
+    groups, means = outcome["groups"], outcome["figures"]
+    rows: list[tuple[str, Any, list[str]]] = []
+    rows.append(("finding", "images", [*DECISION_FIGURES.values()]))
+    for name, figures in groups.items():
+        values = [_cell(figures[key]["value"], key) for key in DECISION_FIGURES]
+        rows.append((name, figures["auprc"]["n"], values))
+    values = [_cell(means.get(f"mean_{key}", {}).get("value"), key) for key in DECISION_FIGURES]
+    rows.append(("mean", "", values))
+    lines = ["", f"  {title}; intervals are in {FIGURES}"]
+    lines += [f"  {name:28}{n:>8}{''.join(f'{v:>13}' for v in cells)}" for name, n, cells in rows]
+    reasons = {name: item["threshold"]["reason"] for name, item in groups.items()}
+    return lines + [f"  {name}: {reason}" for name, reason in reasons.items() if reason]
+
+
+def _cell(value: float | None, key: str) -> str:
+    return "-" if value is None else format(value, ".3g" if key == "threshold" else ".3f")
 
 
 def _shown(figure: Mapping[str, Any]) -> str:

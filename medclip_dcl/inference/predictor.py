@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import CheckpointError, ConfigError, ImageError, QueryError
 from medclip_dcl.data.grayscale import SquareImage, Window, window
-from medclip_dcl.inference.grounding import PhraseGrids, Picture, locate
+from medclip_dcl.inference.grounding import PhraseGrids, locate
 from medclip_dcl.inference.heads import Head, read_heads
 from medclip_dcl.inference.input_range import is_out_of_range
 from medclip_dcl.inference.model_package import (
@@ -79,7 +79,6 @@ _LARGEST_LAYER = 1 << 29  # bytes that a layer reads and writes for one image, i
 _LARGEST_GRID = 1 << 14  # regions
 _TEXTS_PER_PASS = 128
 _IMAGES_PER_PASS = 16
-_PICTURES = 32  # answers of a list that keep a picture, to be shown
 
 
 class Predictor:
@@ -351,11 +350,8 @@ class Predictor:
             grids: Any = [None] * len(images)
             if explain and self.has_regions:
                 grids = self.finding_grids(self._located(regions, images), chosen)
-            for image, score, own, head in zip(images, scores, grids, heads, strict=True):
-                size = image.height_px, image.width_px
-                shown = self.window(*size)
-                places = None if own is None else [locate(grid, *size, None, shown) for grid in own]
-                yield self.answer_findings(image, score, places, head)
+            for parts in zip(images, scores, grids, heads, strict=True):
+                yield self.answer_findings(*parts)
 
         answers: ClassifyAnswer | Answers = self._answer(images, answer)
         return answers
@@ -387,31 +383,41 @@ class Predictor:
         self,
         image: SquareImage,
         findings: Sequence[FindingAnswer],
-        places: Sequence[PhraseAnswer] | None,
+        grids: Float[np.ndarray, "findings rows columns"] | None,
         heads: Sequence[HeadAnswer] = (),
     ) -> ClassifyAnswer:
-        """Answer about an image; `places`: where its findings are seen, if asked for.
+        """Answer about an image; `grids`: of its findings, where heatmaps are asked for.
 
         Out of range nothing has a probability.
         """
         is_beyond = self.is_out_of_range(image.pixels)
-        shown: Sequence[PhraseAnswer | None] = places or [None] * len(findings)
+        size = image.height_px, image.width_px
+        places: Sequence[PhraseAnswer | None] = [None] * len(findings)
+        if grids is not None:
+            places = [locate(grid, *size, None, self.window(*size)) for grid in grids]
         return ClassifyAnswer(
             model=self.digest,
             image=ImageFacts.of(image, out_of_range=is_beyond),
             findings=[
                 finding.about(place, out_of_range=is_beyond)
-                for finding, place in zip(findings, shown, strict=True)
+                for finding, place in zip(findings, places, strict=True)
             ],
             heads=[head.model_copy(update=UNLIKE if is_beyond else {}) for head in heads],
             engine=self.engine.name,
             precision=self.engine.precision,
         )
 
-    def answer_phrases(self, image: SquareImage, phrases: Sequence[PhraseAnswer]) -> GroundAnswer:
-        """Answer about an image, of which `phrases` say where each is seen."""
+    def answer_phrases(
+        self, image: SquareImage, scored: PhraseGrids, threshold: float | None
+    ) -> GroundAnswer:
+        """Answer about an image, of which `phrase_grids` scored the regions."""
+        size = image.height_px, image.width_px
         facts = ImageFacts.of(image, out_of_range=self.is_out_of_range(image.pixels))
-        return GroundAnswer(model=self.digest, image=facts, phrases=list(phrases))
+        phrases = [
+            locate(grid, *size, threshold, self.window(*size), share)
+            for grid, share in zip(scored.grids, scored.percentiles, strict=True)
+        ]
+        return GroundAnswer(model=self.digest, image=facts, phrases=phrases)
 
     def answer_heads(
         self,
@@ -457,9 +463,8 @@ class Predictor:
 
         def answer(regions: Tensor, images: Sequence[SquareImage]) -> Iterator[GroundAnswer]:
             regions = self._located(regions, images)
-            for image, grids in zip(images, self.phrase_grids(regions, texts), strict=True):
-                located = grids.locate(image.height_px, image.width_px, threshold)
-                yield self.answer_phrases(image, located).about(texts)
+            for image, scored in zip(images, self.phrase_grids(regions, texts), strict=True):
+                yield self.answer_phrases(image, scored, threshold).about(texts)
 
         answers: GroundAnswer | Answers = self._answer(images, answer)
         return answers
@@ -474,10 +479,7 @@ class Predictor:
                 given = answer(regions, good)
             for image in batch:
                 if isinstance(image, SquareImage):
-                    one = next(given)
-                    answers.append(
-                        one.pictured(Picture(image)) if len(answers) < _PICTURES else one
-                    )
+                    answers.append(next(given))
                 elif alone:
                     raise image
                 else:
@@ -516,10 +518,7 @@ class Predictor:
         if self._bank is not None and self._bank.shape[1:3] == regions.shape[1:3]:
             scores = (self.model.score(images, vectors) for images in (regions, self._bank))
             shares = percentiles(*scores).T.tolist()
-        return [
-            PhraseGrids(grid, tuple(own), self.window)
-            for grid, own in zip(grids, shares, strict=True)
-        ]
+        return [PhraseGrids(grid, own) for grid, own in zip(grids, shares, strict=True)]
 
     @torch.inference_mode()
     def finding_grids(

@@ -127,7 +127,7 @@ def read_eta(artifact: Artifact, keys: pa.Array | pa.ChunkedArray) -> Floats:
     """
     table = read_table(artifact.path, ETA, ["text_key", "eta"])
     cached, eta = table["text_key"].combine_chunks(), table["eta"].to_numpy()
-    wrong = np.flatnonzero(~((eta >= 0) & (eta < 1)))
+    wrong = np.flatnonzero(~((eta >= 0) & (eta < 1)))  # null and NaN as well
     if len(wrong):
         raise ScoreError(
             f"{len(wrong)} etas are not in [0, 1), the first of the sentence with key "
@@ -155,6 +155,7 @@ def read_given_table(path: Path) -> dict[str, float]:
     """
     from medclip_dcl.text.boundaries import without_number  # training does not load the reader
 
+    # Named, as Arrow would take a column of 0 and 1 for whole numbers.
     options = pa_csv.ConvertOptions(
         column_types={"text": pa.string(), "eta": pa.float64(), "rho": pa.float64()}
     )

@@ -115,11 +115,7 @@ class EncodedCorpus:
                 yield self._mask(number, part, mask_share, generator)
 
     def _mask(
-        self,
-        group: int,
-        rows: Int[Tensor, " rows"],
-        mask_share: float,
-        generator: torch.Generator,
+        self, group: int, rows: Int[Tensor, " rows"], mask_share: float, generator: torch.Generator
     ) -> MaskedBatch:
         # 80 % masks, 10 % random pieces, 10 % as they are (Devlin et al. 2019, Section 3.1). At
         # least one piece of every sentence is asked, so that short ones are learned too: ours.
@@ -210,7 +206,7 @@ def fit_model(
     devices = [model.device] if model.device.type == "cuda" else []
     model.train()
     with (
-        torch.random.fork_rng(devices=devices),
+        torch.random.fork_rng(devices=devices),  # seeds of steps stay in here
         Progress("fit language model", settings.steps, "step", first) as bar,
     ):
         for step in range(first, settings.steps):

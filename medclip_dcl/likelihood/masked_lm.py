@@ -170,7 +170,7 @@ def _fill(model: BertForMaskedLM, state: dict[str, Tensor]) -> tuple[str, ...]:
         missing, unexpected = model.load_state_dict(used, strict=False)
     except RuntimeError as error:
         raise CheckpointError("weights have other shapes than config.json says") from error
-    missing = [name for name in missing if name not in _TIED]
+    missing = [name for name in missing if name not in _TIED]  # these have their source's
     if missing or unexpected:
         raise CheckpointError(
             f"the checkpoint lacks {sorted(missing)[:4]} and has unknown {sorted(unexpected)[:4]}; "
@@ -245,6 +245,7 @@ class MaskedForward(nn.Module):
             logits = self._bert_logits(ids, index, rows, position)
         else:
             copies = ids.flatten()[index]
+            # Given, as models may take masks or rare pieces for padding where it is not.
             answer = self.model(input_ids=copies, attention_mask=torch.ones_like(copies))
             whole = getattr(answer, "logits", None)
             size = (*copies.shape, self.model.config.vocab_size)

@@ -86,8 +86,7 @@ def encode_sentences(
     ):
         words = batch.word_ids(index)
         encoding = Encoding(
-            tuple(ids),
-            tuple(-1 if mark else word for mark, word in zip(own, words, strict=True)),
+            tuple(ids), tuple(-1 if mark else word for mark, word in zip(own, words, strict=True))
         )
         if not encoding.tokens:
             raise ScoreError(f"sentence {index} has no word piece; leave empty sentences out")

@@ -495,5 +495,5 @@ def _summary(table: pa.Table) -> dict[str, Any]:
 
 def _spearman(x: np.ndarray, y: np.ndarray) -> float:
     a, b = stats.rankdata(x), stats.rankdata(y)
-    varies = len(a) > 1 and min(np.ptp(a), np.ptp(b)) > 0
+    varies = len(a) > 1 and min(np.ptp(a), np.ptp(b)) > 0  # else nothing correlates
     return float(np.corrcoef(a, b)[0, 1]) if varies else float("nan")

@@ -78,8 +78,7 @@ def encode_labels(
 
 
 def relation_matrix(
-    anchor_claims: Int8[Tensor, "anchors codes"],
-    report_claims: Int8[Tensor, "candidates codes"],
+    anchor_claims: Int8[Tensor, "anchors codes"], report_claims: Int8[Tensor, "candidates codes"]
 ) -> Int8[Tensor, "anchors candidates"]:
     """Read how each anchor sentence stands to each candidate's report, by the module's table.
 

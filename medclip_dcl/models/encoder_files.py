@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tokenizers import Regex, normalizers
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
@@ -179,6 +180,22 @@ def read_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
     return read
 
 
+def canonicalise(tokenizer: Any) -> None:
+    """Let a tokenizer read texts in small letters and without punctuation.
+
+    Source: open_clip's `canonicalize_text`; its mending of broken Unicode and HTML is not done.
+    """
+    steps = [
+        normalizers.Replace("_", " "),
+        normalizers.Replace(Regex(r"[!-%'-/:-@\[-`{-~]|[\&]"), ""),
+        normalizers.Lowercase(),
+        normalizers.Replace(Regex(r"\s+"), " "),
+        normalizers.Strip(),
+    ]
+    own = tokenizer.backend_tokenizer
+    own.normalizer = normalizers.Sequence([*steps, *([own.normalizer] if own.normalizer else [])])
+
+
 def describe_text(
     settings: TextEncoderConfig,
     config: PreTrainedConfig,
@@ -321,6 +338,9 @@ def read_start(settings: ModelConfig, image: Path | None, text: Path, *, whole: 
         pair = read_checkpoint(text)
     config = read_text_config(text) if pair is None else pair.text_config
     tokenizer = read_tokenizer(text, config)
+    if pair is not None and pair.is_canonical:
+        config.pad_token_id = tokenizer.pad_token_id
+        canonicalise(tokenizer)
     text_settings, update = settings.text, dict[str, Section]()
     if pair is None:
         update["image"] = describe_image(settings.image, image)

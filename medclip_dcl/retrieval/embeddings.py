@@ -42,7 +42,7 @@ from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.core.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.core.files import denials_named, write_bytes
 from medclip_dcl.core.tables import Column, TableFormat, map_array, write_array
-from medclip_dcl.models.settings import SimilarityConfig, processor_flags
+from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
 
 ARTIFACT = ArtifactType("index", 5, "build_index")
@@ -97,7 +97,6 @@ Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _REGIONS = "regions"
-_SPARE, _SPARE_ROWS = 2, 64  # what is compared once more: so many times the count, and so many
 
 
 def shard_name(what: str, shard: int, suffix: str = "npy") -> str:
@@ -185,33 +184,19 @@ class Nearest(Protocol):
 
 
 class InMemoryIndex:
-    """All vectors in memory: one matrix product, then a selection.
-
-    A product takes as long as its vectors take to be read, so at half precision they take half the
-    time, where the processor's library does not convert them first. The float32 vectors
-    (rows, dim), of magnitudes below 65,504, stay mapped.
-    """
+    """All vectors in memory: one matrix product, then a selection."""
 
     def __init__(self, vectors: Shards) -> None:
-        self.vectors = vectors
-        # Elsewhere oneDNN converts the whole matrix for one vector.
-        has_float16 = not processor_flags().isdisjoint({"avx512_fp16", "asimdhp"})
-        dtype = torch.float16 if has_float16 else torch.float32
-        parts = [torch.from_numpy(np.array(part)).to(dtype) for part in vectors.arrays]
-        self._vectors = torch.cat(parts)
+        self._vectors = vectors.whole()
 
     def rows(self, direction: Floats, allowed: Mask | None, count: int) -> Rows:
         """Find the rows as `Nearest.rows` says; of equal ones the lowest numbers."""
-        # Half precision rounds by 5e-4 of a product: rows near the edge may change places there,
-        # so twice as many and 64 more are kept, and compared again in float32.
-        query = torch.from_numpy(direction).to(self._vectors.dtype)
-        products = torch.mv(self._vectors, query).float().numpy()
+        products = self._vectors @ direction
         if allowed is None:
-            near = highest(products, _SPARE * count + _SPARE_ROWS)
-        else:
-            indices = np.flatnonzero(allowed)
-            near = indices[highest(products[indices], _SPARE * count + _SPARE_ROWS)]
-        return near[highest(self.vectors.gather(near) @ direction, count)]
+            return highest(products, count)
+        indices = np.flatnonzero(allowed)
+        rows: Rows = indices[highest(products[indices], count)]
+        return rows
 
 
 def highest(scores: Floats, count: int) -> Rows:

@@ -27,8 +27,12 @@ _MARKS = re.compile(rf"\A\s*(?:{_MARK})+(?=\S)")
 _BOX_FIRST = re.compile(rf"\s*{_BOX}")
 _NEXT_BOX = re.compile(rf"(?<=\S)\s+(?={_BOX})")
 _NEXT_DOT = re.compile(rf"(?<=[^\s:=|?-])\s+(?=[{_DOTS}])|(?<=\])\s+(?=\[)")
-_SPOKEN_FIRST = re.compile(r"\s*(?:number\s+)?one\b.*\btwo\b", re.I)
-_UNSPOKEN = re.compile(r"[.,;:]")
+_SPOKEN_LIST = re.compile(r"\s*(?:number\s+)?one\b[^.,;:]*\btwo\b[^.,;:]*", re.I)
+_SPOKEN_NUMBER = re.compile(
+    r"\b(?:number\s+)?(?:one|two|three|four|five|six|seven|eight|nine)\b"
+    r"(?!\s+(?:cm|centimet|mm|view))",
+    re.I,
+)
 _LABEL = re.compile(r"[ \t]*[A-Za-z][A-Za-z0-9 ()/,&'-]{0,40}(?::(?!\d)|[ \t]\||[ \t]\.{2,}[ \t])")
 _ENDS = {name: pattern_of(words) for name, words in TREE["ends"].items()}
 _DANGLING = re.compile(
@@ -201,7 +205,8 @@ def _cut_items(block: str) -> Iterator[str]:
     next_item = _NEXT_BOX if _BOX_FIRST.match(block) else _NEXT_DOT
     cuts = [match.end() for match in next_item.finditer(block)]
     cuts += _labels_in_row(block)
-    cuts += [match.start() for match in _spoken_numbers(block)]
+    if _SPOKEN_LIST.fullmatch(block):
+        cuts += [match.start() for match in _SPOKEN_NUMBER.finditer(block)]
     last = 0
     for match in _NUMBER.finditer(block):
         if last < int(match[1]) <= last + 2 and (last or int(match[1]) == 1):
@@ -222,21 +227,6 @@ def _labels_in_row(block: str) -> list[int]:
         cell.start() for cell in cells if names_parts_alone(cell.group().strip(), findings=True)
     ]
     return labels if len(labels) > 1 and labels == [cell.start() for cell in cells[::2]] else []
-
-
-def _spoken_numbers(block: str) -> Iterator[re.Match[str]]:
-    """Find "one", "two" ... of a dictated list, which has no marks at all."""
-    if not _SPOKEN_FIRST.match(block) or _UNSPOKEN.search(block):
-        return
-    start = 0
-    for word in ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine"):
-        match = re.compile(rf"\b(?:number\s+)?{word}\b(?!\s+(?:cm|centimet|mm|view))", re.I).search(
-            block, start
-        )
-        if match is None:
-            return
-        yield match
-        start = match.end()
 
 
 def _cut_at_stops(item: str) -> Iterator[str]:

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from medclip_dcl.text.boundaries import LIST_HEAD, cut_sentences, end_of_first_line, find_sentences
+from medclip_dcl.text.boundaries import LIST_HEAD, end_of_first_line, find_sentences
 from medclip_dcl.text.cleaning import clean_text
 from medclip_dcl.text.labeler import lexicon
 from medclip_dcl.text.labeler.labels import read_claims
 from medclip_dcl.text.labeler.lexicon import Cue, pattern_of
-from medclip_dcl.text.labeler.phrases import find_marks, names_parts_alone, words
+from medclip_dcl.text.labeler.phrases import find_marks, words
 from medclip_dcl.text.mimic_sections import NAMES, TREE, VIEW, Part, Sections
 
 
@@ -116,8 +116,7 @@ def cut_report(text: str) -> list[Part]:
     text = clean_text(text)
     parts = _parts(text)
     if not any(part.heading and part.name in USUAL_NAMES for part in parts):
-        used = [part for part in parts if part.name != ELSEWHERE]
-        if len(used) == len(parts):
+        if all(part.name != ELSEWHERE for part in parts):
             return [Part("", "", text, "last_paragraph")]
         return [
             part if part.name == ELSEWHERE else part._replace(section="last_paragraph")
@@ -130,28 +129,15 @@ def cut_report(text: str) -> list[Part]:
         for part in parts
     ]
     later = next((part for part in parts if part.section), parts[0])
-    if not parts[0].name and (
-        _has_labels(parts[0].body)
-        or (_plain_name(later.heading) in _LATER and _speaks(parts[0].body))
-    ):
-        parts[0] = parts[0]._replace(section="findings")
-    if not _has("findings", parts):
-        parts = [piece for part in parts for piece in _with_unnamed(part)]
-    if not _has("", parts):
-        parts = [piece for part in parts for piece in _with_rest(part)]
+    if not parts[0].name:
+        claims = read_claims(parts[0].body)
+        if claims.negated or (claims and _plain_name(later.heading) in _LATER):
+            parts[0] = parts[0]._replace(section="findings")
+    for section in ("findings", ""):
+        if not _has(section, parts):
+            rest = (_with_rest(part, is_alone=not section) for part in parts)
+            parts = [piece for pieces in rest for piece in pieces]
     return _without_withdrawn(parts)
-
-
-def _has_labels(body: str) -> bool:
-    """Whether a text holds a label of a part: "Pleura: clear"."""
-    if sum(map(names_parts_alone, body.split("\n"))) > 1:
-        return True
-    heads = (match["head"] for line in body.split("\n") if (match := _LINE_HEAD.match(line)))
-    return ":" in body and any(
-        mark.region not in {"", "chest"} or mark.concept
-        for head in heads
-        for mark in find_marks(head)
-    )
 
 
 def _has(section: str, parts: Iterable[Part]) -> bool:
@@ -345,43 +331,25 @@ def _speaks(text: str) -> bool:
 _SPEAKING = {Cue.NORMAL, Cue.LARGE, Cue.ABNORMALITY}
 
 
-def _with_unnamed(part: Part) -> list[Part]:
-    """Read as findings what stands behind no heading of its own, where there are no findings."""
-    if part.section or not _speaks(part.body):
+def _with_rest(part: Part, *, is_alone: bool) -> list[Part]:
+    """Read as findings what stands behind no heading of its own, where there are no findings.
+
+    Behind the first line, or sentence, of a section that has one as a rule; of any section where
+    there `is_alone` nothing about the image.
+    """
+    body = part.body
+    if part.section or not _speaks(body):
         return [part]
     if not part.name:
         return [part._replace(section="findings")]
-    body = part.body
-    if part.name in _BRIEF:
-        lines = end_of_first_line(body)
-        if lines < len(body) and _speaks(body[lines:]):
-            return _cut(part, lines)
-        if part.name == "examination" and len(cut_sentences(body)) > 1:
-            return _cut(part, 0)
-    return [part]
-
-
-def _with_rest(part: Part) -> list[Part]:
-    """Read what follows the first line, or the first statements, of a report that has no more."""
-    body = part.body
-    lines = end_of_first_line(body)
-    if lines < len(body) and _speaks(body[lines:]):
-        return _cut(part, lines)
-    if part.name in {*_BRIEF, "indication"} or len(cut_sentences(body)) > 2:
-        start = 0
-        while match := _STATEMENT.match(body, start):
-            start = match.end()
-            if not _OF_OTHERS.match(body[start:]):
-                break
-        if _speaks(body[start:]):
-            return _cut(part, start)
-    return [part]
-
-
-_STATEMENT = re.compile(r"\s*[^\n]*?[^\n.](?:[.](?=\s|$)|\n)")
-_OF_OTHERS = re.compile(
-    r"\s*(?:compar|technique|indication|history|rule|evaluate|assess|query)", re.I
-)
+    if not (is_alone or part.name in _BRIEF):
+        return [part]
+    start = end_of_first_line(body)
+    if start == len(body) or not _speaks(body[start:]):
+        ends = [end for _, end, _ in find_sentences(body)]
+        is_brief = part.name in {*_BRIEF, "indication"}
+        start = ends[0] if len(ends) > 2 - is_brief else len(body)
+    return _cut(part, start) if _speaks(body[start:]) else [part]
 
 
 def _cut(part: Part, end: int) -> list[Part]:

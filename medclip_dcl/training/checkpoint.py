@@ -133,7 +133,7 @@ class CheckpointStore:
     def newest(self) -> Artifact | None:
         """Return the checkpoint that `find` would look at first, its files unread."""
         for path in reversed(self._paths()):
-            with suppress(ArtifactError):
+            with suppress(ArtifactError):  # as `find` passes a damaged one over
                 return read_artifact_header(path)
         return None
 

@@ -66,7 +66,6 @@ class Corpus:
     subject_ids: Sequence[str]  # patients, each once
     images: RaggedIndex  # images of each study
     image_ids: Sequence[str]
-    study_of_image: Int64[np.ndarray, " images"]
     image_rows: Int64[np.ndarray, " images"]  # row of each image in the prepared images
     sentences: RaggedIndex  # sentences of each study
     text_of: Int64[np.ndarray, " sentences"]  # distinct text of each sentence
@@ -86,6 +85,7 @@ def read_corpus(
     """
     columns = ["image_id", "study_id", "subject_id", "split"]
     images = _of_split(read_table(manifest.path, IMAGES, columns), split)
+    # Null where an image was refused when it was prepared.
     rows = pc.index_in(images["image_id"], prepared.id_column)
     images = images.append_column("row", rows).filter(pc.is_valid(rows))
     columns = ["study_id", "split", "text", "text_key"]
@@ -97,7 +97,6 @@ def read_corpus(
     subjects = pc.unique(images["subject_id"])
     if split == "train":
         _refuse_boxed(manifest, subjects)
-    study_of_image = _indices(images["study_id"], study_ids)
     owners = _indices(spoken["study_id"], study_ids)
     keys = _sorted(pc.unique(spoken["text_key"]))
     text_of = _indices(spoken["text_key"], keys)
@@ -106,9 +105,8 @@ def read_corpus(
     return Corpus(
         study_ids=Strings(study_ids),
         subject_ids=Strings(_sorted(subjects)),
-        images=RaggedIndex(study_of_image, len(study_ids)),
+        images=RaggedIndex(_indices(images["study_id"], study_ids), len(study_ids)),
         image_ids=Strings(images["image_id"]),
-        study_of_image=study_of_image,
         image_rows=images["row"].to_numpy().astype(np.int64),
         sentences=RaggedIndex(np.sort(owners), len(study_ids)),
         text_of=text_of[np.argsort(owners, kind="stable")],

@@ -112,7 +112,7 @@ class StopRequest:
         if not self.requested:
             self.requested, self._since = True, now
         elif number == signal.SIGINT and now - self._since > _SAME_KEY_PRESS_S:
-            os._exit(128 + number)
+            os._exit(128 + number)  # nothing is waited for: the step may be what hangs
 
 
 def _follow_launcher() -> bool:

@@ -221,6 +221,7 @@ class TrainLogger:
 
     def _mean_of(self, output: ObjectiveOutput) -> dict[str, float]:
         tensors = {"loss": output.loss.detach(), **output.gauges}
+        # Joined, as every reduction waits for all processes.
         stacked = torch.stack([tensor.float() for tensor in tensors.values()])
         mean = self._accelerator.reduce(stacked, reduction="mean").tolist()
         return dict(zip(tensors, mean, strict=True))

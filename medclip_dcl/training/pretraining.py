@@ -142,6 +142,7 @@ def pretrain(
     if threads:
         torch.set_num_threads(threads)
     learner = ViewLearner(encoder, seed_for(seed, RngStream.PRETRAINING)).to(device)
+    # Convolutions are faster in this layout.
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     group = {"params": list(learner.parameters()), "peak": _LEARNING_RATE}
     optimizer = AdamW([group], lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY, fused=True)
@@ -150,6 +151,7 @@ def pretrain(
     with Progress("pretrain images", settings.steps, "step", done=step) as progress:
         while step < settings.steps:
             rng = generator_for(seed, RngStream.PRETRAINING, step)
+            # Without repeats: an image twice would be its own negative.
             drawn = rng.choice(len(rows), min(len(rows), _BATCH), replace=False)
             shown = np.stack([images.pixels(rows[number]) for number in drawn.tolist()])
             pixels = torch.from_numpy(shown).to(device)

@@ -130,6 +130,7 @@ def _fit_offsets(
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     predictor = build_predictor(SavedModel(folder, "draft", config, card, None), device)
+    # Activations of the whole bank would not fit: it is encoded pass by pass.
     parts = np.array_split(np.array(image_ids), math.ceil(len(image_ids) / _IMAGES_PER_PASS))
     pixels = (
         np.stack([images.pixels(images.row_of[image_id]) for image_id in part]) for part in parts

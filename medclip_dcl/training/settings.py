@@ -8,24 +8,12 @@ from medclip_dcl.core.plugins import LOSSES
 from medclip_dcl.core.settings import NO_EFFECT, Section
 
 Tracker = Literal[
-    "tensorboard",
-    "wandb",
-    "mlflow",
-    "trackio",
-    "comet_ml",
-    "aim",
-    "clearml",
-    "dvclive",
-    "swanlab",
+    "tensorboard", "wandb", "mlflow", "trackio", "comet_ml", "aim", "clearml", "dvclive", "swanlab"
 ]
 """Trackers by the names that Accelerate gives them."""
 
 BestMetric = Literal[
-    "",
-    "validation_loss",
-    "validation_uncorrected_loss",
-    "validation_auc",
-    "validation_report_auc",
+    "", "validation_loss", "validation_uncorrected_loss", "validation_auc", "validation_report_auc"
 ]
 """Figures that may choose the published step."""
 
@@ -116,6 +104,7 @@ class TrainConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _epochs_replace_the_default(cls, tree: Any) -> Any:
+        # A default of `steps` must not contradict epochs that are set alone.
         if isinstance(tree, dict) and tree.get("epochs") is not None:
             return {"steps": None, **tree}
         return tree
@@ -141,6 +130,7 @@ class TrainConfig(Section):
     def _best_is_measured(self) -> Self:
         if self.best_metric and not self.validate_every_steps:
             raise ValueError(f"best_metric {self.best_metric} needs validate_every_steps")
+        # Losses are of batches; the others ask images.
         asks = self.best_metric not in {"", "validation_loss", "validation_uncorrected_loss"}
         if asks and not self.validate_images:
             raise ValueError(f"best_metric {self.best_metric} needs validate_images")
@@ -168,11 +158,7 @@ class ObjectiveConfig(Section):
     floor: Literal["floor", "zero", "fallback"] = "floor"
     """What stands in for Eq. 8 where it falls to its minimum; `floor` is the paper's."""
     negatives: Literal[
-        "all",
-        "remove_labels",
-        "remove_similar",
-        "resample_similar",
-        "reweight_similar",
+        "all", "remove_labels", "remove_similar", "resample_similar", "reweight_similar"
     ] = "all"
     """Weights on negatives: the rivals of the paper's Table 1."""
     remove_share: Annotated[float, Field(gt=0, lt=1)] = 0.1

@@ -17,12 +17,7 @@ from medclip_dcl.core.artifact import HEADER, Artifact
 from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.models.dual_encoder import DualEncoder, add_adapters, build_dual_encoder
-from medclip_dcl.models.encoder_files import (
-    Start,
-    packaged_text_config,
-    read_start,
-    read_tokenizer,
-)
+from medclip_dcl.models.encoder_files import Start, packaged_text_config, read_start, read_tokenizer
 from medclip_dcl.models.pretrained import LoadReport
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.training.config import TrainingConfig
@@ -88,10 +83,7 @@ class TrainSetup:
 
 
 def set_up(
-    config: TrainingConfig,
-    inputs: TrainInputs,
-    accelerator: Accelerator,
-    say: Callable[..., None],
+    config: TrainingConfig, inputs: TrainInputs, accelerator: Accelerator, say: Callable[..., None]
 ) -> TrainSetup:
     """Put a run together.
 
@@ -181,6 +173,7 @@ def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
 def _build_encoder(
     config: TrainingConfig, start: Start, accelerator: Accelerator, say: Callable[..., None]
 ) -> DualEncoder:
+    # All weights are drawn first: what a checkpoint lacks, such as projections, starts from these.
     encoder = build_dual_encoder(config.model, start.text_config, config.seed)
     if warning := slow_start(config.model, config.train):
         say(warning=warning)

@@ -1,6 +1,6 @@
 """What an objective reads besides images, sentences and eta: a column for every option of it.
 
-Claims, labels and zones are small integers. Texts are compared by unit vectors, made once and
+Claims and labels are small integers. Texts are compared by unit vectors, made once and
 before training. Corpus, dataset and batch carry columns by their names and know none of them.
 """
 
@@ -128,7 +128,7 @@ def closest_threshold(
     for step in range(_SAMPLED_BATCHES):
         texts = corpus.text_of[sampler.draw(step).sentences[:_SAMPLED_SLOTS]]
         some = vectors[torch.from_numpy(texts)]
-        apart = ~torch.eye(len(some), dtype=torch.bool)
+        apart = ~torch.eye(len(some), dtype=torch.bool)  # a text is no negative of itself
         cosines.append((some @ some.T)[apart].numpy())
     return min(float(np.quantile(np.concatenate(cosines), 1 - share)), 1 - _ROUNDING)
 

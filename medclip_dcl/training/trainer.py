@@ -228,7 +228,7 @@ class Trainer:
             ) from error
         load_optimizer_tensors(self.optimizer, self._encoder, snapshot.optimizer)
         state = dict(snapshot.state)
-        if self._accelerator.scaler is not None:
+        if self._accelerator.scaler is not None:  # fp16 alone has one
             self._accelerator.scaler.load_state_dict(state["scaler"])
         self.state = TrainState(
             snapshot.step, **{name: state[name] for name in _COUNTERS if name in state}

@@ -79,6 +79,7 @@ class ValidationMetrics:
     ) -> None:
         # By study and seed: another launch, or another model of the seed, is asked the same.
         order = generator_for(config.seed, RngStream.VALIDATION).permutation(len(corpus.study_ids))
+        # Sorted, as images are read from the memory map in this order.
         studies = np.sort(order[: config.train.validate_images])
         if not len(studies):
             raise ConfigError("the validation split has no image; set train.validate_images to 0")

@@ -137,9 +137,14 @@ def _evaluation(sources: Sources, digest: str) -> Facts | None:
     absent = {name: item["absent"] for name, item in tree["questions"].items() if item["absent"]}
     facts = {"results": artifact.digest, **{name: tree[name] for name in names}}
     warnings = [item["message"] for item in tree["warnings"]]
+    decisions = {
+        title: tree["questions"][question]["groups"]
+        for question, title in results.DECISION_QUESTIONS.items()
+        if tree["questions"][question]["groups"]
+    }
     return facts | {
         "figures": figures,
-        "decisions": tree["questions"]["decisions"]["groups"],
+        "decisions": decisions,
         "decision_figures": results.DECISION_FIGURES,
         "absent": absent,
         "warnings": warnings,

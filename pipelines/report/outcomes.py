@@ -156,6 +156,7 @@ def describe_results(sources: Sources) -> View | None:
         "questions": tree["questions"],
         "headlines": _headlines(tree),
         "absent": _absent(tree["questions"]),
+        "decision_questions": results.DECISION_QUESTIONS,
         "decision_figures": results.DECISION_FIGURES,
         "warnings": {item["finding"]: item for item in tree["warnings"]},
         "roc": _roc(sources),

@@ -26,7 +26,7 @@ def picture() -> bytes:
     return stream.getvalue()
 
 
-@pytest.fixture(scope="module", params=["clip", "siglip", "biovil"])
+@pytest.fixture(scope="module", params=["siglip", "biovil"])
 def served(request, tmp_path_factory) -> Iterator[tuple[str, Path, Service]]:
     root = tmp_path_factory.mktemp(request.param)
     if request.param == "biovil":
@@ -58,10 +58,10 @@ def test_it_is_asked_like_any_model_and_refuses_what_its_family_has_not(served) 
         )
         boxes = [item["where"] for item in answer["findings"]]
         asked = client.post("/ground", files=sent, data={"phrase": SENTENCES})
-        cut = client.post("/embed", files=sent, data={"what": "box", "boxes": "[[5, 5, 20, 20]]"})
+        parts = client.post("/embed", files=sent, data={"what": "regions"})
         if name == "siglip":
             assert (asked.status_code, asked.json()["code"]) == (422, "no_regions")
-            assert (cut.status_code, cut.json()["code"]) == (422, "no_regions")
+            assert (parts.status_code, parts.json()["code"]) == (422, "no_regions")
             assert set(map(str, boxes)) == {"None"}
             return
         located = predictor.ground(image, SENTENCES).phrases
@@ -69,7 +69,7 @@ def test_it_is_asked_like_any_model_and_refuses_what_its_family_has_not(served) 
             assert np.array(phrase["grid"]) == pytest.approx(np.array(own.grid), abs=1e-3)
             assert phrase["affine"] == pytest.approx(own.affine)
         assert boxes[0]["affine"] == pytest.approx(located[0].affine)
-        assert np.linalg.norm(cut.json()["vectors"][0]) == pytest.approx(1, abs=1e-5)
+        assert np.shape(parts.json()["vectors"])[:1] == (1,)
 
 
 def test_a_device_that_is_not_here_is_refused_before_anything_starts() -> None:

@@ -254,15 +254,3 @@ def test_ready_is_open_and_says_that_it_is_not(client: TestClient) -> None:
     answer = client.get("/ready")
     assert (answer.status_code, answer.json()["code"]) == (503, "loading")
     assert answer.headers["retry-after"]
-
-
-def test_a_key_in_the_query_is_none(client: TestClient) -> None:
-    answer = client.get(f"/metrics?key={KEY}&X-API-Key={KEY}")
-    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-
-
-@pytest.mark.parametrize("path", ["//health", "/health/", "/static/", "/static/index.html", ""])
-def test_paths_that_only_look_open_are_not(key_file: Path, path: str) -> None:
-    auth = read_auth(ServeSettings(model="m", key_file=str(key_file)))
-    assert auth.refusal(scope("/health")) is None
-    assert auth.refusal(scope(path)) == "unauthorized"

@@ -255,22 +255,6 @@ def test_the_thread_of_the_model_outlives_a_loop_that_ended_and_ends_when_closed
     assert not thread.is_alive()
 
 
-def test_an_image_that_comes_alone_does_not_wait_for_others(predictor: Predictor) -> None:
-    async def ask() -> float:
-        batches, image = MicroBatcher(8, Metrics()), random_images(1)[0]
-        await batches.submit(Caller(), predictor, image, lambda _: None)
-        seconds = []
-        for _ in range(5):
-            caller, started = Caller(), time.monotonic()
-            await batches.submit(caller, predictor, image, lambda _: None)
-            seconds.append(
-                time.monotonic() - started - state_of(caller.scope).timings["model"] / 1e3
-            )
-        return min(seconds)
-
-    assert asyncio.run(ask()) < 0.02
-
-
 def test_two_models_share_no_forward_pass(predictor: Predictor) -> None:
     image, metrics, other = random_images(1)[0], Metrics(), Cramped(8)
     models = (predictor, predictor, other, predictor)

@@ -1,7 +1,6 @@
 """POST /embed: vectors as the library gives them, many in one request, whatever they travel as."""
 
 import base64
-import json
 from pathlib import Path
 
 import httpx
@@ -55,25 +54,13 @@ def test_an_image_s_vector_is_the_direction_of_its_mean_region(client, predictor
 
 
 def test_regions_come_row_by_row_and_their_bytes_are_little_endian(client, regions):
-    for dtype, kind, error in (("float32", "<f4", 1e-6), ("float16", "<f2", 1e-3)):
-        fields = {"what": "regions", "format": "base64", "dtype": dtype}
-        answer = client.post("/embed", files=files(IMAGES), data=fields).json()
-        sent = np.frombuffer(base64.b64decode(answer["base64"]), kind).reshape(answer["shape"])
-        assert sent.astype(np.float32) == pytest.approx(regions.numpy(), abs=error)
-        fields["format"] = "json"
-        same = client.post("/embed", files=files(IMAGES), data=fields).json()["vectors"]
-        assert np.asarray(same, kind) == pytest.approx(sent, abs=error)
-
-
-def test_a_box_over_one_region_gives_that_region(client, regions):
-    rows, columns = regions.shape[1:3]
-    height, width = 96, 64  # of every image
-    step_y, step_x = height / rows, width / columns
-    boxes = [[n * step_x, 2 * step_y, step_x, step_y] for n in range(4)]
-    fields = {"what": "box", "boxes": json.dumps(boxes)}
+    fields = {"what": "regions", "format": "base64"}
     answer = client.post("/embed", files=files(IMAGES), data=fields).json()
-    expected = np.stack([regions[n, 2, n].numpy() for n in range(4)])
-    assert np.asarray(answer["vectors"], np.float32) == pytest.approx(expected, abs=1e-5)
+    sent = np.frombuffer(base64.b64decode(answer["base64"]), "<f4").reshape(answer["shape"])
+    assert sent == pytest.approx(regions.numpy(), abs=1e-6)
+    fields["format"] = "json"
+    same = client.post("/embed", files=files(IMAGES), data=fields).json()["vectors"]
+    assert np.asarray(same) == pytest.approx(sent, abs=1e-6)
 
 
 def test_sentences_are_those_of_the_library(client: httpx.Client, predictor: Predictor) -> None:
@@ -110,16 +97,9 @@ def test_a_refused_image_of_several_is_refused_in_its_place(client: httpx.Client
         (0, {}, "text, image: One of the two"),
         (1, {"text": "a"}, "text, image: One of the two"),
         (0, {"text": "a", "what": "regions"}, "what: Of a sentence, global alone"),
-        (0, {"text": "a", "what": "box", "boxes": "[[0,0,9,9]]"}, "what: Of a sentence"),
         (0, {"text": ["a"] * 33}, "text: At most 32 times"),
         (0, {"text": "w" * 1001}, "text: Text of 1 to 1000 characters"),
-        (1, {"what": "box"}, "boxes: With what=box alone"),
-        (1, {"boxes": "[[0,0,9,9]]"}, "boxes: With what=box alone"),
-        (2, {"what": "box", "boxes": "[[0,0,9,9]]"}, "boxes: One for each image"),
-        (1, {"what": "box", "boxes": "[0,0,9,9]"}, "boxes: One for each image"),
-        (1, {"what": "box", "boxes": "[[60,0,9,9]]"}, "boxes: On the image"),
-        (1, {"what": "all"}, "what: Input should be 'global', 'regions' or 'box'"),
-        (1, {"dtype": "float64"}, "dtype: Input should be 'float32' or 'float16'"),
+        (1, {"what": "box"}, "what: Input should be 'global' or 'regions'"),
         (1, {"format": "npy"}, "format: Input should be 'json' or 'base64'"),
     ],
 )
@@ -133,15 +113,13 @@ def test_what_cannot_be_asked_is_refused_by_its_rule(client, images, fields, rul
 def test_the_client_gives_arrays_and_names_what_is_out_of_range(tmp_path: Path) -> None:
     publish(tmp_path / "model", known=random_range())
     with running(tmp_path, index="") as service, Client(service.url) as client:
-        answer = client.embed([IMAGES[0], dicom_bytes(ramp(96, 64))], dtype="float16")
+        answer = client.embed([IMAGES[0], dicom_bytes(ramp(96, 64))])
         assert [item.is_out_of_range for item in answer.images] == [False, True]
         vectors = answer.to_numpy()
-        assert (vectors.dtype, vectors.shape) == (np.float16, (2, answer.dim))
+        assert (vectors.dtype, vectors.shape) == (np.float32, (2, answer.dim))
         plain = client.embed([IMAGES[0]], encoding="json").to_numpy()
         assert (plain.dtype, plain.shape) == (np.float32, (1, answer.dim))
-        assert vectors[0].astype(np.float32) == pytest.approx(plain[0], abs=1e-3)
-        box = client.embed([IMAGES[0]], what="box", boxes=[(0, 0, 64, 96)]).to_numpy()
-        assert box == pytest.approx(plain, abs=1e-5)  # the whole image
+        assert vectors[0] == pytest.approx(plain[0], abs=1e-5)
         assert client.embed(texts=["a b", "c"]).to_numpy().shape == (2, answer.dim)
         with pytest.raises(ServiceError, match="unknown_format"):
             client.embed([b"x"])

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from fastapi import FastAPI, Request, Response
@@ -126,9 +127,9 @@ async def converse(
     scope = {
         "type": "http",
         "method": method,
-        "path": path,
+        "path": unquote(path.partition("?")[0]),  # decoded once, as by the server
         "raw_path": path.encode(),
-        "query_string": b"",
+        "query_string": path.partition("?")[2].encode(),
         "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in headers],
         "http_version": "1.1",
         "scheme": "http",

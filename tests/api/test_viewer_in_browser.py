@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from medclip_dcl.inference.predictor import load
-from tests.support.axe import AXE, serious_findings
-from tests.support.browser import Page, browsing, find_browser
+from tests.support.browser import AXE, Page, browsing, find_browser, serious_findings
 from tests.support.dicom import dicom_bytes, raster_bytes
 from tests.support.heads import add_heads
 from tests.support.published import publish, random_range, refuse
@@ -134,31 +133,6 @@ def test_dragging_opens_a_window_on_sixteen_bits(shown: Page) -> None:
     assert abs(grey(shown, 0.25, 0.8) - grey(shown, 0.75, 0.8)) > 10
 
 
-def test_wheel_zooms_shift_pans_keys_invert_and_reset(shown: Page) -> None:
-    x, y = shown.middle("#image")
-    first = facts(shown)
-    dark, light = grey(shown, 0.05, 0.1), grey(shown, 0.95, 0.1)
-    assert dark < 60 < 200 < light
-    shown.key("i")
-    inverted = grey(shown, 0.05, 0.1), grey(shown, 0.95, 0.1)
-    assert inverted == pytest.approx((255 - dark, 255 - light), abs=2)  # screens round
-    shown.key("i")
-    shown.wheel(x, y, -300)
-    assert facts(shown)[2] > 1.5 * first[2]
-    shown.key("r")
-    assert facts(shown) == first
-    shown.drag((x, y), (x + 150, y), modifiers=8)
-    assert facts(shown) == first  # the image moved, the window did not
-    assert grey(shown, 0.05, 0.1) != dark
-    shown.key("r")
-    shown.js("document.querySelector('#image').focus()")
-    shown.key("ArrowUp")
-    shown.key("ArrowLeft")
-    assert facts(shown)[:2] == (first[0] - 1024, first[1] - 1024)
-    shown.key("+")
-    assert facts(shown)[2] > first[2]
-
-
 def test_a_finding_says_what_it_means_and_where(shown: Page) -> None:
     hint = shown.js("meaning.textContent")
     shown.until("document.querySelector('#about-model').textContent")
@@ -275,8 +249,9 @@ def test_a_refused_file_is_named_and_the_image_stays(shown: Page, tmp_path: Path
     assert shown.js("document.querySelector('#image').toDataURL()") == before
 
 
-@pytest.mark.parametrize("size", [(1366, 768), (820, 1180), (390, 844)])
-@pytest.mark.parametrize("dark", [True, False])
+@pytest.mark.parametrize(
+    ("size", "dark"), [((1366, 768), True), ((820, 1180), False), ((390, 844), True)]
+)
 def test_the_page_fits_desks_and_tablets_and_can_be_read(page, keyed, size, dark):
     touch = size != (1366, 768)
     start(page, keyed, width=size[0], height=size[1], touch=touch, dark=dark)
@@ -296,23 +271,6 @@ def test_the_page_fits_desks_and_tablets_and_can_be_read(page, keyed, size, dark
     page.open(keyed.url, width=size[0], height=size[1], touch=touch, dark=dark)  # remembered
     assert page.js("document.documentElement.dataset.theme") == other
     page.click("#theme")
-
-
-def test_two_fingers_zoom_and_one_opens_the_window(page: Page, keyed: Service, image: Path) -> None:
-    start(page, keyed, width=1024, height=768, touch=True)
-    page.choose_file("#file", image)
-    page.until(READY)
-    x, y = page.middle("#image")
-    first = facts(page)
-    page.touch(((x - 40, y), (x - 140, y)), ((x + 40, y), (x + 140, y)))
-    assert facts(page)[2] > 2 * first[2]
-    assert facts(page)[:2] == first[:2]
-    page.touch(((x, y), (x - 100, y)))
-    assert facts(page)[1] < first[1]
-    page.click("[data-tool=pan]")
-    before = facts(page)
-    page.touch(((x, y), (x - 100, y)))
-    assert facts(page) == before
 
 
 def test_every_control_can_be_reached_by_tab(shown: Page) -> None:
@@ -355,17 +313,6 @@ def test_a_worklist_is_gone_through_while_one_image_stays_pinned(page, keyed, tm
     assert page.errors == []
 
 
-def test_a_box_and_a_length_are_made_by_keys(shown: Page) -> None:
-    shown.key("m")
-    shown.key("ArrowRight")
-    assert "pixels" in shown.until("document.querySelector('#status').textContent")
-    shown.key("b")
-    shown.key("ArrowRight")
-    shown.until("document.querySelector('#status').textContent.startsWith('Box at 22, 32, 21 by')")
-    shown.key("Enter")
-    shown.until("document.querySelector('#cases-title').textContent === 'What the box shows'")
-
-
 def test_a_finding_is_asked_in_other_words(shown: Page) -> None:
     shown.until("document.querySelector('#about-model').textContent")
     shown.click("#findings button")
@@ -375,42 +322,6 @@ def test_a_finding_is_asked_in_other_words(shown: Page) -> None:
     shown.until("document.querySelector('#findings li').innerText.includes('your words')")
     assert shown.js("document.querySelector('.wording textarea').value") == "Fluid"
     assert "found" in shown.js("peak.textContent")
-
-
-def test_a_saved_view_is_a_picture_with_what_it_is_not(shown: Page) -> None:
-    shown.js(
-        """URL.createObjectURL = (blob) => {
-            if (blob.type === 'image/png') window.saved = blob;  // thumbnails are JPEG
-            return '#'; };
-        HTMLAnchorElement.prototype.click = function () { window.savedAs = this.download; };"""
-    )
-    shown.key("s")
-    shown.until("Boolean(window.savedAs)")
-    assert shown.js("window.savedAs") == "medclip-view.png"
-    high = shown.js("createImageBitmap(window.saved).then((picture) => picture.height)")
-    assert high > shown.js("document.querySelector('#image').height") + 40
-
-
-def test_a_sample_of_the_index_is_opened_and_finds_itself_marked(page: Page, folder: Path) -> None:
-    with running(folder) as service:
-        page.errors.clear()
-        page.open(service.url)
-        page.until("document.querySelectorAll('#samples button').length === 3")
-        assert page.js("document.querySelector('#key-form').hidden")
-        assert "patient" not in page.js("document.querySelector('#samples').innerText")
-        page.click("#samples button")
-        page.until(READY)
-        assert page.errors == []
-
-
-def test_a_tour_names_each_part_and_ends(page: Page, keyed: Service) -> None:
-    start(page, keyed)
-    page.click("#tour-open")
-    for number in range(1, 6):
-        assert page.js("document.querySelector('#tour-step').textContent") == f"{number} of 5"
-        assert page.js("document.querySelectorAll('.pointed').length") == 1
-        page.click("#tour-next")
-    assert not page.js("tour.open || document.querySelector('.pointed')")
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="no axe-core here; make puts it into .venv/axe")

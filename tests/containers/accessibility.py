@@ -10,8 +10,7 @@ missing.
 import sys
 from pathlib import Path
 
-from tests.support.axe import AXE, serious_findings
-from tests.support.browser import browsing, find_browser
+from tests.support.browser import AXE, browsing, find_browser, serious_findings
 
 
 def html_files(names: list[str]) -> list[Path]:

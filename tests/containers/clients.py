@@ -22,7 +22,7 @@ class Answer:
 
 
 def form(image: bytes, fields: Mapping[str, str] | None = None) -> tuple[dict[str, str], bytes]:
-    """Give headers and body of a multipart form with a image and other fields."""
+    """Return headers and body of a multipart form with a image and other fields."""
     body = b""
     for name, value in (fields or {}).items():
         body += f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode()

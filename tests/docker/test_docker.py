@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -155,34 +154,6 @@ def test_the_image_has_the_versions_of_the_lock(name: str) -> None:
     assert Version(dict(own)["torch"]) >= Version(dict(locked)["torch"])
 
 
-def test_the_fast_engine_comes_on_top_of_the_cpu_image_in_the_versions_of_the_lock(
-    compose: dict[str, Any], dockerfile: list[tuple[str, str]]
-) -> None:
-    names = {
-        name: dict(PINNED.findall((DOCKER / f"{name}.lock").read_text()))
-        for name in ("cpu", "openvino")
-    }
-    locked = set(PINNED.findall((ROOT / "requirements.lock").read_text()))
-    assert set(names["openvino"].items()) <= locked
-    assert not names["openvino"].keys() & names["cpu"].keys()
-    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    asked = {re.split(r"[>=<]", line)[0] for line in extra["fast"]}
-    assert asked <= names["openvino"].keys()
-    assert compose["services"]["cpu"]["build"]["args"]["ENGINE"] == "${ENGINE:-}"
-    assert ("ARG", "ENGINE=") in dockerfile
-    (install,) = (rest for name, rest in dockerfile if name == "RUN" and "packages.lock" in rest)
-    assert '${ENGINE:+--requirement "$ENGINE.lock"}' in install
-
-
-def test_each_device_has_an_image_of_its_own_with_the_version(compose: dict[str, Any]) -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    for name in ("cpu", "gpu"):
-        service = compose["services"][name]
-        assert service["image"] == f"medclip-dcl:${{VERSION:-{version}}}-{name}"
-        assert service["build"]["args"]["DEVICE"] == name
-        assert service["build"]["args"]["VERSION"] == f"${{VERSION:-{version}}}"
-
-
 def test_the_builder_sees_code_alone(dockerfile: list[tuple[str, str]]) -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] != "#"]
     assert lines[0] == "*"
@@ -197,17 +168,6 @@ def test_the_builder_sees_code_alone(dockerfile: list[tuple[str, str]]) -> None:
     of_gateway = {"hospital/medclip_hospital", "docker/hospital/gateway.lock"}
     assert copied - locks == allowed - of_gateway - {"docker/*.lock"}
     assert locks <= copied
-
-
-def test_the_viewer_answers_under_names_of_this_machine_alone() -> None:
-    text = (DOCKER / "hospital/viewer.conf").read_text()
-    other, own = text.split("server {")[1:]
-    assert re.findall(r"(\w+) ([^;]+);", other)[:2] == [
-        ("listen", "8090 default_server"),
-        ("return", "421"),
-    ]
-    assert "server_name localhost 127.0.0.1;" in own
-    assert "default_server" not in own
 
 
 def test_the_proxy_gives_deadlines_and_repeats_nothing() -> None:

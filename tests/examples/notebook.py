@@ -14,7 +14,7 @@ import matplotlib as mpl
 
 
 def code_of(notebook: Path) -> list[str]:
-    """Give the source of every code cell."""
+    """Return the source of every code cell."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 

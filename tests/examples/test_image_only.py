@@ -15,22 +15,8 @@ from torch.nn import functional
 B = 6
 N = 2 * B - 2
 LABELS = torch.arange(B) % 3
-TINY = [
-    "--widths",
-    "8",
-    "16",
-    "--size",
-    "8",
-    "--view-size",
-    "8",
-    "--batch",
-    "32",
-    "--steps",
-    "40",
-    "--per-class",
-    "60",
-]
-TINY += ["--test-per-class", "20", "--save-every", "8", "--log-every", "1"]
+TINY = ["--widths", "8", "16", "--size", "8", "--view-size", "8", "--batch", "32", "--steps", "40"]
+TINY += ["--per-class", "60", "--test-per-class", "20", "--save-every", "8", "--log-every", "1"]
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -54,13 +40,6 @@ def test_eta_is_the_papers(ratio: float, low: float, high: float) -> None:
     assert eta("true") == pytest.approx([low, high] * 5, abs=1e-5)
     assert eta("constant") == pytest.approx([0.07] * 10)
     assert eta("cl") == eta("oracle") == [0.0] * 10
-
-
-def counts(rows: np.ndarray) -> list[int]:
-    return np.bincount(rows % 4, minlength=4).tolist()
-
-
-# ---- Reading
 
 
 # ---- Loss
@@ -154,6 +133,3 @@ def test_a_run_learns_probes_and_draws(run: Path) -> None:
     assert last["mean_recall"] == pytest.approx((last["recall_whole"] + last["recall_rare"]) / 2)
     assert log[-1]["gradient_norm"] > 0
     assert (run / "map.png").read_bytes().startswith(b"\x89PNG")
-
-
-# ---- Ratios, losses and seeds

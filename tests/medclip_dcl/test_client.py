@@ -89,8 +89,6 @@ def test_one_sentence_or_image_stands_for_a_list_of_it(service: Service, folder:
             assert client.embed(image).shape[0] == 1
             assert len(client.classify_all(image)) == 1
         assert [item.name for item in client.classify(path, finding).findings] == ["one"]
-        boxed = client.embed(path, what="box", boxes=(10, 20, 30, 40))
-    assert boxed.shape[0] == 1
 
 
 def test_refusals_bear_the_code_of_the_service(service: Service, folder: Path) -> None:

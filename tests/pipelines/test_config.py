@@ -84,12 +84,20 @@ def test_bad_override_is_refused(config_file: Path, override: str) -> None:
         ("eta.epochs=3", r"did you mean (pretrain\.epochs or )?train\.epochs\?$"),
         ("source.column.text=a", r"did you mean source\.columns\?$"),
         ("zzz=1", r"zzz is not a setting; remove it, or correct the name$"),
+        ("Trian.steps=1", r"did you mean train\?$"),
         ("index.splits=[]", r"index\.splits is withdrawn: all splits are indexed; .* remove it$"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_the_one_that_is_meant(config_file, override, meant):
     with pytest.raises(ConfigError, match=meant):
         load_config(config_file, [override])
+
+
+def test_a_withdrawn_setting_may_say_what_holds_now(config_file: Path) -> None:
+    same = load_config(config_file, ['eta.fit="none"', "objective.place_weight=0"])
+    assert same == load_config(config_file)
+    with pytest.raises(ConfigError, match=r"eta\.fit is withdrawn"):
+        load_config(config_file, ["eta.fit=a_k"])
 
 
 def test_a_missing_setting_and_a_long_value_do_not_print_the_file(config_file: Path) -> None:
@@ -102,9 +110,29 @@ def test_a_missing_setting_and_a_long_value_do_not_print_the_file(config_file: P
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("train: {steps: yes}", r"train\.steps = True: give a number; YAML reads yes, no, on and"),
+        ("train:", r"train = None: give lines of `key: value` below it, or remove it$"),
+        (
+            "train.steps: 1",
+            r"not a setting; write `train:`, and below it, indented, `steps: \.\.\.`",
+        ),
+        ("work: 2026-01-01", r"work = 2026-01-01: .* string; put it in quotes$"),
+        ("objective: {kind: infonec}", r"objective\.kind = 'infonec': there is no loss"),
+    ],
+)
+def test_a_value_that_yaml_reads_otherwise_than_meant_is_explained(config_file, text, message):
+    config_file.write_text(f"base: demo\n{text}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        load_config(config_file)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
         ("work: a\n\tb: 1\n", r"config\.yaml, line 2, column 1: found character '\\t' that"),
         ("work: a: b\n", r"line 1, column 8: mapping values are not allowed here; correct it$"),
         ("work: *secret\n", r"line 1, column 7: found undefined alias a name; correct it$"),
+        ("work: a\neta:\n  a: 1\n  a: 2\n", r"line 4, column 3: this key stands above already;"),
         ("work: \x07\n", r"config\.yaml is not a YAML file"),
     ],
 )

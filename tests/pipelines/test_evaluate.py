@@ -63,7 +63,8 @@ def test_every_question_is_answered_with_what_it_rests_on(evaluated):
     assert tree["truth"] == "labels"
     questions = tree["questions"]
     assert set(questions) == {
-        *("zero_shot", "decisions", "probabilities", "grounding", "boxes", "reports"),
+        *("zero_shot", "probe", "grounding", "boxes", "reports"),
+        *("decisions", "probe_decisions", "probabilities"),
     }
     auc = questions["zero_shot"]["groups"]["pneumonia"]["auc"]
     assert 0 <= auc["low"] <= auc["value"] <= auc["high"] <= 1
@@ -135,6 +136,57 @@ def test_patients_and_pictures_that_were_trained_on_are_refused_unless_allowed(t
     shown = capsys.readouterr().out
     assert "CONTAMINATED" in shown
     assert "on the picture of 1 of these images" in shown
+
+
+def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsys):
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"\x07")
+    adapter = {"model": "tests.support.clip:build", "weights": str(weights)}
+    assert run(work, adapter=adapter) == 0
+    tree = figures(work)
+    assert (tree["contaminated"], tree["repeated_images"], tree["geometry"]) == (
+        None,
+        None,
+        "whole",
+    )
+    printed = capsys.readouterr().out
+    assert "it is not known which patients" in printed
+    # the scale of its scores is not known, so there is no offset
+    assert "absent, no mean_balanced_accuracy_offset" in printed
+    assert "mean_balanced_accuracy_offset" not in tree["questions"]["zero_shot"]["figures"]
+    assert tree["questions"]["grounding"]["figures"]["cnr"]["value"] > 0
+    before = tree["model"]
+    weights.write_bytes(b"\x08")
+    assert run(work, adapter=adapter) == 0
+    assert figures(work)["model"] != before
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("tests.support.clip", "must read module:callable"),
+        ("biovil", "make a package of the checkpoint: medclip adopt"),
+        ("tests.support.nowhere:build", "cannot be imported"),
+        ("tests.support.clip:nothing", "cannot be imported"),
+        ("tests.support.clip:PATCH_PX", "is not callable"),
+        ("tests.support.clip:broken", "has no embed_images"),
+    ],
+)
+def test_an_adapter_that_cannot_be_built_is_a_configuration_error(work, capsys, model, message):
+    assert run(work, adapter={"model": model}) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, capsys):
+    work = write_evaluated(tmp_path / "work")
+    assert run(work, probe_images=1000) == 0
+    probe = figures(work)["questions"]["probe"]
+    assert list(probe["groups"]) == ["0.01", "0.1", "1"]
+    assert probe["pool"]["labelled"] > 20
+    assert 0 <= probe["groups"]["1"]["mean_auc"]["value"] <= 1
+    assert "probe of the encoder, 10% of labels, AUC" in capsys.readouterr().out
+    decided = figures(work)["questions"]["probe_decisions"]["groups"]["pneumonia"]
+    assert decided["threshold"]["n"] == len(split_images(work, "validate"))
 
 
 def scores(work):
@@ -214,3 +266,9 @@ def test_an_adopted_checkpoint_is_evaluated_as_it_answers(tmp_path, monkeypatch)
             item for item in predictor.classify(image).findings if item.name == row["finding"]
         ]
         assert row["margin"] == pytest.approx(own.margin, abs=1e-5)
+
+
+def test_two_models_at_once_are_refused(tmp_path, work, capsys):
+    config = another_source(tmp_path, ("a",), work)
+    assert main(["--config", str(config), "--set", "evaluate.adapter.model=a:b"]) == 2
+    assert "name two models" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def _element(tag: int) -> RawDataElement:
 
 
 def spoil_settings(section: Section) -> Section:
-    """Give a copy with a canary in every setting that may be any text, in parts as well.
+    """Return a copy with a canary in every setting that may be any text, in parts as well.
 
     Those that name parts of a network are left: a model with them could not be built.
     """
@@ -119,7 +119,7 @@ def spoil_settings(section: Section) -> Section:
 
 
 def patterns(word: str) -> dict[str, tuple[bool, tuple[bytes, ...]]]:
-    """Give the forms in which a word is searched: name -> whether case is folded, byte strings."""
+    """Return the forms in which a word is searched: name -> is case folded, byte strings."""
     spelt = sorted({word, word.lower(), word.upper(), word.title()})
     folded = word.lower()
     raw = [text.encode() for text in spelt]
@@ -166,7 +166,7 @@ def found_in(data: bytes) -> dict[str, str]:
 
 
 def contents(name: str, data: bytes, depth: int = 0) -> Iterator[tuple[str, bytes]]:
-    """Give the bytes of a file, of each column of a table, and of each member of a container."""
+    """Return the bytes of a file, of each column of a table, and of each member of a container."""
     if data[:4] == b"PAR1" or data[:6] == b"ARROW1":
         if data[:4] == b"PAR1":
             table = pq.read_table(pa.BufferReader(data))

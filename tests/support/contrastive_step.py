@@ -1,10 +1,12 @@
 """One contrastive step of a tiny model, alone or as one of two processes."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -14,6 +16,7 @@ from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.training.objective import ObjectiveInputs, direction_loss, mean_output
 from medclip_dcl.training.settings import ObjectiveConfig
+from tests.support import forkserver
 from tests.support.tiny_models import (
     random_images,
     random_tokens,
@@ -88,3 +91,21 @@ def two_processes(rank: int, folder: Path) -> None:
                     value /= 2
             if rank == 0:
                 save_file(found, folder / f"{way}-{dtype}.safetensors")
+
+
+def run_processes(worker: Callable[[int, Path], None], count: int, folder: Path) -> None:
+    """Run `worker(rank, folder)` in `count` processes; the worker must be importable."""
+    forkserver.context()
+    arguments = (worker, count, folder)
+    mp.start_processes(_join, args=arguments, nprocs=count, start_method="forkserver")
+
+
+def _join(rank: int, worker: Callable[[int, Path], None], count: int, folder: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    meeting = (folder / "meeting").resolve().as_uri()
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count)
+    try:
+        worker(rank, folder)
+    finally:
+        dist.destroy_process_group()

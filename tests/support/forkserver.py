@@ -87,7 +87,7 @@ def start_ranks(
 
 
 def context(preloaded: Sequence[str] = _PRELOADED) -> ForkServerContext:
-    """Give the context of multiprocessing whose server has imported everything.
+    """Return the context of multiprocessing whose server has imported everything.
 
     Who needs other modules than most says so before the first start.
     """

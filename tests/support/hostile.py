@@ -16,43 +16,28 @@ IMAGE = png()
 
 TEXTS: dict[str, bytes] = {
     "empty": b"",
-    "spaces": b" \t \n ",
     "zero character": b"\0",
     "zero character inside": b"a\0b " + _C,
     "lone surrogate in utf-8": b"\xed\xa0\x80" + _C,
-    "surrogate pair in utf-8": b"\xed\xa0\xbd\xed\xb8\x80",
     "not utf-8": b"\xff\xfe\xfa" + _C,
-    "cut utf-8": b"caf\xc3",
-    "overlong utf-8": b"\xc0\xae\xc0\xae/",
-    "byte order mark": b"\xef\xbb\xbf" + _C,
     "right to left": "\u202eTFEL\u202c".encode() + _C,
-    "zero width": "\u200b\u200d\ufeff".encode(),
-    "combining": ("e" + "\u0301" * 400).encode(),
     "astral": "\U0001f9e0\U0010ffff".encode() + _C,
     "longest": b"w" * 1000,
     "one too long": b"w" * 1001,
-    "long": b"word " * 12_000,
     "longer than a field": b"w" * 70_000,
     "path": b"../../../../etc/passwd" + _C,
     "url": b"http://127.0.0.1:9/" + _C,
-    "file url": b"file:///etc/passwd",
     "template": b"{{7*7}}${7*7}#{7*7}<%= 7*7 %>" + _C,
     "lookup": b"${jndi:ldap://127.0.0.1/" + _C + b"}",
-    "format": b"%s%s%n%x{0}{0.__class__}" + _C,
     "script": b"<script>" + _C + b"</script>",
     "query language": b"' OR '1'='1'; DROP TABLE images; -- " + _C,
-    "expression": b'split == "train" or 1 == 1 # ' + _C,
     "line breaks": b"a\r\nX-Injected: " + _C + b"\r\n\r\n",
     "terminal": b"\x1b]0;" + _C + b"\x07\x1b[2J",
     "not a number": b"NaN",
-    "infinity": b"-Infinity",
     "overflow": b"1e999",
     "negative": b"-1",
     "huge integer": b"9" * 5000,
-    "underscored": b"1_000",
-    "hexadecimal": b"0x10",
     "null": b"null",
-    "true": b"true",
     "nested lists": b"[" * 20_000,
     "nested objects": b'{"a":' * 20_000,
     "object": b'{"__proto__": {"x": 1}, "name": "' + _C + b'"}',
@@ -75,25 +60,20 @@ SEVERAL = ("/classify", "/ground", "/embed")
 FIELDS = {
     "/classify": ("findings", "explain"),
     "/ground": ("phrase", "threshold"),
-    "/embed": ("text", "what", "boxes", "dtype", "format"),
+    "/embed": ("text", "what", "format"),
     "/retrieve": ("text", "target", "k", "split", "view", "exclude_patient", "box"),
 }
 """Route -> its fields next to the image."""
 
 _JSON: dict[str, object] = {
     "no list": {"name": CANARY},
-    "empty list": [],
-    "numbers": [1, 2, 3],
     "missing side": [{"name": CANARY, "positive": "a"}],
     "unknown key": [{"name": "a", "positive": "a", "negative": "b", CANARY: 1}],
-    "empty side": [{"name": "a", "positive": [], "negative": "b"}],
     "twice": [{"name": "a", "positive": "a", "negative": "b"}] * 2,
     "many": [{"name": f"f{n}", "positive": "a", "negative": "b"} for n in range(33)],
     "many prompts": [{"name": "a", "positive": ["a"] * 300, "negative": "b"}],
-    "null side": [{"name": "a", "positive": None, "negative": "b"}],
     "list as name": [{"name": ["a"], "positive": "a", "negative": "b"}],
     "surrogate": [{"name": "\ud800", "positive": "\udfff", "negative": CANARY}],
-    "zero": [{"name": "a\0", "positive": "a\0", "negative": CANARY}],
 }
 _BOXES = (
     *("[0,0,1]", "[0,0,1,1,1]", "[NaN,0,1,1]", "[0,0,Infinity,1]", "[0,0,1e999,1]", "[-1,0,9,9]"),
@@ -123,10 +103,6 @@ def _pairs() -> Iterator[tuple[str, Request]]:
     for box in _BOXES:
         parts = (Part("target", b"image"), Part("image", IMAGE, "f.png"), Part("box", box.encode()))
         yield f"/retrieve box {box[:24]}", Request("/retrieve", body=form(*parts))
-    for box in _BOXES:
-        boxes = f"[{box},{box}]".encode()
-        parts = (*SOUND["/embed"], Part("what", b"box"), Part("boxes", boxes))
-        yield f"/embed boxes {box[:24]}", Request("/embed", body=form(*parts))
     for title, value in TEXTS.items():
         part = Part("image", IMAGE, value.replace(b"\n", b"").replace(b"\r", b""))
         yield f"file name: {title}", Request("/pixels", body=form(part))
@@ -145,33 +121,26 @@ def _forms() -> Iterator[tuple[str, Request]]:
         "canary in DICOM tags": form(Part("image", secret, "a")),
         "canary in a broken image's tags": form(Part("image", broken, "a")),
         "no body": b"",
-        "no boundary in the body": b"hello " + _C,
         "only the end": f"--{BOUNDARY}--\r\n".encode(),
         "never ends": form(image)[:-30],
-        "ends twice": form(image) * 2,
         "no blank line": f"--{BOUNDARY}\r\nContent-Disposition: form-data\r\n".encode(),
-        "part without a name": form(Part("", b"x")),
         "name of bytes": form(Part(b"\xff\xfe" + _C, b"x")),
         "name with a quote": form(Part('image"; filename="' + CANARY, IMAGE)),
         "image as a field": form(Part("image", IMAGE)),
         "two images": form(image, image),
-        "an image and none": form(image, Part("image", _C, "image.png")),
         "none twice": form(*[Part("image", _C, "image.png")] * 2),
         "large ones and none": form(
             Part("image", IMAGE + bytes(300_000), "a"), Part("image", b"", "b"), image
         ),
         "33 images": form(*[image] * 33),
-        "five hundred images": form(*[image] * 500),
         "65 fields": form(image, *[Part("phrase", b"x")] * 65),
         "17 phrases": form(image, *[Part("phrase", b"x")] * 17),
         "no disposition": f"--{BOUNDARY}\r\n\r\nx\r\n--{BOUNDARY}--\r\n".encode(),
-        "empty disposition": f"--{BOUNDARY}\r\nContent-Disposition:\r\n\r\nx\r\n".encode(),
         "transfer encoding": form(
             Part("image", b"aGVsbG8=", "a", b"Content-Transfer-Encoding: base64\r\n")
         ),
         "long part header": form(Part("image", IMAGE, "a", b"X: " + b"y" * 60_000 + b"\r\n")),
         "many part headers": form(Part("image", IMAGE, "a", b"X: y\r\n" * 5000)),
-        "long file name": form(Part("image", IMAGE, "a" * 30_000)),
         "extended name": form(Part("a", IMAGE, None, b"X: filename*=utf-8''%00" + _C + b"\r\n")),
         "too large": form(Part("image", bytes(5 << 20), "a")),
         "unknown field": form(image, Part(CANARY, _C)),
@@ -185,32 +154,22 @@ def _heads() -> Iterator[tuple[str, Request]]:
     for title, headers in {
         "no content type": {"Content-Type": None},
         "plain text": {"Content-Type": "text/plain"},
-        "json": {"Content-Type": "application/json"},
         "urlencoded": {"Content-Type": "application/x-www-form-urlencoded"},
         "no boundary": {"Content-Type": "multipart/form-data"},
-        "empty boundary": {"Content-Type": "multipart/form-data; boundary="},
         "long boundary": {"Content-Type": "multipart/form-data; boundary=" + "b" * 9000},
         "bytes in the boundary": {"Content-Type": b"multipart/form-data; boundary=\xff\xfe"},
         "two boundaries": {"Content-Type": f"multipart/form-data; boundary=x; boundary={BOUNDARY}"},
         "gzip": {"Content-Encoding": "gzip"},
-        "gzip and identity": {"Content-Encoding": "gzip, identity"},
         "canary as encoding": {"Content-Encoding": CANARY},
         "canary as id": {"X-Request-ID": "two words " + CANARY},
-        "long id": {"X-Request-ID": "i" * 9000},
         "bytes as id": {"X-Request-ID": b"\xff\xfe"},
         "accept everything": {"Accept": "*/*;q=" + CANARY},
-        "range": {"Range": "bytes=" + "0-0," * 2000},
         "forwarded": {"X-Forwarded-For": CANARY, "X-Forwarded-Host": CANARY},
-        "method override": {"X-HTTP-Method-Override": "DELETE"},
         "cookie": {"Cookie": "session=" + CANARY},
-        "origin": {"Origin": "https://evil.example"},
         "upgrade": {"Upgrade": "websocket", "Connection": "Upgrade"},
-        "http/2": {"Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAAP__"},
-        "expect": {"Expect": "100-continue"},
         "expect canary": {"Expect": CANARY},
         "wrong key": {"X-API-Key": CANARY * 4},
         "key of bytes": {"X-API-Key": b"\xff" * 40},
-        "two kinds of key": {"Authorization": "Bearer " + CANARY},
         "basic": {"X-API-Key": None, "Authorization": "Basic " + CANARY},
         "other host": {"Host": CANARY + ".example"},
         "no host": {"Host": None},
@@ -219,7 +178,6 @@ def _heads() -> Iterator[tuple[str, Request]]:
         "length too large": {"Content-Length": str(10**12)},
         "length negative": {"Content-Length": "-1"},
         "length of words": {"Content-Length": CANARY},
-        "length of other digits": {"Content-Length": "٣"},
         "length too small": {"Content-Length": "10"},
         "chunked and length": {"Transfer-Encoding": "chunked"},
         "unknown transfer": {"Transfer-Encoding": "gzip, chunked", "Content-Length": None},
@@ -242,25 +200,11 @@ def _raw() -> Iterator[tuple[str, Request]]:
     ):
         for method in ("GET", "POST", "DELETE"):
             yield f"{method} {path[:40]}", Request(path, method)
-    for method in (
-        "HEAD",
-        "OPTIONS",
-        "TRACE",
-        "CONNECT",
-        "PUT",
-        "QUERY",
-        "GÉT",
-        "get",
-        "G" * 500,
-        CANARY,
-    ):
+    for method in ("HEAD", "OPTIONS", "TRACE", "CONNECT", "PUT", "GÉT", "get", "G" * 500, CANARY):
         yield f"method {method[:9]}", Request("/classify", method)
     lines = {
-        "nothing": b"\r\n\r\n",
         "garbage": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40) + b"\r\n\r\n",
         "http/0.9": b"GET /model\r\n\r\n",
-        "http/3.0": b"GET /model HTTP/3.0\r\n\r\n",
-        "no path": b"GET HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "folded header": b"GET /model HTTP/1.1\r\nHost: localhost\r\nX-API-Key:\r\n KEY\r\n\r\n",
         "space before colon": b"GET /model HTTP/1.1\r\nHost: localhost\r\nX-API-Key : KEY\r\n\r\n",
         "two keys": b"GET /model HTTP/1.1\r\nHost: localhost\r\nX-API-Key: KEY\r\n"

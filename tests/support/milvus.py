@@ -15,7 +15,7 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def milvus_file(folder: Path) -> Iterator[str]:
-    """Give the path of a file, as an address; this process lets go of it at the end."""
+    """Return the path of a file, as an address; this process lets go of it at the end."""
     from milvus_lite.server_manager import server_manager_instance
 
     uri = str(folder / "vectors.db")

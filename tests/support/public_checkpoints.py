@@ -66,7 +66,7 @@ def words_tokenizer() -> PreTrainedTokenizerFast:
 def pair(name: str, hidden_act: str = "quick_gelu", heads: int = 2) -> Any:
     """A CLIP or a SigLIP, none of whose weights is at its start."""
     act: dict[str, Any] = {"num_attention_heads": heads}
-    if name == "clip":
+    if name == "clip" or hidden_act == "gelu":
         act["hidden_act"] = hidden_act
     sides: dict[str, Any] = {
         "vision_config": {**TOWER, **act, "image_size": PX, "patch_size": PATCH}
@@ -122,6 +122,57 @@ def openai_keys(model: CLIPModel, prefix: str = "") -> dict[str, Tensor]:
                 parts = [state[f"{theirs}.self_attn.{letter}_proj.{part}"] for letter in "qkv"]
                 named[f"{block}.attn.in_proj_{part}"] = torch.cat(parts)
     return named | {names[key]: value for key, value in state.items() if key in names}
+
+
+def siglip_keys(model: SiglipModel) -> dict[str, Tensor]:
+    """Name a SigLIP's weights as open_clip does: timm's of the image, its own of the text."""
+    state = model.state_dict()
+    named = {name: state[name][0] for name in ("logit_scale", "logit_bias")}
+    top = {
+        "vision_model.embeddings.patch_embedding": "visual.trunk.patch_embed.proj",
+        "vision_model.post_layernorm": "visual.trunk.norm",
+        "vision_model.head.layernorm": "visual.trunk.attn_pool.norm",
+        "vision_model.head.mlp.fc1": "visual.trunk.attn_pool.mlp.fc1",
+        "vision_model.head.mlp.fc2": "visual.trunk.attn_pool.mlp.fc2",
+        "text_model.final_layer_norm": "text.ln_final",
+        "text_model.head": "text.text_projection",
+    }
+    timm = {"layer_norm1": "norm1", "layer_norm2": "norm2", "self_attn.out_proj": "attn.proj"}
+    timm |= {f"mlp.fc{number}": f"mlp.fc{number}" for number in (1, 2)}
+    sides = {"vision_model": ("visual.trunk.blocks", timm, "qkv."),
+             "text_model": ("text.transformer.resblocks", _BLOCK, "in_proj_")}  # fmt: skip
+    for part in ("weight", "bias"):
+        for theirs, own in top.items():
+            named[f"{own}.{part}"] = state[f"{theirs}.{part}"]
+        pool = "visual.trunk.attn_pool"
+        rows = state[f"vision_model.head.attention.in_proj_{part}"]
+        named[f"{pool}.q.{part}"], named[f"{pool}.kv.{part}"] = (
+            rows[: len(rows) // 3],
+            rows[len(rows) // 3 :],
+        )
+        named[f"{pool}.proj.{part}"] = state[f"vision_model.head.attention.out_proj.{part}"]
+        for side, (blocks, names, fused) in sides.items():
+            for layer in range(TOWER["num_hidden_layers"]):
+                own = f"{side}.encoder.layers.{layer}"
+                for theirs, name in names.items():
+                    named[f"{blocks}.{layer}.{name}.{part}"] = state[f"{own}.{theirs}.{part}"]
+                three = [state[f"{own}.self_attn.{letter}_proj.{part}"] for letter in "qkv"]
+                named[f"{blocks}.{layer}.attn.{fused}{part}"] = torch.cat(three)
+    named["visual.trunk.attn_pool.latent"] = state["vision_model.head.probe"]
+    positions = "embeddings.position_embedding.weight"
+    named["visual.trunk.pos_embed"] = state[f"vision_model.{positions}"][None]
+    named["text.positional_embedding"] = state[f"text_model.{positions}"]
+    named["text.token_embedding.weight"] = state["text_model.embeddings.token_embedding.weight"]
+    return named
+
+
+SIGLIP_ASKS: dict[str, Any] = {
+    "vision_cfg": {"timm_model_name": "vit_base_patch16_siglip_224", "timm_pool": "map",
+                   "timm_proj": "none"},
+    "text_cfg": {"heads": 2, "no_causal_mask": True, "proj_bias": True, "pool_type": "last",
+                 "norm_kwargs": {"eps": 1e-6}, "tokenizer_kwargs": {"clean": "canonicalize"}},
+}  # fmt: skip
+"""What open_clip's configuration asks of a SigLIP."""
 
 
 _BLOCK = {

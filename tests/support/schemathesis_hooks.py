@@ -17,7 +17,7 @@ from tests.support.service import png
 IMAGES = (png(), png((40, 120), seed=5), dicom_bytes(ramp(96, 64)))
 _FORM = "multipart/form-data"
 _TEXTS, _LISTS_OF_TEXTS = (
-    {"text", "findings", "box", "boxes", "exclude_patient"},
+    {"text", "findings", "box", "exclude_patient"},
     {"view", "phrase", "split", "finding"},
 )
 _TOO_LONG = "0" * 5000

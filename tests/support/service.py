@@ -1,5 +1,6 @@
 """A tiny model with an index of tiny images, and the service as a real process over HTTP."""
 
+import importlib
 import io
 import json
 import os
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
@@ -20,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
+from api.memory import keep_memory
 from medclip_dcl.core.artifact import make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.data.manifest import IMAGES
@@ -147,7 +149,7 @@ class Service:
         return memory_mib("VmRSS", self.process.pid)
 
     def exit_code(self) -> int | None:
-        """Give its exit code; None: it runs."""
+        """Return its exit code; None: it runs."""
         if isinstance(self.process, subprocess.Popen):
             return self.process.poll()
         return self.process.exitcode
@@ -162,12 +164,18 @@ class Service:
 
 @contextmanager
 def running(
-    folder: Path, *arguments: str, wait: bool = True, fresh: bool = False, **settings: object
+    folder: Path,
+    *arguments: str,
+    wait: bool = True,
+    fresh: bool = False,
+    constants: Mapping[str, float] | None = None,
+    **settings: object,
 ) -> Iterator[Service]:
     """Run the service on a free port; stop it at the end.
 
     `fresh` starts `python -m api` with imports of its own, for figures of speed and memory; else
-    the process is forked from one that has them. The engine is PyTorch unless another is asked
+    the process is forked from one that has them, with `constants` of modules, such as
+    `api.middleware:PIECE_S`, set to other values. The engine is PyTorch unless another is asked
     for: an export takes seconds.
     """
     tree = {"model": str(folder / "model"), "index": str(folder / "index"), "engine": "torch"}
@@ -178,7 +186,8 @@ def running(
     config, log, output = (folder / name for name in ("serve.json", "log.jsonl", "output"))
     config.write_text(json.dumps(tree))
     words = ["--config", str(config), "--port", "0", *arguments]
-    service = Service((_start if fresh else _fork)(words, log, output), log)
+    process = _start(words, log, output) if fresh else _fork(words, log, output, constants or {})
+    service = Service(process, log)
     try:
         while not (output.is_file() and output.read_text().endswith("\n")):
             assert service.exit_code() is None, log.read_text()
@@ -205,9 +214,18 @@ def _start(words: Sequence[str], log: Path, output: Path) -> Process:
         )
 
 
-def _fork(words: Sequence[str], log: Path, output: Path) -> Process:
-    before = ("api.memory:keep_memory", ())
+def _fork(words: Sequence[str], log: Path, output: Path, constants: Mapping[str, float]) -> Process:
+    before = ("tests.support.service:prepare", (dict(constants),))
     return forkserver.start("api.launcher", words, log, output=output, before=before)
+
+
+def prepare(constants: Mapping[str, float]) -> None:
+    """Set a process up as `python -m api` does; called in that process itself."""
+    keep_memory()
+    for place, value in constants.items():
+        module, _, name = place.partition(":")
+        assert hasattr(importlib.import_module(module), name), place
+        setattr(importlib.import_module(module), name, value)
 
 
 def _wait(service: Service) -> None:

@@ -80,6 +80,8 @@ class CatchingUp:
         code = "ok"
         with self._archive() as archive:
             listed = archive.images(_MODALITIES, f"{first:%Y%m%d}-{today:%Y%m%d}")
+            if archive.repeated_rows:  # it ignores `offset`, and may have more
+                write_line("catch_up_may_lack", rows=archive.repeated_rows)
             self._fetched &= {image.instance for image in listed}
             for image in listed:
                 if self._stopped.is_set():

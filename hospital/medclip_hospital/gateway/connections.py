@@ -38,9 +38,9 @@ _SLACK = _HEAD_BYTES  # some senders leave the head out of the largest length
 
 
 def calling_title(association: Association) -> str:
-    """Give the title under which an association was asked for; empty: none was yet."""
-    asked = association.requestor.primitive
-    return asked.calling_ae_title if asked else ""
+    """Return the title under which an association was asked for; empty: none was yet."""
+    request = association.requestor.primitive
+    return request.calling_ae_title if request else ""
 
 
 def _socket_of(association: Association) -> socket.socket | None:
@@ -54,11 +54,11 @@ class Entity(AE):
     @property
     def active_associations(self) -> list[Association]:
         """Associations that count against `maximum_associations`."""
-        known = self.require_calling_aet
+        titles = self.require_calling_aet
         return [
             item
             for item in super().active_associations
-            if calling_title(item) in known and not item.is_rejected
+            if calling_title(item) in titles and not item.is_rejected
         ]
 
 
@@ -161,8 +161,8 @@ class _Connection(AssociationSocket):
         # Of a message pynetdicom keeps the command, and data that are no image, in memory.
         message = self.assoc.dimse.message
         parts = (message.encoded_command_set, message.data_set) if message else ()
-        kept = sum(part.getbuffer().nbytes for part in parts if part)
-        if self.socket is None or nr_bytes > PDU_BYTES + _SLACK or kept > PDU_BYTES:
+        held = sum(part.getbuffer().nbytes for part in parts if part)
+        if self.socket is None or nr_bytes > PDU_BYTES + _SLACK or held > PDU_BYTES:
             raise ConnectionAbortedError
         limit_s = PDU_S if self.assoc.is_established else HANDSHAKE_S
         return _read(self.socket, nr_bytes, limit_s)

@@ -121,7 +121,7 @@ class Journal:
             )
 
     def state(self, digest: str) -> str | None:
-        """Give the state of an image; None: it is not known."""
+        """Return the state of an image; None: it is not known."""
         rows = self._rows("select state from images where digest = ?", (digest,))
         return str(rows[0][0]) if rows else None
 
@@ -134,7 +134,7 @@ class Journal:
         return any(state != "refused" or code not in except_refused for state, code in rows)
 
     def waiting(self, now: float, most: int) -> list[Entry]:
-        """Give images whose time has come, those that wait longest first."""
+        """Return images whose time has come, those that wait longest first."""
         rows = self._rows(
             f"select {_COLUMNS} from images where state in (?, ?, ?) and not_before <= ?"  # noqa: S608
             " order by not_before, received_at limit ?",
@@ -143,7 +143,7 @@ class Journal:
         return [Entry(*row) for row in rows]  # type: ignore[arg-type]
 
     def next_wait_s(self, now: float) -> float | None:
-        """Give the seconds until the next image's time comes; None: none has one to come."""
+        """Return the seconds until the next image's time comes; None: none has one to come."""
         rows = self._rows(
             "select min(not_before) from images where state in (?, ?, ?) and not_before > ?",
             (*WAITING, now),
@@ -151,7 +151,7 @@ class Journal:
         return None if rows[0][0] is None else float(str(rows[0][0])) - now
 
     def entry(self, digest: str) -> Entry | None:
-        """Give an image; None: it is not known."""
+        """Return an image; None: it is not known."""
         rows = self._rows(f"select {_COLUMNS} from images where digest = ?", (digest,))  # noqa: S608
         return Entry(*rows[0]) if rows else None  # type: ignore[arg-type]
 
@@ -174,7 +174,7 @@ class Journal:
             self._move(db, digest, "answered", "built", "")
 
     def unsent(self, digest: str) -> list[str]:
-        """Give the UIDs of an image's objects that the destination has not acknowledged."""
+        """Return the UIDs of an image's objects that the destination has not acknowledged."""
         rows = self._rows("select uid from objects where digest = ? and not is_sent", (digest,))
         return sorted(str(uid) for (uid,) in rows)
 
@@ -234,10 +234,10 @@ class Journal:
         """Remove images and objects from the journal; return the digests."""
         with self._transaction() as db:
             digests = db.execute("select digest from images where digest glob ?", (f"{prefix}*",))
-            found = [str(digest) for (digest,) in digests.fetchall()]
+            removed = [str(digest) for (digest,) in digests.fetchall()]
             for table in ("images", "objects"):
                 db.execute(f"delete from {table} where digest glob ?", (f"{prefix}*",))  # noqa: S608
-        return found
+        return removed
 
     def out_of_spool(self, digests: Iterable[str]) -> None:
         """Note images whose files are gone."""
@@ -247,7 +247,7 @@ class Journal:
             )
 
     def older(self, seconds: float, *, in_spool: bool) -> list[str]:
-        """Give images that were done or refused so long ago; with files in the spool, or any."""
+        """Return images that were done or refused so long ago; with files in the spool, or any."""
         rows = self._rows(
             "select digest from images where state in ('done', 'refused') and changed_at <= ?"
             " and in_spool >= ?",
@@ -256,19 +256,19 @@ class Journal:
         return [str(digest) for (digest,) in rows]
 
     def counts(self) -> dict[str, int]:
-        """Give the number of images in each state."""
+        """Return the number of images in each state."""
         rows = self._rows("select state, count(*) from images group by state")
         return dict.fromkeys(STATES, 0) | {str(state): int(str(count)) for state, count in rows}
 
     def refusals(self) -> dict[str, int]:
-        """Give the number of images that were refused by each code."""
+        """Return the number of images that were refused by each code."""
         rows = self._rows(
             "select code, count(*) from images where state = 'refused' group by code order by code"
         )
         return {str(code): int(str(count)) for code, count in rows}
 
     def oldest_waiting_s(self) -> float:
-        """Give how long the oldest image that waits has been here, seconds; 0: none waits."""
+        """Return how long the oldest image that waits has been here, seconds; 0: none waits."""
         rows = self._rows(
             "select min(received_at) from images where state in (?, ?, ?)", (*WAITING,)
         )
@@ -276,7 +276,7 @@ class Journal:
         return max(0.0, time.time() - float(str(oldest))) if oldest is not None else 0.0
 
     def troubles(self) -> list[tuple[str, str, str, int]]:
-        """Give digest, state, code and attempts of images that are stuck or fail."""
+        """Return digest, state, code and attempts of images that are stuck or fail."""
         rows = self._rows(
             "select digest, state, code, attempts from images where state = 'stuck' or"
             " (attempts > 0 and state in (?, ?, ?)) order by received_at",

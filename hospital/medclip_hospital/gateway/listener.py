@@ -48,11 +48,11 @@ class Intake:
 
     def accept(self, part: IncomingImage, image_uid: str, caller: str) -> int:
         """Make an image durable and give the status of C-STORE; the part is used up."""
-        begun = time.monotonic()
+        started = time.monotonic()
         outcome = part.failure or self._keep(part, image_uid, caller)
         part.close()
         self._monitor.received.labels(outcome).inc()
-        taken_ms = round(1000 * (time.monotonic() - begun), 1)
+        taken_ms = round(1000 * (time.monotonic() - started), 1)
         write_line(
             "received", part.digest, caller=caller, outcome=outcome, bytes=part.size, ms=taken_ms
         )

@@ -108,7 +108,7 @@ class Monitor:
             yield GaugeMetricFamily(f"medclip_gateway_{name}", text, value=value)
 
     def status(self) -> str:
-        """Give `ok`, or what is wrong: `disk`, `destination` or `catch_up`."""
+        """Return `ok`, or what is wrong: `disk`, `destination` or `catch_up`."""
         if self.disk_fault:
             return "disk"
         if self.failed_in_a_row:

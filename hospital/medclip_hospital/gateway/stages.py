@@ -32,7 +32,7 @@ _IDLE_S = 1.0
 
 
 def waiting_s(attempts: int) -> float:
-    """Give the time to wait after so many failures in a row before this one, seconds."""
+    """Return the time to wait after so many failures in a row before this one, seconds."""
     return float(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempts, 32)))
 
 
@@ -50,14 +50,8 @@ class _KeptAnswer(ClassifyAnswer):
     refused: str = ""
     """Code by which the image is refused once the destination knows; empty: it is not."""
 
-    @classmethod
-    def decided(cls, answer: ClassifyAnswer, settings: ResultsConfig) -> "_KeptAnswer":
-        """Decide what becomes of an answer."""
-        refused = OUT_OF_RANGE if settings.refuses(answer) else ""
-        return cls(**dict(answer), refused=refused)
-
     def settings(self, settings: ResultsConfig) -> ResultsConfig:
-        """Give settings by which objects are made as it was decided then."""
+        """Return settings by which objects are made as it was decided then."""
         return settings.model_copy(update={"out_of_range": "refuse" if self.refused else "answer"})
 
 
@@ -144,16 +138,16 @@ class Workers:
 
     def _go_on(self, entry: Entry) -> None:
         """Take an image as far as it goes."""
-        found: Entry | None = entry
-        while found is not None and found.state in self._steps and not self._stopped:
-            begun = time.monotonic()
-            code = self._step(found)
-            taken_ms = round(1000 * (time.monotonic() - begun), 1)
-            self._monitor.steps.labels(found.state, code).inc()
-            write_line("step", found.digest, state=found.state, code=code, ms=taken_ms)
+        current: Entry | None = entry
+        while current is not None and current.state in self._steps and not self._stopped:
+            started = time.monotonic()
+            code = self._step(current)
+            taken_ms = round(1000 * (time.monotonic() - started), 1)
+            self._monitor.steps.labels(current.state, code).inc()
+            write_line("step", current.digest, state=current.state, code=code, ms=taken_ms)
             if code != "ok":
                 return
-            found = self._journal.entry(found.digest)
+            current = self._journal.entry(current.digest)
 
     def _step(self, entry: Entry) -> str:
         try:
@@ -185,8 +179,9 @@ class Workers:
             if error.code in REASONS and error.status < _OF_THE_SERVICE:  # both know a `deadline`
                 raise ImageError(error.code, "the service refuses the image") from error
             raise _Failure(f"service_{error.code}") from error
-        kept = _KeptAnswer.decided(answer, self._settings.results)
-        self._journal.answered(entry.digest, kept.model_dump_json(), time.time())
+        refused = OUT_OF_RANGE if self._settings.results.refuses(answer) else ""
+        decided = _KeptAnswer(**dict(answer), refused=refused)
+        self._journal.answered(entry.digest, decided.model_dump_json(), time.time())
 
     def _require_ours(self, header: ImageHeader) -> None:
         tags = read_dataset(io.BytesIO(header.data_set), False, True)  # cleaned: codes are codes

@@ -83,7 +83,7 @@ class Orthanc:
             self._process.wait()
 
     def instances(self) -> list[str]:
-        """Give its own ids of everything it holds."""
+        """Return its own ids of everything it holds."""
         return list(httpx.get(f"{self.url}/instances", trust_env=False, timeout=10).json())
 
     def upload(self, image: bytes) -> None:
@@ -91,18 +91,18 @@ class Orthanc:
         httpx.post(f"{self.url}/instances", content=image, trust_env=False).raise_for_status()
 
     def uids(self) -> list[str]:
-        """Give the SOP instance UIDs of everything it holds."""
+        """Return the SOP instance UIDs of everything it holds."""
         listing = httpx.get(f"{self.url}/instances?expand", trust_env=False, timeout=30).json()
         return [item["MainDicomTags"]["SOPInstanceUID"] for item in listing]
 
     def datasets(self, names: Iterable[str] | None = None) -> list[Dataset]:
-        """Give DICOM datasets by Orthanc's ids; None: of everything it holds."""
+        """Return DICOM datasets by Orthanc's ids; None: of everything it holds."""
         names = self.instances() if names is None else names
         with httpx.Client(base_url=self.url, trust_env=False) as client:
             return [dataset(client.get(f"/instances/{name}/file").content) for name in names]
 
     def file(self, uid: str) -> bytes:
-        """Give an object as it was stored, by its UID."""
+        """Return an object as it was stored, by its UID."""
         with httpx.Client(base_url=self.url, trust_env=False) as client:
             (name,) = client.post("/tools/lookup", content=uid).json()
             return client.get(f"/instances/{name['ID']}/file").content

@@ -132,10 +132,10 @@ def _read_values(path: Path, last: _Tag) -> dict[_Tag, bytes] | None:
     return None
 
 
-def _header(found: dict[_Tag, bytes] | None) -> Header | None:
-    if found is None:
+def _header(elements: dict[_Tag, bytes] | None) -> Header | None:
+    if elements is None:
         return None
-    values = {name: found.get(tag, b"") for tag, name in TAGS.items()}
+    values = {name: elements.get(tag, b"") for tag, name in TAGS.items()}
     image_id, study_id = _text(values["SOPInstanceUID"]), _text(values["StudyInstanceUID"])
     # Ids become names of files and keys of tables.
     if not _UID.fullmatch(image_id) or not _UID.fullmatch(study_id):
@@ -162,6 +162,7 @@ def _values(data: bytes, last: _Tag) -> dict[_Tag, bytes] | None:
         return None
     if syntax == DEFLATED:
         try:
+            # To a bound, where a bomb ends.
             data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data[start:], _FAR)
         except zlib.error:
             return None
@@ -201,15 +202,15 @@ def read_file_meta(data: bytes) -> tuple[str, int]:
 def _walk(
     data: bytes, at: int, last: _Tag, *, implicit: bool, order: Literal["little", "big"]
 ) -> dict[_Tag, bytes]:
-    found: dict[_Tag, bytes] = {}
+    values: dict[_Tag, bytes] = {}
     for tag, start, length in _elements(data, at, implicit=implicit, order=order):
         if tag > last:  # elements are sorted: nothing wanted follows
             break
         if tag in TAGS and length != UNDEFINED:
-            found[tag] = data[start : start + length]
-            if len(found[tag]) < length:
+            values[tag] = data[start : start + length]
+            if len(values[tag]) < length:
                 raise _CutShort
-    return found
+    return values
 
 
 def find_values(
@@ -222,8 +223,8 @@ def find_values(
     """
     values = []
     try:
-        for found, start, length in _elements(data, at, implicit=implicit, order=order):
-            if found == tag:
+        for at_tag, start, length in _elements(data, at, implicit=implicit, order=order):
+            if at_tag == tag:
                 values.append(data[start : start + length])
     except _TooMany as error:
         raise ImageError(

@@ -79,6 +79,7 @@ def read_boxes(
         row = {"image_id": image.image_id, "subject_id": subject, "category": category}
         row |= {"phrase": " ".join(phrase.split())}
         rows.append(row | dict(zip(_NUMBERS, numbers, strict=True)))
+    # Boxes of some other images are usual, as of another release; of other images alone, a fault.
     if table and unknown == len(table):
         alike = would_join((clean_id(values[0]) for _, values in table), image_of)
         if alike:

@@ -109,6 +109,7 @@ def _saved(root: Path) -> dict[str, Any]:
 
 def _list_files(root: Path, settings: SourceConfig) -> dict[str, list[str]]:
     """List a dataset's files by split, relative to the root; one outside it is refused."""
+    # `datasets` would fetch them.
     if "://" in json.dumps(_front_matter(root).get("configs", "")):
         raise StudyError("README.md of the dataset names files by address; download them first")
     try:
@@ -197,6 +198,7 @@ def _batches(
     if _is_saved(root):
         dataset = _saved(root)[split]
         schema = dataset.features.arrow_schema
+        # Skipped rows are those of parts that a killed run has finished.
         for table in dataset.skip(skip).with_format("arrow").iter(_BATCH):
             yield table, schema
         return
@@ -283,7 +285,7 @@ def _download(root: Path, settings: SourceConfig) -> None:
             repo_type="dataset",
             revision=commit,
             endpoint=os.environ.get("HF_ENDPOINT") or None,
-            token=os.environ.get("HF_TOKEN") or False,
+            token=os.environ.get("HF_TOKEN") or False,  # False: none, stored or not
             local_dir=root,
         )
     except errors.HFValidationError as error:

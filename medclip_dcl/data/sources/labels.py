@@ -52,7 +52,7 @@ OTHER_NAMES = {
 # What Open-i and PadChest list where nobody sorted the image: then nothing is known of it.
 _NOT_SORTED = {"no indexing", "exclude", "suboptimal study"}
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
-_WEIGHT = {0: 0, -1: 1, 1: 2}
+_WEIGHT = {0: 0, -1: 1, 1: 2}  # of a code, where rows of a study differ
 
 
 def read_row_labels(
@@ -202,11 +202,7 @@ def read_codes(
 
 
 def _listed(
-    table: pa.Table,
-    column: str,
-    file: str,
-    settings: SourceConfig,
-    counts: dict[str, int],
+    table: pa.Table, column: str, file: str, settings: SourceConfig, counts: dict[str, int]
 ) -> list[Labels]:
     # What the user names replaces our names whole: a mixture could count a word twice.
     given = settings.label_names

@@ -55,6 +55,7 @@ def read_mimic_cxr(root: Path, settings: SourceConfig, resolve: Resolve) -> RawS
             suffix = _suffix(root / folder / image_id)
         images.append(ImageRecord(image_id, study, subject, view.strip(), f"{folder}/{image_id}"))
         studies.setdefault(study, Study(study, subject, f"{folder}.txt"))
+    # Where none was found, they are missing under any ending.
     images = [image._replace(path=f"{image.path}{suffix or _SUFFIXES[0]}") for image in images]
     if not has_views:
         images = [image._replace(view=_view(root / image.path)) for image in images]

@@ -13,14 +13,7 @@ from xml.etree import ElementTree as ET
 
 from medclip_dcl.core.errors import StudyError
 from medclip_dcl.core.files import path_under
-from medclip_dcl.data.records import (
-    LONGEST_REPORT,
-    ImageRecord,
-    RawStudies,
-    Reject,
-    Study,
-    Text,
-)
+from medclip_dcl.data.records import LONGEST_REPORT, ImageRecord, RawStudies, Reject, Study, Text
 from medclip_dcl.data.sources.labels import Labels, label_table
 from medclip_dcl.data.table_files import read_any, read_rows, require_columns, take_rows
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -125,7 +118,7 @@ def read_open_i(root: Path) -> RawStudies:
             report.study_id,
             report.study_id,
             views.get(name, ""),
-            image_paths.get(name, f"{name}.png"),
+            image_paths.get(name, f"{name}.png"),  # of no file: selection counts it as missing
         )
         for report in reports
         for name in report.images
@@ -184,6 +177,7 @@ def read_headings(headings: Iterable[str]) -> Labels:
 
 
 def _study(uid: str) -> str:
+    # XML names studies CXR12, tables name them 12.
     match = _UID.fullmatch(uid.strip())
     return f"CXR{match.group(1)}" if match else ""
 
@@ -284,7 +278,7 @@ def _json_reports(path: Path) -> tuple[list[_Report], dict[str, str]]:
     try:
         for uid, findings, impression, (mesh, images) in zip(*texts.values(), lists, strict=True):
             named = {image_name(item["filename"]): item["projection"] for item in images or ()}
-            named.pop("", None)
+            named.pop("", None)  # nothing joins a name of another form
             views |= {name: (view or "").strip().upper() for name, view in named.items()}
             text = Text(findings.strip(), impression.strip(), "")
             if study := _study(uid):
@@ -306,7 +300,7 @@ def _images(root: Path) -> dict[str, str]:
             file for file in (root / folder).iterdir() if file.suffix.lower() in _SUFFIXES
         )
         images = {image_name(path.name): path.relative_to(root).as_posix() for path in files}
-        images.pop("", None)
+        images.pop("", None)  # files of other names
         if images:
             return images
     return {}

@@ -51,7 +51,7 @@ def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> R
         if header is None:
             rejects.append(Reject(name, "bad_header"))
         elif header.sop_class == _DIRECTORY:
-            continue
+            continue  # a list of the folder: neither an image nor a fault
         elif header.modality not in settings.modalities:  # not asked for, and so no fault
             rejects.append(Reject(header.image_id, "modality"))
         elif not header.patient:
@@ -74,7 +74,7 @@ def hash_patient(patient: bytes, key: bytes) -> str:
 
 def _files(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
-        folders.sort()
+        folders.sort()  # in place, so that `os.walk` enters them in this order
         for name in sorted(names):
             path = Path(folder) / name
             if path.is_file() and not path.is_symlink():  # a link may lead out of the root

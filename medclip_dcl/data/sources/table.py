@@ -81,6 +81,7 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
     names, boxed, of_labels = _mapped_roles(settings)
     _require_roles(names, boxed, settings, has_splits=all(file.split for file in files))
     wanted, image = mapped_columns(settings)
+    # Both say where images are; the other roles, what is said of them.
     pattern = names.pop("path")
     del names["image"]
     has_images = bool(image or pattern)
@@ -383,6 +384,7 @@ def _pixels(value: str, row: int) -> int:
         side = float(value or 0)
     except ValueError:
         side = -1.0
+    # pandas writes 512 as 512.0 where another row is blank.
     if not (side >= 0 and side.is_integer()):
         raise StudyError(
             f"row {row} of the table states no size of its image; correct it, or leave "

@@ -17,7 +17,13 @@ from transformers import BertConfig
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
 from medclip_dcl.models.pretrained import modern_key, read_tensors, to_transformers
-from medclip_dcl.models.public.checkpoint import Checkpoint, Preprocessing, resnet_of
+from medclip_dcl.models.public.checkpoint import (
+    Checkpoint,
+    Preprocessing,
+    refuse_unknown,
+    resnet_of,
+    split,
+)
 from medclip_dcl.models.settings import ImageEncoderConfig
 from medclip_dcl.models.text_encoder import read_bert_config
 
@@ -35,34 +41,22 @@ _EPSILON = 1e-5  # of a batch norm
 _TEXT_MAP = {"dense_to_hidden": "0", "LayerNorm": "2", "dense_to_output": "3"}
 
 
-def image_file(folder: Path) -> Path | None:
-    """Find the image model of a release in a folder."""
-    found = [folder / name for name in IMAGE_FILES if (folder / name).is_file()]
-    if len(found) > 1:
-        raise CheckpointError(f"{folder.name} has the image models of two releases; keep one")
-    return found[0] if found else None
-
-
 def read(folder: Path) -> Checkpoint | None:
     """Read both encoders; None: the folder has another layout.
 
     Raises:
         CheckpointError: a file is damaged, or holds other keys.
     """
-    file = image_file(folder)
-    if file is None:
+    files = [folder / name for name in IMAGE_FILES if (folder / name).is_file()]
+    if not files:
         return None
+    if len(files) > 1:
+        raise CheckpointError(f"{folder.name} has the image models of two releases; keep one")
+    file = files[0]
     state = read_tensors(file)
-    trunk = {key: value for key, value in state.items() if key.startswith(_TRUNK)}
-    projector = {
-        key.removeprefix(_PROJECTOR): value
-        for key, value in state.items()
-        if key.startswith(_PROJECTOR)
-    }
-    temporal = {key: state[key] for key in _TEMPORAL if key in state}
-    known = (_TRUNK, _PROJECTOR, _POOLER, *_TEMPORAL)
-    if strange := sorted(key for key in state if not key.startswith(known)):
-        raise CheckpointError(f"{file.name} has {len(strange)} unknown keys ({strange[0]}, ...)")
+    trunk, projector, _, rest = split(state, (_TRUNK, _PROJECTOR, _POOLER))
+    temporal = {key: rest.pop(key) for key in _TEMPORAL if key in rest}
+    refuse_unknown(file.name, rest)
     try:
         maps = _image_map(projector, temporal)
     except KeyError as error:

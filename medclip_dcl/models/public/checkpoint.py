@@ -68,6 +68,8 @@ class Checkpoint:
     """How images become inputs, where no file of the folder says it."""
     similarity: str = ""
     """Kind of the similarity, where its maps have two layers."""
+    is_canonical: bool = False
+    """Whether texts are read in small letters, without punctuation, as big_vision's are."""
     left: tuple[str, ...] = ()
     """Keys of heads left aside."""
 
@@ -131,6 +133,24 @@ def renamed(
                 break
         weights[key] = value
     return weights
+
+
+def split(state: Mapping[str, Tensor], prefixes: Sequence[str]) -> list[dict[str, Tensor]]:
+    """Split weights by the first prefix that a key has, and without it; last come those of none."""
+    parts: dict[str, dict[str, Tensor]] = {prefix: {} for prefix in (*prefixes, "")}
+    for key, value in state.items():
+        prefix = next(prefix for prefix in parts if key.startswith(prefix))
+        parts[prefix][key.removeprefix(prefix)] = value
+    return list(parts.values())
+
+
+def refuse_unknown(name: str, left: Mapping[str, Tensor]) -> None:
+    """Refuse a file whose weights of these keys have no place; CheckpointError."""
+    if left:
+        raise CheckpointError(
+            f"{name} has {len(left)} unknown keys ({', '.join(sorted(left)[:3])}); it is of "
+            "another architecture: convert the model to transformers' CLIP"
+        )
 
 
 def depth(state: Mapping[str, Tensor], prefix: str) -> int:

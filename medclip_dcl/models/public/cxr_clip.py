@@ -30,26 +30,21 @@ from medclip_dcl.models.public.checkpoint import (
     Preprocessing,
     bert_sizes,
     depth,
+    refuse_unknown,
     renamed,
     resnet_of,
+    split,
 )
 from medclip_dcl.models.settings import ImageEncoderConfig
 from medclip_dcl.models.text_encoder import read_bert_config
 
 FAMILY = "cxr_clip"
-_PARTS = {
-    "image_encoder.resnet.": "resnet",
-    "image_encoder.image_encoder.": "swin",
-    "text_encoder.text_encoder.": "text",
-    "image_projection.": "region_projection",
-    "text_projection.": "projection",
-}
+_PREFIXES = (
+    *("image_encoder.resnet.", "image_encoder.image_encoder.", "text_encoder.text_encoder."),
+    *("image_projection.", "text_projection."),
+)
 _POOLINGS = {"eos": "eos", "bos": "cls", "mean": "mean"}
-_LEVELS = {
-    "resnet": ((0.485, 0.229), (0.456, 0.224), (0.406, 0.225)),
-    "swin": ((0.5, 0.5),),
-}
-"""Mean and spread of each channel."""
+_IMAGENET = ((0.485, 0.229), (0.456, 0.224), (0.406, 0.225))
 _BLOCK = r"(encoder\.layers\.\d+\.blocks\.\d+\.)"
 _TABLE = "attention.relative_position_bias.relative_position_bias_table"
 _SWIN = (
@@ -92,49 +87,40 @@ def read(folder: Path) -> Checkpoint | None:
 def _checkpoint(
     folder: Path, name: str, state: Mapping[str, Tensor], facts: Mapping[str, Any]
 ) -> Checkpoint:
-    parts: dict[str, dict[str, Tensor]] = {part: {} for part in _PARTS.values()}
-    strange = []
-    for key, value in state.items():
-        prefix = next((prefix for prefix in _PARTS if key.startswith(prefix)), "")
-        if prefix:
-            parts[_PARTS[prefix]][key.removeprefix(prefix)] = value
-        elif key != "logit_scale":
-            strange.append(key)
-    if strange:
-        raise CheckpointError(f"{name} has {len(strange)} unknown keys ({min(strange)}, ...)")
-    kind = "resnet" if parts["resnet"] else "swin"
+    resnet, swin, bert, *projections, rest = split(state, _PREFIXES)
+    scale = float(rest.pop("logit_scale").exp())
+    refuse_unknown(name, rest)
     how, pooling = _preprocessing(name, facts), facts["model"]["text_encoder"]["pooling"]
     if pooling not in _POOLINGS:
         raise CheckpointError(f"{name} pools texts by {pooling}; {', '.join(_POOLINGS)} are read")
-    settings: dict[str, Any] = {"input_px": how.size_px, "normalisation": _LEVELS[kind]}
-    if kind == "resnet":
-        image, sizes = resnet_of(to_transformers(parts[kind])[1])
-        settings |= {**sizes, "regions": "pooled"}
+    if resnet:
+        image, settings = resnet_of(to_transformers(resnet)[1])
+        settings |= {"regions": "pooled", "normalisation": _IMAGENET}
     else:
-        image = renamed(parts[kind], _SWIN, ("$^", ""))
+        image = renamed(swin, _SWIN, ("$^", ""))
         image = {key: image[key] for key in image if not key.endswith("position_index")}
-        sizes = {**_swin_sizes(image), "image_size": how.size_px}
-        settings |= {"kind": "vit", "backbone": sizes, "regions": "first"}
-    text = {modern_key(key): value for key, value in parts["text"].items()}
+        settings = {"kind": "vit", "regions": "first", "normalisation": ((0.5, 0.5),)}
+        settings["backbone"] = {**_swin_sizes(image), "image_size": how.size_px}
+    text = {modern_key(key): value for key, value in bert.items()}
     is_plain = (folder / CONFIG).is_file()
     text_config = read_bert_config(folder) if is_plain else bert_sizes(text)
-    similarity = "cxr_clip" if "fc.weight" in parts["projection"] else ""
+    similarity = "cxr_clip" if "fc.weight" in projections[1] else ""
     maps = {
         f"{side}.{key if similarity else key.removeprefix('projection.')}": value
-        for side in ("region_projection", "projection")
-        for key, value in parts[side].items()
+        for side, weights in zip(("region_projection", "projection"), projections, strict=True)
+        for key, value in weights.items()
     }
     for key in maps:
         if (bias := key.replace("weight", "bias")) not in maps:
             raise KeyError(bias)  # that would be taken for 0
-    dim = len(parts["projection"]["projection.weight"])
-    sides = ImageEncoderConfig(**settings), text_config, image, text
+    dim = len(projections[1]["projection.weight"])
+    sides = ImageEncoderConfig(input_px=how.size_px, **settings), text_config, image, text
     return Checkpoint(
         *sides,
         maps,
         dim,
         FAMILY,
-        scale=float(state["logit_scale"].exp()),
+        scale,
         text_settings={
             "pooling": _POOLINGS[pooling],
             "max_tokens": facts.get("base", {}).get("text_max_length", 256),

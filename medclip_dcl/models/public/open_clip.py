@@ -2,6 +2,7 @@
 
     BiomedCLIP     open_clip_config.json; timm's ViT, a BERT, a linear map or two layers of each
     open_clip      open_clip_config.json; its ViT and text transformer, whose keys are OpenAI's
+    SigLIP         open_clip_config.json; timm's ViT, which pools by attention, and that transformer
     CheXzero       one file of OpenAI's keys without a configuration, and a tokenizer next to it
 
 Sizes are those of the tensors, since the configuration names models of timm and of a hub instead.
@@ -11,13 +12,15 @@ Source: open_clip 3.3, `model.py`, `hf_model.py`, `timm_model.py`, `transform.py
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
-from transformers import CLIPTextConfig, CLIPVisionConfig
+from transformers import CLIPTextConfig, CLIPVisionConfig, SiglipTextConfig, SiglipVisionConfig
 
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
@@ -36,7 +39,9 @@ from medclip_dcl.models.public.checkpoint import (
     Preprocessing,
     bert_sizes,
     depth,
+    refuse_unknown,
     renamed,
+    split,
 )
 
 FAMILY = "open_clip"
@@ -53,6 +58,34 @@ _TIMM = (
     (r"pos_embed$", "embeddings.position_embeddings"),
     (r"norm\.", "layernorm."),
 )
+_TIMM_SIGLIP = (
+    (r"blocks\.(\d+)\.attn\.proj\.", r"encoder.layers.\1.self_attn.out_proj."),
+    (r"blocks\.(\d+)\.norm(\d)\.", r"encoder.layers.\1.layer_norm\2."),
+    (r"blocks\.(\d+)\.mlp\.", r"encoder.layers.\1.mlp."),
+    (r"patch_embed\.proj\.", "embeddings.patch_embedding."),
+    (r"norm\.", "post_layernorm."),
+    (r"attn_pool\.latent$", "head.probe"),
+    (r"attn_pool\.proj\.", "head.attention.out_proj."),
+    (r"attn_pool\.norm\.", "head.layernorm."),
+    (r"attn_pool\.mlp\.", "head.mlp."),
+)
+_TIMM_SIGLIP_QKV = (
+    r"blocks\.(\d+)\.attn\.qkv\.(\w+)",
+    r"encoder.layers.\1.self_attn.{}_proj.\2",
+)
+_SIXTEEN_HEADS = {1024, 1152, 1536}  # widths of timm's SigLIP; others have heads of 64 units
+# Names of timm whose units are tanh's approximation, as those of a text by `act_kwargs`.
+_TANH = re.compile(r"patch32_siglip|large_patch16_siglip_512|so400m_patch16_|giantopt_")
+_SIGLIP_ASKS = {
+    "timm_pool": ("map",),
+    "timm_proj": ("none",),
+    "no_causal_mask": (True,),
+    "proj_bias": (True,),
+    "pool_type": ("last",),
+    "norm_kwargs": ({"eps": 1e-6},),
+    "act_kwargs": ({"approximate": "tanh"}, None),
+    "tokenizer_kwargs": ({"clean": "canonicalize"},),
+}
 _TIMM_QKV = (r"blocks\.(\d+)\.attn\.qkv\.(\w+)", r"layers.\1.attention.{}_proj.\2")
 _BLOCKS = r"transformer\.resblocks\.(\d+)\."
 _OPENAI = (
@@ -103,11 +136,19 @@ def read(folder: Path) -> Checkpoint | None:
     else:
         return None
     vision, text = facts.get("vision_cfg", {}), facts.get("text_cfg", {})
+    is_siglip, asked = vision.get("timm_pool") == "map", {**vision, **text}
     strange = [
         f"{name} {value}"
-        for name, value in {**vision, **text}.items()
+        for name, value in asked.items()
         if name not in _PLAIN and value and value not in ("token", "argmax")
     ]
+    if is_siglip:
+        strange = [item for item in strange if item.split()[0] not in _SIGLIP_ASKS]
+        strange += [
+            f"{name} {asked.get(name)}"
+            for name, values in _SIGLIP_ASKS.items()
+            if asked.get(name) not in values
+        ]
     if strange:
         raise CheckpointError(
             f"{OPEN_CLIP} asks for {', '.join(strange)}, which is not built here; convert the "
@@ -117,6 +158,8 @@ def read(folder: Path) -> Checkpoint | None:
     try:
         if "visual.conv1.weight" in state:
             found, left = _openai(state, facts)
+        elif is_siglip:
+            found, left = _siglip(state, facts)
         else:
             found, left = _timm_and_bert(state, text)
     except (KeyError, IndexError, ValueError) as error:
@@ -124,11 +167,7 @@ def read(folder: Path) -> Checkpoint | None:
             f"{file.name} has no weights {error}: it is neither open_clip's or OpenAI's ViT with "
             "a text transformer nor timm's ViT with a BERT; convert it to transformers' CLIP"
         ) from error
-    if left:
-        raise CheckpointError(
-            f"{file.name} has {len(left)} unknown keys ({', '.join(sorted(left)[:3])}); it is of "
-            "another architecture: convert it to transformers' CLIP"
-        )
+    refuse_unknown(file.name, left)
     if not any((folder / name).is_file() for name in (OPEN_CLIP, *PROCESSORS)):
         # All of the image within a black square of 320 pixels, which becomes the input by bicubic
         # interpolation of numbers, without anti-aliasing.
@@ -173,37 +212,26 @@ def _openai(
         "region_projection.weight": inner.pop("visual.proj").T.contiguous(),
         "projection.weight": inner.pop("text_projection").T.contiguous(),
     }
-    both: dict[bool, dict[str, Tensor]] = {True: {}, False: {}}
-    for key, value in inner.items():
-        both[key.startswith("visual.")][key.removeprefix("visual.")] = value
-    image, text = (renamed(both[side], _OPENAI, _OPENAI_QKV) for side in (True, False))
+    sides = split(inner, ("visual.",))
+    image, text = (renamed(side, _OPENAI, _OPENAI_QKV) for side in sides)
     act = "quick_gelu" if facts.get("quick_gelu") else "gelu"
-    patch = image["embeddings.patch_embedding.weight"]
-    places = len(image["embeddings.position_embedding.weight"]) - 1
-    words = text["embeddings.token_embedding.weight"]
-    heads = facts.get("vision_cfg", {}).get("head_width", HEAD_WIDTH)
     dim = len(maps["region_projection.weight"])
+    width = image["embeddings.patch_embedding.weight"].shape[0]
+    heads = max(1, width // facts.get("vision_cfg", {}).get("head_width", HEAD_WIDTH))
     vision_config = CLIPVisionConfig(
-        **_clip_sizes(image, len(patch), heads),
-        hidden_act=act,
-        image_size=math.isqrt(places) * patch.shape[2],
-        patch_size=patch.shape[2],
-        num_channels=patch.shape[1],
-        projection_dim=dim,
+        **_image_sizes(image, heads, 1e-5), hidden_act=act, projection_dim=dim
     )
-    width = words.shape[1]
-    own_heads = max(1, width // HEAD_WIDTH)
+    words, width = text["embeddings.token_embedding.weight"].shape
+    heads = max(1, width // HEAD_WIDTH)
     if "text_cfg" in facts:
-        own_heads = facts["text_cfg"].get("heads", _TEXT_HEADS)
+        heads = facts["text_cfg"].get("heads", _TEXT_HEADS)
     text_config = CLIPTextConfig(
-        **_clip_sizes(text, width, width // own_heads),
+        **_text_sizes(text, heads, 1e-5),
         hidden_act=act,
-        vocab_size=len(words),
-        max_position_embeddings=len(text["embeddings.position_embedding.weight"]),
         projection_dim=dim,
-        eos_token_id=len(words) - 1,
-        bos_token_id=len(words) - 2,
-        pad_token_id=len(words) - 1,
+        eos_token_id=words - 1,
+        bos_token_id=words - 2,
+        pad_token_id=words - 1,
     )
     left = {
         f"{prefix}{key}": value
@@ -213,33 +241,76 @@ def _openai(
     }
     settings = {"max_tokens": text_config.max_position_embeddings, "pooling": "eos"}
     scale, bias = float(top["logit_scale"].exp()), float(top.get("logit_bias", 0.0))
-    sides = vision_config, text_config, image, text
-    return Checkpoint(*sides, maps, dim, FAMILY, scale, bias, settings), left
+    rest = maps, dim, FAMILY, scale, bias, settings
+    return Checkpoint(vision_config, text_config, image, text, *rest), left
 
 
-def _clip_sizes(state: Mapping[str, Tensor], width: int, head_width: int) -> dict[str, Any]:
+def _siglip(
+    state: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> tuple[Checkpoint, dict[str, Tensor]]:
+    trunk, text, left = split(state, ("visual.trunk.", "text."))
+    for part in ("weight", "bias"):
+        rows = [trunk.pop(f"attn_pool.{name}.{part}") for name in ("q", "kv")]
+        trunk[f"head.attention.in_proj_{part}"] = torch.cat(rows)
+    trunk["embeddings.position_embedding.weight"] = trunk.pop("pos_embed")[0]
+    parts = ("weight", "bias")
+    maps = {f"projection.{part}": text.pop(f"text_projection.{part}") for part in parts}
+    image = renamed(trunk, _TIMM_SIGLIP, _TIMM_SIGLIP_QKV)
+    text = renamed(text, _OPENAI, _OPENAI_QKV)
+    width, own = trunk["embeddings.position_embedding.weight"].shape[1], facts["text_cfg"]
+    maps["region_projection.weight"] = torch.eye(width)
+    heads = 16 if width in _SIXTEEN_HEADS else max(1, width // HEAD_WIDTH)
+    is_tanh = _TANH.search(facts["vision_cfg"]["timm_model_name"]), own.get("act_kwargs")
+    acts = ["gelu_pytorch_tanh" if one else "gelu" for one in is_tanh]
+    vision_config = SiglipVisionConfig(**_image_sizes(image, heads, 1e-6), hidden_act=acts[0])
+    sizes = _text_sizes(text, own.get("heads", _TEXT_HEADS), 1e-6)
+    text_config = SiglipTextConfig(
+        **sizes, hidden_act=acts[1], bos_token_id=None, eos_token_id=None
+    )
+    settings = {"max_tokens": text_config.max_position_embeddings, "pooling": "last"}
+    scale, bias = (float(left.pop(f"logit_{name}")) for name in ("scale", "bias"))
+    rest = maps, len(maps["projection.bias"]), FAMILY, math.exp(scale), bias, settings
+    return Checkpoint(vision_config, text_config, image, text, *rest, is_canonical=True), left
+
+
+def _layers(
+    state: Mapping[str, Tensor], prefix: str, width: int, heads: int, epsilon: float
+) -> dict[str, Any]:
     return {
         "hidden_size": width,
-        "num_hidden_layers": depth(state, "encoder.layers."),
-        "num_attention_heads": max(1, width // head_width),
-        "intermediate_size": len(state["encoder.layers.0.mlp.fc1.bias"]),
-        "layer_norm_eps": 1e-5,
+        "num_hidden_layers": depth(state, prefix),
+        "num_attention_heads": heads,
+        "intermediate_size": len(state[f"{prefix}0.mlp.fc1.bias"]),
+        "layer_norm_eps": epsilon,
+    }
+
+
+def _image_sizes(state: Mapping[str, Tensor], heads: int, epsilon: float) -> dict[str, Any]:
+    patch = state["embeddings.patch_embedding.weight"]
+    side = math.isqrt(len(state["embeddings.position_embedding.weight"]))  # a class token aside
+    return {
+        **_layers(state, "encoder.layers.", len(patch), heads, epsilon),
+        "image_size": side * patch.shape[2],
+        "patch_size": patch.shape[2],
+        "num_channels": patch.shape[1],
+    }
+
+
+def _text_sizes(state: Mapping[str, Tensor], heads: int, epsilon: float) -> dict[str, Any]:
+    words, width = state["embeddings.token_embedding.weight"].shape
+    return {
+        **_layers(state, "encoder.layers.", width, heads, epsilon),
+        "vocab_size": words,
+        "max_position_embeddings": len(state["embeddings.position_embedding.weight"]),
     }
 
 
 def _timm_and_bert(
     state: Mapping[str, Tensor], text_facts: Mapping[str, Any]
 ) -> tuple[Checkpoint, dict[str, Tensor]]:
-    trunk, text, maps, left = {}, {}, {}, {}
-    for key, value in state.items():
-        if key.startswith("visual.trunk."):
-            trunk[key.removeprefix("visual.trunk.")] = value
-        elif key.startswith("text.transformer."):
-            text[modern_key(key.removeprefix("text.transformer."))] = value
-        elif key in _MAPS:
-            maps[_MAPS[key]] = value
-        else:
-            left[key] = value
+    trunk, bert, left = split(state, ("visual.trunk.", "text.transformer."))
+    text = {modern_key(key): value for key, value in bert.items()}
+    maps = {name: left.pop(key) for key, name in _MAPS.items() if key in left}
     image = renamed(trunk, _TIMM, _TIMM_QKV)
     pooler = text_facts.get("hf_pooler_type", text_facts.get("pooler_type"))
     pooler = pooler or "mean_pooler"
@@ -261,16 +332,12 @@ def _timm_and_bert(
 
 def _vit_sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
     patch = state["embeddings.patch_embeddings.projection.weight"]
-    side = math.isqrt(state["embeddings.position_embeddings"].shape[1] - 1)
+    side = math.isqrt(state["embeddings.position_embeddings"].shape[1])  # a class token aside
     width, channels, patch_px, _ = patch.shape
     return {
+        **_layers(state, "layers.", width, max(1, width // HEAD_WIDTH), 1e-6),
         "model_type": "vit",
-        "hidden_size": width,
-        "num_hidden_layers": depth(state, "layers."),
-        "num_attention_heads": max(1, width // HEAD_WIDTH),
-        "intermediate_size": len(state["layers.0.mlp.fc1.bias"]),
         "image_size": side * patch_px,
         "patch_size": patch_px,
         "num_channels": channels,
-        "layer_norm_eps": 1e-6,
     }

@@ -181,12 +181,11 @@ def test_every_flipped_or_missing_byte_of_the_header_is_detected(tmp_path: Path)
     make(tmp_path / "thing", a=1)
     header = tmp_path / "thing" / HEADER
     whole = header.read_bytes()
-    for index in range(0, len(whole), 7):
-        for bit in (1, 8, 32):
-            flipped = bytes([whole[index] ^ bit])
-            header.write_bytes(whole[:index] + flipped + whole[index + 1 :])
-            with pytest.raises((ArtifactCorrupt, ArtifactStale)):
-                open_artifact(tmp_path / "thing", ARTIFACT)
+    for number, index in enumerate(range(0, len(whole), 23)):
+        flipped = bytes([whole[index] ^ (1, 8, 32)[number % 3]])
+        header.write_bytes(whole[:index] + flipped + whole[index + 1 :])
+        with pytest.raises((ArtifactCorrupt, ArtifactStale)):
+            open_artifact(tmp_path / "thing", ARTIFACT)
     for text in (b"", whole[:1], whole[: len(whole) // 2], whole[:-1], whole + b"\n"):
         header.write_bytes(text)
         with pytest.raises(ArtifactCorrupt):

@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,13 +23,24 @@ import psutil
 import pytest
 from PIL import Image, ImageOps
 
-from medclip_dcl.core.errors import ImageError, StudyError
+from medclip_dcl.core.errors import ConfigError, ImageError, StudyError
 from medclip_dcl.data import decode_worker, images
 from medclip_dcl.data.grayscale import square
-from medclip_dcl.data.images import Closed, Decoder, open_image, read_array, receive, scratch, send
+from medclip_dcl.data.images import (
+    Closed,
+    Decoder,
+    open_image,
+    read_array,
+    receive,
+    scratch,
+    send,
+    shared_decoder,
+)
 from medclip_dcl.data.limits import REASONS, ImagesConfig
 from tests.support.bombs import BOMBS, zeros
 from tests.support.dicom import J2K, JPEG_LS, dicom_bytes, ramp, raster_bytes, refusal, scaled
+
+CONFIG = ImagesConfig()
 
 
 @pytest.mark.parametrize("form", ["L", "I;16"])
@@ -157,8 +167,7 @@ def test_every_orientation_is_turned_as_pillow_does(orientation: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [ValueError, UnicodeDecodeError, RecursionError, MemoryError, EOFError, zlib.error],
+    "fault", [ValueError, UnicodeDecodeError, RecursionError, MemoryError, EOFError, zlib.error]
 )
 def test_no_refusal_shows_the_name_of_a_class(fault, monkeypatch):
     def break_down(*_: object) -> None:
@@ -288,20 +297,26 @@ def test_worker_that_hangs_or_dies_is_replaced_and_costs_one_image_at_most() -> 
         assert decoder.open(data).pixels.any()
 
 
+@pytest.mark.parametrize("name", ["medclip_nowhere:separate", "medclip_dcl.data.images:nothing"])
+def test_a_package_that_was_removed_is_named_and_no_image_s_fault(name, monkeypatch) -> None:
+    monkeypatch.setattr(images, "_separation", lambda: name)
+    with Decoder(ImagesConfig(), 1) as decoder:
+        with pytest.raises(ConfigError, match=rf"pip install \./hospital .*\({name} cannot be"):
+            decoder.separate(dicom_bytes(ramp()))
+        assert decoder.open(dicom_bytes(ramp())).pixels.any()
+
+
 def test_image_on_which_two_workers_die_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def die(*_: object) -> None:
         asked.append(1)
-        raise images.Closed
+        raise images._WorkerDied("worker_died", "the decode worker died on this image")
 
-    monkeypatch.setattr(images, "send", die)
-    with Decoder(ImagesConfig(), 1) as decoder:
-        with pytest.raises(ImageError) as refused:
-            decoder.open(dicom_bytes(ramp()))
-        monkeypatch.undo()
-        assert (refused.value.code, len(asked)) == ("worker_died", 2)
-        assert decoder.open(dicom_bytes(ramp())).pixels.any()
+    monkeypatch.setattr(images._Worker, "ask", die)
+    with Decoder(ImagesConfig(), 1) as decoder, pytest.raises(ImageError) as refused:
+        decoder.open(dicom_bytes(ramp()))
+    assert (refused.value.code, len(asked)) == ("worker_died", 2)
 
 
 def test_memory_beyond_the_cap_is_refused_and_the_worker_lives_on() -> None:
@@ -325,14 +340,13 @@ def test_threads_share_a_pool_and_no_worker_outlives_it() -> None:
 
 
 def test_square_of_the_worker_is_the_square_of_the_picture(tmp_path: Path) -> None:
-    image = dicom_bytes(ramp(90, 70), photometric="MONOCHROME1")
+    image, decoder = dicom_bytes(ramp(90, 70), photometric="MONOCHROME1"), shared_decoder(CONFIG)
     path = tmp_path / "image.dcm"
     path.write_bytes(image)
-    with Decoder(ImagesConfig(), 1) as decoder:
-        for equalize in (False, True):
-            answer = decoder.square(path, 32, equalize=equalize)
-            assert (answer.height_px, answer.width_px) == (90, 70)
-            assert np.array_equal(answer.pixels, square(decoder.open(image), 32, equalize))
+    for equalize in (False, True):
+        answer = decoder.square(path, 32, equalize=equalize)
+        assert (answer.height_px, answer.width_px) == (90, 70)
+        assert np.array_equal(answer.pixels, square(decoder.open(image), 32, equalize))
 
 
 def test_worker_that_cannot_start_is_no_images_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,20 +358,13 @@ def test_worker_that_cannot_start_is_no_images_fault(monkeypatch: pytest.MonkeyP
 # Hostile files: each is refused by name, soon, and at no cost to who opened it
 
 
-@pytest.fixture(scope="module")
-def pool_of_one() -> Iterator[Decoder]:
-    with Decoder(ImagesConfig(), 1) as pool:
-        pool.open(dicom_bytes(ramp()))
-        yield pool
-
-
 @pytest.mark.parametrize("name", BOMBS)
-def test_bomb_is_refused_by_name(name: str, pool_of_one: Decoder) -> None:
+def test_bomb_is_refused_by_name(name: str) -> None:
     data = BOMBS[name].make()
     caller = psutil.Process()
     before, start = caller.memory_info().rss, time.monotonic()
     with pytest.raises(ImageError) as refused:
-        pool_of_one.open(data)
+        open_image(data)
     assert time.monotonic() - start < 10
     assert caller.memory_info().rss - before < 256 * 2**20
     require_plain(refused.value)
@@ -402,24 +409,21 @@ def test_messages_carry_a_header_and_one_descriptor() -> None:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="no limits of another process")
-@pytest.mark.parametrize("side", ["this process", "the worker"])
-def test_no_room_to_hand_an_image_over_is_not_the_images_fault(side: str) -> None:
+def test_no_room_to_hand_an_image_over_is_not_the_images_fault() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
     data = raster_bytes(noise, "PNG")  # more than 4096 bytes; the answer has two for a pixel
-    others = set(psutil.Process().children())
+    before, usual = children(), resource.getrlimit(resource.RLIMIT_FSIZE)
     with Decoder(ImagesConfig(), 1) as decoder:
         decoder.open(data)
-        [worker] = set(psutil.Process().children()) - others
-        suffers = os.getpid() if side == "this process" else worker.pid
-        usual = resource.prlimit(suffers, resource.RLIMIT_FSIZE)
-        resource.prlimit(suffers, resource.RLIMIT_FSIZE, (4000, usual[1]))
-        try:
-            with pytest.raises(OSError, match="File too large"):
-                decoder.open(data)
-        finally:
-            if suffers == os.getpid():
-                resource.prlimit(suffers, resource.RLIMIT_FSIZE, usual)
-        assert decoder.open(data).pixels.shape == (64, 64)  # by another worker
+        (worker,) = children() - before
+        for suffers in (worker, os.getpid()):
+            resource.prlimit(suffers, resource.RLIMIT_FSIZE, (4000, usual[1]))
+            try:
+                with pytest.raises(OSError, match="File too large"):
+                    decoder.open(data)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+            assert decoder.open(data).pixels.shape == (64, 64)  # by another worker
 
 
 def test_an_array_is_copied_out_and_must_be_there_whole() -> None:

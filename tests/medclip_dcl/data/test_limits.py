@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from medclip_dcl.data.images import open_image
-from medclip_dcl.data.limits import ImagesConfig, is_dicom
+from medclip_dcl.data.limits import is_dicom, require_image
 from tests.support.dicom import dicom_bytes, ramp, refusal
 
 
@@ -13,7 +13,7 @@ def test_refused_by_first_bytes_and_size(tmp_path: Path) -> None:
     assert refusal(b"file,view\nimages/a.jpg,PA\n" * 20) == "unknown_format"
     file = dicom_bytes(ramp())
     assert refusal(file, max_bytes=len(file) - 1) == "too_many_bytes"
-    assert open_image(file, ImagesConfig(max_bytes=len(file))).pixels.any()
+    require_image(file, len(file), max_bytes=len(file))
     assert refusal(Path("/nowhere/image.dcm")) == "missing"
     assert refusal("/nowhere/image.dcm") == "missing"
     (tmp_path / "image.dcm").write_bytes(file)

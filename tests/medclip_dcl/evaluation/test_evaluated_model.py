@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.evaluation.evaluated_model import (
+    EvaluatedModel,
     _room_for,
     evaluated_model,
 )
@@ -10,6 +12,8 @@ from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.image_encoder import to_input
+from medclip_dcl.models.settings import SimilarityConfig
+from tests.support.clip import build
 from tests.support.published import publish
 
 FINDINGS = (Finding("edema", ("There is an effusion.",), ("No edema.",)),)
@@ -51,3 +55,37 @@ def test_scores_by_blocks_and_of_halves_are_those_of_all(tmp_path, monkeypatch):
     assert model.score(regions, texts) == pytest.approx(whole, abs=1e-6)
     assert model.score(regions.half(), texts) == pytest.approx(whole, abs=1e-3)
     assert model.score(regions[:0], texts).shape == (2, 0)
+
+
+def test_a_clip_is_examined_behind_two_functions():
+    clip = build()
+    model = EvaluatedModel("clip", clip, SimilarityConfig(kind="global"), 100.0)
+    regions, texts = model.embed_images(IMAGES), model.embed_sentences(["No edema.", "Clear."])
+    assert regions.shape == (3, 4, 4, 12)
+    assert regions.norm(dim=-1) == pytest.approx(torch.ones(3, 4, 4), abs=1e-5)
+    # `global`: the cosine of the sentence and the mean of the unit patch vectors.
+    mean = regions.flatten(1, 2).mean(dim=1)
+    cosines = torch.nn.functional.cosine_similarity(mean[None], texts[:, None], dim=-1)
+    assert model.score(regions, texts) == pytest.approx(cosines, abs=1e-6)
+    assert model.margins(regions, FINDINGS).shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        (torch.ones(3, 12), r"embed_images gave \(3, 12\) for 3"),
+        (torch.ones(2, 1, 1, 12), "for 3"),
+        (np.ones((3, 1, 1, 12)), "gave another value"),
+        (torch.full((3, 1, 1, 12), torch.nan), "not finite"),
+    ],
+    ids=["no grid", "too few", "no tensor", "not a number"],
+)
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_what_is_no_region_vector_is_refused_by_name(vectors, message):
+    class Wrong:
+        def embed_images(self, _images):
+            return vectors
+
+    model = EvaluatedModel("wrong", Wrong(), SimilarityConfig(kind="global"), 1.0)
+    with pytest.raises(CheckpointError, match=message):
+        model.embed_images(IMAGES)

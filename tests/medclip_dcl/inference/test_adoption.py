@@ -34,9 +34,11 @@ from tests.support.public_checkpoints import (
     PX,
     RESNET,
     SENTENCES,
+    SIGLIP_ASKS,
     cxr_clip_tree,
     openai_keys,
     pair,
+    siglip_keys,
     words_tokenizer,
     write_biovil,
     write_cxr_clip,
@@ -147,6 +149,38 @@ def test_openai_s_keys_give_the_same_clip(layout: str, tmp_path: Path) -> None:
         assert levels(predictor)[0] == pytest.approx((101.48761 / 255, 83.43944 / 255))
         images = predictor.config.images
         assert (images.size_px, images.fit) == (320, Fit("pad", "lanczos"))
+
+
+@torch.no_grad()
+def test_timm_s_keys_give_the_same_siglip(tmp_path: Path) -> None:
+    model, folder = pair("siglip", "gelu", heads=1), tmp_path / "siglip"
+    sizes = {**SIGLIP_ASKS, "text_cfg": {**SIGLIP_ASKS["text_cfg"], "heads": 1}}
+    write_open_clip(folder, siglip_keys(model), **sizes)
+    predictor, card = adopted(folder)
+    grey = np.random.default_rng(1).integers(0, 256, (2, PX, PX)).astype(np.uint8)
+    mean, std = (torch.tensor(item).view(-1, 1, 1) for item in zip(*levels(predictor), strict=True))
+    theirs = model(**tokens(), pixel_values=(torch.from_numpy(grey)[:, None] / 255 - mean) / std)
+    expected = functional.normalize(theirs.image_embeds, dim=-1)
+    torch.testing.assert_close(predictor.embed_images(grey)[:, 0, 0], expected, **TOLERANCE)
+    # `canonicalize_text`: small letters, neither punctuation nor runs of blanks
+    written = ["No  effusion!", "(HEART) la-rge.", "left_effusion; no right effusion & "]
+    texts = predictor.embed_sentences(written)
+    expected = functional.normalize(theirs.text_embeds, dim=-1)
+    torch.testing.assert_close(texts, expected, **TOLERANCE)
+    assert card["score"]["scale"] == pytest.approx(math.exp(4.7))
+    assert card["score"]["bias"] == pytest.approx(float(model.logit_bias))
+    for name, (place, value) in {
+        "gap": ("vision_cfg", {"timm_pool": "avg"}),
+        "causal": ("text_cfg", {"no_causal_mask": False}),
+        "clean": ("text_cfg", {"tokenizer_kwargs": {"clean": "lower"}}),
+    }.items():
+        write_open_clip(tmp_path / name, {}, **sizes | {place: {**sizes[place], **value}})
+        with pytest.raises(CheckpointError, match=rf"asks for .*{next(iter(value))}"):
+            adopt(tmp_path / name, tmp_path / "out")
+    extra = siglip_keys(model) | {"visual.trunk.cls_token": torch.zeros(1, 1, 64)}
+    write_open_clip(tmp_path / "extra", extra, **sizes)
+    with pytest.raises(CheckpointError, match="cls_token"):
+        adopt(tmp_path / "extra", tmp_path / "out")
 
 
 def test_of_two_forms_of_one_model_in_a_folder_transformers_is_read(tmp_path: Path) -> None:

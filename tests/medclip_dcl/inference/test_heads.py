@@ -10,7 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from medclip_dcl.core.errors import CheckpointError
-from medclip_dcl.evaluation.heads import Labelled, fit_logistic
+from medclip_dcl.evaluation.probe import Labelled, fit_logistic
 from medclip_dcl.inference.heads import Head, head_margins, read_heads, write_heads
 from medclip_dcl.inference.model_package import HEAD_ARRAYS_FILE, HEADS_FILE
 from medclip_dcl.inference.predictor import load

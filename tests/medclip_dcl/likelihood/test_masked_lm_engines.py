@@ -1,6 +1,7 @@
 """Engines give the whole model's log-probabilities, or PyTorch scores."""
 
 import logging
+from itertools import product
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def test_inputs_index_the_word_pieces_of_every_copy(rows):
     assert (position.tolist(), target.tolist()) == ([1, 2, 3][:rows], [5, 7, 10][:rows])
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("name", ["openvino", "torch"])
 def test_engines_give_the_whole_models_log_probabilities(name, layers):
     model = tiny_bert(layers=layers)
@@ -45,7 +46,7 @@ def test_engines_give_the_whole_models_log_probabilities(name, layers):
         assert got.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu_new", "silu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu_new"])
 def test_every_activation_is_the_models(activation):
     config = tiny_bert().config
     config.hidden_act = activation
@@ -58,17 +59,14 @@ def test_every_activation_is_the_models(activation):
     assert got.tolist() == pytest.approx(whole_model(model, copies()).tolist(), abs=2e-5)
 
 
-@pytest.mark.parametrize("variant", ["original", "within_word_l2r"])
-def test_scores_of_the_engines_agree_whatever_the_budget(variant):
-    model, encodings = (
-        tiny_bert(),
-        encode_sentences(tiny_tokenizer(), [*SENTENCES, SENTENCES[0], "no effusion or " * 15]),
-    )
-    fast, plain = prepare_engine(model, "openvino"), prepare_engine(model, "torch")
-    for budget in (1, 30, 4096):
+def test_scores_of_the_engines_agree_whatever_the_budget():
+    texts = [*SENTENCES, SENTENCES[0], "no effusion or " * 15]
+    model, encodings = tiny_bert(), encode_sentences(tiny_tokenizer(), texts)
+    engines = prepare_engine(model, "openvino"), prepare_engine(model, "torch")
+    for variant, budget in product(("original", "within_word_l2r"), (1, 30, 4096)):
         one, other = (
             score_encodings(model, encodings, MASK, variant, budget, None, engine)
-            for engine in (fast, plain)
+            for engine in engines
         )
         assert one.tolist() == pytest.approx(other.tolist(), abs=2e-4)
 

@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from medclip_dcl.losses.gather import gather_with_grad, positive_columns
-from tests.support.contrastive_step import GLOBAL_BATCH, step, two_processes
-from tests.support.process_group import run_processes
+from tests.support.contrastive_step import GLOBAL_BATCH, run_processes, step, two_processes
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from medclip_dcl.core.files import raise_open_file_limit
 from medclip_dcl.core.tables import map_array, read_table, write_array, write_table
 from medclip_dcl.retrieval.embeddings import TEXTS, shard_name, write_pictures
 
-SHARDS, LIMIT = 1100, 256
+SHARDS, LIMIT = 300, 256
 
 # In a process of its own: a limit that was lowered cannot be raised again.
 OPEN = f"""

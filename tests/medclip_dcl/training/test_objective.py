@@ -13,11 +13,7 @@ from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR, encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.training.dataset import ImageTextBatch, jitter
-from medclip_dcl.training.objective import (
-    ContrastiveObjective,
-    ObjectiveInputs,
-    direction_loss,
-)
+from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveInputs, direction_loss
 from medclip_dcl.training.settings import ObjectiveConfig
 from tests.support.tiny_models import pair_batch, tiny_dual_encoder
 
@@ -114,21 +110,6 @@ def test_multipositive_pulls_same_and_leaves_unclear_out() -> None:
     expected = multi_positive_loss(batch.s, same, unclear, positive=batch.positive)
     assert torch.equal(output.loss, expected)
     assert output.gauges.keys() == GAUGES
-
-
-NEGATIVES = ("remove_labels", "remove_similar", "resample_similar", "reweight_similar")
-
-
-@pytest.mark.parametrize("negatives", NEGATIVES)
-@pytest.mark.parametrize("kind", ["infonce", "debiased"])
-def test_every_rival_changes_the_loss_and_stays_finite(kind: str, negatives: str) -> None:
-    batch = dataclasses.replace(inputs(), s=inputs().s.requires_grad_())
-    plain = direction_loss(ObjectiveConfig(kind=kind), batch).loss
-    settings = ObjectiveConfig(kind=kind, negatives=negatives)
-    loss = direction_loss(settings, batch).loss
-    assert loss.isfinite()
-    assert loss.item() != plain.item()
-    assert torch.autograd.grad(loss, batch.s)[0].isfinite().all()
 
 
 def test_gauges_tell_how_far_a_rival_is_from_treating_all_alike() -> None:

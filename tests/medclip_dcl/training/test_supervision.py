@@ -78,7 +78,7 @@ def test_about_the_share_that_is_asked_is_removed_from_later_batches() -> None:
     index = RaggedIndex(rows, count)
     ids = tuple(map(str, rows))
     eta = np.zeros(count, np.float32)
-    corpus = Corpus(ids, frozenset(), index, ids, rows, rows, index, rows, ids, ids, eta)
+    corpus = Corpus(ids, frozenset(), index, ids, rows, index, rows, ids, ids, eta)
     vectors = torch.nn.functional.normalize(torch.randn(count, 8), dim=-1)
     sampler = ImageTextSampler(index, index, 32, 0, False)
     threshold = closest_threshold(vectors, corpus, sampler, 0.1)

@@ -1,13 +1,14 @@
-"""Linear heads on frozen features, which a model is published with.
+"""Linear heads on frozen features: probes of an encoder, and heads that a model is published with.
 
-A head is a logistic regression with both classes at equal weight, fitted to training patients. Its
-penalty is that of the best AUC on the validation images, which also give threshold and calibration.
-Figures are those of test images.
+Both are a logistic regression with both classes at equal weight, fitted to training patients. Its
+penalty is that of the best AUC on the validation images, which also give the threshold, and of a
+head the calibration. Figures are those of test images.
 """
 
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,22 +19,28 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from medclip_dcl.core.errors import MetricError
-from medclip_dcl.evaluation.classification import UNKNOWN, finding_figures
+from medclip_dcl.evaluation.classification import UNKNOWN, finding_figures, mean_finding_figures
 from medclip_dcl.evaluation.decisions import (
     calibrate_finding,
     choose_thresholds,
     decision_figures,
+    evaluate_decisions,
     probability_figures,
 )
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
-from medclip_dcl.evaluation.metrics import BootstrapOptions, roc_auc, value_of
+from medclip_dcl.evaluation.metrics import BootstrapOptions, Figure, roc_auc, value_of
+from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference.heads import Head, HeadCard, HeadFigure, head_margins
+from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import HeadsConfig, ProbabilitiesConfig
 
+FRACTIONS = (0.01, 0.1, 1.0)
+"""Shares of the training labels that a probe is given: those that ConVIRT and GLoRIA report."""
 PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """L2 penalties per labelled image that are tried, the strongest first."""
 
 _BLOCK = 1024  # images that are averaged at a time
+_DRAWS = 3  # of the labels at each fraction below 1
 _ITERATIONS = 500
 
 Arrays = Mapping[str, np.ndarray]
@@ -66,7 +73,7 @@ def fit_logistic(labelled: Labelled, penalty: float) -> dict[str, np.ndarray]:
         MetricError: a class is missing among the images.
     """
     if len(np.unique(labelled.labels)) < 2:
-        raise MetricError("the labelled images show one class alone; give more labels")
+        raise MetricError("the labelled images show one class alone; give a probe more labels")
     # scikit-learn adds losses up where we average them, so its C holds the number of images.
     strength = 1 / (penalty * len(labelled.labels))
     logistic = LogisticRegression(C=strength, max_iter=_ITERATIONS, class_weight="balanced")
@@ -85,7 +92,7 @@ def fit_chosen(train: Labelled, validate: Labelled) -> tuple[Arrays, float]:
 
     The strongest of several that are as good, and where validation lacks a class.
 
-    Source: ours; papers train linear probes by Adam with a fixed weight decay.
+    Source: ours; the papers train the probe by Adam with a fixed weight decay.
     """
     positive = validate.labels == 1
     if not positive.any() or positive.all():
@@ -97,6 +104,21 @@ def fit_chosen(train: Labelled, validate: Labelled) -> tuple[Arrays, float]:
     ]
     chosen = PENALTIES[int(np.argmax(aucs))]
     return fitted[chosen], chosen
+
+
+def draw_labelled(
+    labels: Int64[np.ndarray, " images"], fraction: float, generator: np.random.Generator
+) -> Int64[np.ndarray, " chosen"]:
+    """Draw the images whose labels a probe is given, as ascending rows.
+
+    Of each class round(fraction n) of its n images are drawn, at least one.
+    """
+    chosen = []
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        count = max(1, round(fraction * len(rows)))
+        chosen.append(generator.permutation(rows)[:count])
+    return np.sort(np.concatenate(chosen)).astype(np.int64)
 
 
 def image_features(images: EncodedImages) -> Float[np.ndarray, "images dim"]:
@@ -118,6 +140,102 @@ def labelled_images(
     """Take the images whose truth is known."""
     every = Labelled(features, truth.astype(np.int64), subject_ids)
     return every.take(np.flatnonzero(truth != UNKNOWN))
+
+
+def evaluate_probe(
+    splits: Sequence[tuple[EncodedImages, Int8[np.ndarray, "findings _"]]],
+    findings: Sequence[Finding],
+    fractions: Sequence[float],
+    bootstrap: BootstrapOptions,
+) -> tuple[EvalResult, EvalResult, Rows]:
+    """Fit a linear classifier per finding with growing shares of the labels.
+
+    `splits` are images and truth of training, of the evaluated split and of validation, by which
+    penalties and thresholds are chosen; their regions are features of the encoder, or vectors of
+    the shared space. A share below 1 is drawn three times. Findings that lack a class in training
+    or in the evaluated split are left out.
+
+    Returns:
+        The probes' figures by share; those of the decisions by finding, with the largest share, of
+        its draws the first; and rows of `results.PROBES`.
+
+    Source: Wang et al. 2023 probe CIFAR10 alone; ours: the same on images.
+    """
+    (trained, _), (judged, judged_truth), _ = splits
+    probed = [
+        index
+        for index in range(len(findings))
+        if all({0, 1} <= set(truth[index].tolist()) for _, truth in splits[:2])
+    ]
+    if not probed:
+        absent = EvalResult("no finding has images of both classes in every split")
+        return absent, absent, []
+    # Of no image there are no regions to average: validation may be empty.
+    width = splits[0][0].regions.shape[-1]
+    features = [
+        image_features(images) if images.image_ids else np.zeros((0, width), dtype=np.float32)
+        for images, _ in splits
+    ]
+    groups: dict[str, dict[str, Figure]] = {}
+    rows: Rows = []
+    decisions = EvalResult()
+    for step, fraction in enumerate(fractions):
+        margins, thresholds = [], []
+        draws = _DRAWS if fraction < 1 else 1
+        for draw in range(draws):
+            # A stream for each share and draw: another share leaves these draws as they are.
+            sequence = np.random.SeedSequence([bootstrap.seed, step, draw])
+            generator = np.random.Generator(np.random.Philox(sequence))
+            for index in probed:
+                train, _, validate = (
+                    labelled_images(own, truth[index], images.subject_ids)
+                    for own, (images, truth) in zip(features, splits, strict=True)
+                )
+                chosen = draw_labelled(train.labels, fraction, generator)
+                arrays, _ = fit_chosen(train.take(chosen), validate)
+                margins.append(head_margins(arrays, features[1]))
+                levels = head_margins(arrays, validate.features)
+                thresholds.append(_threshold(levels, validate))
+                probe = {"finding": findings[index].name, "draw": draw, "fraction": fraction}
+                probe["threshold"] = thresholds[-1].value
+                rows += _rows(judged, judged_truth[index], margins[-1], probe)
+        groups[f"{fraction:g}"] = mean_finding_figures(
+            np.array(margins), judged_truth[probed * draws], judged.subject_ids, bootstrap
+        )
+        if fraction == max(fractions):
+            count = len(probed)
+            decisions = evaluate_decisions(
+                [findings[index].name for index in probed],
+                np.array(margins[:count]),
+                judged_truth[probed],
+                judged.subject_ids,
+                thresholds[:count],
+                bootstrap,
+            )
+    sizes = (len(trained.image_ids), len(judged.image_ids), len(probed))
+    pool = dict(zip(("labelled", "images", "findings"), sizes, strict=True))
+    names = ("mean_auc", "mean_balanced_accuracy")
+    chance = {f"{group}.{name}": 0.5 for group in groups for name in names}
+    return EvalResult("", pool, chance, {}, groups), decisions, rows
+
+
+def _rows(
+    judged: EncodedImages, truth: np.ndarray, margins: np.ndarray, probe: dict[str, Any]
+) -> Rows:
+    return [
+        {
+            **judged.ids_of(image),
+            **probe,
+            "margin": float(margins[image]),
+            "truth": int(truth[image]),
+        }
+        for image in np.flatnonzero(truth != UNKNOWN).tolist()
+    ]
+
+
+def _threshold(margins: np.ndarray, validate: Labelled) -> Figure:
+    truth = validate.labels.astype(np.int8)[None]
+    return choose_thresholds(margins[None], truth, validate.subject_ids)[0]
 
 
 @dataclass(frozen=True)
@@ -165,8 +283,7 @@ def make_head(name: str, splits: HeadSplits, rules: HeadRules, inputs: Mapping[s
     train, validate, test = splits.train, splits.validate, splits.test
     arrays, chosen = fit_chosen(train, validate)
     margins = head_margins(arrays, validate.features)
-    shown = validate.labels.astype(np.int8)[None]
-    (threshold,) = choose_thresholds(margins[None], shown, validate.subject_ids)
+    threshold = _threshold(margins, validate)
     assert threshold.value is not None
     patients = len(set(validate.subject_ids))
     calibration = calibrate_finding(

@@ -1,0 +1,177 @@
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import matthews_corrcoef
+
+from medclip_dcl.core.errors import MetricError
+from medclip_dcl.evaluation.classification import UNKNOWN
+from medclip_dcl.evaluation.evaluated_model import EncodedImages
+from medclip_dcl.evaluation.metrics import BootstrapOptions, confusion_metrics, roc_auc, value_of
+from medclip_dcl.evaluation.probe import (
+    PENALTIES,
+    HeadRules,
+    HeadSplits,
+    Labelled,
+    draw_labelled,
+    evaluate_probe,
+    fit_chosen,
+    fit_logistic,
+    make_head,
+)
+from medclip_dcl.evaluation.results import PROBES
+from medclip_dcl.inference.heads import Head, head_margins
+from medclip_dcl.inference.prompts import Finding
+from medclip_dcl.models.settings import HeadsConfig, ProbabilitiesConfig
+
+FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))
+FRACTIONS = (0.1, 1.0)
+
+
+def images(count, seed, noise=0.3):
+    """Images whose first axis grows with `fluid`; `cyst` cannot be seen."""
+    generator = np.random.default_rng(seed)
+    truth = np.stack([np.arange(count) % 2, generator.permutation(np.arange(count) % 2)])
+    vectors = noise * generator.standard_normal((count, 2, 2, 5))
+    vectors[..., 0] += truth[0][:, None, None]
+    names = tuple(f"image-{seed}-{number}" for number in range(count))
+    shown = EncodedImages(names, names, ((10, 10),) * count, torch.from_numpy(vectors).float())
+    return shown, truth.astype(np.int8)
+
+
+@pytest.fixture(scope="module")
+def probed():
+    splits = [images(100, 0), images(50, 2), images(40, 3)]
+    return evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(20, 0))
+
+
+def test_a_probe_finds_what_features_hold_and_no_more(probed):
+    outcome, _, rows = probed
+    assert list(outcome.groups) == ["0.1", "1"]
+    assert set(rows[0]) == set(PROBES.schema.names)
+    assert len(rows) == 50 * 2 * (3 + 1)  # images x findings x draws
+    drawn = {(row["fraction"], row["draw"]) for row in rows}
+    assert drawn == {(0.1, 0), (0.1, 1), (0.1, 2), (1.0, 0)}
+    by_finding = {
+        name: [row for row in rows if (row["finding"], row["fraction"]) == (name, 1.0)]
+        for name in ("fluid", "cyst")
+    }
+    right = {
+        name: np.mean([(row["margin"] > 0) == row["truth"] for row in found])
+        for name, found in by_finding.items()
+    }
+    assert right["fluid"] == 1.0
+    assert 0.2 < right["cyst"] < 0.8
+
+
+def test_the_figure_is_the_mean_over_findings_with_its_interval(probed):
+    figure = probed[0].groups["1"]["mean_auc"]
+    assert 0.6 < figure.value < 0.85  # one finding at 1, the other by chance
+    assert figure.low <= figure.value <= figure.high
+    assert probed[0].chance["0.1.mean_auc"] == 0.5
+
+
+def test_decisions_of_a_probe_are_those_of_its_rows_with_all_labels(probed):
+    _, decisions, rows = probed
+    rows = [row for row in rows if (row["finding"], row["fraction"]) == ("fluid", 1.0)]
+    called = [row["margin"] >= row["threshold"] for row in rows]
+    expected = matthews_corrcoef([row["truth"] for row in rows], called)
+    assert decisions.groups["fluid"]["mcc"].value == pytest.approx(expected, abs=1e-9)
+    assert decisions.groups["fluid"]["threshold"].value == rows[0]["threshold"]
+    assert decisions.groups["fluid"]["threshold"].n == 40
+
+
+def test_a_finding_that_lacks_a_class_anywhere_is_left_out():
+    splits = [images(60, 0), images(50, 2), images(0, 3)]
+    splits[1][1][1] = UNKNOWN
+    splits[1][1][0, 0] = UNKNOWN  # one image, which leaves the finding both classes
+    _, decisions, rows = evaluate_probe(splits, FINDINGS, [1.0], BootstrapOptions(0, 0))
+    assert [row["finding"] for row in rows] == ["fluid"] * 49
+    assert {row["threshold"] for row in rows} == {None}  # no validation image
+    assert decisions.groups["fluid"]["mcc"].reason.startswith("0 validation images with")
+    splits[1][1][0] = 1
+    outcome, _, rows = evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(0, 0))
+    assert "no finding has images of both classes" in outcome.absent
+    assert rows == []
+
+
+def test_labels_are_drawn_class_by_class_and_of_each_at_least_one():
+    labels = np.repeat(np.arange(3), (100, 10, 2)).astype(np.int64)
+    rows = draw_labelled(labels, 0.2, np.random.default_rng(0))
+    assert np.bincount(labels[rows]).tolist() == [20, 2, 1]
+    assert draw_labelled(labels, 1.0, np.random.default_rng(0)).tolist() == list(range(112))
+
+
+@pytest.mark.parametrize("spread", [1, 60])
+def test_validation_images_choose_the_penalty_that_generalises(spread):
+    # Where one feature tells all, the small penalty; where each tells a little, the large one.
+    rng = np.random.default_rng(0)
+    labels = np.arange(1080, dtype=np.int64) % 2
+    features = rng.standard_normal((1080, 60))
+    features[:, :spread] += 3 / spread**0.5 * labels[:, None]
+    every = Labelled(features, labels, [str(image) for image in range(1080)])
+    train, validate = every.take(np.arange(80)), every.take(np.arange(80, 1080))
+    aucs = {}
+    for penalty in PENALTIES:
+        margins = head_margins(fit_logistic(train, penalty), validate.features)
+        aucs[penalty] = value_of(roc_auc(margins, validate.labels == 1))
+    arrays, chosen = fit_chosen(train, validate)
+    assert chosen == max(aucs, key=aucs.get)
+    assert (chosen < 0.1) == (spread == 1)
+    assert np.array_equal(arrays["weight"], fit_logistic(train, chosen)["weight"])
+    alike = Labelled(features[:9], np.zeros(9, dtype=np.int64), ["a"] * 9)
+    assert fit_chosen(train, alike)[1] == PENALTIES[0]  # nothing to choose by: the strongest
+
+
+RULES = HeadRules(HeadsConfig(), ProbabilitiesConfig(least_per_class=5), BootstrapOptions(20, 0))
+
+
+def labelled(count: int, seed: int, images_each: int = 1) -> Labelled:
+    rng = np.random.default_rng(seed)
+    labels = (np.arange(count) % 3 == 0).astype(np.int64)
+    features = rng.normal(size=(count, 4)).astype(np.float32)
+    features[:, 1] += labels
+    return Labelled(features, labels, [f"{seed}-{row // images_each}" for row in range(count)])
+
+
+SPLITS = HeadSplits(labelled(90, 1), labelled(60, 2), labelled(60, 3))
+
+
+@pytest.fixture(scope="module")
+def head() -> Head:
+    return make_head("nodule", SPLITS, RULES, {"model": "digest"})
+
+
+def test_figures_are_those_of_the_margins_on_test_images(head: Head) -> None:
+    margins, positive = head.margins(SPLITS.test.features), SPLITS.test.labels == 1
+    figures = head.card.figures
+    assert figures["auc"].value == pytest.approx(value_of(roc_auc(margins, positive)))
+    at = confusion_metrics(margins, positive, head.card.threshold)
+    for name in ("sensitivity", "specificity", "ppv"):
+        assert figures[name].value == pytest.approx(value_of(at[name]))
+    assert figures["auc"].low is not None
+    curve = head.card.calibration.curve
+    said = curve.probabilities(margins)
+    assert figures["brier"].value == pytest.approx(float(((said - positive) ** 2).mean()))
+    assert head.card.threshold in head.margins(
+        SPLITS.validate.features
+    )  # chosen on validation images alone
+    assert (head.card.images_with, head.card.images_without, head.card.patients) == (30, 60, 90)
+
+
+def test_test_labels_have_no_part_in_a_head(head: Head) -> None:
+    turned = Labelled(SPLITS.test.features, 1 - SPLITS.test.labels, SPLITS.test.subject_ids)
+    other = make_head("nodule", HeadSplits(SPLITS.train, SPLITS.validate, turned), RULES, {})
+    assert other.card.threshold == head.card.threshold
+    assert other.card.calibration == head.card.calibration
+    assert np.array_equal(other.arrays["weight"], head.arrays["weight"])
+    auc, turned_auc = (item.card.figures["auc"].value for item in (head, other))
+    assert turned_auc == pytest.approx(1 - auc)
+
+
+def test_what_a_head_lacks_is_named() -> None:
+    nothing = Labelled(SPLITS.train.features[:4], np.zeros(4, np.int64), list("abcd"))
+    lacking = HeadSplits(SPLITS.train, nothing, SPLITS.test).lacking
+    assert lacking.startswith("0 validate images with it and 4 without")
+    assert SPLITS.lacking == ""
+    with pytest.raises(MetricError, match="one class alone"):
+        fit_logistic(nothing, 1.0)
