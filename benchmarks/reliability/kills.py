@@ -58,7 +58,7 @@ Base = Literal["studies", "evaluated"]
 Fault = tuple[Any, ...]
 """Arguments of `arm`; none: no fault."""
 QUICK = ("score_sentences", "prepare_images", "build_index", "train", "train on two processes")
-EVERY = {"quick": 200, "normal": 40, "long": 1}
+EVERY = {"quick": 60, "normal": 20, "long": 1}
 """One write in so many fails, in each way."""
 FAULTS = {"eio": (errno.EIO, 0), "full": (errno.ENOSPC, 1), "kill": (0, 0)}
 _WRONG = ("unclear", "silent", "broken", "different", "again")
@@ -86,7 +86,7 @@ _REPLACED = (*_GIVEN, "--replace")
 _COMPARED = ("{work}", "{work}", "--json", "{work}/comparison.json")
 _EXPORTED = ("{work}", "--to", "transformers", "--out", "{work}/exported")
 _PUSHED = (*_GIVEN, "--repo", "someone/model", "--dry-run", "--allow-vocabulary")
-_SWEPT = (*_GIVEN, "--grid", "{work}/grid.yaml", "--processes", "1")
+_SWEPT = (*_GIVEN, "--grid", "{work}/grid.yaml")
 _PRETRAINED = ("pretrain.steps=4", "train.save_every_steps=2")
 _TWO: dict[str, Any] = {"settings": ("train.processes=2", "train.global_batch=4")}
 _TWO |= {"words": _REPLACED}

@@ -151,54 +151,65 @@ def test_a_finding_says_what_it_means_and_where(shown: Page) -> None:
     assert shown.until("!document.querySelector('#meaning b') && meaning.textContent") == hint
 
 
-def test_what_does_not_decide_is_said_and_heads_stand_below_the_findings(page, tmp_path, image):
-    model = refuse(publish(tmp_path / "model"), "effusion", "its prompts do not decide")
+@pytest.fixture(scope="module")
+def doubtful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service whose model has a range, a finding that was refused, and heads."""
+    folder = tmp_path_factory.mktemp("doubtful")
+    model = publish(folder / "model", known=random_range())
+    model = refuse(model, "effusion", "its prompts do not decide")
     add_heads(model, load(model.path, "cpu").config.model.similarity.dim)
-    with running(tmp_path, index="") as service:
-        page.open(service.url)
-        page.choose_file("#file", image)
-        page.until("document.querySelector('#findings .refused') !== null")
-        marked = "[...document.querySelectorAll('#findings li')].map((item) => item.innerText)"
-        effusion, pneumonia, *heads = page.js(marked)
-        assert "do not rely on it" in effusion
-        assert "do not rely on it" not in pneumonia
-        page.hover(*page.middle("#findings button"))
-        said = page.until("document.querySelector('#meaning b') && meaning.textContent")
-        assert "No probability: its prompts do not decide." in said
-        assert not AXE.is_file() or serious_findings(page) == []
-        assert [text.split("\n")[0] for text in heads] == ["tuberculosis (head)", "tube (head)"]
-        # Logistic functions of the margin 0.5 and of the threshold 0.
-        for row, words in (
-            (3, "present (threshold 0.50). Calibrated probability 62 %."),
-            (4, "not decided (threshold 0.50). No probability: upside down."),
-        ):
-            page.hover(*page.middle(f"#findings li:nth-child({row}) button"))
-            said = page.js("meaning.textContent")
-            assert f" 0.62: a linear head, fitted to labels; {words}" in said
-            page.js(f"document.querySelector('#findings li:nth-child({row}) button').click()")
-        assert page.js("document.querySelector('#findings form') === null")  # nor is there a map
+    with running(folder, index="") as service:
+        yield service
 
 
-def test_an_image_out_of_range_has_a_banner_and_grey_bars(page, tmp_path, image):
-    publish(tmp_path / "model", known=random_range())
-    like = tmp_path / "like.png"
-    like.write_bytes(raster_bytes(random_images(1, seed=9)[0], "png"))
-    with running(tmp_path, index="") as service:
-        page.open(service.url)
-        page.choose_file("#file", image)
-        said = page.until("!document.querySelector('#beyond').hidden && beyond.innerText")
-        assert "unlike those that the model was trained on" in said
-        colour = "getComputedStyle(document.querySelector('#findings .bar i')).backgroundColor"
-        page.js("document.querySelector('#findings .bar').classList.add('present')")
-        grey_bar = page.js(colour)
-        assert "out of range" not in page.js("flags.innerText")
-        assert not AXE.is_file() or serious_findings(page) == []
-        page.choose_file("#file", like)
-        page.until(
-            "document.querySelector('#beyond').hidden && !findings.matches('.beyond, .busy')"
-        )
-        page.js("document.querySelector('#findings .bar').classList.add('present')")
-        assert page.js(colour) != grey_bar
+@pytest.fixture
+def like(tmp_path: Path) -> Path:
+    """An image within that range."""
+    path = tmp_path / "like.png"
+    path.write_bytes(raster_bytes(random_images(1, seed=9)[0], "png"))
+    return path
+
+
+def test_what_does_not_decide_is_said_and_heads_stand_below_the_findings(page, doubtful, like):
+    page.open(doubtful.url)
+    page.choose_file("#file", like)
+    page.until("document.querySelector('#findings .refused') !== null")
+    marked = "[...document.querySelectorAll('#findings li')].map((item) => item.innerText)"
+    effusion, pneumonia, *heads = page.js(marked)
+    assert "do not rely on it" in effusion
+    assert "do not rely on it" not in pneumonia
+    page.hover(*page.middle("#findings button"))
+    said = page.until("document.querySelector('#meaning b') && meaning.textContent")
+    assert "No probability: its prompts do not decide." in said
+    assert not AXE.is_file() or serious_findings(page) == []
+    assert [text.split("\n")[0] for text in heads] == ["tuberculosis (head)", "tube (head)"]
+    # Logistic functions of the margin 0.5 and of the threshold 0.
+    for row, words in (
+        (3, "present (threshold 0.50). Calibrated probability 62 %."),
+        (4, "not decided (threshold 0.50). No probability: upside down."),
+    ):
+        page.hover(*page.middle(f"#findings li:nth-child({row}) button"))
+        said = page.js("meaning.textContent")
+        assert f" 0.62: a linear head, fitted to labels; {words}" in said
+        page.js(f"document.querySelector('#findings li:nth-child({row}) button').click()")
+    assert page.js("document.querySelector('#findings form') === null")  # nor is there a map
+
+
+def test_an_image_out_of_range_has_a_banner_and_grey_bars(page, doubtful, image, like):
+    page.open(doubtful.url)
+    page.choose_file("#file", image)
+    said = page.until("!document.querySelector('#beyond').hidden && beyond.innerText")
+    assert "unlike those that the model was trained on" in said
+    bar = "document.querySelector('#findings li:nth-child(2) .bar')"  # the first was refused
+    colour = f"getComputedStyle({bar}.querySelector('i')).backgroundColor"
+    page.js(f"{bar}.classList.add('present')")
+    grey_bar = page.js(colour)
+    assert "out of range" not in page.js("flags.innerText")
+    assert not AXE.is_file() or serious_findings(page) == []
+    page.choose_file("#file", like)
+    page.until("document.querySelector('#beyond').hidden && !findings.matches('.beyond, .busy')")
+    page.js(f"{bar}.classList.add('present')")
+    assert page.js(colour) != grey_bar
 
 
 def test_a_phrase_is_shown_where_it_is_answered(shown: Page) -> None:
