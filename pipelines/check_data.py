@@ -23,14 +23,15 @@ from medclip_dcl.core.tables import SPLITS, write_table
 from medclip_dcl.data import manifest
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.manifest import split_patients
 from medclip_dcl.data.records import ImageRecord, RawStudies, Source, Study, Text
 from medclip_dcl.data.selection import (
     REJECT_REASONS,
     VIEW_REASONS,
     Selection,
+    labels_of,
     parts_of_report,
     select,
+    split_patients,
 )
 from medclip_dcl.text.boundaries import find_sentences
 from medclip_dcl.text.labeler.labels import ReportLabels, read_sentence, report_labels_of
@@ -527,7 +528,7 @@ def count_labels(labels: pa.Table | None, studies: Collection[str], rows: Iterab
     else:
         given = [
             {name: _ANSWER_OF[row[name]] for name in names if row[name] in _ANSWER_OF}
-            for row in manifest.labels_of(labels, studies).to_pylist()
+            for row in labels_of(labels, studies).to_pylist()
         ]
     counts = Counter(item for answers in given for item in answers.items())
     return {

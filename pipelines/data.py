@@ -12,8 +12,8 @@ from medclip_dcl.core.progress import Progress
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import TableWriter, read_in_parts
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.manifest import write_manifest
 from medclip_dcl.data.records import Source, stamp_files
+from medclip_dcl.data.selection import write_manifest
 from medclip_dcl.data.source_settings import LABEL_CODES, SourceConfig, label_word
 from medclip_dcl.data.sources import readers
 from medclip_dcl.data.sources.labels import template_sentences
@@ -235,10 +235,10 @@ def _claim(values: dict[str, str], row: int, file: str) -> _Claim:
 
 def claims_of_template(settings: SourceConfig) -> GivenClaims:
     """Say what the sentences of `source.template` claim, of findings that no labeler knows too."""
-    said = template_sentences(settings)
-    claims = [(text, _Claim(name, 1, "")) for name, text in said.present.items()]
-    claims += [(text, _Claim(name, 0, "")) for name, text in said.absent.items() if text]
-    claims += [(said.none, _Claim(_NORMAL, 1, ""))] * bool(said.none)
+    template = template_sentences(settings)
+    claims = [(text, _Claim(name, 1, "")) for name, text in template.present.items()]
+    claims += [(text, _Claim(name, 0, "")) for name, text in template.absent.items() if text]
+    claims += [(template.none, _Claim(_NORMAL, 1, ""))] * bool(template.none)
     return GivenClaims({text_key(text): _labels(claim) for text, claim in claims})
 
 

@@ -73,13 +73,13 @@ def evaluate(job: Job) -> None:
 def prepare_for(job: Job, model: Path) -> Job:
     """Make what a model of another run is evaluated on; gives the job with the settings of that."""
     config, trained = job.config, model_package.read_model_package(model).config
-    asked = config.evaluate
-    if "prompts" not in asked.model_fields_set:
-        asked = asked.model_copy(update={"prompts": ""})
+    settings = config.evaluate
+    if "prompts" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"prompts": ""})
     # What an image becomes is the model's; which images are refused, and how, is the user's.
     own = {name: getattr(trained.images, name) for name in ("size_px", "voi", "equalize", "fit")}
     images = config.images.model_copy(update=own)
-    config = config.model_copy(update={"images": images, "evaluate": asked})
+    config = config.model_copy(update={"images": images, "evaluate": settings})
     for stage in (build_manifest, prepare_images, split_sentences):
         stage(replace(job, name=stage.__name__, config=config))
     return replace(job, config=config)

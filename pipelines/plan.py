@@ -148,15 +148,11 @@ def checks_of(
 
 def check_device() -> Iterator[Check]:
     """Check whether torch reaches a GPU and computes on it."""
-    built = torch.version.cuda
-    is_there = torch.cuda.is_available()
-    if built is None or not is_there:
+    if not torch.cuda.is_available():
         words = f"torch {torch.__version__} reaches no GPU: everything runs on the CPU"
-        if built is not None:
-            words += (
-                "; where nvidia-smi works, install a driver for CUDA "
-                f"{built}, start the container with a GPU, and see CUDA_VISIBLE_DEVICES"
-            )
+        if built := torch.version.cuda:
+            words += f"; where nvidia-smi works, install a driver for CUDA {built}, start the "
+            words += "container with a GPU, and see CUDA_VISIBLE_DEVICES"
         yield Check("device", "note", words)
         return
     for number in range(torch.cuda.device_count()):

@@ -177,7 +177,7 @@ def export_model(
         CheckpointError: the model holds a file that is not known here, or its vocabulary was
             learned from the reports and that is not allowed.
     """
-    found = model_package.read_model_package(model)
+    package = model_package.read_model_package(model)
     source = open_artifact(model, ARTIFACT, verify=False)
     expected = {*_KEPT, *_KEPT_IF_THERE, CONFIG, CARD, SUBJECTS, model_package.BANK_FILE}
     expected |= {model_package.HEADS_FILE, model_package.HEAD_ARRAYS_FILE}
@@ -185,7 +185,7 @@ def export_model(
         raise CheckpointError(
             f"the model holds {len(strange)} files that no model package has; package it again"
         )
-    settings = read_training_config(found.path)
+    settings = read_training_config(package.path)
     learned = settings is not None and not (
         settings.model.text.pretrained or settings.language_model.pretrained
     )
@@ -195,19 +195,19 @@ def export_model(
             "names among them where reports hold names; look through text/tokenizer.json, then "
             "give --allow-vocabulary"
         )
-    kept = [*_KEPT, *(name for name in _KEPT_IF_THERE if name in source.files)]
+    copied = [*_KEPT, *(name for name in _KEPT_IF_THERE if name in source.files)]
     with write_artifact(
         folder, ARTIFACT, make_fingerprint(ARTIFACT, {}, {"model": source})
     ) as writer:
         (writer.directory / TEXT).mkdir(exist_ok=True)
-        for name in kept:
+        for name in copied:
             write_bytes(writer.directory / name, source.file(name).read_bytes())
         if heads := read_heads(model):
             write_heads(writer.directory, heads)
-        card = {name: found.card[name] for name in _CARD if name in found.card}
+        card = {name: package.card[name] for name in _CARD if name in package.card}
         if settings and "objective" in card:  # of an earlier version, it may name a table
             card["objective"] = settings.objective.public_settings()
-        write_text(writer.directory / CONFIG, _json((settings or found.config).public_settings()))
+        write_text(writer.directory / CONFIG, _json((settings or package.config).public_settings()))
         write_text(writer.directory / CARD, _json(card))
         write_text(writer.directory / SUBJECTS, _json(None))
         for name, output in (("README.md", MODEL_CARD), (DATA_CARD, DATA_CARD)):

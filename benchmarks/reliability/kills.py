@@ -86,7 +86,7 @@ _REPLACED = (*_GIVEN, "--replace")
 _COMPARED = ("{work}", "{work}", "--json", "{work}/comparison.json")
 _EXPORTED = ("{work}", "--to", "transformers", "--out", "{work}/exported")
 _PUSHED = (*_GIVEN, "--repo", "someone/model", "--dry-run", "--allow-vocabulary")
-_SWEPT = (*_GIVEN, "--grid", "{work}/grid.yaml", "--processes", "1")
+_SWEPT = (*_GIVEN, "--grid", "{work}/grid.yaml")
 _PRETRAINED = ("pretrain.steps=4", "train.save_every_steps=2")
 _TWO: dict[str, Any] = {"settings": ("train.processes=2", "train.global_batch=4")}
 _TWO |= {"words": _REPLACED}

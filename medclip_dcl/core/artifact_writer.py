@@ -231,8 +231,8 @@ def map_resumable(
 
 
 def remove_resumable(folder: Path) -> None:
-    """Remove the notes, and what a kill left half-written, before the draft is committed."""
-    for note in [*folder.glob("unit-*.json"), *folder.glob(".unit-*")]:
+    """Remove the notes before the draft is committed."""
+    for note in folder.glob("unit-*.json"):
         note.unlink()
 
 

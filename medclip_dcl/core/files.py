@@ -1,7 +1,6 @@
 """Files that are there whole or not at all, paths that stay under their root, keys in files."""
 
 import errno
-import fcntl
 import functools
 import hashlib
 import os
@@ -9,7 +8,6 @@ import re
 import resource
 import secrets
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +21,8 @@ from .errors import (
 )
 
 STAGED = ".staged."
-"""How the name of a file begins that is being written; one that stays was left by a kill."""
+"""How the name of a file begins that is being written; one that a kill leaves is hidden, and goes
+with its draft."""
 
 # In the wheel they stand in the package, in the checkout next to it.
 _CONFIG_ROOTS = (Path(), Path(__file__).parents[1], Path(__file__).parents[2])
@@ -98,11 +97,8 @@ def write_bytes(path: Path, data: bytes) -> None:
     """
     staged = path.with_name(f"{STAGED}{path.name}.{secrets.token_hex(8)}")
     with disk_faults_named(path):
-        _remove_abandoned(path.parent)
         try:
             with staged.open("xb") as stream:  # unlike mkstemp's, its mode is what the umask leaves
-                with suppress(OSError):  # a file system without locks
-                    fcntl.flock(stream, fcntl.LOCK_EX)
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())  # before the rename, else a crash may leave an empty file
@@ -112,31 +108,6 @@ def write_bytes(path: Path, data: bytes) -> None:
                 staged.unlink()
             raise
         sync_file(path.parent)
-
-
-_STAGED_NAME = re.compile(rf"{re.escape(STAGED)}.+\.[0-9a-f]{{16}}", re.DOTALL)
-_ABANDONED_S = 60.0  # between making a file and locking it no writer takes nearly so long
-
-
-@functools.lru_cache(maxsize=1024)
-def _remove_abandoned(folder: Path) -> None:
-    """Delete what killed writers left in a folder, once in a process; what is written is locked."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if _STAGED_NAME.fullmatch(entry.name):
-                with suppress(OSError):
-                    _remove_unlocked(entry)
-
-
-def _remove_unlocked(entry: os.DirEntry[str]) -> None:
-    if time.time() - entry.stat(follow_symlinks=False).st_mtime < _ABANDONED_S:
-        return
-    handle = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while its writer lives
-        Path(entry.path).unlink()
-    finally:
-        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,14 +1,25 @@
-"""Selection of a source's usable images and reports, with a reason for each of the rest."""
+"""Source -> manifest: its usable images and reports, a reason for each of the rest, and splits.
 
+Who reads a manifest imports `manifest` alone, and chooses no studies.
+"""
+
+import hashlib
+import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from medclip_dcl.core.errors import StudyError
-from medclip_dcl.core.files import path_under
+from medclip_dcl.core.files import path_under, write_text
+from medclip_dcl.core.tables import write_table
+from medclip_dcl.data import manifest
 from medclip_dcl.data.limits import REASONS as IMAGE_REASONS
 from medclip_dcl.data.records import (
     LONGEST_REPORT,
@@ -16,6 +27,7 @@ from medclip_dcl.data.records import (
     RawStudies,
     Reject,
     ReportText,
+    Source,
     Study,
     Text,
 )
@@ -231,3 +243,117 @@ def _decoded(data: bytes, fallback: str) -> str | None:
             text = data.decode(encoding)
             return None if "\0" in text else text.replace("\r\n", "\n").replace("\r", "\n")
     return None
+
+
+# Test before validate before train: a patient of two splits must not be trained on.
+_STRICTEST = ("test", "validate", "train")
+
+
+def assign_splits(
+    subjects: Iterable[str],
+    given: Mapping[str, Collection[str]],
+    evaluated: Collection[str],
+    validate_share: float,
+    test_share: float,
+) -> dict[str, str]:
+    """Put every patient into one split, by hash, so that nobody moves when others come or go.
+
+    `given`: patient -> splits that the source names for its images, of which the one furthest from
+    training counts (test, then validate, then train); the shares are of the other patients.
+    `evaluated`: patients of the box table, who are always in `test`.
+    """
+    chosen = {}
+    for subject in subjects:
+        # "split": another hash of the same id must not be a function of this one
+        digest = hashlib.sha256(f"split {subject}".encode("utf-8", "surrogatepass")).digest()
+        # A hash is even in all of its bits: its first eight bytes are a number between 0 and 1.
+        fraction = int.from_bytes(digest[:8], "big") / 2**64
+        named = given.get(subject, ())
+        if subject in evaluated:
+            chosen[subject] = "test"
+        elif named:
+            chosen[subject] = next(split for split in _STRICTEST if split in named)
+        elif fraction < test_share:
+            chosen[subject] = "test"
+        else:
+            chosen[subject] = "validate" if fraction < test_share + validate_share else "train"
+    return chosen
+
+
+def split_patients(source: Source, chosen: Selection, settings: SourceConfig) -> dict[str, str]:
+    """Put every patient of a selection into one split: `assign_splits` with the source's own."""
+    return assign_splits(
+        sorted({*chosen.subjects.values(), *(image.subject_id for image in chosen.images)}),
+        source.raw.splits,
+        source.boxes.subjects,
+        settings.validate_share,
+        settings.test_share,
+    )
+
+
+def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict[str, Any]:
+    """Write every table of the manifest.
+
+    Raises:
+        StudyError: more rows are unusable than `max_reject_share` allows, or all.
+    """
+    raw, chosen = source.raw, select(source.raw, settings)
+    require_few_rejects(chosen, settings.max_reject_share)
+    split_of = split_patients(source, chosen, settings)
+    listed = {image.image_id for image in chosen.images}
+    # The patients of boxes left out here stay in `test`: `split_patients` has seen all of them.
+    boxes = [row for row in source.boxes.rows if row["image_id"] in listed]
+    form = manifest.label_format(settings.findings)
+    labels = form.schema.empty_table()
+    if raw.labels is not None:
+        labels = labels_of(raw.labels, chosen.subjects)
+    write_table(folder, form, labels)
+    write_table(folder, manifest.IMAGES, _image_rows(chosen.images, split_of))
+    write_table(folder, manifest.REPORTS, _report_rows(chosen, split_of))
+    write_table(folder, manifest.BOXES, boxes)
+    stage = {"stage": manifest.ARTIFACT.job}
+    write_table(folder, manifest.REJECTS, (item._asdict() | stage for item in chosen.rejects))
+    if raw.card:
+        write_text(folder / manifest.DATASET, json.dumps(raw.card, indent=1, sort_keys=True) + "\n")
+    splits = Counter(split_of[chosen.subjects[study]] for study in chosen.texts)
+    return {
+        "images": len(chosen.images),
+        "reports": len(chosen.texts),
+        "patients": len(split_of),
+        "labelled": labels.num_rows,
+        "boxes": len(boxes),
+        "boxes_without_image": len(source.boxes.rows) - len(boxes) + source.boxes.unknown,
+        "splits": dict(sorted(splits.items())),
+        "split_conflicts": sum(len(named) > 1 for named in raw.splits.values()),
+        **raw.counts,
+        **({} if raw.by_patient else {"splits_by_patient": False}),
+        "rejected": len(chosen.rejects),
+        "reasons": dict(sorted(by_reason(chosen.rejects).items())),
+    }
+
+
+def _image_rows(
+    images: Iterable[ImageRecord], split_of: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    for image in images:
+        # Sizes are for boxes: a prepared image has its own.
+        shown = {name: value for name, value in image._asdict().items() if name[-3:] != "_px"}
+        yield shown | {"split": split_of[image.subject_id]}
+
+
+def _report_rows(chosen: Selection, split_of: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    for study in sorted(chosen.texts):
+        subject = chosen.subjects[study]
+        row = {"study_id": study, "subject_id": subject, "split": split_of[subject]}
+        yield row | chosen.texts[study]._asdict()
+
+
+def labels_of(labels: pa.Table, studies: Collection[str]) -> pa.Table:
+    """Keep the first row of each of the studies, in order of study_id."""
+    # Only the studies of this manifest: a table of labels may be that of a whole archive.
+    wanted = labels.filter(pc.is_in(labels["study_id"], pa.array(list(studies), pa.string())))
+    first: dict[str, int] = {}
+    for row, study in enumerate(wanted["study_id"].to_pylist()):
+        first.setdefault(study, row)
+    rows = pa.array([first[study] for study in sorted(first)], pa.int64())  # perhaps none
+    return wanted.take(rows)

@@ -27,7 +27,6 @@ from medclip_dcl.evaluation.metrics import (
     mean_of,
     pearson_correlation,
     roc_auc,
-    value_of,
 )
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference.prompts import Finding
@@ -132,7 +131,11 @@ def evaluate_findings(
         finding.name: finding_figures(
             margins[row], truth[row], images.subject_ids, bootstrap, offsets[row]
         )
-        | pair_figures(scores[2 * row], scores[2 * row + 1], images.subject_ids, bootstrap)
+        | {
+            CORRELATION_FIGURE: pair_figure(
+                scores[2 * row], scores[2 * row + 1], images.subject_ids
+            )
+        }
         for row, finding in enumerate(findings)
     }
     mean_figures = mean_finding_figures(margins, truth, images.subject_ids, bootstrap, offsets)
@@ -173,22 +176,17 @@ def finding_figures(
     )
 
 
-def pair_figures(
+def pair_figure(
     positive: Float[np.ndarray, " images"],
     negative: Float[np.ndarray, " images"],
     subjects: Sequence[str],
-    bootstrap: BootstrapOptions,
-) -> dict[str, Figure]:
-    """Estimate the correlation of the scores of a finding's two prompts, over all images."""
-    if len(subjects) < LEAST_IMAGES:
-        reason = f"fewer than {LEAST_IMAGES} images"
-        return {CORRELATION_FIGURE: Figure(None, len(subjects), len(set(subjects)), reason=reason)}
-    return estimate(
-        lambda weights: {CORRELATION_FIGURE: pearson_correlation(positive, negative, weights)},
-        subjects,
-        bootstrap,
-        "one of the two prompts scores all images alike",
-    )
+) -> Figure:
+    """Correlate the scores of a finding's two prompts over all images, or say why not."""
+    value, reason = pair_correlation(positive, negative), ""
+    if value is None:
+        few = len(subjects) < LEAST_IMAGES
+        reason = f"fewer than {LEAST_IMAGES} images" if few else "a prompt scores all images alike"
+    return Figure(value, len(subjects), len(set(subjects)), reason=reason)
 
 
 def mean_finding_figures(
@@ -255,10 +253,6 @@ class PairWarning:
     """Of the two scores over the images; None: undefined."""
     auc: float | None
     """Of their difference; None: undefined, or of too few images."""
-    is_undecided: bool
-    """Whether the correlation is above `CORRELATION_LIMIT`."""
-    is_inverted: bool
-    """Whether the AUC is below `CHANCE_AUC`."""
     reason: str
     """The values and the rules that they break."""
     message: str
@@ -273,20 +267,18 @@ def pair_correlation(
     None of fewer than `LEAST_IMAGES`, and where a prompt scores all images alike.
     """
     enough = len(positive) >= LEAST_IMAGES
-    return value_of(pearson_correlation(positive, negative)) if enough else None
+    return pearson_correlation(positive, negative) if enough else None
 
 
 def check_pair(finding: str, correlation: float | None, auc: float | None) -> PairWarning | None:
     """Warn of a finding whose pair does not decide, or that is read upside down; None: neither."""
-    is_undecided = correlation is not None and correlation > CORRELATION_LIMIT
-    is_inverted = auc is not None and auc < CHANCE_AUC
     reasons = []
-    if is_undecided:
+    if correlation is not None and correlation > CORRELATION_LIMIT:
         reasons.append(
             f"its two prompts do not decide: over images their scores have a correlation of "
             f"{correlation:.3f}, above {CORRELATION_LIMIT}, so which is higher is chance"
         )
-    if is_inverted:
+    if auc is not None and auc < CHANCE_AUC:
         reasons.append(
             f"it is read upside down: its AUC is {auc:.3f}, below {CHANCE_AUC}, so images with it "
             "score lower than images without it"
@@ -295,7 +287,7 @@ def check_pair(finding: str, correlation: float | None, auc: float | None) -> Pa
         return None
     reason = "; ".join(reasons)
     message = f"{finding}: {reason}; {REMEDY}"
-    return PairWarning(finding, correlation, auc, is_undecided, is_inverted, reason, message)
+    return PairWarning(finding, correlation, auc, reason, message)
 
 
 def check_pairs(groups: Mapping[str, Mapping[str, Figure]]) -> list[PairWarning]:

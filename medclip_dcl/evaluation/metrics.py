@@ -258,28 +258,19 @@ def confusion_metrics(
     }
 
 
-def pearson_correlation(x: Scores, y: Scores, weights: Weights | None = None) -> Samples:
+def pearson_correlation(x: Scores, y: Scores) -> float | None:
     """Pearson's correlation of two scores of each unit, in [-1, 1].
 
-    Undefined where the sample holds one value of a score, but for what float32 rounds;
-    MetricError where a score is not finite.
+    None where a score has one value, but for what float32 rounds; MetricError where a score is
+    not finite.
 
     Source: Pearson 1895.
     """
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise MetricError("a score to correlate is not finite; repair the model")
-    each = _weights(x, weights)
-    total = each.sum(axis=1)
-    # Centred before they are squared: the spread of scores can be a thousandth of their size.
-    x, y = (values - values.mean() if len(values) else values for values in (x, y))
-    x_mean, y_mean = _ratio(each @ x, total), _ratio(each @ y, total)
-    x_spread = np.sqrt(np.maximum(_ratio(each @ x**2, total) - x_mean**2, 0.0))
-    y_spread = np.sqrt(np.maximum(_ratio(each @ y**2, total) - y_mean**2, 0.0))
-    varies = (x_spread > _FLAT) & (y_spread > _FLAT)
-    common = _ratio(each @ (x * y), total) - x_mean * y_mean
-    correlation = common / np.where(varies, x_spread * y_spread, 1.0)
-    defined: np.ndarray = np.where(varies, np.clip(correlation, -1.0, 1.0), np.nan)
-    return defined
+    if len(x) == 0 or min(x.std(), y.std()) <= _FLAT:
+        return None
+    return float(np.clip(np.corrcoef(x, y)[0, 1], -1.0, 1.0))
 
 
 def calibration_error(

@@ -171,6 +171,8 @@ def read_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
         tokenizer.padding_side = "right"
     if tokenizer.pad_token_id is None:
         raise CheckpointError(f"the tokenizer of {folder} has no pad_token; name one in its files")
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise CheckpointError(f"the tokenizer of {folder} has no word pieces; copy whole files")
     if len(tokenizer) > config.vocab_size:
         raise CheckpointError(
             f"the tokenizer has {len(tokenizer)} word pieces, the model {config.vocab_size}; use "

@@ -42,7 +42,6 @@ FRESH = ("pooler.", "embeddings.mask_token")  # weights that no use is made of
 # The first that a folder has is read.
 _OPEN_CLIP_NAMES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _NAMES = ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP_NAMES)
-_TORCH_FILES = {".bin", ".pt", ".pth", ".tar"}
 _NESTED = ("state_dict", "model")
 
 
@@ -61,8 +60,8 @@ def weights_file(path: Path) -> Path:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a checkpoint's weights, from a folder or a file, onto the CPU; floats as float32.
 
-    Files that end in .bin, .pt, .pth or .tar are torch's, which may keep the weights under
-    `state_dict` or `model`; others are safetensors.
+    The content tells safetensors from torch's, which may keep the weights under `state_dict` or
+    `model`.
 
     Raises:
         CheckpointError: there is no such file, it cannot be read, or it holds more than
@@ -75,13 +74,18 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def read_torch(file: Path) -> Any:
     """Read a file of tensors and plain values, onto the CPU; CheckpointError: it holds more."""
     try:
-        if file.suffix in _TORCH_FILES:
-            return torch.load(file, map_location="cpu", weights_only=True)
-        return load_file(file)
+        with file.open("rb") as opened:
+            start = opened.read(64)
+            if start.startswith(b"version https://git-lfs"):
+                raise CheckpointError(f"{file} is a pointer of git-LFS; fetch it with git lfs pull")
+            if start[8:9] == b"{":  # behind the length of its header, whatever the file is called
+                return load_file(file)
+            opened.seek(0)
+            return torch.load(opened, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise CheckpointError(
-            f"{file} cannot be read as plain tensors; it is not a readable safetensors or torch "
-            "file, or holds code"
+            f"{file} cannot be read as plain tensors; it is not a whole safetensors or torch "
+            f"file ({file.stat().st_size} bytes), or holds code; fetch it again"
         ) from error
 
 

@@ -12,7 +12,6 @@ from medclip_dcl.core.tables import read_table, spread_rows
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.classification import CORRELATION_LIMIT
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.likelihood import eta
@@ -160,7 +159,6 @@ def describe_results(sources: Sources) -> View | None:
         "decision_questions": results.DECISION_QUESTIONS,
         "decision_figures": results.DECISION_FIGURES,
         "warnings": {item["finding"]: item for item in tree["warnings"]},
-        "correlation_limit": CORRELATION_LIMIT,
         "roc": _roc(sources),
         "reliability": _reliability(sources),
         "least_images": _LEAST_BIN,

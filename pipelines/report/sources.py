@@ -58,8 +58,8 @@ class Sources:
 
     def get(self, *kinds: ArtifactType) -> tuple[Artifact, ...] | None:
         """Return artifacts that are needed together; None where one is missing."""
-        found = [self.artifacts.get(kind.name) for kind in kinds]
-        present = tuple(artifact for artifact in found if artifact is not None)
+        opened = [self.artifacts.get(kind.name) for kind in kinds]
+        present = tuple(artifact for artifact in opened if artifact is not None)
         return present if len(present) == len(kinds) else None
 
 

@@ -68,6 +68,14 @@ def test_what_is_missing_has_the_exit_code_of_the_stage(capsys, tmp_path):
     assert "nosuch is neither the folder of a run nor a config" in capsys.readouterr().err
 
 
+def test_studies_are_not_generated_over_a_folder_of_someone_else(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/note.txt").write_text("mine")
+    words = ["--set", f"work={tmp_path / 'work'}", "--set", f"source.root={tmp_path / 'real'}"]
+    assert main(["generate_studies", "--config", "demo", *words, *SMALL]) == 4
+    assert [item.name for item in (tmp_path / "real").iterdir()] == ["note.txt"]
+
+
 def test_serve_and_ask_hand_their_words_on(tmp_path, capsys):
     settings = tmp_path / "serve.yaml"
     settings.write_text("model: nowhere\nallow_anonymous: true\n")

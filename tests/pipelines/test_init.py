@@ -1,6 +1,7 @@
 """A config for one's own table, without a word of YAML."""
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,7 @@ def test_labels_without_reports_are_spoken_by_a_template_and_sizes_fit_few_studi
     shown = capsys.readouterr().out
     assert "made of labels, as '{finding} in the chest X-ray.'" in shown
     assert "reports     60 of 60 patients" in shown
+    assert re.search(r"warning: \d+ studies to train on are few: .* base= in Python", shown)
     config = load_config(Path("labels.yaml"))
     assert config.source.template == "{finding} in the chest X-ray."
     assert config.objective.relation == "claims"

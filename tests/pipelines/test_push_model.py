@@ -2,12 +2,13 @@
 
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
+from huggingface_hub import close_session
 
 from api.model_manager import fetch_model
 from api.settings import ServeSettings
@@ -28,14 +29,15 @@ from pipelines import pages
 from pipelines.__main__ import main
 from pipelines.config import Config
 from pipelines.publish import export_model
-from tests.support import forkserver
 from tests.support.canaries import found_in, spoil_settings
 from tests.support.corpus import write_config
 from tests.support.evaluated import write_evaluated
 from tests.support.heads import add_heads
-from tests.support.hub import COMMIT, TOKEN, running_hub
+from tests.support.hub import COMMIT, TOKEN, Hub, running_hub
 from tests.support.published import publish
 from tests.support.tiny_models import tiny_model_config
+
+pytestmark = pytest.mark.filterwarnings("default")  # the hub's client warns of itself
 
 SENT = {
     "README.md",
@@ -70,45 +72,46 @@ def public_copy(
     return export_model(model, cards, folder, allow_vocabulary=allow_vocabulary)
 
 
-@dataclass(frozen=True)
-class Pushed:
-    returncode: int
-    stdout: str
-    stderr: str
+def reach(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
+    """Let huggingface_hub, which has read its variables already, take a hub for its own."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    address = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    constants = {"ENDPOINT": url, "HUGGINGFACE_CO_URL_TEMPLATE": address}
+    constants |= {"HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(cache)}
+    for name, value in {**constants, "HF_HUB_DISABLE_XET": True}.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
 
 
-def pushed(config_file: Path, url: str, *options: str, **more: str) -> Pushed:
-    words = ["push_model", "--config", str(config_file), "--repo", "someone/images", *options]
-    own = {"HF_ENDPOINT": url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": ""}
-    output, log = config_file.with_suffix(".out"), config_file.with_suffix(".log")
-    code = forkserver.run(
-        "pipelines.__main__",
-        words,
-        log,
-        output=output,
-        environment={**own, **more},
-        before=("tests.support.forkserver:forget", ("huggingface_hub",)),
-    )
-    return Pushed(code, output.read_text(), log.read_text())
-
-
-def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(config_file, tmp_path):
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     with running_hub() as hub:
-        done = pushed(config_file, hub.url, "--allow-vocabulary")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"{hub.url}/someone/images/commit/1"
+        reach(monkeypatch, hub.url, tmp_path / "cache")
+        yield hub
+
+
+def push(config_file: Path, *options: str) -> int:
+    words = ["--config", str(config_file), "--repo", "someone/images", "--allow-vocabulary"]
+    return main(["push_model", *words, *options])
+
+
+def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(
+    config_file, hub, tmp_path, capsys
+):
+    assert push(config_file) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{hub.url}/someone/images/commit/1"
     assert hub.visibility == "private"
     assert set(hub.files) == SENT
+    folder = tmp_path / "arrived"
     for name, data in hub.files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(data)
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_bytes(data)
         for secret in ("patient-17", subject_hash("patient-17"), str(config_file.parent)):
             assert secret.encode() not in data, name
-    model = read_model_package(tmp_path)
+    model = read_model_package(folder)
     assert model.subject_hashes is None
     own = model_package.ARTIFACT.at(config_file.parent / "work")
     assert hub.files["model.safetensors"] == (own / "model.safetensors").read_bytes()
-    assert load(tmp_path, device="cpu") is not None
+    assert load(folder, device="cpu") is not None
 
 
 def test_what_was_pushed_is_loaded_by_name_and_from_what_a_hub_makes_of_it(
@@ -119,12 +122,7 @@ def test_what_was_pushed_is_loaded_by_name_and_from_what_a_hub_makes_of_it(
     with running_hub() as hub:
         hub.files = {name: (copy.path / name).read_bytes() for name in (*copy.files, HEADER)}
         hub.files[".gitattributes"] = b"*.safetensors filter=lfs"
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        address = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        constants = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": address}
-        constants |= {"HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(tmp_path / "cache")}
-        for name, value in {**constants, "HF_HUB_DISABLE_XET": True}.items():
-            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        reach(monkeypatch, hub.url, tmp_path / "cache")
         model = load(f"someone/images@{COMMIT}", device="cpu")
         assert model.digest == copy.digest
         settings = fetch_model(ServeSettings(model=f"someone/images@{COMMIT}"))
@@ -161,13 +159,12 @@ def test_heads_go_along(config_file: Path, tmp_path: Path) -> None:
     assert heads[0].answer(features) == own_heads[0].answer(features)
 
 
-def test_a_public_repository_is_written_to_only_when_it_is_meant(config_file: Path) -> None:
-    with running_hub() as hub:
-        hub.visibility = "public"
-        done = pushed(config_file, hub.url, "--allow-vocabulary")
-        assert (done.returncode, hub.files) == (2, {})
-        assert "give --public" in done.stderr
-        assert pushed(config_file, hub.url, "--allow-vocabulary", "--public").returncode == 0
+def test_a_public_repository_is_written_to_only_when_it_is_meant(config_file, hub, capsys):
+    hub.visibility = "public"
+    assert push(config_file) == 2
+    assert hub.files == {}
+    assert "give --public" in capsys.readouterr().err
+    assert push(config_file, "--public") == 0
     assert set(hub.files) == SENT
 
 
@@ -178,24 +175,27 @@ def test_a_vocabulary_learned_from_reports_stays_until_it_is_allowed(config_file
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_dry_run_lists_the_files_and_sends_nothing(config_file, capsys):
-    arguments = ["--config", str(config_file), "--repo", "someone/images", "--allow-vocabulary"]
-    assert main(["push_model", *arguments, "--dry-run"]) == 0
+def test_a_dry_run_lists_the_files_and_sends_nothing(config_file, hub, capsys):
+    assert push(config_file, "--dry-run") == 0
     *files, last = capsys.readouterr().out.splitlines()
     assert last == "nothing was sent"
     assert {line.split()[1] for line in files} == SENT
+    assert hub.asked == []
 
 
-def test_a_hub_that_refuses_or_is_away_is_named(config_file: Path) -> None:
+def test_a_hub_that_refuses_or_is_away_is_named(config_file, tmp_path, monkeypatch, capsys):
     with running_hub() as hub:
-        done = pushed(config_file, hub.url, "--allow-vocabulary", HF_TOKEN="hf_of_nobody")
-    assert "status 401" in done.stderr
-    assert hub.files == {}
-    done = pushed(config_file, hub.url, "--allow-vocabulary")
-    assert "cannot be reached" in done.stderr
-    assert "Traceback" not in done.stderr
-    done = pushed(config_file, hub.url, "--allow-vocabulary", HF_HUB_OFFLINE="1")
-    assert (done.returncode, "HF_HUB_OFFLINE" in done.stderr) == (2, True)
+        reach(monkeypatch, hub.url, tmp_path / "cache")
+        monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
+        assert push(config_file) == 1
+        assert "status 401" in capsys.readouterr().err
+        assert hub.files == {}
+    close_session()  # a connection that is open outlives its server
+    assert push(config_file) == 1
+    assert "cannot be reached" in capsys.readouterr().err
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert push(config_file) == 2
+    assert "HF_HUB_OFFLINE" in capsys.readouterr().err
 
 
 def with_file(config_file: Path, model: Path, name: str, text: str) -> None:

@@ -103,22 +103,20 @@ def test_a_run_publishes_a_model_that_says_what_it_is(whole_run: Path) -> None:
     assert not list((whole_run / "checkpoints").glob("step-*"))
 
 
-@pytest.mark.parametrize(
-    ("studies", "split", "images"),
-    # of five studies three train and one validates; every fourth has two images
-    [(40, "train", 30), (320, "validate", 80)],
-)
-def test_decisions_are_levelled_over_validation_images_where_they_suffice(
-    tmp_path: Path, studies: int, split: str, images: int
-) -> None:
-    work = write_corpus(tmp_path / "work", studies)
-    assert train(work, train={"steps": 2}) == 0
-    predictor = load(model_package.ARTIFACT.at(work), "cpu")
+def offsets_of(work: Path) -> tuple[str, int, int]:
+    folder = model_package.ARTIFACT.at(work)
+    predictor = load(folder, "cpu")
     offsets = predictor.offsets
-    assert (offsets.split, offsets.images) == (split, images)
-    bank = model_package.read_bank(model_package.ARTIFACT.at(work))
-    assert len(bank) == images
     assert [item.finding for item in offsets.findings] == [f.name for f in predictor.findings]
+    return offsets.split, offsets.images, len(model_package.read_bank(folder))
+
+
+def test_decisions_are_levelled_over_validation_images_where_they_suffice(whole_run, tmp_path):
+    # Of five studies three train and one validates; every fourth has two images.
+    assert offsets_of(whole_run) == ("train", 30, 30)
+    work = write_corpus(tmp_path / "work", 320)
+    assert train(work, train={"steps": 2}) == 0
+    assert offsets_of(work) == ("validate", 80, 80)
 
 
 def test_training_learns_and_shuffled_reports_do_not(whole_run: Path, work: Path) -> None:

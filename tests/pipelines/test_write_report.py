@@ -127,8 +127,8 @@ def test_a_finding_whose_prompts_do_not_decide_is_warned_of_next_to_it(tmp_path)
     assert main(["--config", str(config_file)]) == 0
     words = " ".join(" ".join(Page((work / "report.html").read_text()).words).split())
     for finding in ("effusion", "pneumonia"):
-        assert f"Do not rely on {finding}. The model hardly tells its two sentences apart" in words
-    assert "(correlation 1.000, the limit is 0.97)" in words
+        assert f"Do not rely on {finding}: its two prompts do not decide" in words
+    assert "correlation of 1.000, above 0.97" in words
     assert "objective.relation: claims" in words
 
 

@@ -54,9 +54,9 @@ def read(folder: Path) -> Checkpoint | None:
         raise CheckpointError(f"{folder.name} has the image models of two releases; keep one")
     file = files[0]
     state = read_tensors(file)
-    trunk, projector, _, rest = split(state, (_TRUNK, _PROJECTOR, _POOLER))
-    temporal = {key: rest.pop(key) for key in _TEMPORAL if key in rest}
-    refuse_unknown(file.name, rest)
+    trunk, projector, _, other = split(state, (_TRUNK, _PROJECTOR, _POOLER))
+    temporal = {key: other.pop(key) for key in _TEMPORAL if key in other}
+    refuse_unknown(file.name, other)
     try:
         maps = _image_map(projector, temporal)
     except KeyError as error:

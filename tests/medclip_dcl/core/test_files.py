@@ -1,8 +1,6 @@
 """A path that a table names stays under its root; a file is there whole or not at all."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from tokenizers import Tokenizer, models
 
 from medclip_dcl.core.errors import ArtifactUnwritable, StudyError
 from medclip_dcl.core.files import (
-    STAGED,
     disk_faults_named,
     find_config,
     path_under,
@@ -59,27 +56,6 @@ def test_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
         disk_faults_named(tmp_path / "model"),
     ):
         write_bytes(tmp_path / "a", b"new")
-
-
-def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path) -> None:
-    """Not what another process is still writing, and nothing that only looks alike."""
-    code = "import fcntl, sys, time; f = open(sys.argv[1], 'xb'); fcntl.flock(f, fcntl.LOCK_EX);"
-    names = {name: tmp_path / f"{STAGED}a.{name * 16}" for name in "abc"}
-    with subprocess.Popen(
-        [sys.executable, "-c", f"{code} print(flush=True); time.sleep(60)", names["a"]],
-        stdout=subprocess.PIPE,
-    ) as writer:
-        writer.stdout.readline()
-        others = [tmp_path / f"{STAGED}a.abc", tmp_path / "a.bbbbbbbbbbbbbbbb"]
-        for path in (names["b"], names["c"], *others):
-            path.touch()
-        for path in (names["a"], names["b"], *others):
-            os.utime(path, (0, 0))
-        write_text(tmp_path / "z", "x")
-        left = {path.name for path in tmp_path.iterdir()}
-        writer.kill()
-    kept = {names["a"].name, names["c"].name, *(path.name for path in others), "z"}
-    assert left == kept  # one is locked, one is new, one is not ours
 
 
 def test_a_disk_that_refuses_a_library_s_own_write_is_named(tmp_path: Path) -> None:

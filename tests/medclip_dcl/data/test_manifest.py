@@ -10,8 +10,8 @@ import pytest
 from medclip_dcl.core.errors import StudyError
 from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.data.manifest import assign_splits, labels_of
 from medclip_dcl.data.records import BoxTable, RawStudies, Source
+from medclip_dcl.data.selection import assign_splits, labels_of, write_manifest
 from medclip_dcl.data.source_settings import SourceConfig
 from tests.support.records import image, studies
 
@@ -65,7 +65,7 @@ def test_the_summary_counts_what_was_written(tmp_path: Path) -> None:
         card={"name": "owner/set", "licence": "cc0"},
     )
     boxes = BoxTable([box | {"image_id": "a"}, box | {"image_id": "c"}], {"p1"}, unknown=4)
-    assert manifest.write_manifest(tmp_path, Source(raw, boxes), CONFIG) == {
+    assert write_manifest(tmp_path, Source(raw, boxes), CONFIG) == {
         "images": 2,
         "reports": 2,
         "patients": 2,
@@ -100,11 +100,11 @@ def test_rejects_are_counted_against_candidates(tmp_path: Path) -> None:
     twice = [image("a", 1), image("b", 2), image("c", 3), image("a", 1)]
     source = Source(studies(tmp_path, *twice), BoxTable([], set(), 0))
     with pytest.raises(StudyError, match=r"1 of 4 rows .*'duplicate_id': 1.* 3 images and 3 rep"):
-        manifest.write_manifest(tmp_path, source, SourceConfig(max_reject_share=0.24))
-    manifest.write_manifest(tmp_path, source, SourceConfig(max_reject_share=0.25))
+        write_manifest(tmp_path, source, SourceConfig(max_reject_share=0.24))
+    write_manifest(tmp_path, source, SourceConfig(max_reject_share=0.25))
     empty = Source(RawStudies(tmp_path), BoxTable([], set(), 0))
     with pytest.raises(StudyError, match="no image or report that is asked for; correct its root"):
-        manifest.write_manifest(tmp_path, empty, CONFIG)
+        write_manifest(tmp_path, empty, CONFIG)
 
 
 def test_the_first_labels_of_a_study_count() -> None:

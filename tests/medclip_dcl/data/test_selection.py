@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.core.errors import StudyError
-from medclip_dcl.data import manifest
 from medclip_dcl.data.records import (
     LONGEST_REPORT,
     BoxTable,
@@ -16,7 +15,7 @@ from medclip_dcl.data.records import (
     Study,
     Text,
 )
-from medclip_dcl.data.selection import require_few_rejects, select
+from medclip_dcl.data.selection import require_few_rejects, select, write_manifest
 from medclip_dcl.data.source_settings import SourceConfig
 from tests.support.records import CLEAR, image, studies
 
@@ -119,7 +118,7 @@ def test_the_reasons_of_what_is_lost_add_up_to_it(tmp_path: Path) -> None:
     with pytest.raises(
         StudyError, match=r"3 of 4 rows.*; 3 others are not asked for .*: 2"
     ) as lost:
-        manifest.write_manifest(tmp_path, Source(raw, BoxTable([], set(), 0)), strict)
+        write_manifest(tmp_path, Source(raw, BoxTable([], set(), 0)), strict)
     assert "'no_report': 1" in str(lost.value)
     assert "source.max_reject_share is 0.5: correct the source, or set it to 0.75" in str(
         lost.value
@@ -130,4 +129,4 @@ def test_the_reasons_of_what_is_lost_add_up_to_it(tmp_path: Path) -> None:
     assert select(blank, CONFIG).reasons == {"bad_header": 1, "empty_report": 1}
     mixed = RawStudies(tmp_path, rejects=rejects[1:])
     with pytest.raises(StudyError, match=r"asked for; 2 others .*'modality': 2"):
-        manifest.write_manifest(tmp_path, Source(mixed, BoxTable([], set(), 0)), CONFIG)
+        write_manifest(tmp_path, Source(mixed, BoxTable([], set(), 0)), CONFIG)

@@ -34,7 +34,7 @@ from transformers import (
 from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.models.encoder_files import Start, read_start
+from medclip_dcl.models.encoder_files import Start, read_start, read_tokenizer
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.pretrained import fetch_weights
 from medclip_dcl.models.settings import ModelConfig
@@ -390,3 +390,9 @@ def test_a_hub_name_needs_the_commit(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="cannot be fetched"):
         fetch_weights(Path(f"owner/name@{'0' * 40}"))
+
+
+def test_a_tokenizer_without_word_pieces_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("")
+    with pytest.raises(CheckpointError, match="has no word pieces; copy whole files"):
+        read_tokenizer(tmp_path, BertConfig(vocab_size=30))

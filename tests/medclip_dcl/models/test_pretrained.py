@@ -57,5 +57,17 @@ def test_whatever_holds_no_tensors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="more than tensors"):
         read_tensors(tmp_path / "x.pt")
     (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(CheckpointError, match="not a readable"):
+    with pytest.raises(CheckpointError, match="pointer of git-LFS; fetch it with git lfs pull"):
         read_tensors(tmp_path)
+
+
+def test_the_content_tells_formats_apart_and_a_part_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.safetensors")
+    save_file({"a": torch.ones(2)}, tmp_path / "b.bin")
+    for name in ("a.safetensors", "b.bin"):
+        assert read_tensors(tmp_path / name)["a"].tolist() == [1, 1]
+        whole = (tmp_path / name).read_bytes()
+        for size in (0, 2, 9, len(whole) // 2, len(whole) - 1):
+            (tmp_path / name).write_bytes(whole[:size])
+            with pytest.raises(CheckpointError, match=rf"\({size} bytes\)"):
+                read_tensors(tmp_path / name)

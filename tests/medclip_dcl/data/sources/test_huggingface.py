@@ -17,7 +17,7 @@ from medclip_dcl.core.errors import ArtifactUnwritable, ConfigError, HubError, S
 from medclip_dcl.core.files import path_under
 from medclip_dcl.data import manifest
 from medclip_dcl.data.records import ReportText, Source
-from medclip_dcl.data.selection import select
+from medclip_dcl.data.selection import select, write_manifest
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.sources.readers import images_root, read_source
 from pipelines.report.cards import data_card
@@ -335,7 +335,7 @@ def test_terms_and_missing_patients_reach_manifest_and_card(tmp_path: Path, form
     source, _ = read(tmp_path, forms / "parquet", **anonymous)
     settings = SourceConfig(kind="huggingface", columns={"image": "image"})
     (tmp_path / "manifest").mkdir()
-    summary = manifest.write_manifest(tmp_path / "manifest", source, settings)
+    summary = write_manifest(tmp_path / "manifest", source, settings)
     assert summary["splits_by_patient"] is False
     dataset = json.loads((tmp_path / "manifest" / manifest.DATASET).read_text())
     assert dataset == {"licence": "other, use-agreement", "terms": "Share nothing."}

@@ -19,8 +19,8 @@ from medclip_dcl.data.manifest import (
     label_format,
     label_names,
     read_labels,
-    write_manifest,
 )
+from medclip_dcl.data.selection import write_manifest
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.sources.labels import label_table
 from medclip_dcl.data.sources.open_i import read_headings, read_open_i
