@@ -5,7 +5,6 @@ import datetime as dt
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,26 +15,22 @@ from medclip_dcl.data.images import shared_decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.schemas import OUT_OF_RANGE, OUT_OF_RANGE_NOTE
 
-from .dicomweb import DicomWeb
 from .instance import OutOfRange, ResultsConfig
 from .results import encode_results
 
 
-def write_report(
-    client: Client, archive: DicomWeb | None, image: Path, out: Path, settings: ResultsConfig
-) -> dict[str, Any]:
+def write_report(client: Client, image: Path, out: Path, settings: ResultsConfig) -> dict[str, Any]:
     """Ask a service about an image, and write the answer as DICOM objects into a folder.
 
-    The header stays here: the service gets the pixels and what they mean. An archive stores the
-    objects, too.
+    The header stays here: the service gets the pixels and what they mean.
 
     Returns:
         Digest of the `model`, `flags` of the image, names of the findings that are `present`, and
-        the `objects`: `file`, `sop_class` and whether it is `stored`.
+        the `objects`: `file` and `sop_class`.
 
     Raises:
         ImageError: the image is refused, here or by the service.
-        ServiceError: the service or the archive cannot be reached, or refuses.
+        ServiceError: the service cannot be reached, or refuses.
     """
     decoder = shared_decoder(ImagesConfig())
     separated = decoder.separate(image)
@@ -46,16 +41,13 @@ def write_report(
     files = {out / f"{image.stem}.{item.kind}.dcm": item for item in objects}
     for path, item in files.items():
         write_bytes(path, item.data)
-    if archive:
-        archive.store({item.sop_instance_uid: item.data for item in objects})
     present = [] if settings.refuses(answer) else answer.findings
     return {
         "model": answer.model,
         "flags": answer.image.flags,
         "present": [finding.name for finding in present if finding.decision],
         "objects": [
-            {"file": str(path), "sop_class": item.sop_class_uid, "stored": archive is not None}
-            for path, item in files.items()
+            {"file": str(path), "sop_class": item.sop_class_uid} for path, item in files.items()
         ],
     }
 
@@ -72,23 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path, required=True, metavar="FOLDER", help="receives the objects")
     add("--url", default="http://127.0.0.1:8000", help="address of the service")
     add("--key-file", type=Path, metavar="FILE", help="file with the API key")
-    add("--ca", type=Path, metavar="FILE", help="PEM file of the others' authorities")
-    add("--stow", default="", metavar="URL", help="DICOMweb of an archive that gets them, too")
-    add("--stow-key-file", type=Path, metavar="FILE", help="file with its Authorization")
+    add("--ca", type=Path, metavar="FILE", help="PEM file of the service's authorities")
     add("--out-of-range", choices=get_args(OutOfRange), default="refuse",
         help="images unlike those of training: objects that say so, or findings and a warning",
     )  # fmt: skip
     given = parser.parse_args(argv)
     settings = ResultsConfig(out_of_range=given.out_of_range)
     try:
-        with ExitStack() as stack:
-            client = stack.enter_context(Client(given.url, given.key_file or "", ca=given.ca))
-            archive = None
-            if given.stow:
-                archive = stack.enter_context(
-                    DicomWeb(given.stow, given.stow_key_file, ca=given.ca)
-                )
-            answer = write_report(client, archive, given.image, given.out, settings)
+        with Client(given.url, given.key_file or "", ca=given.ca) as client:
+            answer = write_report(client, given.image, given.out, settings)
     except MedclipError as error:
         print(f"report: {error}", file=sys.stderr)
         return error.exit_code

@@ -110,6 +110,6 @@ def test_its_wheel_and_the_library_s_run_without_torch(tmp_path: Path) -> None:
     (tmp_path / "image.dcm").write_bytes(radiograph())
     words = [binaries / "python", "-W", "ignore", "-c", _APART, "image.dcm"]
     assert package.run(words, tmp_path).strip() == "True False None"
-    assert "--stow" in package.run([binaries / "medclip-hospital", "report", "--help"], tmp_path)
+    assert "--out" in package.run([binaries / "medclip-hospital", "report", "--help"], tmp_path)
     listed = package.run([binaries / "medclip-hospital", "gateway", "--help"], tmp_path)
     assert "{forget,retry,run,status}" in listed
