@@ -36,6 +36,13 @@ class Schema(BaseModel):
 class Answer(Schema):
     """An answer about one image, which prints as a table and shows as one in a notebook."""
 
+    _picture: Any = PrivateAttr(None)
+
+    def pictured(self, picture: Any) -> Self:
+        """Keep a picture to be shown: its `html(grids)` is an element of a page."""
+        self._picture = picture
+        return self
+
     def rows(self) -> list[dict[str, Any]]:
         """Lines of its table, by column, such as a data frame takes them."""
         raise NotImplementedError
@@ -47,7 +54,11 @@ class Answer(Schema):
         return str(self)
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self._headline())}</p>{html_table(self.rows())}"
+        pictures = self._pictures()
+        return f"<p>{escape(self._headline())}</p>{pictures}{html_table(self.rows())}"
+
+    def _pictures(self) -> str:
+        return "" if self._picture is None else self._picture.html()
 
     def _headline(self) -> str:
         image: ImageFacts = getattr(self, "image")  # noqa: B009 (every answer about one has it)
@@ -311,6 +322,12 @@ class ClassifyAnswer(Answer):
             rows = [{name: row[name] for name in row if name != "percentile"} for row in rows]
         return rows
 
+    def _pictures(self) -> str:
+        maps = [
+            item.heatmap for item in self.findings if item.heatmap is not None and item.decision
+        ]
+        return "" if self._picture is None else self._picture.html(maps)
+
 
 class RefusedImage(Schema):
     """An image of several that cannot be read, in its place among the answers."""
@@ -365,6 +382,11 @@ class GroundAnswer(Answer):
                 }
             )
         return rows
+
+    def _pictures(self) -> str:
+        if self._picture is None:
+            return ""
+        return "".join(self._picture.html([item.grid]) for item in self.phrases)
 
 
 class GroundAnswers(Schema):

@@ -6,6 +6,8 @@ pad. Cell (row i, column j) of an R x C grid covers the rectangle
 Pixel (y, x) covers [x, x + 1) x [y, y + 1), as boxes are measured.
 """
 
+import io
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,12 +16,13 @@ import numpy.typing as npt
 from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 
-from medclip_dcl.data.grayscale import GreyImage, Window
+from medclip_dcl.data.grayscale import GreyImage, SquareImage, Window
 from medclip_dcl.schemas import PhraseAnswer, Point, Rectangle
 
 LONGEST_PX = 1024
 """Longest side of a picture that is drawn here."""
 
+_SHOWN_PX = 320  # longest side of a picture of a notebook
 _OPACITY = 0.55
 _EVEN = 1e-3  # scores this close to the mean are shown as weak as they are
 _HEAT = np.array(
@@ -198,3 +201,26 @@ def _coloured(heat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     stops = np.linspace(0, 1, len(_HEAT))
     channels = [np.interp(heat, stops, _HEAT[:, channel]) for channel in range(3)]
     return np.stack(channels, axis=-1).astype(np.float32)
+
+
+class Picture:
+    """Image of an answer, as a notebook shows it; answers with and without one are equal."""
+
+    def __init__(self, image: SquareImage) -> None:
+        self._square = image
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Picture | None)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def html(self, grids: Sequence[Sequence[Sequence[float]]] = ()) -> str:
+        """Draw it as an element of a page, with heatmaps."""
+        height, width = self._square.height_px, self._square.width_px
+        scale = _SHOWN_PX / max(height, width)
+        size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        grey = np.asarray(Image.fromarray(self._square.pixels).resize(size))
+        image = GreyImage(grey.astype(np.uint16) * np.uint16(256), 8, self._square.source)
+        stream = io.BytesIO()
+        Image.fromarray(draw_heat(image, [np.array(grid) for grid in grids])).save(stream, "PNG")
+        return f'<img src="data:image/png;base64,{b64encode(stream.getvalue()).decode()}">'

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import CheckpointError, ConfigError, ImageError, QueryError
 from medclip_dcl.data.grayscale import SquareImage, Window, window
-from medclip_dcl.inference.grounding import PhraseGrids, locate
+from medclip_dcl.inference.grounding import PhraseGrids, Picture, locate
 from medclip_dcl.inference.heads import Head, read_heads
 from medclip_dcl.inference.input_range import is_out_of_range
 from medclip_dcl.inference.model_package import (
@@ -79,6 +79,7 @@ _LARGEST_LAYER = 1 << 29  # bytes that a layer reads and writes for one image, i
 _LARGEST_GRID = 1 << 14  # regions
 _TEXTS_PER_PASS = 128
 _IMAGES_PER_PASS = 16
+_PICTURES = 32  # answers of a list that keep a picture, to be shown
 
 
 class Predictor:
@@ -479,7 +480,10 @@ class Predictor:
                 given = answer(regions, good)
             for image in batch:
                 if isinstance(image, SquareImage):
-                    answers.append(next(given))
+                    one = next(given)
+                    answers.append(
+                        one.pictured(Picture(image)) if len(answers) < _PICTURES else one
+                    )
                 elif alone:
                     raise image
                 else:

@@ -208,10 +208,13 @@ def test_several_images_have_an_answer_each_and_one_that_is_refused_its_place(mo
         model.classify(b"GIF89a")
 
 
-def test_answers_show_as_tables_and_escape_what_was_asked(model):
+def test_answers_show_as_tables_and_pictures_and_escape_what_was_asked(model):
     html = model.ground([GREY], ["<b>effusion</b>", "Heart"])[0]._repr_html_()
+    assert html.count('<img src="data:image/png;base64,') == 2
     assert "<td>&lt;b&gt;effusion&lt;/b&gt;</td>" in html
     many = model.classify([GREY] * 40, "effusion")
+    assert "<img" in many[31]._repr_html_()
+    assert "<img" not in many[32]._repr_html_()  # pictures of a long list would fill the memory
     assert many._repr_html_().count("<tr>") == 121  # two heads
     assert str(model.ground(GREY, SENTENCES[0])).splitlines()[2].startswith(SENTENCES[0])
 
