@@ -1,12 +1,17 @@
 """The rules that can be read from the image's and the compose file; `make containers` runs them."""
 
+import ast
 import re
 import shlex
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from api.auth import is_loopback
@@ -45,6 +50,30 @@ def environment(dockerfile: list[tuple[str, str]]) -> dict[str, str]:
         word for name, rest in last_stage(dockerfile) if name == "ENV" for word in shlex.split(rest)
     ]
     return dict(word.split("=", 1) for word in words)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_the_image_installs_what_the_service_s_own_modules_import(device: str) -> None:
+    packages = PINNED.findall((DOCKER / f"{device}.lock").read_text())
+    installed = {canonicalize_name(name) for name, _ in packages}
+    listing = "import sys, api.launcher; print(*(m.__file__ for n, m in sys.modules.items() if "
+    listing += (
+        "n.split('.')[0] in {'api', 'medclip_dcl'} and getattr(m, '__file__', '')), sep='\\n')"
+    )
+    files = subprocess.run(
+        [sys.executable, "-c", listing], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert len(files) > 30
+    distributions = packages_distributions()
+    for file in files:
+        # What stands at the left is imported whatever is asked; the rest may be for other uses.
+        for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names.append(node.module or "")
+            for name in {name.partition(".")[0] for name in names} - {"api", "medclip_dcl"}:
+                owners = {canonicalize_name(owner) for owner in distributions.get(name, [])}
+                assert not owners or owners & installed, (Path(file).name, name)
 
 
 @pytest.mark.parametrize("name", [*SERVICES, *WATCHERS, *HOSPITAL])
