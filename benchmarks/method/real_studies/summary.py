@@ -34,7 +34,7 @@ Figures = Mapping[str, Any]
 ByFold = dict[int, float]
 
 FIGURES: dict[str, tuple[str, Callable[[Figures], float]]] = {
-    "auc_four": ("AUC, four sentences a side", lambda f: f["several_prompts"]["mean_auc"]),
+    "auc_four": ("AUC, four", lambda f: f["several_prompts"]["mean_auc"]),
     "auc_one": ("AUC, one pair", lambda f: f["mean_auc"]),
     "auc_six": ("AUC of six, four", lambda f: f["several_prompts"]["mean_auc_of_six"]),
     "auc_six_one": ("AUC of six, one pair", lambda f: f["mean_auc_of_six"]),
