@@ -57,6 +57,8 @@ def write_findings(client: Client, images: Sequence[Path], table: Path) -> None:
     finding and head; `refused`: why an image has none of them. ConfigError where the table has
     other columns, or rows of another model.
     """
+    if table.is_dir() or not table.parent.is_dir():
+        raise ConfigError(f"--csv {table}: name a file in a folder that exists")
     names = [image.as_posix() for image in images if not image.is_dir()]
     for folder in (image for image in images if image.is_dir()):
         names += _files_below(folder, table.resolve())

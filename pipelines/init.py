@@ -123,6 +123,8 @@ def guess_table(
     """
     named = dict(given or {})
     table, encoding = _read(path)
+    if twice := {name for name in table.column_names if table.column_names.count(name) > 1}:
+        raise StudyError(f"{path.name} has two columns of the name {min(twice)!r}; rename one")
     values = {
         item.name: strings(table.column(item.name), path.name, item.name)
         for item in table.schema

@@ -234,6 +234,8 @@ def _number(value: Any) -> str:
 
 
 def _next_command(name: str, config: "Config", file: Path, overrides: Sequence[str] | None) -> str:
+    if name == "check_data":  # before all stages, and of none
+        return shlex.join(["medclip", "run", str(file)])
     stages = stages_of(config)
     after = stages[stages.index(name) + 1 :] if name in stages else ()
     if not after:

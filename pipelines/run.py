@@ -107,7 +107,7 @@ def _run_stages(
             launcher = _launcher(loaded) if stage == _TRAIN else []
             work = partial(_launch, launcher) if launcher else main_of(stage)
             code = screen.follow(stopping, work, words)
-        if code == 0 and stopping.is_asked:  # the stage had ended before it heard of it
+        if stopping.is_asked and code in {0, STOPPED}:  # it may have ended before it heard of it
             print("run: stopped; run the same command again to go on", file=sys.stderr)
             return STOPPED
         if code:

@@ -34,7 +34,7 @@ from medclip_dcl.core.artifact import (
     read_artifact_header,
     retired_folder,
 )
-from medclip_dcl.core.errors import ArtifactError, ArtifactStale
+from medclip_dcl.core.errors import ArtifactError, ArtifactStale, ArtifactUnwritable
 from medclip_dcl.core.files import (
     disk_faults_named,
     remove_staged,
@@ -119,7 +119,12 @@ def write_artifact(
         ArtifactUnwritable: the disk is full, or fails, or may not be written to.
     """
     with disk_faults_named(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ArtifactUnwritable(
+                f"{path.parent} is below a file, or is one; name another folder in `work`"
+            ) from error
         with locked(path):
             directory = path.with_name(f".{path.name}.draft")
             if same_code and changed_modules(_read_draft_code(directory)):

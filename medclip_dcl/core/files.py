@@ -93,8 +93,13 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a file so that a kill leaves the old content or the new, never a part.
 
     Raises:
-        ArtifactUnwritable: the disk is full, or fails, or may not be written to.
+        ArtifactUnwritable: the folder is not there, or the disk is full, fails, or may not be
+            written to.
     """
+    if not path.parent.is_dir() or path.is_dir():
+        raise ArtifactUnwritable(
+            f"{path} could not be written; name a file in a folder that exists"
+        )
     staged = path.with_name(f"{STAGED}{path.name}.{secrets.token_hex(8)}")
     with disk_faults_named(path):
         try:

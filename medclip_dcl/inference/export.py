@@ -287,17 +287,16 @@ _SCORES["lse_nl"] = (
     + "\nscores = (local + non_local) / 2"
 )
 
-# By real numbers for grey of 8 and 16 bits: `convert("L")` alone would clip 16 bits to white.
+# One statement for grey of 8 and 16 bits: `convert("L")` alone would clip 16 bits to white.
 _IMAGE = """\
 # PNG or JPEG -> 8-bit grey from black to white
-with Image.open(file) as stored:
-    levels = stored.convert("F")
-    colour = None if stored.mode in {"L", "I;16"} else stored.convert("RGBA")
-low, high = levels.getextrema()
-image = levels.point(lambda v: (v - low) * (255 / max(1, high - low)) + 0.5).convert("L")
-if colour is not None:  # luma; transparency is black
-    black = Image.new("RGBA", colour.size, "black")
-    image = ImageOps.autocontrast(Image.alpha_composite(black, colour).convert("L"))"""
+image = (g := Image.open(file).convert("F")).point(\
+lambda v: (v - g.getextrema()[0]) * (255 / max(1, g.getextrema()[1] - g.getextrema()[0])) + 0.5\
+).convert("L")
+if (stored := Image.open(file)).mode not in {"L", "I;16"}:  # luma; transparency is black
+    black = Image.new("RGBA", stored.size, "black")
+    image = Image.alpha_composite(black, stored.convert("RGBA")).convert("L")
+    image = ImageOps.autocontrast(image)"""
 
 _SQUARES = {
     "": 'image = image.resize((facts["input_px"], facts["input_px"]), Image.Resampling.BILINEAR)',

@@ -174,6 +174,7 @@ def test_what_is_given_is_taken(tmp_path: Path) -> None:
     ("header", "row", "words"),
     [
         ("0.png,1,x", f'#.png,1,"{REPORT}"', "first row of table .* seems to be data"),
+        ("file,file,text", f'#.png,1,"{REPORT}"', "two columns of the name 'file'; rename one"),
         ("file,patient,age", "#.png,1,40", "no column of table .* holds reports"),
         ("file,patient,text", rf'scans\#.png,1,"{REPORT}"', "'file' have backslashes"),
     ],

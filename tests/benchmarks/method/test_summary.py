@@ -44,6 +44,7 @@ PROSE = (
     ("today", "mates", "infonce", "auc_one"),
     ("today", "mates", "mates_shuffled", "auc_four"),
     *(("today", "mates_cross", "infonce", figure) for figure in ("auc_four", "auc_one")),
+    ("today", "relations_no_atelectasis", "infonce", "atelectasis"),
 )
 
 
@@ -171,11 +172,12 @@ def test_the_outcomes_of_the_plan_follow_from_its_rules(today: Runs) -> None:
     for row, figure in (("infonce", "auc_one"), ("mates_shuffled", "auc_four")):
         assert gap(today, "mates", row, figure).low < 0 < gap(today, "mates", row, figure).high
     assert gap(today, "reader", "relations").ahead == gap(today, "reader", "relations").folds
-    with_it, without = (
-        gap(today, row, "infonce", "effusion").value
-        for row in ("relations", "relations_no_effusion")
-    )
-    assert without > with_it / 2
+    for finding in ("effusion", "atelectasis"):
+        read, unread = (
+            gap(today, row, "infonce", finding).value
+            for row in ("relations", f"relations_no_{finding}")
+        )
+        assert unread > read / 2
     sigmoid = gap(today, "sigmoid_relations", "relations")
     assert sigmoid.ahead < sigmoid.folds
     assert gap(today, "mates_head", "mates").value < 0.01

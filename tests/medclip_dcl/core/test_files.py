@@ -99,3 +99,10 @@ def test_a_folder_hides_no_config_of_its_name(tmp_path, monkeypatch):
     (tmp_path / "demo").rmdir()
     (tmp_path / "demo").write_text("work: here\n")
     assert find_config(Path("demo")) == Path("demo")
+
+
+@pytest.mark.parametrize("name", ["nowhere/file", "file/below", "."])
+def test_a_file_is_written_in_a_folder_that_is_there(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArtifactUnwritable, match="a folder that exists"):
+        write_text(tmp_path / name, "text")
