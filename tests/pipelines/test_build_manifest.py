@@ -10,11 +10,9 @@ import pytest
 from medclip_dcl.core.artifact import Artifact, open_artifact
 from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest
-from pipelines.job import main_of
+from pipelines.build_manifest import main
 from tests.support.dicom import dicom_bytes, ramp
 from tests.support.release import Release, release
-
-main = main_of("build_manifest")
 
 _IDS = {"SOPInstanceUID": "1.2.3", "StudyInstanceUID": "1.2", "PatientID": "MRN7"}
 
