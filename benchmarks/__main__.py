@@ -5,11 +5,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-SPEED = ("loss", "pll", "prepare", "train", "serve", "retrieve", "gpu")
+SPEED = ("loss", "pll", "prepare", "train", "serve", "gpu")
 RELIABILITY = ("fuzz", "kills", "privacy", "service")
 METHOD = ("demo", "labeler", "method", "real_studies.summary")
 
-LONG = ("kills", "fuzz", "demo", "service", "serve", "retrieve")
+LONG = ("kills", "fuzz", "demo", "service", "serve")
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
 _TIERED = {"kills", "fuzz", "serve"}
 

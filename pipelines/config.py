@@ -133,7 +133,10 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     tree = _read_config(path)
     tree.setdefault("work", f"runs/{path.stem}")
     for override in overrides:
-        _apply(tree, override)
+        key, equals, text = override.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ConfigError(f"override {override!r} must read section.key=value")
+        put_setting(tree, key, parse_value(text))
     return check_config(tree, str(path))
 
 
@@ -189,14 +192,11 @@ def laid_over(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return laid
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    names = key.split(".")
-    if not equals or not all(names):
-        raise ConfigError(f"override {override!r} must read section.key=value")
-    node = tree
-    for name in names[:-1]:
-        node = node.setdefault(name, {})
-        if not isinstance(node, dict):
+def put_setting(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Put the value of a dotted setting into a tree, in place; ConfigError where it has no room."""
+    *sections, last = key.split(".")
+    for name in sections:
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
             raise ConfigError(f"override {key!r}: {name!r} is not a section")
-    node[names[-1]] = parse_value(text)
+    tree[last] = value

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from medclip_dcl.training.logging import read_metrics
 from medclip_dcl.training.settings import BestMetric, lower_is_better
 
 from .cli import ConfigFile, Overrides
-from .config import check_config
+from .config import check_config, put_setting
 from .data import refuse_missing_labels
 from .job import STOPPED, Job, Stopped, run_job
 from .run import run_config
@@ -54,8 +54,6 @@ class Row(Section):
     """What the table calls it; empty: its name."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Dotted setting -> value."""
-    tune: dict[str, Values] = Field(default_factory=dict)
-    """Setting -> values, of whose combinations the best on validation is reported."""
     seeds: Seeds | None = None
     """Its own seeds; null: those of the grid."""
     published: dict[str, float] = Field(default_factory=dict)
@@ -71,15 +69,14 @@ class Grid(Section):
     """Points by name, in place of axes."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of every point."""
-    tune: dict[str, Values] = Field(default_factory=dict)
-    """As a row's, of every point."""
     seeds: Seeds = (0, 1, 2)
     """Runs of each point."""
     figures: Annotated[dict[str, str], Field(min_length=1)] = Field(default=_FIGURES)
     """Title -> `question.figure` of the results that is listed; what no run has is left out."""
     judge: BestMetric = ""
-    """Validation metric that chooses values to `tune` and each run's published step, where the
-    config's `train.best_metric` names none."""
+    """Validation metric that chooses each run's published step, where the config's
+    `train.best_metric` names none. Its best value is listed too: of values that are tried, choose
+    by it, and not by figures on the test patients."""
 
     @model_validator(mode="after")
     def _one_kind_of_points(self) -> Self:
@@ -115,20 +112,15 @@ def grid_points(grid: Grid) -> list[GridPoint]:
             GridPoint(name, {"row": name}, {**grid.settings, **row.settings}, row)
             for name, row in grid.rows.items()
         ]
-    return combinations(grid.axes, grid.settings)
-
-
-def combinations(axes: Mapping[str, Any], settings: Mapping[str, Any]) -> list[GridPoint]:
-    """List every combination of the axes' values; without axes one point, of no name."""
-    short = {axis: axis.rpartition(".")[2] for axis in axes}
+    short = {axis: axis.rpartition(".")[2] for axis in grid.axes}
     if len(set(short.values())) < len(short):
-        short = {axis: axis for axis in axes}
+        short = {axis: axis for axis in grid.axes}
     points = []
-    for chosen in itertools.product(*axes.values()):
-        at = dict(zip(axes, chosen, strict=True))
-        changes = dict(settings)
+    for chosen in itertools.product(*grid.axes.values()):
+        at = dict(zip(grid.axes, chosen, strict=True))
+        changes = dict(grid.settings)
         for axis, value in at.items():
-            named = axes[axis]
+            named = grid.axes[axis]
             changes |= named[value] if isinstance(named, Mapping) else {axis: value}
         words = [f"{short[axis]}={_text(value)}" for axis, value in at.items()]
         points.append(GridPoint(re.sub(r"[^\w.,=+-]", "_", ",".join(words)), at, changes))
@@ -142,17 +134,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def changed_tree(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Put dotted settings into a tree of plain values, in place, and return it."""
-    for key, value in changes.items():
-        *sections, last = key.split(".")
-        part = tree
-        for section in sections:
-            part = part.setdefault(section, {})
-        part[last] = value
-    return tree
-
-
+JUDGED = "validation"
+"""Title of the judge's figure."""
 FOLDER, FIGURES = "sweeps", "sweep.json"
 NOTE, CONFIG_FILE, LOG = "run.json", "config.yaml", "log.txt"
 _STAGES = ("build_eta_cache", "train", "evaluate")  # those of a run; all before are shared
@@ -161,11 +144,9 @@ _SHARED = [name for name in DATA_ARTIFACTS if name != "eta_cache"]
 
 @dataclass(frozen=True)
 class Run:
-    """One value of a point with one seed: its folder, and what it is made from."""
+    """A point with one seed: its folder, and what it is made from."""
 
     point: str
-    value: str
-    """Of what is tuned; empty: nothing is."""
     seed: int
     folder: Path
     settings: Mapping[str, Any]
@@ -208,22 +189,15 @@ class Sweep:
     """The runs of a grid below one folder.
 
     Raises:
-        ConfigError: a changed setting belongs to a stage that all runs share, a value breaks its
-            rule, or something is tuned and no metric chooses.
+        ConfigError: a changed setting belongs to a stage that all runs share, or a value breaks its
+            rule.
     """
 
     def __init__(self, job: Job, name: str, grid: Grid) -> None:
         self.job, self.name, self.grid = job, name, grid
         self.folder, self.points = job.work / FOLDER / name, grid_points(grid)
         self.metric: str = job.config.train.best_metric or grid.judge
-        tuned = [(*grid.tune, *point.row.tune) for point in self.points]
-        if any(tuned) and not self.metric:
-            raise ConfigError(
-                "the grid tunes settings, and neither its judge nor train.best_metric names a "
-                "metric; set judge: validation_report_auc, or another"
-            )
-        keys = {*itertools.chain(*tuned), *itertools.chain(*(p.changes for p in self.points))}
-        sections = {key.partition(".")[0] for key in keys}
+        sections = {key.partition(".")[0] for point in self.points for key in point.changes}
         if others := sorted(sections.difference(CHANGED_SECTIONS)):
             raise ConfigError(
                 f"a grid changes {others}, which its runs share; change settings of "
@@ -243,8 +217,8 @@ class Sweep:
                 code = run_config(self.folder / CONFIG_FILE, None, replace=True)
                 _check(code, "correct what the stage names, and run again to go on")
 
-    def plan(self) -> dict[str, dict[str, list[Run]]]:
-        """Plan every run: point -> value of what is tuned -> a run for each seed."""
+    def plan(self) -> dict[str, list[Run]]:
+        """Plan every run: point -> a run for each seed."""
         inputs = {
             name: read_artifact_header(self.job.work / name).digest
             for name in _SHARED
@@ -253,24 +227,22 @@ class Sweep:
         # The shared folder's name is written out: a run's own is another.
         tree = _filled_in(self.job.config.model_dump(mode="json"), str(self.job.work))
         settings = json.dumps(tree)
-        planned: dict[str, dict[str, list[Run]]] = {}
-        for point in self.points:
-            seeds = point.row.seeds or self.grid.seeds
-            values = combinations(point.row.tune or self.grid.tune, point.changes)
-            planned[point.name] = {
-                value.name: [self._run(point.name, value, seed, settings, inputs) for seed in seeds]
-                for value in values
-            }
-        return planned
+        return {
+            point.name: [
+                self._run(point, seed, settings, inputs)
+                for seed in point.row.seeds or self.grid.seeds
+            ]
+            for point in self.points
+        }
 
-    def _run(
-        self, point: str, value: GridPoint, seed: int, settings: str, inputs: Mapping[str, str]
-    ) -> Run:
+    def _run(self, point: GridPoint, seed: int, settings: str, inputs: Mapping[str, str]) -> Run:
         tree: dict[str, Any] = json.loads(settings)
-        folder = self.folder / point / value.name / f"seed-{seed}"
+        folder = self.folder / point.name / f"seed-{seed}"
         tree |= {"work": str(folder), "seed": seed, "jobs": list(_STAGES)}
         tree["train"]["best_metric"] = self.metric
-        config = check_config(changed_tree(tree, value.changes), f"of run {point} {value.name}")
+        for key, value in point.changes.items():
+            put_setting(tree, key, value)
+        config = check_config(tree, f"of run {point.name}")
         listed = manifest.ARTIFACT.at(self.job.work)
         if (listed / HEADER).is_file():
             refuse_missing_labels(config, read_artifact_header(listed))
@@ -279,38 +251,15 @@ class Sweep:
         made_from = {part: tree[part] for part in parts}
         made_from["train"] = config.train.result_settings()
         digest = json_digest({"settings": made_from, "inputs": inputs})
-        return Run(point, value.name, seed, folder, tree, digest, self.job.work)
+        return Run(point.name, seed, folder, tree, digest, self.job.work)
 
-    def race(
-        self, planned: Mapping[str, Mapping[str, Sequence[Run]]], taken: Collection[str]
-    ) -> dict[str, Sequence[Run]]:
-        """Do the first seed of every value, then the other seeds of each point's best.
-
-        Only runs of points that are `taken` are done. Returns those of the points that are decided.
-        """
-        several = {name: values for name, values in planned.items() if len(values) > 1}
-        self._do([each[0] for values in several.values() for each in values.values()], taken)
-        chosen: dict[str, Sequence[Run]] = {}
-        for name, values in planned.items():
-            if name not in several:
-                (chosen[name],) = values.values()
-            elif all(each[0].is_done for each in values.values()):
-                scores = {value: each[0].judged(self.metric) for value, each in values.items()}
-                chosen[name] = values[best_value(scores, self.metric)]
-        by_seed = itertools.chain(*itertools.zip_longest(*chosen.values()))
-        self._do([run for run in by_seed if run], taken)
-        return chosen
-
-    def _do(self, runs: Sequence[Run], taken: Collection[str]) -> None:
-        runs = [run for run in runs if run.point in taken]
-        if not runs:
-            return
+    def do(self, runs: Sequence[Run]) -> None:
+        """Do what is missing of some runs."""
         self.job.say(runs=len(runs), done=sum(run.is_done for run in runs))
         for run in runs:
             if not run.is_done:
                 _do_run(run)
-                value = {"value": run.value} if run.value else {}
-                self.job.say(run=run.point, **value, seed=run.seed, seconds=run.seconds())
+                self.job.say(run=run.point, seed=run.seed, seconds=run.seconds())
 
 
 def _filled_in(tree: Any, work: str) -> Any:
@@ -319,12 +268,6 @@ def _filled_in(tree: Any, work: str) -> Any:
     if isinstance(tree, list):
         return [_filled_in(value, work) for value in tree]
     return tree.replace("${WORK}", work) if isinstance(tree, str) else tree
-
-
-def best_value(scores: Mapping[str, float], metric: str) -> str:
-    """Name the best score, of a loss the lowest; of equals the earlier one."""
-    sign = -1 if lower_is_better(metric) else 1
-    return max(scores, key=lambda name: sign * scores[name])
 
 
 def _do_run(run: Run) -> None:
@@ -405,32 +348,29 @@ def _sweep(job: Job, name: str, grid: Grid, points: str) -> None:
     sweep.plan()  # refuses what is wrong in a point before anything is prepared
     sweep.prepare()
     planned = sweep.plan()
-    chosen = sweep.race(planned, taken)
-    missing = sum(not run.is_done for each in chosen.values() for run in each)
-    undecided = [point for point in planned if point not in chosen]
-    if missing or undecided:
-        job.say(missing=missing, undecided=undecided, next="the same without a slice")
+    by_seed = itertools.chain(*itertools.zip_longest(*planned.values()))
+    sweep.do([run for run in by_seed if run and run.point in taken])
+    if missing := sum(not run.is_done for runs in planned.values() for run in runs):
+        job.say(missing=missing, next="the same without a slice")
         return
-    tree = _measure(sweep, planned, chosen)
+    tree = _measure(sweep, planned)
     write_text(sweep.folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
     print(sweep_text(tree), flush=True)
     job.say(points=len(tree["points"]), figures=str(sweep.folder / FIGURES))
 
 
-def _measure(
-    sweep: Sweep,
-    planned: Mapping[str, Mapping[str, Sequence[Run]]],
-    chosen: Mapping[str, Sequence[Run]],
-) -> dict[str, Any]:
+def _measure(sweep: Sweep, planned: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     points: list[dict[str, Any]] = []
     for point in sweep.points:
-        runs, values = chosen[point.name], planned[point.name]
-        scores = {name: each[0].judged(sweep.metric) for name, each in values.items() if name}
+        runs = planned[point.name]
         trees = [
             results.read_figures(open_artifact(results.ARTIFACT.at(run.folder), results.ARTIFACT))
             for run in runs
         ]
         figures = {title: _over_runs(trees, name) for title, name in sweep.grid.figures.items()}
+        if sweep.metric:
+            judged = [run.judged(sweep.metric) for run in runs]
+            figures = {JUDGED: _spread(judged), **figures}
         points.append(
             {
                 "name": point.name,
@@ -439,12 +379,12 @@ def _measure(
                 "seeds": [run.seed for run in runs],
                 "seconds": float(np.mean([run.seconds() for run in runs])),
                 "published": point.row.published,
-                "tuned": {"value": runs[0].value, "scores": scores} if scores else None,
                 "figures": {title: figure for title, figure in figures.items() if figure},
             }
         )
-    listed = [title for title in sweep.grid.figures if any(title in p["figures"] for p in points)]
-    if not listed:
+    titles = (JUDGED, *sweep.grid.figures)
+    listed = [title for title in titles if any(title in point["figures"] for point in points)]
+    if not set(listed) - {JUDGED}:
         raise ConfigError(f"the runs have none of the figures {[*sweep.grid.figures.values()]}")
     return {"grid": sweep.name, "judge": sweep.metric, "figures": listed, "points": points}
 
@@ -456,10 +396,12 @@ def _over_runs(trees: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any] 
         tree["questions"].get(question, {}).get("figures", {}).get(figure) for tree in trees
     ]
     values = [item["value"] for item in measured if item and item["value"] is not None]
-    if len(values) < len(trees):
-        return None
+    return _spread(values) if len(values) == len(trees) else None
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return {"value": float(np.mean(values)), "deviation": spread, "values": values}
+    return {"value": float(np.mean(values)), "deviation": spread, "values": [*values]}
 
 
 def sweep_text(tree: Mapping[str, Any]) -> str:
@@ -477,12 +419,6 @@ def sweep_text(tree: Mapping[str, Any]) -> str:
         )
         facts = f"seeds {len(point['seeds'])}, {point['seconds']:.0f} s"
         lines.append(f"{number:<4}{point['title']:{wide}}{cells}   {facts}")
-    for point in points:
-        if tuned := point["tuned"]:
-            scores = ", ".join(f"{name} {score:.3f}" for name, score in tuned["scores"].items())
-            lines.append(
-                f"{point['title']}: {tuned['value']} is best by {tree['judge']} ({scores})"
-            )
     return "\n".join(lines)
 
 
@@ -505,10 +441,8 @@ def sweep(
 
     A grid is a YAML file with `axes`, whose combinations are its points, or with named `rows`. Each
     run is a `medclip run` in `sweeps/GRID/POINT/seed-S`, which resumes where it stopped; stages
-    before the first that the grid changes are done once, in the config's folder. Points with
-    something to `tune` are trained with each of its values and the first seed; the value that is
-    best on validation gets the other seeds. Which of two points is better, and whether other seeds
-    would agree, says `medclip compare` of their folders.
+    before the first that the grid changes are done once, in the config's folder. Which of two
+    points is better, and whether other seeds would agree, says `medclip compare` of their folders.
 
     Runs go one after another. `--points` does a slice, such as `--points $SLURM_ARRAY_TASK_ID`;
     slices may go side by side, each on the GPU that CUDA_VISIBLE_DEVICES names. The call that finds

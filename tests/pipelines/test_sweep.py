@@ -1,4 +1,4 @@
-"""A grid of settings: its points, slices, what is tuned, and what it writes."""
+"""A grid of settings: its points, slices, and what it writes."""
 
 import json
 import shutil
@@ -24,7 +24,6 @@ from pipelines.sweep import (
     Grid,
     Run,
     Sweep,
-    best_value,
     grid_points,
     read_grid,
 )
@@ -41,7 +40,7 @@ ROWS: Tree = {
     "settings": {"eta.source": "constant", "objective.floor": "zero"},
     "rows": {
         "plain": {"settings": {"eta.constant": 0.1}, "published": {"signed CNR": 1.46}},
-        "tuned": {"title": "theirs", "tune": {"eta.constant": [0.0, 0.1]}, "seeds": [4, 2]},
+        "other": {"title": "theirs", "settings": {"eta.constant": 0.0}, "seeds": [4, 2]},
     },
     "seeds": [0, 1],
     "figures": {"CNR": "grounding.cnr", "signed CNR": "grounding.cnr_signed"},
@@ -82,10 +81,10 @@ def read_tree(work: Path) -> Tree:
 
 @pytest.fixture(scope="module")
 def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A point over two seeds and one with two values to tune, in slices that do not overlap."""
+    """Two points over two seeds each, in slices that do not overlap."""
     work = shutil.copytree(corpus, tmp_path_factory.mktemp("made") / "work")
     arguments = arguments_of(work, ROWS)
-    for part, runs in (("0", 2), ("tuned", 5)):
+    for part, runs in (("0", 2), ("other", 4)):
         assert not (work / FOLDER / "little" / FIGURES).exists()
         assert main(["sweep", *arguments, "--points", part]) == 0
         assert len(notes_of(work)) == runs  # of each slice alone
@@ -125,7 +124,7 @@ def test_the_tree_has_every_point_with_the_mean_of_its_runs(made: Path, capsys: 
     speed = arguments_of(made, ROWS, save_every_steps=2, torch_threads=2)
     assert main(["sweep", *speed]) == 0  # settings of speed make no other run
     shown = capsys.readouterr().out
-    assert '"runs": 2, "done": 2' in shown
+    assert '"runs": 4, "done": 4' in shown
     assert notes_of(made) == before
     assert f"{cnr['value']:.3f}+-{cnr['deviation']:.3f}" in shown
     assert "theirs" in shown
@@ -147,30 +146,23 @@ def test_a_run_without_its_note_goes_on_and_a_changed_one_is_another(made, capsy
     for steps, is_done in ((4, True), (6, False)):
         arguments_of(made, ROWS, steps=steps)
         job = Job("sweep", load_config(made / "config.yaml"), made)
-        runs = Sweep(job, "little", grid).plan()["plain"][""]
+        runs = Sweep(job, "little", grid).plan()["plain"]
         assert [run.is_done for run in runs] == [is_done] * 2
 
 
-def test_the_value_that_is_best_on_validation_gets_the_other_seeds(made: Path) -> None:
+def test_the_table_has_what_chose_each_run_on_validation(made: Path) -> None:
     row = read_tree(made)["points"][1]
-    scores = row["tuned"]["scores"]
-    assert list(scores) == ["constant=0.0", "constant=0.1"]
-    chosen = max(scores, key=scores.get)
-    assert (row["tuned"]["value"], row["seeds"]) == (chosen, [4, 2])
-    folder = made / FOLDER / "little" / "tuned"
-    assert {path.parent.name for path in folder.glob("*/seed-2")} == {chosen}
-    for name, score in scores.items():
-        log = logging.read_metrics(folder / name / "seed-4/checkpoints")
+    judged = row["figures"]["validation"]["values"]
+    assert (row["seeds"], len(judged)) == ([4, 2], 2)
+    for seed, score in zip(row["seeds"], judged, strict=True):
+        log = logging.read_metrics(made / FOLDER / f"little/other/seed-{seed}/checkpoints")
         values = [line[JUDGE] for line in log if line.get(JUDGE) is not None]
         assert len(values) == 2
         assert score == pytest.approx(max(values), abs=1e-4)
 
 
-def test_of_a_loss_the_lowest_is_best_and_of_equals_the_earlier(tmp_path: Path) -> None:
-    scores = {"a": 0.8, "b": 0.9, "c": 0.9, "d": 0.7}
-    assert best_value(scores, "validation_auc") == "b"
-    assert best_value(scores, "validation_loss") == "d"
-    run = Run("a", "", 0, tmp_path, {}, "digest", tmp_path)
+def test_of_a_loss_the_lowest_is_best(tmp_path: Path) -> None:
+    run = Run("a", 0, tmp_path, {}, "digest", tmp_path)
     log = checkpoint.ARTIFACT.at(tmp_path)
     log.mkdir()
     lines = [{"step": 1}] + [{"step": s, "validation_auc": v, "validation_loss": v}
@@ -196,16 +188,16 @@ def test_a_run_that_fails_is_named_and_its_exit_code_is_passed_on(corpus, tmp_pa
 def test_the_papers_own_grids_fit_every_recipe(grid: Path, recipe: str, tmp_path: Path) -> None:
     job = Job("sweep", load_config(ROOT / f"configs/{recipe}.yaml", VALIDATING), tmp_path)
     planned = Sweep(job, grid.stem, read_grid(grid)).plan()
-    runs = [run for values in planned.values() for each in values.values() for run in each]
+    runs = [run for each in planned.values() for run in each]
     assert len({run.digest for run in runs}) == len(runs)
     assert grid.name in (ROOT / "configs/README.md").read_text()
 
 
 def test_table_1_has_the_papers_nine_rows_with_its_figures() -> None:
     grid = read_grid(ROOT / "configs/sweeps/table1.yaml")
-    assert len(grid.rows) == 9
+    assert len({row.title.partition(",")[0] for row in grid.rows.values()}) == 9
     # Wang et al. 2023, Table 1: the last row's AUC, ACC, CNR, mIoU, Recall and MedR
-    assert [*grid.rows["dcl_lm"].published.values()] == [0.86, 0.72, 1.49, 0.20, 0.30, 104]
+    assert [*grid.rows["dcl_lm_2_35"].published.values()] == [0.86, 0.72, 1.49, 0.20, 0.30, 104]
     assert {title for row in grid.rows.values() for title in row.published} <= grid.figures.keys()
 
 
@@ -213,12 +205,12 @@ def test_table_1_has_the_papers_nine_rows_with_its_figures() -> None:
     ("grid", "words"),
     [
         ({"axes": {"evaluate.bootstrap": [9]}}, "a grid changes ['evaluate'], which its runs"),
-        ({"axes": {"eta.constant": [2]}}, "constant=2 : eta.constant = 2"),
+        ({"axes": {"eta.constant": [2]}}, "constant=2: eta.constant = 2"),
         ({"axes": {"eta.constnt": [0.1]}}, "not a setting; did you mean eta.constant?"),
         ({"axes": {}}, "axes, or rows, name the points"),
         ({"axes": {"eta.a": [0.1]}, "rows": {"a": {}}}, "axes, or rows, name the points"),
         ({"axes": {"eta.a": []}}, "axes.eta.a"),
-        ({"axes": {"eta.a": [0.1]}, "tune": {"eta.k": [0.1, 0.2]}}, "neither its judge nor"),
+        ({"axes": {"eta.a": [0.1]}, "tune": {"eta.k": [0.1, 0.2]}}, "tune is not a setting"),
         ({"axes": {"eta.a": [0.1]}, "points": 3}, "points is not a setting"),
     ],
 )  # fmt: skip
