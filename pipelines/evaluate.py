@@ -7,7 +7,6 @@ from typing import Any
 
 from medclip_dcl.core.artifact import Artifact, open_artifact
 from medclip_dcl.core.artifact_writer import ArtifactWriter
-from medclip_dcl.core.files import sha256_file
 from medclip_dcl.core.plugins import METRICS
 from medclip_dcl.core.progress import OF_RUN, writes_json
 from medclip_dcl.core.settings import resolve_path
@@ -22,7 +21,7 @@ from medclip_dcl.evaluation.evaluated_model import (
 )
 from medclip_dcl.evaluation.questions import (
     Evaluation,
-    input_files,
+    input_digests,
     read_image_rows,
     refuse_contaminated,
 )
@@ -58,7 +57,7 @@ def evaluate(job: Job) -> None:
     inputs["model"] = (
         adapter_digest(config) if adapted else open_artifact(folder, model_package.ARTIFACT)
     )
-    inputs |= {name: sha256_file(file) for name, file in input_files(config).items()}
+    inputs |= input_digests(config)
     inference = settle_inference(config.inference)
     settings: dict[str, Any] = {"evaluate": config.evaluate, "inference": inference}
     if METRICS:

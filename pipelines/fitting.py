@@ -10,12 +10,11 @@ import torch
 from medclip_dcl.core.artifact import Artifact, make_fingerprint, open_artifact
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.errors import ArtifactError, ArtifactStale, ConfigError
-from medclip_dcl.core.files import sha256_file
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import SPLITS, read_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.data.records import read_truth, truth_files
+from medclip_dcl.data.records import read_truth, truth_digests
 from medclip_dcl.evaluation.classification import (
     CORRELATION_LIMIT,
     REMEDY,
@@ -145,7 +144,7 @@ def _inputs_of_fit(job: Job, model: Artifact) -> dict[str, str]:
     }
     root = resolve_path(job.config.source.root, job.config.work)
     images = {kind.name: job.open(kind).digest for kind in (manifest.ARTIFACT, prepared.ARTIFACT)}
-    return own | images | {file.name: sha256_file(file) for file in truth_files(root)}
+    return own | images | truth_digests(root)
 
 
 def _calibrate(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
@@ -268,7 +267,9 @@ def _labels(job: Job) -> list[str]:
     config = job.config
     truth = read_truth(resolve_path(config.source.root, config.work))
     table = manifest.read_labels(job.open(manifest.ARTIFACT, verify=False))
-    names = sorted(truth.types) if truth else list(manifest.label_names(table))
+    names = list(manifest.label_names(table))
+    if truth is not None:
+        names = sorted(frozenset[str]().union(*truth.values()))
     if truth is None and not table.num_rows:
         raise ConfigError("no study has labels; set source.columns.labels or source.labels")
     if unknown := sorted(set(config.heads.labels) - set(names)):

@@ -11,7 +11,7 @@ from medclip_dcl.core.errors import ArtifactMissing, ArtifactStale, ConfigError
 from medclip_dcl.core.files import sha256_file, write_text
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data import manifest
-from medclip_dcl.data.records import truth_files
+from medclip_dcl.data.records import truth_digests
 from medclip_dcl.inference import model_package
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.logging import FILE
@@ -58,7 +58,7 @@ def write_report(job: Job) -> None:
 
 def _is_generated(job: Job) -> bool:
     root = job.config.source.root
-    return bool(root) and bool(truth_files(resolve_path(root, job.config.work)))
+    return bool(root) and bool(truth_digests(resolve_path(root, job.config.work)))
 
 
 def _made_from(job: Job, sources: Sources) -> str:

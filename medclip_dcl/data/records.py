@@ -1,6 +1,6 @@
 """Records that every source of studies is read into: images, reports, boxes, rejects.
 
-A generated source also knows which findings each image shows, and how they read (`Truth`).
+A generated source also knows what each image shows (`read_truth`).
 """
 
 import csv
@@ -159,50 +159,34 @@ def stamp_files(root: Path, paths: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-IMAGES, FINE = "truth/images.csv", "truth/fine.csv"
-"""Tables of a generated tree, relative to its root."""
-
-CLASS_PROBABILITIES = "truth/eta.csv"
-"""Table of what every sentence's eta should be, relative to the tree's root."""
+TRUTH = "truth/images.csv"
+"""Table of what the images of a generated source show, relative to its root."""
 
 
-@dataclass(frozen=True)
-class Truth:
-    """The truth of a generated source."""
-
-    types_of: dict[str, frozenset[str]]  # image -> their types
-    types: frozenset[str]  # every type there is
+def truth_digests(root: Path) -> dict[str, str]:
+    """Name the table of the truth by its digest; empty where the source is not a generated one."""
+    file = _truth_file(root)
+    return {} if file is None else {file.name: sha256_file(file)}
 
 
-def truth_files(root: Path) -> list[Path]:
-    """Find both tables of the truth; none where the source is not a generated one."""
-    try:
-        return [path_under(root, name) for name in (IMAGES, FINE)]
-    except StudyError:
-        return []
+def read_truth(root: Path) -> dict[str, frozenset[str]] | None:
+    """Read the types of findings that each image shows; None: the source is not a generated one.
 
-
-def read_truth(root: Path) -> Truth | None:
-    """Read the truth of a source; None where it is not a generated one.
-
-    Raises:
-        StudyError: a table lacks a column or holds something else than the generator wrote.
+    StudyError where the table holds something else than the generator wrote.
     """
-    files = truth_files(root)
-    if not files:
+    file = _truth_file(root)
+    if file is None:
         return None
     try:
-        images, fine = (_rows(path) for path in files)
-        type_of = {row["finding"]: row["type"] for row in fine}
-        types_of = {
-            row["dicom_id"]: frozenset(type_of[name] for name in json.loads(row["findings"]))
-            for row in images
-        }
+        with file.open(encoding="utf-8", newline="") as stream:
+            rows = csv.DictReader(stream)
+            return {row["dicom_id"]: frozenset(json.loads(row["types"])) for row in rows}
     except (KeyError, ValueError, TypeError) as error:
-        raise StudyError("a truth table is damaged; rerun generate_studies") from error
-    return Truth(types_of, frozenset(type_of.values()))
+        raise StudyError("the table of the truth is damaged; rerun generate_studies") from error
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
+def _truth_file(root: Path) -> Path | None:
+    try:
+        return path_under(root, TRUTH)
+    except StudyError:
+        return None

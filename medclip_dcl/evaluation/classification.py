@@ -71,13 +71,13 @@ def exact_truth(
     findings: Sequence[Finding],
     image_ids: Sequence[str],
     types_of: Mapping[str, Collection[str]],
-    types: Collection[str],
 ) -> Truth:
-    """Read off which findings images show, where a generator knows it.
+    """Read off which findings images show, where a generator knows the types of each image.
 
-    A finding that is not among its `types` stays unknown, and so does an image not in `types_of`.
+    A finding that no image shows stays unknown, and so does an image not in `types_of`.
     """
     truth = np.full((len(findings), len(image_ids)), UNKNOWN, dtype=np.int8)
+    types = frozenset[str]().union(*types_of.values())
     for index, finding in enumerate(findings):
         for image, image_id in enumerate(image_ids):
             if finding.name in types and image_id in types_of:

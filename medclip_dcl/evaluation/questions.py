@@ -11,12 +11,13 @@ import pyarrow.compute as pc
 
 from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.errors import ArtifactStale, ConfigError
+from medclip_dcl.core.files import sha256_file
 from medclip_dcl.core.plugins import METRICS
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.data.records import read_truth, truth_files
+from medclip_dcl.data.records import read_truth, truth_digests
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.classification import (
     UNKNOWN,
@@ -110,19 +111,17 @@ def truth_of(
     """Look up which findings images show, and where that is from: `exact`, `labels` or `none`."""
     generated = read_truth(resolve_path(config.source.root, config.work))
     if generated is not None:
-        image_ids = [row["image_id"] for row in rows]
-        return exact_truth(findings, image_ids, generated.types_of, generated.types), "exact"
+        return exact_truth(findings, [row["image_id"] for row in rows], generated), "exact"
     labels = manifest.read_labels(source).to_pylist()
     truth = labelled_truth(findings, [row["study_id"] for row in rows], labels)
     return truth, "labels" if (truth != UNKNOWN).any() else "none"
 
 
-def input_files(config: EvaluationConfig) -> dict[str, Path]:
-    """List the files that an evaluation reads besides artifacts, by their names as inputs."""
+def input_digests(config: EvaluationConfig) -> dict[str, str]:
+    """Hash the files that an evaluation reads besides artifacts, by their names as inputs."""
     prompts = _prompts_file(config)
-    named = {} if prompts is None else {"evaluate.prompts": prompts}
-    root = resolve_path(config.source.root, config.work)
-    return named | {file.name: file for file in truth_files(root)}
+    named = {} if prompts is None else {"evaluate.prompts": sha256_file(prompts)}
+    return named | truth_digests(resolve_path(config.source.root, config.work))
 
 
 def _prompts_file(config: EvaluationConfig) -> Path | None:

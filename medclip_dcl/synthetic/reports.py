@@ -159,19 +159,12 @@ def state_finding(
     return Statement(_sentence(_pick(carriers, generator), article, phrase), kind, meaning)
 
 
-def gallery_sentences(finding: FineFinding) -> tuple[str, ...]:
-    """Return the canonical sentences of a fine finding, plainest first, without words of degree.
-
-    No other fine finding has any of them.
-    """
+def gallery_sentence(finding: FineFinding) -> str:
+    """Return the plainest sentence of a fine finding, which no other fine finding has."""
     words = TYPES[finding.type]
-    sentences = []
-    for noun in words.fine or words.coarse:
-        article, _, phrase = noun.partition("|")
-        for location in _locations(finding) if "{" in phrase else ("",):
-            filled = _filled(phrase, finding, location)
-            sentences.append(_sentence("There {is} {a_np}.", article, filled))
-    return tuple(dict.fromkeys(sentences))
+    article, _, phrase = (words.fine or words.coarse)[0].partition("|")
+    location = _locations(finding)[0] if "{" in phrase else ""
+    return _sentence("There {is} {a_np}.", article, _filled(phrase, finding, location))
 
 
 def deny(types: Sequence[str], generator: np.random.Generator) -> Statement:

@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.files import write_bytes, write_text
 from medclip_dcl.core.progress import Progress, available_cores
+from medclip_dcl.data.records import TRUTH
 from medclip_dcl.synthetic import GenerateConfig
 from medclip_dcl.synthetic.patients import COVERAGE, NATURAL, Item, Patient, draw_patient
 from medclip_dcl.synthetic.reports import (
@@ -28,13 +29,12 @@ from medclip_dcl.synthetic.reports import (
     TYPES,
     FineFinding,
     Meaning,
-    Statement,
-    gallery_sentences,
+    gallery_sentence,
     study_labels,
 )
 from medclip_dcl.text.labeler.lexicon import LABELS
 
-ARTIFACT = ArtifactType("studies", 2, "generate_studies")
+ARTIFACT = ArtifactType("studies", 3, "generate_studies")
 
 UNIT_PATIENTS = 50
 """Patients in one unit of work: what a kill can lose, some seconds of one core."""
@@ -200,27 +200,17 @@ def _release_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, byte
 
 
 def _truth_tables(patients: Sequence[Patient]) -> dict[str, bytes]:
-    """Make the tables that no release has; rho is the exact share of frontal training images."""
+    """Make the tables that no release has: what images show, and each sentence's true eta."""
     images = [item for patient in patients for item in patient.items()]
     shares = _TrainingShares(images)
     studies = [study for patient in patients for study in patient.studies]
     spoken = dict.fromkeys(each for study in studies for each in study.report.statements)
-    fine = []
-    for finding in FINE_FINDINGS:
-        meaning = Meaning(asserted=((finding.type, finding.side, finding.zone),))
-        sentences = gallery_sentences(finding)
-        spoken |= dict.fromkeys(Statement(text, "fine", meaning) for text in sentences)
-        more = {"rho": shares.share(meaning), "sentences": json.dumps(sentences)}
-        fine.append({"finding": finding.name, **asdict(finding), **more})
     eta = [
         {"text": item.text, "eta": shares.share(item.meaning)}
         for item in sorted(spoken, key=lambda item: (item.kind, item.text))
     ]
-    return {
-        "truth/images.csv": csv_bytes([_image_row(item) for item in images]),
-        "truth/eta.csv": csv_bytes(eta),
-        "truth/fine.csv": csv_bytes(fine),
-    }
+    shown = [_ids(item) | _shown(item) for item in images]
+    return {TRUTH: csv_bytes(shown), "truth/eta.csv": csv_bytes(eta)}
 
 
 def _summarize(patients: Sequence[Patient]) -> _Row:
@@ -303,17 +293,13 @@ def _box_rows(images: Sequence[Item], drawn: Drawn) -> Iterator[dict[str, Any]]:
             for x, y, w, h in image["boxes"].get(finding.name, ()):
                 category = labels[0] if labels else finding.type.capitalize()
                 size = image["width"], image["height"]
-                values = category, gallery_sentences(finding)[0], item.path, x, y, w, h, *size
+                values = category, gallery_sentence(finding), item.path, x, y, w, h, *size
                 yield dict(zip(_BOX_COLUMNS, (*values, item.image.dicom_id, "test"), strict=True))
 
 
-def _image_row(item: Item) -> _Row:
-    storage = item.image.storage
-    return _ids(item) | {
-        "split": item.patient.split,
-        "origin": item.patient.origin,
-        "view": item.image.view,
-        "findings": json.dumps([finding.name for finding in item.study.findings]),
-        "bits_stored": storage.bits,
-        "monochrome1": int(storage.monochrome1),
+def _shown(item: Item) -> _Row:
+    findings = item.study.findings
+    return {
+        "types": json.dumps([finding.type for finding in findings]),
+        "findings": json.dumps([finding.name for finding in findings]),
     }

@@ -82,7 +82,7 @@ LABELLED = (
 
 
 def test_exact_truth_knows_every_type_and_nothing_else():
-    truth = exact_truth(LABELLED, ["i", "j", "k"], {"i": {"effusion"}, "j": set()}, {"effusion"})
+    truth = exact_truth(LABELLED, ["i", "j", "k"], {"i": {"effusion"}, "j": set()})
     assert truth.tolist() == [[1, 0, UNKNOWN], [UNKNOWN] * 3]
 
 

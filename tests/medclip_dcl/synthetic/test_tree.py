@@ -15,7 +15,7 @@ from medclip_dcl.core.artifact import Artifact, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.synthetic import GenerateConfig, tree
 from medclip_dcl.synthetic.patients import NATURAL, draw_patient
-from medclip_dcl.synthetic.reports import FINE_FINDINGS
+from medclip_dcl.synthetic.reports import FINE_FINDINGS, gallery_sentence
 
 SETTINGS = GenerateConfig(patients=40, size_px=64)
 
@@ -74,8 +74,7 @@ def test_boxes_are_of_test_patients_and_cover_every_fine_finding(root: Path) -> 
     boxes = rows(root / tree.BOX_TABLE)
     split = {row["dicom_id"]: row["split"] for row in table(root, "split")}
     assert {split[row["dicom_id"]] for row in boxes} == {"test"}
-    sentences = [json.loads(row["sentences"])[0] for row in rows(root / "truth/fine.csv")]
-    assert {row["label_text"] for row in boxes} == set(sentences)
+    assert {row["label_text"] for row in boxes} == {gallery_sentence(one) for one in FINE_FINDINGS}
     for row in boxes:
         x, y, w, h, width, height = (
             int(row[name]) for name in ("x", "y", "w", "h", "image_width", "image_height")
@@ -86,10 +85,12 @@ def test_boxes_are_of_test_patients_and_cover_every_fine_finding(root: Path) -> 
 
 def test_rho_is_the_share_of_training_images(root: Path) -> None:
     by_name = {finding.name: finding for finding in FINE_FINDINGS}
+    split = {row["dicom_id"]: row["split"] for row in table(root, "split")}
+    view = {row["dicom_id"]: row["ViewPosition"] for row in table(root, "metadata")}
     images = [
         [by_name[name] for name in json.loads(row["findings"])]
         for row in rows(root / "truth/images.csv")
-        if row["split"] == "train" and row["view"] in {"AP", "PA"}
+        if split[row["dicom_id"]] == "train" and view[row["dicom_id"]] in {"AP", "PA"}
     ]
     eta = {row["text"]: float(row["eta"]) for row in rows(root / "truth/eta.csv")}
     kinds = set()
