@@ -136,10 +136,8 @@ class Exchange:
     def ask(self, method: str, path: str, most_bytes: int, **request: Any) -> Reply:
         """Send a request and wait for its whole answer.
 
-        Raises:
-            httpx.HTTPError: the deadline has passed, there is no connection, or what comes is not
-                HTTP.
-            UnboundedReply: the answer exceeds `most_bytes`, or is compressed.
+        httpx.HTTPError where the deadline has passed, there is no connection, or what comes is not
+        HTTP; UnboundedReply where the answer exceeds `most_bytes`, or is compressed.
         """
         _end.set(time.monotonic() + self._deadline_s)
         with self._http.stream(method, path, **request) as reply:

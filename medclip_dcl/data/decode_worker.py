@@ -64,11 +64,7 @@ _TURNS = dict(
 
 
 def read_image(data: bytes, settings: ImagesConfig) -> DecodedImage:
-    """Read an image of any accepted format in this process, without protection.
-
-    Raises:
-        ImageError: the file is refused, and the code says why.
-    """
+    """Read an image of any accepted format in this process, without protection; ImageError."""
     with _faults_coded():
         return read_dicom(data, settings) if is_dicom(data) else _read_raster(data, settings)
 

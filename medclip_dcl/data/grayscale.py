@@ -82,10 +82,7 @@ def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
     """Scale stored words, uint8 or uint16 (height, width), by the extremes of the valid ones.
 
     Padding is zero, and so is all of an image whose valid pixels are equal. `inverted`: high
-    intensities are dark (MONOCHROME1).
-
-    Raises:
-        ImageError: an intensity that occurs is not finite.
+    intensities are dark (MONOCHROME1). ImageError where an intensity that occurs is not finite.
 
     Source: DICOM PS3.3, C.7.6.3.1.2; scaling by minimum and maximum as MIMIC-CXR-JPG's.
     """
@@ -198,12 +195,9 @@ _LUMA = np.array([19595, 38470, 7471]) / 65536  # of red, green and blue, as Pil
 def grey_of_array(values: npt.NDArray[Any]) -> GreyImage:
     """Take numbers for an image, scaled by their extremes as those of a file without a window.
 
-    Args:
-        values: whole or real numbers, (height, width), or with one or three channels first or
-            last; red, green and blue become luma.
-
-    Raises:
-        ImageError: they are not numbers, not finite, or of another shape.
+    `values` are whole or real, (height, width), or with one or three channels first or last; red,
+    green and blue become luma. ImageError where they are not numbers, not finite, or of another
+    shape.
 
     Source: luma of ITU-R BT.601, as of colour files.
     """

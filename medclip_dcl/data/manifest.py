@@ -104,8 +104,7 @@ REJECTS = TableFormat(
 def read_labels(listed: Artifact) -> pa.Table:
     """Read the labels of a manifest, by its own findings; without a row where it has none.
 
-    Raises:
-        ArtifactCorrupt: the table cannot be read, or is none of labels.
+    ArtifactCorrupt where the table cannot be read, or is none of labels.
     """
     if STUDY_LABELS.file not in listed.files:
         return STUDY_LABELS.schema.empty_table()

@@ -88,9 +88,8 @@ class Selection:
 def require_few_rejects(chosen: Selection, allowed: float) -> None:
     """Refuse a source with more unusable rows than are allowed, or without any other.
 
-    Raises:
-        StudyError: it counts the rows by reason, those without text or without an image among
-            them, and names the share that lets them pass.
+    The StudyError counts the rows by reason, those without text or without an image among them, and
+    names the share that lets them pass.
     """
     others = by_reason(item for item in chosen.rejects if item.reason in VIEW_REASONS)
     aside = f"; {others.total()} others are not asked for {dict(others)}" if others else ""
@@ -292,11 +291,7 @@ def split_patients(source: Source, chosen: Selection, settings: SourceConfig) ->
 
 
 def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict[str, Any]:
-    """Write every table of the manifest.
-
-    Raises:
-        StudyError: more rows are unusable than `max_reject_share` allows, or all.
-    """
+    """Write every table of the manifest; StudyError as of `require_few_rejects`."""
     raw, chosen = source.raw, select(source.raw, settings)
     require_few_rejects(chosen, settings.max_reject_share)
     split_of = split_patients(source, chosen, settings)

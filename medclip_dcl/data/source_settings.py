@@ -201,8 +201,7 @@ Resolve = Callable[[str], Path]  # path setting -> path, variables such as `${WO
 def find_file(setting: str, text: str, root: Path, resolve: Resolve) -> Path:
     """Find the file of a path setting, relative to the current folder or else to the root.
 
-    Raises:
-        StudyError: there is no such file.
+    StudyError where there is no such file.
     """
     # The current folder goes first, as a shell completes names.
     places = list(dict.fromkeys((resolve(text), root / resolve(text))))

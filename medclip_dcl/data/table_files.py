@@ -60,10 +60,8 @@ def read_any(path: Path, fallback: str = "") -> pa.Table:
     CSV stays strings, and is UTF-8 or, after a byte order mark, UTF-16; else in the encoding
     `fallback`, where one is given. What separates its fields is detected in the first rows: comma,
     semicolon, tab or bar; or a line `sep=;` above them names it. Names of columns are stripped.
-
-    Raises:
-        StudyError: it is missing or malformed, or CSV whose rows differ in length, or whose quotes
-            do not end.
+    StudyError where it is missing or malformed, or CSV whose rows differ in length, or whose quotes
+    do not end.
     """
     return pa.concat_tables(_read_parts(path, fallback))
 
@@ -389,8 +387,7 @@ FIELD = re.compile(r"\{([^{}]+)\}")  # a column within other letters, in a patte
 def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[str, list[str]]:
     """Read columns of a table as strings, empty where a value is null; as `read_any`.
 
-    Raises:
-        StudyError: the table is missing, malformed, not UTF-8, or lacks a column.
+    StudyError where the table is missing, malformed, not UTF-8, or lacks a column.
     """
     return take_rows(read_any(path, fallback), path.name, columns)
 
@@ -404,8 +401,7 @@ def take_rows(table: pa.Table, file: str, columns: Sequence[str]) -> dict[str, l
 def fill_pattern(table: pa.Table, file: str, pattern: str) -> list[str]:
     """Fill a pattern such as `{a}-{b}` in each row, or take the column of that name.
 
-    Raises:
-        StudyError: the table lacks a column.
+    StudyError where the table lacks a column.
     """
     if not FIELD.search(pattern):
         return take_rows(table, file, [pattern])[pattern]
@@ -461,10 +457,7 @@ def strings(column: Any, table: str, name: str) -> list[str]:
     """Convert a column of a table to strings, empty where null or not a number.
 
     Whole numbers have no fraction, also where their column holds fractions, as pandas stores whole
-    numbers next to blank ones.
-
-    Raises:
-        StudyError: it is nested, or holds bytes that are not text.
+    numbers next to blank ones. StudyError where it is nested, or holds bytes that are not text.
     """
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -493,9 +486,7 @@ def read_columns(path: Path, columns: Sequence[str], fallback: str = "") -> Iter
     """Read columns, also nested ones by dotted name, in parts; the first is without rows.
 
     Of CSV and Parquet no more than a part is in memory. ClassLabels of `datasets` become names.
-
-    Raises:
-        StudyError: the file cannot be read, or a column is missing.
+    StudyError where the file cannot be read, or a column is missing.
     """
     suffix, wanted = path.suffix.lower(), list(dict.fromkeys(columns))
     try:
@@ -630,8 +621,7 @@ _EXCEL_NUMBER = re.compile(r"-?\d([.,]\d+)?E\+\d{2,}", re.IGNORECASE)
 def clean_id(text: str) -> str:
     """Strip an id of what no eye sees: blanks and marks round it, and the `="..."` of Excel.
 
-    Raises:
-        StudyError: it is a number in Excel's scientific notation, whose digits are lost.
+    StudyError where it is a number in Excel's scientific notation, whose digits are lost.
     """
     if text.isascii() and text.isalnum():
         return text

@@ -247,16 +247,11 @@ def _measure(
 class PairWarning:
     """A finding whose answer should not be read, and why."""
 
-    finding: str
-    """Name of the finding."""
-    correlation: float | None
-    """Of the two scores over the images; None: undefined."""
-    auc: float | None
-    """Of their difference; None: undefined, or of too few images."""
-    reason: str
-    """The values and the rules that they break."""
-    message: str
-    """The finding, the reason and the remedy."""
+    finding: str  # name of the finding
+    correlation: float | None  # of the two scores over the images; None: undefined
+    auc: float | None  # of their difference; None: undefined, or of too few images
+    reason: str  # the values and the rules that they break
+    message: str  # the finding, the reason and the remedy
 
 
 def pair_correlation(

@@ -85,10 +85,8 @@ _COMPARED = 256  # images whose answers are made at a time
 def choose_threshold(margins: Values, positive: IsPositive) -> float:
     """Choose the margin with the largest Youden index, sensitivity + specificity - 1.
 
-    The highest of the margins of validation images where several are as good.
-
-    Raises:
-        MetricError: the images show one class alone.
+    The highest of the margins of validation images where several are as good. MetricError where the
+    images show one class alone.
 
     Source: Youden 1950.
     """

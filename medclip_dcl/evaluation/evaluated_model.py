@@ -94,8 +94,7 @@ class EvaluatedModel:
     digest: str
     encoders: Encoders
     similarity: SimilarityConfig
-    gamma_squared: float
-    """Scale of the score in softmaxes."""
+    gamma_squared: float  # scale of the score in softmaxes
 
     @torch.inference_mode()
     def embed_images(
@@ -266,15 +265,12 @@ class EncodedImages:
 
     image_ids: tuple[str, ...]
     subject_ids: tuple[str, ...]
-    sizes_px: tuple[tuple[int, int], ...]
-    """Height and width of each original image."""
+    sizes_px: tuple[tuple[int, int], ...]  # height and width of each original image
     regions: Float[Tensor, "encoded rows columns dim"]
     """As `embed_images` of the model, on the CPU; float16 where float32 would take more than
     4 GiB."""
-    size_px: int = 1
-    """Side of the prepared squares."""
-    fit: Fit | None = None
-    """How images were brought to them: which part of each the model sees."""
+    size_px: int = 1  # side of the prepared squares
+    fit: Fit | None = None  # how images were brought to them: which part of each the model sees
 
     def window(self, image: int) -> Window:
         """Return the part of image number `image` that its grid covers, in its own pixels."""

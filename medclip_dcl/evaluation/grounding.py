@@ -130,8 +130,7 @@ class BoxedSentence:
     category: str
     text: str
     key: str
-    boxes: Float[np.ndarray, "boxes 4"]
-    """x, y, width, height, pixels of the original image."""
+    boxes: Float[np.ndarray, "boxes 4"]  # x, y, width, height, pixels of the original image
 
 
 def boxed_sentences(

@@ -81,7 +81,7 @@ def patient_weights(
 def unit_weights(
     weights: Int[np.ndarray, "S patients"], patients: Sequence[str], owners: Sequence[str]
 ) -> Weights:
-    """Return every unit the weight of its owner; `patients` names the columns of `weights`."""
+    """Return the weight of every unit, its owner's; `patients` names the columns of `weights`."""
     column = {name: index for index, name in enumerate(patients)}
     return weights[:, [column[owner] for owner in owners]]
 

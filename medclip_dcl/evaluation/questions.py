@@ -72,8 +72,7 @@ def refuse_contaminated(
 ) -> dict[str, int | None]:
     """Count evaluated patients, and pictures of evaluated images, that the model was trained on.
 
-    Raises:
-        ArtifactStale: there are some, or the model does not say (None), and that is not `allowed`.
+    ArtifactStale where there are some, or the model does not say (None), and that is not `allowed`.
     """
     package = model_package.read_model_package(model)
     trained = package.subject_hashes

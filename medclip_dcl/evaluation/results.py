@@ -111,8 +111,7 @@ TABLES = (SCORES, PROBES, GROUNDINGS, RANKS)
 class EvalResult:
     """Result of one question: figures with intervals, or why there are none."""
 
-    absent: str = ""
-    """Why it could not be put, else empty."""
+    absent: str = ""  # why it could not be put, else empty
     pool: Mapping[str, int] = field(default_factory=dict)
     """How many things it was put to, or chosen from."""
     chance: Mapping[str, float | None] = field(default_factory=dict)

@@ -69,19 +69,11 @@ def export_formats(
 ) -> Artifact:
     """Write a model package for another library, after every byte of it was checked.
 
-    Args:
-        model: folder of the package.
-        to: who reads it.
-        folder: receives the export whole, or is not there; must not exist.
-        tolerance: largest difference to our own answers.
+    The export's `folder` must not exist, and is there whole or not at all; its summary holds the
+    largest difference of each part to our own answers.
 
-    Returns:
-        The export; its summary holds the largest difference of each part to our own answers.
-
-    Raises:
-        ConfigError: the folder exists, or a package that `to` needs is missing.
-        ArtifactError: the model is missing or damaged.
-        CheckpointError: an answer of the export is farther from ours than `tolerance`.
+    ConfigError where the folder exists, or a package that `to` needs is missing; ArtifactError: the
+    model is missing or damaged; CheckpointError: an answer is farther from ours than `tolerance`.
     """
     if to not in get_args(Format):
         raise ConfigError(f"an export is for one of {', '.join(get_args(Format))}, not {to!r}")

@@ -180,10 +180,8 @@ class Predictor:
         """Encode the regions of prepared images, by which phrases are located.
 
         Those of `embed_images`, but of a model that scores an image by its one own vector its
-        patches, by PyTorch whatever the engine.
-
-        Raises:
-            QueryError: the model has no vectors of parts of an image.
+        patches, by PyTorch whatever the engine. QueryError where the model has no vectors of parts
+        of an image.
         """
         self.require_regions()
         if not self.model.image.is_pooled:
@@ -217,13 +215,10 @@ class Predictor:
 
     @torch.inference_mode()
     def embed_sentences(self, texts: str | Iterable[str]) -> Float[Tensor, "texts dim"]:
-        """Encode sentences, a string being one; the log counts those that are truncated, once.
+        """Encode sentences, a string being one, as unit vectors on the model's device.
 
-        Returns:
-            Unit vectors in the order of the texts, on the model's device.
-
-        Raises:
-            QueryError: there is no text, or one is blank or not text.
+        The log counts those that are truncated, once. QueryError where there is no text, or one is
+        blank or not text.
         """
         plain = texts_of(texts)
         distinct = sorted(dict.fromkeys(plain), key=len)  # alike in length: little padding
@@ -258,8 +253,7 @@ class Predictor:
     ) -> Float[Tensor, "findings images"]:
         """Compare the two prompts of each finding on each image from `embed_images`: `margins`.
 
-        Raises:
-            QueryError: a finding without a negative prompt has no level.
+        QueryError where a finding without a negative prompt has no level.
         """
         prompts = self._prompts(findings)
         levels = required_levels(findings, self._levels(findings, prompts))
@@ -315,8 +309,7 @@ class Predictor:
     def encode_text(self, texts: str | Iterable[str]) -> Float[np.ndarray, "*texts dim"]:
         """Encode sentences as unit vectors of the space of `encode`: one, (dim,), or several.
 
-        Raises:
-            QueryError: there is none, or one is blank or not text.
+        QueryError where there is none, or one is blank or not text.
         """
         vectors: np.ndarray = self.embed_sentences(texts).cpu().numpy()
         return vectors[0] if isinstance(texts, str) else vectors
@@ -365,8 +358,7 @@ class Predictor:
     ) -> list[list[FindingAnswer]]:
         """Answer `classify` for images from `embed_images`, one list per image.
 
-        Raises:
-            QueryError: a finding without a negative prompt has no level.
+        QueryError where a finding without a negative prompt has no level.
         """
         chosen = self.findings if findings is None else findings
         prompts = self._prompts(chosen)
@@ -594,8 +586,7 @@ class Predictor:
 def texts_of(given: str | Iterable[str]) -> list[str]:
     """List sentences, a string being one, with single spaces between their words.
 
-    Raises:
-        QueryError: there is none, or one is blank or not text.
+    QueryError where there is none, or one is blank or not text.
     """
     plain = [" ".join(text.split()) for text in list_texts(given)]
     if not plain or not all(plain):
@@ -606,8 +597,8 @@ def texts_of(given: str | Iterable[str]) -> list[str]:
 def published_folder(path: Path) -> Path:
     """Find a published model: its folder, that of its run, or OWNER/NAME@COMMIT, which is fetched.
 
-    Raises:
-        ConfigError: there is no such folder, it holds another's model, or the hub does not send it.
+    ConfigError where there is no such folder, it holds another's model, or the hub does not send
+    it.
     """
     folder = fetch_weights(path, PACKAGE)
     if not folder.exists():
@@ -651,13 +642,7 @@ def load(
 def build_predictor(
     published: SavedModel, device: torch.device, inference: InferenceConfig | None = None
 ) -> Predictor:
-    """Build the predictor of a published model that has been read already.
-
-    Raises:
-        CheckpointError: weights and configuration do not fit each other, or images were
-            prepared otherwise than this version prepares them.
-        ConfigError: the engine asked for is not installed, or has not that precision.
-    """
+    """Build the predictor of a published model that has been read; errors as of `load`."""
     model, tokenizer = load_encoders(published)
     try:
         findings = parse_prompts(published.card["prompts"])
@@ -697,9 +682,8 @@ def build_predictor(
 def load_encoders(published: SavedModel) -> tuple[DualEncoder, PreTrainedTokenizerBase]:
     """Load the encoders of a published model onto the CPU, and its tokenizer; nothing is fetched.
 
-    Raises:
-        CheckpointError: weights and configuration do not fit each other, or images were
-            prepared otherwise than this version prepares them.
+    CheckpointError where weights and configuration do not fit each other, or this version prepares
+    images otherwise than those that it was trained on.
     """
     _check_preprocessing(published)
     with hub_closed(), published.text_folder() as folder:

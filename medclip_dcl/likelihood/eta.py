@@ -88,8 +88,7 @@ def eta_from_pll(
 def cap_eta(eta: Float[Tensor, " sentences"], eta_max: float) -> Float[Tensor, " sentences"]:
     """Keep eta, which an oracle may give up to 1, at or below a cap in (0, 1).
 
-    Raises:
-        ScoreError: an eta is negative or not a number, or the cap is out of its range.
+    ScoreError where an eta is negative or not a number, or the cap is out of its range.
 
     Source: ours; a sentence that is true of most images would leave no negatives.
     """
@@ -122,8 +121,7 @@ def eta(
 def read_eta(artifact: Artifact, keys: pa.Array | pa.ChunkedArray) -> Floats:
     """Look up the eta of text keys, repeats allowed, in their order.
 
-    Raises:
-        ScoreError: a key has no eta, or an eta is not in [0, 1).
+    ScoreError where a key has no eta, or an eta is not in [0, 1).
     """
     table = read_table(artifact.path, ETA, ["text_key", "eta"])
     cached, eta = table["text_key"].combine_chunks(), table["eta"].to_numpy()
@@ -147,11 +145,9 @@ def read_eta(artifact: Artifact, keys: pa.Array | pa.ChunkedArray) -> Floats:
 def read_given_table(path: Path) -> dict[str, float]:
     """Read text key -> class probability from a CSV with `text`, and `eta` or `rho`.
 
-    A text may carry the number of a list item, which the corpus's sentences have lost.
-
-    Raises:
-        ConfigError: the file cannot be read, lacks a column, holds a value outside
-            [0, 1], or two different values for one sentence.
+    A text may carry the number of a list item, which the corpus's sentences have lost. ConfigError
+    where the file cannot be read, lacks a column, holds a value outside [0, 1], or two different
+    values for one sentence.
     """
     from medclip_dcl.text.boundaries import without_number  # training does not load the reader
 
@@ -188,12 +184,9 @@ def write_cache(
     """Estimate the eta of every distinct sentence, cap it and write the cache's table.
 
     `inputs` are the artifacts that the source reads, by name, `table` is `eta.table` where that is
-    the source. The summary has counts, quantiles of eta, and a and k.
-
-    Raises:
-        ArtifactStale: likelihoods are those of other sentences.
-        ConfigError: the table is malformed.
-        ScoreError: a likelihood is positive, or the table lacks a sentence.
+    the source. The summary has counts, quantiles of eta, and a and k. ArtifactStale where
+    likelihoods are those of other sentences. ConfigError where the table is malformed. ScoreError
+    where a likelihood is positive, or the table lacks a sentence.
     """
     distinct = sentences.distinct_sentences(inputs[sentences.ARTIFACT.name])
     pll_nats = tokens = pa.nulls(len(distinct))  # a constant or a table needs no likelihood

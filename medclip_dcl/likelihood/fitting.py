@@ -193,10 +193,7 @@ def fit_model(
     """Train a masked language model in place; return the last loss, nats.
 
     What a step draws depends on seed and step alone, so a fit that goes on from the state in `file`
-    ends with the weights of an uninterrupted one.
-
-    Raises:
-        TrainingError: the loss is not finite.
+    ends with the weights of an uninterrupted one. TrainingError where the loss is not finite.
 
     Source: Devlin et al. 2019, Appendix A.2: AdamW, warm-up, then linear decay.
     """
@@ -322,11 +319,8 @@ def fit_language_model(
 
     It begins from the checkpoint `pretrained`, whose digest is `began`; None: from a small BERT of
     random weights. It resumes from a state that a killed run left in the draft's folder.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
-        ReportError: there are too few sentences, or all are too long.
-        TrainingError: the loss is not finite.
+    CheckpointError where the checkpoint cannot be read. ReportError where there are too few
+    sentences, or all are too long. TrainingError where the loss is not finite.
     """
     # Other counts add in another order, so a fit that must repeat names its threads.
     torch.set_num_threads(settings.threads or available_cores())

@@ -105,11 +105,8 @@ def load_language_model(folder: Path) -> LanguageModel:
     """Read a BERT masked language model, offline and without its code: on the CPU, in eval mode.
 
     The folder has config.json, model.safetensors or pytorch_model.bin, and tokenizer.json or
-    vocab.txt. Weights become float32.
-
-    Raises:
-        CheckpointError: a file is missing or damaged, weights are missing or
-            unexpected, or the tokenizer does not fit the model.
+    vocab.txt. Weights become float32. CheckpointError where a file is missing or damaged, weights
+    are missing or unexpected, or the tokenizer does not fit the model.
     """
     if not folder.is_dir():
         raise CheckpointError("the language model is not a directory; give one with config.json")
@@ -143,8 +140,7 @@ def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder
 def checkpoint_digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a checkpoint that `load_language_model` would read.
 
-    Raises:
-        CheckpointError: there is no config.json.
+    CheckpointError where there is no config.json.
     """
     names = [CONFIG, TOKENIZER, "tokenizer_config.json", VOCABULARY]
     names.append(weights_file(folder).name)
@@ -328,19 +324,13 @@ def prepare_engine(
     precision: str | None = None,
     folder: Path | None = None,
 ) -> ScoringEngine:
-    """Make a model ready to score.
+    """Make a model ready to score; ScoreError where `openvino` is asked for and cannot be had.
 
-    Args:
-        model: the model, in eval mode whenever it scores. PyTorch runs it in its own dtype.
-        name: `openvino`: BERT on a CPU, in as many threads as torch uses now; `torch`: any model
-            on any device; `auto`: openvino where it can be had and answers like PyTorch, else
-            torch, with a line in the log that says why.
-        precision: of OpenVINO's products; None: the model's.
-        folder: the language model's own, whose graph is kept in the user's cache; None: the model
-            is converted each time.
-
-    Raises:
-        ScoreError: `openvino` is asked for and cannot be had.
+    The model is in eval mode whenever it scores; PyTorch runs it in its own dtype. `openvino` is
+    for BERT on a CPU, in as many threads as torch uses now; `torch` for any model on any device;
+    `auto` is openvino where it can be had and answers like PyTorch, else torch, with a line in the
+    log that says why. `precision` is of OpenVINO's products, None: the model's; `folder` the
+    model's own, whose graph is kept in the user's cache, None: it is converted each time.
     """
     if name == "torch":
         return ScoringEngine("torch", MaskedForward(model))

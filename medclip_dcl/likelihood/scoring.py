@@ -276,10 +276,7 @@ def score_tasks(
     """Score tasks in `workers` processes, each task in whichever is free; 1: in this one.
 
     Of several processes each has its own GPU, or all are on the CPU. The scores come in the order
-    in which they are finished.
-
-    Raises:
-        ScoreError: a score is not a number, or a worker died.
+    in which they are finished. ScoreError where a score is not a number, or a worker died.
     """
     waiting = iter(tasks)
     if workers <= 1:
@@ -396,8 +393,7 @@ class CorpusScoring:
     def write(self, folder: Path) -> dict[str, Any]:
         """Score what is not acknowledged, write the table into the draft's folder, and sum up.
 
-        Raises:
-            ScoreError: a score is not a number, or a worker died.
+        ScoreError where a score is not a number, or a worker died.
         """
         distinct = sentences.distinct_sentences(self._source)
         keys, texts = distinct["text_key"].combine_chunks(), distinct["text"].to_pylist()

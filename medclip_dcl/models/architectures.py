@@ -72,15 +72,9 @@ def build_config(
 ) -> PreTrainedConfig:
     """Make a configuration of transformers from plain values.
 
-    Args:
-        tree: `model_type` and its fields.
-        types: those that are known.
-        name: what errors call it.
-        **own: fields that go over those of the tree, unchecked.
-
-    Raises:
-        ConfigError: the type or a field is not known, a size is out of bounds, or transformers
-            refuses it.
+    `tree` has `model_type`, one of `types`, and its fields; errors call it `name`; `own` goes over
+    its fields, unchecked. ConfigError where the type or a field is not known, a size is out of
+    bounds, or transformers refuses it.
     """
     kind = tree.get("model_type")
     if kind not in types:

@@ -152,16 +152,9 @@ def add_adapters(
 ) -> int:
     """Put adapters into the linear layers of encoders that have their weights already.
 
-    Args:
-        encoder: the model, changed in place.
-        ranks: `image` or `text`, or both -> rank.
-        seed: that of A; the global generator is left alone.
-
-    Returns:
-        Linear layers that have one.
-
-    Raises:
-        ConfigError: peft is missing, or an encoder has no such layer.
+    Of the encoders that `ranks` names, in place; A is drawn by the seed, and the global generator
+    is left alone. Returns how many layers have one; ConfigError where peft is missing, or an
+    encoder has no such layer.
     """
     if find_spec("peft") is None:
         raise ConfigError("model.lora needs peft; run pip install '.[lora]' in the checkout")

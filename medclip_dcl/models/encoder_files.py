@@ -110,10 +110,8 @@ def _normalisation(folder: Path) -> tuple[tuple[float, float], ...]:
 def describe_image(settings: ImageEncoderConfig, folder: Path | None) -> ImageEncoderConfig:
     """Put a vision transformer's sizes and normalisation, as its folder has them, into settings.
 
-    Settings of another kind, or without a folder, come back as they are.
-
-    Raises:
-        CheckpointError: the folder lacks a file, or says what is not known here.
+    Settings of another kind, or without a folder, come back as they are. CheckpointError where the
+    folder lacks a file, or says what is not known here.
     """
     if settings.kind != "vit" or folder is None:
         return settings
@@ -157,8 +155,7 @@ def read_text_config(folder: Path) -> PreTrainedConfig:
 def read_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
     """Read the tokenizer of a text encoder, which pads on the right.
 
-    Raises:
-        CheckpointError: its files are missing or damaged, or do not fit the encoder.
+    CheckpointError where its files are missing or damaged, or do not fit the encoder.
     """
     if isinstance(config, BertConfig):
         tokenizer: Any = read_bert_tokenizer(folder)
@@ -324,14 +321,9 @@ class Start:
 def read_start(settings: ModelConfig, image: Path | None, text: Path, *, whole: bool) -> Start:
     """Read what folders say of encoders; weights are read by `Start.fill`, a whole model's here.
 
-    Args:
-        settings: what was asked for.
-        image: folder or file of the image encoder's weights; None: random ones.
-        text: folder of the text encoder, or of the whole model.
-        whole: whether that is what it is.
-
-    Raises:
-        CheckpointError: a file is missing, damaged, or of a kind that is not known here.
+    `image` is folder or file of the image encoder's weights, None: random ones; `text` the folder
+    of the text encoder, or of the whole model where it is one. CheckpointError where a file is
+    missing, damaged, or of a kind that is not known here.
     """
     pair: Checkpoint | None = None
     if whole:

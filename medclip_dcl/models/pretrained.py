@@ -61,11 +61,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a checkpoint's weights, from a folder or a file, onto the CPU; floats as float32.
 
     The content tells safetensors from torch's, which may keep the weights under `state_dict` or
-    `model`.
-
-    Raises:
-        CheckpointError: there is no such file, it cannot be read, or it holds more than
-            tensors.
+    `model`. CheckpointError where there is no such file, it cannot be read, or it holds more than
+    tensors.
     """
     file = weights_file(path)
     return tensors_of(read_torch(file), file)
@@ -114,14 +111,10 @@ def _unnested(tree: Any) -> Mapping[str, Any]:
 class LoadReport:
     """Which keys of a checkpoint were used."""
 
-    matched: tuple[str, ...]
-    """Keys that filled a weight of the module."""
-    missing: tuple[str, ...]
-    """Weights of the module that the checkpoint does not hold."""
-    unexpected: tuple[str, ...]
-    """Keys of the checkpoint that the module has no place for."""
-    layout: str = ""
-    """Whose key layout the checkpoint has."""
+    matched: tuple[str, ...]  # keys that filled a weight of the module
+    missing: tuple[str, ...]  # weights of the module that the checkpoint does not hold
+    unexpected: tuple[str, ...]  # keys of the checkpoint that the module has no place for
+    layout: str = ""  # whose key layout the checkpoint has
 
     @property
     def counts(self) -> dict[str, int]:
@@ -138,12 +131,10 @@ def fill(
 ) -> LoadReport:
     """Copy weights, by the module's own keys, into a module; nothing is left over in silence.
 
-    `heads` are prefixes of keys that the module has no place for, `fresh` those of weights that
-    no checkpoint holds: what the report calls `unexpected` and `missing` is of these alone.
-
-    Raises:
-        CheckpointError: a weight is missing or has another shape, or a key belongs
-            neither to the module nor to a head. The module is then unchanged.
+    `heads` are prefixes of keys that the module has no place for, `fresh` those of weights that no
+    checkpoint holds: what the report calls `unexpected` and `missing` is of these alone.
+    CheckpointError where a weight is missing or has another shape, or a key belongs neither to the
+    module nor to a head. The module is then unchanged.
     """
     own = module.state_dict()
     report = LoadReport(
@@ -255,9 +246,7 @@ def fetch_weights(path: Path, files: Sequence[str] = _FETCHED) -> Path:
     """Fetch OWNER/NAME@REVISION into the hub's cache, unless it is there; a path stays.
 
     `files` are patterns of what is fetched: by default an encoder's, `PACKAGE` of a model package.
-
-    Raises:
-        ConfigError: the revision is not a commit, or the weights cannot be had.
+    ConfigError where the revision is not a commit, or the weights cannot be had.
     """
     given = path.as_posix()
     match = _HUB_NAME.fullmatch(given)

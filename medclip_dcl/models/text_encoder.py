@@ -177,8 +177,7 @@ def initialise_linear(layer: nn.Linear, generator: torch.Generator) -> None:
 def read_bert_config(folder: Path) -> BertConfig:
     """Read a checkpoint's sizes; fields outside `BERT_FIELDS` are BERT's defaults.
 
-    Raises:
-        CheckpointError: it is missing or damaged, or not BERT's.
+    CheckpointError where it is missing or damaged, or not BERT's.
     """
     try:
         tree: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -198,8 +197,7 @@ def read_bert_config(folder: Path) -> BertConfig:
 def read_bert_tokenizer(folder: Path) -> BertTokenizer:
     """Read a checkpoint's fast WordPiece tokenizer, offline and without its code.
 
-    Raises:
-        CheckpointError: its files are missing or damaged.
+    CheckpointError where its files are missing or damaged.
     """
     if not (folder / TOKENIZER).is_file() and not (folder / VOCABULARY).is_file():
         raise CheckpointError(f"neither {TOKENIZER} nor {VOCABULARY} is there; add one")
@@ -232,8 +230,7 @@ def load_text_weights(encoder: TextEncoder, folder: Path) -> LoadReport:
 def list_texts(texts: Any) -> list[str]:
     """List texts, of which a string is one.
 
-    Raises:
-        QueryError: one is not a string, as a missing value of a table is not.
+    QueryError where one is not a string, as a missing value of a table is not.
     """
     try:
         listed = [texts] if isinstance(texts, str) else list(texts)

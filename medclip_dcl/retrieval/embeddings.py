@@ -130,8 +130,7 @@ class Shards:
     """Rows of one array."""
 
     arrays: Sequence[npt.NDArray[Any]]
-    shard_rows: int
-    """Rows of each shard but the last."""
+    shard_rows: int  # rows of each shard but the last
 
     def __len__(self) -> int:
         return sum(map(len, self.arrays))
@@ -155,10 +154,8 @@ def open_shards(
 ) -> Shards:
     """Map the shards of regions, pooled, texts, image_sketches or text_sketches (`what`).
 
-    `locate` gives the path of a file of the index, or of its draft.
-
-    Raises:
-        ArtifactCorrupt: shards are missing, or hold vectors of another number or width.
+    `locate` gives the path of a file of the index, or of its draft. ArtifactCorrupt where shards
+    are missing, or hold vectors of another number or width.
     """
     dtype, axes = (np.float16, 4) if what == _REGIONS else (np.float32, 2)
     count = -(-rows // shard_rows)
@@ -235,12 +232,9 @@ _ROWS_AT_ONCE = 4096
 class Sketch:
     """Map from images and sentences to short vectors whose product stands in for the score."""
 
-    landmarks: Floats
-    """(landmarks, dim), unit vectors."""
-    basis: Floats
-    """(landmarks, width), takes an image's exact scores to its sketch."""
-    lift: Floats
-    """(landmarks, width), takes a vector's kernel with the landmarks to its sketch."""
+    landmarks: Floats  # (landmarks, dim), unit vectors
+    basis: Floats  # (landmarks, width), takes an image's exact scores to its sketch
+    lift: Floats  # (landmarks, width), takes a vector's kernel with the landmarks to its sketch
 
     def of_images(self, regions: Tensor, similarity: SimilarityConfig) -> Floats:
         """Sketch images, (images, width), from unit vectors (images, regions, dim)."""

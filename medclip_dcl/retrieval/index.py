@@ -139,9 +139,7 @@ def write_index(
 
     Shards that are in the draft's `directory` are kept. `similarity` is the model's; `batch` counts
     images, or sentences, of one forward pass; `landmarks` are explained at `LANDMARKS`.
-
-    Raises:
-        CheckpointError: a vector is not finite, or has no direction.
+    CheckpointError where a vector is not finite, or has no direction.
     """
     write_table(directory, IMAGES, chosen.images)
     write_table(directory, TEXTS, chosen.texts)

@@ -52,9 +52,8 @@ def fill_collections(
 class Milvus:
     """A connection to Milvus, or to milvus-lite.
 
-    Raises:
-        ConfigError: pymilvus is not installed, or the key file cannot be used.
-        EngineError: the engine does not answer, here and in every method.
+    ConfigError where pymilvus is not installed, or the key file cannot be used. EngineError where
+    the engine does not answer, here and in every method.
     """
 
     def __init__(self, settings: RetrievalConfig) -> None:
@@ -84,9 +83,9 @@ class Milvus:
         self._client.close()
 
     def fill(self, collection: str, vectors: Shards, advance: Callable[[int], None]) -> None:
-        """Return a collection all vectors of an index, continuing one that was begun.
+        """Bring a collection all vectors of an index, continuing one that was begun.
 
-        `said` is called with how many rows each call brought.
+        `advance` is called with how many rows each call brought.
         """
         with self._asked():
             if not self._client.has_collection(collection):

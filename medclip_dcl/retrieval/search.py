@@ -64,24 +64,18 @@ class Filters:
     views: frozenset[str] = frozenset()
     findings: frozenset[str] = frozenset()
     """Findings of which an image has one at least, names of `Studies.findings`."""
-    exclude_patient: str = ""
-    """Patient whose images are left out."""
+    exclude_patient: str = ""  # patient whose images are left out
 
 
 @dataclass(frozen=True)
 class Query:
     """A question: a vector (a sentence, or a box of an image), or all regions of an image."""
 
-    target: Literal["image", "text"]
-    """What is wanted, images or sentences."""
-    k: int
-    """How many hits at most."""
-    vector: Tensor | None = None
-    """Unit vector (dim,)."""
-    regions: Tensor | None = None
-    """Unit vectors (rows, columns, dim)."""
-    filters: Filters = Filters()
-    """Which images and studies may answer."""
+    target: Literal["image", "text"]  # what is wanted, images or sentences
+    k: int  # how many hits at most
+    vector: Tensor | None = None  # unit vector (dim,)
+    regions: Tensor | None = None  # unit vectors (rows, columns, dim)
+    filters: Filters = Filters()  # which images and studies may answer
 
     def check(self, dim: int) -> None:
         """Raise a QueryError where no index of vectors `dim` wide can answer."""
@@ -196,15 +190,11 @@ class RetrievalIndex:
 
     @classmethod
     def open(cls, path: Path, model_digest: str, retrieval: RetrievalConfig | None = None) -> Self:
-        """Open an index and check that the model with this digest made it.
+        """Open an index; ArtifactStale where another model than the one with this digest made it.
 
-        Its files stay open: an index that replaces it does not disturb it. `retrieval`: where
-        candidates are searched; None: in memory.
-
-        Raises:
-            ArtifactError: it is missing or damaged.
-            ArtifactStale: another model made it.
-            EngineError: the engine does not answer, or lacks this index.
+        Its files stay open: an index that replaces it does not disturb it. Candidates are searched
+        where `retrieval` says, None: in memory. EngineError where that engine does not answer, or
+        lacks this index.
         """
         artifact = open_artifact(path, ARTIFACT)
         made_by = artifact.fingerprint["inputs"]["model"]
@@ -239,8 +229,7 @@ class RetrievalIndex:
     def search(self, query: Query) -> list[HitAnswer]:
         """Return at most `query.k` hits, best first; fewer where filters leave fewer.
 
-        Raises:
-            QueryError: the question is malformed.
+        QueryError where the question is malformed.
         """
         query.check(self.similarity.dim)
         rows, scores = self._images(query) if query.target == "image" else self._texts(query)

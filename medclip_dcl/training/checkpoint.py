@@ -82,9 +82,8 @@ class CheckpointStore:
     def find(self) -> tuple[Snapshot | None, tuple[str, ...]]:
         """Find the newest whole checkpoint of this run, and the names of damaged newer ones.
 
-        Raises:
-            ArtifactStale: it belongs to an unfinished run of another fingerprint.
-            CheckpointError: its bytes are those that were committed, and yet cannot be read.
+        ArtifactStale where it belongs to an unfinished run of another fingerprint. CheckpointError
+        where its bytes are those that were committed, and yet cannot be read.
         """
         skipped = []
         for path in reversed(self._paths()):
@@ -104,9 +103,8 @@ class CheckpointStore:
     def save(self, snapshot: Snapshot, pinned: int = 0, *, keep: int = KEEP_CHECKPOINTS) -> Path:
         """Write a checkpoint and give its folder; of others, `keep` - 1 and the pinned step stay.
 
-        Raises:
-            ArtifactUnwritable: the disk refuses; earlier checkpoints are untouched, and nothing
-                half written stays.
+        ArtifactUnwritable where the disk refuses; earlier checkpoints are untouched, and nothing
+        half written stays.
         """
         path = self._path(snapshot.step)
         try:

@@ -21,8 +21,7 @@ class TrainingConfig(PackagedConfig):
 def read_training_config(model: Path) -> TrainingConfig | None:
     """Read how a model, whose bytes have been checked, was trained; None: it was adopted.
 
-    Raises:
-        CheckpointError: its configuration cannot be read by this version.
+    CheckpointError where its configuration cannot be read by this version.
     """
     try:
         tree = json.loads((model / CONFIG).read_text("utf-8"))

@@ -39,9 +39,8 @@ _SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
 def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accelerator:
     """Join the processes of the run; `work` receives trackers' files, None: nothing is tracked.
 
-    Raises:
-        ConfigError: there are more or fewer processes than the settings expect, they are to
-            share the weights, or a tracker is not installed.
+    ConfigError where there are more or fewer processes than the settings expect, they are to share
+    the weights, or a tracker is not installed.
     """
     for name in _SHARDED:  # asked first: without their packages Accelerator fails
         if parse_flag_from_env(f"ACCELERATE_USE_{name}"):

@@ -134,8 +134,7 @@ def _without(
 def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> ObjectiveOutput:
     """Compute loss and gauges of one direction; what does not correct for eta reports an eta of 0.
 
-    Raises:
-        ObjectiveError: an input that the settings need is None, or shapes do not fit.
+    ObjectiveError where an input that the settings need is None, or shapes do not fit.
     """
     inputs = replace(inputs, settings=settings)
     inputs = replace(inputs, weights=negative_weights(inputs))
@@ -152,8 +151,7 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
 def negative_weights(inputs: ObjectiveInputs) -> Tensor | None:
     """Weigh the negatives of one direction as `objective.negatives` asks; None: all alike.
 
-    Raises:
-        ObjectiveError: an input that they are weighed by is None.
+    ObjectiveError where an input that they are weighed by is None.
     """
     settings, positive = inputs.settings, inputs.positive
     if settings.negatives == "all":

@@ -43,8 +43,7 @@ _IMAGES_PER_PASS = 32
 def validation_batch(studies: int, settings: TrainConfig) -> int:
     """Return the pairs of a validation batch: those of training, or what a smaller split has.
 
-    Raises:
-        ConfigError: the split has too few usable studies for one batch.
+    ConfigError where the split has too few usable studies for one batch.
     """
     least = max(2, settings.processes)  # an anchor needs a negative, a process a pair
     if studies < least:
@@ -60,11 +59,9 @@ class ValidationMetrics:
     """Questions to a model in training; the same at each visit.
 
     They are about images of the validation split: a study's first, drawn by study. `truth` is that
-    of the labels, `reported` what an image's own report says of a finding.
-
-    Raises:
-        ConfigError: the best model is to be chosen by findings, and no finding has images
-            with and without it; or the split is empty.
+    of the labels, `reported` what an image's own report says of a finding. ConfigError where the
+    best model is to be chosen by findings, and no finding has images with and without it; or the
+    split is empty.
     """
 
     def __init__(
@@ -109,10 +106,8 @@ class ValidationMetrics:
     def __call__(self, encoder: DualEncoder, device: torch.device) -> dict[str, float | None]:
         """Ask a model that is in eval mode, on a device.
 
-        Returns:
-            `validation_auc`, the mean over findings of which there are images with and
-            without, None where there is none; `validation_report_auc`, the same against
-            what the reports claim, which needs no labels.
+        `validation_auc` is the mean over findings of which there are images with and without, None
+        where there is none; `validation_report_auc` the same against what the reports claim.
         """
         ids, mask = self.prompts.padded(np.arange(len(prompt_texts(self._findings))))
         sentences = encoder.encode_sentences(ids.to(device), mask.to(device))
@@ -163,9 +158,8 @@ def validation_loss(
 ) -> dict[str, float]:
     """Measure the loss on this process's part of the validation batches, at least one.
 
-    Returns:
-        `validation_loss`, of the configured objective, and `validation_uncorrected_loss`,
-        InfoNCE; means over batches and processes. The model is left as it was.
+    `validation_loss` is of the configured objective, `validation_uncorrected_loss` InfoNCE; means
+    over batches and processes. The model is left as it was.
     """
     losses = []
     with evaluating(encoder):  # the model has been prepared: its forward pass is autocast

@@ -94,8 +94,7 @@ _LONGEST_SEQUENCE = 2**20  # of stated length: it is parsed only where it is use
 def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
     """Read one image: modality table or rescale applied, the VOI table or window where asked for.
 
-    Raises:
-        ImageError: the file is refused; the code says why.
+    ImageError where the file is refused; the code says why.
 
     Source: DICOM PS3.3, C.7.6.3, C.11.1 and C.11.2; PS3.5, Annex A; PS3.10, 7.1.
     """
@@ -247,10 +246,8 @@ def drop_unusable(tags: Dataset) -> tuple[str, ...]:
     """Delete optional attributes whose values cannot be used, and name those that are not blank.
 
     Without its rescale an image keeps its stored values: scaled by their extremes they look alike.
-    A window in the units of a rescale then says nothing, and goes too.
-
-    Raises:
-        ImageError: the modality lookup table cannot be used, so that greys are unknown.
+    A window in the units of a rescale then says nothing, and goes too. ImageError where the
+    modality lookup table cannot be used, so that greys are unknown.
     """
     bad: list[str] = []
     slope, intercept = (_numbers(tags, name) for name in _RESCALE)
@@ -442,11 +439,10 @@ _STREAM_END = b"\xff\xd9"  # EOI of JPEG and JPEG-LS, EOC of JPEG 2000
 def decode_pixels(
     body: bytes, at: int, form: Syntax, size: Size, layout: Layout
 ) -> tuple[Words, Layout, int]:
-    """Read the pixel element at `at`.
+    """Read the pixel element at `at`: its stored words, their layout and the element's end.
 
-    Returns:
-        Its stored words, sign and unused bits untouched; their layout, which is `layout` unless a
-        stream says otherwise; the element's end.
+    Sign and unused bits of the words are untouched; the layout is `layout` unless a stream says
+    otherwise.
 
     Source: DICOM PS3.5, 8.1 and Annex A.
     """
@@ -512,10 +508,7 @@ def pixel_element(body: bytes, at: int, syntax: str, needed: int) -> bytes:
     """Cut out the pixel element that begins at `at`, as it is written, without what follows it.
 
     Native pixels take `needed` bytes; padding behind them becomes zeros, for nobody knows what a
-    writer left there.
-
-    Raises:
-        ImageError: the element is missing, empty or cut.
+    writer left there. ImageError where the element is missing, empty or cut.
     """
     start, length, _ = _pixel_element(body, at, SYNTAXES[syntax])
     if length == UNDEFINED:

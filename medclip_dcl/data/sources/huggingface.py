@@ -46,10 +46,9 @@ _LARGEST = 1 << 30  # bytes of a file that is copied; the image gate has its own
 def read_huggingface(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """Read a dataset; its splits become ours by `source.splits`, or by their usual names.
 
-    Raises:
-        ConfigError: it is not named by a commit, or a setting does not fit the dataset.
-        HubError: the hub cannot be reached, or refuses.
-        StudyError: the folder holds no dataset, or its rows cannot be read.
+    ConfigError where it is not named by a commit, or a setting does not fit the dataset. HubError
+    where the hub cannot be reached, or refuses. StudyError where the folder holds no dataset, or
+    its rows cannot be read.
     """
     if settings.name:
         _download(root, settings)

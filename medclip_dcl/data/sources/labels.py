@@ -60,10 +60,8 @@ def read_row_labels(
 ) -> Iterable[Labels]:
     """Read the labels of every row by `source.columns.labels`; without it, by `source.findings`.
 
-    Names in lists that stand for no finding are counted, as `unknown_labels`, each once.
-
-    Raises:
-        StudyError: a column is missing, or holds something else than labels.
+    Names in lists that stand for no finding are counted, as `unknown_labels`, each once. StudyError
+    where a column is missing, or holds something else than labels.
     """
     named = settings.columns.get("labels") or {
         name: name for name in settings.findings if name in table.column_names
@@ -114,9 +112,8 @@ def label_table(
 def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table:
     """Read `source.labels`, whose rows name a study, an image or the path of an image.
 
-    Raises:
-        ConfigError: an id may be that of a study or of another study's image.
-        StudyError: it cannot be read, has no labels, or names nothing of the source.
+    ConfigError where an id may be that of a study or of another study's image; StudyError where it
+    cannot be read, has no labels, or names nothing of the source.
     """
     table = read_any(path, settings.fallback_encoding)
     named, column = _label_id(settings)
@@ -175,8 +172,7 @@ def read_codes(
 ) -> dict[str, list[int | None]]:
     """Read columns of labels as codes; None: not mentioned.
 
-    Raises:
-        StudyError: values are not labels; of every column it says how many.
+    StudyError where values are not labels; of every column it says how many.
     """
     codes: dict[str, list[int | None]] = {}
     faults: list[str] = []
@@ -289,15 +285,10 @@ def _filled(form: str, finding: str) -> str:
 def speak_labels(raw: RawStudies, settings: SourceConfig) -> RawStudies:
     """Write every labelled study with an image a report: a template's sentence for each finding.
 
-        source.template: "{finding} in the chest X-ray."       findings that are present
-        source.template: {present: "There is {finding}.", absent: "There is no {finding}."}
-
     A study without any finding has the sentence `none`; by default that of `present` about "No
     finding" where absent findings are not named. Uncertain labels and blank ones say nothing, and a
     study with a blank one has the sentence `none` only where its label `No Finding` says so.
-
-    Raises:
-        ConfigError: the source has reports, or no labels.
+    ConfigError where the source has reports, or no labels.
     """
     if raw.has_reports:
         raise ConfigError(

@@ -71,12 +71,9 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
     """Read rows by the columns that the settings map; images alone without a column of text.
 
     Several files with one name are read as one, in order. Of a file no more than a part is in
-    memory at a time, next to the records made of it.
-
-    Raises:
-        ConfigError: a column that is needed is not mapped, or a setting that goes with it.
-        StudyError: a file cannot be read, lacks a column, or holds a split, a label, a box or a
-            size of an image that is none.
+    memory at a time, next to the records made of it. ConfigError where a column that is needed is
+    not mapped, or a setting that goes with it. StudyError where a file cannot be read, lacks a
+    column, or holds a split, a label, a box or a size of an image that is none.
     """
     names, boxed, of_labels = _mapped_roles(settings)
     _require_roles(names, boxed, settings, has_splits=all(file.split for file in files))

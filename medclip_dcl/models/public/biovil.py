@@ -44,8 +44,7 @@ _TEXT_MAP = {"dense_to_hidden": "0", "LayerNorm": "2", "dense_to_output": "3"}
 def read(folder: Path) -> Checkpoint | None:
     """Read both encoders; None: the folder has another layout.
 
-    Raises:
-        CheckpointError: a file is damaged, or holds other keys.
+    CheckpointError where a file is damaged, or holds other keys.
     """
     files = [folder / name for name in IMAGE_FILES if (folder / name).is_file()]
     if not files:

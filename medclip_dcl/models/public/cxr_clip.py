@@ -62,9 +62,8 @@ _SWIN = (
 def read(folder: Path) -> Checkpoint | None:
     """Read both encoders; None: the folder has another layout.
 
-    Raises:
-        CheckpointError: the file holds more than tensors and plain values, lacks a weight, has an
-            unknown one, or was trained by a config that is not built here.
+    CheckpointError where the file holds more than tensors and plain values, lacks a weight, has an
+    unknown one, or was trained by a config that is not built here.
     """
     files = sorted(folder.glob("*.tar"))
     if not files and not any((folder / name).is_file() for name in (OPEN_CLIP, CONFIG)):

@@ -123,8 +123,7 @@ _PLAIN = {
 def read(folder: Path) -> Checkpoint | None:
     """Read a whole model; None: the folder has another layout.
 
-    Raises:
-        CheckpointError: it is damaged, or holds other encoders, options or keys.
+    CheckpointError where it is damaged, or holds other encoders, options or keys.
     """
     if (folder / OPEN_CLIP).is_file():
         if (folder / CONFIG).is_file() and (folder / "model.safetensors").is_file():
