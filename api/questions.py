@@ -14,6 +14,7 @@ from fastapi import APIRouter, Form, Request, Response
 from pydantic import BaseModel
 from pydantic_core import from_json
 from torch import Tensor
+from torch.nn import functional
 
 from medclip_dcl.core.errors import CheckpointError, ImageError
 from medclip_dcl.core.tables import SPLITS
@@ -312,7 +313,8 @@ async def _embed_images(
     async def one(image: SquareImage) -> tuple[_Floats, ImageFacts]:
         def answer(part: Tensor) -> tuple[_Floats, ImageFacts]:
             if what != "global":
-                part = _regions(model, image, part)
+                # BioViL's keep their lengths, which weigh them in their mean alone.
+                part = functional.normalize(_regions(model, image, part), dim=-1)
             is_beyond = model.is_out_of_range(image.pixels)
             facts = ImageFacts.of(image, out_of_range=is_beyond)
             return _finite(part.cpu().numpy()), facts

@@ -32,7 +32,7 @@ from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import freeze, frozen_groups
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.setup import slow_start, start_of
-from medclip_dcl.training.step import TrainStep, configure_performance
+from medclip_dcl.training.step import TrainStep
 
 from .cli import ConfigFile, Overrides, config_of
 from .config import Config
@@ -242,7 +242,6 @@ def measure_step(config: Config, text: PreTrainedConfig, seconds: float) -> Step
     encoder = build_dual_encoder(config.model, text, config.seed)
     if config.model.lora:
         add_adapters(encoder, config.model.lora, config.seed)
-    configure_performance(encoder, settings)
     encoder.train()
     longest = min(config.model.text.max_tokens, text.max_position_embeddings)
     px, precision = config.model.image.input_px, settings.precision

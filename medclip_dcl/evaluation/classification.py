@@ -6,7 +6,8 @@ together over images, and the little that is left of the difference can have eit
 pair does not decide, and is warned of.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -63,8 +64,13 @@ CORRELATION_FIGURE = "prompt_correlation"
 ONE_CLASS = "no image of one of the two classes"
 _MEANS = ("mean_auc", "mean_balanced_accuracy", "mean_balanced_accuracy_offset")
 
-Offsets = Sequence[float | None]
+Levels = Sequence[float | None]
 """Level of each finding's margin, above which it is decided to be present; None: not known."""
+
+Values = Float[np.ndarray, " images"]
+IsPositive = Bool[np.ndarray, " images"]
+Metric = Callable[[Values, IsPositive, float | None, Weights], dict[str, Samples]]
+"""Margins and truth of a finding's images, its level, weights of images -> figures by name."""
 
 
 def exact_truth(
@@ -131,11 +137,7 @@ def evaluate_findings(
         finding.name: finding_figures(
             margins[row], truth[row], images.subject_ids, bootstrap, offsets[row]
         )
-        | {
-            CORRELATION_FIGURE: pair_figure(
-                scores[2 * row], scores[2 * row + 1], images.subject_ids
-            )
-        }
+        | {CORRELATION_FIGURE: pair_figure(*scores[2 * row : 2 * row + 2], images.subject_ids)}
         for row, finding in enumerate(findings)
     }
     mean_figures = mean_finding_figures(margins, truth, images.subject_ids, bootstrap, offsets)
@@ -162,25 +164,34 @@ def evaluate_findings(
 
 
 def finding_figures(
-    margins: Float[np.ndarray, " images"],
+    margins: Values,
     truth: Int8[np.ndarray, " images"],
     subjects: Sequence[str],
     bootstrap: BootstrapOptions,
     offset: float | None = None,
 ) -> dict[str, Figure]:
-    """Estimate what `_measure` gives over the images whose truth is known."""
+    """Estimate the figures of `ranking` over the images whose truth is known."""
+    return figures_of(ranking, margins, truth, subjects, offset, bootstrap, ONE_CLASS)
+
+
+def figures_of(
+    metric: Metric,
+    margins: Values,
+    truth: Int8[np.ndarray, " images"],
+    subjects: Sequence[str],
+    level: float | None,
+    bootstrap: BootstrapOptions,
+    undefined: str,
+) -> dict[str, Figure]:
+    """Estimate a metric of one finding over the images whose truth is known; see `estimate`."""
     labelled, positive, owners = known_images(truth, subjects)
     margin = margins[labelled]
     return estimate(
-        lambda weights: _measure(margin, positive, weights, offset), owners, bootstrap, ONE_CLASS
+        lambda weights: metric(margin, positive, level, weights), owners, bootstrap, undefined
     )
 
 
-def pair_figure(
-    positive: Float[np.ndarray, " images"],
-    negative: Float[np.ndarray, " images"],
-    subjects: Sequence[str],
-) -> Figure:
+def pair_figure(positive: Values, negative: Values, subjects: Sequence[str]) -> Figure:
     """Correlate the scores of a finding's two prompts over all images, or say why not."""
     value, reason = pair_correlation(positive, negative), ""
     if value is None:
@@ -194,46 +205,39 @@ def mean_finding_figures(
     truth: Truth,
     subjects: Sequence[str],
     bootstrap: BootstrapOptions,
-    offsets: Offsets | None = None,
+    offsets: Levels | None = None,
 ) -> dict[str, Figure]:
-    """Estimate what `measure_findings` gives."""
+    """Estimate the figures of `ranking`, averaged over findings."""
     levels = offsets or [None] * len(truth)
     return estimate(
-        lambda weights: measure_findings(margins, truth, levels, weights),
+        lambda weights: mean_over_findings(ranking, margins, truth, levels, weights),
         subjects,
         bootstrap,
         "no finding has images of both classes",
     )
 
 
-def measure_findings(
-    margins: Matrix, truth: Truth, offsets: Offsets, weights: Weights
+def mean_over_findings(
+    metric: Metric, margins: Matrix, truth: Truth, levels: Levels, weights: Weights
 ) -> dict[str, Samples]:
-    """Average the figures over the findings that have both classes in the sample.
+    """Average a metric over the findings that have both classes in the sample, as `mean_NAME`.
 
-    A figure that a finding lacks is left out; without a finding there is none.
+    Each of its figures is averaged over those of them that define it.
     """
-    measured = []
-    for margin, state, offset in zip(margins, truth, offsets, strict=True):
+    parts: dict[str, list[Samples]] = defaultdict(list)
+    for margin, state, level in zip(margins, truth, levels, strict=True):
         labelled = state != UNKNOWN
-        positive = state[labelled] == 1
-        figures = _measure(margin[labelled], positive, weights[:, labelled], offset)
-        # Where a class is missing there is no AUC: the finding then leaves every mean.
-        lacking = np.isnan(figures["auc"])
-        measured.append({name: np.where(lacking, np.nan, each) for name, each in figures.items()})
-    names = (
-        [name for name in measured[0] if all(name in item for item in measured)] if measured else []
-    )
-    return {f"mean_{name}": mean_of([item[name] for item in measured]) for name in names}
+        positive, own = state[labelled] == 1, weights[:, labelled]
+        has_both = (own @ positive > 0) & (own @ ~positive > 0)
+        for name, values in metric(margin[labelled], positive, level, own).items():
+            parts[name].append(np.where(has_both, values, np.nan))
+    return {f"mean_{name}": mean_of(each) for name, each in parts.items()}
 
 
-def _measure(
-    margins: Float[np.ndarray, " images"],
-    positive: Bool[np.ndarray, " images"],
-    weights: Weights,
-    offset: float | None,
+def ranking(
+    margins: Values, positive: IsPositive, offset: float | None, weights: Weights
 ) -> dict[str, Samples]:
-    # The decision is at a margin of 0, and at the offset. Then the metrics of plugins.
+    """Measure AUC, the decision at a margin of 0 and at the offset, and the metrics of plugins."""
     figures = {
         "auc": roc_auc(margins, positive, weights),
         "balanced_accuracy": balanced_accuracy(margins, positive, weights),
@@ -254,9 +258,7 @@ class PairWarning:
     message: str  # the finding, the reason and the remedy
 
 
-def pair_correlation(
-    positive: Float[np.ndarray, " images"], negative: Float[np.ndarray, " images"]
-) -> float | None:
+def pair_correlation(positive: Values, negative: Values) -> float | None:
     """Correlate the scores of a finding's two prompts over images, in [-1, 1].
 
     None of fewer than `LEAST_IMAGES`, and where a prompt scores all images alike.

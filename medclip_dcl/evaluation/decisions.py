@@ -4,19 +4,16 @@ A finding is decided to be present where its margin is at least the threshold. T
 fixed before an evaluated image is looked at: intervals are over the evaluated patients alone.
 
 A calibration turns the logit of a score into the probability of the finding:
-
-platt        sigmoid(slope * logit + intercept)
-temperature  sigmoid(slope * logit), slope = 1 / temperature
-isotonic     the rising step function with the least squared error, straight in between
+sigmoid(slope * logit + intercept).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int8
-from sklearn.isotonic import IsotonicRegression
+from jaxtyping import Float, Int8
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
@@ -26,10 +23,14 @@ from medclip_dcl.core.files import write_text
 from medclip_dcl.evaluation.classification import (
     CHANCE_AUC,
     UNKNOWN,
+    IsPositive,
     Matrix,
     Truth,
+    Values,
     check_pair,
+    figures_of,
     known_images,
+    mean_over_findings,
 )
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.metrics import (
@@ -43,7 +44,6 @@ from medclip_dcl.evaluation.metrics import (
     confusion_metrics,
     estimate,
     mean,
-    mean_of,
     roc_auc,
     value_of,
 )
@@ -59,9 +59,6 @@ from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import UNCALIBRATED, calibrations_of
 from medclip_dcl.models.settings import ProbabilitiesConfig
-
-Values = Float[np.ndarray, " images"]
-IsPositive = Bool[np.ndarray, " images"]
 
 AT_THRESHOLD = ("sensitivity", "specificity", "ppv", "npv", "f1", "mcc")
 """Figures that a finding without a threshold does not have."""
@@ -125,39 +122,13 @@ def choose_thresholds(margins: Matrix, truth: Truth, subjects: Sequence[str]) ->
 
 
 def decision_metrics(
-    margins: Values,
-    positive: IsPositive,
-    threshold: float | None,
-    weights: Weights | None = None,
+    margins: Values, positive: IsPositive, threshold: float | None, weights: Weights
 ) -> dict[str, Samples]:
-    """Measure `prevalence` and `auprc`, and with a threshold `metrics.confusion_metrics`."""
-    figures = {
-        "prevalence": mean(positive.astype(float), weights),
-        "auprc": average_precision(margins, positive, weights),
-    }
+    """Measure `auprc`, and with a threshold `metrics.confusion_metrics`."""
+    figures = {"auprc": average_precision(margins, positive, weights)}
     if threshold is not None:
         figures |= confusion_metrics(margins, positive, threshold, weights)
     return figures
-
-
-def measure_decisions(
-    margins: Matrix, truth: Truth, thresholds: Sequence[float | None], weights: Weights
-) -> dict[str, Samples]:
-    """Average `decision_metrics` over the findings that have both classes in the sample.
-
-    Each figure is averaged over those of them that define it, such as those with a threshold.
-    """
-    parts: dict[str, list[Samples]] = {name: [] for name in ("auprc", *AT_THRESHOLD)}
-    for margin, state, threshold in zip(margins, truth, thresholds, strict=True):
-        labelled = state != UNKNOWN
-        figures = decision_metrics(
-            margin[labelled], state[labelled] == 1, threshold, weights[:, labelled]
-        )
-        prevalence = figures.pop("prevalence")
-        has_both = (prevalence > 0) & (prevalence < 1)
-        for name, values in figures.items():
-            parts[name].append(np.where(has_both, values, np.nan))
-    return {f"mean_{name}": mean_of(each) for name, each in parts.items() if each}
 
 
 def evaluate_decisions(
@@ -181,7 +152,7 @@ def evaluate_decisions(
         chance |= {f"{name}.auprc": groups[name]["prevalence"].value, f"{name}.mcc": 0.0}
     levels = [threshold.value for threshold in thresholds]
     figures = estimate(
-        lambda weights: measure_decisions(margins, truth, levels, weights),
+        lambda weights: mean_over_findings(decision_metrics, margins, truth, levels, weights),
         subjects,
         bootstrap,
         "no finding has images of both classes that define it",
@@ -202,21 +173,24 @@ def decision_figures(
     threshold: Figure,
     bootstrap: BootstrapOptions,
 ) -> dict[str, Figure]:
-    """Estimate `decision_metrics` over the images whose truth is known, with a reason for nulls."""
-    labelled, positive, owners = known_images(truth, subjects)
-    margin = margins[labelled]
-    figures = estimate(
-        lambda weights: decision_metrics(margin, positive, threshold.value, weights),
-        owners,
-        bootstrap,
-        "",
-    )
+    """Estimate prevalence and `decision_metrics` over the images whose truth is known.
+
+    Figures without a value have the reason.
+    """
+
+    def metric(*given: Any) -> dict[str, Samples]:
+        _, positive, _, weights = given
+        return {"prevalence": mean(positive.astype(float), weights), **decision_metrics(*given)}
+
     figures = {
         name: figure if figure.value is not None else replace(figure, reason=_REASONS[name])
-        for name, figure in figures.items()
+        for name, figure in figures_of(
+            metric, margins, truth, subjects, threshold.value, bootstrap, ""
+        ).items()
     }
     if threshold.value is None:
-        nothing = Figure(None, len(owners), len(set(owners)), reason=threshold.reason)
+        auprc = figures["auprc"]
+        nothing = Figure(None, auprc.n, auprc.subjects, reason=threshold.reason)
         figures |= dict.fromkeys(AT_THRESHOLD, nothing)
     return figures
 
@@ -246,10 +220,10 @@ def calibrate_finding(
         )
     elif refused is None and auc == CHANCE_AUC:
         reasons.append("its score does not rise with the finding on the validation images")
-    curve = None if reasons else fit_curve(logits, positive, settings.method)
-    if curve is not None and not curve.logits and curve.slope == 0:
+    curve = None if reasons else fit_curve(logits, positive)
+    if curve is not None and curve.slope == 0:
         curve = None
-        reasons.append(f"no rising {settings.method} curve fits the validation images")
+        reasons.append("no rising curve fits the validation images")
     errors = [
         None if each is None else value_of(calibration_error(each.probabilities(logits), positive))
         for each in (_SCORE, curve)
@@ -269,32 +243,22 @@ def calibrate_finding(
     )
 
 
-def fit_curve(logits: Values, positive: IsPositive, method: str) -> Curve:
-    """Fit a curve by one of `ProbabilitiesConfig.method`; both classes must occur.
+def fit_curve(logits: Values, positive: IsPositive) -> Curve:
+    """Fit sigmoid(slope * logit + intercept); both classes must occur.
 
     Source: Platt 2000, Section 2.2, with its smoothed targets, which keep the slope finite
-        where a threshold separates the classes; Guo et al. 2017, Section 4.2; Zadrozny and
-        Elkan 2002.
+        where a threshold separates the classes.
     """
-    if method == "isotonic":
-        rising = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
-        rising.fit(logits, positive.astype(np.float64))
-        # Rounding can leave a height an ulp below the one before, which a Curve refuses.
-        heights = np.clip(np.maximum.accumulate(rising.y_thresholds_), 0.0, 1.0)
-        return Curve(logits=tuple(rising.X_thresholds_.tolist()), heights=tuple(heights.tolist()))
     present, absent = int(positive.sum()), int((~positive).sum())
     target = np.where(positive, (present + 1) / (present + 2), 1 / (absent + 2))
     scale = float(np.abs(logits).max()) or 1.0  # logits of one size: the solver's steps suit them
-    model = LogisticRegression(
-        C=np.inf, fit_intercept=method == "platt", tol=_TOLERANCE, max_iter=_ITERATIONS
-    )
+    model = LogisticRegression(C=np.inf, tol=_TOLERANCE, max_iter=_ITERATIONS)
     # each image counts as both classes, by what its target leaves to either
     doubled = np.concatenate([logits, logits])[:, None] / scale
     classes = np.repeat([1, 0], len(logits))
     model.fit(doubled, classes, sample_weight=np.concatenate([target, 1 - target]))
     return Curve(
-        slope=max(float(model.coef_[0, 0]) / scale, 0.0),
-        intercept=float(np.ravel(model.intercept_)[0]),
+        slope=max(float(model.coef_[0, 0]) / scale, 0.0), intercept=float(model.intercept_[0])
     )
 
 

@@ -19,9 +19,10 @@ from medclip_dcl.evaluation.classification import (
     UNKNOWN,
     Matrix,
     Truth,
-    measure_findings,
+    mean_over_findings,
+    ranking,
 )
-from medclip_dcl.evaluation.decisions import measure_decisions
+from medclip_dcl.evaluation.decisions import decision_metrics
 from medclip_dcl.evaluation.grounding import measure_grounding
 from medclip_dcl.evaluation.metrics import Samples, Weights, unit_weights
 from medclip_dcl.evaluation.retrieval import measure_ranks
@@ -91,48 +92,35 @@ class _Asked(NamedTuple):
     weights: Weights
 
 
-def _asked(
-    cases: SampleResults, form: TableFormat, level: str, weights: Weights, chosen: np.ndarray
-) -> _Asked:
-    # Of the chosen rows of a table; `level` names the column of each finding's level. The probes of
-    # one finding differ by their draw.
+def _asked(cases: SampleResults, form: TableFormat, level: str, weights: Weights) -> _Asked:
+    # Of a table of scores or probes; `level` names the column of each finding's level.
     column = {
-        name: cases.column(form, name)[chosen]
-        for name in ("image_id", "finding", "margin", "truth", level)
+        name: cases.column(form, name) for name in ("image_id", "finding", "margin", "truth", level)
     }
-    rows = np.flatnonzero(chosen)
-    draws = cases.column(form, "draw")[rows] if form is results.PROBES else np.zeros_like(rows)
-    probes = [f"{finding} {draw}" for finding, draw in zip(column["finding"], draws, strict=True)]
-    images = column["image_id"].astype(str)
+    images, findings = (column[name].astype(str) for name in ("image_id", "finding"))
     _, first, image = np.unique(images, return_index=True, return_inverse=True)
-    _, first_of, finding = np.unique(probes, return_index=True, return_inverse=True)
+    _, first_of, finding = np.unique(findings, return_index=True, return_inverse=True)
     margins = np.zeros((len(first_of), len(first)))
     truth = np.full(margins.shape, UNKNOWN, dtype=np.int8)
     margins[finding, image] = column["margin"]
     truth[finding, image] = np.nan_to_num(column["truth"], nan=UNKNOWN)
     both = (truth == 1).any(axis=1) & (truth == 0).any(axis=1)
     levels = [None if np.isnan(value) else float(value) for value in column[level][first_of][both]]
-    return _Asked(margins[both], truth[both], levels, weights[:, np.flatnonzero(chosen)[first]])
+    return _Asked(margins[both], truth[both], levels, weights[:, first])
 
 
 def _zero_shot(cases: SampleResults, weights: Weights) -> _Questions:
-    every = np.ones(weights.shape[1], dtype=bool)
     offset, threshold = (
-        _asked(cases, results.SCORES, level, weights, every) for level in ("offset", "threshold")
+        _asked(cases, results.SCORES, level, weights) for level in ("offset", "threshold")
     )
-    yield "zero_shot", measure_findings(*offset)
-    yield "decisions", measure_decisions(*threshold)
+    yield "zero_shot", mean_over_findings(ranking, *offset)
+    yield "decisions", mean_over_findings(decision_metrics, *threshold)
 
 
 def _probes(cases: SampleResults, weights: Weights) -> _Questions:
-    form = results.PROBES
-    fraction, draw = (cases.column(form, name) for name in ("fraction", "draw"))
-    for share in np.unique(fraction):
-        asked = _asked(cases, form, "threshold", weights, fraction == share)
-        figures = measure_findings(*asked._replace(levels=[None] * len(asked.levels)))
-        yield f"probe.{share:g}", {"mean_auc": figures["mean_auc"]} if figures else {}
-    first = (fraction == fraction.max()) & (draw == 0)
-    yield "probe_decisions", measure_decisions(*_asked(cases, form, "threshold", weights, first))
+    asked = _asked(cases, results.PROBES, "threshold", weights)
+    yield "probe", mean_over_findings(ranking, *asked._replace(levels=[None] * len(asked.levels)))
+    yield "probe_decisions", mean_over_findings(decision_metrics, *asked)
 
 
 def _grounding(cases: SampleResults, weights: Weights) -> _Questions:
@@ -162,7 +150,7 @@ _TABLES: dict[TableFormat, tuple[list[str], Callable[[SampleResults, np.ndarray]
     results.SCORES: (["image_id", "finding", "truth"], _zero_shot),
     results.GROUNDINGS: (["image_id", "phrase_key"], _grounding),
     results.RANKS: (["question", "direction", "image_id"], _ranks),
-    results.PROBES: (["image_id", "finding", "fraction", "draw", "truth"], _probes),
+    results.PROBES: (["image_id", "finding", "truth"], _probes),
 }
 """The columns that say which case a row is, equal in all runs that are compared; and the figures
 of a table, given the weights of its rows."""

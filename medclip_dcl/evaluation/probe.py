@@ -34,13 +34,10 @@ from medclip_dcl.inference.heads import Head, HeadCard, HeadFigure, head_margins
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import HeadsConfig, ProbabilitiesConfig
 
-FRACTIONS = (0.01, 0.1, 1.0)
-"""Shares of the training labels that a probe is given: those that ConVIRT and GLoRIA report."""
 PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """L2 penalties per labelled image that are tried, the strongest first."""
 
 _BLOCK = 1024  # images that are averaged at a time
-_DRAWS = 3  # of the labels at each fraction below 1
 _ITERATIONS = 500
 
 Arrays = Mapping[str, np.ndarray]
@@ -106,21 +103,6 @@ def fit_chosen(train: Labelled, validate: Labelled) -> tuple[Arrays, float]:
     return fitted[chosen], chosen
 
 
-def draw_labelled(
-    labels: Int64[np.ndarray, " images"], fraction: float, generator: np.random.Generator
-) -> Int64[np.ndarray, " chosen"]:
-    """Draw the images whose labels a probe is given, as ascending rows.
-
-    Of each class round(fraction n) of its n images are drawn, at least one.
-    """
-    chosen = []
-    for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
-        count = max(1, round(fraction * len(rows)))
-        chosen.append(generator.permutation(rows)[:count])
-    return np.sort(np.concatenate(chosen)).astype(np.int64)
-
-
 def image_features(images: EncodedImages) -> Float[np.ndarray, "images dim"]:
     """Return one vector of each image, the mean of its regions.
 
@@ -145,19 +127,14 @@ def labelled_images(
 def evaluate_probe(
     splits: Sequence[tuple[EncodedImages, Int8[np.ndarray, "findings _"]]],
     findings: Sequence[Finding],
-    fractions: Sequence[float],
     bootstrap: BootstrapOptions,
 ) -> tuple[EvalResult, EvalResult, Rows]:
-    """Fit a linear classifier per finding with growing shares of the labels.
+    """Fit a linear classifier per finding.
 
     `splits` are images and truth of training, of the evaluated split and of validation, by which
     penalties and thresholds are chosen; their regions are features of the encoder, or vectors of
-    the shared space. A share below 1 is drawn three times. Findings that lack a class in training
-    or in the evaluated split are left out.
-
-    Returns:
-        The probes' figures by share; those of the decisions by finding, with the largest share, of
-        its draws the first; and rows of `results.PROBES`.
+    the shared space. Findings that lack a class in training or in the evaluated split are left out.
+    Gives the probes' figures, those of their decisions by finding, and rows of `results.PROBES`.
 
     Source: Wang et al. 2023 probe CIFAR10 alone; ours: the same on images.
     """
@@ -171,52 +148,30 @@ def evaluate_probe(
         absent = EvalResult("no finding has images of both classes in every split")
         return absent, absent, []
     # Of no image there are no regions to average: validation may be empty.
-    width = splits[0][0].regions.shape[-1]
+    width = trained.regions.shape[-1]
     features = [
         image_features(images) if images.image_ids else np.zeros((0, width), dtype=np.float32)
         for images, _ in splits
     ]
-    groups: dict[str, dict[str, Figure]] = {}
+    margins, thresholds = [], []
     rows: Rows = []
-    decisions = EvalResult()
-    for step, fraction in enumerate(fractions):
-        margins, thresholds = [], []
-        draws = _DRAWS if fraction < 1 else 1
-        for draw in range(draws):
-            # A stream for each share and draw: another share leaves these draws as they are.
-            sequence = np.random.SeedSequence([bootstrap.seed, step, draw])
-            generator = np.random.Generator(np.random.Philox(sequence))
-            for index in probed:
-                train, _, validate = (
-                    labelled_images(own, truth[index], images.subject_ids)
-                    for own, (images, truth) in zip(features, splits, strict=True)
-                )
-                chosen = draw_labelled(train.labels, fraction, generator)
-                arrays, _ = fit_chosen(train.take(chosen), validate)
-                margins.append(head_margins(arrays, features[1]))
-                levels = head_margins(arrays, validate.features)
-                thresholds.append(_threshold(levels, validate))
-                probe = {"finding": findings[index].name, "draw": draw, "fraction": fraction}
-                probe["threshold"] = thresholds[-1].value
-                rows += _rows(judged, judged_truth[index], margins[-1], probe)
-        groups[f"{fraction:g}"] = mean_finding_figures(
-            np.array(margins), judged_truth[probed * draws], judged.subject_ids, bootstrap
+    for index in probed:
+        train, _, validate = (
+            labelled_images(own, truth[index], images.subject_ids)
+            for own, (images, truth) in zip(features, splits, strict=True)
         )
-        if fraction == max(fractions):
-            count = len(probed)
-            decisions = evaluate_decisions(
-                [findings[index].name for index in probed],
-                np.array(margins[:count]),
-                judged_truth[probed],
-                judged.subject_ids,
-                thresholds[:count],
-                bootstrap,
-            )
+        arrays, _ = fit_chosen(train, validate)
+        margins.append(head_margins(arrays, features[1]))
+        thresholds.append(_threshold(head_margins(arrays, validate.features), validate))
+        probe = {"finding": findings[index].name, "threshold": thresholds[-1].value}
+        rows += _rows(judged, judged_truth[index], margins[-1], probe)
+    answers = np.array(margins), judged_truth[probed], judged.subject_ids
+    names = [findings[index].name for index in probed]
+    decisions = evaluate_decisions(names, *answers, thresholds, bootstrap)
+    figures = mean_finding_figures(*answers, bootstrap)
     sizes = (len(trained.image_ids), len(judged.image_ids), len(probed))
     pool = dict(zip(("labelled", "images", "findings"), sizes, strict=True))
-    names = ("mean_auc", "mean_balanced_accuracy")
-    chance = {f"{group}.{name}": 0.5 for group in groups for name in names}
-    return EvalResult("", pool, chance, {}, groups), decisions, rows
+    return EvalResult("", pool, dict.fromkeys(figures, 0.5), figures), decisions, rows
 
 
 def _rows(

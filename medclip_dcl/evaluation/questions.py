@@ -37,7 +37,7 @@ from medclip_dcl.evaluation.decisions import (
 from medclip_dcl.evaluation.evaluated_model import Embed, EncodedImages, EvaluatedModel, encode
 from medclip_dcl.evaluation.grounding import HEATMAP_PX, boxed_sentences, evaluate_grounding
 from medclip_dcl.evaluation.metrics import BootstrapOptions
-from medclip_dcl.evaluation.probe import FRACTIONS, evaluate_probe
+from medclip_dcl.evaluation.probe import evaluate_probe
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.evaluation.retrieval import (
     evaluate_boxes,
@@ -271,7 +271,7 @@ class Evaluation:
         splits = [(self._encode(part, embed), self._truth(part)[0]) for part in (rows, held_out)]
         splits.insert(1, (self._encode(evaluated, embed), truth))
         outcomes["probe"], outcomes["probe_decisions"], self.tables[results.PROBES] = (
-            evaluate_probe(splits, self._findings, FRACTIONS, self._bootstrap)
+            evaluate_probe(splits, self._findings, self._bootstrap)
         )
 
     def _ask_boxes(self, encoded: EncodedImages, rows: Rows) -> None:

@@ -32,7 +32,7 @@ from medclip_dcl.core.files import write_text
 from medclip_dcl.core.tables import Column, TableFormat
 from medclip_dcl.evaluation.metrics import Figure
 
-ARTIFACT = ArtifactType("results", 11, "evaluate")
+ARTIFACT = ArtifactType("results", 12, "evaluate")
 
 Rows = list[dict[str, Any]]
 """Rows of one of the tables below."""
@@ -95,14 +95,12 @@ PROBES = TableFormat(
     (
         *_OF_IMAGE,
         Column("finding", pa.string(), "name of the finding"),
-        Column("fraction", pa.float64(), "share of the labels that the probe was given"),
-        Column("draw", pa.int32(), "which draw of that share"),
         Column("margin", pa.float64(), "log odds of the finding"),
         Column("threshold", pa.float64(), "log odds from which it is decided to be present; null"),
         Column("truth", pa.int8(), "1 present, 0 absent"),
     ),
 )
-"""Linear probes: one row per fraction, draw, finding and image of known truth."""
+"""Linear probes: one row per finding and image of known truth."""
 
 TABLES = (SCORES, PROBES, GROUNDINGS, RANKS)
 
@@ -238,10 +236,10 @@ def results_table(tree: Mapping[str, Any]) -> str:
         rest = "" if chance is None else f"   chance {chance:.3f}"
         rest += "" if pool is None else f"   pool {pool}"
         lines.append(f"  {headline.title:40} {_shown(figure)}{rest}")
-    probe = tree["questions"].get("probe", {"groups": {}})
-    for fraction, figures in probe["groups"].items():
-        words = f"probe of the encoder, {float(fraction):.0%} of labels, AUC"
-        lines.append(f"  {words:40} {_shown(figures['mean_auc'])}   chance 0.500")
+    # Results of earlier formats have figures by the share of the labels.
+    if probe := tree["questions"].get("probe", {"figures": {}})["figures"]:
+        words = "probe of the encoder, AUC, mean"
+        lines.append(f"  {words:40} {_shown(probe['mean_auc'])}   chance 0.500")
     lines = [*dict.fromkeys(lines)]  # an absent question has several headlines
     for question, title in DECISION_QUESTIONS.items():
         lines += _decision_lines(tree["questions"].get(question), title)

@@ -37,7 +37,7 @@ class EvaluateConfig(Section):
     probe_images: Annotated[int, Field(ge=0)] = 0
     """Most training images for linear probes, drawn at random; 0: no probe. A probe reads the image
     encoder's features before the map into the shared space, averaged over the image, as BioViL,
-    GLoRIA and MedCLIP probe, and is given 1, 10 and 100 % of the labels, class by class."""
+    GLoRIA and MedCLIP probe."""
     allow_contaminated: bool = False
     """Whether a model is evaluated on patients, or on pictures, that it was trained on."""
     retrieval_pool: Annotated[int, Field(ge=0)] = 1000

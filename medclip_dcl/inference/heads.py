@@ -63,7 +63,7 @@ class HeadCard(Section):
 
 
 class _Heads(Section):
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     heads: tuple[HeadCard, ...]
 
 

@@ -29,12 +29,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -58,31 +58,14 @@ HEADS_FILE, HEAD_ARRAYS_FILE = "heads.json", "heads.safetensors"
 
 
 class Curve(Section):
-    """A rising map from the logit of a score to a probability."""
+    """A rising map from the logit of a score to a probability, the logistic function."""
 
-    slope: float = 0.0  # of the logit, where there are no steps; 1 / temperature
-    intercept: float = 0.0  # log odds at a score of one half, where there are no steps
-    logits: tuple[float, ...] = ()
-    """Ascending knots between which an isotonic curve is straight; empty: slope and intercept."""
-    heights: tuple[float, ...] = ()  # probability at each of them
-
-    @model_validator(mode="after")
-    def _rises(self) -> Self:
-        if len(self.logits) != len(self.heights):
-            raise ValueError("each knot of a curve needs its height")
-        pairs = (self.logits, self.heights)
-        if any(list(values) != sorted(values) for values in pairs) or self.slope < 0:
-            raise ValueError("a curve must rise")
-        if any(not 0 <= height <= 1 for height in self.heights):
-            raise ValueError("a probability is between 0 and 1")
-        return self
+    slope: Annotated[float, Field(ge=0)]
+    intercept: float = 0.0  # log odds at a score of one half
 
     def probabilities(self, logits: Float[np.ndarray, " images"]) -> Float[np.ndarray, " images"]:
         """Turn log odds of each image's score, gamma**2 times the margin, into probabilities."""
-        if self.logits:
-            between: np.ndarray = np.interp(logits, self.logits, self.heights)
-            return between
-        # the logistic function, without overflow on either side
+        # without overflow on either side
         probability: np.ndarray = (1 + np.tanh((self.slope * logits + self.intercept) / 2)) / 2
         return probability
 
@@ -112,7 +95,7 @@ class FindingCalibration(Section):
 class ScoreCalibration(Section):
     """Calibration that `calibrate_scores` leaves in a model's folder."""
 
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     split: Literal["validate"] = "validate"  # split that it was fitted on; there is no other
     truth: Literal["exact", "labels", "none"]  # where the labels come from
     settings: ProbabilitiesConfig  # how it was fitted

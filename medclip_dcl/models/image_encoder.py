@@ -256,19 +256,6 @@ class ImageEncoder(nn.Module):
         features: Tensor = self._map(pixels)
         return features
 
-    def checkpoint_activations(self) -> None:
-        """Compute the activations of each layer twice instead of keeping them.
-
-        ConfigError: a ResNet, whose batch norms would count a batch twice, or a backbone that
-        keeps them.
-        """
-        if not getattr(self.backbone, "supports_gradient_checkpointing", False):
-            raise ConfigError(
-                f"the image encoder, of kind {self.kind}, keeps its activations; set "
-                "train.gradient_checkpointing to text or none, or train.chunk to fewer pairs"
-            )
-        self.backbone.activation_checkpointing_enable({"use_reentrant": False})
-
     def grid(self, input_px: int) -> int:
         """Count the map's cells along a side of the input; a ResNet's halvings round up."""
         if self._gives_map:

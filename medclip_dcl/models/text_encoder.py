@@ -107,10 +107,6 @@ class TextEncoder(nn.Module):
             return states[rows, attention_mask.sum(dim=1) - 1]
         return states[:, 0]
 
-    def checkpoint_activations(self) -> None:
-        """Compute the activations of each layer twice instead of keeping them."""
-        self.backbone.activation_checkpointing_enable({"use_reentrant": False})
-
     def initialise(self, generator: torch.Generator) -> None:
         """Draw fresh weights from a CPU generator alone.
 

@@ -52,9 +52,6 @@ class TrainConfig(Section):
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Autocast of the encoders; similarity and loss are always float32. `bf16` is for machines that
     multiply in it."""
-    gradient_checkpointing: Annotated[Literal["none", "text", "both"], NO_EFFECT] = "none"
-    """Encoders that compute their activations twice instead of keeping them: less memory, a
-    third more time, the same numbers. `both` is for vision transformers."""
     chunk: Annotated[int, Field(ge=0)] = 0
     """Pairs that a process encodes at once; 0: all of its own. A batch of any size then takes the
     memory of a chunk and a third more time, with the same gradients: batch norms must be frozen,

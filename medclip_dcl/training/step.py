@@ -68,7 +68,8 @@ class TrainStep:
     ) -> None:
         if settings.chunk:
             refuse_learning_norms(encoder, settings)
-        configure_performance(encoder, settings)
+        # Convolutions are faster in this layout, on CPU and GPU; torch's stubs lack the keyword.
+        encoder.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._accelerator, self._settings, self._seed = accelerator, settings, seed
         self._encoder = encoder.to(accelerator.device)
         self._objective = objective
@@ -133,16 +134,6 @@ class TrainStep:
     def _restore(self, buffers: list[Tensor]) -> None:
         for buffer, old in zip(self._buffers, buffers, strict=True):
             buffer.copy_(old)
-
-
-def configure_performance(encoder: DualEncoder, settings: TrainConfig) -> None:
-    """Set a model up as the settings ask; names and values of its weights stay."""
-    # Convolutions are faster in this layout, on a CPU and on a GPU; torch's stubs lack the keyword.
-    encoder.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if settings.gradient_checkpointing == "both":
-        encoder.image.checkpoint_activations()
-    if settings.gradient_checkpointing != "none":
-        encoder.text.checkpoint_activations()
 
 
 def refuse_learning_norms(encoder: nn.Module, settings: TrainConfig) -> None:

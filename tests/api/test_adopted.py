@@ -69,7 +69,9 @@ def test_it_is_asked_like_any_model_and_refuses_what_its_family_has_not(served) 
             assert np.array(phrase["grid"]) == pytest.approx(np.array(own.grid), abs=1e-3)
             assert phrase["affine"] == pytest.approx(own.affine)
         assert boxes[0]["affine"] == pytest.approx(located[0].affine)
-        assert np.shape(parts.json()["vectors"])[:1] == (1,)
+        vectors = np.array(parts.json()["vectors"])
+        assert vectors.shape[:1] == (1,)
+        assert np.linalg.norm(vectors, axis=-1) == pytest.approx(1, abs=1e-5)
 
 
 def test_a_device_that_is_not_here_is_refused_before_anything_starts() -> None:

@@ -140,7 +140,7 @@ def without_eta(work):
 
 def test_generated_studies_are_called_so(tmp_path):
     (tmp_path / "truth").mkdir()
-    for name in ("images.csv", "fine.csv"):
+    for name in ("images.csv", "eta.csv"):
         (tmp_path / "truth" / name).write_text("")
     work = without_eta(write_corpus(tmp_path / "work"))
     text = report(work, source={"root": str(tmp_path)})

@@ -12,7 +12,6 @@ from medclip_dcl.evaluation.probe import (
     HeadRules,
     HeadSplits,
     Labelled,
-    draw_labelled,
     evaluate_probe,
     fit_chosen,
     fit_logistic,
@@ -24,7 +23,6 @@ from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import HeadsConfig, ProbabilitiesConfig
 
 FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))
-FRACTIONS = (0.1, 1.0)
 
 
 def images(count, seed, noise=0.3):
@@ -41,19 +39,15 @@ def images(count, seed, noise=0.3):
 @pytest.fixture(scope="module")
 def probed():
     splits = [images(100, 0), images(50, 2), images(40, 3)]
-    return evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(20, 0))
+    return evaluate_probe(splits, FINDINGS, BootstrapOptions(20, 0))
 
 
 def test_a_probe_finds_what_features_hold_and_no_more(probed):
-    outcome, _, rows = probed
-    assert list(outcome.groups) == ["0.1", "1"]
+    _, _, rows = probed
     assert set(rows[0]) == set(PROBES.schema.names)
-    assert len(rows) == 50 * 2 * (3 + 1)  # images x findings x draws
-    drawn = {(row["fraction"], row["draw"]) for row in rows}
-    assert drawn == {(0.1, 0), (0.1, 1), (0.1, 2), (1.0, 0)}
+    assert len(rows) == 50 * 2  # images x findings
     by_finding = {
-        name: [row for row in rows if (row["finding"], row["fraction"]) == (name, 1.0)]
-        for name in ("fluid", "cyst")
+        name: [row for row in rows if row["finding"] == name] for name in ("fluid", "cyst")
     }
     right = {
         name: np.mean([(row["margin"] > 0) == row["truth"] for row in found])
@@ -64,15 +58,15 @@ def test_a_probe_finds_what_features_hold_and_no_more(probed):
 
 
 def test_the_figure_is_the_mean_over_findings_with_its_interval(probed):
-    figure = probed[0].groups["1"]["mean_auc"]
+    figure = probed[0].figures["mean_auc"]
     assert 0.6 < figure.value < 0.85  # one finding at 1, the other by chance
     assert figure.low <= figure.value <= figure.high
-    assert probed[0].chance["0.1.mean_auc"] == 0.5
+    assert probed[0].chance["mean_auc"] == 0.5
 
 
-def test_decisions_of_a_probe_are_those_of_its_rows_with_all_labels(probed):
+def test_decisions_of_a_probe_are_those_of_its_rows(probed):
     _, decisions, rows = probed
-    rows = [row for row in rows if (row["finding"], row["fraction"]) == ("fluid", 1.0)]
+    rows = [row for row in rows if row["finding"] == "fluid"]
     called = [row["margin"] >= row["threshold"] for row in rows]
     expected = matthews_corrcoef([row["truth"] for row in rows], called)
     assert decisions.groups["fluid"]["mcc"].value == pytest.approx(expected, abs=1e-9)
@@ -84,21 +78,14 @@ def test_a_finding_that_lacks_a_class_anywhere_is_left_out():
     splits = [images(60, 0), images(50, 2), images(0, 3)]
     splits[1][1][1] = UNKNOWN
     splits[1][1][0, 0] = UNKNOWN  # one image, which leaves the finding both classes
-    _, decisions, rows = evaluate_probe(splits, FINDINGS, [1.0], BootstrapOptions(0, 0))
+    _, decisions, rows = evaluate_probe(splits, FINDINGS, BootstrapOptions(0, 0))
     assert [row["finding"] for row in rows] == ["fluid"] * 49
     assert {row["threshold"] for row in rows} == {None}  # no validation image
     assert decisions.groups["fluid"]["mcc"].reason.startswith("0 validation images with")
     splits[1][1][0] = 1
-    outcome, _, rows = evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(0, 0))
+    outcome, _, rows = evaluate_probe(splits, FINDINGS, BootstrapOptions(0, 0))
     assert "no finding has images of both classes" in outcome.absent
     assert rows == []
-
-
-def test_labels_are_drawn_class_by_class_and_of_each_at_least_one():
-    labels = np.repeat(np.arange(3), (100, 10, 2)).astype(np.int64)
-    rows = draw_labelled(labels, 0.2, np.random.default_rng(0))
-    assert np.bincount(labels[rows]).tolist() == [20, 2, 1]
-    assert draw_labelled(labels, 1.0, np.random.default_rng(0)).tolist() == list(range(112))
 
 
 @pytest.mark.parametrize("spread", [1, 60])

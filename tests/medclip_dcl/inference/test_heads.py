@@ -79,7 +79,7 @@ def test_a_head_that_does_not_fit_is_refused_by_its_remedy(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match="width 6; rerun fit_head"):
         head_margins(arrays, TEST.features)
     assert read_heads(tmp_path) == ()
-    (tmp_path / HEADS_FILE).write_text('{"format_version": 2, "heads": []}')
+    (tmp_path / HEADS_FILE).write_text('{"format_version": 9, "heads": []}')
     with pytest.raises(CheckpointError, match="delete it and run fit_head again"):
         read_heads(tmp_path)
     write_heads(tmp_path, [Head(head_card("a"), {"weight": np.array([np.nan])})])

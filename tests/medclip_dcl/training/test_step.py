@@ -6,7 +6,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.settings import ModelConfig
@@ -176,32 +175,6 @@ def losses(
         assert report.output.loss.dtype == torch.float32
         found.append(report.output.loss.item())
     return found, encoder.state_dict()
-
-
-def test_activations_computed_twice_change_no_bit() -> None:
-    plain, kept = losses()
-    again, weights = losses(gradient_checkpointing="text")
-    assert again == plain
-    assert [name for name in kept if not torch.equal(kept[name], weights[name])] == []
-
-
-def test_a_resnet_keeps_its_activations() -> None:
-    with pytest.raises(ConfigError, match=r"of kind resnet, keeps its activations.*text or none"):
-        losses(gradient_checkpointing="both")
-
-
-def test_checkpointing_keeps_fewer_activations() -> None:
-    def bytes_kept(**settings: object) -> int:
-        sizes = []
-        hooks = torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: (sizes.append(tensor.nbytes), tensor)[1], lambda tensor: tensor
-        )
-        with hooks:
-            losses(steps=1, **settings)
-        return sum(sizes)
-
-    # The backward pass recomputes inside its own hooks: only what the forward kept is counted.
-    assert bytes_kept(gradient_checkpointing="text") < 0.97 * bytes_kept()
 
 
 def test_bf16_follows_float32_and_its_loss_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
