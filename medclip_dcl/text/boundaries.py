@@ -61,7 +61,9 @@ _ABOUT_BEFORE = re.compile(
     re.I,
 )
 _ANSWER = re.compile(
-    rf"(?:{_YES_OR_NO}|{ANSWERS['open']})(?:\s+{ANSWERS['seen']})?\s*(?:[.,;|(-]|$)", re.I
+    rf"(?:{_YES_OR_NO}|{ANSWERS['open']}|not(?=\s+{ANSWERS['seen']}))"
+    rf"(?:\s+{ANSWERS['seen']})?\s*(?:[.,;|(-]|$)",
+    re.I,
 )
 
 
@@ -121,7 +123,7 @@ def end_of_first_line(text: str) -> int:
 def _layout(lines: Sequence[str]) -> tuple[int, bool]:
     """The width that lines were wrapped to, and whether nothing but lines parts the sentences."""
     width = min(max(_LEAST_WIDTH, *map(len, lines)), _MOST_WIDTH)
-    return width, not any(re.search(r"[A-Z]|[.?!](?:\s|$)", line) for line in lines)
+    return width, not any(re.search(r"^\s*[A-Z]|[.?!](?:\s|$)", line) for line in lines)
 
 
 LIST_HEAD = re.compile(
@@ -140,6 +142,8 @@ def _carry_heads(lines: Sequence[str]) -> list[str]:
     for line in lines:
         begun = LIST_HEAD.fullmatch(line)
         marks = _MARKS.match(line)
+        if head and not marks and names_parts_alone(line.strip(), findings=True):
+            marks = re.match(r"\s*", line)  # an item without a bullet
         line = _ANSWER_BESIDE.sub("? ", line)
         stripped = without_number(line).strip(" :")
         if names_parts_alone(stripped):

@@ -67,11 +67,13 @@ _WRITTEN_LINE_END = re.compile(r"(?:\\r)?\\n|\\r(?![a-z])")  # in two characters
 _MARKDOWN = re.compile(
     r"^[ \t]*#{1,6}[ \t]+|^[ \t]*>[ \t]|\*\*|~~[^~\n]{0,200}~~|`"
     r"|^[ \t]*\|[ \t]?|[ \t]*\|[ \t]*$"  # outer borders of a table
+    r"|(?<=\?)[ \t]*\.{3,}"  # what leads from a question to its answer
     r"|^[ \t]*(?=[-=|:+*]{0,200}[-=|:+*]{3})[-=|:+* \t]+$",  # rules of a page or a table
     re.MULTILINE,
 )
 _FRACTURE = re.compile(
-    r"(?:(?<=\S[ ])|(?<=[/,;(?]))#s?(?=[ ]*(?:[.,;)/]|$)|[ ][A-Za-z])|(?<=[^\sA-Za-z][ ])#(?=[ ]?:)"
+    r"(?:(?<=\S[ ])|(?<=[/,;(?]))#s?(?=(?<=s)\b|[ ]*(?:[.,;)/]|$)|[ ][A-Za-z])"
+    r"|(?<=[^\sA-Za-z][ ])#(?=[ ]?:)"
     r"|#[ ]?(?=(?:[\w/,-]+\.?[ ]){0,5}(?:ribs?|clavicles?|scapulae?|sternum|humerus)\b)",
     re.IGNORECASE | re.MULTILINE,
 )

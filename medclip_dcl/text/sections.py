@@ -1,7 +1,7 @@
 """Report of any layout -> findings and impression, and what is left out of it."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from medclip_dcl.text.boundaries import LIST_HEAD, end_of_first_line, find_sentences
 from medclip_dcl.text.cleaning import clean_text
@@ -81,7 +81,7 @@ _LIMBS, _TRUNK = (pattern_of(lexicon.TREE["elsewhere"][name]) for name in ("limb
 _LIMB = re.compile(rf"\b{_LIMBS}\b(?! film| view)", re.IGNORECASE)
 _OTHER_PART = re.compile(rf"\b(?:{_LIMBS}|{_TRUNK})\b", re.IGNORECASE)
 _LABELLED = re.compile(
-    r"[ \t]*(?:\(?\d{1,2}[.)][ \t]*|[-*\u2022][ \t]*)?(?P<label>[A-Za-z][A-Za-z ,()'/-]{0,40}):"
+    r"[ \t]*(?:\(?\d{1,2}[.)][ \t]*|[-*\u2022][ \t]*)?(?P<label>[A-Za-z][A-Za-z\d ,()'/-]{0,40}):"
 )
 _BULLET = re.compile(r"[ \t]*[-*\u2022\u25cf\u25aa\u00b7][ \t]*\w")
 
@@ -198,7 +198,7 @@ def _is_elsewhere(line: str, before: bool) -> bool:
     if label and _LIMB.search(label["label"]) and not _CHEST.search(label["label"]):
         return True
     if label and before and find_marks(label["label"]):
-        return not _names_chest(label["label"])
+        return not _names_chest(label["label"]) or bool(_OTHER_PART.search(label["label"]))
     head, stop, _ = line.partition(". ")
     if label and _TITLE.match(label["label"]):  # "X-ray paranasal sinuses: haziness"
         head = line = label["label"]
@@ -358,9 +358,31 @@ def _cut(part: Part, end: int) -> list[Part]:
 
 
 _REPLACED = re.compile(
-    r"[ ,]*(?:and )?\b(?:not|instead of|rather than|in place of)\s+\"[^\"\n]{1,200}\"", re.I
+    r"[ ,]*(?:and )?\b(?:not|instead of|rather than|in place of)\s+\"[^\"\n]{1,200}\""
+    r"|\"[^\"\n]{1,200}\"(?= (?:should|is (?:replaced|to)|was (?:meant|intended)))",
+    re.I,
 )
 """What a correction quotes as wrong."""
+
+
+def _contradicted(body: str, denied: Set[str]) -> Iterator[tuple[int, int]]:
+    """Find sentences that state nothing but what is denied, and such ends of others."""
+    for start, end, sentence in find_sentences(body):
+        claims = read_claims(sentence)
+        stated = claims.asserted.keys() | claims.uncertain
+        if stated and stated <= denied:
+            yield start, end
+        elif stated & denied and (tail := _CONCLUDES.search(body, start, end)):
+            claims = read_claims(tail.group())
+            if claims.asserted.keys() | claims.uncertain <= denied:
+                yield tail.start(), end
+
+
+_CONCLUDES = re.compile(
+    r"(?: with|,)? (?:concerning|suspicious|worrisome|suggest|consistent|compatible|represent"
+    r"|likely|in keeping|may |could |due to).*",
+    re.I | re.S,
+)
 
 
 def _without_withdrawn(parts: Sequence[Part]) -> list[Part]:
@@ -375,12 +397,7 @@ def _without_withdrawn(parts: Sequence[Part]) -> list[Part]:
     for at, part in enumerate(parts):
         spans = [match.span() for match in _REPLACED.finditer(part.body)] if last >= 0 else []
         if denied and part.section and at != last:
-            spans += [
-                (start, end)
-                for start, end, sentence in find_sentences(part.body)
-                if (claims := read_claims(sentence)).asserted or claims.uncertain
-                if claims.asserted.keys() | claims.uncertain <= denied
-            ]
+            spans += _contradicted(part.body, denied)
         start = 0
         for first, end in sorted(spans):
             if first >= start:

@@ -61,6 +61,21 @@ _LINES = re.compile(
     r"^\W*lines?(?=\s*(?:[:=|,-]|(?:ok|okay|unchanged|stable|satisfactory|removed|none|nil|in|as|well)\b))",
     re.I,
 )
+_NOT_NORMAL = re.compile(
+    r"^[^?:]*\b(?:clear|normal|unremarkable|intact|wnl)\s*[?:]\s*(?:no|n)\b[\s,.;:-]*", re.I
+)
+_ALTERNATIVES = re.compile(
+    r"^(?!.*\b(?:no|not|without)\b).*\b(?:opaci|densit)\w+(?: [a-z]+){0,4} ?[,:\u2013\u2014-]+ "
+    r"(?=(?:[a-z]+ ){0,3}(?:pneumonia|infection) or |(?:[a-z]+ ){1,3}or (?:[a-z]+ )?"
+    r"(?:pneumonia|infection))",
+    re.I,
+)
+"""What an opacity may be: "opacity at the base, atelectasis or pneumonia"."""
+_NOT_THEN = re.compile(
+    rf"\b(?:was|were) not (?:[a-z]+ly )?{_SEEN}"
+    r"(?=[^.;,]{0,30}\b(?:ago|prior|previous\w*|earlier|before|last|(?:19|20)\d\d)\b)",
+    re.I,
+)
 _CHOICE = re.compile(r"(?<=[:=?])\s*(?:[A-Za-z]{2,12}\s*/\s*){1,5}[A-Za-z]{2,12}\s*$")
 _OFFERED = re.compile(
     r"(?:^|[\s:.([]+)(?:no|none|nil|absent|normal)(?:\s*/\s*[A-Za-z]{2,12}){1,5}\s*[)\]]?\s*[:=>]+(?=\s*\w)",
@@ -99,12 +114,15 @@ def write_out(sentence: str) -> str:
     text = fold_unicode(sentence)
     text = _MONTH.sub("", text) if "May" in text else text
     text = _RATIO.sub(_heart_size, text)
+    text = _ALTERNATIVES.sub(r"\g<0>possible ", text)
+    text = _NOT_THEN.sub("is new", text)
     text = _LINES.sub("line and tube", _MOVED.sub("moved", text))
     if not _HOLDS_MARK.search(text):
         return text
     label, mark, answer = text.partition("?")
     if mark and label.strip() and is_size(answer):
         text = f"{label}: {answer}"  # "Effusion? small"
+    text = _NOT_NORMAL.sub("abnormal ; ", text)
     text = _ASKED_OF.sub(" possible ", text)
     if len(_SLASHED_NO.findall(text)) > 1:  # "no ptx / no edema / aicd": each a statement
         text = text.replace(" / ", " ; ")

@@ -77,7 +77,7 @@ REPORT_CLAIMS = TableFormat(
 """One row per study, in order of study_id."""
 
 
-RULES = 6
+RULES = 7
 """Version of the rules; raised with every change of the code that applies them."""
 
 

@@ -6,7 +6,7 @@ be one CheXpert finding, and some are none: they only say that an image is not n
 """
 
 import re
-from enum import Enum, auto
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -34,50 +34,20 @@ MIDLINE = frozenset({"Cardiomegaly", "Enlarged Cardiomediastinum"})
 """Findings that have no side, whatever side word stands near."""
 
 
-class Cue(Enum):
-    """Effect of a word or phrase on the findings near it; `lexicon.yaml` explains each."""
+class _ByIdentity:
+    """Members are compared by identity; Enum's own hashes their names."""
 
-    __hash__ = object.__hash__  # members are compared by identity; Enum's own hashes their names
+    __hash__ = object.__hash__
 
-    DENY = auto()
-    NOT = auto()
-    GONE = auto()
-    PARTLY = auto()
-    DENY_BEFORE = auto()
-    EXCLUDED = auto()
-    EXCLUDE = auto()
-    ASK = auto()
-    ASK_BEFORE = auto()
-    IF_ANY = auto()
-    HEDGE_EITHER = auto()
-    HEDGE = auto()
-    HEDGE_BEFORE = auto()
-    HEDGE_BOTH = auto()
-    PAST = auto()
-    PAST_BEFORE = auto()
-    CHANGE = auto()
-    BREAK = auto()
-    COLON = auto()
-    DASH = auto()
-    WHICH = auto()
-    OR = auto()
-    AND = auto()
-    COMMA = auto()
-    WITH = auto()
-    VERB = auto()
-    SEEN = auto()
-    VIEW = auto()
-    DEGREE = auto()
-    NORMAL = auto()
-    LARGE = auto()
-    NEAR_NORMAL = auto()
-    OTHERWISE = auto()
-    ABNORMALITY = auto()
-    NEUTRAL = auto()
-    LEFT = auto()
-    RIGHT = auto()
-    BOTH = auto()
 
+Cue = Enum(
+    "Cue",
+    "DENY NOT GONE PARTLY DENY_BEFORE EXCLUDED EXCLUDE ASK ASK_BEFORE IF_ANY HEDGE_EITHER HEDGE "
+    "HEDGE_BEFORE HEDGE_BOTH PAST PAST_BEFORE CHANGE BREAK COLON DASH WHICH OR AND COMMA WITH VERB "
+    "SEEN VIEW DEGREE NORMAL LARGE NEAR_NORMAL OTHERWISE ABNORMALITY NEUTRAL LEFT RIGHT BOTH",
+    type=_ByIdentity,
+)
+"""Effect of a word or phrase on the findings near it; `lexicon.yaml` explains each."""
 
 TREE: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_name("lexicon.yaml").read_text(encoding="utf-8")

@@ -50,7 +50,7 @@ def read_negation(clause: Sequence[Mark]) -> list[Polarity]:
     for index, mark in enumerate(clause):
         if mark.cue is Cue.HEDGE_BOTH or _turns_back(clause, index):
             _hedge_last_concept(clause, polarities, index)
-        if mark.cue in _LOOKING_BACK:
+        if mark.cue in _LOOKING_BACK and not _is_listed(clause, index):
             plain, after_not = _LOOKING_BACK[mark.cue]
             denied = _follows_not(clause, index)
             _look_back(clause, polarities, index, after_not if denied else plain)
@@ -69,6 +69,7 @@ def _read_forward(clause: Sequence[Mark]) -> list[Polarity]:
             polarity, fresh = _next_polarity(clause, index, polarity), True
         elif mark.cue in _LOOKING_BACK:
             has_subject = any(item.concept for item in clause[:index])
+            has_subject &= not _is_listed(clause, index)
             denies = mark.cue is Cue.DENY_BEFORE and not has_subject  # "resolved effusion"
             polarity, fresh = (Polarity.NEGATED, True) if denies else (Polarity.ASSERTED, False)
         elif mark.concept:
@@ -77,6 +78,12 @@ def _read_forward(clause: Sequence[Mark]) -> list[Polarity]:
             polarity = Polarity.ASSERTED
         polarities.append(polarity)
     return polarities
+
+
+def _is_listed(clause: Sequence[Mark], index: int) -> bool:
+    """Whether a mark stands between a comma and a concept: "stable edema, resolved effusion"."""
+    around = clause[index - 1 : index + 2] if index else []
+    return len(around) == 3 and around[0].cue is Cue.COMMA and bool(around[2].concept)
 
 
 def _next_polarity(clause: Sequence[Mark], index: int, polarity: Polarity) -> Polarity:
@@ -157,11 +164,16 @@ def _follows_not(clause: Sequence[Mark], index: int) -> bool:
 
 
 def _hedge_last_concept(clause: Sequence[Mark], polarities: list[Polarity], index: int) -> None:
-    last = next(
-        (position for position in range(index - 1, -1, -1) if clause[position].concept), None
-    )
-    if last is not None and polarities[last] is Polarity.ASSERTED:
-        polarities[last] = Polarity.UNCERTAIN
+    """Hedge the concept before a hedge, and those that "or" joins to it: "mass/nodule?"."""
+    joined = True
+    for position in range(index - 1, -1, -1):
+        if clause[position].concept and joined:
+            joined = False
+            if polarities[position] is Polarity.ASSERTED:
+                polarities[position] = Polarity.UNCERTAIN
+        elif clause[position].concept:
+            return
+        joined |= clause[position].cue is Cue.OR
 
 
 def _look_back(

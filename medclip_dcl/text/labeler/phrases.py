@@ -27,7 +27,7 @@ _WORD = re.compile(r"\d+(?:[.,/:]\d+)*|[a-z]+\d*(?:'[a-z]+)?|[,:/?()|=!\u2014]")
 _DASH = re.compile(r"(?<=\s)[-\u2013]+(?=\s)|--+|\u2014")
 _SHORTEST = 4
 """Letters that a word may be shortened to."""
-_FORGIVEN_LENGTH = 8
+_FORGIVEN_LENGTH = 7
 """Letters from which one wrong letter is forgiven; shorter words are too alike."""
 _LONGEST_CLAUSE = 100
 _CUTS = {Cue.BREAK, Cue.WHICH}
@@ -237,7 +237,8 @@ _SHORTENED = {
     for phrase, name in _phrases(PHRASES_OF)
     if len(words(phrase)) == 1 and name != "Device" and FINDINGS_OF.get(name)
 }
-_TABLE = PhraseTable(_terms(), [*_FORGIVEN, *split_phrases(CUES[Cue.NORMAL])], shortened=_SHORTENED)
+_FORGIVEN += [*split_phrases(CUES[Cue.NORMAL]), "without"]
+_TABLE = PhraseTable(_terms(), _FORGIVEN, shortened=_SHORTENED)
 
 
 def find_marks(sentence: str) -> list[Mark]:

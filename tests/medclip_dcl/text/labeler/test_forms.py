@@ -11,6 +11,15 @@ from medclip_dcl.text.sentences import split_section
 CLEAR = "-ate -con -ede -les -opa -pna normal"
 
 ANSWERS = [
+    ("Are the lungs clear? No - left infiltrate", "+opa:l"),
+    ("Effusion? ....... Yes, left", "+eff:l"),
+    ("Mass/nodule?", "?les"),
+    ("Stable edema, resolved effusion", "+ede -eff"),
+    ("Absent lung markings from a right pneumothorax", "+ptx:r"),
+    ("A left nodule which was not present two years ago", "+les:l"),
+    ("Left opacity - atelectasis or pneumonia", "+opa:l ?ate ?pna"),
+    ("L rib #s 4-7, no HTX", "+fra:l -eff"),
+    ("Wihtout consolidaton", "-con"),
     ("Pneumonia [0=no 1=yes]: 1", "+pna"),
     ("Effusion  Y / <N>", "-eff"),
     ("Edema (none / mild / severe): mild", "+ede"),
@@ -136,6 +145,11 @@ ANSWERS = [
     ("Ribs are intact.", "-fra"),
 ]
 REPORTS = [
+    ("No:\n pneumothorax\n effusion\nHeart size: normal", "-ptx -eff -car"),
+    ('Edema.\nADDENDUM: "Edema" should read "No edema".', "-ede"),
+    ("Opacity suggesting pneumonia.\nADDENDUM: No pneumonia.", "+opa -pna"),
+    ("CHEST: No effusion.\nLEFT WRIST, 3 VIEWS: Fracture.", "-eff"),
+    ("chest new line comparison none new line there is a mass on CT", "+les"),
     ("Absent:\n- Pneumothorax\n- Edema", "-ptx -ede"),
     ("Positives:\n- Effusion\nPertinent negatives:\n- Pneumothorax", "+eff -ptx"),
     ("FINDINGS: Stable.\nNegative findings:\n* Fracture\n* Effusion", "-fra -eff"),
