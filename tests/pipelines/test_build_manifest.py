@@ -133,18 +133,6 @@ def test_labels_of_a_release_that_are_none_are_counted_and_not_printed(tmp_path,
     assert "PHI" not in said
 
 
-@pytest.mark.real_data
-def test_real_tables_pass(tmp_path: Path, test_data: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("TEST_DATA", str(test_data))
-    configs = Path(__file__).parents[2] / "configs"
-    for name, images in (("covid_cxr", True), ("openi", False)):
-        work = tmp_path / name
-        assert main(["--config", str(configs / f"{name}.yaml"), "--set", f"work={work}"]) == 0
-        summary = open_artifact(work / "manifest", manifest.ARTIFACT).summary
-        assert summary["reports"] > 20
-        assert (summary["images"] > 20) == images
-
-
 def test_a_config_that_reads_labels_is_refused_where_there_are_none(tmp_path, capsys):
     (tmp_path / "t.csv").write_text("who,text,edema\na,Edema.,1\nb,Clear.,0\n")
     columns: dict[str, object] = {"subject_id": "who", "report": "text"}

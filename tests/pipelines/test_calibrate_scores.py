@@ -1,3 +1,5 @@
+"""calibrate_scores: whose labels it reads, which findings get a probability, and who is told."""
+
 import json
 import shutil
 from pathlib import Path
@@ -5,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
@@ -15,45 +15,25 @@ from medclip_dcl.evaluation.decisions import share_changed
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.inference.predictor import load
-from pipelines.job import main_of
-from tests.support.corpus import commit_tables, write_config
-from tests.support.evaluated import write_evaluated
-from tests.support.published import PROMPTS, publish
+from tests.support.corpus import commit_tables
+from tests.support.evaluated import run_here
+from tests.support.jobs import made, rows
+from tests.support.published import publish
 from tests.support.tiny_models import random_images
-
-main = main_of("calibrate_scores")
-
-SEED = 37
-"""Of the random model: one whose score of pneumonia happens to rise with it."""
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    work = write_evaluated(tmp_path_factory.mktemp("made") / "work")
-    publish(work / "model", ["elsewhere"], seed=SEED, centred=True)
-    return work
 
 
 @pytest.fixture
-def work(made: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(made, tmp_path / "work")
+def work(decided: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(decided, tmp_path / "work")
 
 
-def run(work: Path, job: Any = main, least: int = 2, **settings: Any) -> int:
-    (work / "prompts.yaml").write_text(f"format_version: 1\nfindings: {PROMPTS}\n")
-    config_file = write_config(
-        work / "config.yaml",
-        work,
-        evaluate={"bootstrap": 20, "prompts": str(work / "prompts.yaml")},
-        probabilities={"least_per_class": least} | settings,
-        source={"root": str(work)},
-    )
-    return job(["--config", str(config_file)])
+def model_of(work: Path) -> Any:
+    return made(work, model_package.ARTIFACT)
 
 
 def calibrated(work: Path, **settings: Any) -> ScoreCalibration:
-    assert run(work, **settings) == 0
-    return read_calibration(open_artifact(work / "model", model_package.ARTIFACT))
+    run_here("calibrate_scores", work, probabilities=settings)
+    return read_calibration(model_of(work))
 
 
 def flip(work: Path, split: str) -> None:
@@ -69,13 +49,18 @@ def flip(work: Path, split: str) -> None:
 
 
 def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reason(work, capsys):
-    before = open_artifact(work / "model", model_package.ARTIFACT)
+    def outcome() -> dict[str, Any]:
+        run_here("evaluate", work)
+        return results.read_figures(made(work, results.ARTIFACT))["questions"]["probabilities"]
+
+    assert "run calibrate_scores" in outcome()["absent"]
+    before = model_of(work)
     effusion, pneumonia = calibrated(work).findings
     assert (effusion.images_with, effusion.images_without) == (0, 10)
     assert "0 validation images with it and 10 without" in effusion.reason
     assert (pneumonia.images_with, pneumonia.images_without, pneumonia.patients) == (4, 6, 8)
     assert '"calibrated": 1, "uncalibrated": 1, "refused": 0' in capsys.readouterr().out
-    after = open_artifact(work / "model", model_package.ARTIFACT)
+    after = model_of(work)
     assert after.digest != before.digest
     assert after.fingerprint == before.fingerprint
     assert after.files[model_package.WEIGHTS] == before.files[model_package.WEIGHTS]
@@ -85,16 +70,27 @@ def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reas
     logits = (predictor.model.gamma**2 * margin).double().numpy()
     said = [answer[1].probability for answer in predictor.classify_regions(regions)]
     assert said == pneumonia.curve.probabilities(logits[1]).tolist()
-    assert [answer[0].probability_note for answer in predictor.classify_regions(regions)] == (
-        [effusion.reason] * 3
-    )
+    notes = [answer[0].probability_note for answer in predictor.classify_regions(regions)]
+    assert notes == [effusion.reason] * 3
+
+    found = outcome()["groups"]
+    assert set(found) == {"pneumonia"}
+    scores = rows(work, results.ARTIFACT, results.SCORES)
+    known = [row for row in scores if row["finding"] == "pneumonia"]
+    logits = float(predictor.model.gamma.detach() ** 2) * np.array([row["margin"] for row in known])
+    said = pneumonia.curve.probabilities(logits)
+    assert [row["probability"] for row in known] == pytest.approx(said.tolist(), rel=1e-6)
+    assert all(row["probability"] is None for row in scores if row["finding"] == "effusion")
+    brier = np.mean((said - np.array([float(row["truth"]) for row in known])) ** 2)
+    assert found["pneumonia"]["brier"]["value"] == pytest.approx(brier, rel=1e-6)
+    assert found["pneumonia"]["brier"]["n"] == 10
 
 
 def test_decisions_that_bfloat16_changes_are_counted_where_it_is_fast(work, monkeypatch):
     monkeypatch.setattr("pipelines.fitting.multiplies_bfloat16", lambda: False)
     assert calibrated(work).changed_in_bfloat16 is None
     monkeypatch.setattr("pipelines.fitting.multiplies_bfloat16", lambda: True)
-    found = calibrated(work, least=3).changed_in_bfloat16
+    found = calibrated(work, least_per_class=3).changed_in_bfloat16
     assert 20 * found == pytest.approx(round(20 * found))  # of ten images and two findings
     monkeypatch.setattr("medclip_dcl.models.settings.multiplies_bfloat16", lambda: True)
     taken = load(work / "model", "cpu", precision="auto").engine.precision
@@ -109,7 +105,7 @@ def test_decisions_that_bfloat16_changes_are_counted_where_it_is_fast(work, monk
     assert changed == np.mean(here != there) > 0
 
 
-def test_labels_of_test_images_have_no_part_in_it(work: Path) -> None:
+def test_labels_of_test_images_have_no_part_in_it(work):
     first = calibrated(work)
     flip(work, "test")
     flip(work, "train")
@@ -120,59 +116,27 @@ def test_labels_of_test_images_have_no_part_in_it(work: Path) -> None:
 
 def test_a_second_run_leaves_the_model_and_another_setting_makes_it_anew(work, capsys):
     calibrated(work)
-    digest = open_artifact(work / "model", model_package.ARTIFACT).digest
+    digest = model_of(work).digest
     calibrated(work)
     assert '"state": "reused"' in capsys.readouterr().out
-    assert open_artifact(work / "model", model_package.ARTIFACT).digest == digest
+    assert model_of(work).digest == digest
     calibrated(work, least_per_class=3)
-    assert open_artifact(work / "model", model_package.ARTIFACT).digest != digest
+    assert model_of(work).digest != digest
     (work / "model").rename(work / ".model.retired")  # killed between two renames
     assert calibrated(work).findings
-
-
-def test_images_that_the_model_was_trained_on_are_refused(work, capsys):
-    publish(work / "model", ["p024"], seed=SEED, centred=True)
-    assert run(work) == 4
+    publish(work / "model", ["p024"], seed=37, centred=True)
+    run_here("calibrate_scores", work, code=4)
     assert "trained on 1 of 8" in capsys.readouterr().err
-
-
-def test_the_evaluation_holds_probabilities_against_test_images(work: Path) -> None:
-    def outcome() -> dict[str, Any]:
-        assert run(work, main_of("evaluate")) == 0
-        found = open_artifact(results.ARTIFACT.at(work), results.ARTIFACT)
-        return results.read_figures(found)["questions"]["probabilities"]
-
-    assert "run calibrate_scores" in outcome()["absent"]
-    curve = calibrated(work).findings[1].curve
-    found = outcome()
-    assert set(found["groups"]) == {"pneumonia"}
-    rows = read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
-    known = [row for row in rows if row["finding"] == "pneumonia"]
-    gamma = float(load(work / "model", "cpu").model.gamma.detach() ** 2)
-    said = curve.probabilities(gamma * np.array([row["margin"] for row in known]))
-    assert [row["probability"] for row in known] == pytest.approx(said.tolist(), rel=1e-6)
-    assert all(row["probability"] is None for row in rows if row["finding"] == "effusion")
-    truth = torch.tensor([float(row["truth"]) for row in known]).numpy()
-    brier = found["groups"]["pneumonia"]["brier"]
-    assert brier["value"] == pytest.approx(float(((said - truth) ** 2).mean()), rel=1e-6)
-    assert brier["n"] == 10
 
 
 def warnings_in(printed: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in printed.splitlines() if '"warning"' in line]
 
 
-def test_prompts_that_do_not_decide_are_refused_by_name_and_warned_of(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # Random weights make almost one vector of all sentences.
-    publish(work / "model", ["elsewhere"], seed=SEED)
+def test_prompts_that_do_not_decide_are_refused_by_name_and_warned_of(evaluated, tmp_path, capsys):
+    work = shutil.copytree(evaluated, tmp_path / "work")
     found = calibrated(work)
-    for item in found.findings:
-        assert item.is_refused
-        assert item.curve is None
-        assert item.correlation == pytest.approx(1, abs=1e-3)
-        assert "do not decide" in item.reason
+    assert all(item.is_refused and "do not decide" in item.reason for item in found.findings)
     printed = capsys.readouterr().out
     assert '"calibrated": 0, "uncalibrated": 2, "refused": 2' in printed
     warned = warnings_in(printed)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,15 @@ import pytest
 
 from medclip_dcl.core.artifact import Artifact, open_artifact
 from medclip_dcl.core.tables import read_table
-from medclip_dcl.data import manifest
+from medclip_dcl.data import manifest, selection
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
+from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Reject, Source, Text
+from medclip_dcl.data.selection import Selection
+from medclip_dcl.text.sections import cut_report
+from pipelines import check_data
 from pipelines.__main__ import main
-from pipelines.check_data import PAGE
+from pipelines.check_data import PAGE, UNNAMED, Found, Inspection
 from pipelines.job import main_of
 from pipelines.report import preflight
 from pipelines.report.preflight import read_preflight
@@ -120,6 +127,11 @@ def test_every_fault_is_named_and_none_is_invented_and_no_id_is_printed(tmp_path
     expected = {(code, name) for code, name in named if code not in CHECK_ALONE}
     renamed = {("no_report" if c == "image_without_report" else c, name) for c, name in expected}
     assert {(row["reason"], row["id"]) for row in rejects} == renamed
+    steps = {step["name"]: step["images"] for step in tree(tmp_path)["steps"]}
+    assert steps == {
+        "in the source": 20, "frontal": 18, "with a file": 16, "with text": 12,
+        "with usable sentences": 12, "that opens": 8,
+    }  # fmt: skip
     listed = read_table(manifest.ARTIFACT.at(tmp_path / "work"), manifest.IMAGES).to_pylist()
     splits = {(row["subject_id"], row["split"]) for row in listed}
     assert len({subject for subject, _ in splits}) == len(splits)  # nobody is in two
@@ -246,3 +258,130 @@ def test_real_sources_are_checked(tmp_path, test_data, monkeypatch):
     assert facts["steps"][0]["images"] == 127
     assert facts["images"]["opened"] == sum(facts["images"]["formats"].values()) == 127
     assert facts["duplicates"]["pixels"]["groups"] == 0
+
+
+# ---- By hand
+
+
+def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> None:
+    pixels = ramp(40, 50)
+    files = {
+        "plain": dicom_bytes(pixels, PixelSpacing=["0", "0"]),
+        "inverse": dicom_bytes(pixels.max() - pixels, PhotometricInterpretation="MONOCHROME1"),
+        "other": dicom_bytes(np.ascontiguousarray(pixels[:, ::-1])),
+        "flat": dicom_bytes(np.full_like(pixels, 7)),
+        "cut": dicom_bytes(pixels)[:-100],
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    with Decoder(ImagesConfig(), 1) as decoder:
+        rows = {
+            name: check_data.inspect_image(
+                ImageRecord(name, "s", "p", "PA", name), tmp_path, decoder
+            )
+            for name in files
+        }
+    assert rows["plain"]["pixels_key"] == rows["inverse"]["pixels_key"] != ""
+    assert rows["other"]["pixels_key"] not in {"", rows["plain"]["pixels_key"]}
+    assert [rows[name]["inverted"] for name in files] == [False, True, False, False, False]
+    assert (rows["plain"]["ignored"], rows["other"]["ignored"]) == ("PixelSpacing", "")
+    assert (rows["plain"]["height_px"], rows["plain"]["width_px"]) == (40, 50)
+    assert (rows["flat"]["code"], rows["flat"]["pixels_key"]) == ("constant", "")
+    assert (rows["cut"]["code"], rows["cut"]["source"], rows["cut"]["bits_stored"]) == (
+        "truncated",
+        "",
+        None,
+    )
+
+
+def test_what_one_section_asserts_no_other_takes_back() -> None:
+    report = "FINDINGS: There is pneumonia.\nIMPRESSION: No pneumonia. Possible edema. No edema."
+    said = check_data.describe_report(cut_report(report), ["findings", "impression"])["said"]
+    assert said == {"Pneumonia": "present", "Edema": "uncertain"}
+
+
+def test_every_character_of_a_report_is_marked_with_what_is_done_with_it() -> None:
+    report = "XR\nHISTORY: Old left effusion.\nFINDINGS: Clear lungs. 2. Unchanged.\nABC:\nx"
+    pieces = check_data.mark_report(cut_report(report), ["findings", "impression"])
+    assert "".join(piece.text for piece in pieces) == report
+    assert [(piece.text, piece.reason) for piece in pieces if piece.reason and piece.text] == [
+        ("XR\n", UNNAMED),
+        (" Old left effusion.\n", "history"),
+        ("2. Unchanged.", "short"),
+    ]
+    row = check_data.describe_report(cut_report(report), ["findings"])
+    assert row["dropped"] == {UNNAMED: 2, "history": 16, "short": 12}
+    assert (row["characters"], row["language"]) == (len("".join(report.split())), "en")
+
+
+def chosen(images: list[ImageRecord], texts: dict[str, str], rejects: list[Reject]) -> Selection:
+    return Selection(
+        images, dict.fromkeys(texts, Text("", "", "")), texts, rejects, 5, len(rejects), Counter()
+    )
+
+
+def test_an_image_that_goes_with_its_report_is_not_blamed_itself() -> None:
+    studies = {"a": "s1", "row-1": "row-1", "row-2": "row-2"}
+    images = [ImageRecord(name, study, "p", "PA", name) for name, study in studies.items()]
+    blamed = [("s1", "not_utf8"), ("a", "no_report"), ("row-1", "empty_report")]
+    blamed += [("row-1", "no_report"), ("row-2", "no_report")]
+    raw = RawStudies(Path(), images, [], has_images=True)
+    named = check_data.name_rejects(raw, chosen([], {}, [Reject(*item) for item in blamed]))
+    assert [(item.code, item.id) for item in named] == [
+        ("not_utf8", "s1"),
+        ("image_without_report", "a"),
+        ("empty_report", "row-1"),
+        ("image_without_report", "row-1"),
+        ("no_report", "row-2"),
+    ]
+
+
+def repeats_of(key_of: dict[str, str]) -> tuple[set[Found], dict[str, dict[str, int]]]:
+    """Faults of images a and b of p1, c of p2, all trained on, and d of p3, tested."""
+    owners = {"a": "p1", "b": "p1", "c": "p2", "d": "p3"}
+    listed = [ImageRecord(name, f"s{name}", owner, "PA", name) for name, owner in owners.items()]
+    rows = [
+        {"image_id": name, "pixels_key": key, "code": "", "inverted": False}
+        for name, key in key_of.items()
+    ]
+    split_of = {"p1": "train", "p2": "train", "p3": "test"}
+    source = Source(RawStudies(Path(), listed, [], has_images=True), BoxTable([], set(), 0))
+    look = Inspection(source, chosen(listed, {}, []), split_of, rows, {})
+    found, repeats = check_data.find_faults(look)
+    return set(found), repeats
+
+
+def test_repeats_are_grouped_and_all_but_the_first_are_named() -> None:
+    found, repeats = repeats_of({"d": "k", "b": "k", "a": "k", "c": "other"})
+    assert found == {
+        Found("same_pixels", "b", "a"),
+        Found("same_pixels", "d", "a"),
+        Found("pixels_across_splits", "b", "d"),
+        Found("pixels_across_splits", "d", "a"),
+    }
+    assert repeats["pixels"] == {"groups": 1, "extra": 2, "across_patients": 1, "across_splits": 1}
+
+
+def test_every_code_has_a_kind_and_a_meaning() -> None:
+    codes = [*selection.REJECT_REASONS, *preflight.CODES]
+    lines = check_data.make_lines([Found(code, "x") for code in codes], {}, 1)
+    assert len(lines) == len(set(codes)) > 40
+    assert all(line["meaning"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("found", "most", "clean"),
+    [
+        ([], 0.37, True),  # 1 of 5 rows, and 1 of 5 images of the rest: 0.36
+        ([], 0.35, False),
+        ([Found("same_pixels", "b", "c")], 0.37, True),
+        ([Found("same_pixels", "b", "c"), Found("same_pixels", "d", "e")], 0.37, False),
+        ([Found("two_splits", "p")], 1, False),
+    ],
+)
+def test_each_threshold_decides(found: list[Found], most: float, clean: bool) -> None:
+    found = [Found("truncated", "a"), *found]
+    left = chosen([], {"s": "p"}, [Reject("x", "empty_report")])
+    verdict = check_data.judge(left, {"opened": 5, "refused": 1}, found, most)
+    assert verdict["unusable_share"] == pytest.approx(0.36)
+    assert verdict["clean"] is clean

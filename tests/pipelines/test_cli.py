@@ -52,20 +52,20 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     assert medclip_dcl.__version__ == project["version"]
 
 
-def test_a_question_needs_a_sentence_or_an_image(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ask", "retrieve", "--target", "text"]) == 2
-    assert "one of the arguments --text --image is required" in capsys.readouterr().err
-
-
-def test_what_is_missing_has_the_exit_code_of_the_stage(capsys, tmp_path):
-    assert main(["evaluate", "--config", "demo", "--set", f"work={tmp_path}"]) == 4
-    assert "evaluate: no " in capsys.readouterr().err
-    assert main(["evaluate", "--config", "nowhere.yaml"]) == 2
-    assert main(["evaluate"]) == 2
-    assert main(["show", str(tmp_path)]) == 4
-    capsys.readouterr()
-    assert main(["show", str(tmp_path / "nosuch")]) == 4
-    assert "nosuch is neither the folder of a run nor a config" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("ask retrieve --target text", 2, "one of the arguments --text --image is required"),
+        ("evaluate --config demo --set work=FOLDER", 4, "evaluate: no "),
+        ("evaluate --config nowhere.yaml", 2, "nowhere.yaml does not exist"),
+        ("evaluate", 2, "--config"),
+        ("show FOLDER", 4, ""),
+        ("show FOLDER/nosuch", 4, "nosuch is neither the folder of a run nor a config"),
+    ],
+)
+def test_what_is_missing_has_the_exit_code_of_the_stage(capsys, tmp_path, line, code, said):
+    assert main(line.replace("FOLDER", str(tmp_path)).split()) == code
+    assert said in capsys.readouterr().err
 
 
 def test_studies_are_not_generated_over_a_folder_of_someone_else(tmp_path: Path) -> None:

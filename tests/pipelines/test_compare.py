@@ -15,7 +15,7 @@ from medclip_dcl.evaluation.measure import check_same_samples, measure, read_sam
 from medclip_dcl.evaluation.metrics import patient_weights
 from pipelines.__main__ import main
 from pipelines.results import compare_sides, describe_difference, find_runs, holm
-from tests.support.evaluated import evaluate_here, write_evaluated
+from tests.support.evaluated import run_here, write_evaluated
 from tests.support.published import publish
 
 PATIENTS = 60
@@ -130,7 +130,7 @@ def runs(tmp_path_factory):
     for seed in range(4):
         shutil.rmtree(work / "model", ignore_errors=True)
         publish(work / "model", seed=seed)
-        evaluate_here(work, "evaluate.bootstrap=1000")
+        run_here("evaluate", work, "evaluate.bootstrap=1000")
         side = ("first", "second")[seed // 2]
         shutil.copytree(results.ARTIFACT.at(work), folder / side / f"seed-{seed}" / "results")
     return folder
@@ -154,17 +154,6 @@ def test_the_cases_give_the_figures_that_were_reported(case):
         assert metrics.value_of(values) == pytest.approx(expected, abs=1e-12), name
     asked = {"zero_shot", "decisions", "grounding", "boxes", "reports"}
     assert {name.partition(".")[0] for name in found} == asked
-
-
-def test_an_interval_is_about_as_wide_as_that_of_the_evaluation(case):
-    artifact = open_artifact(results.ARTIFACT.at(case), results.ARTIFACT)
-    cases = read_sample_results(artifact)
-    weights = patient_weights(len(cases.patients), 4000, np.random.default_rng(0))
-    drawn = measure(cases, weights)["grounding.miou"]
-    figure = results.read_figures(artifact)["questions"]["grounding"]["figures"]["miou"]
-    # Patients without a box are drawn here and not there: a little wider, never narrower.
-    low, high = np.nanquantile(drawn[1:], [0.025, 0.975])
-    assert (high - low) == pytest.approx(figure["high"] - figure["low"], rel=0.25)
 
 
 def test_runs_that_were_asked_other_cases_are_refused(case):

@@ -1,11 +1,10 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, matthews_corrcoef
 
-from medclip_dcl.core.artifact import open_artifact
-from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.images import open_image
 from medclip_dcl.data.prepared import PreparedImages
@@ -17,14 +16,12 @@ from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.prompts import read_prompts
 from pipelines.config import Config
 from pipelines.job import main_of
-from tests.support.corpus import write_config
 from tests.support.dicom import raster_bytes
-from tests.support.evaluated import PROMPTS, write_evaluated
+from tests.support.evaluated import run_here, write_evaluated
+from tests.support.jobs import made, rows
 from tests.support.public_checkpoints import PROCESSORS, write_pair
 
 main = main_of("evaluate")
-
-SETTINGS = {"bootstrap": 20}
 
 
 @pytest.fixture(autouse=True)
@@ -32,28 +29,17 @@ def in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROGRESS_FORMAT")  # the table of figures is for people
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    return write_evaluated(tmp_path_factory.mktemp("evaluated") / "work")
-
-
-def run(work, *overrides, **settings):
-    (work / "prompts.yaml").write_text(PROMPTS)
-    given = SETTINGS | {"prompts": str(work / "prompts.yaml")} | settings
-    config_file = write_config(
-        work / "config.yaml", work, evaluate=given, source={"root": str(work)}
-    )
-    return main(["--config", str(config_file), *overrides])
+@pytest.fixture
+def work(evaluated, tmp_path):
+    return shutil.copytree(evaluated, tmp_path / "copy/work")
 
 
 def figures(work):
-    return read_figures(open_artifact(results.ARTIFACT.at(work), results.ARTIFACT))
+    return read_figures(made(work, results.ARTIFACT))
 
 
-@pytest.fixture(scope="module")
-def evaluated(work):
-    assert run(work) == 0
-    return work
+def scores(work):
+    return rows(work, results.ARTIFACT, results.SCORES)
 
 
 def test_every_question_is_answered_with_what_it_rests_on(evaluated):
@@ -75,47 +61,44 @@ def test_every_question_is_answered_with_what_it_rests_on(evaluated):
 
 
 def test_balanced_accuracy_stands_there_raw_and_by_the_offset(evaluated):
-    rows = read_table(results.ARTIFACT.at(evaluated), results.SCORES).to_pylist()
-    rows = [row for row in rows if row["finding"] == "pneumonia"]
+    found = [row for row in scores(evaluated) if row["finding"] == "pneumonia"]
     predictor = load(evaluated / "model", "cpu")
-    (offset,) = {row["offset"] for row in rows}
+    (offset,) = {row["offset"] for row in found}
     asked = read_prompts(evaluated / "prompts.yaml")
-    assert offset == pytest.approx(predictor.offsets_of(asked)[0], abs=1e-7)
-    found = figures(evaluated)["questions"]["zero_shot"]
+    assert offset == pytest.approx(predictor.offsets_of(asked)[1], abs=1e-7)
+    question = figures(evaluated)["questions"]["zero_shot"]
     for name, level in (("balanced_accuracy", 0.0), ("balanced_accuracy_offset", offset)):
         hits = [
-            np.mean([row["margin"] > level for row in rows if row["truth"]]),
-            np.mean([row["margin"] <= level for row in rows if not row["truth"]]),
+            np.mean([row["margin"] > level for row in found if row["truth"]]),
+            np.mean([row["margin"] <= level for row in found if not row["truth"]]),
         ]
         # of the two findings this alone has images with and without it
-        assert found["groups"]["pneumonia"][name]["value"] == pytest.approx(np.mean(hits))
-        assert found["figures"][f"mean_{name}"]["value"] == pytest.approx(np.mean(hits))
+        assert question["groups"]["pneumonia"][name]["value"] == pytest.approx(np.mean(hits))
+        assert question["figures"][f"mean_{name}"]["value"] == pytest.approx(np.mean(hits))
 
 
 def split_images(work, split):
-    rows = read_table(manifest.ARTIFACT.at(work), manifest.IMAGES).to_pylist()
-    return [row["image_id"] for row in rows if row["split"] == split]
+    listed = rows(work, manifest.ARTIFACT, manifest.IMAGES)
+    return [row["image_id"] for row in listed if row["split"] == split]
 
 
 def test_decisions_are_at_a_threshold_of_the_validation_images(evaluated):
     decided = figures(evaluated)["questions"]["decisions"]["groups"]
     threshold = decided["pneumonia"]["threshold"]
     assert threshold["n"] == len(split_images(evaluated, "validate"))
-    rows = read_table(results.ARTIFACT.at(evaluated), results.SCORES).to_pylist()
-    rows = [row for row in rows if row["finding"] == "pneumonia"]
-    assert {row["threshold"] for row in rows} == {threshold["value"]}
-    truth = [row["truth"] for row in rows]
-    called = [row["margin"] >= threshold["value"] for row in rows]
+    found = [row for row in scores(evaluated) if row["finding"] == "pneumonia"]
+    assert {row["threshold"] for row in found} == {threshold["value"]}
+    truth = [row["truth"] for row in found]
+    called = [row["margin"] >= threshold["value"] for row in found]
     mcc = decided["pneumonia"]["mcc"]
     assert mcc["value"] == pytest.approx(matthews_corrcoef(truth, called), abs=1e-9)
-    auprc = average_precision_score(truth, [row["margin"] for row in rows])
+    auprc = average_precision_score(truth, [row["margin"] for row in found])
     assert decided["pneumonia"]["auprc"]["value"] == pytest.approx(auprc, abs=1e-9)
     assert decided["effusion"]["sensitivity"]["value"] is None
 
 
 def test_data_without_labels_and_boxes_is_still_evaluated(tmp_path, capsys):
-    work = write_evaluated(tmp_path / "work", with_truth=False)
-    assert run(work) == 0
+    work = run_here("evaluate", write_evaluated(tmp_path / "work", with_truth=False))
     questions = figures(work)["questions"]
     assert questions["grounding"]["absent"]
     assert questions["boxes"]["absent"]
@@ -126,11 +109,11 @@ def test_data_without_labels_and_boxes_is_still_evaluated(tmp_path, capsys):
 def test_patients_and_pictures_that_were_trained_on_are_refused_unless_allowed(tmp_path, capsys):
     trained = ["p032", "p039", "p000", "p001"]
     work = write_evaluated(tmp_path / "work", subjects=trained, repeated=("p001", "p033"))
-    assert run(work) == 4
+    run_here("evaluate", work, code=4)
     words = "2 of 8 evaluated patients, and on the picture of 1 of 10 evaluated images"
     assert words in capsys.readouterr().err
     assert not results.ARTIFACT.at(work).exists()
-    assert run(work, allow_contaminated=True) == 0
+    run_here("evaluate", work, "evaluate.allow_contaminated=true")
     tree = figures(work)
     assert (tree["contaminated"], tree["repeated_images"]) == (2, 1)
     shown = capsys.readouterr().out
@@ -142,13 +125,10 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"\x07")
     adapter = {"model": "tests.support.clip:build", "weights": str(weights)}
-    assert run(work, adapter=adapter) == 0
+    run_here("evaluate", work, evaluate={"adapter": adapter})
     tree = figures(work)
-    assert (tree["contaminated"], tree["repeated_images"], tree["geometry"]) == (
-        None,
-        None,
-        "whole",
-    )
+    unknown = (tree["contaminated"], tree["repeated_images"])
+    assert (unknown, tree["geometry"]) == ((None, None), "whole")
     printed = capsys.readouterr().out
     assert "it is not known which patients" in printed
     # the scale of its scores is not known, so there is no offset
@@ -157,7 +137,7 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
     assert tree["questions"]["grounding"]["figures"]["cnr"]["value"] > 0
     before = tree["model"]
     weights.write_bytes(b"\x08")
-    assert run(work, adapter=adapter) == 0
+    run_here("evaluate", work, evaluate={"adapter": adapter})
     assert figures(work)["model"] != before
 
 
@@ -173,23 +153,18 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
     ],
 )
 def test_an_adapter_that_cannot_be_built_is_a_configuration_error(work, capsys, model, message):
-    assert run(work, adapter={"model": model}) == 2
+    run_here("evaluate", work, f"evaluate.adapter.model={model}", code=2)
     assert message in capsys.readouterr().err
 
 
-def test_a_probe_reads_training_images(tmp_path, capsys):
-    work = write_evaluated(tmp_path / "work")
-    assert run(work, probe_images=1000) == 0
+def test_a_probe_reads_training_images(work, capsys):
+    run_here("evaluate", work, "evaluate.probe_images=1000")
     probe = figures(work)["questions"]["probe"]
     assert probe["pool"]["labelled"] > 20
     assert 0 <= probe["figures"]["mean_auc"]["value"] <= 1
     assert "probe of the encoder, AUC, mean" in capsys.readouterr().out
     decided = figures(work)["questions"]["probe_decisions"]["groups"]["pneumonia"]
     assert decided["threshold"]["n"] == len(split_images(work, "validate"))
-
-
-def scores(work):
-    return read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
 
 
 def another_source(folder, subjects, model):
@@ -223,25 +198,22 @@ def test_a_model_of_another_run_is_evaluated_on_a_source_that_a_config_names_alo
     config = another_source(tmp_path, ("a", "b", "c"), work)  # the run's folder
     own = ("images.reject_burned_in=false", "images.max_megapixels=9", "images.equalize=true")
     assert main(["--config", str(config), *(word for item in own for word in ("--set", item))]) == 0
-    made = tmp_path / "runs/elsewhere"
-    tree = figures(made)
+    elsewhere = tmp_path / "runs/elsewhere"
+    tree = figures(elsewhere)
     predictor = load(work / "model", "cpu")
     assert tree["model"] == predictor.digest
     assert (tree["images"], tree["truth"]) == (3, "labels")
     asked = {finding.name for finding in predictor.findings}
     assert set(tree["questions"]["zero_shot"]["groups"]) == asked
     trained = read_model_package(work / "model").config.images.size_px
-    images = PreparedImages(open_artifact(prepared.ARTIFACT.at(made), prepared.ARTIFACT))
-    assert images.size_px == trained != Config(work="x").images.size_px
-    settings = open_artifact(prepared.ARTIFACT.at(made), prepared.ARTIFACT).fingerprint["settings"][
-        "images"
-    ]
+    images = made(elsewhere, prepared.ARTIFACT)
+    assert PreparedImages(images).size_px == trained != Config(work="x").images.size_px
+    settings = images.fingerprint["settings"]["images"]
     # what is refused is the user's; what an image becomes is the model's
     names = ("reject_burned_in", "max_megapixels", "equalize")
     assert [settings[name] for name in names] == [False, 9, False]
     auc = tree["questions"]["zero_shot"]["groups"]["effusion"]["auc"]["value"]
-    rows = read_table(results.ARTIFACT.at(made), results.SCORES).to_pylist()
-    margins = [row["margin"] for row in rows if row["finding"] == "effusion"]
+    margins = [row["margin"] for row in scores(elsewhere) if row["finding"] == "effusion"]
     assert auc == np.mean([margins[1] > margins[0], margins[1] > margins[2]])
 
 
@@ -251,19 +223,14 @@ def test_an_adopted_checkpoint_is_evaluated_as_it_answers(tmp_path, monkeypatch)
     adopt(tmp_path / "clip", tmp_path / "package")
     config = another_source(tmp_path, ("a", "b", "c"), tmp_path / "package")
     assert main(["--config", str(config)]) == 0
-    made = tmp_path / "runs/elsewhere"
-    tree, predictor = figures(made), load(tmp_path / "package", "cpu")
-    assert (tree["model"], tree["geometry"], tree["contaminated"]) == (
-        predictor.digest,
-        "crop",
-        None,  # nobody here knows whom it was trained on
-    )
+    elsewhere = tmp_path / "runs/elsewhere"
+    tree, predictor = figures(elsewhere), load(tmp_path / "package", "cpu")
+    assert (tree["model"], tree["geometry"]) == (predictor.digest, "crop")
+    assert tree["contaminated"] is None  # nobody here knows whom it was trained on
     images = [tmp_path / f"images/{number}.png" for number in range(3)]
-    for row in scores(made):
+    for row in scores(elsewhere):
         image = open_image(images[int(row["image_id"].partition("-")[2])])
-        (own,) = [
-            item for item in predictor.classify(image).findings if item.name == row["finding"]
-        ]
+        own = predictor.classify(image)[row["finding"]]
         assert row["margin"] == pytest.approx(own.margin, abs=1e-5)
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,8 @@ from medclip_dcl.inference.heads import Head, read_heads
 from medclip_dcl.inference.predictor import load
 from pipelines.job import main_of
 from tests.house.tree import ROOT
-from tests.support.corpus import write_config
 from tests.support.dicom import raster_bytes
-from tests.support.evaluated import write_evaluated
+from tests.support.evaluated import run_here, write_evaluated
 from tests.support.published import publish
 from tests.support.tiny_models import random_images
 
@@ -27,27 +27,15 @@ main = main_of("fit_head")
 PATIENTS = 40
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    return write_evaluated(tmp_path / "work")
-
-
-def fit(work: Path, *overrides: str, code: int = 0) -> dict[str, Head]:
-    config = write_config(
-        work / "config.yaml",
-        work,
-        evaluate={"bootstrap": 20},
-        probabilities={"least_per_class": 2},
-        source={"root": str(work)},
-    )
-    options = [word for override in overrides for word in ("--set", override)]
-    assert main(["--config", str(config), *options]) == code
+def fit(work: Path, *settings: str, code: int = 0) -> dict[str, Head]:
+    run_here("fit_head", work, *settings, code=code)
     return {head.card.name: head for head in read_heads(work / "model")}
 
 
 def test_a_head_of_the_run_s_own_labels_goes_into_its_model(
-    work: Path, capsys: pytest.CaptureFixture[str]
+    evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    work = shutil.copytree(evaluated, tmp_path / "work")
     before = open_artifact(work / "model", model_package.ARTIFACT)
     (head,) = fit(work).values()  # no validation image has an effusion
     after = open_artifact(work / "model", model_package.ARTIFACT)

@@ -14,17 +14,13 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood import eta
 from medclip_dcl.text.labeler.lexicon import LABELS
-from pipelines.__main__ import main
+from tests.support import published
 from tests.support.corpus import KINDS, commit_tables, write_config, write_corpus
+from tests.support.jobs import run
 from tests.support.published import publish
 from tests.support.tiny_models import random_images
 
-PROMPTS = """
-format_version: 1
-findings:
-  - {name: pneumonia, label: Pneumonia, positive: pneumonia is seen, negative: the lungs are clear}
-  - {name: effusion, label: Pleural Effusion, positive: effusion, negative: the lungs are clear}
-"""
+PROMPTS = f"format_version: 1\nfindings: {published.PROMPTS}\n"
 """Two findings; no test image has an effusion."""
 
 BOXED = {"Pneumonia": KINDS[0][1], "Pneumothorax": KINDS[2][1]}
@@ -126,14 +122,16 @@ def _box(image: dict[str, Any], label: str) -> dict[str, Any]:
     }
 
 
-def evaluate_here(work: Path, *overrides: str) -> Path:
-    """Run the job on a folder of `write_evaluated`; every override is `key=value`."""
+def run_here(stage: str, work: Path, *settings: str, code: int = 0, **sections: Any) -> Path:
+    """Run a stage on a folder of `write_evaluated`; every setting is `key=value`."""
     (work / "prompts.yaml").write_text(PROMPTS)
-    settings = {"bootstrap": 20, "prompts": str(work / "prompts.yaml")}
-    config_file = write_config(
-        work / "config.yaml", work, evaluate=settings, source={"root": str(work)}
-    )
-    options = [word for override in overrides for word in ("--set", override)]
-    if main(["evaluate", "--config", str(config_file), *options]):
-        raise AssertionError("the evaluation failed")
+    tree: dict[str, Any] = {
+        "evaluate": {"bootstrap": 20, "prompts": str(work / "prompts.yaml")},
+        "probabilities": {"least_per_class": 2},
+        "source": {"root": str(work)},
+    }
+    for name, section in sections.items():
+        tree[name] = tree.get(name, {}) | section
+    write_config(work.with_name(f"{work.name}.yaml"), work, **tree)
+    run(stage, work, *settings, code=code)
     return work
