@@ -4,20 +4,21 @@
 raises the limit in a commit that says why. `tests/house` fails where a figure is above its limit.
 """
 
-import ast
 import subprocess
 import sys
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import grimp
+import networkx as nx
 import yaml
 from pydantic import BaseModel
 
 from pipelines.__main__ import COMMANDS
 from pipelines.config import Config
-from tests.house.tree import HOSPITAL, ROOT, SHIPPED, modules, syntax, tracked
+from tests.house.tree import HOSPITAL, ROOT, SHIPPED, modules, tracked
 
 _FILE = Path(__file__).with_name("budgets.yaml")
 
@@ -49,7 +50,7 @@ def figures() -> dict[str, int]:
             loaded_by("medclip_dcl.inference.predictor")[0].values()
         ),
         "modules of the client": _count(loaded_by("medclip_dcl.client")[0].values()),
-        "largest circle of files": max(map(len, circles(import_graph())), default=0),
+        "largest circle of files": max(map(len, circles()), default=0),
         "modules down to the first loss": len(stack),
     }
 
@@ -146,53 +147,16 @@ def loss_stack(work: Path) -> list[str]:
     return line.split()[1:]
 
 
-def import_graph() -> dict[str, set[str]]:
-    """Module -> modules of the project that it imports anywhere: at its top, in a function, or for
-    type checking."""
-    files = {_dotted(path): path for path in modules(*SHIPPED)}
-    return {name: _imported(name, path, files) - {name} for name, path in files.items()}
-
-
-def _dotted(path: Path) -> str:
-    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    return name.removesuffix(".__init__")
-
-
-def _imported(name: str, path: Path, files: Mapping[str, Path]) -> set[str]:
-    imported: set[str] = set()
-    for node in ast.walk(syntax(path)):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-            above = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            for alias in node.names:
-                full = f"{base}.{alias.name}"
-                imported.add(full if full in files else base)
-    return imported & files.keys()
-
-
-def circles(graph: Mapping[str, Iterable[str]]) -> Iterator[set[str]]:
-    """Groups of two or more modules that reach one another: strongly connected components."""
-    reach = {name: _reached(name, graph) for name in graph}
-    seen: set[str] = set()
-    for name in graph:
-        if name not in seen and name in reach[name]:
-            circle = {other for other in reach[name] if name in reach[other]}
-            seen |= circle
-            yield circle
-
-
-def _reached(name: str, graph: Mapping[str, Iterable[str]]) -> set[str]:
-    reached: set[str] = set()
-    waiting = list(graph[name])
-    while waiting:
-        other = waiting.pop()
-        if other not in reached:
-            reached.add(other)
-            waiting += graph[other]
-    return reached
+def circles() -> Iterator[set[str]]:
+    """Groups of two or more files that import one another anywhere, in functions too."""
+    built = grimp.build_graph(*SHIPPED, cache_dir=None)
+    graph = nx.DiGraph(
+        (name, other)
+        for name in built.modules
+        for other in built.find_modules_directly_imported_by(name)
+    )
+    assert graph.number_of_edges() > 300
+    yield from (group for group in nx.strongly_connected_components(graph) if len(group) > 1)
 
 
 if __name__ == "__main__":
