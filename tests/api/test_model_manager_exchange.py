@@ -181,14 +181,16 @@ def with_a_bank_of_another_width(folder: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [of_other_features, with_a_bank_of_another_width])
 def test_a_model_that_cannot_answer_is_never_ready_and_replaces_none_that_can(tmp_path, spoil):
-    folder, new = store(tmp_path / "now"), tmp_path / "new"
-    spoil(new / "model")
-    with running(new, wait=False, index="") as service, service.client() as client:
+    now, good, again = (tmp_path / name for name in ("now", "good", "again"))
+    before = publish(good / "model").digest
+    for folder in (now, again):
+        spoil(folder / "model")
+    with running(now, wait=False, watch_s=0.1, index="") as service, service.client() as client:
         wait_for(service, "not_ready")
         assert client.get("/ready").json()["code"] == "model_unusable"
-    before = digests(folder)[0]
-    with running(folder, watch_s=0.1, index="") as service, service.client() as client:
-        put(new, folder, "model")
+        put(good, now, "model")
+        wait_for(service, "ready")
+        put(again, now, "model")
         wait_for(service, "swap_refused")
         assert client.get("/ready").status_code == 200
         answer = client.post("/classify", files={"image": ("image", png())})

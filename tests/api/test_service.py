@@ -1,6 +1,7 @@
 """The service as a real process over real HTTP."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ HEADERS = {
 }
 
 JPEG = b"\xff\xd8"
+STATIC = Path(__file__).parents[2] / "api/static"
 FORM = f"multipart/form-data; boundary={BOUNDARY}"
 
 
@@ -211,7 +213,9 @@ def test_figures_count_answers_by_route(client: httpx.Client) -> None:
     assert "medclip_ready 1.0" in text
 
 
-def test_the_page_and_its_files_need_nothing_from_elsewhere(client: httpx.Client) -> None:
+def test_the_page_and_its_files_need_nothing_from_elsewhere_and_leave_a_theme(
+    client: httpx.Client,
+) -> None:
     for path, kind in (
         ("/", "text/html"),
         ("/static/viewer.js", "text/javascript"),
@@ -226,6 +230,13 @@ def test_the_page_and_its_files_need_nothing_from_elsewhere(client: httpx.Client
     assert "not a medical device" in page
     assert "style=" not in page  # the policy would drop it
     assert "onclick" not in page
+    for target in re.findall(r'(?:src|href)="([^"]*)"', page):
+        assert target.startswith(("static/", "data:,")), target
+    script = "".join(file.read_text("utf-8") for file in sorted(STATIC.glob("*.js")))
+    assert set(re.findall(r"localStorage\.\w+\(([^,)]+)", script)) == {'"theme"'}
+    for word in ("sessionStorage", "document.cookie", "indexedDB", "innerHTML", "url("):
+        assert word not in script
+    assert "url(" not in (STATIC / "viewer.css").read_text("utf-8")
 
 
 def test_logs_hold_no_contents(client: httpx.Client, service: Service) -> None:
