@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.record import finish, judge, keep, machine, processor_name
+from benchmarks.record import finish, judge, keep, machine
 
 
 def test_last_line_holds_name_machine_figures_and_bars(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,17 +35,3 @@ def test_the_last_figures_of_each_kind_of_processor_are_kept(tmp_path: Path) -> 
     for processor, ratio in (("one", 1), ("other", 2), ("one", 3), ("one", 4), ("other", 5)):
         keep(file, line(processor, ratio))
     assert json.loads(file.read_text()) == line("other", 5) | {"others": {"one": line("one", 4)}}
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("AMD EPYC 9654 96-Core Processor", "AMD EPYC 9654 96-Core Processor"),
-        ("AMD EPYC", "AMD EPYC (family 25, model 17)"),
-    ],
-)
-def test_a_processor_without_a_number_is_told_by_family_and_model(name: str, found: str) -> None:
-    one = f"processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: {name}\n"
-    assert processor_name(f"{one}\n{one}") == found
-    assert processor_name(f"processor\t: 0\nmodel name\t: {name}\n") == name
-    assert processor_name("") == ""

@@ -5,23 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.method.labeler import main, measure_generated, reads_as_meant, score_names
+from benchmarks.method.labeler import main, measure_generated, reads_as_meant
 from medclip_dcl.synthetic.reports import Meaning, Statement
-
-
-def test_scores_are_those_of_the_counts() -> None:
-    pairs = [({"a"}, {"a"})] * 6 + [({"a", "b"}, set())] * 2 + [({"b"}, {"a"})] * 4
-    found = score_names(pairs, ("a", "b"))
-    assert found["a"] == pytest.approx((10, 0.75, 0.6, 2 * 0.75 * 0.6 / 1.35))
-    assert found["b"] == (0, 0, 0, 0)
-
-
-def test_without_data_it_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("TEST_DATA", raising=False)
-    assert main([]) == 1
-    assert "TEST_DATA" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -21,19 +21,6 @@ def test_a_case_runs_in_a_process_of_its_own() -> None:
     assert figures["here copy_gb_per_s"] > 0
 
 
-def test_the_reason_of_a_case_that_cannot_run_is_its_error() -> None:
-    trace = "Traceback (most recent call last):\n  File x\nKeyError: 'size'\nE0101 a library\n"
-    assert gpu._reason(f"warning\n{trace}") == "KeyError: 'size'"
-    assert gpu._reason("killed") == "killed"
-    assert gpu._reason("") == "no message"
-
-
-def test_every_listed_case_exists() -> None:
-    for on_gpu in (False, True):
-        for quick in (False, True):
-            assert {case.name for case in gpu._cases(on_gpu, quick)} <= gpu.CASES.keys()
-
-
 def test_training_is_held_against_its_own_count_of_flop() -> None:
     options = {"encoder": "resnet18", "precision": "fp32", "px": 64, "batch": 4, "seconds": 0.1}
     found = gpu.measure_training(options | {"text": "tiny", "peaks": {"fp32_tflops": 0.1}})
