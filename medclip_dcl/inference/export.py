@@ -285,10 +285,11 @@ _IMAGE = """\
 image = (g := Image.open(file).convert("F")).point(\
 lambda v: (v - g.getextrema()[0]) * (255 / max(1, g.getextrema()[1] - g.getextrema()[0])) + 0.5\
 ).convert("L")
-if (stored := Image.open(file)).mode not in {"L", "I;16"}:  # luma; transparency is black
-    black = Image.new("RGBA", stored.size, "black")
-    image = Image.alpha_composite(black, stored.convert("RGBA")).convert("L")
-    image = ImageOps.autocontrast(image)"""
+with Image.open(file) as stored:
+    if stored.mode not in {"L", "I;16"}:  # luma; transparency is black
+        black = Image.new("RGBA", stored.size, "black")
+        image = Image.alpha_composite(black, stored.convert("RGBA")).convert("L")
+        image = ImageOps.autocontrast(image)"""
 
 _SQUARES = {
     "": 'image = image.resize((facts["input_px"], facts["input_px"]), Image.Resampling.BILINEAR)',

@@ -265,11 +265,13 @@ def _failures(engine: Engine, report: Report, keyed: dict[str, str]) -> None:
     report.equal("413", *_failed(ask("POST", "/classify", keyed, bytes(66 * MEBIBYTE)), 413))
     long = ask("GET", f"/classify?{'x' * 20000}")
     report.equal("414", *_failed(long, 414))
-    with stalled(300, keyed, 0) as senders:
+    with stalled(300, {**keyed, **form(b"")[0]}, 0) as senders:  # the service waits for a form
         select.select(senders, [], [], 8)  # until one of them is refused: the others hold 256
         crowded = ask("GET", "/health")
+        refused = [wire.recv(12)[-3:] for wire in select.select(senders, [], [], 0)[0]]
     report.equal("429", *_failed(crowded, 429))
-    _until_answered("/health", 15)  # the proxy has noticed that they are gone
+    report.equal("those of 300 senders that are refused", set(refused), {b"429"})
+    report.that("answers once they are gone", _until_answered("/health", 15), len(refused))
     engine.shell("docker compose stop cpu")
     gone = ask("GET", "/health?patient=CANARYQUERY", {"Host": "CANARYHOST"})
     report.equal("503 without service", *_failed(gone, 503))
