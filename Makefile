@@ -30,8 +30,9 @@ $(INSTALLED): $(RUNTIME) hospital/pyproject.toml
 demo: $(RUNTIME) ## every stage on generated studies, then a report
 	$(BIN)/medclip run $(CONFIG) $(RUN)
 
-test: $(INSTALLED) ## all tests but those of `make check`, in two processes
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/house
+test: $(INSTALLED) ## all tests but those of `make check`, in two processes, files that take long first
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --ignore tests/house \
+	  hospital/tests tests/pipelines tests/api tests
 
 check: $(INSTALLED) ## format, lint, types, layers, budgets, conventions, the package
 	$(BIN)/ruff format --check .

@@ -129,7 +129,7 @@ def test_a_finding_whose_prompts_do_not_decide_is_warned_of_next_to_it(evaluated
 
 def test_generated_studies_are_called_so(tmp_path):
     (tmp_path / "truth").mkdir()
-    for name in ("images.csv", "fine.csv"):
+    for name in ("images.csv", "eta.csv"):
         (tmp_path / "truth" / name).write_text("")
     work = write_corpus(tmp_path / "work")
     shutil.rmtree(work / "eta_cache")  # the section whose charts take most of a page's time
