@@ -119,7 +119,7 @@ class _FindingsQuestion:
         if self.explain and model.has_regions and grids is None:  # patches are of another pass
             patches = model.embed_regions(image.pixels[None])
             grids = model.finding_grids(patches, self.findings)[0]
-        heads = model.answer_heads(regions[None], image.pixels[None])[0]
+        heads = model.answer_heads(regions[None])[0]
         return model.answer_findings(image, scores, grids, heads)
 
 

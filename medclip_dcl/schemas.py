@@ -498,8 +498,8 @@ class HeadFacts(Schema):
     """The label that it was fitted to."""
     kind: Literal["linear"]
     """How it decides."""
-    features: Literal["space", "encoder"]
-    """What it reads: the mean region in the shared space, or the encoder's features."""
+    features: Literal["space"]
+    """What it reads: the mean region in the shared space."""
     images_with: int
     """Training images with the label."""
     images_without: int

@@ -22,7 +22,6 @@ from medclip_dcl.data.source_settings import ClaimsConfig, SourceConfig
 from medclip_dcl.evaluation.settings import EvaluateConfig
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
 from medclip_dcl.models.settings import (
-    HeadsConfig,
     InferenceConfig,
     ModelConfig,
     ProbabilitiesConfig,
@@ -77,8 +76,6 @@ class Config(Section):
     """Training loop."""
     probabilities: ProbabilitiesConfig = ProbabilitiesConfig()
     """Scores as probabilities."""
-    heads: HeadsConfig = HeadsConfig()
-    """Classifiers on labels of one's own."""
     inference: InferenceConfig = InferenceConfig()
     """Engine and precision of a finished model."""
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -101,6 +98,12 @@ WITHDRAWN = {
     "decides; scores.parquet has every margin for another rule",
     "evaluate.images_per_finding": "all images with a label are used; AUC and balanced accuracy "
     "do not depend on how common a finding is",
+    "heads.features": "heads read the mean region in the shared space",
+    "heads.labels": "every label of source.columns.labels gets a head that has images of both "
+    "classes; map those that you want",
+    "likelihood.dtype": "sentences are scored in float32",
+    "probabilities.method": "a curve has slope and intercept (Platt)",
+    "retrieval.timeout_s": "a call of the engine takes 10 seconds at most",
     "index.splits": "all splits are indexed; filters of a question choose among them",
     "eta.fit": "a and k are those that are set; search them with configs/sweeps/a_k.yaml",
     "likelihood.unit_pieces": "units of work are sized by themselves",
@@ -111,7 +114,12 @@ WITHDRAWN = {
 """Setting that earlier versions had -> what holds now."""
 _HOLDS_NOW = {
     "eta.fit": "none",
+    "heads.features": "space",
+    "heads.labels": [],
+    "likelihood.dtype": "float32",
     "objective.place_weight": 0,
+    "probabilities.method": "platt",
+    "retrieval.timeout_s": 10,
     "train.image_frozen_steps": 0,
     "train.text_frozen_steps": 0,
 }

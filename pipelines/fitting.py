@@ -210,7 +210,6 @@ def fit_head(job: Job) -> None:
     target = _own_model(folder, model) or model
     labels, inputs = _labels(job), _inputs_of_fit(job, model)
     rules = HeadRules(
-        job.config.heads,
         job.config.probabilities,
         BootstrapOptions(job.config.evaluate.bootstrap, _SEED),
     )
@@ -260,9 +259,10 @@ def _own_model(folder: Path, model: Artifact) -> Artifact | None:
 
 
 def _labels(job: Job) -> list[str]:
-    """Name the labels that get a head; ConfigError where one is not the source's, or there is none.
+    """Name the labels that have training and validation images of both classes, which a head needs.
 
-    Those that are not asked for by name need training and validation images of both classes.
+    Raises:
+        ConfigError: there is none.
     """
     config = job.config
     truth = read_truth(resolve_path(config.source.root, config.work))
@@ -272,10 +272,6 @@ def _labels(job: Job) -> list[str]:
         names = sorted(frozenset[str]().union(*truth.values()))
     if truth is None and not table.num_rows:
         raise ConfigError("no study has labels; set source.columns.labels or source.labels")
-    if unknown := sorted(set(config.heads.labels) - set(names)):
-        raise ConfigError(f"heads.labels names {unknown}; the source has {', '.join(names)}")
-    if config.heads.labels:
-        return list(config.heads.labels)
     source, _, rows = _rows_by_split(job)
     able = np.ones(len(names), dtype=bool)
     for split in SPLITS[:2]:
@@ -313,7 +309,7 @@ def _fit_heads(
     predictor = load(model.path, engine=inference.engine, precision=inference.precision)
     made = job.open(prepared.ARTIFACT, verify=False)
     prepared.require_fit(made, predictor.config.images)
-    embed = evaluated_model(predictor).embedding_of(rules.heads.features)
+    embed = evaluated_model(predictor).embed_means
     parts: dict[str, list[Labelled]] = {name: [] for name in labels}
     for split in SPLITS:
         # Encoded as the service sees them.
@@ -321,11 +317,7 @@ def _fit_heads(
         features = image_features(encoded)
         for name, truth in zip(labels, _truth(job, source, rows[split], labels), strict=True):
             parts[name].append(labelled_images(features, truth, encoded.subject_ids))
-    splits = {name: HeadSplits(*each) for name, each in parts.items()}
-    for name, own in splits.items():
-        if own.lacking:
-            raise ConfigError(f"heads.labels: {name}: {own.lacking}")
-    return [make_head(name, own, rules, inputs) for name, own in splits.items()]
+    return [make_head(name, HeadSplits(*each), rules, inputs) for name, each in parts.items()]
 
 
 def _refuse_repeated(rows: dict[str, Rows], images: PreparedImages) -> None:

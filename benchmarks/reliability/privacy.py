@@ -187,8 +187,6 @@ def _run_everything(commands: Commands) -> dict[str, float]:
     _run_tools(commands, work, shared)
     _ask_the_service(commands, work)
     run("fit_head", *shared)
-    unknown = as_options(['heads.labels=["nothing"]'])
-    run("fit_head", *shared, *unknown, expected=2, log="logs/unknown_label.log")
     for kind, config_file in broken_sources(base).items():
         own = f"work={out / kind}"
         refused("build_manifest", kind, own, config_file=str(config_file))

@@ -32,7 +32,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -132,14 +132,14 @@ class EvaluatedModel:
         features = self.encoders.embed_features(images)
         return _checked(features, len(images), 2, "embed_features")[:, None, None]
 
-    def embedding_of(self, features: Literal["space", "encoder"]) -> "Embed":
-        """Return the function that makes what probes and heads read, as one region of each image.
+    def embed_means(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images 1 1 dim"]:
+        """Return the mean region, which heads read, as the one region of each image.
 
         Twenty thousand images with all their regions would not fit.
         """
-        if features == "encoder":
-            return self.embed_features
-        return lambda images: self.embed_images(images).mean(dim=(1, 2), keepdim=True)
+        return self.embed_images(images).mean(dim=(1, 2), keepdim=True)
 
     @torch.inference_mode()
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:

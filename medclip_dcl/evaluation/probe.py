@@ -32,7 +32,7 @@ from medclip_dcl.evaluation.metrics import BootstrapOptions, Figure, roc_auc, va
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference.heads import Head, HeadCard, HeadFigure, head_margins
 from medclip_dcl.inference.prompts import Finding
-from medclip_dcl.models.settings import HeadsConfig, ProbabilitiesConfig
+from medclip_dcl.models.settings import ProbabilitiesConfig
 
 PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """L2 penalties per labelled image that are tried, the strongest first."""
@@ -201,32 +201,17 @@ class HeadSplits:
     validate: Labelled
     test: Labelled
 
-    @property
-    def lacking(self) -> str:
-        """Name what a head cannot do without; empty where nothing lacks."""
-        for name, split in (("train", self.train), ("validate", self.validate)):
-            present = int(split.labels.sum())
-            absent = len(split.labels) - present
-            if not present or not absent:
-                return (
-                    f"{present} {name} images with it and {absent} without; a head needs both "
-                    "(source.validate_share, source.columns.split)"
-                )
-        return ""
-
 
 @dataclass(frozen=True)
 class HeadRules:
     """Settings that heads are fitted and measured by."""
 
-    heads: HeadsConfig
     probabilities: ProbabilitiesConfig
     bootstrap: BootstrapOptions
 
     def plain(self) -> dict[str, str | float | int]:
         """Return what decides a head as plain values, to be kept with it."""
         return {
-            **self.heads.model_dump(mode="json", include={"features"}),
             **{f"probabilities.{k}": v for k, v in self.probabilities.model_dump().items()},
             "threshold.kind": "youden",
             "bootstrap": self.bootstrap.samples,
@@ -234,7 +219,10 @@ class HeadRules:
 
 
 def make_head(name: str, splits: HeadSplits, rules: HeadRules, inputs: Mapping[str, str]) -> Head:
-    """Fit a head to one finding, of which no split is `lacking`, and measure it on test images."""
+    """Fit a head to one finding, and measure it on test images.
+
+    Training and validation have images of both classes.
+    """
     train, validate, test = splits.train, splits.validate, splits.test
     arrays, chosen = fit_chosen(train, validate)
     margins = head_margins(arrays, validate.features)
@@ -254,7 +242,7 @@ def make_head(name: str, splits: HeadSplits, rules: HeadRules, inputs: Mapping[s
     card = HeadCard(
         name=name,
         kind="linear",
-        features=rules.heads.features,
+        features="space",
         chosen=chosen,
         threshold=threshold.value,
         calibration=calibration,

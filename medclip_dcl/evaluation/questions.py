@@ -267,7 +267,7 @@ class Evaluation:
         if len(rows) > most:
             chosen = self._bootstrap.generator().choice(len(rows), most, replace=False)
             rows = [rows[index] for index in sorted(chosen.tolist())]
-        embed, outcomes = self._model.embedding_of("encoder"), self._outcomes
+        embed, outcomes = self._model.embed_features, self._outcomes
         splits = [(self._encode(part, embed), self._truth(part)[0]) for part in (rows, held_out)]
         splits.insert(1, (self._encode(evaluated, embed), truth))
         outcomes["probe"], outcomes["probe_decisions"], self.tables[results.PROBES] = (

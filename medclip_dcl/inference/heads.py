@@ -29,7 +29,6 @@ from medclip_dcl.inference.model_package import (
     FindingCalibration,
     read_part,
 )
-from medclip_dcl.models.settings import HeadFeatures
 from medclip_dcl.schemas import HeadAnswer
 
 
@@ -49,7 +48,7 @@ class HeadCard(Section):
 
     name: str  # the label that it was fitted to
     kind: Literal["linear"]  # how it decides
-    features: HeadFeatures  # what it reads
+    features: Literal["space"]  # what it reads: the mean region in the shared space
     chosen: float | None  # penalty, by the validation images
     threshold: float
     """Margin from which the finding is decided to be present, chosen on the validation images."""

@@ -340,7 +340,7 @@ class Predictor:
 
         def answer(regions: Tensor, images: Sequence[SquareImage]) -> Iterator[ClassifyAnswer]:
             scores = self.classify_regions(regions, chosen)
-            heads = self.answer_heads(regions, np.stack([image.pixels for image in images]))
+            heads = self.answer_heads(regions)
             grids: Any = [None] * len(images)
             if explain and self.has_regions:
                 grids = self.finding_grids(self._located(regions, images), chosen)
@@ -415,22 +415,11 @@ class Predictor:
     def answer_heads(
         self,
         regions: Float[Tensor, "images rows columns dim"],
-        images: UInt8[np.ndarray, "images size size"],
     ) -> list[list[HeadAnswer]]:
-        """Answer by every head of the model, one list per image.
-
-        `regions` are those of `embed_images` for the same prepared images, which are encoded again
-        where a head reads the encoder's features.
-        """
-        features_of: dict[str, Float[np.ndarray, "images features"]] = {}
-        for features in {head.card.features for head in self.heads}:
-            from_space = features == "space"
-            vectors = (
-                regions.flatten(1, 2).mean(dim=1) if from_space else self.embed_features(images)
-            )
-            features_of[features] = vectors.float().cpu().numpy()
-        answers = [head.answer(features_of[head.card.features]) for head in self.heads]
-        return [[answer[image] for answer in answers] for image in range(len(images))]
+        """Answer by every head of the model, one list per image; `regions` as of `embed_images`."""
+        means = regions.flatten(1, 2).mean(dim=1).float().cpu().numpy()
+        answers = [head.answer(means) for head in self.heads]
+        return [[answer[image] for answer in answers] for image in range(len(regions))]
 
     def ground(
         self, images: Any, phrases: str | Iterable[str], threshold: float | None = None

@@ -191,19 +191,6 @@ def settle_inference(
     return settings.model_copy(update={"precision": "bfloat16" if reduced else "float32"})
 
 
-HeadFeatures = Literal["space", "encoder"]
-
-
-class HeadsConfig(Section):
-    """Classifiers on labels of one's own, a logistic regression each (`fit_head`)."""
-
-    features: HeadFeatures = "space"
-    """What is read: the mean region vector in the shared `space`, which costs the service nothing;
-    or the `encoder`'s features before it, which are wider and cost it a second pass in PyTorch."""
-    labels: tuple[str, ...] = ()
-    """Names of `source.findings` that get a head; empty: all that have images of both classes."""
-
-
 class ProbabilitiesConfig(Section):
     """Scores turned into probabilities, by a slope and an intercept (`calibrate_scores`)."""
 

@@ -30,6 +30,9 @@ from medclip_dcl.retrieval.settings import RetrievalConfig
 MOST_HITS = 16_384
 """Most rows that Milvus gives in one answer."""
 
+TIMEOUT_S = 10.0
+"""Of one call: a search takes milliseconds, so a cluster that needs longer is not there."""
+
 _ROWS_A_CALL = 4096
 _SEARCH = {"metric_type": "IP"}
 
@@ -72,9 +75,7 @@ class Milvus:
         token = read_keys(Path(settings.token_file))[0] if settings.token_file else ""
         self._refusals = (pymilvus.MilvusException,)
         with self._asked():
-            self._client = pymilvus.MilvusClient(
-                settings.uri, token=token, timeout=settings.timeout_s
-            )
+            self._client = pymilvus.MilvusClient(settings.uri, token=token, timeout=TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +103,7 @@ class Milvus:
                     {"row": row, "vector": vector}
                     for row, vector in zip(rows.tolist(), part, strict=True)
                 ]
-                self._client.upsert(collection, data, timeout=self._settings.timeout_s)
+                self._client.upsert(collection, data, timeout=TIMEOUT_S)
                 advance(len(rows))
             self._client.flush(collection)
         self._must_hold(collection, len(vectors))
@@ -131,7 +132,7 @@ class Milvus:
                 limit=count,
                 output_fields=[],
                 search_params=_SEARCH,
-                timeout=self._settings.timeout_s,
+                timeout=TIMEOUT_S,
             )
         return np.array([hit["row"] for hit in hits], dtype=np.int64)
 

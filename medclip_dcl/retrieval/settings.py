@@ -28,5 +28,3 @@ class RetrievalConfig(Section):
     milvus-lite, for one process."""
     token_file: str = ""
     """File with `user:password` or an API key of the cluster, not readable by others."""
-    timeout_s: Annotated[float, Field(gt=0)] = 10
-    """Seconds that the cluster may take over one call."""

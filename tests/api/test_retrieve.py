@@ -38,14 +38,15 @@ def test_a_finding_that_nobody_knows_is_refused(client: httpx.Client) -> None:
     assert "Gout" not in answer.text
 
 
-def test_an_engine_gives_the_same_hits_and_its_loss_is_named(folder, client, tmp_path):
+def test_an_engine_gives_the_same_hits_and_its_loss_is_named(folder, client, tmp_path, monkeypatch):
+    monkeypatch.setattr("medclip_dcl.retrieval.milvus.TIMEOUT_S", 1)
     index = open_artifact(folder / "index", ARTIFACT)
     counts = index.summary["images"], index.summary["texts"]
     vectors = open_vectors(index.file, index.fingerprint, counts)
     with ExitStack() as engine:
         uri = engine.enter_context(milvus_server(tmp_path))
         fill_collections(RetrievalConfig(uri=uri), index.fingerprint, vectors)
-        retrieval = {"uri": uri, "timeout_s": 1}
+        retrieval = {"uri": uri}
         with running(folder, retrieval=retrieval) as service, service.client() as batcher:
             assert hits(batcher) == hits(client)
             assert hits(batcher, split="test") == hits(client, split="test")

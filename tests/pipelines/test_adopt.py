@@ -65,7 +65,6 @@ def work(request, tmp_path_factory) -> Path:
         "source": {**source, "frontal_views": [""], "validate_share": 0.3, "test_share": 0.3},
         "images": {name: made[name] for name in ("size_px", "fit")},
         "probabilities": {"least_per_class": 2},
-        "heads": {"labels": ["Pleural Effusion"]},
         "evaluate": {"bootstrap": 5},
         "card": {"intended_use": "Tests.", "limits": ["All."], "licence": "mit", "data": "None."},
     }

@@ -55,7 +55,9 @@ def test_the_index_is_made_reused_and_made_anew_for_another_model(work, config_f
     assert [*index.search(question)] == [hit]  # its files are open, whatever bears their names now
 
 
-def test_an_engine_is_filled_before_the_index_is_published(work, config_file, tmp_path, capsys):
+def test_an_engine_is_filled_before_the_index_is_published(
+    work, config_file, tmp_path, capsys, monkeypatch
+):
     with milvus_file(tmp_path) as uri:
         run(config_file, capsys, "--set", f"retrieval.uri={uri}")
         model = load(work / "model", "cpu")
@@ -66,6 +68,7 @@ def test_an_engine_is_filled_before_the_index_is_published(work, config_file, tm
             question = Query(target, 5, vector=vector)
             assert engine.search(question) == plain.search(question)
     publish(work / "model", seed=1)
-    gone = ["--set", "retrieval.uri=http://127.0.0.1:9", "--set", "retrieval.timeout_s=0.3"]
+    monkeypatch.setattr("medclip_dcl.retrieval.milvus.TIMEOUT_S", 0.3)
+    gone = ["--set", "retrieval.uri=http://127.0.0.1:9"]
     assert main(["--config", str(config_file), *gone]) == 1
     assert open_artifact(ARTIFACT.at(work), ARTIFACT).digest == plain.artifact.digest

@@ -20,7 +20,7 @@ from medclip_dcl.evaluation.probe import (
 from medclip_dcl.evaluation.results import PROBES
 from medclip_dcl.inference.heads import Head, head_margins
 from medclip_dcl.inference.prompts import Finding
-from medclip_dcl.models.settings import HeadsConfig, ProbabilitiesConfig
+from medclip_dcl.models.settings import ProbabilitiesConfig
 
 FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))
 
@@ -109,7 +109,7 @@ def test_validation_images_choose_the_penalty_that_generalises(spread):
     assert fit_chosen(train, alike)[1] == PENALTIES[0]  # nothing to choose by: the strongest
 
 
-RULES = HeadRules(HeadsConfig(), ProbabilitiesConfig(least_per_class=5), BootstrapOptions(20, 0))
+RULES = HeadRules(ProbabilitiesConfig(least_per_class=5), BootstrapOptions(20, 0))
 
 
 def labelled(count: int, seed: int, images_each: int = 1) -> Labelled:
@@ -155,10 +155,7 @@ def test_test_labels_have_no_part_in_a_head(head: Head) -> None:
     assert turned_auc == pytest.approx(1 - auc)
 
 
-def test_what_a_head_lacks_is_named() -> None:
+def test_one_class_fits_no_head() -> None:
     nothing = Labelled(SPLITS.train.features[:4], np.zeros(4, np.int64), list("abcd"))
-    lacking = HeadSplits(SPLITS.train, nothing, SPLITS.test).lacking
-    assert lacking.startswith("0 validate images with it and 4 without")
-    assert SPLITS.lacking == ""
     with pytest.raises(MetricError, match="one class alone"):
         fit_logistic(nothing, 1.0)

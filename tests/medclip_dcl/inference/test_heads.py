@@ -62,7 +62,7 @@ def test_heads_come_back_from_plain_files_and_answer_with_the_model(tmp_path: Pa
     regions = predictor.embed_images(images)
     mean = regions.numpy().mean(axis=(1, 2))
     margin = mean @ np.arange(width) + 0.5
-    answers = predictor.answer_heads(regions, images)
+    answers = predictor.answer_heads(regions)
     for answer, expected in zip(answers, margin, strict=True):
         linear, refused = answer
         assert linear.score == pytest.approx(1 / (1 + np.exp(-expected)), rel=1e-4)

@@ -17,7 +17,7 @@ TASKS = [Task(0, SENTENCES[:2]), Task(1, SENTENCES[2:4]), Task(2, SENTENCES[4:])
 @pytest.fixture
 def options(tmp_path: Path) -> ScoringOptions:
     save_language_model(tiny_bert(), tiny_tokenizer(), tmp_path)
-    return ScoringOptions(tmp_path, "original", "float32")
+    return ScoringOptions(tmp_path, "original")
 
 
 def test_workers_give_the_bits_of_one_process_and_those_are_the_scores(options):
@@ -45,6 +45,6 @@ def test_faults_in_a_worker_reach_the_caller(options):
 
 
 def test_a_worker_that_dies_is_an_error_and_not_a_wait(options):
-    broken = dataclasses.replace(options, dtype="no_such_dtype")
+    broken = dataclasses.replace(options, device="no_such_device")
     with pytest.raises(ScoreError, match="ended with code 1"):
         list(score_tasks(broken, TASKS, 2))

@@ -117,9 +117,10 @@ def test_another_index_never_answers(index: RetrievalIndex) -> None:
     assert collection_of(fingerprint, "texts") != collection_of(other, "texts")
 
 
-def test_an_engine_that_is_gone_is_named_and_nothing_else(folder, index, tmp_path):
+def test_an_engine_that_is_gone_is_named_and_nothing_else(folder, index, tmp_path, monkeypatch):
+    monkeypatch.setattr("medclip_dcl.retrieval.milvus.TIMEOUT_S", 1)
     with milvus_server(tmp_path) as uri:
-        retrieval = RetrievalConfig(uri=uri, timeout_s=1)
+        retrieval = RetrievalConfig(uri=uri)
         fill_collections(retrieval, index.artifact.fingerprint, vectors_of(index))
         engine = RetrievalIndex.open(folder, MODEL_DIGEST, retrieval)
     query = Query("image", 3, vector=torch.ones(8) / 8**0.5)
