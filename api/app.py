@@ -84,7 +84,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     serving: ModelManager = app.state.serving
-    duties = [serving.load_and_watch(app), serving.give_memory_back()]
+    duties = [serving.load_and_watch(), serving.give_memory_back()]
     tasks = [asyncio.create_task(duty) for duty in duties]
     try:
         yield

@@ -60,7 +60,7 @@ class RequestMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http" or "trial" in scope.get("state", {}):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})["request"] = RequestState(_request_id(scope))

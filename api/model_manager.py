@@ -6,20 +6,18 @@ import io
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-import httpx
 import numpy as np
 import torch
 from fastapi import Depends, Request
 from PIL import Image
 from pydantic import ValidationError
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import (
@@ -29,54 +27,28 @@ from medclip_dcl.core.errors import (
     ConfigError,
     MedclipError,
 )
+from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.model_package import SavedModel, read_model_package
 from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import InferenceConfig
-from medclip_dcl.retrieval.search import RetrievalIndex
-from medclip_dcl.schemas import (
-    ClassifyAnswer,
-    EmbedAnswer,
-    GroundAnswer,
-    ModelAnswer,
-    RetrieveAnswer,
-    Schema,
-)
+from medclip_dcl.retrieval.search import Query, RetrievalIndex
 
 from .batching import MicroBatcher, WorkerSlots, start_threads
 from .errors import ApiError
-from .logging import REPEATS, Metrics, RequestState, log, log_fault
+from .logging import REPEATS, Metrics, log, log_fault
 from .memory import give_memory_back
 from .settings import MEBIBYTE, ServeSettings
 
 _IDLE_S = 10.0
-_TRIAL_S = 600.0
 _SEARCHES = 4  # at once; an engine that is elsewhere is waited for
+_PHRASE = "pleural effusion"  # what a model is tried with
 _FINE = frozenset({"ready", "no_index"})
 
 _Result = TypeVar("_Result")
 _Mark = tuple[tuple[int, int, int] | None, ...]
-_Question = tuple[str, Mapping[str, str], type[Schema]]
-_QUESTIONS: tuple[_Question, ...] = (
-    ("classify", {"image": "", "explain": "true"}, ClassifyAnswer),
-    ("ground", {"image": "", "phrase": "pleural effusion"}, GroundAnswer),
-    ("embed", {"image": "", "what": "regions"}, EmbedAnswer),
-    ("embed", {"text": "pleural effusion"}, EmbedAnswer),
-    ("model", {}, ModelAnswer),
-)
-"""Route, fields and answer of what a model is tried with; `image` is a gradient."""
-_QUESTIONS_OF_WHOLE: tuple[_Question, ...] = (
-    ("classify", {"image": ""}, ClassifyAnswer),
-    ("embed", {"image": ""}, EmbedAnswer),
-    *_QUESTIONS[-2:],
-)
-"""Those of a model that has no vectors of parts of an image."""
-_QUESTIONS_TO_INDEX: tuple[_Question, ...] = (
-    ("retrieve", {"image": "", "target": "image"}, RetrieveAnswer),
-    ("retrieve", {"text": "pleural effusion", "target": "text"}, RetrieveAnswer),
-)
 
 
 @dataclass(frozen=True)
@@ -142,8 +114,7 @@ class ServingState:
 
 async def _current_state(request: Request) -> ServingState:
     serving: ModelManager = request.app.state.serving
-    tried: ServingState | None = request.scope["state"].get("trial")
-    return tried or serving.current
+    return serving.current
 
 
 CurrentState = Annotated[ServingState, Depends(_current_state)]
@@ -197,7 +168,6 @@ class ModelManager:
         self._seen: _Mark = ()
         self._thread = start_threads(1, "load")
         self._denied: Path | None = None  # a file that could not be read, and may be one day
-        self._routes: ASGIApp | None = None
 
     async def load(self) -> None:
         """Load and warm up everything; a part that fails leaves its code behind."""
@@ -210,12 +180,8 @@ class ModelManager:
             index=self.current.index_state,
         )
 
-    async def load_and_watch(self, routes: ASGIApp | None = None) -> None:
-        """Load, and reload what is renamed into the folders, until cancelled.
-
-        `routes` answer a question each before a model is served by them.
-        """
-        self._routes = routes
+    async def load_and_watch(self) -> None:
+        """Load, and reload what is renamed into the folders, until cancelled."""
         await self.load()
         while self._settings.watch_s:
             await asyncio.sleep(self._settings.watch_s)
@@ -280,8 +246,7 @@ class ModelManager:
         self._denied = None
         try:
             published, predictor = await self._in_thread(self._read_model)
-            # What takes most memory is tried first.
-            await self.current.batcher.run(partial(_fill, predictor, self._settings.batch))
+            await self.current.batcher.run(partial(_try, predictor, self._settings.batch))
             decoder = await self._in_thread(partial(self._start_decoder, published.config.images))
             new = replace(
                 self.current,
@@ -291,8 +256,6 @@ class ModelManager:
                 index_state="loading" if self._settings.index else "no_index",
                 images=None,
             )
-            questions = _QUESTIONS if predictor.has_regions else _QUESTIONS_OF_WHOLE
-            await self._ask(new, questions)
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
             self._explain("model_unusable", error)
             return replace(
@@ -308,35 +271,17 @@ class ModelManager:
             index = await self._in_thread(
                 partial(RetrievalIndex.open, folder, digest, self._settings.retrieval)
             )
-            tried = replace(new, index_state="ready", images=index)
-            await self._ask(tried, _QUESTIONS_TO_INDEX)
+            vector = await self.current.batcher.run(
+                lambda: new.predictor.embed_sentences(_PHRASE)[0]
+            )
+            for target in ("image", "text"):
+                await self._in_thread(partial(index.search, Query(target, 1, vector=vector)))
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
             self._explain("index_unusable", error)
             stale = isinstance(error, ArtifactStale)
             state = "index_mismatch" if stale else "index_unusable"
             return replace(new, index_state=state, images=None)
-        return tried
-
-    async def _ask(self, tried: ServingState, questions: Sequence[_Question]) -> None:
-        """Let the routes answer whole questions with what is not yet served.
-
-        Raises:
-            CheckpointError: one of them has no answer, or one that no client can read.
-        """
-        tried = replace(tried, metrics=Metrics())  # nobody has asked
-        for route, fields, kind in questions if self._routes else ():
-            assert self._routes is not None
-            answer = await _answer(self._routes, route, fields, tried)
-            try:
-                if not answer.is_success:
-                    what = f"{answer.status_code} {answer.json()['code']}"
-                    raise CheckpointError(f"/{route} answers a test with {what}")
-                kind.model_validate_json(answer.content)
-            except ValidationError as error:
-                fields_at = ".".join(map(str, error.errors()[0]["loc"]))
-                raise CheckpointError(
-                    f"/{route} answers a test with no number in {fields_at}; train again"
-                ) from error
+        return replace(new, index_state="ready", images=index)
 
     def _read_model(self) -> tuple[SavedModel, Predictor]:
         published = read_model_package(Path(self._settings.model))
@@ -395,27 +340,30 @@ class ModelManager:
         self._thread.submit(give_memory_back)
 
 
-def _fill(predictor: Predictor, images: int) -> None:
-    """Encode a whole batch, so that the first clients find memory and kernels ready."""
-    size = predictor.config.images.size_px
-    predictor.embed_images(np.zeros((images, size, size), dtype=np.uint8))
+def _try(model: Predictor, batch: int) -> None:
+    """Ask a model everything before it is served.
 
+    A whole batch comes first, so that the first clients find memory and kernels ready.
 
-async def _answer(
-    routes: ASGIApp, route: str, fields: Mapping[str, str], tried: ServingState
-) -> httpx.Response:
-    """Ask one question within this process."""
-
-    async def trial(scope: Scope, receive: Receive, send: Send) -> None:
-        request = RequestState("trial", deadline=time.monotonic() + _TRIAL_S)
-        await routes({**scope, "state": {"request": request, "trial": tried}}, receive, send)
-
-    files = {"image": ("test.png", _gradient())} if "image" in fields else None
-    transport = httpx.ASGITransport(trial)
-    async with httpx.AsyncClient(transport=transport, base_url="http://trial") as client:
-        data = {name: text for name, text in fields.items() if name != "image"}
-        method = "POST" if fields else "GET"
-        return await client.request(method, f"/{route}", data=data, files=files)
+    Raises:
+        CheckpointError: it gives something that is not a number.
+    """
+    size = model.config.images.size_px
+    pixels = np.asarray(Image.linear_gradient("L").resize((size, size)))
+    regions = model.embed_images(np.stack([pixels] * batch))
+    image = SquareImage(pixels, size, size, constant=False, source="png", inverted=False)
+    answers: list[Any] = [model.classify(image, explain=model.has_regions)]
+    answers += [model.ground(image, _PHRASE)] if model.has_regions else []
+    try:
+        for answer in answers:  # JSON has no NaN: it is null there, which no answer allows
+            type(answer).model_validate_json(answer.model_dump_json())
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise CheckpointError(
+            f"the model answers a test with no number in {place}; train again"
+        ) from error
+    if not all(torch.isfinite(part).all() for part in (regions, model.embed_sentences(_PHRASE))):
+        raise CheckpointError("the model gives vectors that are not finite; train again")
 
 
 def _identity(file: Path) -> tuple[int, int, int] | None:
