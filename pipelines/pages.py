@@ -5,21 +5,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.core.artifact import Artifact, ArtifactType, json_digest, open_artifact
+from medclip_dcl.core.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.errors import ArtifactMissing, ArtifactStale, ConfigError
-from medclip_dcl.core.files import sha256_file, write_text
+from medclip_dcl.core.files import write_text
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.records import truth_digests
 from medclip_dcl.inference import model_package
-from medclip_dcl.training import checkpoint
-from medclip_dcl.training.logging import FILE
 
 from .job import Job
 from .report.cards import KINDS, data_card, data_facts, model_card, model_facts
 from .report.page import render_report
-from .report.sources import Sources, find_sources
+from .report.sources import find_sources
 from .stages import REPORT
 
 CARDS = ArtifactType("cards", 2, "write_cards")
@@ -31,8 +29,8 @@ DATA_CARD, DATA_FACTS = "data_card.md", "data_card.json"
 def write_report(job: Job) -> None:
     """Write one self-contained HTML page about a run.
 
-    Reads every artifact that exists; writes `report.html` in the run's folder. Sections
-    appear where their artifact does.
+    Reads every artifact that exists; writes `report.html` in the run's folder, each time anew.
+    Sections appear where their artifact does.
 
     Raises:
         ArtifactMissing: there is nothing to report yet.
@@ -41,11 +39,7 @@ def write_report(job: Job) -> None:
     sources = find_sources(job.work, job.config.report, _is_generated(job), negatives)
     if not sources.artifacts:
         raise ArtifactMissing(f"no artifact in {job.work}; run build_manifest first")
-    made_from, path = _made_from(job, sources), job.work / REPORT
-    if not job.force and path.is_file() and path.read_bytes().endswith(made_from.encode()):
-        job.say(artifact="report", state="reused", report=str(path))
-        return
-    page = render_report(sources) + made_from
+    page, path = render_report(sources), job.work / REPORT
     write_text(path, page)
     job.say(
         artifact="report",
@@ -59,22 +53,6 @@ def write_report(job: Job) -> None:
 def _is_generated(job: Job) -> bool:
     root = job.config.source.root
     return bool(root) and bool(truth_digests(resolve_path(root, job.config.work)))
-
-
-def _made_from(job: Job, sources: Sources) -> str:
-    # The page's last line: the same where the page would be the same.
-    own = Path(__file__).parent / "report"
-    # The log of training is no artifact, and drawn too.
-    files = [*sorted(own.iterdir()), checkpoint.ARTIFACT.at(job.work) / FILE]
-    facts = {
-        "artifacts": {name: [a.digest, a.origin] for name, a in sources.artifacts.items()},
-        "report": job.config.report.model_dump(mode="json"),
-        "work": str(job.work),
-        "is_generated": sources.is_generated,
-        "negatives": sources.negatives,
-        "files": {file.name: sha256_file(file) for file in files if file.is_file()},
-    }
-    return f"<!-- made from {json_digest(facts)} -->\n"
 
 
 def write_cards(job: Job) -> None:

@@ -1,11 +1,10 @@
 """Sections about eta, training and evaluation: strength, losses, figures, trust, heatmaps."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+import pyarrow.compute as pc
 from sklearn.metrics import roc_curve
 
 from medclip_dcl.core.tables import read_table, spread_rows
@@ -23,23 +22,7 @@ from medclip_dcl.training.logging import read_metrics
 from .charts import Labels, Series, draw_histogram, draw_lines, heat_uri
 from .sources import EXAMPLES, Sources, View, boxes_by_image, show_image
 
-Floats = Float[np.ndarray, " sentences"]
-Counts = Int[np.ndarray, " sentences"]
-
 _SHOWN = 8  # sentences with the largest eta, and with the smallest
-
-
-@dataclass(frozen=True)
-class Diagnostics:
-    """Figures about the etas of a corpus; sentences are named by their index in the arrays."""
-
-    most_corrected: Int[np.ndarray, " examples"]
-    """Training sentences with the largest eta, largest first; ties by count."""
-    least_corrected: Int[np.ndarray, " examples"]
-    """Training sentences with the smallest eta, smallest first; ties by count."""
-    mean_eta: float
-    """Mean eta of a training sentence, each as often as it is said: the share of a batch that is
-    expected to be false negatives."""
 
 
 def describe_eta(sources: Sources) -> View | None:
@@ -52,81 +35,42 @@ def describe_eta(sources: Sources) -> View | None:
     distinct = sentences.distinct_sentences(texts)
     text_of = dict(zip(distinct["text_key"].to_pylist(), distinct["text"].to_pylist(), strict=True))
     table = read_table(cache.path, eta.ETA)
-    keys, has_likelihood = table["text_key"].to_pylist(), not table["pll_nats"].null_count
-    values, count = table["eta"].to_numpy().astype(np.float64), table["count"].to_numpy()
-    pll_nats = table["pll_nats"].to_numpy().astype(np.float64) if has_likelihood else None
-    look = diagnose(values, count.astype(np.int64), _SHOWN)
-    expected = sources.negatives * look.mean_eta
-
-    def rows(indices: Int[np.ndarray, " examples"]) -> list[View]:
-        return [
-            {
-                "text": text_of[keys[index]],
-                "eta": values[index],
-                "pll_nats": None if pll_nats is None else pll_nats[index],
-                "count": int(count[index]),
-            }
-            for index in ([] if sources.settings.private else indices)
-        ]
-
-    return {
-        "settings": settings,
-        **{name: cache.summary.get(name, settings.get(name)) for name in ("a", "k")},
-        "charts": _charts(values, count, pll_nats),
-        "expected": expected,
-        "figures": {
-            "distinct sentences": len(keys),
-            "mean eta of a training sentence": look.mean_eta,
-            "negatives of an anchor, N": sources.negatives,
-            "expected false negatives among them, N · eta": expected,
-            "occurrences at the cap": cache.summary.get("capped_share_weighted"),
-            "distinct sentences at the cap": cache.summary.get("capped_share"),
-        },
-        "has_likelihood": has_likelihood,
-        "most": rows(look.most_corrected),
-        "least": rows(look.least_corrected),
-    }
-
-
-def _charts(values: Floats, count: Counts, pll_nats: Floats | None) -> list[View]:
+    values, count = (table[name].to_numpy().astype(np.float64) for name in ("eta", "count"))
+    # Of a batch, in which a sentence is as often as reports say it: the share of false negatives.
+    mean = float((values * count).sum() / max(1, count.sum()))
+    expected = sources.negatives * mean
     strength = Labels(
         "Histogram of eta over the sentences of the training reports",
         "eta: assumed chance that another image shares its class",
         "sentences, repeats included",
     )
-    charts = [
-        {
-            "title": "How strongly.",
-            "picture": draw_histogram(values, count.astype(np.float64), strength),
-            "meaning": f"Sentences of the training reports by their eta; {(count > 0).sum():,} "
-            "distinct ones, each counted as often as it occurs.",
-        }
-    ]
-    if pll_nats is not None:
-        likelihood = Labels(
-            "Histogram of the pseudo-log-likelihood of the distinct sentences",
-            "pseudo-log-likelihood, nats",
-            "distinct sentences",
-        )
-        picture = draw_histogram(pll_nats, np.ones(len(pll_nats)), likelihood)
-        meaning = "The closer to 0, the better the language model could have guessed the sentence."
-        charts.append({"title": "How likely.", "picture": picture, "meaning": meaning})
-    return charts
+    spoken = table.filter(pc.field("count") > 0)
 
+    def rows(order: str) -> list[View]:
+        if sources.settings.private:
+            return []
+        # Of equal ones the most frequent.
+        ranked = spoken.sort_by([("eta", order), ("count", "descending")]).slice(0, _SHOWN)
+        return [row | {"text": text_of[row["text_key"]]} for row in ranked.to_pylist()]
 
-def diagnose(eta: Floats, count: Counts, examples: int) -> Diagnostics:
-    """Describe the etas of a corpus's distinct sentences.
-
-    `count`: how often the training split says each sentence; `examples`: how many most and least
-    corrected sentences are named.
-    """
-    spoken = np.flatnonzero(count > 0)
-    weights = count[spoken] / max(1, count[spoken].sum())
-    return Diagnostics(
-        most_corrected=spoken[np.lexsort((-count[spoken], -eta[spoken]))][:examples],
-        least_corrected=spoken[np.lexsort((-count[spoken], eta[spoken]))][:examples],
-        mean_eta=float((eta[spoken] * weights).sum()),
-    )
+    return {
+        "settings": settings,
+        **{name: cache.summary.get(name, settings.get(name)) for name in ("a", "k")},
+        "chart": draw_histogram(values, count, strength),
+        "spoken": len(spoken),
+        "expected": expected,
+        "figures": {
+            "distinct sentences": len(table),
+            "mean eta of a training sentence": mean,
+            "negatives of an anchor, N": sources.negatives,
+            "expected false negatives among them, N · eta": expected,
+            "occurrences at the cap": cache.summary.get("capped_share_weighted"),
+            "distinct sentences at the cap": cache.summary.get("capped_share"),
+        },
+        "has_likelihood": not table["pll_nats"].null_count,
+        "most": rows("descending"),
+        "least": rows("ascending"),
+    }
 
 
 _READINGS = {

@@ -17,7 +17,6 @@ from medclip_dcl.likelihood import eta, masked_lm, scoring
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.text.language import count_languages
 
 from . import preflight
 from .charts import image_uri
@@ -127,28 +126,15 @@ def describe_data(sources: Sources) -> View | None:
     if artifacts is None:
         return None
     boxes = read_table(artifacts[0].path, manifest.BOXES, ["image_id"])
+    claims = sources.artifacts.get(labels.ARTIFACT.name)
     return {
         "splits": count_splits(artifacts[0]),
         "by_patient": artifacts[0].summary.get("splits_by_patient", True),
         "boxes": len(boxes),
         "boxed_images": len(boxes["image_id"].unique()),
         "rejects": _rejects(sources),
-        **_language(sources),
+        "languages": claims.summary.get("languages", {}) if claims else {},
     }
-
-
-_READ = 20_000  # sentences whose language is looked at
-
-
-def _language(sources: Sources) -> View:
-    texts = sources.get(sentences.ARTIFACT)
-    if texts is None:
-        return {"languages": {}}
-    reports: dict[str, list[str]] = defaultdict(list)
-    table = read_table(texts[0].path, sentences.SENTENCES, ["study_id", "text"])
-    for row in table.slice(0, _READ).to_pylist():
-        reports[row["study_id"]].append(row["text"])
-    return {"languages": count_languages(map(" ".join, reports.values()))}
 
 
 def count_splits(source: Artifact) -> dict[str, View]:
