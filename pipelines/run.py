@@ -21,24 +21,21 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from medclip_dcl.core.artifact import HEADER, fingerprint_changes, read_artifact_header
 from medclip_dcl.core.errors import ArtifactError, ConfigError, MedclipError, ending_with_fault
-from medclip_dcl.core.progress import EVERY_S, FORMAT, OF_RUN, duration, writes_json
+from medclip_dcl.core.progress import OF_RUN, duration, writes_json
 
 from .cli import Overrides, config_of
 from .job import STOPPED, Job, main_of, refuse_replacing
 from .stages import DATA_ARTIFACTS, REPORT, STAGES, stages_of
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from .config import Config
 
 _SHARED = ("rows", *DATA_ARTIFACTS, "image_weights")
@@ -77,9 +74,8 @@ def run_config(
         arguments.append("--replace")
     else:
         refuse_to_replace(loaded, _folder(loaded), stages)
-    screen = _Screen()
     with _Stopping() as stopping:
-        code = _run_stages(loaded, stages, arguments, force, screen, stopping)
+        code = _run_stages(loaded, stages, arguments, force, stopping)
     if code == 0:
         _sum_up(loaded, time.monotonic() - started, name=name)
     return code
@@ -90,23 +86,21 @@ def _run_stages(
     stages: Sequence[str],
     arguments: Sequence[str],
     force: Sequence[str],
-    screen: "_Screen",
     stopping: "_Stopping",
 ) -> int:
     os.environ.update(_SPINS | os.environ)  # before libgomp is loaded
     for stage in stages:  # each is forked from here, and would import it by itself
         main_of(stage)
     gc.freeze()  # no collection of a stage walks through what was imported
-    for number, stage in enumerate(stages):
+    for stage in stages:
         words = [*arguments, *(["--force"] if stage in force else [])]
-        screen.begin(stage, number, stages)
         code = _NOT_REUSED
         if stage == _TRAIN and stage not in force:  # launching many processes takes seconds
-            code = screen.follow(stopping, _reuse, loaded)
+            code = _follow(stopping, _reuse, loaded)
         if code == _NOT_REUSED:
             launcher = _launcher(loaded) if stage == _TRAIN else []
             work = partial(_launch, launcher) if launcher else main_of(stage)
-            code = screen.follow(stopping, work, words)
+            code = _follow(stopping, work, words)
         if stopping.is_asked and code in {0, STOPPED}:  # it may have ended before it heard of it
             print("run: stopped; run the same command again to go on", file=sys.stderr)
             return STOPPED
@@ -242,119 +236,28 @@ class _Stopping:
             self._terminate()
 
 
-def _call(
-    stopping: _Stopping,
-    function: Callable[..., int],
-    given: tuple[Any, ...],
-    writer: int | None,
-    more: dict[str, str],
-) -> None:
+def _call(stopping: _Stopping, function: Callable[..., int], given: tuple[Any, ...]) -> None:
     stopping.release()
     if stopping.is_asked:  # between the fork and now
         sys.exit(STOPPED)
-    os.environ.update(more)
-    if writer is not None:
-        for number in (1, 2):
-            os.dup2(writer, number)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    os.environ[OF_RUN] = "1"
     with ending_with_fault():
         sys.exit(function(*given))
 
 
-class _Screen:
-    """View of the stages: a bar and a line each on a terminal, else what they print."""
-
-    def __init__(self) -> None:
-        self._is_live = sys.stdout.isatty()
-        self._variables = {OF_RUN: "1"}
-        if self._is_live:
-            self._variables |= {FORMAT: "json", EVERY_S: "0.5"}
-        self._stage = ""
-
-    def begin(self, stage: str, number: int, stages: Sequence[str]) -> None:
-        """Name the stage that comes."""
-        self._stage = f"{number + 1}/{len(stages)} {stage}"
-
-    def follow(self, stopping: _Stopping, function: Callable[..., int], *given: Any) -> int:
-        """Fork a stage, show what it reports, and give its exit code."""
-        reader, writer = os.pipe() if self._is_live else (None, None)
-        arguments = (stopping, function, given, writer, self._variables)
-        process = multiprocessing.get_context("fork").Process(target=_call, args=arguments)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with warnings.catch_warnings():
-            # Threads that libraries start as they are imported hold no lock that a stage needs; the
-            # display, whose thread would be forked too, has ended with the stage before.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        stopping.pass_on(process.terminate)
-        if reader is not None and writer is not None:
-            os.close(writer)
-            with os.fdopen(reader) as output:
-                return self._follow_live(process, output)
-        process.join()
-        return process.exitcode or 0
-
-    def _follow_live(self, process: BaseProcess, output: Iterable[str]) -> int:
-        # A stage is one line: a bar with the time left while it works, then what it made.
-        from rich import progress
-
-        columns = (
-            progress.SpinnerColumn(),
-            progress.TextColumn(f"{self._stage:24}"),
-            progress.BarColumn(),
-            progress.TextColumn("{task.description}"),
-        )
-        started = time.monotonic()
-        with progress.Progress(*columns, transient=True) as bar:
-            facts = _reported(output, bar)
-            process.join()
-        code = process.exitcode or 0
-        if code == _NOT_REUSED:
-            return code
-        from .job import headline_facts
-
-        reused = facts.get("state") == "reused"
-        mark = {0: "[green]✓[/]" if reused else "[cyan]●[/]"}.get(code, "[red]✗[/]")
-        words = "reused" if reused else duration(time.monotonic() - started)
-        shown = [
-            f"{name} {value}"
-            for name, value in headline_facts(facts).items()
-            if name not in {"artifact", "state", "seconds"}
-        ]
-        stage = self._stage.partition(" ")[2]
-        bar.console.print(
-            f"{mark} {stage:20} {words:>8}  [dim]{', '.join(shown)}[/]", highlight=False
-        )
-        return code
-
-
-def _reported(output: Iterable[str], bar: "Progress") -> dict[str, Any]:
-    # What a stage reports until it ends: its last facts.
-    task = bar.add_task("", total=None)
-    facts: dict[str, Any] = {}
-    for line in output:
-        report = _parsed(line)
-        if report is None:
-            bar.console.print(line.rstrip("\n"), markup=False, highlight=False)
-        elif "progress" in report:
-            words = f"{report['done']}/{report['total']} {report['unit']}"
-            if report.get("left_s"):
-                words += f"  {duration(report['left_s'])} left"
-            bar.update(task, completed=report["done"], total=report["total"], description=words)
-        elif "artifact" in report:
-            facts = report
-    return facts
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    # A line of progress, facts or the service's log; None: it is something to show.
-    try:
-        report = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    is_fine = isinstance(report, dict) and report.get("level") not in {"warning", "error"}
-    return report if is_fine else None
+def _follow(stopping: _Stopping, function: Callable[..., int], *given: Any) -> int:
+    """Fork a stage, and give its exit code; it reports by itself."""
+    arguments = (stopping, function, given)
+    process = multiprocessing.get_context("fork").Process(target=_call, args=arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        # Threads that libraries start as they are imported hold no lock that a stage needs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    stopping.pass_on(process.terminate)
+    process.join()
+    return process.exitcode or 0
 
 
 def _sum_up(config: "Config", seconds: float, *, name: str) -> None:

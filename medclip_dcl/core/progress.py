@@ -138,7 +138,8 @@ def _bar(label: str, total: int, unit: str, done: int, stream: TextIO) -> "Bar":
         progress.TextColumn(f"{unit}  {{task.fields[figures]}}"),
         progress.TimeRemainingColumn(),
     )
-    bar = progress.Progress(*columns, console=console.Console(file=stream))
+    shown_on = console.Console(file=stream)
+    bar = progress.Progress(*columns, console=shown_on, transient=is_brief())
     bar.add_task(label, total=total, completed=done, figures="")
     bar.start()
     return bar

@@ -112,9 +112,7 @@ def test_a_run_reports_json_then_reuses(tmp_path, capfd):
     assert capfd.readouterr().err.startswith("split_sentences: no ")
 
     shown = on_terminal(words, tmp_path / "errors")
-    assert [line.split()[:3] for line in shown if "✓" in line] == [
-        ["✓", name, "reused"] for name in json.loads(JOBS)
-    ]
+    assert len([line for line in shown if " reused: " in line]) == len(json.loads(JOBS))
     assert not any(line.startswith("report ") for line in shown)  # no stage of it writes one
 
 
