@@ -84,13 +84,11 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     serving: ModelManager = app.state.serving
-    duties = [serving.load_and_watch(), serving.give_memory_back()]
-    tasks = [asyncio.create_task(duty) for duty in duties]
+    task = asyncio.create_task(serving.load_and_watch())
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
+        task.cancel()
         serving.close()
 
 

@@ -7,7 +7,6 @@ question whose deadline has passed or whose client has left is taken out before 
 """
 
 import asyncio
-import math
 import threading
 import time
 from collections import deque
@@ -34,14 +33,9 @@ _Outcome = tuple[Any, BaseException | None]
 
 
 class WorkerSlots:
-    """Blocking work, a fixed number of pieces at a time, in the order of asking.
-
-    Attributes:
-        used_at: when a piece of work ended last, monotonic clock, seconds.
-    """
+    """Blocking work, a fixed number of pieces at a time, in the order of asking."""
 
     def __init__(self, stage: str, workers: int, metrics: Metrics) -> None:
-        self.used_at = 0.0
         self._stage = stage
         self._turn = asyncio.Semaphore(workers)
         self._threads = start_threads(workers, stage)
@@ -65,8 +59,7 @@ class WorkerSlots:
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._threads, work)
             finally:  # what never began is counted nowhere
-                self.used_at = time.monotonic()
-                self._metrics.note(timings, self._stage, self.used_at - started)
+                self._metrics.note(timings, self._stage, time.monotonic() - started)
         except MemoryError as error:
             raise ApiError("out_of_memory") from error
         finally:
@@ -140,14 +133,9 @@ class _Question:
 
 
 class MicroBatcher:
-    """The queue to the model; `most`: images in one forward pass.
-
-    Attributes:
-        used_at: when the last batch ended, monotonic clock, seconds; infinite during one.
-    """
+    """The queue to the model; `most`: images in one forward pass."""
 
     def __init__(self, most: int, metrics: Metrics) -> None:
-        self.used_at = 0.0
         self._most = most
         self._metrics = metrics
         self._waiting: deque[_Question] = deque()
@@ -231,13 +219,10 @@ class MicroBatcher:
 
     def _work(self) -> None:
         while batch := self._next():
-            self.used_at = math.inf
             images = sum(question.image is not None for question in batch)
             if images:
                 self._metrics.batch_images.observe(images)
-            outcomes = _answers(batch)
-            self.used_at = time.monotonic()
-            _deliver(batch, outcomes)
+            _deliver(batch, _answers(batch))
 
     def _next(self) -> list[_Question]:
         with self._changed:

@@ -200,7 +200,7 @@ def _response(code: str, request_id: str, status: int, line: str) -> JSONRespons
 def documented(
     *codes: str, has_form: bool = False, has_image: bool = False
 ) -> dict[int | str, dict[str, Any]]:
-    """Describe a route's failures as FastAPI's `responses` takes them: by status, with examples.
+    """Describe a route's failures as FastAPI's `responses` takes them: by status.
 
     `codes`: keys of `ERRORS`, besides those of every route, of every form and of every image.
     """
@@ -214,13 +214,9 @@ def documented(
 
 
 def _described(lines: dict[str, str]) -> dict[str, Any]:
-    examples = {
-        code: {"value": {"code": code, "message": line, "request_id": "0f3c6a"}}
-        for code, line in lines.items()
-    }
-    content = {"schema": {"properties": {"code": {"enum": list(lines)}}}, "examples": examples}
+    schema = {"properties": {"code": {"enum": list(lines)}}}
     return {
         "model": FailureAnswer,
         "description": "; ".join(f"`{code}`: {line}" for code, line in lines.items()),
-        "content": {"application/json": content},
+        "content": {"application/json": {"schema": schema}},
     }

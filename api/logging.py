@@ -123,15 +123,11 @@ class RepeatFilter(logging.Filter):
                 log("repeated", lines=count - self._MOST, kind=kind)
 
 
-REPEATS = RepeatFilter()
-"""That of this process."""
-
-
 def configure_logging() -> None:
     """Send every record and warning of this process to standard error as JSON lines."""
     logging.captureWarnings(True)
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(REPEATS)
+    handler.addFilter(RepeatFilter())
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     LOGGER.setLevel(logging.INFO)

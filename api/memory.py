@@ -2,8 +2,8 @@
 
 glibc maps large blocks again for every forward pass and gives its other threads small heaps of
 their own, which costs a sixth of the time of a ResNet-18. One heap that is neither mapped nor
-trimmed is as fast in a thread as in the main thread. What it holds is given back when the
-service is idle, and after another model was loaded. Elsewhere than on glibc this does nothing.
+trimmed is as fast in a thread as in the main thread. What it holds is given back after another
+model was loaded. Elsewhere than on glibc this does nothing.
 """
 
 import ctypes

@@ -5,7 +5,6 @@ import contextlib
 import io
 import logging
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -38,11 +37,10 @@ from medclip_dcl.retrieval.search import Query, RetrievalIndex
 
 from .batching import MicroBatcher, WorkerSlots, start_threads
 from .errors import ApiError
-from .logging import REPEATS, Metrics, log, log_fault
+from .logging import Metrics, log, log_fault
 from .memory import give_memory_back
 from .settings import MEBIBYTE, ServeSettings
 
-_IDLE_S = 10.0
 _SEARCHES = 4  # at once; an engine that is elsewhere is waited for
 _PHRASE = "pleural effusion"  # what a model is tried with
 _FINE = frozenset({"ready", "no_index"})
@@ -186,18 +184,6 @@ class ModelManager:
         while self._settings.watch_s:
             await asyncio.sleep(self._settings.watch_s)
             await self.reload_if_changed()
-
-    async def give_memory_back(self) -> None:
-        """Return memory back when idle, and write counted log lines, until cancelled."""
-        given_at = 0.0
-        while True:
-            await asyncio.sleep(_IDLE_S)
-            REPEATS.flush()
-            # What the next forward pass needs is not idle while one of a long request runs.
-            used_at = max(self.current.decode_slots.used_at, self.current.batcher.used_at)
-            if given_at < used_at < time.monotonic() - _IDLE_S:
-                given_at = time.monotonic()
-                await self._in_thread(give_memory_back)
 
     async def reload_if_changed(self) -> None:
         """Reload model and index together, if they were replaced and both answer.

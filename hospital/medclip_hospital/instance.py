@@ -11,9 +11,10 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 import pydicom.config
+from pydantic import Field
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.filereader import read_dataset
 from pydicom.sr.coding import Code
@@ -70,7 +71,7 @@ OutOfRange = Literal["refuse", "answer"]
 class ResultsConfig(Section):
     """Answers as DICOM objects."""
 
-    objects: tuple[Kind, ...] = ("sr", "pr", "sc")
+    objects: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("sr", "pr", "sc")
     """Which are made: `sr`, structured report; `pr`, presentation state of an image with a box;
     `sc`, secondary capture."""
     report_class: Literal["3d", "comprehensive"] = "3d"

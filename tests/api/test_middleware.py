@@ -483,11 +483,9 @@ def test_all_threads_run_from_the_beginning() -> None:
 def test_waiting_and_work_are_timed_apart() -> None:
     async def ask() -> None:
         turns, first, second = WorkerSlots("decode", 1, Metrics()), Caller(), Caller()
-        started = time.monotonic()
         await asyncio.gather(
             *(turns.run(caller, lambda: time.sleep(0.05)) for caller in (first, second))
         )
-        assert 0.1 <= turns.used_at - started < 5
         first_ms, second_ms = (state_of(caller.scope).timings for caller in (first, second))
         assert 0 <= first_ms["decode_wait"] < second_ms["decode_wait"] < 5000
         assert 50 <= first_ms["decode"] < 5000

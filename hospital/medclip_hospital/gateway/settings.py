@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from medclip_dcl.core.settings import Section, read_settings_of
-from medclip_hospital.instance import Kind, OutOfRange, ResultsConfig
+from medclip_hospital.instance import ResultsConfig
 
 PREFIX = "MEDCLIP_GATEWAY_"
 MEBIBYTE = 2**20
@@ -68,8 +68,8 @@ class CatchUp(Section):
     """Seconds between two looks."""
 
 
-class GatewaySettings(Section):
-    """Every setting of the gateway."""
+class GatewaySettings(ResultsConfig):
+    """Every setting of the gateway: those of the objects, and these."""
 
     ae_title: AeTitle = "MEDCLIP"
     """AE title that senders call."""
@@ -95,16 +95,6 @@ class GatewaySettings(Section):
     destination: Annotated[DicomWebDestination | DimseDestination, Field(discriminator="kind")]
     """Where answers go: `{kind: dicomweb, url, key_file}`, or `{kind: dimse, ae_title, host, port,
     tls}`."""
-    objects: Annotated[tuple[Kind, ...], Field(min_length=1)] = ResultsConfig().objects
-    """What is sent: `sr`, structured report; `pr`, presentation state of an image with a box; `sc`,
-    secondary capture."""
-    report_class: Literal["3d", "comprehensive"] = "3d"
-    """SOP class of the report: Comprehensive 3D SR, or Comprehensive SR for an older PACS."""
-    out_of_range: OutOfRange = "refuse"
-    """What becomes of an image unlike those that the model was trained on: `refuse`, report and
-    capture say that it was not analysed; `answer`, the objects have its findings with a warning."""
-    heads: bool = False
-    """Whether report and capture also hold what the model's heads say."""
     only_positive: bool = False
     """Whether images without a positive finding get no objects; one that is refused as out of range
     gets them all the same."""
@@ -133,16 +123,6 @@ class GatewaySettings(Section):
     """`{url, key_file, days: 2, every_s: 600}`: ask a PACS for images that were not sent."""
     metrics_port: Port = 11113
     """Port of /metrics and /health on 127.0.0.1; 0: a free one, which is printed."""
-
-    @property
-    def results(self) -> ResultsConfig:
-        """Which objects, and their form."""
-        return ResultsConfig(
-            objects=self.objects,
-            report_class=self.report_class,
-            out_of_range=self.out_of_range,
-            heads=self.heads,
-        )
 
     @model_validator(mode="after")
     def _is_guarded(self) -> Self:

@@ -179,7 +179,7 @@ class Workers:
             if error.code in REASONS and error.status < _OF_THE_SERVICE:  # both know a `deadline`
                 raise ImageError(error.code, "the service refuses the image") from error
             raise _Failure(f"service_{error.code}") from error
-        refused = OUT_OF_RANGE if self._settings.results.refuses(answer) else ""
+        refused = OUT_OF_RANGE if self._settings.refuses(answer) else ""
         decided = _KeptAnswer(**dict(answer), refused=refused)
         self._journal.answered(entry.digest, decided.model_dump_json(), time.time())
 
@@ -211,7 +211,7 @@ class Workers:
             # the two steps is kept but the answer and its time.
             header = self._decoder.separate(path).header
             moment = dt.datetime.fromtimestamp(entry.answered_at, dt.UTC).astimezone()
-            results = answer.settings(self._settings.results)
+            results = answer.settings(self._settings)
             made = encode_results(header, answer, self._decoder.open(path), moment, results)
             objects = {item.sop_instance_uid: item.data for item in made}
         self._spool.write_objects(entry.digest, objects)
