@@ -6,7 +6,7 @@ A stage or a tool is imported when it is run: `--help` waits for none of them.
 import importlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,42 +17,10 @@ from typer.main import get_command
 
 from medclip_dcl.core.errors import withhold_messages
 
-from .cli import (
-    ConfigFile,
-    Force,
-    Log,
-    Overrides,
-    Replace,
-    make_command,
-    reuse_memory,
-    run_folder,
-    set_log,
-    sibling,
-)
+from .cli import ConfigFile, make_command, reuse_memory, run_folder, sibling
 from .stages import HEADINGS, LISTED, STAGES, function_of
 
 _SERVED = Path("configs/serve.yaml")
-Config = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a name such as `demo`.")
-]
-ForcedStages = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--force",
-        metavar="STAGE",
-        help="Make a stage's artifact again, valid or not, and what depends on it: after a change "
-        "of the code; may be repeated.",
-    ),
-]
-RunName = Annotated[
-    str,
-    typer.Option(
-        "--as",
-        metavar="NAME",
-        help="Give the run a folder of its own, FOLDER-NAME, that begins with the first's data.",
-    ),
-]
-
 
 COMMANDS = {
     heading: {name: item.line for name, item in LISTED.items() if item.heading == heading}
@@ -74,10 +42,12 @@ class _LazyGroup(TyperGroup):
 
 def _load(name: str) -> Any:
     # The module is imported only now; its function becomes the command.
-    if name in _OWN:
-        return make_command(_OWN[name], name)
     if name == "ask":
         return get_command(importlib.import_module(".ask", __package__).app)
+    if name == "train":  # with as many processes as the config asks for
+        from .run import run_train
+
+        return make_command(run_train, name)
     function = function_of(name)
     if name in STAGES:
         from .job import job_command
@@ -86,39 +56,7 @@ def _load(name: str) -> Any:
     return make_command(function, name)
 
 
-def _run(
-    config: Config,
-    overrides: Overrides = None,
-    name: RunName = "",
-    force: ForcedStages = None,
-    replace: Replace = False,
-    log: Log = None,
-) -> int:
-    """Run every stage of a config; what is valid already is reused.
-
-    `medclip demo` is `medclip run demo`: every stage on generated studies, in minutes.
-    """
-    from .run import run_config
-
-    set_log(log)
-    return run_config(config, overrides, name=name, force=force or (), replace=replace)
-
-
-def _train(
-    config: ConfigFile,
-    overrides: Overrides = None,
-    force: Force = False,
-    replace: Replace = False,
-    log: Log = None,
-) -> int:
-    """Train a model, with as many processes as the config asks for."""
-    from .run import run_train
-
-    set_log(log)
-    return run_train(config, overrides, force=force, replace=replace)
-
-
-def _serve(
+def serve(
     run: Annotated[
         Path | None,
         typer.Argument(
@@ -164,9 +102,6 @@ def config_schema() -> dict[str, Any]:
     base = {"type": "string", "description": "Config that this one changes section by section."}
     tree["properties"] = {"base": base, **own}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree}
-
-
-_OWN: dict[str, Callable[..., int]] = {"run": _run, "train": _train, "serve": _serve}
 
 
 def _show_version(wanted: bool) -> None:

@@ -82,9 +82,6 @@ def plan(
         int | None, typer.Option(help="Training studies, before there is a manifest.")
     ] = None,
     images: Annotated[int | None, typer.Option(help="Images of all splits, before that.")] = None,
-    images_per_s: Annotated[
-        float | None, typer.Option(help="Speed of all processes together.")
-    ] = None,
     seconds: Annotated[float, typer.Option(help="Time to measure for; 0: none.")] = 20.0,
 ) -> int:
     """Say what a config will take before it is started: device, memory, hours, disk.
@@ -92,12 +89,11 @@ def plan(
     Each line is one question with its answer: `ok`, `note` (something to know, or that could not
     be known) or `fault` (more than this machine has). What earlier jobs have made is read; before
     that, `--studies` and `--images` say how many there will be. Memory and hours follow from a few
-    steps with random images on this machine, and are right within a factor of two;
-    `--images-per-s` is the speed of all processes together, where it is known. Nothing is written.
-    Exit code 0 without faults, 2 with one.
+    steps with random images on this machine, and are right within a factor of two. Nothing is
+    written. Exit code 0 without faults, 2 with one.
     """
     loaded, code = config_of(config, overrides), 0
-    for finding in checks_of(loaded, studies, images, images_per_s, seconds):
+    for finding in checks_of(loaded, studies, images, seconds):
         print(f"{finding.state:6}{finding.question:14}{finding.words}", flush=True)
         code = 2 if finding.state == "fault" else code
     return code
@@ -107,7 +103,6 @@ def checks_of(
     config: Config,
     studies: int | None = None,
     images: int | None = None,
-    images_per_s: float | None = None,
     seconds: float = 0.0,
 ) -> Iterator[Check]:
     """Answer one question about a config after the other; arguments are as in `plan`."""
@@ -128,7 +123,7 @@ def checks_of(
         return
     if words:
         yield Check("text encoder", "note", words)
-    cost = measure_step(config, text, 0.0 if images_per_s else seconds)
+    cost = measure_step(config, text, seconds)
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if torch.cuda.is_available():
         room = int(torch.cuda.get_device_properties(0).total_memory)
@@ -138,11 +133,7 @@ def checks_of(
         f"{_gb(cost.memory)} in each process, of that activations {_gb(cost.activations)}, and a "
         f"fifth more; this machine has {_gb(room)}; {cost.parameters / 1e6:.1f} million parameters",
     )
-    speed, how = images_per_s, "as given"
-    if cost.images_per_s is not None:
-        speed = cost.images_per_s * config.train.processes
-        how = f"measured here, times {config.train.processes} processes"
-    yield _hours(_counted(config, studies), speed, how)
+    yield _hours(_counted(config, studies), cost.images_per_s)
     yield _disk(config, images, cost)
 
 
@@ -313,13 +304,14 @@ def _random_batch(pairs: int, px: int, width: int, vocabulary: int) -> ImageText
     )
 
 
-def _hours(settings: TrainConfig, speed: float | None, how: str) -> Check:
+def _hours(settings: TrainConfig, speed: float | None) -> Check:
     if settings.steps is None:
         return Check("hours", "note", "not known: give --studies, or run build_manifest")
     if speed is None:
-        return Check("hours", "note", "not measured; give --images-per-s or --seconds")
-    hours = settings.total_steps * settings.global_batch / speed / 3600
-    words = f"{hours:.3g} at {speed:.3g} images/s ({how}), validation and evaluation apart"
+        return Check("hours", "note", "not measured; give --seconds")
+    hours = settings.total_steps * settings.global_batch / (speed * settings.processes) / 3600
+    words = f"{hours:.3g} at {speed:.3g} images/s, measured here, in each of {settings.processes} "
+    words += "processes; validation and evaluation apart"
     return Check("hours", "ok", words)
 
 

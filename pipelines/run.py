@@ -25,13 +25,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from medclip_dcl.core.artifact import HEADER, fingerprint_changes, read_artifact_header
 from medclip_dcl.core.errors import ArtifactError, ConfigError, MedclipError, ending_with_fault
 from medclip_dcl.core.progress import OF_RUN, duration, writes_json
 
-from .cli import Overrides, config_of
+from .cli import ConfigFile, Force, Log, Overrides, Replace, config_of, set_log
 from .job import STOPPED, Job, main_of, refuse_replacing
 from .stages import DATA_ARTIFACTS, REPORT, STAGES, stages_of
 
@@ -47,19 +49,37 @@ _NOT_REUSED = 100  # no exit code of a stage
 _SPINS = {"GOMP_SPINCOUNT": "10000"}
 
 
-def run_config(
-    config: Path,
-    overrides: Overrides,
-    *,
-    name: str = "",
-    force: Sequence[str] = (),
-    replace: bool = False,
+def run(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a name such as `demo`.")
+    ],
+    overrides: Overrides = None,
+    name: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            metavar="NAME",
+            help="Give the run a folder of its own, FOLDER-NAME, with the first's data.",
+        ),
+    ] = "",
+    force: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--force",
+            metavar="STAGE",
+            help="Make a stage's artifact again, valid or not, and what depends on it: after a "
+            "change of the code; may be repeated.",
+        ),
+    ] = None,
+    replace: Replace = False,
+    log: Log = None,
 ) -> int:
-    """Run every stage of a config, then sum up; gives 0 or the exit code of what failed.
+    """Run every stage of a config; what is valid already is reused.
 
-    The stages in `force` make their artifacts again, and those after them what depends on these.
-    With a `name` the run has a folder of its own, next to the config's, that begins with its data.
+    `medclip demo` is `medclip run demo`: every stage on generated studies, in minutes.
     """
+    set_log(log)
+    force = force or []
     if name:
         first = _folder(config_of(config, overrides))
         folder = share_data(first, name)
@@ -147,9 +167,14 @@ def _differences(
 
 
 def run_train(
-    config: Path, overrides: Overrides = None, *, force: bool = False, replace: bool = False
+    config: ConfigFile,
+    overrides: Overrides = None,
+    force: Force = False,
+    replace: Replace = False,
+    log: Log = None,
 ) -> int:
-    """Train a model with as many processes as the config asks for."""
+    """Train a model, with as many processes as the config asks for."""
+    set_log(log)
     launcher = _launcher(config_of(config, overrides)) or [sys.executable, *_MODULE]
     flags = [flag for flag, given in (("--force", force), ("--replace", replace)) if given]
     return _launch(launcher, [*_arguments(config, overrides), *flags])

@@ -30,14 +30,6 @@ HEADINGS = START, DATA, TRAINING, EVALUATION, SERVING = (
 """Headings of `medclip --help`, in order."""
 
 
-class Command(NamedTuple):
-    """A command's heading in the help, its line, and the module that has its function."""
-
-    heading: str
-    line: str
-    module: str
-
-
 class Input(NamedTuple):
     """Input of a stage: its name in the fingerprint, how it is opened, and when it is read."""
 
@@ -47,17 +39,18 @@ class Input(NamedTuple):
     when: Callable[["Config"], bool]
 
 
-class Stage(NamedTuple):
-    """Job of a run: as a command's, and the artifact that it makes, and what it reads."""
+class Command(NamedTuple):
+    """A command: a stage of a run, or another."""
 
     heading: str
     line: str
+    """What the help says of it."""
     module: str
     makes: str = ""
-    """Name of its artifact; empty: it makes another thing."""
+    """Name of a stage's artifact; empty: it makes another thing."""
     inputs: tuple[Input, ...] = ()
     on_request: bool = False
-    """Whether a config without `jobs` leaves it out."""
+    """Whether a config without `jobs` leaves the stage out."""
 
 
 ARTIFACTS = {
@@ -175,48 +168,48 @@ _ETA = (
 
 # fmt: off
 STAGES = {
-    "generate_studies": Stage(
+    "generate_studies": Command(
         DATA, "draw studies with known truth, in MIMIC-CXR's own shape", "data", "studies",
         on_request=True),
-    "build_manifest": Stage(
+    "build_manifest": Command(
         DATA, "raw studies -> one row per usable image", "data", "manifest"),
-    "prepare_images": Stage(
+    "prepare_images": Command(
         DATA, "DICOM or JPEG -> square 8-bit images", "data", "prepared",
         (artifact("manifest"),)),
-    "split_sentences": Stage(
+    "split_sentences": Command(
         DATA, "reports -> sentences", "data", "sentences", (artifact("manifest"),)),
-    "read_claims": Stage(
+    "read_claims": Command(
         DATA, "sentences -> findings asserted, negated or hedged", "data", "claims",
         (artifact("sentences"),
          file("claims_table", lambda config: config.claims.table,
               lambda config: bool(config.claims.table)))),
-    "fit_language_model": Stage(
+    "fit_language_model": Command(
         DATA, "the corpus -> a masked language model", "eta", "language_model",
         (artifact("sentences", lambda config: config.language_model.steps > 0),)),
-    "score_sentences": Stage(
+    "score_sentences": Command(
         DATA, "each distinct sentence -> its pseudo-log-likelihood", "eta", "likelihoods",
         (artifact("sentences"), artifact("language_model"))),
-    "build_eta_cache": Stage(
+    "build_eta_cache": Command(
         DATA, "likelihood -> eta = min(a * p**k, eta_max)", "eta", "eta_cache", _ETA),
-    "pretrain_images": Stage(
+    "pretrain_images": Command(
         TRAINING, "images alone -> weights that the image encoder starts from", "fitting",
         "image_weights", on_request=True),
-    "train": Stage(
+    "train": Command(
         TRAINING, "images, sentences, eta -> a model; one process or many", "train", "model",
         _TRAIN),
-    "calibrate_scores": Stage(
+    "calibrate_scores": Command(
         TRAINING, "scores -> probabilities, by the validation images", "fitting"),
-    "fit_head": Stage(
+    "fit_head": Command(
         TRAINING, "labels of your own -> classifiers that the model answers by", "fitting",
         on_request=True),
-    "evaluate": Stage(
+    "evaluate": Command(
         EVALUATION, "zero-shot findings, grounding, retrieval", "evaluate", "results"),
-    "write_cards": Stage(
+    "write_cards": Command(
         SERVING, "the cards without which no model is published", "pages", on_request=True),
-    "build_index": Stage(
+    "build_index": Command(
         SERVING, "vectors of all images and sentences, bound to the model", "build_index", "index",
         tuple(map(artifact, ("model", "manifest", "prepared", "sentences", "claims")))),
-    "write_report": Stage(EVALUATION, "one page to look at", "pages"),
+    "write_report": Command(EVALUATION, "one page to look at", "pages"),
 }
 # fmt: on
 """The jobs in order: what each does, makes and reads."""
@@ -243,7 +236,7 @@ TOOLS = {
 PROGRAMS = {
     "init": Command(START, "a config for your own table: columns are guessed", "init"),
     "run": Command(
-        START, "every stage of a config, such as `demo`; what is valid is reused", "__main__"
+        START, "every stage of a config, such as `demo`; what is valid is reused", "run"
     ),
     "show": Command(START, "the figures of a run, and its report", "results"),
     "serve": Command(

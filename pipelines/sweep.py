@@ -32,7 +32,7 @@ from .cli import ConfigFile, Overrides
 from .config import check_config, put_setting
 from .data import refuse_missing_labels
 from .job import STOPPED, Job, Stopped, run_job
-from .run import run_config
+from .run import run as run_config
 from .stages import DATA_ARTIFACTS, STAGES, stages_of
 
 CHANGED_SECTIONS = ("eta", "model", "objective", "train")  # sections that a grid may change

@@ -171,7 +171,7 @@ def test_a_signal_that_comes_as_a_stage_ends_stops_the_run(
 
     monkeypatch.setattr(runs, "main_of", lambda _: stage)
     before = signal.getsignal(signal.SIGTERM)
-    assert runs.run_config(config_file, None) == STOPPED
+    assert runs.run(config_file) == STOPPED
     assert work.is_dir()
     assert "run the same command again to go on" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == before
