@@ -193,8 +193,8 @@ class Inspection:
 
 def write_preflight(folder: Path, inspected: Inspection, kind: str, max_share: float) -> Row:
     """Name every fault, write the preflight's files and give its summary; `kind`: `source.kind`."""
-    faults, repeats = find_faults(inspected)
-    tree = _describe(inspected, faults, repeats, kind, max_share)
+    faults = find_faults(inspected)
+    tree = _describe(inspected, faults, kind, max_share)
     remove_resumable(folder)
     write_table(folder, IMAGES, inspected.images)
     write_table(folder, FOUND, name_rows(sorted(set(faults)), inspected.source.raw))
@@ -208,8 +208,8 @@ def write_preflight(folder: Path, inspected: Inspection, kind: str, max_share: f
     }
 
 
-def find_faults(inspected: Inspection) -> tuple[list[Found], Row]:
-    """Name everything that was found, and count repeated `pixels` and repeated `text`."""
+def find_faults(inspected: Inspection) -> list[Found]:
+    """Name everything that was found."""
     source, chosen = inspected.source, inspected.chosen
     faults = name_rejects(source.raw, chosen)
     faults += [Found(row["code"], row["image_id"]) for row in inspected.images if row["code"]]
@@ -227,16 +227,7 @@ def find_faults(inspected: Inspection) -> tuple[list[Found], Row]:
         for item in group[1:]:
             elsewhere = [other for other in group if split_of[other] != split_of[item]]
             faults += [Found("pixels_across_splits", item, other) for other in elsewhere[:1]]
-    repeats = {
-        name: {
-            "groups": len(groups),
-            "extra": sum(len(group) - 1 for group in groups),
-            "across_patients": _spread(groups, inspected.subject_of),
-            "across_splits": _spread(groups, split_of),
-        }
-        for name, groups in (("pixels", pixels), ("text", texts))
-    }
-    return faults, repeats
+    return faults
 
 
 def name_rejects(raw: RawStudies, chosen: Selection) -> list[Found]:
@@ -280,13 +271,7 @@ def _groups(keys: Mapping[str, str]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _spread(groups: Iterable[Sequence[str]], owner_of: Mapping[str, str]) -> int:
-    return sum(len({owner_of[item] for item in group}) > 1 for group in groups)
-
-
-def _describe(
-    inspected: Inspection, faults: Sequence[Found], repeats: Row, kind: str, max_share: float
-) -> Row:
+def _describe(inspected: Inspection, faults: Sequence[Found], kind: str, max_share: float) -> Row:
     chosen, raw, read = inspected.chosen, inspected.source.raw, inspected.reports
     facts = describe_images(inspected.images)
     of_images = {"monochrome1", "same_pixels", "pixels_across_splits"}
@@ -319,7 +304,6 @@ def _describe(
         "lines": make_lines(faults, of, total + len(raw.rejects)),
         "splits": splits,
         "images": facts,
-        "duplicates": repeats,
         "text": {
             "reports": len(read),
             "sentences": sum(row["kept"] for row in read.values()),

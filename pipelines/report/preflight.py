@@ -7,7 +7,6 @@
     lines       per code: what was found (`count`, of how many, `kind`, `meaning`)
     splits      per split, as the manifest assigns it: images, reports, patients
     images      images listed and opened: formats, bits, sizes, how many are MONOCHROME1
-    duplicates  same pixels, same text: groups, images or reports beyond the first of each
     text        reports listed and read, the sentences that are left of them, the reports of each
                 language, and their characters: all, and those left out by reason
     labels      where label frequencies come from, and studies per finding and answer
@@ -27,7 +26,7 @@ from medclip_dcl.core.settings import Section
 from medclip_dcl.core.tables import Column, TableFormat
 from medclip_dcl.text.language import language_warning
 
-ARTIFACT = ArtifactType("preflight", 5, "check_data")
+ARTIFACT = ArtifactType("preflight", 6, "check_data")
 
 IMAGES = TableFormat(
     "images.parquet",
