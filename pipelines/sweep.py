@@ -6,9 +6,9 @@ import json
 import math
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self, TextIO
@@ -18,13 +18,14 @@ import typer
 import yaml
 from pydantic import Field, model_validator
 
-from medclip_dcl.core.artifact import HEADER, json_digest, open_artifact, read_artifact_header
-from medclip_dcl.core.errors import ArtifactError, ArtifactMissing, ConfigError, JobFailed
+from medclip_dcl.core.artifact import HEADER, open_artifact, read_artifact_header
+from medclip_dcl.core.errors import ArtifactMissing, ConfigError, JobFailed
 from medclip_dcl.core.files import disk_faults_named, write_text
 from medclip_dcl.core.settings import Section, check_settings, read_yaml
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
 from medclip_dcl.training import checkpoint
+from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.logging import read_metrics
 from medclip_dcl.training.settings import BestMetric, lower_is_better
 
@@ -137,32 +138,26 @@ def _text(value: Any) -> str:
 JUDGED = "validation"
 """Title of the judge's figure."""
 FOLDER, FIGURES = "sweeps", "sweep.json"
-NOTE, CONFIG_FILE, LOG = "run.json", "config.yaml", "log.txt"
+CONFIG_FILE, LOG = "config.yaml", "log.txt"
 _STAGES = ("build_eta_cache", "train", "evaluate")  # those of a run; all before are shared
 _SHARED = [name for name in DATA_ARTIFACTS if name != "eta_cache"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A point with one seed: its folder, and what it is made from."""
+    """A point with one seed: its folder and its settings."""
 
     point: str
     seed: int
     folder: Path
     settings: Mapping[str, Any]
-    digest: str
-    shared: Path
-    """Folder of what all runs share."""
 
     @property
-    def is_done(self) -> bool:
-        """Whether its results were committed with these settings, which its note names."""
-        try:
-            note = json.loads((self.folder / NOTE).read_text(encoding="utf-8"))
+    def results(self) -> Mapping[str, Any]:
+        """Figures of its evaluation."""
+        return results.read_figures(
             open_artifact(results.ARTIFACT.at(self.folder), results.ARTIFACT)
-        except (OSError, ValueError, ArtifactError):
-            return False
-        return bool(note["digest"] == self.digest)
+        )
 
     def seconds(self) -> float:
         """Sum up what its model and its results took."""
@@ -189,8 +184,7 @@ class Sweep:
     """The runs of a grid below one folder.
 
     Raises:
-        ConfigError: a changed setting belongs to a stage that all runs share, or a value breaks its
-            rule.
+        ConfigError: a changed setting belongs to a stage that all runs share.
     """
 
     def __init__(self, job: Job, name: str, grid: Grid) -> None:
@@ -214,29 +208,24 @@ class Sweep:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another slice may be preparing
             write_text(self.folder / CONFIG_FILE, yaml.safe_dump(tree, sort_keys=False))
             if tree["jobs"]:
-                code = run_config(self.folder / CONFIG_FILE, None, replace=True)
+                code = run_config(self.folder / CONFIG_FILE, replace=True)
                 _check(code, "correct what the stage names, and run again to go on")
 
     def plan(self) -> dict[str, list[Run]]:
-        """Plan every run: point -> a run for each seed."""
-        inputs = {
-            name: read_artifact_header(self.job.work / name).digest
-            for name in _SHARED
-            if (self.job.work / name / HEADER).is_file()
-        }
-        # The shared folder's name is written out: a run's own is another.
+        """Plan every run: point -> a run for each seed; ConfigError where a value breaks its rule.
+
+        The folder that they share is written out: a run's own is another.
+        """
         tree = _filled_in(self.job.config.model_dump(mode="json"), str(self.job.work))
-        settings = json.dumps(tree)
         return {
             point.name: [
-                self._run(point, seed, settings, inputs)
+                self._run(point, seed, deepcopy(tree))
                 for seed in point.row.seeds or self.grid.seeds
             ]
             for point in self.points
         }
 
-    def _run(self, point: GridPoint, seed: int, settings: str, inputs: Mapping[str, str]) -> Run:
-        tree: dict[str, Any] = json.loads(settings)
+    def _run(self, point: GridPoint, seed: int, tree: dict[str, Any]) -> Run:
         folder = self.folder / point.name / f"seed-{seed}"
         tree |= {"work": str(folder), "seed": seed, "jobs": list(_STAGES)}
         tree["train"]["best_metric"] = self.metric
@@ -246,20 +235,43 @@ class Sweep:
         listed = manifest.ARTIFACT.at(self.job.work)
         if (listed / HEADER).is_file():
             refuse_missing_labels(config, read_artifact_header(listed))
-        # What was prepared is named by its digests; speed alone does not make another run.
-        parts = ("seed", "source", "evaluate", "inference", *CHANGED_SECTIONS)
-        made_from = {part: tree[part] for part in parts}
-        made_from["train"] = config.train.result_settings()
-        digest = json_digest({"settings": made_from, "inputs": inputs})
-        return Run(point.name, seed, folder, tree, digest, self.job.work)
+        return Run(point.name, seed, folder, tree)
 
-    def do(self, runs: Sequence[Run]) -> None:
-        """Do what is missing of some runs."""
-        self.job.say(runs=len(runs), done=sum(run.is_done for run in runs))
-        for run in runs:
-            if not run.is_done:
-                _do_run(run)
-                self.job.say(run=run.point, seed=run.seed, seconds=run.seconds())
+    def do(self, run: Run) -> None:
+        """Run the stages of a run, which report into its log and leave alone what is valid.
+
+        Raises:
+            JobFailed: a stage failed.
+        """
+        run.folder.mkdir(parents=True, exist_ok=True)
+        with (
+            disk_faults_named(run.folder),
+            (run.folder / ".lock").open("a") as lock,
+            (run.folder / LOG).open("a") as log,
+        ):
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another slice may do the same run
+            self._lay_out(run)
+            with _printing_into(log):
+                code = run_config(run.folder / CONFIG_FILE, replace=True)
+        _check(
+            code,
+            f"run {run.folder} ended with exit code {code}; its {LOG} says why; correct that and "
+            "run again",
+        )
+        self.job.say(run=run.point, seed=run.seed, seconds=run.seconds())
+
+    def _lay_out(self, run: Run) -> None:
+        """Write a run's config, and links to what all share."""
+        config_file = run.folder / CONFIG_FILE
+        text = yaml.safe_dump(dict(run.settings), sort_keys=False)
+        if config_file.is_file() and config_file.read_text(encoding="utf-8") != text:
+            # Checkpoints of other settings are of no use; the log is that of a finished model, too.
+            CheckpointStore(checkpoint.ARTIFACT.at(run.folder), {}).clear()
+        for name in _SHARED:
+            link, target = run.folder / name, self.job.work / name
+            if target.is_dir() and not link.is_symlink():
+                link.symlink_to(os.path.relpath(target, run.folder))
+        write_text(config_file, text)
 
 
 def _filled_in(tree: Any, work: str) -> Any:
@@ -268,32 +280,6 @@ def _filled_in(tree: Any, work: str) -> Any:
     if isinstance(tree, list):
         return [_filled_in(value, work) for value in tree]
     return tree.replace("${WORK}", work) if isinstance(tree, str) else tree
-
-
-def _do_run(run: Run) -> None:
-    """Run the stages of a run, which report into its log.
-
-    Raises:
-        JobFailed: a stage failed.
-    """
-    run.folder.mkdir(parents=True, exist_ok=True)
-    with (
-        disk_faults_named(run.folder),
-        (run.folder / ".lock").open("a") as lock,
-        (run.folder / LOG).open("a") as log,
-    ):
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another slice may do the same run
-        if run.is_done:
-            return
-        _lay_out(run)
-        with _printing_into(log):
-            code = run_config(run.folder / CONFIG_FILE, None, replace=True)
-        _check(
-            code,
-            f"run {run.folder} ended with exit code {code}; its {LOG} says why; correct that and "
-            "run again",
-        )
-        write_text(run.folder / NOTE, json.dumps({"digest": run.digest}) + "\n")
 
 
 def _check(code: int, words: str) -> None:
@@ -319,19 +305,6 @@ def _printing_into(log: TextIO) -> Iterator[None]:
             os.close(own)
 
 
-def _lay_out(run: Run) -> None:
-    """Write a run's config, and links to what all share."""
-    config_file = run.folder / CONFIG_FILE
-    text = yaml.safe_dump(dict(run.settings), sort_keys=False)
-    if config_file.is_file() and config_file.read_text(encoding="utf-8") != text:
-        shutil.rmtree(checkpoint.ARTIFACT.at(run.folder), ignore_errors=True)  # another config's
-    for name in _SHARED:
-        link, target = run.folder / name, run.shared / name
-        if target.is_dir() and not link.is_symlink():
-            link.symlink_to(os.path.relpath(target, run.folder))
-    write_text(config_file, text)
-
-
 def read_slice(text: str, names: Sequence[str]) -> set[str]:
     """Read names of points, or their numbers, such as `0,2`; empty: all; ConfigError for others."""
     name_of = {str(number): name for number, name in enumerate(names)} | {n: n for n in names}
@@ -342,16 +315,17 @@ def read_slice(text: str, names: Sequence[str]) -> set[str]:
 
 
 def _sweep(job: Job, name: str, grid: Grid, points: str) -> None:
-    """Run what is missing of a grid, then write the figures and print the table."""
+    """Do the runs of a grid, or of a slice; of the whole write the figures and print the table."""
     sweep = Sweep(job, name, grid)
     taken = read_slice(points, [point.name for point in sweep.points])
     sweep.plan()  # refuses what is wrong in a point before anything is prepared
     sweep.prepare()
     planned = sweep.plan()
-    by_seed = itertools.chain(*itertools.zip_longest(*planned.values()))
-    sweep.do([run for run in by_seed if run and run.point in taken])
-    if missing := sum(not run.is_done for runs in planned.values() for run in runs):
-        job.say(missing=missing, next="the same without a slice")
+    for run in itertools.chain(*itertools.zip_longest(*planned.values())):  # seed by seed
+        if run and run.point in taken:
+            sweep.do(run)
+    if len(taken) < len(planned):
+        job.say(next="the same without --points, for the table")
         return
     tree = _measure(sweep, planned)
     write_text(sweep.folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
@@ -363,10 +337,7 @@ def _measure(sweep: Sweep, planned: Mapping[str, Sequence[Run]]) -> dict[str, An
     points: list[dict[str, Any]] = []
     for point in sweep.points:
         runs = planned[point.name]
-        trees = [
-            results.read_figures(open_artifact(results.ARTIFACT.at(run.folder), results.ARTIFACT))
-            for run in runs
-        ]
+        trees = [run.results for run in runs]
         figures = {title: _over_runs(trees, name) for title, name in sweep.grid.figures.items()}
         if sweep.metric:
             judged = [run.judged(sweep.metric) for run in runs]
@@ -445,8 +416,8 @@ def sweep(
     points is better, and whether other seeds would agree, says `medclip compare` of their folders.
 
     Runs go one after another. `--points` does a slice, such as `--points $SLURM_ARRAY_TASK_ID`;
-    slices may go side by side, each on the GPU that CUDA_VISIBLE_DEVICES names. The call that finds
-    every run done writes `sweep.json` below `sweeps/GRID`.
+    slices may go side by side, each on the GPU that CUDA_VISIBLE_DEVICES names. The call without it
+    leaves alone what is done, and writes `sweep.json` below `sweeps/GRID`.
     """
     read = read_grid(grid)
     return run_job("sweep", lambda job: _sweep(job, grid.stem, read, points), config, overrides)

@@ -11,7 +11,6 @@ import yaml
 from medclip_dcl.core.artifact import open_artifact, read_artifact_header
 from medclip_dcl.core.errors import ArtifactMissing, ConfigError
 from medclip_dcl.evaluation import results
-from medclip_dcl.inference import model_package
 from medclip_dcl.training import checkpoint, logging
 from pipelines.__main__ import main
 from pipelines.config import load_config
@@ -20,7 +19,6 @@ from pipelines.sweep import (
     FIGURES,
     FOLDER,
     LOG,
-    NOTE,
     Grid,
     Run,
     Sweep,
@@ -67,10 +65,12 @@ def arguments_of(work: Path, grid: Tree, **train: object) -> list[str]:
     return ["--config", str(config_file), "--grid", str(work / "little.yaml")]
 
 
-def notes_of(work: Path) -> dict[str, int]:
+def models_of(work: Path) -> dict[str, str]:
+    """Digest of the model of each run."""
     folder = work / FOLDER / "little"
     return {
-        str(note.parent.relative_to(folder)): note.stat().st_mtime_ns for note in folder.rglob(NOTE)
+        str(path.parent.relative_to(folder)): read_artifact_header(path).digest
+        for path in sorted(folder.rglob("model"))
     }
 
 
@@ -85,9 +85,10 @@ def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = shutil.copytree(corpus, tmp_path_factory.mktemp("made") / "work")
     arguments = arguments_of(work, ROWS)
     for part, runs in (("0", 2), ("other", 4)):
-        assert not (work / FOLDER / "little" / FIGURES).exists()
         assert main(["sweep", *arguments, "--points", part]) == 0
-        assert len(notes_of(work)) == runs  # of each slice alone
+        assert len(models_of(work)) == runs  # of each slice alone
+    assert not (work / FOLDER / "little" / FIGURES).exists()
+    assert main(["sweep", *arguments]) == 0
     return work
 
 
@@ -120,34 +121,23 @@ def test_the_tree_has_every_point_with_the_mean_of_its_runs(made: Path, capsys: 
     assert cnr["values"] == values
     assert cnr["value"] == pytest.approx(sum(values) / 2)
     assert cnr["deviation"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
-    before = notes_of(made)
+    before = models_of(made)
     speed = arguments_of(made, ROWS, save_every_steps=2, torch_threads=2)
-    assert main(["sweep", *speed]) == 0  # settings of speed make no other run
+    assert main(["sweep", *speed]) == 0  # settings of speed make no other model
     shown = capsys.readouterr().out
-    assert '"runs": 4, "done": 4' in shown
-    assert notes_of(made) == before
+    assert models_of(made) == before
     assert f"{cnr['value']:.3f}+-{cnr['deviation']:.3f}" in shown
     assert "theirs" in shown
     assert "(1.46)" in shown
 
 
-def test_a_run_without_its_note_goes_on_and_a_changed_one_is_another(made, capsys):
-    arguments = arguments_of(made, ROWS)
-    before = notes_of(made)
-    lost = made / FOLDER / "little/plain/seed-1"
-    (lost / NOTE).unlink()  # as if killed before it was written
-    model = read_artifact_header(model_package.ARTIFACT.at(lost)).digest
-    assert main(["sweep", *arguments, "--points", "plain"]) == 0
-    assert '"runs": 2, "done": 1' in capsys.readouterr().out
-    after = notes_of(made)
-    assert [name for name in before if before[name] != after[name]] == ["plain/seed-1"]
-    assert read_artifact_header(model_package.ARTIFACT.at(lost)).digest == model
-    grid = Grid.model_validate(ROWS)
-    for steps, is_done in ((4, True), (6, False)):
-        arguments_of(made, ROWS, steps=steps)
-        job = Job("sweep", load_config(made / "config.yaml"), made)
-        runs = Sweep(job, "little", grid).plan()["plain"]
-        assert [run.is_done for run in runs] == [is_done] * 2
+def test_a_changed_setting_makes_its_runs_anew_and_leaves_the_others(made: Path) -> None:
+    before = models_of(made)
+    rows = {**ROWS["rows"], "plain": {"settings": {"eta.constant": 0.15}}}
+    assert main(["sweep", *arguments_of(made, {**ROWS, "rows": rows}), "--points", "plain"]) == 0
+    after = models_of(made)
+    changed = [name for name in before if before[name] != after[name]]
+    assert changed == ["plain/seed-0", "plain/seed-1"]
 
 
 def test_the_table_has_what_chose_each_run_on_validation(made: Path) -> None:
@@ -162,7 +152,7 @@ def test_the_table_has_what_chose_each_run_on_validation(made: Path) -> None:
 
 
 def test_of_a_loss_the_lowest_is_best(tmp_path: Path) -> None:
-    run = Run("a", 0, tmp_path, {}, "digest", tmp_path)
+    run = Run("a", 0, tmp_path, {})
     log = checkpoint.ARTIFACT.at(tmp_path)
     log.mkdir()
     lines = [{"step": 1}] + [{"step": s, "validation_auc": v, "validation_loss": v}
@@ -189,7 +179,7 @@ def test_the_papers_own_grids_fit_every_recipe(grid: Path, recipe: str, tmp_path
     job = Job("sweep", load_config(ROOT / f"configs/{recipe}.yaml", VALIDATING), tmp_path)
     planned = Sweep(job, grid.stem, read_grid(grid)).plan()
     runs = [run for each in planned.values() for run in each]
-    assert len({run.digest for run in runs}) == len(runs)
+    assert len({json.dumps(run.settings | {"work": ""}) for run in runs}) == len(runs)
     assert grid.name in (ROOT / "configs/README.md").read_text()
 
 
