@@ -137,7 +137,11 @@ def evaluate_findings(
         finding.name: finding_figures(
             margins[row], truth[row], images.subject_ids, bootstrap, offsets[row]
         )
-        | {CORRELATION_FIGURE: pair_figure(*scores[2 * row : 2 * row + 2], images.subject_ids)}
+        | {
+            CORRELATION_FIGURE: pair_figure(
+                scores[2 * row], scores[2 * row + 1], images.subject_ids
+            )
+        }
         for row, finding in enumerate(findings)
     }
     mean_figures = mean_finding_figures(margins, truth, images.subject_ids, bootstrap, offsets)

@@ -44,7 +44,7 @@ from medclip_dcl.core.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.core.files import write_bytes, write_text
 from medclip_dcl.core.settings import Section
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.models.settings import ModelConfig
+from medclip_dcl.models.settings import ModelConfig, ProbabilitiesConfig
 
 ARTIFACT = ArtifactType("model", 3, "train")
 
