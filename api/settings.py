@@ -8,7 +8,7 @@ from pydantic import Field
 
 from medclip_dcl.core.settings import Section, read_settings_of
 from medclip_dcl.models.settings import EngineName, Precision
-from medclip_dcl.retrieval.settings import RetrievalConfig
+from medclip_dcl.retrieval import RetrievalConfig
 
 _PREFIX = "MEDCLIP_"
 _GATEWAY = "MEDCLIP_GATEWAY_"  # settings of another process

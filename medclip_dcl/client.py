@@ -66,8 +66,7 @@ _OF_QUESTIONS = {"body_too_large", "content_encoding", "invalid_request", "inval
 _Answer = TypeVar("_Answer", bound=Schema)
 _Several = TypeVar("_Several", ClassifyAnswers, GroundAnswers)
 
-Image = Path | str | bytes
-"""Path of a DICOM, PNG or JPEG file, or the whole file."""
+Image = Path | str | bytes  # path of a DICOM, PNG or JPEG file, or the whole file
 _ONE_IMAGE = (Path, str, bytes)
 Findings = str | Mapping[str, Any] | Sequence[str | Sequence[Any] | Mapping[str, Any]]
 """What findings are asked by."""
@@ -136,8 +135,10 @@ class Exchange:
     def ask(self, method: str, path: str, most_bytes: int, **request: Any) -> Reply:
         """Send a request and wait for its whole answer.
 
-        httpx.HTTPError where the deadline has passed, there is no connection, or what comes is not
-        HTTP; UnboundedReply where the answer exceeds `most_bytes`, or is compressed.
+        Raises:
+            httpx.HTTPError: the deadline has passed, there is no connection, or what comes is not
+                HTTP.
+            UnboundedReply: the answer exceeds `most_bytes`, or is compressed.
         """
         _end.set(time.monotonic() + self._deadline_s)
         with self._http.stream(method, path, **request) as reply:
@@ -265,11 +266,7 @@ class Client:
         self._http.close()
 
     def classify(
-        self,
-        image: Image,
-        findings: Findings | None = None,
-        *,
-        explain: bool = False,
+        self, image: Image, findings: Findings | None = None, *, explain: bool = False
     ) -> ClassifyAnswer:
         """Ask which findings an image shows, with heatmaps where `explain`.
 
@@ -280,11 +277,7 @@ class Client:
         return self._ask("/v1/classify", ClassifyAnswer, fields, image)
 
     def classify_all(
-        self,
-        images: Sequence[Image],
-        findings: Findings | None = None,
-        *,
-        explain: bool = False,
+        self, images: Sequence[Image], findings: Findings | None = None, *, explain: bool = False
     ) -> list[ClassifyAnswer | RefusedImage]:
         """Ask `classify` about several images at once, up to `max_images` of `model().limits`.
 
@@ -566,10 +559,7 @@ def _question(client: Client, arguments: argparse.Namespace) -> Schema | Sequenc
         return client.ground(arguments.image, arguments.phrase, arguments.threshold)
     if arguments.question == "embed":
         return client.embed(
-            arguments.image,
-            texts=arguments.text,
-            what=arguments.what,
-            encoding=arguments.format,
+            arguments.image, texts=arguments.text, what=arguments.what, encoding=arguments.format
         )
     filters = {name: getattr(arguments, name) for name in ("split", "view", "finding")}
     if arguments.exclude_patient:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
 _LOW_CONTRAST = 12.0
 _ODD_SHAPE = 2.0
 
-OUT_OF_RANGE = "out_of_range"
-"""Flag of an image that is unlike those that the model was trained on."""
+OUT_OF_RANGE = "out_of_range"  # flag of an image that is unlike those that the model was trained on
 OUT_OF_RANGE_NOTE = "the image is unlike those that the model was trained on"
 """What the flag means: what the model says of such an image says nothing."""
 

@@ -19,14 +19,14 @@ from medclip_dcl.core.settings import (
 )
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.source_settings import ClaimsConfig, SourceConfig
-from medclip_dcl.evaluation.settings import EvaluateConfig
-from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
+from medclip_dcl.evaluation import EvaluateConfig
+from medclip_dcl.likelihood import EtaConfig, LanguageModelConfig, LikelihoodConfig
 from medclip_dcl.models.settings import (
     InferenceConfig,
     ModelConfig,
     ProbabilitiesConfig,
 )
-from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
+from medclip_dcl.retrieval import IndexConfig, RetrievalConfig
 from medclip_dcl.synthetic import GenerateConfig
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, PretrainConfig, TrainConfig

@@ -19,8 +19,7 @@ from medclip_dcl.core.errors import ArtifactError, MedclipError
 from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
-from medclip_dcl.likelihood import masked_lm
-from medclip_dcl.likelihood.settings import HEADS
+from medclip_dcl.likelihood import HEADS, masked_lm
 from medclip_dcl.models.dual_encoder import DualEncoder, add_adapters, build_dual_encoder
 from medclip_dcl.models.encoder_files import describe_image
 from medclip_dcl.models.image_encoder import CHANNELS

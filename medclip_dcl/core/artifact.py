@@ -107,9 +107,14 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
     """Open a committed artifact; without `verify` sizes alone are compared, not hashes.
 
     A file whose size, times and inode are those with which it was hashed before is not hashed
-    again; `verify_artifact` hashes all. ArtifactMissing where there is none; ArtifactStale: it is
-    of another type or version; ArtifactUnreadable, TooManyOpenFiles: this process may not read it;
-    ArtifactCorrupt: a file is missing, was added, or differs from what was committed.
+    again; `verify_artifact` hashes all.
+
+    Raises:
+        ArtifactMissing: there is none.
+        ArtifactStale: it is of another type or format version.
+        ArtifactUnreadable: this user may not read it.
+        TooManyOpenFiles: this process may open no more files.
+        ArtifactCorrupt: a file is missing, was added, or differs from what was committed.
     """
     if not path.exists() and (retired_folder(path) / HEADER).is_file():
         path = _restore(path)
@@ -132,7 +137,9 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
 def verify_artifact(path: Path) -> Artifact:
     """Open an artifact of any type and hash every file, whatever was noted before.
 
-    ArtifactMissing where there is none, ArtifactCorrupt as `open_artifact`.
+    Raises:
+        ArtifactMissing: there is none.
+        ArtifactCorrupt: as `open_artifact`.
     """
     if not (path / HEADER).is_file():
         raise ArtifactMissing(f"no artifact in {path}; name a folder that holds {HEADER}")
@@ -262,8 +269,7 @@ def locked(path: Path) -> Iterator[None]:
 def _restore(path: Path) -> Path:
     """Return its name to an artifact whose writer was killed between the two renames.
 
-    Gives the folder where it is: still the retired one while a writer lives, or where this user may
-    not rename it.
+    The folder is still the retired one while a writer lives, or where this user may not rename it.
     """
     retired = retired_folder(path)
     with suppress(ArtifactError, OSError), locked(path):

@@ -110,10 +110,13 @@ def write_artifact(
 ) -> Iterator[ArtifactWriter]:
     """Write an artifact; what a killed run with the same fingerprint had written is kept.
 
-    With `same_code` it is kept only where today's code wrote it. Leaving without `commit` keeps the
-    draft for the next run. ArtifactError where another process writes the same artifact;
-    ArtifactStale: a costly type has an unfinished draft with another fingerprint;
-    ArtifactUnwritable: the disk is full, or fails, or may not be written to.
+    With `same_code` it is kept only where today's code wrote it. Leaving without `commit` keeps
+    the draft for the next run.
+
+    Raises:
+        ArtifactError: another process is writing the same artifact.
+        ArtifactStale: a costly type has an unfinished draft with another fingerprint.
+        ArtifactUnwritable: the disk is full, or fails, or may not be written to.
     """
     with disk_faults_named(path):
         try:

@@ -65,8 +65,11 @@ def _errno_of(error: BaseException | None) -> int:
 def denials_named(path: Path | None = None) -> Iterator[None]:
     """Turn a denial into an error that names the file and the remedy.
 
-    `path` names the file where the system's error does not. ArtifactUnreadable where this user may
-    not read the file. TooManyOpenFiles where this process may open no more files.
+    `path` names the file where the system's error does not.
+
+    Raises:
+        ArtifactUnreadable: this user may not read the file.
+        TooManyOpenFiles: this process may open no more files.
     """
     try:
         yield
@@ -89,8 +92,9 @@ def raise_open_file_limit() -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file so that a kill leaves the old content or the new, never a part.
 
-    ArtifactUnwritable where the folder is not there, or the disk is full, fails, or may not be
-    written to.
+    Raises:
+        ArtifactUnwritable: the folder is not there, or the disk is full, fails, or may not be
+            written to.
     """
     if not path.parent.is_dir() or path.is_dir():
         raise ArtifactUnwritable(
@@ -145,8 +149,9 @@ def _resolved(root: Path) -> Path:
 def path_under(root: Path, relative: str) -> Path:
     """Resolve a path that a table names to a regular file under the root.
 
-    StudyError where the path is absolute, leaves the root (also by a link), holds a NUL, or names
-    no regular file. The message does not repeat it.
+    Raises:
+        StudyError: the path is absolute, leaves the root (also by a link), holds a
+            NUL, or names no regular file. The message does not repeat it.
     """
     if not relative or "\0" in relative or Path(relative).is_absolute():
         raise StudyError("a path in the table is empty, absolute or holds a NUL; make it relative")

@@ -41,7 +41,11 @@ class Registry(Mapping[str, _Item]):
         self._items: dict[str, _Item] = {}
 
     def register(self, name: str) -> Callable[[_Item], _Item]:
-        """Make a decorator that keeps a function under a name; ConfigError where it is taken."""
+        """Make a decorator that keeps a function under a name.
+
+        Raises:
+            ConfigError: the name is taken.
+        """
 
         def keep(item: _Item) -> _Item:
             held = self._items.get(name)
@@ -53,7 +57,7 @@ class Registry(Mapping[str, _Item]):
         return keep
 
     def check(self, name: str) -> str:
-        """Return the name; ValueError, for a setting's validator, where nothing has it."""
+        """Return the name back; ValueError, for a setting's validator, where nothing has it."""
         if name not in self.own and self.get(name) is None:
             names = [*self.own, *self._items]
             near = get_close_matches(name, names, n=1) or names
@@ -124,7 +128,8 @@ def locate_plugins(names: object, folder: Path) -> object:
 def load_plugins(names: Sequence[str]) -> None:
     """Import plugins: files that end in .py, and modules by their dotted names.
 
-    ConfigError where one is not there, or a file has the name of a module that is in use.
+    Raises:
+        ConfigError: one is not there, or a file has the name of a module that is in use.
     """
     for name in names:
         if not name.endswith(".py"):

@@ -76,8 +76,9 @@ _Settings = TypeVar("_Settings", bound=Section)
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """Read a YAML file of keys, found as `find_config` does; errors call it `what`.
 
-    ConfigError where it cannot be read, or holds something else, aliases that grow, a number of
-    more than 64 digits, or lists and keys more than 32 deep.
+    Raises:
+        ConfigError: it cannot be read, or holds something else, aliases that grow, a number of more
+            than 64 digits, or lists and keys more than 32 deep.
     """
     try:
         text = find_config(path).read_text(encoding="utf-8")
@@ -162,8 +163,11 @@ def read_settings_of(
 
     With the prefix `MEDCLIP_` the variable `MEDCLIP_QUEUE=8` sets `queue`. Values of variables are
     parsed as JSON, and taken as plain strings where they are not JSON; an override that is None is
-    left out. ConfigError where the file cannot be read, a key or variable is unknown, or a value
-    breaks its rule.
+    left out.
+
+    Raises:
+        ConfigError: the file cannot be read, a key or variable is unknown, or a value
+            breaks its rule.
     """
     tree = read_yaml(file, "settings file") if file is not None else {}
     names = {prefix + name.upper(): name for name in schema.model_fields}
@@ -181,8 +185,10 @@ def check_settings(
 ) -> _Settings:
     """Make settings from a tree of plain values; errors call it `name`.
 
-    `values`: whether errors show the refused values; those of a service may be secret. ConfigError
-    where a key is unknown, a value breaks its rule, or an address holds a password.
+    `values`: whether errors show the refused values; those of a service may be secret.
+
+    Raises:
+        ConfigError: a key is unknown, a value breaks its rule, or an address holds a password.
     """
     _refuse_credentials(tree, name)
     _refuse_truth(tree, schema, name)

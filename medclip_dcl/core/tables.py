@@ -57,7 +57,8 @@ def write_table(
 ) -> Path:
     """Write rows, or a table that has the columns already, and give the file's path.
 
-    ValueError where a row does not have exactly the columns of `form`.
+    Raises:
+        ValueError: a row does not have exactly the columns of `form`.
     """
     path = folder / form.file
     if path.suffix == ".arrow":
@@ -128,7 +129,8 @@ class TableWriter:
 def read_table(folder: Path, form: TableFormat, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a table, or some columns of it, checking its pages and its columns.
 
-    ArtifactCorrupt where the file cannot be read, or its columns are others.
+    Raises:
+        ArtifactCorrupt: the file cannot be read, or its columns are others.
     """
     path = folder / form.file
     try:
@@ -154,7 +156,9 @@ def read_in_parts(
     """Read some columns of a table of Parquet in parts, which bounds the memory that it takes.
 
     No part is cut where rows next to each other have one value of the column `whole`.
-    ArtifactCorrupt as of `read_table`.
+
+    Raises:
+        ArtifactCorrupt: as of `read_table`.
     """
     path, rest = folder / form.file, form.schema.empty_table().select(list(columns))
     try:

@@ -84,10 +84,7 @@ def _is_whole(stream: bytes, at: int, stop: int) -> bool:
 
 
 def _segments(stream: bytes) -> Iterator[tuple[int, int, int]]:
-    """Walk the segments of a JPEG stream up to its first scan: marker, where it starts and stops.
-
-    Source: ITU-T T.81, B.1.1.2 (any number of fill bytes may precede a marker).
-    """
+    """Walk a JPEG stream up to its first scan: marker, start, stop (ITU-T T.81, B.1.1.2)."""
     at, fill = 2, _MAX_FILL
     for _ in range(_MAX_MARKERS):
         match = _MARKER.search(stream, at, at + fill)

@@ -24,29 +24,14 @@ import numpy.typing as npt
 from PIL import ExifTags, Image
 
 from medclip_dcl.core.errors import ImageError
-from medclip_dcl.data.codestreams import (
-    plain_jpeg,
-    plain_png,
-    read_jpeg,
-    require_bits,
-    require_whole,
-)
+from medclip_dcl.data import codestreams, grayscale
 from medclip_dcl.data.dicom.reader import read_dicom
-from medclip_dcl.data.grayscale import (
-    DecodedImage,
-    Values,
-    Words,
-    fitted,
-    level_of_shade,
-    shade,
-    stretch,
-)
 from medclip_dcl.data.images import NOT_INSTALLED, Closed, receive, scratch, send
 from medclip_dcl.data.limits import Fit, ImagesConfig, is_dicom
 
 _MID_GREY = 128  # what a decoder puts where its stream has ended
 _WORD_MODES = {"I;16", "I;16L", "I;16B", "I;16N", "I"}
-_TURNS = dict(
+_TURNS = dict(  # orientation of EXIF -> what brings the picture upright; 1 is upright
     enumerate(
         (
             Image.Transpose.FLIP_LEFT_RIGHT,
@@ -60,11 +45,14 @@ _TURNS = dict(
         start=2,
     )
 )
-"""Orientation of EXIF -> what brings the picture upright; 1 is upright."""
 
 
-def read_image(data: bytes, settings: ImagesConfig) -> DecodedImage:
-    """Read an image of any accepted format in this process, without protection; ImageError."""
+def read_image(data: bytes, settings: ImagesConfig) -> grayscale.DecodedImage:
+    """Read an image of any accepted format in this process, without protection.
+
+    Raises:
+        ImageError: the file is refused, and the code says why.
+    """
     with _faults_coded():
         return read_dicom(data, settings) if is_dicom(data) else _read_raster(data, settings)
 
@@ -119,7 +107,7 @@ def _serve(channel: socket.socket, settings: ImagesConfig) -> None:
             send(channel, {"errno": error.errno})
 
 
-def _read_raster(data: bytes, settings: ImagesConfig) -> DecodedImage:
+def _read_raster(data: bytes, settings: ImagesConfig) -> grayscale.DecodedImage:
     """Read JPEG or PNG, scaled by minimum and maximum as a DICOM image is."""
     # Pillow checks this before it allocates.
     Image.MAX_IMAGE_PIXELS = settings.max_pixels
@@ -137,23 +125,23 @@ def _read_raster(data: bytes, settings: ImagesConfig) -> DecodedImage:
     return image
 
 
-def _read_with_pillow(data: bytes) -> DecodedImage:
+def _read_with_pillow(data: bytes) -> grayscale.DecodedImage:
     source = "jpeg" if data[:1] == b"\xff" else "png"
     if source == "jpeg":
-        require_bits(read_jpeg(data), len(data))
-    plain = plain_jpeg(data) if source == "jpeg" else plain_png(data)
+        codestreams.require_bits(codestreams.read_jpeg(data), len(data))
+    plain = codestreams.plain_jpeg(data) if source == "jpeg" else codestreams.plain_png(data)
     # No other parser of Pillow's is to see these bytes.
     with Image.open(io.BytesIO(plain), formats=("JPEG", "PNG")) as image:
         image.load()
         last = image.width - 1, image.height - 1
         # Pillow fills a cut stream with mid-grey, silently; few whole images end in it.
         if source == "jpeg" and image.mode == "L" and image.getpixel(last) == _MID_GREY:
-            require_whole(plain, np.asarray(image), 8)
+            codestreams.require_whole(plain, np.asarray(image), 8)
         words = _words(_upright(image))
-    shades = shade(words, _straight, inverted=False)
+    shades = grayscale.shade(words, _straight, inverted=False)
     levels = (shades.low, shades.high) if words.dtype == np.uint8 else None
     facts = {"bits_stored": 8 * words.dtype.itemsize, "source": source, "levels": levels}
-    return DecodedImage(shades, facts)
+    return grayscale.DecodedImage(shades, facts)
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -166,11 +154,11 @@ def _upright(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _straight(words: Values) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+def _straight(words: grayscale.Values) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     return words.astype(np.float64), np.ones(len(words), dtype=bool)
 
 
-def _words(image: Image.Image) -> Words:
+def _words(image: Image.Image) -> grayscale.Words:
     """Return grey levels: 16 bits stay, colours become luma (BT.601), transparent is black."""
     if image.mode in _WORD_MODES:
         wide = np.asarray(image).astype(np.int64)
@@ -199,10 +187,12 @@ def _answer(
             return facts, shades.pixels
         size_px = request["size_px"]
         if request["fit"] is None:
-            return facts, stretch(shades.words, shades.table, size_px, request["equalize"])
+            return facts, grayscale.stretch(
+                shades.words, shades.table, size_px, request["equalize"]
+            )
         fit = Fit(**request["fit"])
-        levels = level_of_shade(facts.get("levels"), fit)[shades.table]
-        return facts, fitted(levels[shades.words], size_px, fit)
+        levels = grayscale.level_of_shade(facts.get("levels"), fit)[shades.table]
+        return facts, grayscale.fitted(levels[shades.words], size_px, fit)
     except ImageError as error:
         return {"code": error.code, "message": error.message}, None
     except MemoryError:

@@ -82,7 +82,10 @@ def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
     """Scale stored words, uint8 or uint16 (height, width), by the extremes of the valid ones.
 
     Padding is zero, and so is all of an image whose valid pixels are equal. `inverted`: high
-    intensities are dark (MONOCHROME1). ImageError where an intensity that occurs is not finite.
+    intensities are dark (MONOCHROME1).
+
+    Raises:
+        ImageError: an intensity that occurs is not finite.
 
     Source: DICOM PS3.3, C.7.6.3.1.2; scaling by minimum and maximum as MIMIC-CXR-JPG's.
     """
@@ -159,15 +162,15 @@ class GreyImage:
     """
 
     pixels: npt.NDArray[np.uint16]
-    bits_stored: int
-    source: Source
-    inverted: bool = False
-    constant: bool = False
-    spacing_mm: tuple[float, float] | None = None
-    window: tuple[float, float] | None = None
-    tags: dict[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
-    levels: tuple[float, float] | None = None
+    bits_stored: int  # of a stored value
+    source: Source  # format of the file; `array`: the pixels were given
+    inverted: bool = False  # whether MONOCHROME1 was turned round
+    constant: bool = False  # whether all valid pixels were equal
+    spacing_mm: tuple[float, float] | None = None  # between rows and between columns
+    window: tuple[float, float] | None = None  # centre and width of one that was not applied
+    tags: dict[str, str] = field(default_factory=dict)  # code strings, of `reader.PUBLIC_TAGS`
+    ignored: tuple[str, ...] = ()  # optional attributes whose values cannot be used
+    levels: tuple[float, float] | None = None  # lowest and highest of an 8-bit picture, as stored
 
 
 class DecodedImage(NamedTuple):
@@ -195,9 +198,12 @@ _LUMA = np.array([19595, 38470, 7471]) / 65536  # of red, green and blue, as Pil
 def grey_of_array(values: npt.NDArray[Any]) -> GreyImage:
     """Take numbers for an image, scaled by their extremes as those of a file without a window.
 
-    `values` are whole or real, (height, width), or with one or three channels first or last; red,
-    green and blue become luma. ImageError where they are not numbers, not finite, or of another
-    shape.
+    Args:
+        values: whole or real numbers, (height, width), or with one or three channels first or
+            last; red, green and blue become luma.
+
+    Raises:
+        ImageError: they are not numbers, not finite, or of another shape.
 
     Source: luma of ITU-R BT.601, as of colour files.
     """

@@ -99,9 +99,10 @@ class Decoder:
     def open(self, source: ImageSource) -> GreyImage:
         """Read an image from the path of a regular file, or from the whole file.
 
-        ImageError where the image is refused; `code` is one of `limits.REASONS`. StudyError where
-        no decode worker can be started. OSError where this machine has no room to hand the image
-        over.
+        Raises:
+            ImageError: the image is refused; `code` is one of `limits.REASONS`.
+            StudyError: no decode worker can be started.
+            OSError: this machine has no room to hand the image over.
         """
         facts, pixels = self._ask(source, {})
         del facts["shape"]
@@ -123,8 +124,9 @@ class Decoder:
     def separate(self, source: ImageSource) -> SeparatedImage:
         """Take a DICOM image apart into its cleaned header and the image without identity.
 
-        The entry point `dicom` of `medclip_dcl.separation` does it, of an installed package:
+        An installed package does it, by the entry point `dicom` of `medclip_dcl.separation`:
         `module:name` of (file's bytes, ImagesConfig) -> (header, SHA-256 of pixels, the rest).
+
         Raises as `open`, and with that package's codes; ConfigError where there is none.
         """
         facts, joined = self._ask(source, {"function": _separation()})
@@ -274,10 +276,7 @@ def _spawn(settings: ImagesConfig) -> tuple[socket.socket, subprocess.Popen[byte
 
 @contextlib.contextmanager
 def _checked(source: ImageSource, max_bytes: int) -> Iterator[int | bytes | memoryview]:
-    """Look at size and first bytes of what is to be read; a path becomes a descriptor.
-
-    The worker gets that descriptor: a file that is exchanged meanwhile is not what it reads.
-    """
+    """Check size and first bytes; a path becomes a descriptor, so none is exchanged meanwhile."""
     if not isinstance(source, Path):
         require_image(bytes(source[:PREAMBLE]), len(source), max_bytes)
         yield source
@@ -312,7 +311,8 @@ class Closed(Exception):
 def send(channel: socket.socket, header: dict[str, Any], handle: int | None = None) -> None:
     """Send a header that JSON can hold, and a descriptor that the other side gets a copy of.
 
-    Closed where the other side is gone.
+    Raises:
+        Closed: the other side is gone.
     """
     text = json.dumps(header).encode()
     data = _LENGTH.pack(len(text)) + text
@@ -331,8 +331,9 @@ def send(channel: socket.socket, header: dict[str, Any], handle: int | None = No
 def receive(channel: socket.socket) -> tuple[dict[str, Any], int | None]:
     """Receive a header, and the descriptor that came with it, which the caller closes.
 
-    Closed where the other side is gone, or wrote no message; TimeoutError where nothing came in
-    time.
+    Raises:
+        Closed: the other side is gone, or wrote something that is not a message.
+        TimeoutError: nothing came in time.
     """
     handles: list[int] = []
     try:
@@ -380,7 +381,11 @@ def _rest(channel: socket.socket, data: bytes, length: int) -> bytes:
 def read_array(
     handle: int, shape: Sequence[int], kind: type[np.uint8] | type[np.uint16]
 ) -> npt.NDArray[Any]:
-    """Copy an array out of a descriptor, so that nobody can change it; Closed where bytes lack."""
+    """Copy an array out of a descriptor, so that nobody can change it afterwards.
+
+    Raises:
+        Closed: there are fewer bytes than the shape needs.
+    """
     array: npt.NDArray[Any] = np.empty(shape, dtype=kind)
     view, at = array.data.cast("B"), 0
     with open(handle, "rb", buffering=0, closefd=False) as file:
@@ -418,9 +423,10 @@ def open_image(
 
 
 def images_of(given: Any) -> tuple[list[Any], bool]:
-    """List what is given as images, and whether it is one alone.
+    """List what is given as images, and whether it is one alone; four axes are several.
 
-    Four axes are several. QueryError where there is none.
+    Raises:
+        QueryError: there is none.
     """
     is_array = _is_of("numpy", "ndarray", given) or _is_of("torch", "Tensor", given)
     if is_array and given.ndim != 4:
@@ -450,9 +456,11 @@ def open_any(
     """Prepare one image for a model, whatever holds it: see `images_of`.
 
     A file, and what can be written as one without loss, is decoded in a worker process as by
-    `open_image`; pixels of an array are scaled by their extremes. ImageError where the image is
-    refused; `code` is one of `limits.REASONS`. QueryError where it is something else, a folder, or
-    a URL: none is fetched.
+    `open_image`; pixels of an array are scaled by their extremes.
+
+    Raises:
+        ImageError: the image is refused; `code` is one of `limits.REASONS`.
+        QueryError: it is something else, a folder, or a URL: none is fetched.
     """
     if isinstance(image, SquareImage):
         return image

@@ -74,7 +74,7 @@ class ImagesConfig(Section):
         )
 
 
-REASONS: dict[str, str] = {
+REASONS: dict[str, str] = {  # reason code -> what it means
     "missing": "there is no regular file to read",
     "empty": "the file holds no bytes",
     "too_many_bytes": "the file is larger than images.max_bytes",
@@ -97,7 +97,6 @@ REASONS: dict[str, str] = {
     "worker_died": "the decode worker died on this image",
     "constant": "all pixels are equal (refused by prepare_images alone)",
 }
-"""Reason code -> what it means."""
 
 PREAMBLE = 132  # bytes that tell the format: of DICOM the preamble, of JPEG and PNG a few of them
 

@@ -16,7 +16,7 @@ from medclip_dcl.text.labeler.lexicon import LABELS
 
 ARTIFACT = ArtifactType("manifest", 2, "build_manifest")
 
-IMAGES = TableFormat(
+IMAGES = TableFormat(  # one row per usable image, in order of image_id
     "images.parquet",
     (
         Column("image_id", pa.string(), "id of the image: MIMIC's dicom_id, or the table's"),
@@ -36,9 +36,8 @@ IMAGES = TableFormat(
         ),
     ),
 )
-"""One row per usable image, in order of image_id."""
 
-REPORTS = TableFormat(
+REPORTS = TableFormat(  # one row per study with text, in order of study_id
     "reports.parquet",
     (
         Column("study_id", pa.string(), "id of the study"),
@@ -49,7 +48,6 @@ REPORTS = TableFormat(
         Column("last_paragraph", pa.string(), "text that stands in where both are empty"),
     ),
 )
-"""One row per study with text, in order of study_id."""
 
 
 def label_format(findings: Sequence[str]) -> TableFormat:
@@ -65,7 +63,7 @@ STUDY_LABELS = label_format(LABELS)
 """Labels per study, where the source has them, in order of study_id; of a source with other
 `source.findings` the columns are those."""
 
-BOXES = TableFormat(
+BOXES = TableFormat(  # boxes with their sentences (MS-CXR), one row per box
     "boxes.parquet",
     (
         Column("image_id", pa.string(), "id of the image"),
@@ -85,12 +83,11 @@ BOXES = TableFormat(
         Column("image_height", pa.int32(), "height of the original image, pixels; likewise"),
     ),
 )
-"""Boxes with their sentences (MS-CXR), one row per box."""
 
 DATASET = "dataset.json"
 """What a dataset's own card says: name, commit, licence, terms (kind `huggingface`)."""
 
-REJECTS = TableFormat(
+REJECTS = TableFormat(  # what was left out, one row per image or study and reason
     "rejects.parquet",
     (
         Column("id", pa.string(), "id of the image or study"),
@@ -98,13 +95,13 @@ REJECTS = TableFormat(
         Column("reason", pa.string(), "reason code"),
     ),
 )
-"""What was left out, one row per image or study and reason."""
 
 
 def read_labels(listed: Artifact) -> pa.Table:
     """Read the labels of a manifest, by its own findings; without a row where it has none.
 
-    ArtifactCorrupt where the table cannot be read, or is none of labels.
+    Raises:
+        ArtifactCorrupt: the table cannot be read, or is none of labels.
     """
     if STUDY_LABELS.file not in listed.files:
         return STUDY_LABELS.schema.empty_table()

@@ -106,7 +106,8 @@ def _read_shard_rejects(folder: Path, number: int) -> tuple[int, list[list[str]]
 def require_fit(prepared: Artifact, images: ImagesConfig) -> None:
     """Refuse images that were brought to squares otherwise than a model sees them.
 
-    ArtifactStale where they were, as those of a run are for an adopted model.
+    Raises:
+        ArtifactStale: they were, as those of a run are for an adopted model.
     """
     # What was prepared is known from the fingerprint alone: pixels do not tell how they were made.
     made = prepared.fingerprint["settings"].get("images")
@@ -123,7 +124,8 @@ def require_fit(prepared: Artifact, images: ImagesConfig) -> None:
 class PreparedImages:
     """The prepared images of an artifact, read by memory map.
 
-    ArtifactCorrupt where a shard cannot be read, or shards differ in size.
+    Raises:
+        ArtifactCorrupt: a shard cannot be read, or shards differ in size.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -254,8 +256,11 @@ def prepare_images(
 ) -> dict[str, Any]:
     """Decode, stretch and write all images below `root`, and give the artifact's summary.
 
-    Shards that are there are kept; the summary is the same whether or not an earlier run was
-    killed. StudyError where more images were refused than `max_reject_share` allows.
+    Shards that are there are kept; the summary is the same whether or not an earlier
+    run was killed.
+
+    Raises:
+        StudyError: more images were refused than `max_reject_share` allows.
     """
     # By the number of images alone, never by workers: equal images give equal shards.
     size = max(1, min(_SHARD_ROWS, -(-len(images) // _LEAST_SHARDS)))

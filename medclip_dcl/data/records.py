@@ -159,8 +159,7 @@ def stamp_files(root: Path, paths: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-TRUTH = "truth/images.csv"
-"""Table of what the images of a generated source show, relative to its root."""
+TRUTH = "truth/images.csv"  # what the images of a generated source show, relative to its root
 
 
 def truth_digests(root: Path) -> dict[str, str]:
@@ -172,7 +171,8 @@ def truth_digests(root: Path) -> dict[str, str]:
 def read_truth(root: Path) -> dict[str, frozenset[str]] | None:
     """Read the types of findings that each image shows; None: the source is not a generated one.
 
-    StudyError where the table holds something else than the generator wrote.
+    Raises:
+        StudyError: the table holds something else than the generator wrote.
     """
     file = _truth_file(root)
     if file is None:

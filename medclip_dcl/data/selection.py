@@ -36,7 +36,7 @@ from medclip_dcl.data.table_files import POINTER_BYTES, is_pointer
 from medclip_dcl.text.mimic_sections import Part, cut_release_report, read_sections
 from medclip_dcl.text.sections import cut_report, read_loose_sections
 
-SOURCE_REASONS: dict[str, str] = {
+SOURCE_REASONS: dict[str, str] = {  # reason code of a manifest's reject -> what it means
     "bad_id": "an id is empty or holds characters that no path may; the reject names the row",
     "no_subject": "the row or the header names no patient",
     "bad_row": "lists of a row that must be parallel differ in length",
@@ -58,7 +58,6 @@ SOURCE_REASONS: dict[str, str] = {
     "report_too_long": "the report has more than a million bytes",
     "empty_report": "the report has no findings, no impression and no other text to use",
 }
-"""Reason code of a manifest's reject -> what it means."""
 
 REJECT_REASONS = SOURCE_REASONS | IMAGE_REASONS
 """Reason code of every row of `REJECTS`, the manifest's or that of prepared images."""
@@ -88,8 +87,9 @@ class Selection:
 def require_few_rejects(chosen: Selection, allowed: float) -> None:
     """Refuse a source with more unusable rows than are allowed, or without any other.
 
-    The StudyError counts the rows by reason, those without text or without an image among them, and
-    names the share that lets them pass.
+    Raises:
+        StudyError: it counts the rows by reason, those without text or without an image among
+            them, and names the share that lets them pass.
     """
     others = by_reason(item for item in chosen.rejects if item.reason in VIEW_REASONS)
     aside = f"; {others.total()} others are not asked for {dict(others)}" if others else ""
@@ -291,7 +291,11 @@ def split_patients(source: Source, chosen: Selection, settings: SourceConfig) ->
 
 
 def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict[str, Any]:
-    """Write every table of the manifest; StudyError as of `require_few_rejects`."""
+    """Write every table of the manifest.
+
+    Raises:
+        StudyError: more rows are unusable than `max_reject_share` allows, or all.
+    """
     raw, chosen = source.raw, select(source.raw, settings)
     require_few_rejects(chosen, settings.max_reject_share)
     split_of = split_patients(source, chosen, settings)

@@ -201,7 +201,8 @@ Resolve = Callable[[str], Path]  # path setting -> path, variables such as `${WO
 def find_file(setting: str, text: str, root: Path, resolve: Resolve) -> Path:
     """Find the file of a path setting, relative to the current folder or else to the root.
 
-    StudyError where there is no such file.
+    Raises:
+        StudyError: there is no such file.
     """
     # The current folder goes first, as a shell completes names.
     places = list(dict.fromkeys((resolve(text), root / resolve(text))))

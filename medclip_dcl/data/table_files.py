@@ -60,8 +60,10 @@ def read_any(path: Path, fallback: str = "") -> pa.Table:
     CSV stays strings, and is UTF-8 or, after a byte order mark, UTF-16; else in the encoding
     `fallback`, where one is given. What separates its fields is detected in the first rows: comma,
     semicolon, tab or bar; or a line `sep=;` above them names it. Names of columns are stripped.
-    StudyError where it is missing or malformed, or CSV whose rows differ in length, or whose quotes
-    do not end.
+
+    Raises:
+        StudyError: it is missing or malformed, or CSV whose rows differ in length, or whose quotes
+            do not end.
     """
     return pa.concat_tables(_read_parts(path, fallback))
 
@@ -191,9 +193,8 @@ def _string_table(names: Sequence[str], rows: Sequence[list[str]]) -> pa.Table:
 
 
 def _sniff(path: Path, encoding: str) -> tuple[str, int]:
-    """Detect by which separator all of the first rows have most fields, else the header.
+    """Detect the separator by which the first rows are even, else the header has most fields.
 
-    A comma in an unquoted text makes rows of different lengths, and so rules out the comma.
     Returned with it: the lines above the header.
     """
     with _open_text(path, encoding, "replace") as stream:
@@ -220,10 +221,9 @@ def _sniff(path: Path, encoding: str) -> tuple[str, int]:
 
 
 def _rows(text: IO[str], separator: str, skipped: int, path: Path) -> Iterator[_Row]:
-    """Read the rows that are not blank.
+    """Read the rows that are not blank; StudyError where quotes do not end, or end within a text.
 
-    Quotes that do not end, or end within a text of several lines, are refused: else all that
-    follows an opening quote, other patients' rows, would be one text.
+    Else all that follows an opening quote, other patients' rows, would be one text.
     """
     lines: list[str] = []  # of the row that is read
     is_over = False
@@ -387,7 +387,8 @@ FIELD = re.compile(r"\{([^{}]+)\}")  # a column within other letters, in a patte
 def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[str, list[str]]:
     """Read columns of a table as strings, empty where a value is null; as `read_any`.
 
-    StudyError where the table is missing, malformed, not UTF-8, or lacks a column.
+    Raises:
+        StudyError: the table is missing, malformed, not UTF-8, or lacks a column.
     """
     return take_rows(read_any(path, fallback), path.name, columns)
 
@@ -401,7 +402,8 @@ def take_rows(table: pa.Table, file: str, columns: Sequence[str]) -> dict[str, l
 def fill_pattern(table: pa.Table, file: str, pattern: str) -> list[str]:
     """Fill a pattern such as `{a}-{b}` in each row, or take the column of that name.
 
-    StudyError where the table lacks a column.
+    Raises:
+        StudyError: the table lacks a column.
     """
     if not FIELD.search(pattern):
         return take_rows(table, file, [pattern])[pattern]
@@ -457,7 +459,10 @@ def strings(column: Any, table: str, name: str) -> list[str]:
     """Convert a column of a table to strings, empty where null or not a number.
 
     Whole numbers have no fraction, also where their column holds fractions, as pandas stores whole
-    numbers next to blank ones. StudyError where it is nested, or holds bytes that are not text.
+    numbers next to blank ones.
+
+    Raises:
+        StudyError: it is nested, or holds bytes that are not text.
     """
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -486,7 +491,9 @@ def read_columns(path: Path, columns: Sequence[str], fallback: str = "") -> Iter
     """Read columns, also nested ones by dotted name, in parts; the first is without rows.
 
     Of CSV and Parquet no more than a part is in memory. ClassLabels of `datasets` become names.
-    StudyError where the file cannot be read, or a column is missing.
+
+    Raises:
+        StudyError: the file cannot be read, or a column is missing.
     """
     suffix, wanted = path.suffix.lower(), list(dict.fromkeys(columns))
     try:
@@ -621,7 +628,8 @@ _EXCEL_NUMBER = re.compile(r"-?\d([.,]\d+)?E\+\d{2,}", re.IGNORECASE)
 def clean_id(text: str) -> str:
     """Strip an id of what no eye sees: blanks and marks round it, and the `="..."` of Excel.
 
-    StudyError where it is a number in Excel's scientific notation, whose digits are lost.
+    Raises:
+        StudyError: it is a number in Excel's scientific notation, whose digits are lost.
     """
     if text.isascii() and text.isalnum():
         return text

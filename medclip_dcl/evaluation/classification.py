@@ -17,49 +17,33 @@ import torch
 from jaxtyping import Bool, Float, Int8
 
 from medclip_dcl.core.plugins import METRICS
+from medclip_dcl.evaluation import metrics
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
-from medclip_dcl.evaluation.metrics import (
-    BootstrapOptions,
-    Figure,
-    Samples,
-    Weights,
-    balanced_accuracy,
-    estimate,
-    mean_of,
-    pearson_correlation,
-    roc_auc,
-)
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import softmax_scores
 
-Truth = Int8[np.ndarray, "findings images"]
-"""1 present, 0 absent, `UNKNOWN` not known."""
+Truth = Int8[np.ndarray, "findings images"]  # 1 present, 0 absent, `UNKNOWN` not known
 
 Matrix = Float[np.ndarray, "findings images"]
 
-UNKNOWN = -1
-"""Truth of a finding that is not known."""
+UNKNOWN = -1  # truth of a finding that is not known
 
 CORRELATION_LIMIT = 0.97
 """Correlation of a finding's two scores over images above which the pair does not decide."""
 # From first trials on real studies: models that inverted a finding had .98 to 1.00, others at most
 # .94. With text pairs as close as .98 the AUC of one finding was .17 or .85, by the seed.
 
-CHANCE_AUC = 0.5
-"""AUC below which a finding is read upside down."""
+CHANCE_AUC = 0.5  # AUC below which a finding is read upside down
 
-LEAST_IMAGES = 10
-"""Images below which no correlation is given: of two it is always 1 or -1."""
+LEAST_IMAGES = 10  # images below which no correlation is given: of two it is always 1 or -1
 
-REMEDY = (
+REMEDY = (  # what helps a finding that is warned of
     "train with objective.relation: claims, or ask in other words in the prompts file "
     "(evaluate.prompts)"
 )
-"""What helps a finding that is warned of."""
 
-CORRELATION_FIGURE = "prompt_correlation"
-"""Name of the figure in the results of each finding."""
+CORRELATION_FIGURE = "prompt_correlation"  # name of the figure in the results of each finding
 
 ONE_CLASS = "no image of one of the two classes"
 _MEANS = ("mean_auc", "mean_balanced_accuracy", "mean_balanced_accuracy_offset")
@@ -69,14 +53,12 @@ Levels = Sequence[float | None]
 
 Values = Float[np.ndarray, " images"]
 IsPositive = Bool[np.ndarray, " images"]
-Metric = Callable[[Values, IsPositive, float | None, Weights], dict[str, Samples]]
+Metric = Callable[[Values, IsPositive, float | None, metrics.Weights], dict[str, metrics.Samples]]
 """Margins and truth of a finding's images, its level, weights of images -> figures by name."""
 
 
 def exact_truth(
-    findings: Sequence[Finding],
-    image_ids: Sequence[str],
-    types_of: Mapping[str, Collection[str]],
+    findings: Sequence[Finding], image_ids: Sequence[str], types_of: Mapping[str, Collection[str]]
 ) -> Truth:
     """Read off which findings images show, where a generator knows the types of each image.
 
@@ -121,7 +103,7 @@ def evaluate_findings(
     images: EncodedImages,
     findings: Sequence[Finding],
     truth: Truth,
-    bootstrap: BootstrapOptions,
+    bootstrap: metrics.BootstrapOptions,
 ) -> tuple[EvalResult, Rows]:
     """Ask for findings by prompt pairs; rows of `results.SCORES` by finding, then image.
 
@@ -130,6 +112,7 @@ def evaluate_findings(
     sides = model.side_scores(images.regions, findings)
     margin = sides[0::2] - sides[1::2]
     scores = sides.cpu().numpy().astype(np.float64)
+    positive, negative = scores[0::2], scores[1::2]
     offsets = model.offsets_of(findings)
     score = softmax_scores(margin, torch.tensor(model.gamma_squared).sqrt()).cpu().numpy()
     margins = margin.cpu().numpy().astype(np.float64)
@@ -137,11 +120,7 @@ def evaluate_findings(
         finding.name: finding_figures(
             margins[row], truth[row], images.subject_ids, bootstrap, offsets[row]
         )
-        | {
-            CORRELATION_FIGURE: pair_figure(
-                scores[2 * row], scores[2 * row + 1], images.subject_ids
-            )
-        }
+        | {CORRELATION_FIGURE: pair_figure(positive[row], negative[row], images.subject_ids)}
         for row, finding in enumerate(findings)
     }
     mean_figures = mean_finding_figures(margins, truth, images.subject_ids, bootstrap, offsets)
@@ -149,8 +128,8 @@ def evaluate_findings(
         {
             **images.ids_of(image),
             "finding": finding.name,
-            "positive": float(scores[2 * row, image]),
-            "negative": float(scores[2 * row + 1, image]),
+            "positive": float(positive[row, image]),
+            "negative": float(negative[row, image]),
             "margin": float(margins[row, image]),
             "offset": offsets[row],
             "threshold": None,
@@ -171,9 +150,9 @@ def finding_figures(
     margins: Values,
     truth: Int8[np.ndarray, " images"],
     subjects: Sequence[str],
-    bootstrap: BootstrapOptions,
+    bootstrap: metrics.BootstrapOptions,
     offset: float | None = None,
-) -> dict[str, Figure]:
+) -> dict[str, metrics.Figure]:
     """Estimate the figures of `ranking` over the images whose truth is known."""
     return figures_of(ranking, margins, truth, subjects, offset, bootstrap, ONE_CLASS)
 
@@ -184,36 +163,36 @@ def figures_of(
     truth: Int8[np.ndarray, " images"],
     subjects: Sequence[str],
     level: float | None,
-    bootstrap: BootstrapOptions,
+    bootstrap: metrics.BootstrapOptions,
     undefined: str,
-) -> dict[str, Figure]:
+) -> dict[str, metrics.Figure]:
     """Estimate a metric of one finding over the images whose truth is known; see `estimate`."""
     labelled, positive, owners = known_images(truth, subjects)
     margin = margins[labelled]
-    return estimate(
+    return metrics.estimate(
         lambda weights: metric(margin, positive, level, weights), owners, bootstrap, undefined
     )
 
 
-def pair_figure(positive: Values, negative: Values, subjects: Sequence[str]) -> Figure:
+def pair_figure(positive: Values, negative: Values, subjects: Sequence[str]) -> metrics.Figure:
     """Correlate the scores of a finding's two prompts over all images, or say why not."""
     value, reason = pair_correlation(positive, negative), ""
     if value is None:
         few = len(subjects) < LEAST_IMAGES
         reason = f"fewer than {LEAST_IMAGES} images" if few else "a prompt scores all images alike"
-    return Figure(value, len(subjects), len(set(subjects)), reason=reason)
+    return metrics.Figure(value, len(subjects), len(set(subjects)), reason=reason)
 
 
 def mean_finding_figures(
     margins: Matrix,
     truth: Truth,
     subjects: Sequence[str],
-    bootstrap: BootstrapOptions,
+    bootstrap: metrics.BootstrapOptions,
     offsets: Levels | None = None,
-) -> dict[str, Figure]:
+) -> dict[str, metrics.Figure]:
     """Estimate the figures of `ranking`, averaged over findings."""
     levels = offsets or [None] * len(truth)
-    return estimate(
+    return metrics.estimate(
         lambda weights: mean_over_findings(ranking, margins, truth, levels, weights),
         subjects,
         bootstrap,
@@ -222,32 +201,31 @@ def mean_finding_figures(
 
 
 def mean_over_findings(
-    metric: Metric, margins: Matrix, truth: Truth, levels: Levels, weights: Weights
-) -> dict[str, Samples]:
-    """Average a metric over the findings that have both classes in the sample, as `mean_NAME`.
-
-    Each of its figures is averaged over those of them that define it.
-    """
-    parts: dict[str, list[Samples]] = defaultdict(list)
+    metric: Metric, margins: Matrix, truth: Truth, levels: Levels, weights: metrics.Weights
+) -> dict[str, metrics.Samples]:
+    """Average a metric, as `mean_NAME`, over the findings with both classes that define it."""
+    parts: dict[str, list[metrics.Samples]] = defaultdict(list)
     for margin, state, level in zip(margins, truth, levels, strict=True):
         labelled = state != UNKNOWN
         positive, own = state[labelled] == 1, weights[:, labelled]
         has_both = (own @ positive > 0) & (own @ ~positive > 0)
         for name, values in metric(margin[labelled], positive, level, own).items():
             parts[name].append(np.where(has_both, values, np.nan))
-    return {f"mean_{name}": mean_of(each) for name, each in parts.items()}
+    return {f"mean_{name}": metrics.mean_of(each) for name, each in parts.items()}
 
 
 def ranking(
-    margins: Values, positive: IsPositive, offset: float | None, weights: Weights
-) -> dict[str, Samples]:
+    margins: Values, positive: IsPositive, offset: float | None, weights: metrics.Weights
+) -> dict[str, metrics.Samples]:
     """Measure AUC, the decision at a margin of 0 and at the offset, and the metrics of plugins."""
     figures = {
-        "auc": roc_auc(margins, positive, weights),
-        "balanced_accuracy": balanced_accuracy(margins, positive, weights),
+        "auc": metrics.roc_auc(margins, positive, weights),
+        "balanced_accuracy": metrics.balanced_accuracy(margins, positive, weights),
     }
     if offset is not None:
-        figures["balanced_accuracy_offset"] = balanced_accuracy(margins - offset, positive, weights)
+        figures["balanced_accuracy_offset"] = metrics.balanced_accuracy(
+            margins - offset, positive, weights
+        )
     return figures | {name: own(margins, positive, weights) for name, own in METRICS.items()}
 
 
@@ -255,11 +233,16 @@ def ranking(
 class PairWarning:
     """A finding whose answer should not be read, and why."""
 
-    finding: str  # name of the finding
-    correlation: float | None  # of the two scores over the images; None: undefined
-    auc: float | None  # of their difference; None: undefined, or of too few images
-    reason: str  # the values and the rules that they break
-    message: str  # the finding, the reason and the remedy
+    finding: str
+    """Name of the finding."""
+    correlation: float | None
+    """Of the two scores over the images; None: undefined."""
+    auc: float | None
+    """Of their difference; None: undefined, or of too few images."""
+    reason: str
+    """The values and the rules that they break."""
+    message: str
+    """The finding, the reason and the remedy."""
 
 
 def pair_correlation(positive: Values, negative: Values) -> float | None:
@@ -268,7 +251,7 @@ def pair_correlation(positive: Values, negative: Values) -> float | None:
     None of fewer than `LEAST_IMAGES`, and where a prompt scores all images alike.
     """
     enough = len(positive) >= LEAST_IMAGES
-    return pearson_correlation(positive, negative) if enough else None
+    return metrics.pearson_correlation(positive, negative) if enough else None
 
 
 def check_pair(finding: str, correlation: float | None, auc: float | None) -> PairWarning | None:
@@ -291,7 +274,7 @@ def check_pair(finding: str, correlation: float | None, auc: float | None) -> Pa
     return PairWarning(finding, correlation, auc, reason, message)
 
 
-def check_pairs(groups: Mapping[str, Mapping[str, Figure]]) -> list[PairWarning]:
+def check_pairs(groups: Mapping[str, Mapping[str, metrics.Figure]]) -> list[PairWarning]:
     """Check every finding by its figures `prompt_correlation` and `auc`."""
     checked = (
         check_pair(finding, figures[CORRELATION_FIGURE].value, figures["auc"].value)

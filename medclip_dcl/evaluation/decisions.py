@@ -20,33 +20,8 @@ from torch import Tensor
 from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.errors import MetricError
 from medclip_dcl.core.files import write_text
-from medclip_dcl.evaluation.classification import (
-    CHANCE_AUC,
-    UNKNOWN,
-    IsPositive,
-    Matrix,
-    Truth,
-    Values,
-    check_pair,
-    figures_of,
-    known_images,
-    mean_over_findings,
-)
+from medclip_dcl.evaluation import classification, metrics
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
-from medclip_dcl.evaluation.metrics import (
-    BootstrapOptions,
-    Figure,
-    Samples,
-    Weights,
-    average_precision,
-    brier_score,
-    calibration_error,
-    confusion_metrics,
-    estimate,
-    mean,
-    roc_auc,
-    value_of,
-)
 from medclip_dcl.evaluation.results import EvalResult
 from medclip_dcl.inference.model_package import (
     CALIBRATION_FILE,
@@ -79,11 +54,13 @@ _ITERATIONS = 1000
 _COMPARED = 256  # images whose answers are made at a time
 
 
-def choose_threshold(margins: Values, positive: IsPositive) -> float:
+def choose_threshold(margins: classification.Values, positive: classification.IsPositive) -> float:
     """Choose the margin with the largest Youden index, sensitivity + specificity - 1.
 
-    The highest of the margins of validation images where several are as good. MetricError where the
-    images show one class alone.
+    The highest of the margins of validation images where several are as good.
+
+    Raises:
+        MetricError: the images show one class alone.
 
     Source: Youden 1950.
     """
@@ -100,50 +77,55 @@ def choose_threshold(margins: Values, positive: IsPositive) -> float:
     return float(levels[(hits * absent - misses * present).argmax()])
 
 
-def choose_thresholds(margins: Matrix, truth: Truth, subjects: Sequence[str]) -> list[Figure]:
+def choose_thresholds(
+    margins: classification.Matrix, truth: classification.Truth, subjects: Sequence[str]
+) -> list[metrics.Figure]:
     """Choose the threshold of every finding on validation images; without a value, with the reason.
 
     `n` and `subjects` are the validation images with a label, and their patients.
     """
     thresholds = []
     for margin, state in zip(margins, truth, strict=True):
-        labelled, positive, owners = known_images(state, subjects)
+        labelled, positive, owners = classification.known_images(state, subjects)
         sizes = (len(owners), len(set(owners)))
         if positive.any() and not positive.all():
             value = choose_threshold(margin[labelled], positive)
-            thresholds.append(Figure(value, *sizes))
+            thresholds.append(metrics.Figure(value, *sizes))
         else:
             reason = (
                 f"{int(positive.sum())} validation images with the finding and "
                 f"{int((~positive).sum())} without; a threshold needs both"
             )
-            thresholds.append(Figure(None, *sizes, reason=reason))
+            thresholds.append(metrics.Figure(None, *sizes, reason=reason))
     return thresholds
 
 
 def decision_metrics(
-    margins: Values, positive: IsPositive, threshold: float | None, weights: Weights
-) -> dict[str, Samples]:
+    margins: classification.Values,
+    positive: classification.IsPositive,
+    threshold: float | None,
+    weights: metrics.Weights,
+) -> dict[str, metrics.Samples]:
     """Measure `auprc`, and with a threshold `metrics.confusion_metrics`."""
-    figures = {"auprc": average_precision(margins, positive, weights)}
+    figures = {"auprc": metrics.average_precision(margins, positive, weights)}
     if threshold is not None:
-        figures |= confusion_metrics(margins, positive, threshold, weights)
+        figures |= metrics.confusion_metrics(margins, positive, threshold, weights)
     return figures
 
 
 def evaluate_decisions(
     findings: Sequence[str],
-    margins: Matrix,
-    truth: Truth,
+    margins: classification.Matrix,
+    truth: classification.Truth,
     subjects: Sequence[str],
-    thresholds: Sequence[Figure],
-    bootstrap: BootstrapOptions,
+    thresholds: Sequence[metrics.Figure],
+    bootstrap: metrics.BootstrapOptions,
 ) -> EvalResult:
     """Measure the decisions on evaluated images at the thresholds of `choose_thresholds`.
 
     Groups are findings; each has its `threshold`, and figures at it where there is one.
     """
-    groups: dict[str, dict[str, Figure]] = {}
+    groups: dict[str, dict[str, metrics.Figure]] = {}
     chance: dict[str, float | None] = {}
     for name, margin, state, threshold in zip(findings, margins, truth, thresholds, strict=True):
         groups[name] = {"threshold": threshold} | decision_figures(
@@ -151,8 +133,10 @@ def evaluate_decisions(
         )
         chance |= {f"{name}.auprc": groups[name]["prevalence"].value, f"{name}.mcc": 0.0}
     levels = [threshold.value for threshold in thresholds]
-    figures = estimate(
-        lambda weights: mean_over_findings(decision_metrics, margins, truth, levels, weights),
+    figures = metrics.estimate(
+        lambda weights: classification.mean_over_findings(
+            decision_metrics, margins, truth, levels, weights
+        ),
         subjects,
         bootstrap,
         "no finding has images of both classes that define it",
@@ -162,43 +146,46 @@ def evaluate_decisions(
         "findings": len(groups),
         "thresholds": sum(level is not None for level in levels),
     }
-    absent = "no image has a label" if (truth == UNKNOWN).all() else ""
+    absent = "no image has a label" if (truth == classification.UNKNOWN).all() else ""
     return EvalResult(absent, pool, chance, figures, groups)
 
 
 def decision_figures(
-    margins: Values,
+    margins: classification.Values,
     truth: Int8[np.ndarray, " images"],
     subjects: Sequence[str],
-    threshold: Figure,
-    bootstrap: BootstrapOptions,
-) -> dict[str, Figure]:
+    threshold: metrics.Figure,
+    bootstrap: metrics.BootstrapOptions,
+) -> dict[str, metrics.Figure]:
     """Estimate prevalence and `decision_metrics` over the images whose truth is known.
 
     Figures without a value have the reason.
     """
 
-    def metric(*given: Any) -> dict[str, Samples]:
+    def metric(*given: Any) -> dict[str, metrics.Samples]:
         _, positive, _, weights = given
-        return {"prevalence": mean(positive.astype(float), weights), **decision_metrics(*given)}
+        return {
+            "prevalence": metrics.mean(positive.astype(float), weights),
+            **decision_metrics(*given),
+        }
 
     figures = {
         name: figure if figure.value is not None else replace(figure, reason=_REASONS[name])
-        for name, figure in figures_of(
+        for name, figure in classification.figures_of(
             metric, margins, truth, subjects, threshold.value, bootstrap, ""
         ).items()
     }
     if threshold.value is None:
         auprc = figures["auprc"]
-        nothing = Figure(None, auprc.n, auprc.subjects, reason=threshold.reason)
+        nothing = metrics.Figure(None, auprc.n, auprc.subjects, reason=threshold.reason)
         figures |= dict.fromkeys(AT_THRESHOLD, nothing)
     return figures
 
 
 def calibrate_finding(
     finding: str,
-    logits: Values,
-    positive: IsPositive,
+    logits: classification.Values,
+    positive: classification.IsPositive,
     patients: int,
     settings: ProbabilitiesConfig,
     correlation: float | None = None,
@@ -210,22 +197,24 @@ def calibrate_finding(
     """
     present, absent = int(positive.sum()), int((~positive).sum())
     enough = min(present, absent) >= settings.least_per_class
-    auc = value_of(roc_auc(logits, positive)) if enough else None
-    refused = check_pair(finding, correlation, auc)
+    auc = metrics.value_of(metrics.roc_auc(logits, positive)) if enough else None
+    refused = classification.check_pair(finding, correlation, auc)
     reasons = [] if refused is None else [f"on the validation images, {refused.reason}"]
     if not enough:
         reasons.append(
             f"{present} validation images with it and {absent} without; "
             f"probabilities.least_per_class asks for {settings.least_per_class} of each"
         )
-    elif refused is None and auc == CHANCE_AUC:
+    elif refused is None and auc == classification.CHANCE_AUC:
         reasons.append("its score does not rise with the finding on the validation images")
     curve = None if reasons else fit_curve(logits, positive)
     if curve is not None and curve.slope == 0:
         curve = None
         reasons.append("no rising curve fits the validation images")
     errors = [
-        None if each is None else value_of(calibration_error(each.probabilities(logits), positive))
+        None
+        if each is None
+        else metrics.value_of(metrics.calibration_error(each.probabilities(logits), positive))
         for each in (_SCORE, curve)
     ]
     return FindingCalibration(
@@ -243,11 +232,11 @@ def calibrate_finding(
     )
 
 
-def fit_curve(logits: Values, positive: IsPositive) -> Curve:
+def fit_curve(logits: classification.Values, positive: classification.IsPositive) -> Curve:
     """Fit sigmoid(slope * logit + intercept); both classes must occur.
 
-    Source: Platt 2000, Section 2.2, with its smoothed targets, which keep the slope finite
-        where a threshold separates the classes.
+    Source: Platt 2000, Section 2.2, with its smoothed targets, which keep the slope finite where a
+        threshold separates the classes.
     """
     present, absent = int(positive.sum()), int((~positive).sum())
     target = np.where(positive, (present + 1) / (present + 2), 1 / (absent + 2))
@@ -264,8 +253,8 @@ def fit_curve(logits: Values, positive: IsPositive) -> Curve:
 
 def calibrate_findings(
     findings: Sequence[Finding],
-    logits: Matrix,
-    truth: Truth,
+    logits: classification.Matrix,
+    truth: classification.Truth,
     subjects: Sequence[str],
     settings: ProbabilitiesConfig,
     correlations: Sequence[float | None] | None = None,
@@ -278,7 +267,7 @@ def calibrate_findings(
     fitted = []
     close = correlations or [None] * len(findings)
     for finding, row, state, correlation in zip(findings, logits, truth, close, strict=True):
-        labelled, positive, owners = known_images(state, subjects)
+        labelled, positive, owners = classification.known_images(state, subjects)
         facts = (positive, len(set(owners)), settings, correlation)
         fitted.append(calibrate_finding(finding.name, row[labelled], *facts))
     return tuple(fitted)
@@ -287,10 +276,10 @@ def calibrate_findings(
 def evaluate_probabilities(
     calibration: ScoreCalibration | None,
     asked: tuple[Sequence[Finding], Sequence[Finding]],
-    logits: Matrix,
-    truth: Truth,
+    logits: classification.Matrix,
+    truth: classification.Truth,
     images: EncodedImages,
-    bootstrap: BootstrapOptions,
+    bootstrap: metrics.BootstrapOptions,
 ) -> tuple[EvalResult, list[list[float | None]]]:
     """Compare probabilities with the truth of images that they were not fitted to.
 
@@ -300,7 +289,7 @@ def evaluate_probabilities(
     """
     findings, own = asked
     probabilities: list[list[float | None]] = []
-    groups: dict[str, dict[str, Figure]] = {}
+    groups: dict[str, dict[str, metrics.Figure]] = {}
     curves = calibrations_of(findings, own, calibration)
     for finding, fit, row, state in zip(findings, curves, logits, truth, strict=True):
         if isinstance(fit, str) or fit.curve is None:
@@ -318,22 +307,25 @@ def evaluate_probabilities(
 
 
 def probability_figures(
-    probabilities: Mapping[str, Values],
+    probabilities: Mapping[str, classification.Values],
     truth: Int8[np.ndarray, " images"],
     subjects: Sequence[str],
-    bootstrap: BootstrapOptions,
-) -> dict[str, Figure]:
+    bootstrap: metrics.BootstrapOptions,
+) -> dict[str, metrics.Figure]:
     """Estimate `calibration_error` and `brier` of probabilities, by the prefix of their names."""
-    labelled, positive, owners = known_images(truth, subjects)
+    labelled, positive, owners = classification.known_images(truth, subjects)
 
-    def measure(weights: Weights) -> dict[str, Samples]:
+    def measure(weights: metrics.Weights) -> dict[str, metrics.Samples]:
         return {
             f"{prefix}{name}": metric(values[labelled], positive, weights)
             for prefix, values in probabilities.items()
-            for name, metric in (("calibration_error", calibration_error), ("brier", brier_score))
+            for name, metric in (
+                ("calibration_error", metrics.calibration_error),
+                ("brier", metrics.brier_score),
+            )
         }
 
-    return estimate(measure, owners, bootstrap, "no image with a known truth")
+    return metrics.estimate(measure, owners, bootstrap, "no image with a known truth")
 
 
 def share_changed(

@@ -48,7 +48,7 @@ from medclip_dcl.core.settings import resolve_path
 from medclip_dcl.data.grayscale import Window, window
 from medclip_dcl.data.limits import Fit
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.evaluation.settings import EvaluationConfig
+from medclip_dcl.evaluation import EvaluationConfig
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import prompt_texts, side_scores
@@ -94,7 +94,8 @@ class EvaluatedModel:
     digest: str
     encoders: Encoders
     similarity: SimilarityConfig
-    gamma_squared: float  # scale of the score in softmaxes
+    gamma_squared: float
+    """Scale of the score in softmaxes."""
 
     @torch.inference_mode()
     def embed_images(
@@ -265,12 +266,15 @@ class EncodedImages:
 
     image_ids: tuple[str, ...]
     subject_ids: tuple[str, ...]
-    sizes_px: tuple[tuple[int, int], ...]  # height and width of each original image
+    sizes_px: tuple[tuple[int, int], ...]
+    """Height and width of each original image."""
     regions: Float[Tensor, "encoded rows columns dim"]
     """As `embed_images` of the model, on the CPU; float16 where float32 would take more than
     4 GiB."""
-    size_px: int = 1  # side of the prepared squares
-    fit: Fit | None = None  # how images were brought to them: which part of each the model sees
+    size_px: int = 1
+    """Side of the prepared squares."""
+    fit: Fit | None = None
+    """How images were brought to them: which part of each the model sees."""
 
     def window(self, image: int) -> Window:
         """Return the part of image number `image` that its grid covers, in its own pixels."""
@@ -297,10 +301,7 @@ Embed = Callable[[UInt8[np.ndarray, "images size size"]], Tensor]
 
 
 def encode(
-    embed: Embed,
-    rows: Sequence[Mapping[str, Any]],
-    images: PreparedImages,
-    fit: Fit | None,
+    embed: Embed, rows: Sequence[Mapping[str, Any]], images: PreparedImages, fit: Fit | None
 ) -> EncodedImages:
     """Show a model the prepared images of the manifest's rows, which were prepared by a fit.
 

@@ -14,15 +14,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from medclip_dcl.core.errors import MetricError
+from medclip_dcl.evaluation import metrics
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
-from medclip_dcl.evaluation.metrics import (
-    BootstrapOptions,
-    Figure,
-    Samples,
-    Weights,
-    estimate,
-    mean,
-)
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference.grounding import outside, scaled, upsample
 from medclip_dcl.models.similarity import score_grids
@@ -30,8 +23,7 @@ from medclip_dcl.models.similarity import score_grids
 PAPER_THRESHOLDS: tuple[float, ...] = tuple(step * 0.05 for step in range(-20, 21))
 """-1 to 1 in 41 steps, each an integer times 0.05, so that no error accumulates."""
 
-HEATMAP_PX = 1024
-"""Longer side at which heatmaps meet boxes; smaller images keep their size."""
+HEATMAP_PX = 1024  # longer side at which heatmaps meet boxes; smaller images keep their size
 
 _DRAWS = 5  # heatmaps of other images that each sentence's boxes meet
 _CHANCE_PX = 256  # their longer side: CNR hardly depends on it
@@ -130,7 +122,8 @@ class BoxedSentence:
     category: str
     text: str
     key: str
-    boxes: Float[np.ndarray, "boxes 4"]  # x, y, width, height, pixels of the original image
+    boxes: Float[np.ndarray, "boxes 4"]
+    """x, y, width, height, pixels of the original image."""
 
 
 def boxed_sentences(
@@ -169,7 +162,7 @@ def evaluate_grounding(
     images: EncodedImages,
     units: Sequence[BoxedSentence],
     longest_px: int,
-    bootstrap: BootstrapOptions,
+    bootstrap: metrics.BootstrapOptions,
 ) -> tuple[EvalResult, Rows]:
     """Compare the heatmap of each sentence, at least one, with its boxes, united.
 
@@ -262,18 +255,22 @@ def _on_image(
     return scores, box_mask(unit.boxes * scale, rows, columns)
 
 
-def measure_grounding(rows: Sequence[Mapping[str, Any]], weights: Weights) -> dict[str, Samples]:
+def measure_grounding(
+    rows: Sequence[Mapping[str, Any]], weights: metrics.Weights
+) -> dict[str, metrics.Samples]:
     """Average each figure over rows of `results.GROUNDINGS`, those without it left out."""
     signed, miou, pointed = (
         np.array([row[name] for row in rows], dtype=float)  # None becomes NaN
         for name in ("cnr_signed", "miou", "pointed")
     )
     columns = {"cnr": np.abs(signed), "cnr_signed": signed, "miou": miou, "pointing": pointed}
-    return {name: mean(values, weights) for name, values in columns.items()}
+    return {name: metrics.mean(values, weights) for name, values in columns.items()}
 
 
-def _grounding_figures(rows: Rows, bootstrap: BootstrapOptions) -> dict[str, Figure]:
-    return estimate(
+def _grounding_figures(
+    rows: Rows, bootstrap: metrics.BootstrapOptions
+) -> dict[str, metrics.Figure]:
+    return metrics.estimate(
         lambda weights: measure_grounding(rows, weights),
         [row["subject_id"] for row in rows],
         bootstrap,

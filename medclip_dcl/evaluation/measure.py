@@ -140,8 +140,7 @@ def _ranks(cases: SampleResults, weights: Weights) -> _Questions:
         yield (
             name,
             measure_ranks(
-                {way: [each[own] for each in ranks] for way, own in ways.items()},
-                weights[:, units],
+                {way: [each[own] for each in ranks] for way, own in ways.items()}, weights[:, units]
             ),
         )
 

@@ -24,8 +24,7 @@ from jaxtyping import Bool, Float, Int
 from medclip_dcl.core.errors import MetricError
 
 Weights = Int[np.ndarray, "S U"]
-Samples = Float[np.ndarray, " S"]
-"""A figure in every sample; NaN where it is undefined."""
+Samples = Float[np.ndarray, " S"]  # A figure in every sample; NaN where it is undefined
 Scores = Float[np.ndarray, " U"]
 IsTrue = Bool[np.ndarray, " U"]
 Ranks = Int[np.ndarray, " U"] | Float[np.ndarray, " U"]
@@ -81,7 +80,7 @@ def patient_weights(
 def unit_weights(
     weights: Int[np.ndarray, "S patients"], patients: Sequence[str], owners: Sequence[str]
 ) -> Weights:
-    """Return the weight of every unit, its owner's; `patients` names the columns of `weights`."""
+    """Return every unit the weight of its owner; `patients` names the columns of `weights`."""
     column = {name: index for index, name in enumerate(patients)}
     return weights[:, [column[owner] for owner in owners]]
 

@@ -134,7 +134,9 @@ def evaluate_probe(
     `splits` are images and truth of training, of the evaluated split and of validation, by which
     penalties and thresholds are chosen; their regions are features of the encoder, or vectors of
     the shared space. Findings that lack a class in training or in the evaluated split are left out.
-    Gives the probes' figures, those of their decisions by finding, and rows of `results.PROBES`.
+
+    Returns:
+        The probes' figures, those of their decisions by finding, and rows of `results.PROBES`.
 
     Source: Wang et al. 2023 probe CIFAR10 alone; ours: the same on images.
     """

@@ -18,7 +18,7 @@ from medclip_dcl.core.tables import TableFormat, read_table
 from medclip_dcl.data import manifest
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.data.records import read_truth, truth_digests
-from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation import EvaluationConfig, decisions, results, retrieval
 from medclip_dcl.evaluation.classification import (
     UNKNOWN,
     Matrix,
@@ -29,22 +29,11 @@ from medclip_dcl.evaluation.classification import (
     exact_truth,
     labelled_truth,
 )
-from medclip_dcl.evaluation.decisions import (
-    choose_thresholds,
-    evaluate_decisions,
-    evaluate_probabilities,
-)
 from medclip_dcl.evaluation.evaluated_model import Embed, EncodedImages, EvaluatedModel, encode
 from medclip_dcl.evaluation.grounding import HEATMAP_PX, boxed_sentences, evaluate_grounding
 from medclip_dcl.evaluation.metrics import BootstrapOptions
 from medclip_dcl.evaluation.probe import evaluate_probe
 from medclip_dcl.evaluation.results import EvalResult, Rows
-from medclip_dcl.evaluation.retrieval import (
-    evaluate_boxes,
-    evaluate_reports,
-    reports_of_images,
-)
-from medclip_dcl.evaluation.settings import EvaluationConfig
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.prompts import Finding, read_prompts
@@ -72,7 +61,8 @@ def refuse_contaminated(
 ) -> dict[str, int | None]:
     """Count evaluated patients, and pictures of evaluated images, that the model was trained on.
 
-    ArtifactStale where there are some, or the model does not say (None), and that is not `allowed`.
+    Raises:
+        ArtifactStale: there are some, or the model does not say (None), and that is not `allowed`.
     """
     package = model_package.read_model_package(model)
     trained = package.subject_hashes
@@ -228,11 +218,11 @@ class Evaluation:
         levels = np.zeros(truth.shape)
         if held_out:
             levels = self._model.margins(images.regions, findings).double().cpu().numpy()
-        thresholds = choose_thresholds(levels, truth, images.subject_ids)
+        thresholds = decisions.choose_thresholds(levels, truth, images.subject_ids)
         count = len(encoded.image_ids)
         for number, row in enumerate(self.tables[results.SCORES]):
             row["threshold"] = thresholds[number // count].value
-        self._outcomes["decisions"] = evaluate_decisions(
+        self._outcomes["decisions"] = decisions.evaluate_decisions(
             [finding.name for finding in findings],
             margins,
             shown,
@@ -244,7 +234,7 @@ class Evaluation:
     def _ask_probabilities(self, encoded: EncodedImages, margins: Matrix, truth: Truth) -> None:
         encoders = self._model.encoders
         own = encoders if isinstance(encoders, Predictor) else None
-        self._outcomes["probabilities"], probabilities = evaluate_probabilities(
+        self._outcomes["probabilities"], probabilities = decisions.evaluate_probabilities(
             None if own is None else own.calibration,
             (self._findings, () if own is None else own.findings),
             self._model.gamma_squared * margins,
@@ -292,7 +282,7 @@ class Evaluation:
         outcomes["grounding"], tables[results.GROUNDINGS] = evaluate_grounding(
             self._model, encoded, units, HEATMAP_PX, bootstrap
         )
-        outcomes["boxes"], tables[results.RANKS] = evaluate_boxes(
+        outcomes["boxes"], tables[results.RANKS] = retrieval.evaluate_boxes(
             self._model, encoded, units, bootstrap
         )
 
@@ -303,11 +293,11 @@ class Evaluation:
         texts = read_table(self._sentences.path, SENTENCES, ["study_id", "text"])
         study_ids = [row["study_id"] for row in rows]
         texts = texts.filter(pc.is_in(texts.column("study_id"), pa.array(study_ids, pa.string())))
-        chosen, reports = reports_of_images(
+        chosen, reports = retrieval.reports_of_images(
             study_ids, texts.to_pylist(), pool, self._bootstrap.generator()
         )
         if len(chosen) >= 2:
-            self._outcomes["reports"], ranks = evaluate_reports(
+            self._outcomes["reports"], ranks = retrieval.evaluate_reports(
                 self._model, encoded.select(chosen), reports, self._bootstrap
             )
             self.tables[results.RANKS] += ranks

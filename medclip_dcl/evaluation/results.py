@@ -34,8 +34,7 @@ from medclip_dcl.evaluation.metrics import Figure
 
 ARTIFACT = ArtifactType("results", 12, "evaluate")
 
-Rows = list[dict[str, Any]]
-"""Rows of one of the tables below."""
+Rows = list[dict[str, Any]]  # rows of one of the tables below
 
 FIGURES = "results.json"
 
@@ -43,7 +42,7 @@ _OF_IMAGE = (
     Column("image_id", pa.string(), "id of the image"),
     Column("subject_id", pa.string(), "id of the patient"),
 )
-SCORES = TableFormat(
+SCORES = TableFormat(  # zero-shot classification: one row per image and finding
     "scores.parquet",
     (
         *_OF_IMAGE,
@@ -58,9 +57,8 @@ SCORES = TableFormat(
         Column("truth", pa.int8(), "1 present, 0 absent, null: not known"),
     ),
 )
-"""Zero-shot classification: one row per image and finding."""
 
-GROUNDINGS = TableFormat(
+GROUNDINGS = TableFormat(  # grounding: one row per image and sentence, its boxes united
     "groundings.parquet",
     (
         *_OF_IMAGE,
@@ -75,9 +73,8 @@ GROUNDINGS = TableFormat(
         Column("grid", pa.list_(pa.float32()), "region-sentence cosines, row by row"),
     ),
 )
-"""Grounding: one row per image and sentence, its boxes united."""
 
-RANKS = TableFormat(
+RANKS = TableFormat(  # retrieval: one row per query and direction
     "ranks.parquet",
     (
         Column("question", pa.string(), "`boxes` or `reports`"),
@@ -88,9 +85,8 @@ RANKS = TableFormat(
         Column("own_rank", pa.int32(), "of the query's own, its duplicates before it"),
     ),
 )
-"""Retrieval: one row per query and direction."""
 
-PROBES = TableFormat(
+PROBES = TableFormat(  # linear probes: one row per finding and image of known truth
     "probes.parquet",
     (
         *_OF_IMAGE,
@@ -100,7 +96,6 @@ PROBES = TableFormat(
         Column("truth", pa.int8(), "1 present, 0 absent"),
     ),
 )
-"""Linear probes: one row per finding and image of known truth."""
 
 TABLES = (SCORES, PROBES, GROUNDINGS, RANKS)
 
@@ -109,7 +104,8 @@ TABLES = (SCORES, PROBES, GROUNDINGS, RANKS)
 class EvalResult:
     """Result of one question: figures with intervals, or why there are none."""
 
-    absent: str = ""  # why it could not be put, else empty
+    absent: str = ""
+    """Why it could not be put, else empty."""
     pool: Mapping[str, int] = field(default_factory=dict)
     """How many things it was put to, or chosen from."""
     chance: Mapping[str, float | None] = field(default_factory=dict)
@@ -158,7 +154,7 @@ class Headline:
         return chance
 
 
-HEADLINES = (
+HEADLINES = (  # what the job prints and the report shows first
     Headline("zero-shot AUC, mean of findings", "zero_shot", "mean_auc"),
     Headline("zero-shot balanced accuracy, mean", "zero_shot", "mean_balanced_accuracy"),
     Headline("zero-shot balanced accuracy, offset", "zero_shot", "mean_balanced_accuracy_offset"),
@@ -173,7 +169,6 @@ HEADLINES = (
     Headline("report from image, R@10", "reports", "recall_at_10", "image_to_report"),
     Headline("image from report, R@10", "reports", "recall_at_10", "report_to_image"),
 )
-"""What the job prints and the report shows first."""
 
 
 def headlines_of(tree: Mapping[str, Any]) -> list[Headline]:
@@ -182,13 +177,12 @@ def headlines_of(tree: Mapping[str, Any]) -> list[Headline]:
     return [*HEADLINES, *(Headline(title, "zero_shot", f"mean_{name}") for name, title in own)]
 
 
-DECISION_QUESTIONS = {
+DECISION_QUESTIONS = {  # question -> title of its table by finding
     "decisions": "prompts, decided at a threshold chosen on the validation images",
     "probe_decisions": "linear probe, decided at a threshold chosen on the validation images",
 }
-"""Question -> title of its table by finding."""
 
-DECISION_FIGURES = {
+DECISION_FIGURES = {  # figure -> title of its column
     "prevalence": "prevalence",
     "auprc": "AUPRC",
     "threshold": "threshold",
@@ -199,7 +193,6 @@ DECISION_FIGURES = {
     "f1": "F1",
     "mcc": "MCC",
 }
-"""Figure -> title of its column."""
 
 
 def headline_values(tree: Mapping[str, Any]) -> dict[str, float | None]:

@@ -20,31 +20,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from medclip_dcl.data.grayscale import Window
+from medclip_dcl.evaluation import metrics
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.grounding import BoxedSentence
-from medclip_dcl.evaluation.metrics import (
-    BootstrapOptions,
-    Ranks,
-    Samples,
-    Weights,
-    best_ranks,
-    chance_recall,
-    estimate,
-    mean_of,
-    median,
-    recall_at,
-)
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.models.similarity import box_vectors
 
 _LENGTHS = (1, 5, 10, 50, 100)  # the K of recall at K; the paper reports 10, 50 and 100
 _PAPER_K = (10, 50, 100)  # the K whose recalls, in both directions, make up Table 1's Recall
 
-READINGS = ("", "own_")
-"""What stands in front of the figures of each way to rank."""
+READINGS = ("", "own_")  # what stands in front of the figures of each way to rank
 
-Readings = Sequence[Ranks]
-"""The ranks of the same queries by each of `READINGS`."""
+Readings = Sequence[metrics.Ranks]  # the ranks of the same queries by each of `READINGS`
 
 
 @dataclass(frozen=True)
@@ -61,18 +48,18 @@ def _rank_directions(
     question: str,
     directions: Mapping[str, _Direction],
     ids: Sequence[Mapping[str, str]],
-    bootstrap: BootstrapOptions,
+    bootstrap: metrics.BootstrapOptions,
 ) -> tuple[EvalResult, Rows]:
     # Ranks the queries of both directions; query i of each belongs to unit i, of these ids.
     subjects = [unit["subject_id"] for unit in ids]
     ranks = {
         name: (
-            best_ranks(item.scores, item.hits),
-            best_ranks(item.own_scores, item.own),
+            metrics.best_ranks(item.scores, item.hits),
+            metrics.best_ranks(item.own_scores, item.own),
         )
         for name, item in directions.items()
     }
-    every = estimate(
+    every = metrics.estimate(
         lambda weights: measure_ranks(ranks, weights), subjects, bootstrap, "no queries"
     )
     figures = {name: figure for name, figure in every.items() if "." not in name}
@@ -89,8 +76,8 @@ def _rank_directions(
     for name, item in directions.items():
         pool |= {name: item.hits.shape[1], f"{name}.own": item.own.shape[1]}
         for length in _LENGTHS:
-            chance[f"{name}.recall_at_{length}"] = chance_recall(item.hits, length)
-            chance[f"{name}.own_recall_at_{length}"] = chance_recall(item.own, length)
+            chance[f"{name}.recall_at_{length}"] = metrics.chance_recall(item.hits, length)
+            chance[f"{name}.own_recall_at_{length}"] = metrics.chance_recall(item.own, length)
     for prefix in READINGS:
         each = [chance[f"{name}.{prefix}recall_at_{k}"] for name in directions for k in _PAPER_K]
         values = [value for value in each if value is not None]
@@ -109,7 +96,9 @@ def _rank_directions(
     return EvalResult("", pool, chance, figures, groups), rows
 
 
-def measure_ranks(ranks: Mapping[str, Readings], weights: Weights) -> dict[str, Samples]:
+def measure_ranks(
+    ranks: Mapping[str, Readings], weights: metrics.Weights
+) -> dict[str, metrics.Samples]:
     """Measure every direction as `DIRECTION.figure`, and all together as the paper's Table 1 does.
 
     Query i of each direction belongs to unit i; the pool of items stays as it is when patients are
@@ -120,16 +109,20 @@ def measure_ranks(ranks: Mapping[str, Readings], weights: Weights) -> dict[str, 
 
     Source: Wang et al. 2023, Table 1 and Table 5: (.10 + .31 + .48 + .10 + .33 + .50) / 6 = .30.
     """
-    figures: dict[str, Samples] = {}
+    figures: dict[str, metrics.Samples] = {}
     for column, prefix in enumerate(READINGS):
         each = {
-            name: {f"recall_at_{k}": recall_at(readings[column], k, weights) for k in _LENGTHS}
-            | {"median_rank": median(readings[column], weights)}
+            name: {
+                f"recall_at_{k}": metrics.recall_at(readings[column], k, weights) for k in _LENGTHS
+            }
+            | {"median_rank": metrics.median(readings[column], weights)}
             for name, readings in ranks.items()
         }
         recalls = [one[f"recall_at_{k}"] for one in each.values() for k in _PAPER_K]
-        figures[f"{prefix}recall"] = mean_of(recalls)
-        figures[f"{prefix}median_rank"] = mean_of([one["median_rank"] for one in each.values()])
+        figures[f"{prefix}recall"] = metrics.mean_of(recalls)
+        figures[f"{prefix}median_rank"] = metrics.mean_of(
+            [one["median_rank"] for one in each.values()]
+        )
         for name, one in each.items():
             figures |= {f"{name}.{prefix}{figure}": values for figure, values in one.items()}
     return figures
@@ -139,7 +132,7 @@ def evaluate_boxes(
     model: EvaluatedModel,
     images: EncodedImages,
     units: Sequence[BoxedSentence],
-    bootstrap: BootstrapOptions,
+    bootstrap: metrics.BootstrapOptions,
 ) -> tuple[EvalResult, Rows]:
     """Find the sentence of each box among all, and a box of each sentence among all.
 
@@ -222,7 +215,7 @@ def evaluate_reports(
     model: EvaluatedModel,
     images: EncodedImages,
     reports: Sequence[Sequence[str]],
-    bootstrap: BootstrapOptions,
+    bootstrap: metrics.BootstrapOptions,
 ) -> tuple[EvalResult, Rows]:
     """Find the report of each image among all, and an image of each report among all.
 

@@ -26,17 +26,12 @@ from medclip_dcl.core.files import find_config, sha256_file, write_text
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.model_package import ARTIFACT, PackagedConfig, write_model_package
 from medclip_dcl.inference.prompts import read_prompts
+from medclip_dcl.models import settings
 from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.encoder_files import Start, plain_tree, read_start
 from medclip_dcl.models.image_encoder import preprocessing_facts
 from medclip_dcl.models.pretrained import fetch_weights
 from medclip_dcl.models.public import read_preprocessing
-from medclip_dcl.models.settings import (
-    ImageEncoderConfig,
-    ModelConfig,
-    SimilarityConfig,
-    TextEncoderConfig,
-)
 from medclip_dcl.models.text_encoder import BERT_FIELDS
 
 FETCHED = ("*.json", "*.txt", "*.md", "model.safetensors", "open_clip_*", "*.pt")
@@ -108,10 +103,10 @@ def adopt(model: Path | str, out: Path | str, prompts: Path | str = PROMPTS) -> 
 
 def _read(folder: Path) -> tuple[Start, PackagedConfig]:
     # Settings that hold all that the folder says of encoders and inputs.
-    asked = ModelConfig(
-        image=ImageEncoderConfig(kind="vit", pretrained=str(folder), regions="pooled"),
-        text=TextEncoderConfig(max_tokens=512),
-        similarity=SimilarityConfig(kind="global"),
+    asked = settings.ModelConfig(
+        image=settings.ImageEncoderConfig(kind="vit", pretrained=str(folder), regions="pooled"),
+        text=settings.TextEncoderConfig(max_tokens=512),
+        similarity=settings.SimilarityConfig(kind="global"),
     )
     start = read_start(asked, None, folder, whole=True)
     assert start.pair is not None

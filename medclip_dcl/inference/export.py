@@ -69,11 +69,19 @@ def export_formats(
 ) -> Artifact:
     """Write a model package for another library, after every byte of it was checked.
 
-    The export's `folder` must not exist, and is there whole or not at all; its summary holds the
-    largest difference of each part to our own answers.
+    Args:
+        model: folder of the package.
+        to: who reads it.
+        folder: receives the export whole, or is not there; must not exist.
+        tolerance: largest difference to our own answers.
 
-    ConfigError where the folder exists, or a package that `to` needs is missing; ArtifactError: the
-    model is missing or damaged; CheckpointError: an answer is farther from ours than `tolerance`.
+    Returns:
+        The export; its summary holds the largest difference of each part to our own answers.
+
+    Raises:
+        ConfigError: the folder exists, or a package that `to` needs is missing.
+        ArtifactError: the model is missing or damaged.
+        CheckpointError: an answer of the export is farther from ours than `tolerance`.
     """
     if to not in get_args(Format):
         raise ConfigError(f"an export is for one of {', '.join(get_args(Format))}, not {to!r}")
@@ -425,10 +433,7 @@ def _readme(predictor: Predictor, to: Format, differences: Mapping[str, float]) 
     if images.fit is None:
         equalized = "\n- Its histogram is equalised before that." if images.equalize else ""
         prepared = _PREPARED.format(
-            size=images.size_px,
-            px=settings.image.input_px,
-            voi=images.voi,
-            equalize=equalized,
+            size=images.size_px, px=settings.image.input_px, voi=images.voi, equalize=equalized
         )
     else:
         is_padded = images.fit.how == "pad"

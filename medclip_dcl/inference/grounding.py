@@ -19,8 +19,7 @@ from PIL import Image
 from medclip_dcl.data.grayscale import GreyImage, SquareImage, Window
 from medclip_dcl.schemas import PhraseAnswer, Point, Rectangle
 
-LONGEST_PX = 1024
-"""Longest side of a picture that is drawn here."""
+LONGEST_PX = 1024  # longest side of a picture that is drawn here
 
 _SHOWN_PX = 320  # longest side of a picture of a notebook
 _OPACITY = 0.55
@@ -36,8 +35,10 @@ _ROUNDING = 1e-6  # of interpolated cosines, float32
 class PhraseGrids(NamedTuple):
     """Scores of the regions of one image for every phrase."""
 
-    grids: Float[np.ndarray, "phrases rows columns"]  # region-sentence cosines
-    percentiles: Sequence[float | None]  # `PhraseAnswer.percentile` of each phrase
+    grids: Float[np.ndarray, "phrases rows columns"]
+    """Region-sentence cosines."""
+    percentiles: Sequence[float | None]
+    """`PhraseAnswer.percentile` of each phrase."""
 
 
 def locate(
@@ -50,9 +51,18 @@ def locate(
 ) -> PhraseAnswer:
     """Turn a grid of scores into a peak and a box on the image.
 
-    The box is traced at `threshold`; None: half way between the grid's mean and its peak. `shown`
-    is the part of the image that the grid covers; None: all. The peak is a cell's centre: bilinear
-    scores never exceed those at the centres.
+    Args:
+        grid: region-sentence cosines of one image and one sentence.
+        height_px: height of the image.
+        width_px: width of the image.
+        threshold: score from which the box is traced; None: half way between the
+            grid's mean and its peak.
+        shown: part of the image that the grid covers; None: all.
+        percentile: that of the answer.
+
+    Returns:
+        The answer. The peak is a cell's centre: bilinear scores never exceed those
+        at the centres.
     """
     rows, columns = grid.shape
     shown = shown or Window(0, 0, width_px, height_px)

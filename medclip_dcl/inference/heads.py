@@ -35,30 +35,47 @@ from medclip_dcl.schemas import HeadAnswer
 class HeadFigure(Section):
     """A figure on test images, with its 95 % interval over patients."""
 
-    value: float | None  # None where the images do not define it
-    low: float | None = None  # lower end of the interval
-    high: float | None = None  # upper end
-    n: int  # images
-    subjects: int  # their patients
-    reason: str = ""  # why there is no value
+    value: float | None
+    """None where the images do not define it."""
+    low: float | None = None
+    """Lower end of the interval."""
+    high: float | None = None
+    """Upper end."""
+    n: int
+    """Images."""
+    subjects: int
+    """Their patients."""
+    reason: str = ""
+    """Why there is no value."""
 
 
 class HeadCard(Section):
     """Card of a head: an entry of `heads.json`."""
 
-    name: str  # the label that it was fitted to
-    kind: Literal["linear"]  # how it decides
-    features: Literal["space"]  # what it reads: the mean region in the shared space
-    chosen: float | None  # penalty, by the validation images
+    name: str
+    """The label that it was fitted to."""
+    kind: Literal["linear"]
+    """How it decides."""
+    features: Literal["space"]
+    """What it reads: the mean region in the shared space."""
+    chosen: float | None
+    """Penalty, by the validation images."""
     threshold: float
     """Margin from which the finding is decided to be present, chosen on the validation images."""
-    calibration: FindingCalibration  # how a margin becomes a probability
-    images_with: int  # training images with the finding
-    images_without: int  # training images without it
-    patients: int  # patients of these images
-    figures: dict[str, HeadFigure]  # on the test images, at the threshold
-    inputs: dict[str, str]  # digests of what it was made from, by name
-    settings: dict[str, str | float | int]  # how it was fitted
+    calibration: FindingCalibration
+    """How a margin becomes a probability."""
+    images_with: int
+    """Training images with the finding."""
+    images_without: int
+    """Training images without it."""
+    patients: int
+    """Patients of these images."""
+    figures: dict[str, HeadFigure]
+    """On the test images, at the threshold."""
+    inputs: dict[str, str]
+    """Digests of what it was made from, by name."""
+    settings: dict[str, str | float | int]
+    """How it was fitted."""
 
 
 class _Heads(Section):
@@ -112,7 +129,8 @@ def head_margins(
 ) -> Float[np.ndarray, " images"]:
     """Compute the margins of a head from its arrays.
 
-    CheckpointError where the arrays are not those of features of this width.
+    Raises:
+        CheckpointError: the arrays are not those of features of this width.
     """
     try:
         margins: np.ndarray = features.astype(np.float64) @ arrays["weight"] + arrays["bias"][0]
@@ -143,7 +161,8 @@ def write_heads(folder: Path, heads: Sequence[Head]) -> None:
 def read_heads(source: Path | Artifact) -> tuple[Head, ...]:
     """Read the heads of a model whose bytes have been checked; none where it has none.
 
-    CheckpointError where they cannot be read by this version, or are not finite.
+    Raises:
+        CheckpointError: they cannot be read by this version, or are not finite.
     """
     folder, content = getattr(source, "path", source), read_part(source, HEADS_FILE)
     if content is None:

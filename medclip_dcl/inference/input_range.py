@@ -33,8 +33,9 @@ _Reals = npt.NDArray[np.float64]
 def describe_pixels(image: npt.NDArray[np.uint8]) -> _Reals:
     """Return the 107 features of a square image.
 
-    Square roots of the shares of edges in 4 x 4 cells and 6 directions, times 4; logarithms of the
-    detail at four scales, finest first; quantiles of the greys in [0, 1].
+    Returns:
+        (107,): square roots of the shares of edges in 4 x 4 cells and 6 directions, times 4;
+        logarithms of the detail at four scales, finest first; quantiles of the greys in [0, 1].
     """
     side = (_SIDE_PX, _SIDE_PX)
     method = Image.Resampling.BOX if len(image) >= _SIDE_PX else Image.Resampling.BILINEAR
@@ -68,11 +69,19 @@ def _detail(level: _Reals) -> _Reals:
 def fit_input_range(
     images: Sequence[npt.NDArray[np.uint8]], patients: Sequence[str], rate: float = _RATE
 ) -> InputRange:
-    """Learn the range of square images of one size; QueryError of fewer than two patients.
+    """Learn the range of images.
 
-    `patients` says whose image each is, all of whose are held back at once, and `rate` which share
-    of like images may be beyond the threshold. With fewer than 1 / rate images the farthest of them
-    is the threshold, and the stated rate is 1 / (images + 1).
+    Args:
+        images: square images of one size.
+        patients: whose image each is; a patient's images are all held back at once.
+        rate: share of like images that may be beyond the threshold.
+
+    Returns:
+        The range. With fewer than 1 / rate images the farthest of them is the threshold, and the
+        stated rate is 1 / (images + 1).
+
+    Raises:
+        QueryError: fewer than two patients.
     """
     features = np.stack([describe_pixels(image) for image in images])
     fold_of = {name: number % _FOLDS for number, name in enumerate(sorted(set(patients)))}

@@ -61,7 +61,8 @@ class Curve(Section):
     """A rising map from the logit of a score to a probability, the logistic function."""
 
     slope: Annotated[float, Field(ge=0)]
-    intercept: float = 0.0  # log odds at a score of one half
+    intercept: float = 0.0
+    """Log odds at a score of one half."""
 
     def probabilities(self, logits: Float[np.ndarray, " images"]) -> Float[np.ndarray, " images"]:
         """Turn log odds of each image's score, gamma**2 times the margin, into probabilities."""
@@ -73,13 +74,18 @@ class Curve(Section):
 class FindingCalibration(Section):
     """Calibration of one finding, asked with the prompts that the model was published with."""
 
-    finding: str  # name of the finding
+    finding: str
+    """Name of the finding."""
     curve: Curve | None
     """None where the validation images do not suffice, or the prompts do not decide."""
-    reason: str  # why there is no curve; empty where there is one
-    images_with: int  # validation images with the finding
-    images_without: int  # validation images without it
-    patients: int  # patients of these images
+    reason: str
+    """Why there is no curve; empty where there is one."""
+    images_with: int
+    """Validation images with the finding."""
+    images_without: int
+    """Validation images without it."""
+    patients: int
+    """Patients of these images."""
     score_error: float | None
     """Expected calibration error of the score itself, on the same images; None: no image."""
     fitted_error: float | None
@@ -89,23 +95,29 @@ class FindingCalibration(Section):
     version that did not look."""
     auc: float | None = None
     """Of the score on these images; None: fewer than `least_per_class`, or not looked at either."""
-    is_refused: bool = False  # whether its prompt pair does not decide, or it is read upside down
+    is_refused: bool = False
+    """Whether its prompt pair does not decide, or it is read upside down."""
 
 
 class ScoreCalibration(Section):
     """Calibration that `calibrate_scores` leaves in a model's folder."""
 
     format_version: Literal[2] = 2
-    split: Literal["validate"] = "validate"  # split that it was fitted on; there is no other
-    truth: Literal["exact", "labels", "none"]  # where the labels come from
-    settings: ProbabilitiesConfig  # how it was fitted
-    inputs: dict[str, str]  # digests of what it was made from, by name
+    split: Literal["validate"] = "validate"
+    """Split that it was fitted on; there is no other."""
+    truth: Literal["exact", "labels", "none"]
+    """Where the labels come from."""
+    settings: ProbabilitiesConfig
+    """How it was fitted."""
+    inputs: dict[str, str]
+    """Digests of what it was made from, by name."""
     correlation_limit: float | None = None
     """Correlation of two prompts above which a finding was refused; None: none was."""
     changed_in_bfloat16: float | None = None
     """Share of the decisions on the split's images that bfloat16 changes; None: unknown, as where
     the processor that it was fitted on does not multiply in it."""
-    findings: tuple[FindingCalibration, ...]  # one entry per finding of the model
+    findings: tuple[FindingCalibration, ...]
+    """One entry per finding of the model."""
 
     def of(self, finding: str) -> FindingCalibration | None:
         """Find the calibration of a finding; None where it was not among the model's."""
@@ -120,19 +132,26 @@ def read_calibration(model: Artifact) -> ScoreCalibration | None:
 class PromptOffset(Section):
     """Levels of one finding's prompts over the bank, log mean e^s, nats."""
 
-    finding: str  # name of the finding
-    positive: float  # of the prompts that assert it, their scores averaged
-    negative: float  # of those that deny it; without any, that of the others
+    finding: str
+    """Name of the finding."""
+    positive: float
+    """Of the prompts that assert it, their scores averaged."""
+    negative: float
+    """Of those that deny it; without any, that of the others."""
 
 
 class PromptOffsets(Section):
     """Levels of a published model's prompts: `offsets.json`."""
 
     format_version: Literal[1] = 1
-    split: Literal["validate", "train"]  # split of the bank's images
-    images: int  # how many they are
-    digest: str  # SHA-256 of their ids in order, one a line
-    findings: tuple[PromptOffset, ...]  # one entry per finding of the model, in its order
+    split: Literal["validate", "train"]
+    """Split of the bank's images."""
+    images: int
+    """How many they are."""
+    digest: str
+    """SHA-256 of their ids in order, one a line."""
+    findings: tuple[PromptOffset, ...]
+    """One entry per finding of the model, in its order."""
 
 
 def write_offsets(folder: Path, offsets: PromptOffsets, bank: Tensor) -> None:
@@ -161,12 +180,18 @@ def read_bank(source: Path | Artifact) -> Float[Tensor, "images rows columns dim
 class InputRange(Section):
     """Range of images like those that a model was trained on."""
 
-    features: Literal["edges"]  # what images are described by: `input_range.describe_pixels`
-    mean: tuple[float, ...]  # of each feature
-    precision: tuple[tuple[float, ...], ...]  # inverse covariance of the features, rows
-    threshold: float  # squared Mahalanobis distance beyond which an image is out of range
-    images: int  # training images that all this comes from
-    rate: float  # expected share of images like these beyond the threshold
+    features: Literal["edges"]
+    """What images are described by: `input_range.describe_pixels`."""
+    mean: tuple[float, ...]
+    """Of each feature."""
+    precision: tuple[tuple[float, ...], ...]
+    """Inverse covariance of the features, rows."""
+    threshold: float
+    """Squared Mahalanobis distance beyond which an image is out of range."""
+    images: int
+    """Training images that all this comes from."""
+    rate: float
+    """Expected share of images like these beyond the threshold."""
 
     @cached_property
     def arrays(self) -> tuple[Float[np.ndarray, " _"], Float[np.ndarray, "_ _"]]:
@@ -191,8 +216,10 @@ def read_part(source: Path | Artifact, name: str) -> bytes | None:
     """Read a file of a model whole; None where it has none.
 
     Of an opened artifact it is hashed again, since the folder may have been replaced since. Of a
-    folder, such as a draft's, it is taken as it stands. ArtifactCorrupt where it is no longer the
-    file that the artifact's digest is made of.
+    folder, such as a draft's, it is taken as it stands.
+
+    Raises:
+        ArtifactCorrupt: it is no longer the file that the artifact's digest is made of.
     """
     if isinstance(source, Path):
         return (source / name).read_bytes() if (source / name).is_file() else None
@@ -261,10 +288,14 @@ _HASHES = TypeAdapter(list[str] | None)
 class SavedModel:
     """A model package whose bytes have been checked."""
 
-    path: Path  # its folder
-    digest: str  # digest of all its files
-    config: PackagedConfig  # settings that it was trained with
-    card: Mapping[str, Any]  # facts about it
+    path: Path
+    """Its folder."""
+    digest: str
+    """Digest of all its files."""
+    config: PackagedConfig
+    """Settings that it was trained with."""
+    card: Mapping[str, Any]
+    """Facts about it."""
     subject_hashes: frozenset[str] | None
     """`subject_hash` of every training patient; None in an export."""
     calibration: ScoreCalibration | None = None
@@ -322,11 +353,16 @@ def write_model_package(
     subject_ids: Iterable[str] | None,
     write_text_files: Callable[[Path], None],
 ) -> None:
-    """Write the files of a model package into the draft's folder.
+    """Write the files of a model package.
 
-    The config's `work` is not a property of the model, and may name people: it is left out. `card`
-    holds facts, as JSON can; `subject_ids` are the patients that were trained on, None: nobody here
-    knows; `write_text_files` fills a folder with `TEXT_FILES`.
+    Args:
+        folder: the draft's directory.
+        weights: parameters and buffers by name.
+        config: the configuration; its `work` is not a property of the model, and may name
+            people: it is left out.
+        card: facts about the model, JSON-serialisable.
+        subject_ids: patients whose studies were trained on; None: nobody here knows.
+        write_text_files: fills a folder with `TEXT_FILES`.
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     write_bytes(folder / WEIGHTS, save(plain))
@@ -372,8 +408,9 @@ def _link(source: Path, target: Path) -> None:
 def read_model_package(path: Path) -> SavedModel:
     """Open a model after checking every byte; `weights()` reads the rest.
 
-    ArtifactError where it is missing, damaged or of another version; CheckpointError where its
-    configuration or card cannot be read by this version.
+    Raises:
+        ArtifactError: it is missing, damaged or of another version.
+        CheckpointError: its configuration or card cannot be read by this version.
     """
     artifact = open_artifact(path, ARTIFACT)
     try:

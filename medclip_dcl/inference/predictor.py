@@ -15,62 +15,24 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from medclip_dcl import schemas
 from medclip_dcl.core.artifact import HEADER
 from medclip_dcl.core.errors import CheckpointError, ConfigError, ImageError, QueryError
 from medclip_dcl.data.grayscale import SquareImage, Window, window
+from medclip_dcl.inference import model_package, zero_shot
 from medclip_dcl.inference.grounding import PhraseGrids, Picture, locate
 from medclip_dcl.inference.heads import Head, read_heads
 from medclip_dcl.inference.input_range import is_out_of_range
-from medclip_dcl.inference.model_package import (
-    ARTIFACT,
-    InputRange,
-    PackagedConfig,
-    PromptOffsets,
-    SavedModel,
-    ScoreCalibration,
-    read_bank,
-    read_input_range,
-    read_model_package,
-    read_offsets,
-)
 from medclip_dcl.inference.prompts import Finding, parse_prompts
-from medclip_dcl.inference.zero_shot import (
-    Levels,
-    calibrations_of,
-    finding_scores,
-    margins,
-    offsets_of_levels,
-    percentiles,
-    prompt_levels,
-    prompt_texts,
-    required_levels,
-)
 from medclip_dcl.models.architectures import hub_closed
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.encoder_files import packaged_text_config, read_tokenizer
 from medclip_dcl.models.engines import Engine, choose_engine
 from medclip_dcl.models.image_encoder import preprocessing_facts, to_input
 from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
-from medclip_dcl.models.settings import (
-    EngineName,
-    InferenceConfig,
-    Precision,
-    settle_inference,
-)
+from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision, settle_inference
 from medclip_dcl.models.similarity import global_vectors, score_grids
 from medclip_dcl.models.text_encoder import list_texts
-from medclip_dcl.schemas import (
-    OUT_OF_RANGE_NOTE,
-    UNLIKE,
-    Answers,
-    ClassifyAnswer,
-    FindingAnswer,
-    GroundAnswer,
-    HeadAnswer,
-    ImageFacts,
-    PhraseAnswer,
-    RefusedImage,
-)
 
 LOGGER = logging.getLogger("medclip.inference")
 
@@ -103,13 +65,13 @@ class Predictor:
         self,
         model: DualEncoder,
         tokenizer: PreTrainedTokenizerBase,
-        config: PackagedConfig,
+        config: model_package.PackagedConfig,
         findings: tuple[Finding, ...],
         digest: str,
         engine: Engine,
-        calibration: ScoreCalibration | None = None,
-        input_range: InputRange | None = None,
-        offsets: PromptOffsets | None = None,
+        calibration: model_package.ScoreCalibration | None = None,
+        input_range: model_package.InputRange | None = None,
+        offsets: model_package.PromptOffsets | None = None,
         bank: Float[Tensor, "images rows columns dim"] | None = None,
         heads: tuple[Head, ...] = (),
         card: Mapping[str, Any] | None = None,
@@ -180,8 +142,10 @@ class Predictor:
         """Encode the regions of prepared images, by which phrases are located.
 
         Those of `embed_images`, but of a model that scores an image by its one own vector its
-        patches, by PyTorch whatever the engine. QueryError where the model has no vectors of parts
-        of an image.
+        patches, by PyTorch whatever the engine.
+
+        Raises:
+            QueryError: the model has no vectors of parts of an image.
         """
         self.require_regions()
         if not self.model.image.is_pooled:
@@ -215,10 +179,13 @@ class Predictor:
 
     @torch.inference_mode()
     def embed_sentences(self, texts: str | Iterable[str]) -> Float[Tensor, "texts dim"]:
-        """Encode sentences, a string being one, as unit vectors on the model's device.
+        """Encode sentences, a string being one; the log counts those that are truncated, once.
 
-        The log counts those that are truncated, once. QueryError where there is no text, or one is
-        blank or not text.
+        Returns:
+            Unit vectors in the order of the texts, on the model's device.
+
+        Raises:
+            QueryError: there is no text, or one is blank or not text.
         """
         plain = texts_of(texts)
         distinct = sorted(dict.fromkeys(plain), key=len)  # alike in length: little padding
@@ -253,11 +220,12 @@ class Predictor:
     ) -> Float[Tensor, "findings images"]:
         """Compare the two prompts of each finding on each image from `embed_images`: `margins`.
 
-        QueryError where a finding without a negative prompt has no level.
+        Raises:
+            QueryError: a finding without a negative prompt has no level.
         """
         prompts = self._prompts(findings)
-        levels = required_levels(findings, self._levels(findings, prompts))
-        return margins(self.model.score(regions, prompts), findings, levels)
+        levels = zero_shot.required_levels(findings, self._levels(findings, prompts))
+        return zero_shot.margins(self.model.score(regions, prompts), findings, levels)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
         """Return the level of each finding's margin, above which it is decided to be present.
@@ -265,7 +233,7 @@ class Predictor:
         Prompts of the model's own have it from publishing, others from its bank; None where it
         has neither. It is 0 where there is no negative prompt: the level is in the margin then.
         """
-        return offsets_of_levels(self._levels(findings, self._prompts(findings)))
+        return zero_shot.offsets_of_levels(self._levels(findings, self._prompts(findings)))
 
     def negative_levels(self, findings: Sequence[Finding]) -> list[float | None]:
         """Return the usual score of each finding's negative prompts; None where unknown.
@@ -302,21 +270,22 @@ class Predictor:
             regions = self.embed_images(np.stack(good))
             parts.append(global_vectors(regions).cpu().numpy())
         if beyond:
-            LOGGER.warning("%d of %d images: %s", beyond, total, OUT_OF_RANGE_NOTE)
+            LOGGER.warning("%d of %d images: %s", beyond, total, schemas.OUT_OF_RANGE_NOTE)
         vectors: np.ndarray = np.concatenate(parts)
         return vectors[0] if alone else vectors
 
     def encode_text(self, texts: str | Iterable[str]) -> Float[np.ndarray, "*texts dim"]:
         """Encode sentences as unit vectors of the space of `encode`: one, (dim,), or several.
 
-        QueryError where there is none, or one is blank or not text.
+        Raises:
+            QueryError: there is none, or one is blank or not text.
         """
         vectors: np.ndarray = self.embed_sentences(texts).cpu().numpy()
         return vectors[0] if isinstance(texts, str) else vectors
 
     def classify(
         self, images: Any, findings: Any = None, *, explain: bool = False
-    ) -> ClassifyAnswer | Answers:
+    ) -> schemas.ClassifyAnswer | schemas.Answers:
         """Answer which findings an image shows: what the service's `/classify` answers.
 
         Args:
@@ -338,7 +307,9 @@ class Predictor:
         chosen = self.findings if findings is None else parse_prompts(findings, self.findings)
         chosen = self.findings if chosen == self.findings else chosen  # whose vectors are there
 
-        def answer(regions: Tensor, images: Sequence[SquareImage]) -> Iterator[ClassifyAnswer]:
+        def answer(
+            regions: Tensor, images: Sequence[SquareImage]
+        ) -> Iterator[schemas.ClassifyAnswer]:
             scores = self.classify_regions(regions, chosen)
             heads = self.answer_heads(regions)
             grids: Any = [None] * len(images)
@@ -347,7 +318,7 @@ class Predictor:
             for parts in zip(images, scores, grids, heads, strict=True):
                 yield self.answer_findings(*parts)
 
-        answers: ClassifyAnswer | Answers = self._answer(images, answer)
+        answers: schemas.ClassifyAnswer | schemas.Answers = self._answer(images, answer)
         return answers
 
     @torch.inference_mode()
@@ -355,67 +326,71 @@ class Predictor:
         self,
         regions: Float[Tensor, "images rows columns dim"],
         findings: Sequence[Finding] | None = None,
-    ) -> list[list[FindingAnswer]]:
+    ) -> list[list[schemas.FindingAnswer]]:
         """Answer `classify` for images from `embed_images`, one list per image.
 
-        QueryError where a finding without a negative prompt has no level.
+        Raises:
+            QueryError: a finding without a negative prompt has no level.
         """
         chosen = self.findings if findings is None else findings
         prompts = self._prompts(chosen)
         levels = self._levels(chosen, prompts)
-        return finding_scores(
-            margins(self.model.score(regions, prompts), chosen, required_levels(chosen, levels)),
+        return zero_shot.finding_scores(
+            zero_shot.margins(
+                self.model.score(regions, prompts),
+                chosen,
+                zero_shot.required_levels(chosen, levels),
+            ),
             self.model.gamma.detach(),
             chosen,
-            calibrations_of(chosen, self.findings, self.calibration),
-            offsets_of_levels(levels),
+            zero_shot.calibrations_of(chosen, self.findings, self.calibration),
+            zero_shot.offsets_of_levels(levels),
             self._bank_margins(chosen, prompts, levels),
         )
 
     def answer_findings(
         self,
         image: SquareImage,
-        findings: Sequence[FindingAnswer],
+        findings: Sequence[schemas.FindingAnswer],
         grids: Float[np.ndarray, "findings rows columns"] | None,
-        heads: Sequence[HeadAnswer] = (),
-    ) -> ClassifyAnswer:
+        heads: Sequence[schemas.HeadAnswer] = (),
+    ) -> schemas.ClassifyAnswer:
         """Answer about an image; `grids`: of its findings, where heatmaps are asked for.
 
         Out of range nothing has a probability.
         """
         is_beyond = self.is_out_of_range(image.pixels)
         size = image.height_px, image.width_px
-        places: Sequence[PhraseAnswer | None] = [None] * len(findings)
+        places: Sequence[schemas.PhraseAnswer | None] = [None] * len(findings)
         if grids is not None:
             places = [locate(grid, *size, None, self.window(*size)) for grid in grids]
-        return ClassifyAnswer(
+        return schemas.ClassifyAnswer(
             model=self.digest,
-            image=ImageFacts.of(image, out_of_range=is_beyond),
+            image=schemas.ImageFacts.of(image, out_of_range=is_beyond),
             findings=[
                 finding.about(place, out_of_range=is_beyond)
                 for finding, place in zip(findings, places, strict=True)
             ],
-            heads=[head.model_copy(update=UNLIKE if is_beyond else {}) for head in heads],
+            heads=[head.model_copy(update=schemas.UNLIKE if is_beyond else {}) for head in heads],
             engine=self.engine.name,
             precision=self.engine.precision,
         )
 
     def answer_phrases(
         self, image: SquareImage, scored: PhraseGrids, threshold: float | None
-    ) -> GroundAnswer:
+    ) -> schemas.GroundAnswer:
         """Answer about an image, of which `phrase_grids` scored the regions."""
         size = image.height_px, image.width_px
-        facts = ImageFacts.of(image, out_of_range=self.is_out_of_range(image.pixels))
+        facts = schemas.ImageFacts.of(image, out_of_range=self.is_out_of_range(image.pixels))
         phrases = [
             locate(grid, *size, threshold, self.window(*size), share)
             for grid, share in zip(scored.grids, scored.percentiles, strict=True)
         ]
-        return GroundAnswer(model=self.digest, image=facts, phrases=phrases)
+        return schemas.GroundAnswer(model=self.digest, image=facts, phrases=phrases)
 
     def answer_heads(
-        self,
-        regions: Float[Tensor, "images rows columns dim"],
-    ) -> list[list[HeadAnswer]]:
+        self, regions: Float[Tensor, "images rows columns dim"]
+    ) -> list[list[schemas.HeadAnswer]]:
         """Answer by every head of the model, one list per image; `regions` as of `embed_images`."""
         means = regions.flatten(1, 2).mean(dim=1).float().cpu().numpy()
         answers = [head.answer(means) for head in self.heads]
@@ -423,7 +398,7 @@ class Predictor:
 
     def ground(
         self, images: Any, phrases: str | Iterable[str], threshold: float | None = None
-    ) -> GroundAnswer | Answers:
+    ) -> schemas.GroundAnswer | schemas.Answers:
         """Answer where each phrase is seen on an image: what the service's `/ground` answers.
 
         Args:
@@ -443,16 +418,18 @@ class Predictor:
         self.require_regions()
         texts = texts_of(phrases)
 
-        def answer(regions: Tensor, images: Sequence[SquareImage]) -> Iterator[GroundAnswer]:
+        def answer(
+            regions: Tensor, images: Sequence[SquareImage]
+        ) -> Iterator[schemas.GroundAnswer]:
             regions = self._located(regions, images)
             for image, scored in zip(images, self.phrase_grids(regions, texts), strict=True):
                 yield self.answer_phrases(image, scored, threshold).about(texts)
 
-        answers: GroundAnswer | Answers = self._answer(images, answer)
+        answers: schemas.GroundAnswer | schemas.Answers = self._answer(images, answer)
         return answers
 
     def _answer(self, images: Any, answer: Any) -> Any:
-        answers = Answers()
+        answers = schemas.Answers()
         for batch, alone in self._batches(images):
             good = [image for image in batch if isinstance(image, SquareImage)]
             given: Iterator[Any] = iter(())
@@ -468,7 +445,7 @@ class Predictor:
                 elif alone:
                     raise image
                 else:
-                    answers.append(RefusedImage(code=image.code, message=image.message))
+                    answers.append(schemas.RefusedImage(code=image.code, message=image.message))
         return answers[0] if alone else answers
 
     def _located(self, regions: Tensor, images: Sequence[SquareImage]) -> Tensor:
@@ -502,7 +479,7 @@ class Predictor:
         shares: list[list[float | None]] = [[None] * len(phrases) for _ in grids]
         if self._bank is not None and self._bank.shape[1:3] == regions.shape[1:3]:
             scores = (self.model.score(images, vectors) for images in (regions, self._bank))
-            shares = percentiles(*scores).T.tolist()
+            shares = zero_shot.percentiles(*scores).T.tolist()
         return [PhraseGrids(grid, own) for grid, own in zip(grids, shares, strict=True)]
 
     @torch.inference_mode()
@@ -521,14 +498,14 @@ class Predictor:
     def _prompts(self, findings: Sequence[Finding]) -> Tensor:
         if findings is self.findings:
             return self._own_prompts  # most questions ask about them
-        return self.embed_sentences(prompt_texts(findings))
+        return self.embed_sentences(zero_shot.prompt_texts(findings))
 
     @torch.inference_mode()
-    def _levels(self, findings: Sequence[Finding], prompts: Tensor) -> Levels:
+    def _levels(self, findings: Sequence[Finding], prompts: Tensor) -> zero_shot.Levels:
         own = [self._own_levels.get((item.positive, item.negative)) for item in findings]
         if self._bank is None or None not in own:
             return own
-        levels = prompt_levels(self.model, self._bank, prompts, findings)
+        levels = zero_shot.prompt_levels(self.model, self._bank, prompts, findings)
         gamma_squared = float(self.model.gamma.detach()) ** 2
         return [(positive, negative) for positive, negative in (levels / gamma_squared).tolist()]
 
@@ -543,12 +520,12 @@ class Predictor:
         }
 
     def _bank_margins(
-        self, findings: Sequence[Finding], prompts: Tensor, levels: Levels
+        self, findings: Sequence[Finding], prompts: Tensor, levels: zero_shot.Levels
     ) -> Tensor | None:
         if self._bank is None or findings is self.findings:
             return self._own_bank_margins
         scores = self.model.score(self._bank, prompts)
-        return margins(scores, findings, required_levels(findings, levels))
+        return zero_shot.margins(scores, findings, zero_shot.required_levels(findings, levels))
 
     @cached_property
     def _own_bank_margins(self) -> Tensor | None:
@@ -556,7 +533,7 @@ class Predictor:
 
     @cached_property
     def _own_prompts(self) -> Tensor:
-        return self.embed_sentences(prompt_texts(self.findings))
+        return self.embed_sentences(zero_shot.prompt_texts(self.findings))
 
     def _encode(self, texts: list[str]) -> Tensor:
         limit = self.config.model.text.max_tokens
@@ -575,7 +552,8 @@ class Predictor:
 def texts_of(given: str | Iterable[str]) -> list[str]:
     """List sentences, a string being one, with single spaces between their words.
 
-    QueryError where there is none, or one is blank or not text.
+    Raises:
+        QueryError: there is none, or one is blank or not text.
     """
     plain = [" ".join(text.split()) for text in list_texts(given)]
     if not plain or not all(plain):
@@ -586,8 +564,8 @@ def texts_of(given: str | Iterable[str]) -> list[str]:
 def published_folder(path: Path) -> Path:
     """Find a published model: its folder, that of its run, or OWNER/NAME@COMMIT, which is fetched.
 
-    ConfigError where there is no such folder, it holds another's model, or the hub does not send
-    it.
+    Raises:
+        ConfigError: there is no such folder, it holds another's model, or the hub does not send it.
     """
     folder = fetch_weights(path, PACKAGE)
     if not folder.exists():
@@ -595,10 +573,10 @@ def published_folder(path: Path) -> Path:
             f"{path} is not a folder here, and no hub's name with its commit; name a run's folder, "
             f"a model's, or OWNER/NAME@COMMIT{_ADOPT}"
         )
-    is_run = not (folder / HEADER).is_file() and ARTIFACT.at(folder).is_dir()
+    is_run = not (folder / HEADER).is_file() and model_package.ARTIFACT.at(folder).is_dir()
     if not is_run and any(folder.glob("*config.json")) and not (folder / HEADER).is_file():
         raise ConfigError(f"{path} holds a checkpoint, and no model package{_ADOPT}")
-    return ARTIFACT.at(folder) if is_run else folder
+    return model_package.ARTIFACT.at(folder) if is_run else folder
 
 
 _ADOPT = "; `medclip adopt` makes a model package of a public checkpoint"
@@ -621,7 +599,7 @@ def load(
         ConfigError: the engine is not installed, or has not that precision, or the hub does not
             send the model.
     """
-    published = read_model_package(published_folder(Path(path)))
+    published = model_package.read_model_package(published_folder(Path(path)))
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     inference = InferenceConfig(engine=engine, precision=precision)
@@ -629,9 +607,17 @@ def load(
 
 
 def build_predictor(
-    published: SavedModel, device: torch.device, inference: InferenceConfig | None = None
+    published: model_package.SavedModel,
+    device: torch.device,
+    inference: InferenceConfig | None = None,
 ) -> Predictor:
-    """Build the predictor of a published model that has been read; errors as of `load`."""
+    """Build the predictor of a published model that has been read already.
+
+    Raises:
+        CheckpointError: weights and configuration do not fit each other, or images were
+            prepared otherwise than this version prepares them.
+        ConfigError: the engine asked for is not installed, or has not that precision.
+    """
     model, tokenizer = load_encoders(published)
     try:
         findings = parse_prompts(published.card["prompts"])
@@ -659,20 +645,23 @@ def build_predictor(
         published.digest,
         engine,
         published.calibration,
-        read_input_range(published.source),
-        read_offsets(published.source),
-        read_bank(published.source),
+        model_package.read_input_range(published.source),
+        model_package.read_offsets(published.source),
+        model_package.read_bank(published.source),
         read_heads(published.source),
         published.card,
         published.path,
     )
 
 
-def load_encoders(published: SavedModel) -> tuple[DualEncoder, PreTrainedTokenizerBase]:
+def load_encoders(
+    published: model_package.SavedModel,
+) -> tuple[DualEncoder, PreTrainedTokenizerBase]:
     """Load the encoders of a published model onto the CPU, and its tokenizer; nothing is fetched.
 
-    CheckpointError where weights and configuration do not fit each other, or this version prepares
-    images otherwise than those that it was trained on.
+    Raises:
+        CheckpointError: weights and configuration do not fit each other, or images were
+            prepared otherwise than this version prepares them.
     """
     _check_preprocessing(published)
     with hub_closed(), published.text_folder() as folder:
@@ -694,7 +683,7 @@ def warn_of_cut_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], 
     return cut > 0
 
 
-def _build_model(published: SavedModel, text_config: PreTrainedConfig) -> DualEncoder:
+def _build_model(published: model_package.SavedModel, text_config: PreTrainedConfig) -> DualEncoder:
     weights, settings = published.weights(), published.config.model
     try:
         with torch.device("meta"):  # shapes alone: sizes may be anything, and take no memory here
@@ -753,7 +742,7 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _check_preprocessing(published: SavedModel) -> None:
+def _check_preprocessing(published: model_package.SavedModel) -> None:
     trained_on = published.card.get("preprocessing", {})
     here = preprocessing_facts(published.config.images, published.config.model)
     differing = sorted(name for name in here if trained_on.get(name) != here[name])

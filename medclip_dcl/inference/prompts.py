@@ -17,21 +17,27 @@ _CODE_LENGTHS = {"value": 16, "scheme": 16, "meaning": 64}  # characters; DICOM 
 class FindingCode:
     """Code of a finding in a coding scheme."""
 
-    value: str  # the code
-    scheme: str  # DICOM's designator of the scheme, such as SCT for SNOMED CT
-    meaning: str  # what the code means, in words
+    value: str
+    """The code."""
+    scheme: str
+    """DICOM's designator of the scheme, such as SCT for SNOMED CT."""
+    meaning: str
+    """What the code means, in words."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """A finding and its prompts, a sentence or several a side."""
 
-    name: str  # how it is called in answers
-    positive: tuple[str, ...]  # sentences that assert it, at least one
+    name: str
+    """How it is called in answers."""
+    positive: tuple[str, ...]
+    """Sentences that assert it, at least one."""
     negative: tuple[str, ...] = ()
     """Sentences that deny it. Without one, the positive prompts' usual score stands in their place:
     their level over the model's bank of images."""
-    label: str = ""  # column of the label table that holds its truth; empty: none
+    label: str = ""
+    """Column of the label table that holds its truth; empty: none."""
     code: FindingCode | None = field(default=None, compare=False)
     """Its code in DICOM answers; None: a private one is made from the name."""
 
@@ -46,14 +52,17 @@ class Finding:
 def parse_prompts(tree: Any, own: Sequence[Finding] = ()) -> tuple[Finding, ...]:
     """Turn what findings are asked by into findings, one or a list of them.
 
-    Of each finding `tree` has its name; its positive and its negative prompt, as a list of two; a
-    `Finding`; or a mapping with `name` and `positive`, and perhaps `negative`, `label`, and `code`
-    with `value`, `scheme` and `meaning`. A side is one sentence or a list of them. A name is that
-    of one of `own`, a model's, or of its label; else "mass" is asked as "Mass" against "No mass",
-    and a sentence, which ends with a full stop, without a negative prompt.
+    Args:
+        tree: of each finding its name; its positive and its negative prompt, as a list of two; a
+            `Finding`; or a mapping with `name` and `positive`, and perhaps `negative`, `label`, and
+            `code` with `value`, `scheme` and `meaning`. A side is one sentence or a list of them. A
+            name is that of one of `own`, or of its label; else "mass" is asked as "Mass" against
+            "No mass", and a sentence, which ends with a full stop, without a negative prompt.
+        own: the findings of a model.
 
-    QueryError where there is none, or an entry lacks a key, has an unknown one, an empty side, or a
-    name that was used before: by the entry's number, never its text.
+    Raises:
+        QueryError: there is none; an entry lacks a key, has an unknown one, an empty side, or a
+            name that was used before. The message gives the entry's number, never its text.
     """
     one = isinstance(tree, str | Mapping | Finding)
     if not (one or isinstance(tree, Iterable)) or isinstance(tree, bytes):
@@ -70,7 +79,8 @@ def parse_prompts(tree: Any, own: Sequence[Finding] = ()) -> tuple[Finding, ...]
 def read_prompts(path: Path) -> tuple[Finding, ...]:
     """Read a prompt file such as `configs/prompts/chex5.yaml`.
 
-    ConfigError where the file cannot be read, is of another version, or an entry is malformed.
+    Raises:
+        ConfigError: the file cannot be read, is of another version, or an entry is malformed.
     """
     tree = read_yaml(path, "prompt file")
     if tree.get("format_version") != _PROMPTS_VERSION:

@@ -13,10 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from medclip_dcl.core.errors import QueryError
-from medclip_dcl.inference.model_package import (
-    FindingCalibration,
-    ScoreCalibration,
-)
+from medclip_dcl.inference.model_package import FindingCalibration, ScoreCalibration
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.schemas import Code, FindingAnswer
@@ -53,11 +50,18 @@ def margins(
     findings: Sequence[Finding],
     levels: Sequence[float] | None = None,
 ) -> Float[Tensor, "findings images"]:
-    """Subtract the negative prompts' mean score from the positive prompts', in [-2, 2].
+    """Subtract the negative prompts' mean score from the positive prompts'.
 
-    `scores` are image-sentence scores f of `prompt_texts`; `levels` as in `side_scores`.
+    Args:
+        scores: image-sentence scores f of `prompt_texts`, in [-1, 1].
+        findings: the findings, in the same order.
+        levels: as in `side_scores`.
 
-    Source: Wang et al. 2023, Table 2, with one prompt a side; ours: several are averaged.
+    Returns:
+        f(positive) - f(negative), in [-2, 2].
+
+    Source: Wang et al. 2023, Table 2, with one prompt a side; ours: several prompts
+        are averaged by their scores.
     """
     sides = side_scores(scores, findings, levels)
     return sides[0::2] - sides[1::2]
@@ -67,9 +71,14 @@ def prompt_offset(scores: Float[Tensor, "prompts images"]) -> Float[Tensor, " pr
     """Return the level of each prompt over a bank of images, b(q) = log mean_f e^{s(q, f)}.
 
     A prompt's level, which a loss with texts alone as anchors leaves open, says nothing of an
-    image: two prompts are compared by s - b. It repairs decisions alone; rankings of sentences and
-    heatmaps need the level as it is. `scores` are scaled, s = gamma**2 f; of several prompts a side
-    their mean.
+    image: two prompts are compared by s - b. The offset repairs decisions alone; rankings of
+    sentences and heatmaps need the level as it is.
+
+    Args:
+        scores: scaled scores s = gamma**2 f; of several prompts a side their mean.
+
+    Returns:
+        b, in the unit of the scores: the mean of e^{s - b} over the bank is 1.
     """
     return torch.logsumexp(scores.double(), dim=1) - math.log(scores.shape[1])
 
@@ -104,7 +113,8 @@ def offsets_of_levels(levels: Levels) -> list[float | None]:
 def required_levels(findings: Sequence[Finding], levels: Levels) -> list[float]:
     """Return the scores that stand in the place of missing negative prompts, for `side_scores`.
 
-    QueryError where a finding without a negative prompt has no level.
+    Raises:
+        QueryError: a finding without a negative prompt has no level.
     """
     for number, (finding, level) in enumerate(zip(findings, levels, strict=True)):
         if not finding.negative and level is None:
@@ -128,8 +138,11 @@ def calibrations_of(
 ) -> list[FindingCalibration | str]:
     """Find the calibration of each finding that is asked for, or why none was tried.
 
-    `own` are those that the model was published with: a curve holds for the very prompts that it
-    was fitted with.
+    Args:
+        findings: the findings asked for.
+        own: those that the model was published with: a curve holds for the very prompts that
+            it was fitted with.
+        calibration: of the model; None: it has none.
     """
     if calibration is None:
         return [UNCALIBRATED for _ in findings]

@@ -34,14 +34,14 @@ from torch import Tensor
 from medclip_dcl.core.artifact import Artifact, ArtifactType
 from medclip_dcl.core.errors import ArtifactStale, ConfigError, ScoreError
 from medclip_dcl.core.tables import Column, TableFormat, read_table, write_table
-from medclip_dcl.likelihood.settings import EtaConfig
+from medclip_dcl.likelihood import EtaConfig
 from medclip_dcl.text import sentences
 
 Floats = NDArray[np.float64]
 
 ARTIFACT = ArtifactType("eta_cache", 3, "build_eta_cache")
 
-ETA = TableFormat(
+ETA = TableFormat(  # one row per distinct sentence, in order of text_key
     "eta.arrow",
     (
         Column("text_key", pa.string(), "`text_key` of the sentence"),
@@ -53,7 +53,6 @@ ETA = TableFormat(
         Column("count", pa.int32(), "occurrences in the training split"),
     ),
 )
-"""One row per distinct sentence, in order of text_key."""
 
 
 def eta_from_pll(
@@ -88,7 +87,8 @@ def eta_from_pll(
 def cap_eta(eta: Float[Tensor, " sentences"], eta_max: float) -> Float[Tensor, " sentences"]:
     """Keep eta, which an oracle may give up to 1, at or below a cap in (0, 1).
 
-    ScoreError where an eta is negative or not a number, or the cap is out of its range.
+    Raises:
+        ScoreError: an eta is negative or not a number, or the cap is out of its range.
 
     Source: ours; a sentence that is true of most images would leave no negatives.
     """
@@ -121,7 +121,8 @@ def eta(
 def read_eta(artifact: Artifact, keys: pa.Array | pa.ChunkedArray) -> Floats:
     """Look up the eta of text keys, repeats allowed, in their order.
 
-    ScoreError where a key has no eta, or an eta is not in [0, 1).
+    Raises:
+        ScoreError: a key has no eta, or an eta is not in [0, 1).
     """
     table = read_table(artifact.path, ETA, ["text_key", "eta"])
     cached, eta = table["text_key"].combine_chunks(), table["eta"].to_numpy()
@@ -145,9 +146,11 @@ def read_eta(artifact: Artifact, keys: pa.Array | pa.ChunkedArray) -> Floats:
 def read_given_table(path: Path) -> dict[str, float]:
     """Read text key -> class probability from a CSV with `text`, and `eta` or `rho`.
 
-    A text may carry the number of a list item, which the corpus's sentences have lost. ConfigError
-    where the file cannot be read, lacks a column, holds a value outside [0, 1], or two different
-    values for one sentence.
+    A text may carry the number of a list item, which the corpus's sentences have lost.
+
+    Raises:
+        ConfigError: the file cannot be read, lacks a column, holds a value outside
+            [0, 1], or two different values for one sentence.
     """
     from medclip_dcl.text.boundaries import without_number  # training does not load the reader
 
@@ -184,9 +187,12 @@ def write_cache(
     """Estimate the eta of every distinct sentence, cap it and write the cache's table.
 
     `inputs` are the artifacts that the source reads, by name, `table` is `eta.table` where that is
-    the source. The summary has counts, quantiles of eta, and a and k. ArtifactStale where
-    likelihoods are those of other sentences. ConfigError where the table is malformed. ScoreError
-    where a likelihood is positive, or the table lacks a sentence.
+    the source. The summary has counts, quantiles of eta, and a and k.
+
+    Raises:
+        ArtifactStale: likelihoods are those of other sentences.
+        ConfigError: the table is malformed.
+        ScoreError: a likelihood is positive, or the table lacks a sentence.
     """
     distinct = sentences.distinct_sentences(inputs[sentences.ARTIFACT.name])
     pll_nats = tokens = pa.nulls(len(distinct))  # a constant or a table needs no likelihood

@@ -34,6 +34,7 @@ from medclip_dcl.core.errors import ReportError, TrainingError
 from medclip_dcl.core.files import write_bytes, write_text
 from medclip_dcl.core.progress import Progress, available_cores
 from medclip_dcl.core.tables import read_table
+from medclip_dcl.likelihood import HEADS, LanguageModelConfig
 from medclip_dcl.likelihood.masked_lm import (
     CARD,
     LanguageModel,
@@ -42,7 +43,6 @@ from medclip_dcl.likelihood.masked_lm import (
     save_language_model,
 )
 from medclip_dcl.likelihood.pll import Encoding, encode_sentences
-from medclip_dcl.likelihood.settings import HEADS, LanguageModelConfig
 from medclip_dcl.text import sentences
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -193,7 +193,10 @@ def fit_model(
     """Train a masked language model in place; return the last loss, nats.
 
     What a step draws depends on seed and step alone, so a fit that goes on from the state in `file`
-    ends with the weights of an uninterrupted one. TrainingError where the loss is not finite.
+    ends with the weights of an uninterrupted one.
+
+    Raises:
+        TrainingError: the loss is not finite.
 
     Source: Devlin et al. 2019, Appendix A.2: AdamW, warm-up, then linear decay.
     """
@@ -319,8 +322,11 @@ def fit_language_model(
 
     It begins from the checkpoint `pretrained`, whose digest is `began`; None: from a small BERT of
     random weights. It resumes from a state that a killed run left in the draft's folder.
-    CheckpointError where the checkpoint cannot be read. ReportError where there are too few
-    sentences, or all are too long. TrainingError where the loss is not finite.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+        ReportError: there are too few sentences, or all are too long.
+        TrainingError: the loss is not finite.
     """
     # Other counts add in another order, so a fit that must repeat names its threads.
     torch.set_num_threads(settings.threads or available_cores())
@@ -410,10 +416,9 @@ def _small_bert(texts: Sequence[str], settings: LanguageModelConfig, seed: int) 
 def _corpora(
     loaded: LanguageModel, rows: Sequence[tuple[str, str]]
 ) -> tuple[EncodedCorpus, EncodedCorpus, int]:
-    """Encode the sentences to fit to and those that are held out; count those that are too long.
+    """Encode sentences to fit to and held-out ones, by report; count those that are too long.
 
-    Sentences are held out by report, so that none of them stands in a report that is fitted: of
-    the reports with a sentence that is short enough, a fixed share, and one at least.
+    Of the reports with a sentence that is short enough a fixed share is held out, one at least.
     """
     distinct = list(dict.fromkeys(text for _, text in rows))  # an encoding takes kilobytes
     encoding_of: dict[str, Encoding] = {}

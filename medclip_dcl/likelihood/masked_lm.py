@@ -39,16 +39,10 @@ from transformers import BertForMaskedLM, BertTokenizer, PreTrainedModel
 from medclip_dcl.core.artifact import Artifact, ArtifactType, json_digest
 from medclip_dcl.core.errors import CheckpointError, ScoreError
 from medclip_dcl.core.files import sha256_file, write_bytes, write_text
+from medclip_dcl.models import text_encoder
 from medclip_dcl.models.engines import Part, Run, has_openvino, load_openvino
 from medclip_dcl.models.pretrained import modern_key, read_tensors, weights_file
 from medclip_dcl.models.settings import EngineName, multiplies_bfloat16
-from medclip_dcl.models.text_encoder import (
-    BERT_FIELDS,
-    TOKENIZER,
-    VOCABULARY,
-    read_bert_config,
-    read_bert_tokenizer,
-)
 
 ARTIFACT = ArtifactType("language_model", 2, "fit_language_model")
 
@@ -71,8 +65,8 @@ def model_digest(artifact: Artifact) -> str:
 
 def tokenizer_digest(artifact: Artifact) -> str:
     """Name the tokenizer of a language model by the digest of its tokenizer.json."""
-    artifact.file(TOKENIZER)
-    digest: str = artifact.files[TOKENIZER]["sha256"]
+    artifact.file(text_encoder.TOKENIZER)
+    digest: str = artifact.files[text_encoder.TOKENIZER]["sha256"]
     return digest
 
 
@@ -105,14 +99,17 @@ def load_language_model(folder: Path) -> LanguageModel:
     """Read a BERT masked language model, offline and without its code: on the CPU, in eval mode.
 
     The folder has config.json, model.safetensors or pytorch_model.bin, and tokenizer.json or
-    vocab.txt. Weights become float32. CheckpointError where a file is missing or damaged, weights
-    are missing or unexpected, or the tokenizer does not fit the model.
+    vocab.txt. Weights become float32.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, weights are missing or
+            unexpected, or the tokenizer does not fit the model.
     """
     if not folder.is_dir():
         raise CheckpointError("the language model is not a directory; give one with config.json")
-    model = BertForMaskedLM(read_bert_config(folder))
+    model = BertForMaskedLM(text_encoder.read_bert_config(folder))
     ignored = _fill(model, _read_weights(folder))
-    tokenizer = read_bert_tokenizer(folder)
+    tokenizer = text_encoder.read_bert_tokenizer(folder)
     if len(tokenizer) > model.config.vocab_size:
         raise CheckpointError(
             f"the tokenizer has {len(tokenizer)} word pieces, the model "
@@ -124,7 +121,7 @@ def load_language_model(folder: Path) -> LanguageModel:
 
 def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder: Path) -> None:
     """Write a masked language model, all but its card, in the one layout that is read later."""
-    fields = {name: getattr(model.config, name) for name in BERT_FIELDS}
+    fields = {name: getattr(model.config, name) for name in text_encoder.BERT_FIELDS}
     tree = {"architectures": ["BertForMaskedLM"], "model_type": "bert", **fields}
     write_text(folder / CONFIG, json.dumps(tree, indent=1, sort_keys=True) + "\n")
     # Tied tensors once: safetensors refuses memory that two names share.
@@ -140,9 +137,10 @@ def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder
 def checkpoint_digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a checkpoint that `load_language_model` would read.
 
-    CheckpointError where there is no config.json.
+    Raises:
+        CheckpointError: there is no config.json.
     """
-    names = [CONFIG, TOKENIZER, "tokenizer_config.json", VOCABULARY]
+    names = [CONFIG, text_encoder.TOKENIZER, "tokenizer_config.json", text_encoder.VOCABULARY]
     names.append(weights_file(folder).name)
     digests = {name: sha256_file(folder / name) for name in names if (folder / name).is_file()}
     if CONFIG not in digests:
@@ -324,13 +322,19 @@ def prepare_engine(
     precision: str | None = None,
     folder: Path | None = None,
 ) -> ScoringEngine:
-    """Make a model ready to score; ScoreError where `openvino` is asked for and cannot be had.
+    """Make a model ready to score.
 
-    The model is in eval mode whenever it scores; PyTorch runs it in its own dtype. `openvino` is
-    for BERT on a CPU, in as many threads as torch uses now; `torch` for any model on any device;
-    `auto` is openvino where it can be had and answers like PyTorch, else torch, with a line in the
-    log that says why. `precision` is of OpenVINO's products, None: the model's; `folder` the
-    model's own, whose graph is kept in the user's cache, None: it is converted each time.
+    Args:
+        model: the model, in eval mode whenever it scores. PyTorch runs it in its own dtype.
+        name: `openvino`: BERT on a CPU, in as many threads as torch uses now; `torch`: any model
+            on any device; `auto`: openvino where it can be had and answers like PyTorch, else
+            torch, with a line in the log that says why.
+        precision: of OpenVINO's products; None: the model's.
+        folder: the language model's own, whose graph is kept in the user's cache; None: the model
+            is converted each time.
+
+    Raises:
+        ScoreError: `openvino` is asked for and cannot be had.
     """
     if name == "torch":
         return ScoringEngine("torch", MaskedForward(model))

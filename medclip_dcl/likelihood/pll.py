@@ -62,9 +62,11 @@ def encode_sentences(
     """Cut sentences into word pieces, by a fast tokenizer, one that knows the word of each piece.
 
     Encodings longer than `max_tokens`, own tokens included, are truncated; None: none is. Text is
-    text: `[MASK]` in a report is its letters. A string is one sentence. ScoreError where the
-    tokenizer is not a fast one, or a sentence has no word piece. QueryError where a sentence is not
-    a string.
+    text: `[MASK]` in a report is its letters. A string is one sentence.
+
+    Raises:
+        ScoreError: the tokenizer is not a fast one, or a sentence has no word piece.
+        QueryError: a sentence is not a string.
     """
     if not tokenizer.is_fast:
         raise ScoreError("a tokenizer that knows no words cannot be scored with; use a fast one")
@@ -190,8 +192,10 @@ def score_encodings(
     """Score sentences that are word pieces already, repeats once: float64 nats, on the CPU.
 
     `advance` is called with the number of masked copies after each forward pass; `engine` is the
-    model prepared by `prepare_engine`, None: PyTorch's. ScoreError where a sentence is too long for
-    the model, or a score is not a number.
+    model prepared by `prepare_engine`, None: PyTorch's.
+
+    Raises:
+        ScoreError: a sentence is too long for the model, or a score is not a number.
     """
     longest = max((len(encoding.ids) for encoding in encodings), default=0)
     limit = _longest_input(model)

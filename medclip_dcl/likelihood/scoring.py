@@ -28,25 +28,13 @@ from numpy.typing import NDArray
 from scipy import stats
 from transformers import BertConfig, PreTrainedTokenizerBase
 
+from medclip_dcl.core import errors
 from medclip_dcl.core.artifact import Artifact, ArtifactType, fingerprint_changes
-from medclip_dcl.core.errors import (
-    ArtifactCorrupt,
-    ArtifactStale,
-    MedclipError,
-    ScoreError,
-    ending_with_fault,
-)
 from medclip_dcl.core.files import write_bytes
 from medclip_dcl.core.progress import Progress, available_cores
 from medclip_dcl.core.tables import Column, TableFormat, read_table, write_table
-from medclip_dcl.likelihood.masked_lm import (
-    load_language_model,
-    model_digest,
-    prepare_engine,
-    tokenizer_digest,
-)
+from medclip_dcl.likelihood import LikelihoodConfig, masked_lm
 from medclip_dcl.likelihood.pll import Variant, encode_sentences, find_budget, score_encodings
-from medclip_dcl.likelihood.settings import LikelihoodConfig
 from medclip_dcl.models.settings import EngineName
 from medclip_dcl.models.text_encoder import read_bert_config, read_bert_tokenizer
 from medclip_dcl.text import sentences
@@ -56,7 +44,7 @@ Ints = NDArray[np.int64]
 
 ARTIFACT = ArtifactType("likelihoods", 2, "score_sentences", costly=True)
 
-LIKELIHOODS = TableFormat(
+LIKELIHOODS = TableFormat(  # one row per distinct sentence, in order of text_key
     "likelihoods.parquet",
     (
         Column("text_key", pa.string(), "`text_key` of the sentence"),
@@ -65,7 +53,6 @@ LIKELIHOODS = TableFormat(
         Column("count", pa.int32(), "occurrences in the training split"),
     ),
 )
-"""One row per distinct sentence, in order of text_key."""
 
 PARTS = "parts"  # folder, in the draft, of what has been acknowledged
 
@@ -152,8 +139,8 @@ def score_header(
         "normalisation": sentences.NORMALISATION,
     }
     if model is not None:
-        header["model"] = model_digest(model)
-        header["tokenizer"] = tokenizer_digest(model)
+        header["model"] = masked_lm.model_digest(model)
+        header["tokenizer"] = masked_lm.tokenizer_digest(model)
     return header
 
 
@@ -163,7 +150,7 @@ def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
     then = {name: settings[name] for name in header if name in settings}
     differences = fingerprint_changes(then, {name: header[name] for name in then})
     if differences:
-        raise ArtifactStale(
+        raise errors.ArtifactStale(
             f"the likelihoods were scored with other settings ({'; '.join(differences)}); rerun "
             "score_sentences, or set these back"
         )
@@ -186,7 +173,7 @@ def read_parts(folder: Path) -> tuple[pa.Table, int]:
     for path in sorted(folder.glob("part-*.parquet")):
         try:
             tables.append(read_table(folder, TableFormat(path.name, _PART_COLUMNS)))
-        except ArtifactCorrupt:
+        except errors.ArtifactCorrupt:
             damaged += 1
     return pa.concat_tables(tables), damaged
 
@@ -220,13 +207,15 @@ class Scorer:
 
     def __init__(self, options: ScoringOptions) -> None:
         self._options = options
-        loaded = load_language_model(options.folder)
+        loaded = masked_lm.load_language_model(options.folder)
         self._model = model = cast(Any, loaded.model)
         model.to(device=options.device)
         self._tokenizer = loaded.tokenizer
         self._limit = int(self._model.config.max_position_embeddings)
         with _one_thread():
-            self._engine = prepare_engine(self._model, options.engine, "float32", options.folder)
+            self._engine = masked_lm.prepare_engine(
+                self._model, options.engine, "float32", options.folder
+            )
         self.engine: EngineName = self._engine.name
         """Who scores: `openvino` or `torch`."""
         self._budget = find_budget(self._model)
@@ -262,7 +251,10 @@ def score_tasks(
     """Score tasks in `workers` processes, each task in whichever is free; 1: in this one.
 
     Of several processes each has its own GPU, or all are on the CPU. The scores come in the order
-    in which they are finished. ScoreError where a score is not a number, or a worker died.
+    in which they are finished.
+
+    Raises:
+        ScoreError: a score is not a number, or a worker died.
     """
     waiting = iter(tasks)
     if workers <= 1:
@@ -309,12 +301,12 @@ def _start_worker(options: ScoringOptions) -> tuple[Connection, BaseProcess]:
 
 def _work(connection: Connection, options: ScoringOptions) -> None:
     """Score what is sent until the other end is gone."""
-    with ending_with_fault(), suppress(EOFError, ConnectionError, KeyboardInterrupt):
+    with errors.ending_with_fault(), suppress(EOFError, ConnectionError, KeyboardInterrupt):
         try:
             scorer = Scorer(options)
             while True:
                 connection.send(scorer.score(connection.recv()))
-        except MedclipError as error:
+        except errors.MedclipError as error:
             connection.send(error)
 
 
@@ -331,14 +323,14 @@ def _receive(connection: Connection, crew: Mapping[Connection, BaseProcess]) -> 
         answer = connection.recv()
     except (EOFError, ConnectionError) as error:
         raise _died(crew[connection]) from error
-    if isinstance(answer, MedclipError):
+    if isinstance(answer, errors.MedclipError):
         raise answer
     return cast(Scores, answer)
 
 
-def _died(process: BaseProcess) -> ScoreError:
+def _died(process: BaseProcess) -> errors.ScoreError:
     process.join()
-    return ScoreError(
+    return errors.ScoreError(
         f"a scoring process ended with code {process.exitcode}; lower workers, "
         "and run again to go on"
     )
@@ -377,7 +369,8 @@ class CorpusScoring:
     def write(self, folder: Path) -> dict[str, Any]:
         """Score what is not acknowledged, write the table into the draft's folder, and sum up.
 
-        ScoreError where a score is not a number, or a worker died.
+        Raises:
+            ScoreError: a score is not a number, or a worker died.
         """
         distinct = sentences.distinct_sentences(self._source)
         keys, texts = distinct["text_key"].combine_chunks(), distinct["text"].to_pylist()
@@ -448,7 +441,7 @@ def _finished(folder: Path, keys: pa.Array) -> pa.Table | None:
     # Where a killed run had just written the whole table.
     try:
         table = read_table(folder, LIKELIHOODS)
-    except ArtifactCorrupt:
+    except errors.ArtifactCorrupt:
         return None
     return table if table["text_key"].combine_chunks().equals(keys) else None
 

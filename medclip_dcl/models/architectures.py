@@ -27,31 +27,26 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from medclip_dcl.core.errors import CheckpointError, ConfigError
 
-MAP_TYPES = (
+MAP_TYPES = (  # image encoders whose last map is read
     *("beit", "bit", "convnext", "convnextv2", "dinat", "dinov2", "dinov2_with_registers"),
     *("dinov3_convnext", "dinov3_vit", "focalnet", "hgnet_v2", "hiera", "maskformer-swin"),
     *("pixio", "pvt_v2", "resnet", "swin", "swinv2", "textnet", "vitdet"),
 )
-"""Image encoders whose last map is read."""
 
-VIT_TYPES = (
+VIT_TYPES = (  # image encoders whose patches are the regions; of Swin the first alone
     *("aimv2_vision_model", "beit", "clip_vision_model", "data2vec-vision", "deit", "dinov2"),
     *("dinov2_with_registers", "dinov3_vit", "ijepa", "pixio", "siglip_vision_model", "swin"),
     *("tipsv2_vision_model", "vit", "vit_mae", "vit_msn"),
 )
-"""Image encoders whose patches are the regions; of Swin the first alone."""
 
-TEXT_TYPES = (
+TEXT_TYPES = (  # text encoders
     *("bert", "camembert", "clip_text_model", "deberta", "deberta-v2", "distilbert", "electra"),
     *("ernie", "eurobert", "modernbert", "mpnet", "nomic_bert", "roberta"),
     *("roberta-prelayernorm", "siglip_text_model", "xlm-roberta", "xlm-roberta-xl"),
 )
-"""Text encoders."""
 
-MOST_LAYERS = 256
-"""Of a stage, and stages of a network."""
-LARGEST_SIZE = 2**20
-"""Of any width, vocabulary or window."""
+MOST_LAYERS = 256  # of a stage, and stages of a network
+LARGEST_SIZE = 2**20  # of any width, vocabulary or window
 
 REFUSALS = (TypeError, ValueError, KeyError, AttributeError, RuntimeError, StrictDataclassError)
 """What transformers raises at a configuration that it refuses."""
@@ -72,9 +67,15 @@ def build_config(
 ) -> PreTrainedConfig:
     """Make a configuration of transformers from plain values.
 
-    `tree` has `model_type`, one of `types`, and its fields; errors call it `name`; `own` goes over
-    its fields, unchecked. ConfigError where the type or a field is not known, a size is out of
-    bounds, or transformers refuses it.
+    Args:
+        tree: `model_type` and its fields.
+        types: those that are known.
+        name: what errors call it.
+        **own: fields that go over those of the tree, unchecked.
+
+    Raises:
+        ConfigError: the type or a field is not known, a size is out of bounds, or transformers
+            refuses it.
     """
     kind = tree.get("model_type")
     if kind not in types:
@@ -109,7 +110,7 @@ def check_sizes(fields: Mapping[str, Any], name: str) -> None:
             raise ConfigError(f"{name}: {key} has {len(value)} entries, above {MOST_LAYERS}")
 
 
-_STEPS = {
+_STEPS = {  # part of a tokenizer.json -> the types of its steps
     "normalizer": (
         *("BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt"),
         *("Precompiled", "Prepend", "Replace", "Sequence", "Strip", "StripAccents"),
@@ -127,15 +128,12 @@ _STEPS = {
         *("Strip", "WordPiece"),
     ),
 }
-"""Part of a tokenizer.json -> the types of its steps."""
 _MOST_STEPS = 16
 _LONGEST_WORD = 1000  # characters that WordPiece cuts: it takes the square of them
 _LONGEST_ADDED = 4  # characters of what is put in or before a text
 _LONGEST_MAPPED = 64  # bytes that a table of characters turns one into; Unicode's own: 33
 _LARGEST_FILE = 1 << 26
-_PLAIN_CLASSES = re.compile(
-    r"""((\[(\\.|[^\\\[\]&])+\]|\\[sdw]|[ ])(\+|\{2,\})?(\||$))+""",
-)
+_PLAIN_CLASSES = re.compile(r"""((\[(\\.|[^\\\[\]&])+\]|\\[sdw]|[ ])(\+|\{2,\})?(\||$))+""")
 """A pattern that is searched for in one pass: characters of a class, or of one or another."""
 _PATTERNS = {  # CLIP, in both spellings; Llama 3, which EuroBERT has
     r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",

@@ -101,9 +101,7 @@ class DualEncoder(nn.Module):
         return _unit(self.region_projection(self.image.patches(pixels).permute(0, 2, 3, 1)))
 
     def encode_sentences(
-        self,
-        input_ids: Int[Tensor, "texts tokens"],
-        attention_mask: Int[Tensor, "texts tokens"],
+        self, input_ids: Int[Tensor, "texts tokens"], attention_mask: Int[Tensor, "texts tokens"]
     ) -> Float[Tensor, "texts dim"]:
         """Map sentences, [CLS] first and 0 in the mask for padding, onto the unit sphere.
 
@@ -152,9 +150,16 @@ def add_adapters(
 ) -> int:
     """Put adapters into the linear layers of encoders that have their weights already.
 
-    Of the encoders that `ranks` names, in place; A is drawn by the seed, and the global generator
-    is left alone. Returns how many layers have one; ConfigError where peft is missing, or an
-    encoder has no such layer.
+    Args:
+        encoder: the model, changed in place.
+        ranks: `image` or `text`, or both -> rank.
+        seed: that of A; the global generator is left alone.
+
+    Returns:
+        Linear layers that have one.
+
+    Raises:
+        ConfigError: peft is missing, or an encoder has no such layer.
     """
     if find_spec("peft") is None:
         raise ConfigError("model.lora needs peft; run pip install '.[lora]' in the checkout")
@@ -171,11 +176,7 @@ def add_adapters(
             raise ConfigError(
                 f"the {name} encoder has no linear layer; name the other one in model.lora"
             )
-        config = peft.LoraConfig(
-            r=rank,
-            lora_alpha=_ADAPTER_SCALE * rank,
-            target_modules=layers,
-        )
+        config = peft.LoraConfig(r=rank, lora_alpha=_ADAPTER_SCALE * rank, target_modules=layers)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             peft.inject_adapter_in_model(config, backbone)

@@ -32,11 +32,7 @@ from medclip_dcl.core.artifact import json_digest
 from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.core.files import sha256_file
 from medclip_dcl.core.settings import Section
-from medclip_dcl.models.architectures import (
-    TEXT_TYPES,
-    build_config,
-    own_fields,
-)
+from medclip_dcl.models import architectures, text_encoder
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
 from medclip_dcl.models.pretrained import (
@@ -53,13 +49,6 @@ from medclip_dcl.models.pretrained import (
     read_json,
 )
 from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig, TextEncoderConfig
-from medclip_dcl.models.text_encoder import (
-    TOKENIZER,
-    load_text_weights,
-    load_tokenizer,
-    read_bert_config,
-    read_bert_tokenizer,
-)
 
 if TYPE_CHECKING:  # whole models are read where one is the start
     from medclip_dcl.models.public.checkpoint import Checkpoint
@@ -78,7 +67,7 @@ _OWN_POOLINGS = {"clip_text_model": "eos", "siglip_text_model": "last"}
 
 def plain_tree(config: PreTrainedConfig) -> dict[str, Any]:
     """Return an encoder's own fields that differ from its class's, `model_type` with them."""
-    tree, fields = config.to_diff_dict(), own_fields(config.model_type)
+    tree, fields = config.to_diff_dict(), architectures.own_fields(config.model_type)
     return {name: tree[name] for name in tree if name in fields} | {"model_type": config.model_type}
 
 
@@ -110,8 +99,10 @@ def _normalisation(folder: Path) -> tuple[tuple[float, float], ...]:
 def describe_image(settings: ImageEncoderConfig, folder: Path | None) -> ImageEncoderConfig:
     """Put a vision transformer's sizes and normalisation, as its folder has them, into settings.
 
-    Settings of another kind, or without a folder, come back as they are. CheckpointError where the
-    folder lacks a file, or says what is not known here.
+    Settings of another kind, or without a folder, come back as they are.
+
+    Raises:
+        CheckpointError: the folder lacks a file, or says what is not known here.
     """
     if settings.kind != "vit" or folder is None:
         return settings
@@ -135,9 +126,9 @@ def packaged_text_config(folder: Path) -> PreTrainedConfig:
     """Read the configuration of a published model's text encoder; CheckpointError: not known."""
     tree = read_json(folder / CONFIG)
     if tree.get("model_type", "bert") == "bert":
-        return read_bert_config(folder)
+        return text_encoder.read_bert_config(folder)
     try:
-        return build_config(tree, TEXT_TYPES, f"{folder.name}/{CONFIG}")
+        return architectures.build_config(tree, architectures.TEXT_TYPES, f"{folder.name}/{CONFIG}")
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
 
@@ -147,7 +138,7 @@ def read_text_config(folder: Path) -> PreTrainedConfig:
     # What transformers does not know is read as BERT: CXR-BERT has a type of its own.
     kind = read_json(folder / CONFIG).get("model_type", "bert")
     if kind == "bert" or kind not in CONFIG_MAPPING:
-        return read_bert_config(folder)
+        return text_encoder.read_bert_config(folder)
     config = read_config(folder)
     return getattr(config, "text_config", config)
 
@@ -155,16 +146,18 @@ def read_text_config(folder: Path) -> PreTrainedConfig:
 def read_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
     """Read the tokenizer of a text encoder, which pads on the right.
 
-    CheckpointError where its files are missing or damaged, or do not fit the encoder.
+    Raises:
+        CheckpointError: its files are missing or damaged, or do not fit the encoder.
     """
     if isinstance(config, BertConfig):
-        tokenizer: Any = read_bert_tokenizer(folder)
-    elif not (folder / TOKENIZER).is_file():
+        tokenizer: Any = text_encoder.read_bert_tokenizer(folder)
+    elif not (folder / text_encoder.TOKENIZER).is_file():
         raise CheckpointError(
-            f"{folder} has no {TOKENIZER}; write one with AutoTokenizer's save_pretrained"
+            f"{folder} has no {text_encoder.TOKENIZER}; write one with AutoTokenizer's "
+            "save_pretrained"
         )
     else:
-        tokenizer = load_tokenizer(PreTrainedTokenizerFast, folder)
+        tokenizer = text_encoder.load_tokenizer(PreTrainedTokenizerFast, folder)
         tokenizer.padding_side = "right"
     if tokenizer.pad_token_id is None:
         raise CheckpointError(f"the tokenizer of {folder} has no pad_token; name one in its files")
@@ -287,7 +280,7 @@ class Start:
         if self.pair is not None:
             return self._fill_pair(encoder, self.pair)
         if isinstance(self.text_config, BertConfig):
-            reports = {"text": load_text_weights(encoder.text, self.text)}
+            reports = {"text": text_encoder.load_text_weights(encoder.text, self.text)}
         else:
             state, left = _read_tower(self.text, "text_model")
             kind = self.text_config.model_type
@@ -321,9 +314,14 @@ class Start:
 def read_start(settings: ModelConfig, image: Path | None, text: Path, *, whole: bool) -> Start:
     """Read what folders say of encoders; weights are read by `Start.fill`, a whole model's here.
 
-    `image` is folder or file of the image encoder's weights, None: random ones; `text` the folder
-    of the text encoder, or of the whole model where it is one. CheckpointError where a file is
-    missing, damaged, or of a kind that is not known here.
+    Args:
+        settings: what was asked for.
+        image: folder or file of the image encoder's weights; None: random ones.
+        text: folder of the text encoder, or of the whole model.
+        whole: whether that is what it is.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, or of a kind that is not known here.
     """
     pair: Checkpoint | None = None
     if whole:

@@ -42,8 +42,7 @@ _GRAPHS = ArtifactType("graphs", 2, "the engine openvino")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _OPENVINO_TYPES = {"float32": "f32", "bfloat16": "bf16"}
 
-Run = Callable[..., Tensor]
-"""Inputs in the module's order -> its output; without gradients."""
+Run = Callable[..., Tensor]  # inputs in the module's order -> its output; without gradients
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,10 @@ _BACKBONE_HEADS = ("classifier.", "pooler.", "layernorm.", "norm.", "head.")
 # Norms that a backbone adds to its maps, and that no classifier's file holds.
 _BACKBONE_FRESH = ("hidden_states_norms.",)
 
-CHANNELS = 1
-"""Radiographs are gray."""
+CHANNELS = 1  # radiographs are gray
 
-MEAN = 0.5
-"""Grey level, on the scale 0 to 1, that becomes 0."""
-SPREAD = 0.25
-"""Grey levels, on the scale 0 to 1, that become 1."""
+MEAN = 0.5  # grey level, on the scale 0 to 1, that becomes 0
+SPREAD = 0.25  # grey levels, on the scale 0 to 1, that become 1
 
 _SETTING = "model.image.backbone"
 _PATCHES_LIKE_POOLED = ("clip_vision_model", "resnet", "vit")

@@ -61,8 +61,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a checkpoint's weights, from a folder or a file, onto the CPU; floats as float32.
 
     The content tells safetensors from torch's, which may keep the weights under `state_dict` or
-    `model`. CheckpointError where there is no such file, it cannot be read, or it holds more than
-    tensors.
+    `model`.
+
+    Raises:
+        CheckpointError: there is no such file, it cannot be read, or it holds more than
+            tensors.
     """
     file = weights_file(path)
     return tensors_of(read_torch(file), file)
@@ -111,10 +114,14 @@ def _unnested(tree: Any) -> Mapping[str, Any]:
 class LoadReport:
     """Which keys of a checkpoint were used."""
 
-    matched: tuple[str, ...]  # keys that filled a weight of the module
-    missing: tuple[str, ...]  # weights of the module that the checkpoint does not hold
-    unexpected: tuple[str, ...]  # keys of the checkpoint that the module has no place for
-    layout: str = ""  # whose key layout the checkpoint has
+    matched: tuple[str, ...]
+    """Keys that filled a weight of the module."""
+    missing: tuple[str, ...]
+    """Weights of the module that the checkpoint does not hold."""
+    unexpected: tuple[str, ...]
+    """Keys of the checkpoint that the module has no place for."""
+    layout: str = ""
+    """Whose key layout the checkpoint has."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -131,10 +138,12 @@ def fill(
 ) -> LoadReport:
     """Copy weights, by the module's own keys, into a module; nothing is left over in silence.
 
-    `heads` are prefixes of keys that the module has no place for, `fresh` those of weights that no
-    checkpoint holds: what the report calls `unexpected` and `missing` is of these alone.
-    CheckpointError where a weight is missing or has another shape, or a key belongs neither to the
-    module nor to a head. The module is then unchanged.
+    `heads` are prefixes of keys that the module has no place for, `fresh` those of weights that
+    no checkpoint holds: what the report calls `unexpected` and `missing` is of these alone.
+
+    Raises:
+        CheckpointError: a weight is missing or has another shape, or a key belongs
+            neither to the module nor to a head. The module is then unchanged.
     """
     own = module.state_dict()
     report = LoadReport(
@@ -238,15 +247,16 @@ def _from_torchvision(key: str) -> str:
 _HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)@([\w./-]*)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FETCHED = ("*.json", "*.txt", "model.safetensors", "open_clip_*")
-PACKAGE = ("*.json", "*.md", "*.safetensors")
-"""Files of a model package on a hub."""
+PACKAGE = ("*.json", "*.md", "*.safetensors")  # files of a model package on a hub
 
 
 def fetch_weights(path: Path, files: Sequence[str] = _FETCHED) -> Path:
     """Fetch OWNER/NAME@REVISION into the hub's cache, unless it is there; a path stays.
 
     `files` are patterns of what is fetched: by default an encoder's, `PACKAGE` of a model package.
-    ConfigError where the revision is not a commit, or the weights cannot be had.
+
+    Raises:
+        ConfigError: the revision is not a commit, or the weights cannot be had.
     """
     given = path.as_posix()
     match = _HUB_NAME.fullmatch(given)

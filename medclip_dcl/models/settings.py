@@ -192,7 +192,7 @@ def settle_inference(
 
 
 class ProbabilitiesConfig(Section):
-    """Scores turned into probabilities, by a slope and an intercept (`calibrate_scores`)."""
+    """Scores turned into probabilities (`calibrate_scores`)."""
 
     least_per_class: Annotated[int, Field(ge=1)] = 30
     """Validation images with a finding, and as many without it, below which it stays

@@ -36,7 +36,7 @@ _HEADS = ("cls.", "cls_projection_head.", "pooler.", "embeddings.position_ids")
 TOKENIZER, VOCABULARY = "tokenizer.json", "vocab.txt"
 """Files of a text encoder's folder next to `CONFIG`; either of them."""
 
-BERT_FIELDS = (
+BERT_FIELDS = (  # fields of a checkpoint's config.json that are read; all others are ignored
     "attention_probs_dropout_prob",
     "hidden_act",
     "hidden_dropout_prob",
@@ -51,7 +51,6 @@ BERT_FIELDS = (
     "type_vocab_size",
     "vocab_size",
 )
-"""Fields of a checkpoint's config.json that are read; all others are ignored."""
 
 
 class TextEncoder(nn.Module):
@@ -75,18 +74,14 @@ class TextEncoder(nn.Module):
             self.projection = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), self.projection)
 
     def forward(
-        self,
-        input_ids: Int[Tensor, "texts tokens"],
-        attention_mask: Int[Tensor, "texts tokens"],
+        self, input_ids: Int[Tensor, "texts tokens"], attention_mask: Int[Tensor, "texts tokens"]
     ) -> Float[Tensor, "texts dim"]:
         """Map each sentence into the shared space; the vectors are not normalised."""
         projected: Tensor = self.projection(self.pooled(input_ids, attention_mask))
         return projected
 
     def pooled(
-        self,
-        input_ids: Int[Tensor, "texts tokens"],
-        attention_mask: Int[Tensor, "texts tokens"],
+        self, input_ids: Int[Tensor, "texts tokens"], attention_mask: Int[Tensor, "texts tokens"]
     ) -> Float[Tensor, "texts width"]:
         """Compute the state of each sentence that is mapped."""
         if self.pooling == "last":
@@ -173,7 +168,8 @@ def initialise_linear(layer: nn.Linear, generator: torch.Generator) -> None:
 def read_bert_config(folder: Path) -> BertConfig:
     """Read a checkpoint's sizes; fields outside `BERT_FIELDS` are BERT's defaults.
 
-    CheckpointError where it is missing or damaged, or not BERT's.
+    Raises:
+        CheckpointError: it is missing or damaged, or not BERT's.
     """
     try:
         tree: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -193,7 +189,8 @@ def read_bert_config(folder: Path) -> BertConfig:
 def read_bert_tokenizer(folder: Path) -> BertTokenizer:
     """Read a checkpoint's fast WordPiece tokenizer, offline and without its code.
 
-    CheckpointError where its files are missing or damaged.
+    Raises:
+        CheckpointError: its files are missing or damaged.
     """
     if not (folder / TOKENIZER).is_file() and not (folder / VOCABULARY).is_file():
         raise CheckpointError(f"neither {TOKENIZER} nor {VOCABULARY} is there; add one")
@@ -226,7 +223,8 @@ def load_text_weights(encoder: TextEncoder, folder: Path) -> LoadReport:
 def list_texts(texts: Any) -> list[str]:
     """List texts, of which a string is one.
 
-    QueryError where one is not a string, as a missing value of a table is not.
+    Raises:
+        QueryError: one is not a string, as a missing value of a table is not.
     """
     try:
         listed = [texts] if isinstance(texts, str) else list(texts)

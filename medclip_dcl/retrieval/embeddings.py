@@ -47,7 +47,7 @@ from medclip_dcl.models.similarity import image_sentence_scores
 
 ARTIFACT = ArtifactType("index", 5, "build_index")
 
-IMAGES = TableFormat(
+IMAGES = TableFormat(  # one row per indexed image, in order of image_id
     "images.parquet",
     (
         Column("image_id", pa.string(), "id of the image"),
@@ -65,9 +65,8 @@ IMAGES = TableFormat(
         Column("width_px", pa.int32(), "width of the original image, pixels"),
     ),
 )
-"""One row per indexed image, in order of image_id."""
 
-TEXTS = TableFormat(
+TEXTS = TableFormat(  # one row per distinct sentence of the indexed studies, in order of text_key
     "texts.parquet",
     (
         Column("text_key", pa.string(), "`text_key` of the sentence"),
@@ -75,22 +74,19 @@ TEXTS = TableFormat(
         Column("studies", pa.int32(), "number of indexed studies that say it"),
     ),
 )
-"""One row per distinct sentence of the indexed studies, in order of text_key."""
 
-OCCURRENCES = TableFormat(
+OCCURRENCES = TableFormat(  # who says what: one row per study and sentence, in the report's order
     "occurrences.parquet",
     (
         Column("study_id", pa.string(), "id of the study"),
         Column("text", pa.int32(), "row of the sentence in texts.parquet"),
     ),
 )
-"""Who says what: one row per study and sentence, in the report's order."""
 
-PICTURES = TableFormat(
+PICTURES = TableFormat(  # thumbnails, an uncompressed Arrow IPC file per shard, read by memory map
     "pictures-*.arrow",
     (Column("picture", pa.binary(), "the image as a grey JPEG in its own proportions"),),
 )
-"""Thumbnails, an uncompressed Arrow IPC file per shard, read by memory map."""
 
 Floats = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
@@ -130,7 +126,8 @@ class Shards:
     """Rows of one array."""
 
     arrays: Sequence[npt.NDArray[Any]]
-    shard_rows: int  # rows of each shard but the last
+    shard_rows: int
+    """Rows of each shard but the last."""
 
     def __len__(self) -> int:
         return sum(map(len, self.arrays))
@@ -154,8 +151,10 @@ def open_shards(
 ) -> Shards:
     """Map the shards of regions, pooled, texts, image_sketches or text_sketches (`what`).
 
-    `locate` gives the path of a file of the index, or of its draft. ArtifactCorrupt where shards
-    are missing, or hold vectors of another number or width.
+    `locate` gives the path of a file of the index, or of its draft.
+
+    Raises:
+        ArtifactCorrupt: shards are missing, or hold vectors of another number or width.
     """
     dtype, axes = (np.float16, 4) if what == _REGIONS else (np.float32, 2)
     count = -(-rows // shard_rows)
@@ -219,8 +218,7 @@ def pool(regions: Floats) -> Floats:
     return np.asarray(means / lengths, dtype=np.float32)
 
 
-SKETCH = "sketch.npy"
-"""Landmarks, basis and lift, side by side: (landmarks, dim + 2 x width)."""
+SKETCH = "sketch.npy"  # landmarks, basis and lift, side by side: (landmarks, dim + 2 x width)
 
 _WIDTH = 256  # coordinates of a sketch, at most
 _REACH = 0.3  # of the kernel, in cosine: landmarks further apart say little about each other
@@ -232,9 +230,12 @@ _ROWS_AT_ONCE = 4096
 class Sketch:
     """Map from images and sentences to short vectors whose product stands in for the score."""
 
-    landmarks: Floats  # (landmarks, dim), unit vectors
-    basis: Floats  # (landmarks, width), takes an image's exact scores to its sketch
-    lift: Floats  # (landmarks, width), takes a vector's kernel with the landmarks to its sketch
+    landmarks: Floats
+    """(landmarks, dim), unit vectors."""
+    basis: Floats
+    """(landmarks, width), takes an image's exact scores to its sketch."""
+    lift: Floats
+    """(landmarks, width), takes a vector's kernel with the landmarks to its sketch."""
 
     def of_images(self, regions: Tensor, similarity: SimilarityConfig) -> Floats:
         """Sketch images, (images, width), from unit vectors (images, regions, dim)."""

@@ -21,23 +21,7 @@ from medclip_dcl.core.tables import spread_rows, write_array, write_table
 from medclip_dcl.data.manifest import label_names
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.models.settings import SimilarityConfig
-from medclip_dcl.retrieval.embeddings import (
-    IMAGES,
-    OCCURRENCES,
-    SKETCH,
-    TEXTS,
-    Floats,
-    Rows,
-    Sketch,
-    fit_sketch,
-    highest,
-    open_shards,
-    pool,
-    score_at,
-    shard_name,
-    write_pictures,
-)
-from medclip_dcl.retrieval.settings import IndexConfig
+from medclip_dcl.retrieval import IndexConfig, embeddings
 from medclip_dcl.text.labeler.labels import split_sides
 from medclip_dcl.text.labeler.lexicon import LABELS
 
@@ -49,8 +33,7 @@ _THUMBNAIL_PX = 256  # longer side; what the viewer and the report show
 _JPEG_QUALITY = 85
 _Item = TypeVar("_Item")
 
-LANDMARKS = 1536
-"""Sentences, and boxes for a third, at which the score of every image is sketched."""
+LANDMARKS = 1536  # sentences, and boxes for a third, at which the score of every image is sketched
 
 _SAMPLED = 4096  # images that the basis of sketches is fitted on
 _WITH_BOXES = 1024
@@ -87,7 +70,7 @@ def select_content(
             height, width = images.original_size(index)
             facts = {"height_px": height, "width_px": width}
             row |= facts | {"findings": list(findings.get(row["study_id"], ()))}
-            rows.append({column.name: row[column.name] for column in IMAGES.columns})
+            rows.append({column.name: row[column.name] for column in embeddings.IMAGES.columns})
     if not rows:
         raise ConfigError("no image of the manifest is prepared; rerun prepare_images")
     texts, occurrences = _distinct(sentences, {row["study_id"] for row in rows})
@@ -139,19 +122,21 @@ def write_index(
 
     Shards that are in the draft's `directory` are kept. `similarity` is the model's; `batch` counts
     images, or sentences, of one forward pass; `landmarks` are explained at `LANDMARKS`.
-    CheckpointError where a vector is not finite, or has no direction.
+
+    Raises:
+        CheckpointError: a vector is not finite, or has no direction.
     """
-    write_table(directory, IMAGES, chosen.images)
-    write_table(directory, TEXTS, chosen.texts)
-    write_table(directory, OCCURRENCES, chosen.occurrences)
+    write_table(directory, embeddings.IMAGES, chosen.images)
+    write_table(directory, embeddings.TEXTS, chosen.texts)
+    write_table(directory, embeddings.OCCURRENCES, chosen.occurrences)
     with Progress("embed images", len(chosen.images), "image") as progress:
         for shard, rows in enumerate(_batches(chosen.images, settings.shard_rows)):
-            if not (directory / shard_name("pooled", shard)).is_file():
+            if not (directory / embeddings.shard_name("pooled", shard)).is_file():
                 _write_images(directory, shard, rows, images, encoder, settings.pictures, batch)
             progress.advance(len(rows))
     with Progress("embed sentences", len(chosen.texts), "sentence") as progress:
         for shard, rows in enumerate(_batches(chosen.texts, settings.shard_rows)):
-            path = directory / shard_name("texts", shard)
+            path = directory / embeddings.shard_name("texts", shard)
             if not path.is_file():
                 texts = [row["text"] for row in rows]
                 write_array(path, _embed_texts(texts, encoder, batch))
@@ -180,18 +165,20 @@ def _write_images(
     indices = [images.row_of[row["image_id"]] for row in rows]
     if with_pictures:
         pictures = [_thumbnail(images, index) for index in indices]
-        write_pictures(directory / shard_name("pictures", shard, "arrow"), pictures)
+        embeddings.write_pictures(
+            directory / embeddings.shard_name("pictures", shard, "arrow"), pictures
+        )
     parts = []
     for part in _batches(indices, batch):
         pixels = np.stack([images.pixels(index) for index in part])
         parts.append(encoder.embed_images(pixels).float().cpu().numpy())
     regions = np.concatenate(parts)
-    write_array(directory / shard_name("regions", shard), regions.astype(np.float16))
+    write_array(directory / embeddings.shard_name("regions", shard), regions.astype(np.float16))
     # Written last: a shard whose pooled vectors are there is complete.
-    write_array(directory / shard_name("pooled", shard), pool(regions))
+    write_array(directory / embeddings.shard_name("pooled", shard), embeddings.pool(regions))
 
 
-def _embed_texts(texts: Sequence[str], encoder: "Predictor", batch: int) -> Floats:
+def _embed_texts(texts: Sequence[str], encoder: "Predictor", batch: int) -> embeddings.Floats:
     parts = [encoder.embed_sentences(part).float().cpu().numpy() for part in _batches(texts, batch)]
     vectors = np.concatenate(parts).astype(np.float32, copy=False)
     if not np.isfinite(vectors).all() or not (np.linalg.norm(vectors, axis=1) > 0).all():
@@ -223,25 +210,27 @@ def _write_sketches(
 ) -> None:
     """Fit the sketch of a draft and write those of all images and sentences that have none."""
     locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows
-    regions = open_shards(locate, "regions", counts[0], shard_rows, dim)
-    texts = open_shards(locate, "texts", counts[1], shard_rows, dim)
-    if not (directory / SKETCH).is_file():
+    regions = embeddings.open_shards(locate, "regions", counts[0], shard_rows, dim)
+    texts = embeddings.open_shards(locate, "texts", counts[1], shard_rows, dim)
+    if not (directory / embeddings.SKETCH).is_file():
         sentences = texts.gather(_landmark_sentences(counts[1], most))
         drawn_on = regions.gather(spread_rows(counts[0], _WITH_BOXES)).astype(np.float32)
         landmarks = np.concatenate([sentences, _boxes(drawn_on, most // 3)])
         sample = regions.gather(spread_rows(counts[0], _SAMPLED))
-        scores = _over_blocks(sample, lambda images: score_at(landmarks, images, similarity))
-        fit_sketch(landmarks, scores).write(directory)
-    sketch = Sketch.read(directory / SKETCH, dim)
+        scores = _over_blocks(
+            sample, lambda images: embeddings.score_at(landmarks, images, similarity)
+        )
+        embeddings.fit_sketch(landmarks, scores).write(directory)
+    sketch = embeddings.Sketch.read(directory / embeddings.SKETCH, dim)
     sketch_images = partial(sketch.of_images, similarity=similarity)
     with Progress("sketch images", counts[0], "image") as progress:
         for number, shard in enumerate(regions.arrays):
-            path = directory / shard_name("image_sketches", number)
+            path = directory / embeddings.shard_name("image_sketches", number)
             if not path.is_file():
                 write_array(path, _over_blocks(shard, sketch_images))
             progress.advance(len(shard))
     for number, shard in enumerate(texts.arrays if counts[1] else ()):
-        path = directory / shard_name("text_sketches", number)
+        path = directory / embeddings.shard_name("text_sketches", number)
         if not path.is_file():
             write_array(path, sketch.of_vectors(shard))
 
@@ -263,28 +252,35 @@ def measure_recall(
     unused = np.setdiff1d(np.arange(texts), _landmark_sentences(texts, landmarks))
     if not len(unused):
         return None
-    questions = open_shards(locate, "texts", texts, shard_rows, dim).gather(
+    questions = embeddings.open_shards(locate, "texts", texts, shard_rows, dim).gather(
         unused[spread_rows(len(unused), _QUESTIONS)]
     )
-    sketch = Sketch.read(locate(SKETCH), dim)
-    sketches = open_shards(locate, "image_sketches", images, shard_rows, sketch.basis.shape[1])
+    sketch = embeddings.Sketch.read(locate(embeddings.SKETCH), dim)
+    sketches = embeddings.open_shards(
+        locate, "image_sketches", images, shard_rows, sketch.basis.shape[1]
+    )
     near = sketches.whole() @ sketch.of_vectors(questions).T
     parts = []
     with Progress("measure recall", images, "image") as progress:
-        for shard in open_shards(locate, "regions", images, shard_rows, dim).arrays:
-            parts.append(_over_blocks(shard, lambda block: score_at(questions, block, similarity)))
+        for shard in embeddings.open_shards(locate, "regions", images, shard_rows, dim).arrays:
+            parts.append(
+                _over_blocks(shard, lambda block: embeddings.score_at(questions, block, similarity))
+            )
             progress.advance(len(shard))
     exact = np.concatenate(parts)
     shares = [
         np.isin(
-            highest(exact[:, column], _HITS), highest(near[:, column], settings.candidates)
+            embeddings.highest(exact[:, column], _HITS),
+            embeddings.highest(near[:, column], settings.candidates),
         ).mean()
         for column in range(len(questions))
     ]
     return float(np.mean(shares))
 
 
-def _over_blocks(images: npt.NDArray[np.float16], give: Callable[[Tensor], Floats]) -> Floats:
+def _over_blocks(
+    images: npt.NDArray[np.float16], give: Callable[[Tensor], embeddings.Floats]
+) -> embeddings.Floats:
     """Apply `give` to float32 blocks (images, regions, dim) and join what it gives."""
     parts = []
     for first in range(0, len(images), _IMAGES_AT_ONCE):
@@ -293,12 +289,12 @@ def _over_blocks(images: npt.NDArray[np.float16], give: Callable[[Tensor], Float
     return np.concatenate(parts)
 
 
-def _landmark_sentences(texts: int, landmarks: int) -> Rows:
+def _landmark_sentences(texts: int, landmarks: int) -> embeddings.Rows:
     """Rows, ascending, of the sentences that a sketch is fitted on."""
     return spread_rows(texts, landmarks - landmarks // 3)
 
 
-def _boxes(regions: Floats, count: int) -> Floats:
+def _boxes(regions: embeddings.Floats, count: int) -> embeddings.Floats:
     """Unit vectors of boxes drawn on images: what a box of an image asks with."""
     rng = np.random.default_rng(0)
     images, height, width, dim = regions.shape
@@ -310,5 +306,5 @@ def _boxes(regions: Floats, count: int) -> Floats:
         inside = regions[number % images, top : top + tall, left : left + wide]
         means[number] = inside.mean(axis=(0, 1))
     lengths = np.linalg.norm(means, axis=1, keepdims=True)
-    boxes: Floats = means[lengths[:, 0] > 0] / lengths[lengths > 0][:, None]
+    boxes: embeddings.Floats = means[lengths[:, 0] > 0] / lengths[lengths > 0][:, None]
     return boxes

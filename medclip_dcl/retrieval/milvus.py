@@ -24,11 +24,10 @@ from medclip_dcl.core.artifact import json_digest
 from medclip_dcl.core.errors import ConfigError, EngineError
 from medclip_dcl.core.files import read_keys
 from medclip_dcl.core.progress import Progress
+from medclip_dcl.retrieval import RetrievalConfig
 from medclip_dcl.retrieval.embeddings import Floats, Mask, Nearest, Rows, Shards
-from medclip_dcl.retrieval.settings import RetrievalConfig
 
-MOST_HITS = 16_384
-"""Most rows that Milvus gives in one answer."""
+MOST_HITS = 16_384  # most rows that Milvus gives in one answer
 
 TIMEOUT_S = 10.0
 """Of one call: a search takes milliseconds, so a cluster that needs longer is not there."""
@@ -55,8 +54,9 @@ def fill_collections(
 class Milvus:
     """A connection to Milvus, or to milvus-lite.
 
-    ConfigError where pymilvus is not installed, or the key file cannot be used. EngineError where
-    the engine does not answer, here and in every method.
+    Raises:
+        ConfigError: pymilvus is not installed, or the key file cannot be used.
+        EngineError: the engine does not answer, here and in every method.
     """
 
     def __init__(self, settings: RetrievalConfig) -> None:
@@ -84,9 +84,9 @@ class Milvus:
         self._client.close()
 
     def fill(self, collection: str, vectors: Shards, advance: Callable[[int], None]) -> None:
-        """Bring a collection all vectors of an index, continuing one that was begun.
+        """Return a collection all vectors of an index, continuing one that was begun.
 
-        `advance` is called with how many rows each call brought.
+        `said` is called with how many rows each call brought.
         """
         with self._asked():
             if not self._client.has_collection(collection):

@@ -32,26 +32,7 @@ from medclip_dcl.core.errors import ArtifactCorrupt, ArtifactStale, QueryError
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
-from medclip_dcl.retrieval.embeddings import (
-    ARTIFACT,
-    IMAGES,
-    OCCURRENCES,
-    SKETCH,
-    TEXTS,
-    Floats,
-    InMemoryIndex,
-    Mask,
-    Nearest,
-    Rows,
-    Shards,
-    Sketch,
-    map_pictures,
-    open_shards,
-    open_vectors,
-    pool,
-    shard_name,
-)
-from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
+from medclip_dcl.retrieval import IndexConfig, RetrievalConfig, embeddings
 from medclip_dcl.schemas import HitAnswer
 from medclip_dcl.text.labeler.lexicon import LABELS
 
@@ -64,18 +45,24 @@ class Filters:
     views: frozenset[str] = frozenset()
     findings: frozenset[str] = frozenset()
     """Findings of which an image has one at least, names of `Studies.findings`."""
-    exclude_patient: str = ""  # patient whose images are left out
+    exclude_patient: str = ""
+    """Patient whose images are left out."""
 
 
 @dataclass(frozen=True)
 class Query:
     """A question: a vector (a sentence, or a box of an image), or all regions of an image."""
 
-    target: Literal["image", "text"]  # what is wanted, images or sentences
-    k: int  # how many hits at most
-    vector: Tensor | None = None  # unit vector (dim,)
-    regions: Tensor | None = None  # unit vectors (rows, columns, dim)
-    filters: Filters = Filters()  # which images and studies may answer
+    target: Literal["image", "text"]
+    """What is wanted, images or sentences."""
+    k: int
+    """How many hits at most."""
+    vector: Tensor | None = None
+    """Unit vector (dim,)."""
+    regions: Tensor | None = None
+    """Unit vectors (rows, columns, dim)."""
+    filters: Filters = Filters()
+    """Which images and studies may answer."""
 
     def check(self, dim: int) -> None:
         """Raise a QueryError where no index of vectors `dim` wide can answer."""
@@ -97,10 +84,10 @@ class Studies:
     """Names that images can be filtered by: CheXpert's, then others of the source's labels."""
 
     def __init__(self, artifact: Artifact) -> None:
-        images = read_table(artifact.path, IMAGES)
-        occurrences = read_table(artifact.path, OCCURRENCES)
+        images = read_table(artifact.path, embeddings.IMAGES)
+        occurrences = read_table(artifact.path, embeddings.OCCURRENCES)
         self.images = images.combine_chunks()
-        self.texts = read_table(artifact.path, TEXTS).combine_chunks()
+        self.texts = read_table(artifact.path, embeddings.TEXTS).combine_chunks()
         names = images.column("study_id").unique()
         self._study_of_image = _codes(images, names)
         study_of_occurrence = _codes(occurrences, names)
@@ -113,9 +100,9 @@ class Studies:
         self.findings = (*LABELS, *sorted(set(named) - set(LABELS)))
         self._has_finding = _finding_mask(column, self.findings)
 
-    def image_mask(self, filters: Filters) -> Mask | None:
+    def image_mask(self, filters: Filters) -> embeddings.Mask | None:
         """Return (images,) booleans, whether each may be a hit; None where nothing is filtered."""
-        masks: list[Mask] = []
+        masks: list[embeddings.Mask] = []
         if filters.splits:
             masks.append(self._among("split", filters.splits))
         if filters.views:
@@ -127,19 +114,19 @@ class Studies:
             masks.append(~self._among("subject_id", {filters.exclude_patient}))
         return np.logical_and.reduce(masks) if masks else None
 
-    def _among(self, column: str, allowed: Set[str]) -> Mask:
+    def _among(self, column: str, allowed: Set[str]) -> embeddings.Mask:
         wanted = pa.array(sorted(allowed), pa.string())
-        mask: Mask = pc.is_in(self.images.column(column), value_set=wanted).to_numpy()
+        mask: embeddings.Mask = pc.is_in(self.images.column(column), value_set=wanted).to_numpy()
         return mask
 
-    def text_mask(self, filters: Filters) -> Mask | None:
+    def text_mask(self, filters: Filters) -> embeddings.Mask | None:
         """Likewise (texts,): a sentence may be a hit where a study with an allowed image has it."""
         images = self.image_mask(filters)
         if images is None:
             return None
-        allowed: Mask = np.zeros(int(self._study_of_image.max()) + 1, dtype=bool)
+        allowed: embeddings.Mask = np.zeros(int(self._study_of_image.max()) + 1, dtype=bool)
         allowed[self._study_of_image[images]] = True
-        mask: Mask = np.zeros(len(self.texts), dtype=bool)
+        mask: embeddings.Mask = np.zeros(len(self.texts), dtype=bool)
         mask[self._text_of_occurrence[allowed[self._study_of_occurrence]]] = True
         return mask
 
@@ -157,13 +144,15 @@ class Studies:
         return texts
 
 
-def _codes(table: pa.Table, names: pa.Array) -> Rows:
-    codes: Rows = pc.index_in(table.column("study_id"), names).to_numpy().astype(np.int64)
+def _codes(table: pa.Table, names: pa.Array) -> embeddings.Rows:
+    codes: embeddings.Rows = (
+        pc.index_in(table.column("study_id"), names).to_numpy().astype(np.int64)
+    )
     return codes
 
 
-def _finding_mask(column: pa.ListArray, names: Sequence[str]) -> Mask:
-    mask: Mask = np.zeros((len(column), len(names)), dtype=bool)
+def _finding_mask(column: pa.ListArray, names: Sequence[str]) -> embeddings.Mask:
+    mask: embeddings.Mask = np.zeros((len(column), len(names)), dtype=bool)
     columns = pc.index_in(column.flatten(), value_set=pa.array(names))
     mask[pc.list_parent_indices(column).to_numpy(), columns.to_numpy()] = True
     return mask
@@ -178,11 +167,11 @@ class RetrievalIndex:
 
     artifact: Artifact
     studies: Studies
-    pooled: Shards
-    sentences: Shards
-    regions: Shards
-    sketch: Sketch
-    near: Mapping[str, Nearest]
+    pooled: embeddings.Shards
+    sentences: embeddings.Shards
+    regions: embeddings.Shards
+    sketch: embeddings.Sketch
+    near: Mapping[str, embeddings.Nearest]
     pictures: list[pa.ChunkedArray] | None
     similarity: SimilarityConfig
     settings: IndexConfig
@@ -190,18 +179,22 @@ class RetrievalIndex:
 
     @classmethod
     def open(cls, path: Path, model_digest: str, retrieval: RetrievalConfig | None = None) -> Self:
-        """Open an index; ArtifactStale where another model than the one with this digest made it.
+        """Open an index and check that the model with this digest made it.
 
-        Its files stay open: an index that replaces it does not disturb it. Candidates are searched
-        where `retrieval` says, None: in memory. EngineError where that engine does not answer, or
-        lacks this index.
+        Its files stay open: an index that replaces it does not disturb it. `retrieval`: where
+        candidates are searched; None: in memory.
+
+        Raises:
+            ArtifactError: it is missing or damaged.
+            ArtifactStale: another model made it.
+            EngineError: the engine does not answer, or lacks this index.
         """
-        artifact = open_artifact(path, ARTIFACT)
+        artifact = open_artifact(path, embeddings.ARTIFACT)
         made_by = artifact.fingerprint["inputs"]["model"]
         if made_by != model_digest:
             raise ArtifactStale(
                 f"index was built with model {made_by}, the model here is {model_digest}; "
-                f"rerun {ARTIFACT.job}"
+                f"rerun {embeddings.ARTIFACT.job}"
             )
         similarity = SimilarityConfig.model_validate(artifact.fingerprint["settings"]["similarity"])
         chosen = artifact.fingerprint["settings"]["index"]  # an earlier version has further ones
@@ -209,15 +202,15 @@ class RetrievalIndex:
         studies = Studies(artifact)
         images, texts = len(studies.images), len(studies.texts)
         rows, dim = settings.shard_rows, similarity.dim
-        vectors = open_vectors(artifact.file, artifact.fingerprint, (images, texts))
+        vectors = embeddings.open_vectors(artifact.file, artifact.fingerprint, (images, texts))
         ids = studies.images.column("image_id").to_pylist()
         return cls(
             artifact=artifact,
             studies=studies,
             pooled=vectors["pooled"],
             sentences=vectors["texts"],
-            regions=open_shards(artifact.file, "regions", images, rows, dim),
-            sketch=Sketch.read(artifact.file(SKETCH), dim),
+            regions=embeddings.open_shards(artifact.file, "regions", images, rows, dim),
+            sketch=embeddings.Sketch.read(artifact.file(embeddings.SKETCH), dim),
             near=_finders(artifact, vectors, retrieval),
             pictures=_map_pictures(artifact, images, rows) if settings.pictures else None,
             similarity=similarity,
@@ -229,7 +222,8 @@ class RetrievalIndex:
     def search(self, query: Query) -> list[HitAnswer]:
         """Return at most `query.k` hits, best first; fewer where filters leave fewer.
 
-        QueryError where the question is malformed.
+        Raises:
+            QueryError: the question is malformed.
         """
         query.check(self.similarity.dim)
         rows, scores = self._images(query) if query.target == "image" else self._texts(query)
@@ -246,12 +240,12 @@ class RetrievalIndex:
         data: bytes = self.pictures[shard][offset].as_py()
         return data
 
-    def _images(self, query: Query) -> tuple[Rows, Floats]:
+    def _images(self, query: Query) -> tuple[embeddings.Rows, embeddings.Floats]:
         allowed = self.studies.image_mask(query.filters)
         count = max(self.settings.candidates, query.k)
         if query.vector is None:
             assert query.regions is not None
-            direction = pool(query.regions.float().cpu().numpy()[None])[0]
+            direction = embeddings.pool(query.regions.float().cpu().numpy()[None])[0]
             rows = self.near["pooled"].rows(direction, allowed, count)
             return rows, _cosines(self.pooled.gather(rows), direction)
         sentence = query.vector[None].float().cpu()
@@ -267,7 +261,7 @@ class RetrievalIndex:
         ]
         return rows, torch.cat(scores, dim=1)[0].numpy()
 
-    def _texts(self, query: Query) -> tuple[Rows, Floats]:
+    def _texts(self, query: Query) -> tuple[embeddings.Rows, embeddings.Floats]:
         allowed = self.studies.text_mask(query.filters)
         count = max(self.settings.candidates, query.k)
         if query.regions is None:
@@ -300,18 +294,21 @@ class RetrievalIndex:
 
 
 def _map_pictures(artifact: Artifact, images: int, shard_rows: int) -> list[pa.ChunkedArray]:
-    names = [shard_name("pictures", shard, "arrow") for shard in range(-(-images // shard_rows))]
-    shards = [map_pictures(artifact.file(name)) for name in names]
+    names = [
+        embeddings.shard_name("pictures", shard, "arrow")
+        for shard in range(-(-images // shard_rows))
+    ]
+    shards = [embeddings.map_pictures(artifact.file(name)) for name in names]
     if sum(map(len, shards)) != images:
         raise ArtifactCorrupt(f"index {artifact.path} holds other pictures than images; rebuild it")
     return shards
 
 
 def _finders(
-    artifact: Artifact, vectors: Mapping[str, Shards], retrieval: RetrievalConfig | None
-) -> dict[str, Nearest]:
+    artifact: Artifact, vectors: Mapping[str, embeddings.Shards], retrieval: RetrievalConfig | None
+) -> dict[str, embeddings.Nearest]:
     if retrieval is None or not retrieval.uri:
-        return {name: InMemoryIndex(shards) for name, shards in vectors.items()}
+        return {name: embeddings.InMemoryIndex(shards) for name, shards in vectors.items()}
     from medclip_dcl.retrieval.milvus import Milvus, collection_of  # most services have no cluster
 
     engine = Milvus(retrieval)
@@ -321,7 +318,9 @@ def _finders(
     }
 
 
-def _cosines(vectors: Floats, direction: Floats) -> Floats:
+def _cosines(vectors: embeddings.Floats, direction: embeddings.Floats) -> embeddings.Floats:
     # not by BLAS: equal vectors get equal scores wherever they stand
-    products: Floats = np.einsum("rd,d->r", vectors, direction, dtype=np.float64).astype(np.float32)
+    products: embeddings.Floats = np.einsum("rd,d->r", vectors, direction, dtype=np.float64).astype(
+        np.float32
+    )
     return products

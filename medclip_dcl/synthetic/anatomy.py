@@ -20,8 +20,7 @@ from medclip_dcl.synthetic.reports import FineFinding
 
 Field = NDArray[np.float32]
 Reals = NDArray[np.floating[Any]]
-Box = tuple[int, int, int, int]
-"""x, y, width, height in pixels of the image."""
+Box = tuple[int, int, int, int]  # x, y, width, height in pixels of the image
 
 
 @dataclass(frozen=True)

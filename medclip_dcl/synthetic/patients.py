@@ -11,22 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.filewriter import dcmwrite
-from pydicom.uid import (
-    DigitalXRayImageStorageForPresentation,
-    ExplicitVRLittleEndian,
-    generate_uid,
-)
+from pydicom.uid import DigitalXRayImageStorageForPresentation, ExplicitVRLittleEndian, generate_uid
 
+from medclip_dcl.synthetic import reports
 from medclip_dcl.synthetic.anatomy import ChestShape, Field, draw_body
 from medclip_dcl.synthetic.radiograph import DrawnImage, draw_frontal, draw_lateral
-from medclip_dcl.synthetic.reports import (
-    FINE_FINDINGS,
-    FineFinding,
-    Report,
-    draw_findings,
-    draw_report,
-    lay_out,
-)
 
 NATURAL, COVERAGE = "natural", "coverage"
 
@@ -74,8 +63,8 @@ class GeneratedStudy:
     path: str  # folder of its images in the tree; its report is next to it
     date: str
     time: str
-    findings: dict[FineFinding, float]
-    report: Report
+    findings: dict[reports.FineFinding, float]
+    report: reports.Report
     text: str
     images: tuple[ImagePlan, ...]
 
@@ -185,9 +174,11 @@ def draw_patient(origin: str, number: int, seed: int, validate_share: float = 0.
     subject_id = str(_ID_RANGE + own * _PATIENT_STEP % _ID_RANGE)
     studies = []
     for index in range(count):
-        findings: tuple[FineFinding, ...] = (FINE_FINDINGS[number % len(FINE_FINDINGS)],)
+        findings: tuple[reports.FineFinding, ...] = (
+            reports.FINE_FINDINGS[number % len(reports.FINE_FINDINGS)],
+        )
         if origin == NATURAL:
-            findings = draw_findings(generator)
+            findings = reports.draw_findings(generator)
         study_id = str(50_000_000 + (own * _MAX_STUDIES + index) * _STUDY_STEP % _ID_RANGE)
         path = f"files/p{subject_id[:2]}/p{subject_id}/s{study_id}"
         studies.append(_study(study_id, path, findings, (seed, slot, index), generator))
@@ -203,7 +194,7 @@ def _split(draw: float, validate_share: float) -> str:
 def _study(
     study_id: str,
     path: str,
-    findings: tuple[FineFinding, ...],
+    findings: tuple[reports.FineFinding, ...],
     seed: tuple[int, ...],
     generator: np.random.Generator,
 ) -> GeneratedStudy:
@@ -216,8 +207,8 @@ def _study(
         ImagePlan(_dicom_id(generator), name, draw_storage(generator), (*seed, index))
         for index, name in enumerate(views)
     )
-    report = draw_report(shown, generator)
-    text = lay_out(report, view, generator)
+    report = reports.draw_report(shown, generator)
+    text = reports.lay_out(report, view, generator)
     year, month, day = (int(generator.integers(*span)) for span in ((2110, 2200), (1, 13), (1, 29)))
     hour, minute, second = (int(generator.integers(top)) for top in (24, 60, 60))
     date, time = f"{year}{month:02d}{day:02d}", f"{hour:02d}{minute:02d}{second:02d}"

@@ -22,22 +22,13 @@ from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.files import write_bytes, write_text
 from medclip_dcl.core.progress import Progress, available_cores
 from medclip_dcl.data.records import TRUTH
-from medclip_dcl.synthetic import GenerateConfig
+from medclip_dcl.synthetic import GenerateConfig, reports
 from medclip_dcl.synthetic.patients import COVERAGE, NATURAL, Item, Patient, draw_patient
-from medclip_dcl.synthetic.reports import (
-    FINE_FINDINGS,
-    TYPES,
-    FineFinding,
-    Meaning,
-    gallery_sentence,
-    study_labels,
-)
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 ARTIFACT = ArtifactType("studies", 3, "generate_studies")
 
-UNIT_PATIENTS = 50
-"""Patients in one unit of work: what a kill can lose, some seconds of one core."""
+UNIT_PATIENTS = 50  # patients in one unit of work: what a kill can lose, some seconds of one core
 
 BOX_TABLE = "MS_CXR_Local_Alignment_v1.1.0.csv"
 """Phrases and boxes of test images, relative to the tree's root."""
@@ -52,8 +43,7 @@ _BOX_COLUMNS = (
 _COVERAGE = 6  # patients of each fine finding: enough for a median of its boxes
 
 _Row = dict[str, Any]
-Drawn = Mapping[str, Mapping[str, Any]]
-"""dicom_id -> `DrawnImage.facts`."""
+Drawn = Mapping[str, Mapping[str, Any]]  # dicom_id -> `DrawnImage.facts`
 
 
 @dataclass(frozen=True)
@@ -107,7 +97,7 @@ def plan_patients(settings: GenerateConfig) -> Iterator[Unit]:
     """Cut the patients into units of work: natural patients, then coverage patients."""
     counts = {
         NATURAL: settings.patients,
-        COVERAGE: min(_COVERAGE, settings.patients // 40) * len(FINE_FINDINGS),
+        COVERAGE: min(_COVERAGE, settings.patients // 40) * len(reports.FINE_FINDINGS),
     }
     for origin, count in counts.items():
         for start in range(0, count, UNIT_PATIENTS):
@@ -179,10 +169,10 @@ def _release_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, byte
     boxed = [item for item in images if item.patient.split == "test"]
     labels = []
     for subject, study in studies:
-        own = study_labels(study.report)
+        own = reports.study_labels(study.report)
         marks = {name: f"{own[name]:.1f}" if name in own else "" for name in LABELS}
         labels.append({"subject_id": subject, "study_id": study.study_id} | marks)
-    reports = [
+    report_rows = [
         {"subject_id": subject, "study_id": study.study_id, "path": study.report_path}
         for subject, study in studies
     ]
@@ -193,7 +183,7 @@ def _release_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, byte
         ],
         "mimic-cxr-2.0.0-chexpert.csv.gz": labels,
         "cxr-record-list.csv.gz": [_ids(item) | {"path": item.path} for item in images],
-        "cxr-study-list.csv.gz": reports,
+        "cxr-study-list.csv.gz": report_rows,
     }
     tables = {name: gzip.compress(csv_bytes(rows), mtime=0) for name, rows in zipped.items()}
     return tables | {BOX_TABLE: csv_bytes(list(_box_rows(boxed, drawn)), _BOX_COLUMNS)}
@@ -242,14 +232,14 @@ class _TrainingShares:
     """Shares of frontal training images of which a meaning is true."""
 
     def __init__(self, images: Sequence[Item]) -> None:
-        self._sets: Counter[frozenset[FineFinding]] = Counter(
+        self._sets: Counter[frozenset[reports.FineFinding]] = Counter(
             frozenset(item.study.findings)
             for item in images
             if item.image.is_frontal and item.patient.split == "train"
         )
-        self._shares: dict[Meaning, float] = {}
+        self._shares: dict[reports.Meaning, float] = {}
 
-    def share(self, meaning: Meaning) -> float:
+    def share(self, meaning: reports.Meaning) -> float:
         if meaning not in self._shares:
             true = sum(count for shown, count in self._sets.items() if meaning.holds(shown))
             self._shares[meaning] = round(true / max(self._sets.total(), 1), 6)
@@ -289,11 +279,11 @@ def _box_rows(images: Sequence[Item], drawn: Drawn) -> Iterator[dict[str, Any]]:
     for item in images:
         image = drawn[item.image.dicom_id]
         for finding in item.study.findings:
-            labels = TYPES[finding.type].labels
+            labels = reports.TYPES[finding.type].labels
             for x, y, w, h in image["boxes"].get(finding.name, ()):
                 category = labels[0] if labels else finding.type.capitalize()
                 size = image["width"], image["height"]
-                values = category, gallery_sentence(finding), item.path, x, y, w, h, *size
+                values = category, reports.gallery_sentence(finding), item.path, x, y, w, h, *size
                 yield dict(zip(_BOX_COLUMNS, (*values, item.image.dicom_id, "test"), strict=True))
 
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from medclip_dcl.core import errors
 from medclip_dcl.core.artifact import (
     Artifact,
     ArtifactType,
@@ -26,12 +27,6 @@ from medclip_dcl.core.artifact import (
     read_artifact_header,
 )
 from medclip_dcl.core.artifact_writer import remove_if_code_changed, write_artifact
-from medclip_dcl.core.errors import (
-    ArtifactError,
-    ArtifactStale,
-    ArtifactUnwritable,
-    CheckpointError,
-)
 from medclip_dcl.core.files import disk_faults_named, write_bytes, write_text
 
 ARTIFACT = ArtifactType("checkpoints", 2, "train")
@@ -40,8 +35,7 @@ WEIGHTS, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "sta
 _PREFIX = "step-"
 _GOING = ".going"
 
-KEEP_CHECKPOINTS = 2
-"""Newest checkpoints kept: one to continue from, one should the newest be damaged."""
+KEEP_CHECKPOINTS = 2  # one to continue from, one should the newest be damaged
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,7 @@ class CheckpointStore:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise ArtifactError(
+                raise errors.ArtifactError(
                     f"another process trains in {self.folder}; wait for it or stop it"
                 ) from error
             yield
@@ -82,14 +76,15 @@ class CheckpointStore:
     def find(self) -> tuple[Snapshot | None, tuple[str, ...]]:
         """Find the newest whole checkpoint of this run, and the names of damaged newer ones.
 
-        ArtifactStale where it belongs to an unfinished run of another fingerprint. CheckpointError
-        where its bytes are those that were committed, and yet cannot be read.
+        Raises:
+            ArtifactStale: it belongs to an unfinished run of another fingerprint.
+            CheckpointError: its bytes are those that were committed, and yet cannot be read.
         """
         skipped = []
         for path in reversed(self._paths()):
             try:
                 artifact = open_artifact(path, ARTIFACT)
-            except ArtifactError:
+            except errors.ArtifactError:
                 skipped.append(path.name)
                 continue
             if artifact.fingerprint == self._fingerprint:
@@ -103,13 +98,14 @@ class CheckpointStore:
     def save(self, snapshot: Snapshot, pinned: int = 0, *, keep: int = KEEP_CHECKPOINTS) -> Path:
         """Write a checkpoint and give its folder; of others, `keep` - 1 and the pinned step stay.
 
-        ArtifactUnwritable where the disk refuses; earlier checkpoints are untouched, and nothing
-        half written stays.
+        Raises:
+            ArtifactUnwritable: the disk refuses; earlier checkpoints are untouched, and nothing
+                half written stays.
         """
         path = self._path(snapshot.step)
         try:
             self._write(path, snapshot)
-        except ArtifactUnwritable:
+        except errors.ArtifactUnwritable:
             self._remove_traces(path)
             raise
         # Those of a run that started from the beginning may be newer by name.
@@ -124,14 +120,14 @@ class CheckpointStore:
         """Read parameters and buffers after a step; None where they are not there or not whole."""
         try:
             artifact = open_artifact(self._path(step), ARTIFACT)
-        except ArtifactError:
+        except errors.ArtifactError:
             return None
         return dict(_read(artifact).weights) if artifact.fingerprint == self._fingerprint else None
 
     def newest(self) -> Artifact | None:
         """Return the checkpoint that `find` would look at first, its files unread."""
         for path in reversed(self._paths()):
-            with suppress(ArtifactError):  # as `find` passes a damaged one over
+            with suppress(errors.ArtifactError):  # as `find` passes a damaged one over
                 return read_artifact_header(path)
         return None
 
@@ -179,7 +175,7 @@ class CheckpointStore:
 
     def _refuse(self, artifact: Artifact) -> None:
         differences = "; ".join(fingerprint_changes(artifact.fingerprint, self._fingerprint))
-        raise ArtifactStale(
+        raise errors.ArtifactStale(
             f"the run in {self.folder} stopped at step {artifact.summary['step']} of "
             f"{artifact.summary['steps']} and had other settings or inputs: {differences}; set "
             "these back to go on, or remove that folder to start again"
@@ -200,6 +196,6 @@ def _read(artifact: Artifact) -> Snapshot:
             state=json.loads(artifact.file(_STATE).read_text(encoding="utf-8")),
         )
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"checkpoint {artifact.path.name} cannot be read; remove it to use an earlier one"
         ) from error

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.inference.model_package import CONFIG, PackagedConfig
-from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig
+from medclip_dcl.likelihood import EtaConfig, LanguageModelConfig
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 
 
@@ -21,7 +21,8 @@ class TrainingConfig(PackagedConfig):
 def read_training_config(model: Path) -> TrainingConfig | None:
     """Read how a model, whose bytes have been checked, was trained; None: it was adopted.
 
-    CheckpointError where its configuration cannot be read by this version.
+    Raises:
+        CheckpointError: its configuration cannot be read by this version.
     """
     try:
         tree = json.loads((model / CONFIG).read_text("utf-8"))

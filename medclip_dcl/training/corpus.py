@@ -79,8 +79,9 @@ def read_corpus(
 ) -> Corpus:
     """Read the usable studies of a split; there may be none.
 
-    ScoreError where a sentence has no eta. StudyError where a patient whose images have boxes is in
-    the training split.
+    Raises:
+        ScoreError: a sentence has no eta.
+        StudyError: a patient whose images have boxes is in the training split.
     """
     columns = ["image_id", "study_id", "subject_id", "split"]
     images = _of_split(read_table(manifest.path, IMAGES, columns), split)

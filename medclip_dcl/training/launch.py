@@ -30,7 +30,7 @@ from medclip_dcl.core.progress import available_cores
 from medclip_dcl.training.logging import tracker_options
 from medclip_dcl.training.settings import TrainConfig
 
-# Of all processes for the main one, which caches features: torch waits ten minutes on GPUs.
+# Of all processes for the main one, whose work takes hours: torch waits ten minutes on GPUs.
 _LONGEST_WAIT = timedelta(days=1)
 _FOLLOWED = {DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU}
 _SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
@@ -39,8 +39,9 @@ _SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
 def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accelerator:
     """Join the processes of the run; `work` receives trackers' files, None: nothing is tracked.
 
-    ConfigError where there are more or fewer processes than the settings expect, they are to share
-    the weights, or a tracker is not installed.
+    Raises:
+        ConfigError: there are more or fewer processes than the settings expect, they are to
+            share the weights, or a tracker is not installed.
     """
     for name in _SHARDED:  # asked first: without their packages Accelerator fails
         if parse_flag_from_env(f"ACCELERATE_USE_{name}"):

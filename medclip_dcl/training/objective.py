@@ -134,7 +134,8 @@ def _without(
 def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> ObjectiveOutput:
     """Compute loss and gauges of one direction; what does not correct for eta reports an eta of 0.
 
-    ObjectiveError where an input that the settings need is None, or shapes do not fit.
+    Raises:
+        ObjectiveError: an input that the settings need is None, or shapes do not fit.
     """
     inputs = replace(inputs, settings=settings)
     inputs = replace(inputs, weights=negative_weights(inputs))
@@ -151,7 +152,8 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
 def negative_weights(inputs: ObjectiveInputs) -> Tensor | None:
     """Weigh the negatives of one direction as `objective.negatives` asks; None: all alike.
 
-    ObjectiveError where an input that they are weighed by is None.
+    Raises:
+        ObjectiveError: an input that they are weighed by is None.
     """
     settings, positive = inputs.settings, inputs.positive
     if settings.negatives == "all":

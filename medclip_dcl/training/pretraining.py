@@ -34,13 +34,8 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.losses.debiased import debiased_contrastive_loss
 from medclip_dcl.models.image_encoder import MEAN, SPREAD, ImageEncoder
 from medclip_dcl.models.settings import ImageEncoderConfig
+from medclip_dcl.training import optim
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
-from medclip_dcl.training.optim import (
-    learning_rate_share,
-    load_optimizer_tensors,
-    optimizer_tensors,
-    set_learning_rate,
-)
 from medclip_dcl.training.settings import PretrainConfig
 
 ARTIFACT = ArtifactType("image_weights", 1, "pretrain_images")
@@ -158,7 +153,9 @@ def pretrain(
             views = draw_views(pixels, rng, encoder.input_px)
             loss = view_loss(learner(views))
             warmup = max(1, round(_WARMUP_SHARE * settings.steps))
-            set_learning_rate(optimizer, learning_rate_share(step, warmup, settings.steps))
+            optim.set_learning_rate(
+                optimizer, optim.learning_rate_share(step, warmup, settings.steps)
+            )
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -184,7 +181,7 @@ def write_weights(folder: Path, learner: ViewLearner) -> None:
 def _save(
     store: CheckpointStore, step: int, learner: ViewLearner, optimizer: AdamW, losses: list[float]
 ) -> None:
-    moments = optimizer_tensors(optimizer, learner)
+    moments = optim.optimizer_tensors(optimizer, learner)
     store.save(Snapshot(step, learner.state_dict(), moments, {"losses": losses}))
 
 
@@ -195,5 +192,5 @@ def _resume(
     if snapshot is None:
         return 0, []
     learner.load_state_dict(dict(snapshot.weights))
-    load_optimizer_tensors(optimizer, learner, snapshot.optimizer)
+    optim.load_optimizer_tensors(optimizer, learner, snapshot.optimizer)
     return snapshot.step, list(snapshot.state["losses"])

@@ -19,16 +19,8 @@ from medclip_dcl.core.settings import Section
 from medclip_dcl.core.tables import read_table, spread_rows
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.inference import model_package
 from medclip_dcl.inference.input_range import fit_input_range
-from medclip_dcl.inference.model_package import (
-    InputRange,
-    PromptOffset,
-    PromptOffsets,
-    SavedModel,
-    write_input_range,
-    write_model_package,
-    write_offsets,
-)
 from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.inference.zero_shot import prompt_levels, prompt_texts
 from medclip_dcl.models.dual_encoder import merged
@@ -78,10 +70,12 @@ def package_model(
     card = _model_card(packaged, inputs, corpus, trained, (side, side))
     # Merged: who reads the package needs no peft.
     weights = merged(trained.weights) if model.lora else trained.weights
-    write_model_package(folder, weights, config, card, corpus.subject_ids, write_text_files)
+    model_package.write_model_package(
+        folder, weights, config, card, corpus.subject_ids, write_text_files
+    )
     if len(corpus.subject_ids) > 1:  # one patient's images say nothing of another's
-        write_input_range(folder, _input_range(inputs, corpus))
-    write_offsets(folder, *_fit_offsets(folder, packaged, card, inputs, corpus))
+        model_package.write_input_range(folder, _input_range(inputs, corpus))
+    model_package.write_offsets(folder, *_fit_offsets(folder, packaged, card, inputs, corpus))
     return {
         "steps": trained.state.step,
         "skipped": trained.state.skipped,
@@ -97,7 +91,7 @@ def _resumed_with(trained: TrainResult) -> dict[str, Any]:
     return {"resumed_with": changes} if changes else {}
 
 
-def _input_range(inputs: TrainInputs, corpus: Corpus) -> InputRange:
+def _input_range(inputs: TrainInputs, corpus: Corpus) -> model_package.InputRange:
     # Some of the training images stand for all where they are many.
     rows = corpus.image_rows
     taken = spread_rows(len(rows), _RANGE_IMAGES)
@@ -116,7 +110,7 @@ def _fit_offsets(
     card: Mapping[str, Any],
     inputs: TrainInputs,
     corpus: Corpus,
-) -> tuple[PromptOffsets, Tensor]:
+) -> tuple[model_package.PromptOffsets, Tensor]:
     """Encode a bank of images with the model in the draft, and fit its prompts' levels to them."""
     images = PreparedImages(inputs.prepared)
     table = read_table(inputs.manifest.path, IMAGES, ["image_id", "split"]).to_pylist()
@@ -129,7 +123,9 @@ def _fit_offsets(
     image_ids = [image_ids[index] for index in spread_rows(len(image_ids), _BANK_IMAGES)]
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    predictor = build_predictor(SavedModel(folder, "draft", config, card, None), device)
+    predictor = build_predictor(
+        model_package.SavedModel(folder, "draft", config, card, None), device
+    )
     # Activations of the whole bank would not fit: it is encoded pass by pass.
     parts = np.array_split(np.array(image_ids), math.ceil(len(image_ids) / _IMAGES_PER_PASS))
     pixels = (
@@ -197,7 +193,7 @@ def fit_offsets(
     images: Iterable[UInt8[np.ndarray, "_ size size"]],
     image_ids: Sequence[str],
     split: Literal["validate", "train"],
-) -> tuple[PromptOffsets, Float16[Tensor, "images rows columns dim"]]:
+) -> tuple[model_package.PromptOffsets, Float16[Tensor, "images rows columns dim"]]:
     """Encode a bank of prepared images, and fit the levels of the predictor's own prompts to it.
 
     The images come some at a time, their ids all together in the same order.
@@ -206,12 +202,12 @@ def fit_offsets(
     prompts = predictor.embed_sentences(prompt_texts(predictor.findings))
     levels = prompt_levels(predictor.model, bank.float(), prompts, predictor.findings).tolist()
     named = "".join(f"{image_id}\n" for image_id in image_ids)
-    return PromptOffsets(
+    return model_package.PromptOffsets(
         split=split,
         images=len(bank),
         digest=hashlib.sha256(named.encode()).hexdigest(),
         findings=tuple(
-            PromptOffset(finding=finding.name, positive=positive, negative=negative)
+            model_package.PromptOffset(finding=finding.name, positive=positive, negative=negative)
             for finding, (positive, negative) in zip(predictor.findings, levels, strict=True)
         ),
     ), bank

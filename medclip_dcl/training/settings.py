@@ -7,15 +7,13 @@ from pydantic import AfterValidator, Field, model_validator
 from medclip_dcl.core.plugins import LOSSES
 from medclip_dcl.core.settings import NO_EFFECT, Section
 
-Tracker = Literal[
+Tracker = Literal[  # trackers by the names that Accelerate gives them
     "tensorboard", "wandb", "mlflow", "trackio", "comet_ml", "aim", "clearml", "dvclive", "swanlab"
 ]
-"""Trackers by the names that Accelerate gives them."""
 
-BestMetric = Literal[
+BestMetric = Literal[  # figures that may choose the published step
     "", "validation_loss", "validation_uncorrected_loss", "validation_auc", "validation_report_auc"
 ]
-"""Figures that may choose the published step."""
 
 
 def lower_is_better(metric: str) -> bool:

@@ -85,7 +85,11 @@ class TrainSetup:
 def set_up(
     config: TrainingConfig, inputs: TrainInputs, accelerator: Accelerator, say: Callable[..., None]
 ) -> TrainSetup:
-    """Put a run together; MedclipError where an input is missing, stale or does not fit."""
+    """Put a run together.
+
+    Raises:
+        MedclipError: an input is missing, stale or does not fit.
+    """
     start = start_of(config.model, inputs.image_weights, inputs.text_weights)
     # What folders say of sizes, pooling and longest input: texts and images are cut by it.
     config = config.model_copy(update={"model": start.settings})
@@ -130,8 +134,9 @@ class PackageStart(Start):
 def start_of(settings: ModelConfig, image: Path | None, text: Path) -> Start:
     """Read what a model starts from: `read_start`; or a model package, by its own settings.
 
-    CheckpointError where a file is missing, damaged, or of a kind that is not known here.
-    ArtifactError where the package is not whole.
+    Raises:
+        CheckpointError: a file is missing, damaged, or of a kind that is not known here.
+        ArtifactError: the package is not whole.
     """
     whole = bool(settings.pretrained)  # one checkpoint of both encoders
     if not whole or not (text / HEADER).is_file():

@@ -27,17 +27,9 @@ from torch.optim import Optimizer
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.training import optim
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
-from medclip_dcl.training.optim import (
-    build_optimizer,
-    freeze,
-    frozen_groups,
-    learning_norms,
-    learning_rate_share,
-    set_learning_rate,
-    set_training_mode,
-)
 from medclip_dcl.training.settings import TrainConfig
 
 CLIP_NORM = 1.0
@@ -73,10 +65,12 @@ class TrainStep:
         self._accelerator, self._settings, self._seed = accelerator, settings, seed
         self._encoder = encoder.to(accelerator.device)
         self._objective = objective
-        frozen = frozen_groups(settings)
-        freeze(encoder, frozen)  # before it is wrapped, as a wrapper waits for all that learns
-        set_training_mode(encoder, settings.freeze_batchnorm, frozen)
-        self.optimizer = build_optimizer(encoder, settings)
+        frozen = optim.frozen_groups(settings)
+        optim.freeze(
+            encoder, frozen
+        )  # before it is wrapped, as a wrapper waits for all that learns
+        optim.set_training_mode(encoder, settings.freeze_batchnorm, frozen)
+        self.optimizer = optim.build_optimizer(encoder, settings)
         self._wrapped: nn.Module
         self._stepper: Optimizer
         self._wrapped, self._stepper = accelerator.prepare(encoder, self.optimizer)
@@ -84,17 +78,13 @@ class TrainStep:
         self._buffers = list(encoder.buffers())
 
     def __call__(self, batch: ImageTextBatch, stop: bool) -> StepReport:
-        """Do one step; `stop`: this process has been asked to stop.
-
-        Where the loss or gradient of any process is not finite, weights, optimiser and norm
-        statistics stay as they were.
-        """
+        """Do one step, or, where a loss or gradient is not finite, leave all as it was."""
         settings = self._settings
         batch = batch.to(self._accelerator.device)
         # Norm statistics move in the forward pass, before anyone knows whether the step is good.
         buffers = [buffer.clone() for buffer in self._buffers]
-        share = learning_rate_share(batch.step, settings.warmup_steps, settings.total_steps)
-        set_learning_rate(self.optimizer, share)
+        share = optim.learning_rate_share(batch.step, settings.warmup_steps, settings.total_steps)
+        optim.set_learning_rate(self.optimizer, share)
         output = self._backward(self._wrapped, batch)
         norm = self._accelerator.clip_grad_norm_(self._parameters, CLIP_NORM)
         broken, stop = self._agree(output.loss, norm, stop)
@@ -138,7 +128,7 @@ class TrainStep:
 
 def refuse_learning_norms(encoder: nn.Module, settings: TrainConfig) -> None:
     """Raise ConfigError where batch norms would learn from each chunk of a batch."""
-    names = learning_norms(encoder, settings)
+    names = optim.learning_norms(encoder, settings)
     if names:
         raise ConfigError(
             f"train.chunk is {settings.chunk}, and the batch norms of the model ({names[0]} and "

@@ -86,7 +86,10 @@ def run(
     """Train a model, or continue a run that was stopped; the model is that before its first step.
 
     The folder of the checkpoints receives the metrics log too. Where the run comes back unfinished,
-    a checkpoint is on disk. MedclipError where training cannot continue.
+    a checkpoint is on disk.
+
+    Raises:
+        MedclipError: training cannot continue.
     """
     settings = settings.counted(data.sampler.steps_per_epoch)  # a pass's steps are known now
     trainer = Trainer(accelerator, model, objective, store, settings, seed)
@@ -119,8 +122,11 @@ def run(
 class Trainer:
     """One process's part in a training run; the model is handed in before its first step.
 
-    It goes on from the newest whole checkpoint; `passed_over` names damaged ones. Errors as of
-    `CheckpointStore.find`; CheckpointError where the newest does not fit the model.
+    It goes on from the newest whole checkpoint; `passed_over` names damaged ones.
+
+    Raises:
+        ArtifactStale: an unfinished run of another fingerprint is in the store.
+        CheckpointError: the newest checkpoint does not fit the model.
     """
 
     def __init__(
@@ -149,8 +155,10 @@ class Trainer:
         """Train until the last step, or until asked to stop; a checkpoint is then on disk.
 
         `batch` makes the batch of any step, on another thread. Returns whether every step is done.
-        TrainingError where too many steps in a row met a number that is not finite, or a checkpoint
-        cannot be written.
+
+        Raises:
+            TrainingError: too many steps in a row met a number that is not finite, or
+                a checkpoint cannot be written.
         """
         settings, state = self._settings, self.state
         batches = prefetch(batch, state.step, settings.total_steps)
@@ -179,7 +187,8 @@ class Trainer:
     def published(self) -> tuple[int, dict[str, Tensor]]:
         """Return steps done and weights to publish: the best by the metric, else the last.
 
-        CheckpointError where the best checkpoint is gone or damaged.
+        Raises:
+            CheckpointError: the best checkpoint is gone or damaged.
         """
         best = self.state.best_step
         # All processes hold the same weights, and the main one alone writes them.

@@ -34,8 +34,7 @@ from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.supervision import read_report_labels
 
-MOST_BATCHES = 8
-"""Global batches in one validation loss: enough to compare steps, cheap next to training."""
+MOST_BATCHES = 8  # in one validation loss: enough to compare steps, cheap next to training
 
 _IMAGES_PER_PASS = 32
 
@@ -43,7 +42,8 @@ _IMAGES_PER_PASS = 32
 def validation_batch(studies: int, settings: TrainConfig) -> int:
     """Return the pairs of a validation batch: those of training, or what a smaller split has.
 
-    ConfigError where the split has too few usable studies for one batch.
+    Raises:
+        ConfigError: the split has too few usable studies for one batch.
     """
     least = max(2, settings.processes)  # an anchor needs a negative, a process a pair
     if studies < least:
@@ -59,9 +59,11 @@ class ValidationMetrics:
     """Questions to a model in training; the same at each visit.
 
     They are about images of the validation split: a study's first, drawn by study. `truth` is that
-    of the labels, `reported` what an image's own report says of a finding. ConfigError where the
-    best model is to be chosen by findings, and no finding has images with and without it; or the
-    split is empty.
+    of the labels, `reported` what an image's own report says of a finding.
+
+    Raises:
+        ConfigError: the best model is to be chosen by findings, and no finding has images
+            with and without it; or the split is empty.
     """
 
     def __init__(
@@ -104,11 +106,7 @@ class ValidationMetrics:
         return np.stack([self._prepared.pixels(row) for row in self._rows[start:stop]])
 
     def __call__(self, encoder: DualEncoder, device: torch.device) -> dict[str, float | None]:
-        """Ask a model that is in eval mode, on a device.
-
-        `validation_auc` is the mean over findings of which there are images with and without, None
-        where there is none; `validation_report_auc` the same against what the reports claim.
-        """
+        """Ask a model in eval mode: mean AUC of truth and of claims, None: one class."""
         ids, mask = self.prompts.padded(np.arange(len(prompt_texts(self._findings))))
         sentences = encoder.encode_sentences(ids.to(device), mask.to(device))
         scores = []
@@ -158,8 +156,9 @@ def validation_loss(
 ) -> dict[str, float]:
     """Measure the loss on this process's part of the validation batches, at least one.
 
-    `validation_loss` is of the configured objective, `validation_uncorrected_loss` InfoNCE; means
-    over batches and processes. The model is left as it was.
+    Returns:
+        `validation_loss`, of the configured objective, and `validation_uncorrected_loss`,
+        InfoNCE; means over batches and processes. The model is left as it was.
     """
     losses = []
     with evaluating(encoder):  # the model has been prepared: its forward pass is autocast

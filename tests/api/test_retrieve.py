@@ -5,9 +5,9 @@ from contextlib import ExitStack
 import httpx
 
 from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.retrieval import RetrievalConfig
 from medclip_dcl.retrieval.embeddings import ARTIFACT, open_vectors
 from medclip_dcl.retrieval.milvus import fill_collections
-from medclip_dcl.retrieval.settings import RetrievalConfig
 from medclip_dcl.text.labeler.lexicon import LABELS
 from tests.support.milvus import milvus_server
 from tests.support.service import FINDINGS, N_IMAGES, running

@@ -5,9 +5,9 @@ import pytest
 
 from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.inference.predictor import load
+from medclip_dcl.retrieval import RetrievalConfig
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
-from medclip_dcl.retrieval.settings import RetrievalConfig
 from pipelines.job import main_of
 from tests.support.corpus import KINDS, write_config, write_corpus
 from tests.support.milvus import milvus_file

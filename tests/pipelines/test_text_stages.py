@@ -11,11 +11,10 @@ import torch
 
 from medclip_dcl.core.artifact import Artifact, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
-from medclip_dcl.likelihood import eta, masked_lm, scoring
+from medclip_dcl.likelihood import LikelihoodConfig, eta, masked_lm, scoring
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
 from medclip_dcl.likelihood.scoring import Scorer, read_parts
-from medclip_dcl.likelihood.settings import LikelihoodConfig
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.sentences import distinct_sentences, text_key, training_reports

@@ -15,9 +15,9 @@ from medclip_dcl.core.artifact import Artifact, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.models.settings import SimilarityConfig
+from medclip_dcl.retrieval import IndexConfig
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.index import IndexContent, select_content, write_index
-from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.text.sentences import SENTENCES, text_key
 
 DIM = 8

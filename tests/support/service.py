@@ -26,9 +26,9 @@ from medclip_dcl.core.artifact import make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.inference.predictor import load
+from medclip_dcl.retrieval import IndexConfig
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.index import select_content, write_index
-from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.text.sentences import SENTENCES, text_key
 from tests.support import forkserver, published
 from tests.support.processes import memory_mib

@@ -174,7 +174,8 @@ def _values(data: bytes, last: _Tag) -> dict[_Tag, bytes] | None:
 def read_file_meta(data: bytes) -> tuple[str, int]:
     """Read the file meta group: the transfer syntax, and the offset of the data set.
 
-    ImageError where the group is cut, endless, or names no transfer syntax.
+    Raises:
+        ImageError: the group is cut, endless, or names no transfer syntax.
 
     Source: DICOM PS3.10, 7.1.
     """
@@ -217,7 +218,8 @@ def find_values(
 ) -> list[bytes]:
     """Return the values of a tag among the elements from offset `at` on, up to the first malformed.
 
-    ImageError where there are more elements than any image has.
+    Raises:
+        ImageError: there are more elements than any image has.
     """
     values = []
     try:

@@ -25,14 +25,7 @@ from pydicom.pixels.processing import apply_modality_lut, apply_voi
 from pydicom.tag import BaseTag, Tag
 
 from medclip_dcl.core.errors import ImageError
-from medclip_dcl.data.codestreams import (
-    Frame,
-    read_jpeg,
-    read_jpeg2000,
-    require_size,
-    require_tiles,
-    require_whole,
-)
+from medclip_dcl.data import codestreams
 from medclip_dcl.data.dicom.metadata import (
     DEFLATED,
     SYNTAXES,
@@ -58,16 +51,15 @@ from medclip_dcl.data.limits import ImagesConfig
 # Archives hold values that break their VR; only the elements below are looked at, and checked here.
 pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
 
-PUBLIC_TAGS = (
+PUBLIC_TAGS = (  # the only tags whose values leave the reader; all are code strings
     "Modality",
     "ViewPosition",
     "BodyPartExamined",
     "PhotometricInterpretation",
     "PresentationIntentType",
 )
-"""The only tags whose values leave the reader; all are code strings."""
 
-PIXEL_TAGS = (
+PIXEL_TAGS = (  # tags that say what the pixels mean; their values stay in the reader
     *("Rows", "Columns", "SamplesPerPixel", "NumberOfFrames", "BurnedInAnnotation"),
     *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
     *("PixelPaddingValue", "PixelPaddingRangeLimit"),
@@ -75,7 +67,6 @@ PIXEL_TAGS = (
     *("VOILUTSequence", "VOILUTFunction", "WindowCenter", "WindowWidth"),
     *("PixelSpacing", "ImagerPixelSpacing"),
 )
-"""Tags that say what the pixels mean; their values stay in the reader."""
 
 Size = tuple[int, int]  # rows and columns that the data set declares
 
@@ -94,7 +85,8 @@ _LONGEST_SEQUENCE = 2**20  # of stated length: it is parsed only where it is use
 def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
     """Read one image: modality table or rescale applied, the VOI table or window where asked for.
 
-    ImageError where the file is refused; the code says why.
+    Raises:
+        ImageError: the file is refused; the code says why.
 
     Source: DICOM PS3.3, C.7.6.3, C.11.1 and C.11.2; PS3.5, Annex A; PS3.10, 7.1.
     """
@@ -246,8 +238,10 @@ def drop_unusable(tags: Dataset) -> tuple[str, ...]:
     """Delete optional attributes whose values cannot be used, and name those that are not blank.
 
     Without its rescale an image keeps its stored values: scaled by their extremes they look alike.
-    A window in the units of a rescale then says nothing, and goes too. ImageError where the
-    modality lookup table cannot be used, so that greys are unknown.
+    A window in the units of a rescale then says nothing, and goes too.
+
+    Raises:
+        ImageError: the modality lookup table cannot be used, so that greys are unknown.
     """
     bad: list[str] = []
     slope, intercept = (_numbers(tags, name) for name in _RESCALE)
@@ -439,10 +433,11 @@ _STREAM_END = b"\xff\xd9"  # EOI of JPEG and JPEG-LS, EOC of JPEG 2000
 def decode_pixels(
     body: bytes, at: int, form: Syntax, size: Size, layout: Layout
 ) -> tuple[Words, Layout, int]:
-    """Read the pixel element at `at`: its stored words, their layout and the element's end.
+    """Read the pixel element at `at`.
 
-    Sign and unused bits of the words are untouched; the layout is `layout` unless a stream says
-    otherwise.
+    Returns:
+        Its stored words, sign and unused bits untouched; their layout, which is `layout` unless a
+        stream says otherwise; the element's end.
 
     Source: DICOM PS3.5, 8.1 and Annex A.
     """
@@ -508,7 +503,10 @@ def pixel_element(body: bytes, at: int, syntax: str, needed: int) -> bytes:
     """Cut out the pixel element that begins at `at`, as it is written, without what follows it.
 
     Native pixels take `needed` bytes; padding behind them becomes zeros, for nobody knows what a
-    writer left there. ImageError where the element is missing, empty or cut.
+    writer left there.
+
+    Raises:
+        ImageError: the element is missing, empty or cut.
     """
     start, length, _ = _pixel_element(body, at, SYNTAXES[syntax])
     if length == UNDEFINED:
@@ -569,28 +567,28 @@ def _rle(frame: bytes, size: Size, bits_allocated: int) -> Words:
 
 
 _Samples = npt.NDArray[np.generic]
-_Decoder = Callable[[bytes, Size], tuple[Frame, _Samples]]
+_Decoder = Callable[[bytes, Size], tuple[codestreams.Frame, _Samples]]
 
 
 def _jpeg(decoder: Callable[[bytes], _Samples], process: str) -> _Decoder:
-    def decode_frame(frame: bytes, size: Size) -> tuple[Frame, _Samples]:
-        header = read_jpeg(frame)
+    def decode_frame(frame: bytes, size: Size) -> tuple[codestreams.Frame, _Samples]:
+        header = codestreams.read_jpeg(frame)
         if header.process != process:
             raise ImageError("corrupt", "the stream is of another process than its syntax says")
-        require_size(header, *size, len(frame))
+        codestreams.require_size(header, *size, len(frame))
         _require_end(frame)
         samples = decoder(frame)
         if process == "dct" and samples.shape == size:
-            require_whole(frame, _unsigned(samples), header.precision)
+            codestreams.require_whole(frame, _unsigned(samples), header.precision)
         return header, samples
 
     return decode_frame
 
 
-def _jpeg2000(frame: bytes, size: Size) -> tuple[Frame, _Samples]:
-    header, stream = read_jpeg2000(frame)
-    require_size(header, *size, len(stream))
-    require_tiles(stream)
+def _jpeg2000(frame: bytes, size: Size) -> tuple[codestreams.Frame, _Samples]:
+    header, stream = codestreams.read_jpeg2000(frame)
+    codestreams.require_size(header, *size, len(stream))
+    codestreams.require_tiles(stream)
     _require_end(stream)
     return header, np.asarray(imagecodecs.jpeg2k_decode(stream, numthreads=1))
 
@@ -601,11 +599,8 @@ def _unsigned(samples: _Samples) -> Words:
     return samples.view(np.uint8) if samples.dtype.itemsize == 1 else samples.view(np.uint16)
 
 
-def _as_words(samples: _Samples, header: Frame, layout: Layout) -> tuple[Words, Layout]:
-    """Take decoded samples as stored words, laid out as their stream says.
-
-    Source: DICOM PS3.5, 8.2.4; pydicom's decoders, which correct JPEG 2000 and JPEG-LS alike.
-    """
+def _as_words(samples: _Samples, header: codestreams.Frame, layout: Layout) -> tuple[Words, Layout]:
+    """Lay samples out as their stream says, as pydicom's decoders do (DICOM PS3.5, 8.2.4)."""
     words, bits = _unsigned(samples), layout.bits_stored
     signed = layout.signed or header.signed
     if header.precision < bits and signed and header.process in {"ls", "j2k"}:

@@ -14,7 +14,7 @@ from medclip_dcl.data.table_files import clean_id, read_any, take_rows, would_jo
 
 # The image's id may also be the path of its file as `source.columns.path` gives it, and the phrase
 # may be the column of the finding.
-MS_CXR_COLUMNS: dict[BoxColumn, str] = {
+MS_CXR_COLUMNS: dict[BoxColumn, str] = {  # role -> column of a box table, as MS-CXR names it
     "image_id": "dicom_id",
     "category": "category_name",
     "phrase": "label_text",
@@ -25,7 +25,6 @@ MS_CXR_COLUMNS: dict[BoxColumn, str] = {
     "image_width": "image_width",
     "image_height": "image_height",
 }
-"""Role -> column of a box table, as MS-CXR names it."""
 
 _NUMBERS = ("x", "y", "width", "height", "image_width", "image_height")
 _SUBJECT = re.compile(r"(?:^|/)p(\d{3,})(?:/|$)")
@@ -45,9 +44,12 @@ def read_boxes(
 
     The table names `images`, all of the source, by id or by path, which may begin with the root.
     The settings name its columns, where they are not MS-CXR's, and its form. A row that has no box
-    at all, such as "No finding", is left out. ConfigError where a role that needs a column has
-    none. StudyError where a column is missing, a box is not inside its image, or nobody states the
-    size of that image.
+    at all, such as "No finding", is left out.
+
+    Raises:
+        ConfigError: a role that needs a column has none.
+        StudyError: a column is missing, a box is not inside its image, or nobody
+            states the size of that image.
 
     Source: PhysioNet, MS-CXR 1.0 and 1.1: x, y, w, h in pixels of the original image.
     """
@@ -97,10 +99,12 @@ def boxes_of_image(
 ) -> tuple[list[dict[str, Any]], int]:
     """Read the boxes of an image in a row of a table, and count phrases that have none.
 
-    `boxes`: a list of boxes, or a list of such lists where several belong to a phrase; `phrase` and
-    `category`: lists parallel to the outer one, or what all have in common. ValueError where the
-    lists differ in length. StudyError where a box is not inside its image, or nobody states the
-    size of that image.
+    `boxes`: a list of boxes, or a list of such lists where several belong to a phrase; `phrase`
+    and `category`: lists parallel to the outer one, or what all have in common.
+
+    Raises:
+        ValueError: the lists differ in length.
+        StudyError: a box is not inside its image, or nobody states the size of that image.
     """
     groups = [item or [] for item in boxes or ()]
     if any(group and not isinstance(group[0], list) for group in groups):  # boxes themselves

@@ -46,9 +46,10 @@ _LARGEST = 1 << 30  # bytes of a file that is copied; the image gate has its own
 def read_huggingface(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """Read a dataset; its splits become ours by `source.splits`, or by their usual names.
 
-    ConfigError where it is not named by a commit, or a setting does not fit the dataset. HubError
-    where the hub cannot be reached, or refuses. StudyError where the folder holds no dataset, or
-    its rows cannot be read.
+    Raises:
+        ConfigError: it is not named by a commit, or a setting does not fit the dataset.
+        HubError: the hub cannot be reached, or refuses.
+        StudyError: the folder holds no dataset, or its rows cannot be read.
     """
     if settings.name:
         _download(root, settings)
@@ -218,8 +219,7 @@ def _batches(
 def _write_images(value: Any, folder: Path, place: Path, root: Path) -> Any:
     """Write the images of a row; return their paths, empty where there is none.
 
-    A path whose file is not in the dataset's own folder stays as it is, and is missing later:
-    nothing is fetched from an address.
+    A path outside the dataset's folder stays, and is missing later: no address is fetched.
     """
     if isinstance(value, list):
         return [
@@ -255,10 +255,7 @@ def _file_bytes(path: str, root: Path) -> bytes | None:
 
 
 def _download(root: Path, settings: SourceConfig) -> None:
-    """Bring a hub's dataset into the root, unless it is there whole; a part of one is resumed.
-
-    The token is `HF_TOKEN` of the environment alone, not one that was stored.
-    """
+    """Bring a dataset into the root, resuming a part; the token is the variable HF_TOKEN alone."""
     name, _, commit = settings.name.partition("@")
     if not _COMMIT.fullmatch(commit):
         raise ConfigError(

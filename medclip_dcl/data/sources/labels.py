@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from medclip_dcl.core.errors import ConfigError, StudyError
+from medclip_dcl.data import table_files
 from medclip_dcl.data.records import RawStudies, Study, Text
 from medclip_dcl.data.source_settings import (
     FINDING_FIELD,
@@ -24,21 +25,9 @@ from medclip_dcl.data.source_settings import (
     label_word,
     relative_to_root,
 )
-from medclip_dcl.data.table_files import (
-    FIELD,
-    clean_id,
-    fill_pattern,
-    only_columns,
-    read_any,
-    require_columns,
-    strings,
-    take_rows,
-    would_join,
-)
 from medclip_dcl.text.labeler.lexicon import LABELS
 
-Labels = dict[str, int]
-"""Finding -> 1 present, 0 absent, -1 uncertain; a finding that is not labelled is left out."""
+Labels = dict[str, int]  # finding -> 1 present, 0 absent, -1 uncertain; left out: not labelled
 
 _NO_FINDING = "No Finding"
 # ChestX-ray14's names; what they are in CheXpert is read off the phrases of CheXpert's labeler.
@@ -60,25 +49,30 @@ def read_row_labels(
 ) -> Iterable[Labels]:
     """Read the labels of every row by `source.columns.labels`; without it, by `source.findings`.
 
-    Names in lists that stand for no finding are counted, as `unknown_labels`, each once. StudyError
-    where a column is missing, or holds something else than labels.
+    Names in lists that stand for no finding are counted, as `unknown_labels`, each once.
+
+    Raises:
+        StudyError: a column is missing, or holds something else than labels.
     """
     named = settings.columns.get("labels") or {
         name: name for name in settings.findings if name in table.column_names
     }
     if not named:
+        ids = _parts(_label_id(settings)[1])
+        there = table_files.only_columns(file, table.column_names, ids)
         raise StudyError(
-            f"{file} has no column of source.findings"
-            f"{only_columns(file, table.column_names, _parts(_label_id(settings)[1]))}; "
-            "name the columns of labels in source.columns.labels"
+            f"{file} has no column of source.findings{there}; name the columns of labels in "
+            "source.columns.labels"
         )
     table = table.flatten()  # `gold.Edema` is a field of `gold`
     if isinstance(named, str):
         return _listed(table, named, file, settings, counts)
-    require_columns(file, [*named.values()], table.column_names)
+    table_files.require_columns(file, [*named.values()], table.column_names)
     wanted = dict.fromkeys(named.values())
     # One column after the other: millions of strings take gigabytes.
-    columns = read_codes(((name, strings(table[name], file, name)) for name in wanted), file)
+    columns = read_codes(
+        ((name, table_files.strings(table[name], file, name)) for name in wanted), file
+    )
     return (
         {finding: code for finding, code in zip(named, codes, strict=True) if code is not None}
         for codes in zip(*(columns[column] for column in named.values()), strict=True)
@@ -112,12 +106,15 @@ def label_table(
 def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table:
     """Read `source.labels`, whose rows name a study, an image or the path of an image.
 
-    ConfigError where an id may be that of a study or of another study's image; StudyError where it
-    cannot be read, has no labels, or names nothing of the source.
+    Raises:
+        ConfigError: an id may be that of a study or of another study's image.
+        StudyError: it cannot be read, has no labels, or names nothing of the source.
     """
-    table = read_any(path, settings.fallback_encoding)
+    table = table_files.read_any(path, settings.fallback_encoding)
     named, column = _label_id(settings)
-    ids = [clean_id(name) for name in fill_pattern(table, path.name, column)]
+    ids = [
+        table_files.clean_id(name) for name in table_files.fill_pattern(table, path.name, column)
+    ]
     rows = read_row_labels(table, path.name, settings, raw.counts)
     study_of = _studies_by_name(raw, ids, named, column)
     relative = relative_to_root(raw.root, settings)
@@ -128,7 +125,7 @@ def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table
     studies, labelled = zip(*joined, strict=True) if joined else ((), ())
     labels = label_table(studies, labelled, settings.findings)
     if not labels.num_rows:
-        alike = "" if joined else would_join(ids, study_of)
+        alike = "" if joined else table_files.would_join(ids, study_of)
         raise StudyError(
             f"{path.name} labels no study: {len(ids)} rows, of which {len(joined)} have a study, "
             f"image or path of the source in column {column!r}{alike}; set source.label_id "
@@ -164,7 +161,7 @@ def _studies_by_name(
 
 
 def _parts(pattern: str) -> list[str]:
-    return FIELD.findall(pattern) or [pattern]
+    return table_files.FIELD.findall(pattern) or [pattern]
 
 
 def read_codes(
@@ -172,7 +169,8 @@ def read_codes(
 ) -> dict[str, list[int | None]]:
     """Read columns of labels as codes; None: not mentioned.
 
-    StudyError where values are not labels; of every column it says how many.
+    Raises:
+        StudyError: values are not labels; of every column it says how many.
     """
     codes: dict[str, list[int | None]] = {}
     faults: list[str] = []
@@ -231,8 +229,10 @@ def _lists(table: pa.Table, column: str, file: str, names: set[str]) -> list[set
     # What each row lists; None: the row is blank, which is not the same as an empty list.
     values = table.column(column) if column in table.column_names else None
     if values is None or not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
-        return [_split(text, names) for text in take_rows(table, file, [column])[column]]
-    items = iter(strings(pc.list_flatten(values), file, column))
+        return [
+            _split(text, names) for text in table_files.take_rows(table, file, [column])[column]
+        ]
+    items = iter(table_files.strings(pc.list_flatten(values), file, column))
     return [
         None if size is None else {_key(next(items)) for _ in range(size)}
         for size in pc.list_value_length(values).to_pylist()
@@ -285,10 +285,15 @@ def _filled(form: str, finding: str) -> str:
 def speak_labels(raw: RawStudies, settings: SourceConfig) -> RawStudies:
     """Write every labelled study with an image a report: a template's sentence for each finding.
 
+        source.template: "{finding} in the chest X-ray."       findings that are present
+        source.template: {present: "There is {finding}.", absent: "There is no {finding}."}
+
     A study without any finding has the sentence `none`; by default that of `present` about "No
     finding" where absent findings are not named. Uncertain labels and blank ones say nothing, and a
     study with a blank one has the sentence `none` only where its label `No Finding` says so.
-    ConfigError where the source has reports, or no labels.
+
+    Raises:
+        ConfigError: the source has reports, or no labels.
     """
     if raw.has_reports:
         raise ConfigError(

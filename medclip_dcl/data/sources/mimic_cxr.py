@@ -25,12 +25,13 @@ _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}")
 def read_mimic_cxr(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """Read the tables of a release; no report is opened, and no image for its pixels.
 
-    StudyError where neither metadata nor record list is there, a table exists twice, cannot be read
-    or lacks a column.
+    Raises:
+        StudyError: neither metadata nor record list is there, a table exists twice, cannot be
+            read or lacks a column.
 
-    Source: PhysioNet, MIMIC-CXR 2.1, MIMIC-CXR-JPG 2.0 and 2.1. Views come from ViewPosition: the
-        code-meaning columns of the metadata table can be shifted. Without that table they come from
-        the headers of the DICOM files.
+    Source: PhysioNet, MIMIC-CXR 2.1, MIMIC-CXR-JPG 2.0 and 2.1. Views come from ViewPosition:
+        the code-meaning columns of the metadata table can be shifted. Without that table
+        they come from the headers of the DICOM files.
     """
     tables = _find_tables(resolve(settings.tables) if settings.tables else root)
     has_views = "metadata" in tables

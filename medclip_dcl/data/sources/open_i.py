@@ -86,11 +86,14 @@ def read_open_i(root: Path) -> RawStudies:
     """Read the XML reports, else a table of reports, and find their images and views.
 
     One report is one patient's. Studies stand alone where the folder holds no PNG or JPEG file.
-    StudyError where there is neither an XML file nor a table of reports, or a table lacks a column.
 
-    Source: Demner-Fushman et al. 2016; layout of NLMCXR_reports.tgz and NLMCXR_png.tgz, of the two
-        CSV files of its public copy, and of rows of JSON with `uid`, `findings`, `impression`,
-        `mesh` and `images` (`filename`, `projection`).
+    Raises:
+        StudyError: there is neither an XML file nor a table of reports, or a table lacks a
+            column.
+
+    Source: Demner-Fushman et al. 2016; layout of NLMCXR_reports.tgz and NLMCXR_png.tgz, of
+        the two CSV files of its public copy, and of rows of JSON with `uid`, `findings`,
+        `impression`, `mesh` and `images` (`filename`, `projection`).
     """
     named = {"reports": root / _REPORTS, "projections": root / _PROJECTIONS}
     tables = {name: path for name, path in named.items() if path.is_file()}

@@ -29,7 +29,8 @@ _DIRECTORY = "1.2.840.10008.1.3.10"
 def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """List the images below a folder in order of path; headers are read, pixels are not.
 
-    StudyError where the folder or the key file is missing.
+    Raises:
+        StudyError: the folder or the key file is missing.
     """
     if not root.is_dir():
         raise StudyError("source.root is not a folder; name the folder that holds the DICOM files")
@@ -93,8 +94,9 @@ READERS: dict[str, Callable[[Any, SourceConfig, Resolve], RawStudies]] = {
 def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
     """Read a source; no image is decoded.
 
-    ConfigError where a setting that the kind of source needs is empty. StudyError where a table is
-    missing or cannot be read.
+    Raises:
+        ConfigError: a setting that the kind of source needs is empty.
+        StudyError: a table is missing or cannot be read.
     """
     root = resolve(settings.root)
     raw = (READERS | dict(SOURCES))[settings.kind](root, settings, resolve)

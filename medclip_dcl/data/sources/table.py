@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from medclip_dcl.core.errors import ConfigError, StudyError
 from medclip_dcl.core.tables import SPLITS
+from medclip_dcl.data import table_files
 from medclip_dcl.data.records import (
     BoxTable,
     ImageRecord,
@@ -30,14 +31,6 @@ from medclip_dcl.data.source_settings import (
 )
 from medclip_dcl.data.sources.boxes import boxes_of_image
 from medclip_dcl.data.sources.labels import label_table, read_row_labels
-from medclip_dcl.data.table_files import (
-    FIELD,
-    clean_id,
-    fill_pattern,
-    is_list,
-    read_columns,
-    strings,
-)
 
 _BOXES: tuple[Column, ...] = ("boxes", "phrase", "category")
 _ROLES: list[Column] = [role for role in get_args(Column) if role not in {"labels", *_BOXES}]
@@ -71,9 +64,12 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
     """Read rows by the columns that the settings map; images alone without a column of text.
 
     Several files with one name are read as one, in order. Of a file no more than a part is in
-    memory at a time, next to the records made of it. ConfigError where a column that is needed is
-    not mapped, or a setting that goes with it. StudyError where a file cannot be read, lacks a
-    column, or holds a split, a label, a box or a size of an image that is none.
+    memory at a time, next to the records made of it.
+
+    Raises:
+        ConfigError: a column that is needed is not mapped, or a setting that goes with it.
+        StudyError: a file cannot be read, lacks a column, or holds a split, a label, a box or a
+            size of an image that is none.
     """
     names, boxed, of_labels = _mapped_roles(settings)
     _require_roles(names, boxed, settings, has_splits=all(file.split for file in files))
@@ -88,7 +84,7 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
     for file in files:
         # Rows are counted over all files, so that a fault can be shown in its own file.
         records.rows.files.append((records.total, file.path.name))
-        for part in read_columns(file.path, wanted, settings.fallback_encoding):
+        for part in table_files.read_columns(file.path, wanted, settings.fallback_encoding):
             columns = {
                 role: _role_values(part, name, file.path.name, listed=role in _OF_IMAGES)
                 for role, name in names.items()
@@ -130,15 +126,15 @@ def _parts(name: str) -> list[str]:
     # The columns behind a name: of `{a}-{b}` two, of `=word` none.
     if not name or name.startswith(CONSTANT):
         return []
-    return FIELD.findall(name) or [name]
+    return table_files.FIELD.findall(name) or [name]
 
 
 def _role_values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> list[_Cell]:
     """Make a value for each row: of a column, made from several, or the same in all."""
     if name.startswith(CONSTANT):
         return [name.removeprefix(CONSTANT)] * table.num_rows
-    if FIELD.search(name) or not listed:
-        return list(fill_pattern(table, file, name))
+    if table_files.FIELD.search(name) or not listed:
+        return list(table_files.fill_pattern(table, file, name))
     return _cells(table.column(name), file, name)
 
 
@@ -161,8 +157,8 @@ def _mapped_roles(settings: SourceConfig) -> tuple[dict[str, str], dict[str, str
 
 def _cells(column: pa.ChunkedArray, file: str, name: str) -> list[_Cell]:
     # Strings, or lists of strings; empty where null.
-    if not is_list(column.type):
-        return list(strings(column, file, name))
+    if not table_files.is_list(column.type):
+        return list(table_files.strings(column, file, name))
     if pa.types.is_nested(column.type.value_type):
         raise StudyError(f"column {name!r} of {file} holds lists of lists; map a simpler column")
     lists = column.cast(pa.list_(pa.string())).to_pylist()
@@ -372,7 +368,11 @@ class _RowRecords:
 
 
 def _cleaned(cell: _Cell) -> _Cell:
-    return clean_id(cell) if isinstance(cell, str) else [clean_id(name) for name in cell]
+    return (
+        table_files.clean_id(cell)
+        if isinstance(cell, str)
+        else [table_files.clean_id(name) for name in cell]
+    )
 
 
 def _pixels(value: str, row: int) -> int:

@@ -13,7 +13,11 @@ from medclip_dcl.models.public.checkpoint import Checkpoint, Preprocessing, proc
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a whole model from its folder; CheckpointError: damaged, or of a kind not known here."""
+    """Read a whole model from its folder.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or of a kind that is not known here.
+    """
     found = biovil.read(folder) or cxr_clip.read(folder) or open_clip.read(folder)
     return found or transformers_pair.read(folder)
 
@@ -21,7 +25,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def read_preprocessing(folder: Path, pair: Checkpoint, image_px: int) -> Preprocessing:
     """Read how the maker of a model of this folder turns an image into an input of `image_px`.
 
-    CheckpointError where the folder does not say it, or in a way that is not known here.
+    Raises:
+        CheckpointError: the folder does not say it, or in a way that is not known here.
     """
     if pair.preprocessing:
         return pair.preprocessing

@@ -17,13 +17,7 @@ from transformers import BertConfig
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
 from medclip_dcl.models.pretrained import modern_key, read_tensors, to_transformers
-from medclip_dcl.models.public.checkpoint import (
-    Checkpoint,
-    Preprocessing,
-    refuse_unknown,
-    resnet_of,
-    split,
-)
+from medclip_dcl.models.public import checkpoint
 from medclip_dcl.models.settings import ImageEncoderConfig
 from medclip_dcl.models.text_encoder import read_bert_config
 
@@ -41,10 +35,11 @@ _EPSILON = 1e-5  # of a batch norm
 _TEXT_MAP = {"dense_to_hidden": "0", "LayerNorm": "2", "dense_to_output": "3"}
 
 
-def read(folder: Path) -> Checkpoint | None:
+def read(folder: Path) -> checkpoint.Checkpoint | None:
     """Read both encoders; None: the folder has another layout.
 
-    CheckpointError where a file is damaged, or holds other keys.
+    Raises:
+        CheckpointError: a file is damaged, or holds other keys.
     """
     files = [folder / name for name in IMAGE_FILES if (folder / name).is_file()]
     if not files:
@@ -53,9 +48,9 @@ def read(folder: Path) -> Checkpoint | None:
         raise CheckpointError(f"{folder.name} has the image models of two releases; keep one")
     file = files[0]
     state = read_tensors(file)
-    trunk, projector, _, other = split(state, (_TRUNK, _PROJECTOR, _POOLER))
+    trunk, projector, _, other = checkpoint.split(state, (_TRUNK, _PROJECTOR, _POOLER))
     temporal = {key: other.pop(key) for key in _TEMPORAL if key in other}
-    refuse_unknown(file.name, other)
+    checkpoint.refuse_unknown(file.name, other)
     try:
         maps = _image_map(projector, temporal)
     except KeyError as error:
@@ -75,15 +70,15 @@ def read(folder: Path) -> Checkpoint | None:
         part, _, rest = key.removeprefix(_HEAD).partition(".")
         maps[f"projection.{_TEXT_MAP.get(part, part)}.{rest}"] = value
     config: BertConfig = read_bert_config(folder)
-    image, sizes = resnet_of(to_transformers(trunk)[1])
+    image, sizes = checkpoint.resnet_of(to_transformers(trunk)[1])
     settings = ImageEncoderConfig(
         **sizes, normalisation=((0.0, 1.0),), input_px=IMAGE_FILES[file.name]
     )
     dim = len(maps["region_projection.2.weight"])
     fit = Fit("crop", "bilinear", _RESIZED_PX, scaled=True, half_even=True)  # as hi-ml's
-    how = Preprocessing(settings.input_px, fit)
+    how = checkpoint.Preprocessing(settings.input_px, fit)
     parts = settings, config, image, text, maps, dim, FAMILY
-    return Checkpoint(*parts, scale=1.0, preprocessing=how, similarity="biovil")
+    return checkpoint.Checkpoint(*parts, scale=1.0, preprocessing=how, similarity="biovil")
 
 
 def _image_map(

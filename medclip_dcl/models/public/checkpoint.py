@@ -25,16 +25,17 @@ _FILTERS: tuple[Filter, ...] = (
     "box",
     "hamming",
 )  # Pillow's numbers
-HEAD_WIDTH = 64
-"""Units of one attention head, in every model whose configuration names none."""
+HEAD_WIDTH = 64  # units of one attention head, in every model whose configuration names none
 
 
 @dataclass(frozen=True)
 class Preprocessing:
     """How a maker turns an image into the encoder's input."""
 
-    size_px: int  # side of the 8-bit square, which the input is made of
-    fit: Fit  # how an image is brought to that square
+    size_px: int
+    """Side of the 8-bit square, which the input is made of."""
+    fit: Fit
+    """How an image is brought to that square."""
 
 
 @dataclass(frozen=True)
@@ -44,31 +45,44 @@ class Checkpoint:
     vision: PreTrainedConfig | Mapping[str, Any] | ImageEncoderConfig
     """Sizes of the image encoder: a configuration of transformers, its fields, or settings."""
     text_config: PreTrainedConfig
-    image: Mapping[str, Tensor]  # weights of the image encoder, by the keys of transformers' class
-    text: Mapping[str, Tensor]  # weights of the text encoder, by the keys of transformers' class
+    image: Mapping[str, Tensor]
+    """Weights of the image encoder, by the keys of transformers' class."""
+    text: Mapping[str, Tensor]
+    """Weights of the text encoder, by the keys of transformers' class."""
     maps: Mapping[str, Tensor]
     """Weights of `region_projection` and `projection`; biases that are not there are 0."""
-    dim: int  # width of the shared space
-    family: str  # name of its family
-    scale: float  # factor of a cosine in its logit, at the end of training
-    bias: float = 0.0  # what is added to that
+    dim: int
+    """Width of the shared space."""
+    family: str
+    """Name of its family."""
+    scale: float
+    """Factor of a cosine in its logit, at the end of training."""
+    bias: float = 0.0
+    """What is added to that."""
     text_settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the text encoder that only the file knows."""
     normalisation: tuple[tuple[float, float], ...] = ()
     """Mean and spread of each channel, where no file of the folder says them."""
     preprocessing: Preprocessing | None = None
     """How images become inputs, where no file of the folder says it."""
-    similarity: str = ""  # kind of the similarity, where its maps have two layers
+    similarity: str = ""
+    """Kind of the similarity, where its maps have two layers."""
     is_canonical: bool = False
     """Whether texts are read in small letters, without punctuation, as big_vision's are."""
-    left: tuple[str, ...] = ()  # keys of heads left aside
+    left: tuple[str, ...] = ()
+    """Keys of heads left aside."""
 
 
 def processor_fit(tree: Mapping[str, Any], image_px: int, name: str) -> Preprocessing:
-    """Read how a processor of transformers resizes images to inputs of `image_px`.
+    """Read the resizing of a processor of transformers.
 
-    `tree` is preprocessor_config.json, or the image processor of processor_config.json; errors call
-    it `name`. CheckpointError where it resizes in a way that is not known here.
+    Args:
+        tree: preprocessor_config.json, or the image processor of processor_config.json.
+        image_px: side of the encoder's input.
+        name: what errors call the file.
+
+    Raises:
+        CheckpointError: it resizes in a way that is not known here.
     """
     is_siglip = str(tree.get("image_processor_type", "")).lower().startswith("siglip")
     size = tree.get("size", {"height": image_px, "width": image_px} if is_siglip else image_px)
@@ -101,7 +115,7 @@ def processor_fit(tree: Mapping[str, Any], image_px: int, name: str) -> Preproce
 def renamed(
     state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]], fused: tuple[str, str]
 ) -> dict[str, Tensor]:
-    """Name weights as transformers' classes do; keys of no rule stay as they are.
+    """Return weights the names of transformers' classes; keys of no rule stay as they are.
 
     `rules` are patterns and what replaces them; `fused` is that of a projection whose rows hold
     queries, keys and values, and the names of its parts, with `{}` for q, k or v.

@@ -17,24 +17,8 @@ from torch import Tensor
 
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
-from medclip_dcl.models.pretrained import (
-    CONFIG,
-    OPEN_CLIP,
-    modern_key,
-    read_torch,
-    tensors_of,
-    to_transformers,
-)
-from medclip_dcl.models.public.checkpoint import (
-    Checkpoint,
-    Preprocessing,
-    bert_sizes,
-    depth,
-    refuse_unknown,
-    renamed,
-    resnet_of,
-    split,
-)
+from medclip_dcl.models import pretrained
+from medclip_dcl.models.public import checkpoint
 from medclip_dcl.models.settings import ImageEncoderConfig
 from medclip_dcl.models.text_encoder import read_bert_config
 
@@ -47,7 +31,7 @@ _POOLINGS = {"eos": "eos", "bos": "cls", "mean": "mean"}
 _IMAGENET = ((0.485, 0.229), (0.456, 0.224), (0.406, 0.225))
 _BLOCK = r"(encoder\.layers\.\d+\.blocks\.\d+\.)"
 _TABLE = "attention.relative_position_bias.relative_position_bias_table"
-_SWIN = (
+_SWIN = (  # names of transformers 4
     (_BLOCK + r"attention\.self\.query\.", r"\1attention.q_proj."),
     (_BLOCK + r"attention\.self\.key\.", r"\1attention.k_proj."),
     (_BLOCK + r"attention\.self\.value\.", r"\1attention.v_proj."),
@@ -56,26 +40,30 @@ _SWIN = (
     (_BLOCK + r"intermediate\.dense\.", r"\1mlp.fc1."),
     (_BLOCK + r"output\.dense\.", r"\1mlp.fc2."),
 )
-"""Names of transformers 4."""
 
 
-def read(folder: Path) -> Checkpoint | None:
+def read(folder: Path) -> checkpoint.Checkpoint | None:
     """Read both encoders; None: the folder has another layout.
 
-    CheckpointError where the file holds more than tensors and plain values, lacks a weight, has an
-    unknown one, or was trained by a config that is not built here.
+    Raises:
+        CheckpointError: the file holds more than tensors and plain values, lacks a weight, has an
+            unknown one, or was trained by a config that is not built here.
     """
     files = sorted(folder.glob("*.tar"))
-    if not files and not any((folder / name).is_file() for name in (OPEN_CLIP, CONFIG)):
+    if not files and not any(
+        (folder / name).is_file() for name in (pretrained.OPEN_CLIP, pretrained.CONFIG)
+    ):
         files = sorted([*folder.glob("*.pt"), *folder.glob("*.pth")])
     if len(files) != 1:
         return None
-    tree = read_torch(files[0])
+    tree = pretrained.read_torch(files[0])
     if not isinstance(tree, Mapping) or not {"model", "config"} <= tree.keys():
         return None
     name = files[0].name
     try:
-        return _checkpoint(folder, name, tensors_of(tree["model"], files[0]), tree["config"])
+        return _checkpoint(
+            folder, name, pretrained.tensors_of(tree["model"], files[0]), tree["config"]
+        )
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{name} has no {error}: it is not CXR-CLIP's with a ResNet or a Swin transformer, a "
@@ -85,24 +73,24 @@ def read(folder: Path) -> Checkpoint | None:
 
 def _checkpoint(
     folder: Path, name: str, state: Mapping[str, Tensor], facts: Mapping[str, Any]
-) -> Checkpoint:
-    resnet, swin, bert, *projections, rest = split(state, _PREFIXES)
+) -> checkpoint.Checkpoint:
+    resnet, swin, bert, *projections, rest = checkpoint.split(state, _PREFIXES)
     scale = float(rest.pop("logit_scale").exp())
-    refuse_unknown(name, rest)
+    checkpoint.refuse_unknown(name, rest)
     how, pooling = _preprocessing(name, facts), facts["model"]["text_encoder"]["pooling"]
     if pooling not in _POOLINGS:
         raise CheckpointError(f"{name} pools texts by {pooling}; {', '.join(_POOLINGS)} are read")
     if resnet:
-        image, settings = resnet_of(to_transformers(resnet)[1])
+        image, settings = checkpoint.resnet_of(pretrained.to_transformers(resnet)[1])
         settings |= {"regions": "pooled", "normalisation": _IMAGENET}
     else:
-        image = renamed(swin, _SWIN, ("$^", ""))
+        image = checkpoint.renamed(swin, _SWIN, ("$^", ""))
         image = {key: image[key] for key in image if not key.endswith("position_index")}
         settings = {"kind": "vit", "regions": "first", "normalisation": ((0.5, 0.5),)}
         settings["backbone"] = {**_swin_sizes(image), "image_size": how.size_px}
-    text = {modern_key(key): value for key, value in bert.items()}
-    is_plain = (folder / CONFIG).is_file()
-    text_config = read_bert_config(folder) if is_plain else bert_sizes(text)
+    text = {pretrained.modern_key(key): value for key, value in bert.items()}
+    is_plain = (folder / pretrained.CONFIG).is_file()
+    text_config = read_bert_config(folder) if is_plain else checkpoint.bert_sizes(text)
     similarity = "cxr_clip" if "fc.weight" in projections[1] else ""
     maps = {
         f"{side}.{key if similarity else key.removeprefix('projection.')}": value
@@ -114,7 +102,7 @@ def _checkpoint(
             raise KeyError(bias)  # that would be taken for 0
     dim = len(projections[1]["projection.weight"])
     sides = ImageEncoderConfig(input_px=how.size_px, **settings), text_config, image, text
-    return Checkpoint(
+    return checkpoint.Checkpoint(
         *sides,
         maps,
         dim,
@@ -129,7 +117,7 @@ def _checkpoint(
     )
 
 
-def _preprocessing(name: str, facts: Mapping[str, Any]) -> Preprocessing:
+def _preprocessing(name: str, facts: Mapping[str, Any]) -> checkpoint.Preprocessing:
     px = facts.get("base", {}).get("image_size", 224)
     usual = {"Resize": {"size": px}, "CenterCrop": {"size": px}}
     steps = facts.get("transform", {}).get("test", usual)
@@ -143,19 +131,22 @@ def _preprocessing(name: str, facts: Mapping[str, Any]) -> Preprocessing:
             f"{name} makes test images by {dict(steps)}; Resize and then CenterCrop, each of one "
             "size, are done here"
         )
-    return Preprocessing(sizes[1], Fit("crop", "bilinear", sizes[0], half_even=True))
+    return checkpoint.Preprocessing(sizes[1], Fit("crop", "bilinear", sizes[0], half_even=True))
 
 
 def _swin_sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
     patch = state["embeddings.patch_embeddings.projection.weight"]
-    stages = [f"encoder.layers.{stage}.blocks." for stage in range(depth(state, "encoder.layers."))]
+    stages = [
+        f"encoder.layers.{stage}.blocks."
+        for stage in range(checkpoint.depth(state, "encoder.layers."))
+    ]
     tables = [state[f"{stage}0.{_TABLE}"] for stage in stages]
     return {
         "model_type": "swin",
         "embed_dim": len(patch),
         "patch_size": patch.shape[2],
         "num_channels": patch.shape[1],
-        "depths": [depth(state, stage) for stage in stages],
+        "depths": [checkpoint.depth(state, stage) for stage in stages],
         "num_heads": [table.shape[1] for table in tables],
         "window_size": (math.isqrt(len(tables[0])) + 1) // 2,
         "mlp_ratio": len(state[f"{stages[0]}0.mlp.fc1.bias"]) / len(patch),

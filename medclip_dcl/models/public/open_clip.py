@@ -24,25 +24,8 @@ from transformers import CLIPTextConfig, CLIPVisionConfig, SiglipTextConfig, Sig
 
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
-from medclip_dcl.models.pretrained import (
-    CONFIG,
-    OPEN_CLIP,
-    PROCESSORS,
-    modern_key,
-    read_json,
-    read_tensors,
-    weights_file,
-)
-from medclip_dcl.models.public.checkpoint import (
-    HEAD_WIDTH,
-    Checkpoint,
-    Preprocessing,
-    bert_sizes,
-    depth,
-    refuse_unknown,
-    renamed,
-    split,
-)
+from medclip_dcl.models import pretrained
+from medclip_dcl.models.public import checkpoint
 
 FAMILY = "open_clip"
 _TEXT_HEADS = 8  # open_clip's, where its configuration names none
@@ -69,10 +52,7 @@ _TIMM_SIGLIP = (
     (r"attn_pool\.norm\.", "head.layernorm."),
     (r"attn_pool\.mlp\.", "head.mlp."),
 )
-_TIMM_SIGLIP_QKV = (
-    r"blocks\.(\d+)\.attn\.qkv\.(\w+)",
-    r"encoder.layers.\1.self_attn.{}_proj.\2",
-)
+_TIMM_SIGLIP_QKV = (r"blocks\.(\d+)\.attn\.qkv\.(\w+)", r"encoder.layers.\1.self_attn.{}_proj.\2")
 _SIXTEEN_HEADS = {1024, 1152, 1536}  # widths of timm's SigLIP; others have heads of 64 units
 # Names of timm whose units are tanh's approximation, as those of a text by `act_kwargs`.
 _TANH = re.compile(r"patch32_siglip|large_patch16_siglip_512|so400m_patch16_|giantopt_")
@@ -120,16 +100,17 @@ _PLAIN = {
 }
 
 
-def read(folder: Path) -> Checkpoint | None:
+def read(folder: Path) -> checkpoint.Checkpoint | None:
     """Read a whole model; None: the folder has another layout.
 
-    CheckpointError where it is damaged, or holds other encoders, options or keys.
+    Raises:
+        CheckpointError: it is damaged, or holds other encoders, options or keys.
     """
-    if (folder / OPEN_CLIP).is_file():
-        if (folder / CONFIG).is_file() and (folder / "model.safetensors").is_file():
+    if (folder / pretrained.OPEN_CLIP).is_file():
+        if (folder / pretrained.CONFIG).is_file() and (folder / "model.safetensors").is_file():
             return None  # transformers' form of the same model is next to it
-        facts = read_json(folder / OPEN_CLIP).get("model_cfg", {})
-        file = weights_file(folder)
+        facts = pretrained.read_json(folder / pretrained.OPEN_CLIP).get("model_cfg", {})
+        file = pretrained.weights_file(folder)
     elif single := _single_file(folder):
         facts, file = {"quick_gelu": True}, single
     else:
@@ -150,10 +131,10 @@ def read(folder: Path) -> Checkpoint | None:
         ]
     if strange:
         raise CheckpointError(
-            f"{OPEN_CLIP} asks for {', '.join(strange)}, which is not built here; convert the "
-            "model to transformers' CLIP"
+            f"{pretrained.OPEN_CLIP} asks for {', '.join(strange)}, which is not built here; "
+            "convert the model to transformers' CLIP"
         )
-    state = {key: item for key, item in read_tensors(file).items() if key not in _COUNTS}
+    state = {key: item for key, item in pretrained.read_tensors(file).items() if key not in _COUNTS}
     try:
         if "visual.conv1.weight" in state:
             found, left = _openai(state, facts)
@@ -166,29 +147,33 @@ def read(folder: Path) -> Checkpoint | None:
             f"{file.name} has no weights {error}: it is neither open_clip's or OpenAI's ViT with "
             "a text transformer nor timm's ViT with a BERT; convert it to transformers' CLIP"
         ) from error
-    refuse_unknown(file.name, left)
-    if not any((folder / name).is_file() for name in (OPEN_CLIP, *PROCESSORS)):
+    checkpoint.refuse_unknown(file.name, left)
+    if not any(
+        (folder / name).is_file() for name in (pretrained.OPEN_CLIP, *pretrained.PROCESSORS)
+    ):
         # All of the image within a black square of 320 pixels, which becomes the input by bicubic
         # interpolation of numbers, without anti-aliasing.
-        how = Preprocessing(320, Fit("pad", "lanczos"))
+        how = checkpoint.Preprocessing(320, Fit("pad", "lanczos"))
         found = replace(found, normalisation=CHEXZERO_LEVELS, preprocessing=how)
     return found
 
 
-def preprocessing(folder: Path, image_px: int) -> Preprocessing:
+def preprocessing(folder: Path, image_px: int) -> checkpoint.Preprocessing:
     """Read how images are made into inputs; CheckpointError where that is not known here."""
-    tree = read_json(folder / OPEN_CLIP).get("preprocess_cfg", {})
+    tree = pretrained.read_json(folder / pretrained.OPEN_CLIP).get("preprocess_cfg", {})
     size, mode = tree.get("size", image_px), tree.get("resize_mode", "shortest")
     kind = tree.get("interpolation", "bicubic")
     if size not in (image_px, [image_px, image_px]) or mode not in {"shortest", "squash"}:
         raise CheckpointError(
-            f"{OPEN_CLIP} resizes {mode} to {size}; shortest and squash to {image_px}, the side "
-            "of the encoder's input, are read"
+            f"{pretrained.OPEN_CLIP} resizes {mode} to {size}; shortest and squash to "
+            f"{image_px}, the side of the encoder's input, are read"
         )
     if kind not in {"bicubic", "bilinear"}:
-        raise CheckpointError(f"{OPEN_CLIP} has interpolation {kind}; give bicubic or bilinear")
+        raise CheckpointError(
+            f"{pretrained.OPEN_CLIP} has interpolation {kind}; give bicubic or bilinear"
+        )
     fit = Fit("stretch", kind) if mode == "squash" else Fit("crop", kind, half_even=True)
-    return Preprocessing(image_px, fit)
+    return checkpoint.Preprocessing(image_px, fit)
 
 
 CHEXZERO_LEVELS = ((101.48761 / 255, 83.43944 / 255),)
@@ -196,7 +181,7 @@ CHEXZERO_LEVELS = ((101.48761 / 255, 83.43944 / 255),)
 
 
 def _single_file(folder: Path) -> Path | None:
-    if (folder / CONFIG).is_file() or not folder.is_dir():
+    if (folder / pretrained.CONFIG).is_file() or not folder.is_dir():
         return None
     files = [item for item in sorted(folder.iterdir()) if item.suffix in _SUFFIXES]
     return files[0] if len(files) == 1 else None
@@ -204,24 +189,24 @@ def _single_file(folder: Path) -> Path | None:
 
 def _openai(
     state: Mapping[str, Tensor], facts: Mapping[str, Any]
-) -> tuple[Checkpoint, dict[str, Tensor]]:
+) -> tuple[checkpoint.Checkpoint, dict[str, Tensor]]:
     inner = {key.removeprefix("text."): value for key, value in state.items()}
     top = {name: inner.pop(name) for name in ("logit_scale", "logit_bias") if name in inner}
     maps = {
         "region_projection.weight": inner.pop("visual.proj").T.contiguous(),
         "projection.weight": inner.pop("text_projection").T.contiguous(),
     }
-    sides = split(inner, ("visual.",))
-    image, text = (renamed(side, _OPENAI, _OPENAI_QKV) for side in sides)
+    sides = checkpoint.split(inner, ("visual.",))
+    image, text = (checkpoint.renamed(side, _OPENAI, _OPENAI_QKV) for side in sides)
     act = "quick_gelu" if facts.get("quick_gelu") else "gelu"
     dim = len(maps["region_projection.weight"])
     width = image["embeddings.patch_embedding.weight"].shape[0]
-    heads = max(1, width // facts.get("vision_cfg", {}).get("head_width", HEAD_WIDTH))
+    heads = max(1, width // facts.get("vision_cfg", {}).get("head_width", checkpoint.HEAD_WIDTH))
     vision_config = CLIPVisionConfig(
         **_image_sizes(image, heads, 1e-5), hidden_act=act, projection_dim=dim
     )
     words, width = text["embeddings.token_embedding.weight"].shape
-    heads = max(1, width // HEAD_WIDTH)
+    heads = max(1, width // checkpoint.HEAD_WIDTH)
     if "text_cfg" in facts:
         heads = facts["text_cfg"].get("heads", _TEXT_HEADS)
     text_config = CLIPTextConfig(
@@ -241,24 +226,24 @@ def _openai(
     settings = {"max_tokens": text_config.max_position_embeddings, "pooling": "eos"}
     scale, bias = float(top["logit_scale"].exp()), float(top.get("logit_bias", 0.0))
     rest = maps, dim, FAMILY, scale, bias, settings
-    return Checkpoint(vision_config, text_config, image, text, *rest), left
+    return checkpoint.Checkpoint(vision_config, text_config, image, text, *rest), left
 
 
 def _siglip(
     state: Mapping[str, Tensor], facts: Mapping[str, Any]
-) -> tuple[Checkpoint, dict[str, Tensor]]:
-    trunk, text, left = split(state, ("visual.trunk.", "text."))
+) -> tuple[checkpoint.Checkpoint, dict[str, Tensor]]:
+    trunk, text, left = checkpoint.split(state, ("visual.trunk.", "text."))
     for part in ("weight", "bias"):
         rows = [trunk.pop(f"attn_pool.{name}.{part}") for name in ("q", "kv")]
         trunk[f"head.attention.in_proj_{part}"] = torch.cat(rows)
     trunk["embeddings.position_embedding.weight"] = trunk.pop("pos_embed")[0]
     parts = ("weight", "bias")
     maps = {f"projection.{part}": text.pop(f"text_projection.{part}") for part in parts}
-    image = renamed(trunk, _TIMM_SIGLIP, _TIMM_SIGLIP_QKV)
-    text = renamed(text, _OPENAI, _OPENAI_QKV)
+    image = checkpoint.renamed(trunk, _TIMM_SIGLIP, _TIMM_SIGLIP_QKV)
+    text = checkpoint.renamed(text, _OPENAI, _OPENAI_QKV)
     width, own = trunk["embeddings.position_embedding.weight"].shape[1], facts["text_cfg"]
     maps["region_projection.weight"] = torch.eye(width)
-    heads = 16 if width in _SIXTEEN_HEADS else max(1, width // HEAD_WIDTH)
+    heads = 16 if width in _SIXTEEN_HEADS else max(1, width // checkpoint.HEAD_WIDTH)
     is_tanh = _TANH.search(facts["vision_cfg"]["timm_model_name"]), own.get("act_kwargs")
     acts = ["gelu_pytorch_tanh" if one else "gelu" for one in is_tanh]
     vision_config = SiglipVisionConfig(**_image_sizes(image, heads, 1e-6), hidden_act=acts[0])
@@ -269,7 +254,9 @@ def _siglip(
     settings = {"max_tokens": text_config.max_position_embeddings, "pooling": "last"}
     scale, bias = (float(left.pop(f"logit_{name}")) for name in ("scale", "bias"))
     rest = maps, len(maps["projection.bias"]), FAMILY, math.exp(scale), bias, settings
-    return Checkpoint(vision_config, text_config, image, text, *rest, is_canonical=True), left
+    return checkpoint.Checkpoint(
+        vision_config, text_config, image, text, *rest, is_canonical=True
+    ), left
 
 
 def _layers(
@@ -277,7 +264,7 @@ def _layers(
 ) -> dict[str, Any]:
     return {
         "hidden_size": width,
-        "num_hidden_layers": depth(state, prefix),
+        "num_hidden_layers": checkpoint.depth(state, prefix),
         "num_attention_heads": heads,
         "intermediate_size": len(state[f"{prefix}0.mlp.fc1.bias"]),
         "layer_norm_eps": epsilon,
@@ -306,16 +293,16 @@ def _text_sizes(state: Mapping[str, Tensor], heads: int, epsilon: float) -> dict
 
 def _timm_and_bert(
     state: Mapping[str, Tensor], text_facts: Mapping[str, Any]
-) -> tuple[Checkpoint, dict[str, Tensor]]:
-    trunk, bert, left = split(state, ("visual.trunk.", "text.transformer."))
-    text = {modern_key(key): value for key, value in bert.items()}
+) -> tuple[checkpoint.Checkpoint, dict[str, Tensor]]:
+    trunk, bert, left = checkpoint.split(state, ("visual.trunk.", "text.transformer."))
+    text = {pretrained.modern_key(key): value for key, value in bert.items()}
     maps = {name: left.pop(key) for key, name in _MAPS.items() if key in left}
-    image = renamed(trunk, _TIMM, _TIMM_QKV)
+    image = checkpoint.renamed(trunk, _TIMM, _TIMM_QKV)
     pooler = text_facts.get("hf_pooler_type", text_facts.get("pooler_type"))
     pooler = pooler or "mean_pooler"
     if pooler not in _POOLERS:
         raise CheckpointError(
-            f"{OPEN_CLIP} pools texts by {pooler}; {' and '.join(_POOLERS)} are read"
+            f"{pretrained.OPEN_CLIP} pools texts by {pooler}; {' and '.join(_POOLERS)} are read"
         )
     settings = {
         "pooling": _POOLERS[pooler],
@@ -325,8 +312,10 @@ def _timm_and_bert(
         settings["max_tokens"] = limit
     scale, bias = float(left.pop("logit_scale").exp()), float(left.pop("logit_bias", 0.0))
     dim = len(maps["region_projection.weight"])
-    sizes = _vit_sizes(image), bert_sizes(text)
-    return Checkpoint(*sizes, image, text, maps, dim, FAMILY, scale, bias, settings), left
+    sizes = _vit_sizes(image), checkpoint.bert_sizes(text)
+    return checkpoint.Checkpoint(
+        *sizes, image, text, maps, dim, FAMILY, scale, bias, settings
+    ), left
 
 
 def _vit_sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -334,7 +323,7 @@ def _vit_sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
     side = math.isqrt(state["embeddings.position_embeddings"].shape[1])  # a class token aside
     width, channels, patch_px, _ = patch.shape
     return {
-        **_layers(state, "layers.", width, max(1, width // HEAD_WIDTH), 1e-6),
+        **_layers(state, "layers.", width, max(1, width // checkpoint.HEAD_WIDTH), 1e-6),
         "model_type": "vit",
         "image_size": side * patch_px,
         "patch_size": patch_px,

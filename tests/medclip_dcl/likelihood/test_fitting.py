@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from medclip_dcl.core.errors import ReportError, TrainingError
+from medclip_dcl.likelihood import LanguageModelConfig
 from medclip_dcl.likelihood.fitting import (
     NOT_ASKED,
     SPECIAL_TOKENS,
@@ -18,7 +19,6 @@ from medclip_dcl.likelihood.fitting import (
 )
 from medclip_dcl.likelihood.masked_lm import LanguageModel
 from medclip_dcl.likelihood.pll import encode_sentences
-from medclip_dcl.likelihood.settings import LanguageModelConfig
 from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3)

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from medclip_dcl.core.errors import CheckpointError, ConfigError
+from medclip_dcl.retrieval import IndexConfig
 from medclip_dcl.retrieval.embeddings import map_array, map_pictures, pool, shard_name
 from medclip_dcl.retrieval.index import findings_of, select_content, write_index
-from medclip_dcl.retrieval.settings import IndexConfig
 from tests.support.embeddings import (
     SIMILARITY,
     HashedEncoder,

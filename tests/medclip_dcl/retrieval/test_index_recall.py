@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from medclip_dcl.models.similarity import image_sentence_scores
+from medclip_dcl.retrieval import IndexConfig
 from medclip_dcl.retrieval.embeddings import SKETCH, Sketch, map_array, shard_name
 from medclip_dcl.retrieval.index import measure_recall, write_index
-from medclip_dcl.retrieval.settings import IndexConfig
 from tests.support.embeddings import (
     SIMILARITY,
     HashedEncoder,

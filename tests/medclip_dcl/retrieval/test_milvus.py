@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from medclip_dcl.core.errors import ConfigError, EngineError
-from medclip_dcl.retrieval import milvus
+from medclip_dcl.retrieval import IndexConfig, RetrievalConfig, milvus
 from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards, open_vectors
 from medclip_dcl.retrieval.milvus import Milvus, collection_of, fill_collections
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
-from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from tests.support.embeddings import MODEL_DIGEST, HashedEncoder, build
 from tests.support.milvus import milvus_file, milvus_server
 

@@ -6,9 +6,9 @@ import torch
 
 from medclip_dcl.core.errors import ArtifactCorrupt, ArtifactStale, QueryError
 from medclip_dcl.models.similarity import image_sentence_scores
+from medclip_dcl.retrieval import IndexConfig
 from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards, map_array, shard_name
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
-from medclip_dcl.retrieval.settings import IndexConfig
 from tests.support.embeddings import DIM, GRID, MODEL_DIGEST, SIMILARITY, HashedEncoder, build
 
 IMAGES = 48
