@@ -334,7 +334,10 @@ def count_steps(
             lost[item.reason].add(item.id)
         dropped["frontal"] = set[str]().union(*(lost[reason] for reason in VIEW_REASONS))
         dropped["with a file"] = (
-            lost["missing_image"] | lost["backslash_path"] | lost["pointer_file"]
+            lost["missing_image"]
+            | lost["empty_image"]
+            | lost["backslash_path"]
+            | lost["pointer_file"]
         )
         if raw.has_reports:
             dropped["with text"] = left.keys() - {image.image_id for image in chosen.images}

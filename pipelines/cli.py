@@ -73,9 +73,10 @@ def run_folder(run: Path) -> Path:
     from medclip_dcl.core.files import find_config
     from medclip_dcl.core.settings import resolve_path
 
-    if not find_config(run).is_file():
+    if not find_config(run).is_file() or run.suffix.lower() not in {"", ".yaml", ".yml"}:
         raise ArtifactMissing(
-            f"{run} is neither the folder of a run nor a config; medclip run CONFIG makes one"
+            f"{run} is neither the folder of a run nor a config in YAML; medclip run CONFIG makes "
+            "one, and a browser opens its report.html"
         )
     config = config_of(run, ())
     return resolve_path(config.work, config.work)

@@ -90,40 +90,47 @@ class Config(Section):
     """HTML report."""
 
 
-WITHDRAWN = {
-    "evaluate.split": "the test split is evaluated",
+_FROZEN = "train.frozen names the encoders that stay as they are"
+WITHDRAWN: dict[str, str | tuple[str, object]] = {
     "check.sample": "check_data looks at every image and report",
+    "eta.fit": ("search a and k with configs/sweeps/a_k.yaml", "none"),
+    "evaluate.adapter.similarity": "it is an attribute of what your callable builds",
+    "evaluate.demographics": "join scores.parquet with your table",
     "evaluate.gallery": "the sentence of a box is found among those of all boxes",
-    "evaluate.threshold": "the level with the largest Youden index on the validation images "
-    "decides; scores.parquet has every margin for another rule",
     "evaluate.images_per_finding": "all images with a label are used; AUC and balanced accuracy "
     "do not depend on how common a finding is",
-    "heads.features": "heads read the mean region in the shared space",
-    "heads.labels": "every label of source.columns.labels gets a head that has images of both "
-    "classes; map those that you want",
-    "likelihood.dtype": "sentences are scored in float32",
-    "probabilities.method": "a curve has slope and intercept (Platt)",
-    "retrieval.timeout_s": "a call of the engine takes 10 seconds at most",
+    "evaluate.paraphrases": "evaluate twice, with other evaluate.prompts",
+    "evaluate.split": "the test split is evaluated",
+    "evaluate.threshold": "the level with the largest Youden index on the validation images "
+    "decides; scores.parquet has every margin for another rule",
+    "heads.kind": "a head is linear; run fit_head again",
+    "heads.features": ("heads read the mean region in the shared space", "space"),
+    "heads.labels": (
+        "every label of source.columns.labels gets a head that has images of both classes; map "
+        "those that you want",
+        [],
+    ),
+    "likelihood.dtype": ("sentences are scored in float32", "float32"),
+    "retrieval.timeout_s": ("a call of the engine takes 10 seconds at most", 10),
     "index.splits": "all splits are indexed; filters of a question choose among them",
-    "eta.fit": "a and k are those that are set; search them with configs/sweeps/a_k.yaml",
     "likelihood.unit_pieces": "units of work are sized by themselves",
-    "objective.place_weight": "the place loss is gone: on real images it learned usual places",
-    "train.image_frozen_steps": "train.frozen names the encoders that stay as they are",
-    "train.text_frozen_steps": "train.frozen names the encoders that stay as they are",
+    "objective.place_weight": ("the loss of places learned usual places on real images", 0),
+    "objective.places": "the loss of places learned usual places on real images",
+    "objective.similar_by": "write a loss of your own (docs/extending.md)",
+    "objective.similar_table": "write a loss of your own (docs/extending.md)",
+    "pretrain.also": "SimCLR learns from the run's own images",
+    "pretrain.eta": "SimCLR learns from the run's own images",
+    "probabilities.method": ("a curve has slope and intercept (Platt)", "platt"),
+    "source.images_per_study": "every frontal image is used",
+    "train.cache_features": _FROZEN,
+    "train.compile_backend": "the network is not compiled",
+    "train.gradient_checkpointing": "train.chunk saves the memory",
+    "train.image_frozen_steps": (_FROZEN, 0),
+    "train.scale_learning_rate": "train.learning_rate is taken as it is",
+    "train.text_frozen_steps": (_FROZEN, 0),
 }
-"""Setting that earlier versions had -> what holds now."""
-_HOLDS_NOW = {
-    "eta.fit": "none",
-    "heads.features": "space",
-    "heads.labels": [],
-    "likelihood.dtype": "float32",
-    "objective.place_weight": 0,
-    "probabilities.method": "platt",
-    "retrieval.timeout_s": 10,
-    "train.image_frozen_steps": 0,
-    "train.text_frozen_steps": 0,
-}
-"""Withdrawn setting -> the value that says what holds now: configs that say it go on."""
+"""Setting that earlier versions had -> what holds now, and the value that says it: configs that
+say it go on."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -154,14 +161,16 @@ def check_config(tree: dict[str, Any], name: str) -> Config:
     Raises:
         ConfigError: a key is unknown or withdrawn, or a value breaks its rule.
     """
-    for key, words in WITHDRAWN.items():
-        section, _, leaf = key.partition(".")
-        if isinstance(given := tree.get(section), dict) and leaf in given:
-            if key in _HOLDS_NOW and given[leaf] == _HOLDS_NOW[key]:
-                others = {name: value for name, value in given.items() if name != leaf}
-                tree = {**tree, section: others}
-                continue
-            raise ConfigError(f"config {name}: {key} is withdrawn: {words}; remove it")
+    for key, held in WITHDRAWN.items():
+        words, *now = (held,) if isinstance(held, str) else held
+        *sections, leaf = key.split(".")
+        given: Any = tree
+        for section in sections:
+            given = given.get(section) if isinstance(given, dict) else None
+        if isinstance(given, dict) and leaf in given:
+            if [given[leaf]] != now:
+                raise ConfigError(f"config {name}: {key} is withdrawn: {words}; remove it")
+            tree = {**tree, sections[0]: {key: given[key] for key in given if key != leaf}}
     plugins = tree.get("plugins", ())
     if isinstance(plugins, list | tuple) and all(isinstance(item, str) for item in plugins):
         load_plugins(plugins)  # the names that they register are values of settings below
@@ -175,6 +184,11 @@ def _read_config(path: Path) -> dict[str, Any]:
     while True:
         read.append(file.resolve())
         under = read_yaml(file, what)
+        if not under:
+            raise ConfigError(
+                f"{what} {file} is empty; `medclip init TABLE` writes one for a table, "
+                "configs/README.md lists others"
+            )
         base = under.pop("base", None)
         if "plugins" in under:
             under["plugins"] = locate_plugins(under["plugins"], file.parent)

@@ -130,6 +130,8 @@ def guess_table(
         for item in table.schema
         if not is_list(item.type) and not pa.types.is_nested(item.type)
     }
+    if not table.num_rows:
+        raise StudyError(f"table {path} has a header and no row; export its rows as well")
     _check_given(named, values)
     samples = {name: _sample(column) for name, column in values.items()}
     named_images = _find_images(path, samples, images, named.get("path", ""))

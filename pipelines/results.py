@@ -77,6 +77,11 @@ def show(
         verify_artifacts(run)
         return 0
     report = run / REPORT
+    if (run / HEADER).is_file():
+        kind = read_artifact_header(run).kind
+        raise ArtifactMissing(
+            f"{run} is the {kind} of a run; name the run's folder, or give --verify"
+        )
     if not report.is_file():
         raise ArtifactMissing(f"{run} holds no {REPORT}; run write_report first")
     print(*summary_lines(run), sep="\n", flush=True)

@@ -121,7 +121,12 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
     if not (path / HEADER).is_file():
         raise ArtifactMissing(f"no {kind.name} in {path}; run {kind.job} first")
     artifact = _read_header(path, kind)
-    if (artifact.kind, artifact.version) != (kind.name, kind.version):
+    if artifact.kind != kind.name:
+        raise ArtifactStale(
+            f"{path} holds {artifact.kind}, where {kind.name} is read; name the folder of a "
+            f"{kind.name}, or of the run that holds it"
+        )
+    if artifact.version != kind.version:
         raise ArtifactStale(
             f"{path} holds {artifact.kind} version {artifact.version}, version {kind.version} of "
             f"{kind.name} is read here; rerun {kind.job}"

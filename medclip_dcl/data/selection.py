@@ -50,6 +50,7 @@ SOURCE_REASONS: dict[str, str] = {  # reason code of a manifest's reject -> what
     "lateral": "the view position is not one of source.frontal_views",
     "no_view": "the view position is blank, which source.frontal_views does not list",
     "missing_image": "the image's file is missing or outside the root",
+    "empty_image": "the image's file is empty",
     "backslash_path": "no file has this path with backslashes; write it with /",
     "wrong_image": "the archive gave something else than the image that was asked for",
     "pointer_file": "the file is a pointer of git-LFS or git-annex, not content",
@@ -190,7 +191,10 @@ def file_fault(image: ImageRecord, root: Path) -> str:
     except StudyError:
         return "backslash_path" if "\\" in image.path else "missing_image"
     # No image is opened for this but those that may be pointers.
-    is_short = path.stat().st_size <= POINTER_BYTES
+    size = path.stat().st_size
+    if not size:
+        return "empty_image"
+    is_short = size <= POINTER_BYTES
     return "pointer_file" if is_short and is_pointer(path.read_bytes()) else ""
 
 

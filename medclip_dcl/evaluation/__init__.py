@@ -51,6 +51,11 @@ class EvaluateConfig(Section):
     def _one_model(self) -> "EvaluateConfig":
         if self.model and self.adapter.model:
             raise ValueError("model and adapter.model name two models; leave one out")
+        if self.adapter.model and not all(self.adapter.model.partition(":")):
+            raise ValueError(
+                f"adapter.model is {self.adapter.model!r}; it must read module:callable, or make a "
+                "package of the checkpoint: medclip adopt, then evaluate.model"
+            )
         return self
 
 

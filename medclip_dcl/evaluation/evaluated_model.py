@@ -217,11 +217,6 @@ def adapter_digest(config: EvaluationConfig) -> str:
 def load_adapter(config: EvaluationConfig) -> EvaluatedModel:
     """Build the model that `evaluate.adapter` names; ConfigError where that is impossible."""
     name, weights = config.evaluate.adapter.model, _adapter_weights(config)
-    if not all(name.partition(":")):
-        raise ConfigError(
-            f"evaluate.adapter.model is {name!r}; it must read module:callable, or make a package "
-            "of the checkpoint: medclip adopt"
-        )
     if "" not in sys.path:
         sys.path.insert(0, "")  # a module in the current folder, as `python -m` finds it
     try:

@@ -138,7 +138,7 @@ def test_a_column_of_views_is_found_by_what_it_holds_and_one_unread_is_shown(tmp
     path = tmp_path / "chexpert.csv"
     path.write_text("\n".join(lines))
     for number in range(4):
-        (tmp_path / f"{number}.png").touch()
+        (tmp_path / f"{number}.png").write_bytes(b"x")
     found = guess(path)
     assert found.columns["view"] == "Frontal/Lateral"
     assert found.views == {"FRONTAL": "frontal", "LATERAL": "lateral"}

@@ -1,5 +1,6 @@
 """A config is read as it is written, and a misspelt key never passes."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from api.settings import ServeSettings
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.core.settings import read_settings_of, resolve_path
-from pipelines.config import check_config, load_config
+from pipelines.config import WITHDRAWN, check_config, load_config
 from pipelines.stages import stages_of
 
 
@@ -78,6 +79,10 @@ def test_a_base_that_is_missing_or_leads_back_is_refused(config_file, base, mess
         ("source.column.text=a", r"did you mean source\.columns\?$"),
         ("zzz=1", r"zzz is not a setting; remove it, or correct the name$"),
         ("Trian.steps=1", r"did you mean train\?$"),
+        ("train.cache_features=true", r"train\.cache_features is withdrawn: train\.frozen names"),
+        ("heads.kind=linear", r"heads\.kind is withdrawn: a head is linear"),
+        ("evaluate.adapter.similarity=x", r"adapter\.similarity is withdrawn: it is an attribute"),
+        ("evaluate.adapter.model=biovil", r"must read module:callable, or make a package of the"),
         ("index.splits=[]", r"index\.splits is withdrawn: all splits are indexed; .* remove it$"),
         ("eta.fit=a_k", r"eta\.fit is withdrawn"),
         (f"eta.a={'x' * 500}", r"eta\.a = 'x{59}\.\.\.: Input"),
@@ -181,3 +186,17 @@ def test_an_address_with_a_password_is_refused_and_not_repeated(config_file, add
     with pytest.raises(ConfigError, match="model is an address with a user or password"):
         read_settings_of(ServeSettings, None, environment, "MEDCLIP_")
     assert load_config(config_file, ["source.archive=https://pacs.intern/a@b"])
+
+
+def test_an_empty_config_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# nothing yet\n")
+    with pytest.raises(ConfigError, match=r"empty\.yaml is empty; `medclip init TABLE` writes one"):
+        load_config(tmp_path / "empty.yaml")
+
+
+@pytest.mark.parametrize("key", WITHDRAWN)
+def test_the_refusal_of_a_withdrawn_setting_says_what_holds_now(
+    config_file: Path, key: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{re.escape(key)} is withdrawn: .{{12,}}; remove it"):
+        load_config(config_file, [f"{key}=another"])

@@ -72,7 +72,7 @@ def small_table(folder: Path, *, report: str, patient: str) -> Path:
     rows = [f"{n}.png,{n},{report} {n}" for n in range(60)]
     (folder / "t.csv").write_text("\n".join([f"file,{patient},words", *rows]))
     for number in range(60):
-        (folder / f"{number}.png").touch()
+        (folder / f"{number}.png").write_bytes(b"x")
     return folder / "t.csv"
 
 
@@ -181,3 +181,36 @@ def test_labels_without_reports_are_spoken_by_a_template_and_sizes_fit_few_studi
     assert config.source.template == "{finding} in the chest X-ray."
     assert config.objective.relation == "claims"
     assert (config.train.steps, config.model.image.widths) == (500, (16, 32, 64))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "has a header and no row; export its rows as well"),
+        (["1.png"], "empty_image"),
+    ],
+)
+def test_a_table_without_anything_to_use_is_refused_with_the_reason(
+    rows: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "1.png").touch()
+    table = tmp_path / "mine.csv"
+    lines = ["patient,path,report", *(f"p,{name},The lungs are clear." for name in rows)]
+    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert main(["init", str(table), "--out", str(tmp_path / "mine.yaml")]) != 0
+    assert said in capsys.readouterr().err
+
+
+def test_images_of_no_byte_are_counted_as_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for at in range(30):
+        Image.new("L", (8, 8)).save(tmp_path / f"{at}.png")
+    (tmp_path / "7.png").write_bytes(b"")
+    rows = (f"p{at},{at}.png,The lungs are clear in view {at}." for at in range(30))
+    table = tmp_path / "mine.csv"
+    table.write_text("\n".join(["patient,path,report", *rows]) + "\n", encoding="utf-8")
+    assert main(["init", str(table), "--out", str(tmp_path / "mine.yaml")]) == 0
+    shown = capsys.readouterr().out
+    assert "29 of 30 can be used" in shown
+    assert "empty_image 1" in shown

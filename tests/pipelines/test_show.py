@@ -17,3 +17,13 @@ def test_every_artifact_of_a_run_is_hashed_and_damaged_ones_are_named(tmp_path, 
     (tmp_path / "empty").mkdir()
     assert main(["show", "--verify", str(tmp_path / "empty")]) == 4
     assert "holds no artifact" in capfd.readouterr().err
+
+
+def test_what_is_no_run_is_named_and_what_opens_it(tmp_path, capfd):
+    make(tmp_path / "model")
+    assert main(["show", str(tmp_path / "model")]) == 4
+    assert "of a run; name the run's folder" in capfd.readouterr().err
+    report = tmp_path / "report.html"
+    report.write_text("<html></html>", encoding="utf-8")
+    assert main(["show", str(report)]) == 4
+    assert "a browser opens its report.html" in capfd.readouterr().err
