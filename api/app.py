@@ -38,9 +38,8 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
         settings: its settings; None: from the file that `MEDCLIP_CONFIG` names and the
             other `MEDCLIP_*` variables.
 
-    Raises:
-        ConfigError: a setting is unknown or malformed, or there is neither a key nor
-            permission to do without one.
+    ConfigError where a setting is unknown or malformed, or there is neither a key nor permission to
+    do without one.
     """
     if settings is None:
         file = os.environ.get(FILE_VARIABLE)

@@ -30,11 +30,9 @@ OPEN_PATHS = frozenset((*_PAGE, "/health", "/ready", "/v1/health", "/v1/ready"))
 class ApiKeys:
     """The API keys of a file. A file that changes is read again; a bad one changes nothing.
 
-    Only hashes are kept. What a request sends is compared with every one of them, in time
-    that does not depend on the key.
-
-    Raises:
-        ConfigError: the file is readable by others, unreadable, or holds a short key.
+    Only hashes are kept. What a request sends is compared with every one of them, in time that does
+    not depend on the key. ConfigError where the file is readable by others, unreadable, or holds a
+    short key.
     """
 
     is_current = True
@@ -102,9 +100,8 @@ class Auth:
 def read_auth(settings: ServeSettings) -> Auth:
     """Read the keys and host names that the settings name.
 
-    Raises:
-        ConfigError: there is neither a key nor permission to do without one, or the
-            key file is readable by others, unreadable, or holds a short key.
+    ConfigError where there is neither a key nor permission to do without one, or the key file is
+    readable by others, unreadable, or holds a short key.
     """
     if bool(settings.key_file) == settings.allow_anonymous:
         raise ConfigError("set exactly one of key_file and allow_anonymous: true")

@@ -44,9 +44,8 @@ class WorkerSlots:
     async def run(self, request: Request, work: Callable[[], _Answer]) -> _Answer:
         """Run a piece of work in its turn, in a thread; the request's timings are added to.
 
-        Raises:
-            ApiError: the deadline passed or the client left before the work began, or
-                there is no memory for it.
+        ApiError where the deadline passed or the client left before the work began, or there is no
+        memory for it.
         """
         timings, arrived = state_of(request.scope).timings, time.monotonic()
         await self._wait(request)
@@ -156,11 +155,9 @@ class MicroBatcher:
         `answer` is called in the model's thread with the image's regions, (rows, columns, dim) on
         the model's device. Where `batched` is given it is called first, once for all images of a
         forward pass that have the same, (images, rows, columns, dim), and `answer` gets the image's
-        own part of what it gives. Images of different models share no forward pass.
-
-        Raises:
-            ApiError: the deadline passed or the client left before the forward pass, or the
-                device has no memory for it.
+        own part of what it gives. Images of different models share no forward pass. ApiError where
+        the deadline passed or the client left before the forward pass, or the device has no memory
+        for it.
         """
         if await _has_left(request):
             raise ApiError("client_gone")

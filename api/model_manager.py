@@ -122,9 +122,8 @@ CurrentState = Annotated[ServingState, Depends(_current_state)]
 def fetch_model(settings: ServeSettings) -> ServeSettings:
     """Return settings whose model is a folder: a hub's is fetched.
 
-    Raises:
-        ConfigError: the hub does not send it, or the device asked for is not here: nothing runs on
-            the CPU in silence.
+    ConfigError where the hub does not send it, or the device asked for is not here: nothing runs on
+    the CPU in silence.
     """
     check_device(settings.device)
     folder = fetch_weights(Path(settings.model), PACKAGE)
@@ -330,9 +329,7 @@ def _try(model: Predictor, batch: int) -> None:
     """Ask a model everything before it is served.
 
     A whole batch comes first, so that the first clients find memory and kernels ready.
-
-    Raises:
-        CheckpointError: it gives something that is not a number.
+    CheckpointError where it gives something that is not a number.
     """
     size = model.config.images.size_px
     pixels = np.asarray(Image.linear_gradient("L").resize((size, size)))

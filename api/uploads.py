@@ -161,8 +161,7 @@ Phrases = Annotated[list[str], Depends(_phrases)]
 def plain_text(text: str, field: str) -> str:
     """Check a sentence of a field that goes to the tokenizer, and collapse its whitespace.
 
-    Raises:
-        ApiError: it is empty, too long, or holds what is not text.
+    ApiError where it is empty, too long, or holds what is not text.
     """
     words = " ".join(text.split())
     surrogate = any(0xD800 <= ord(character) < 0xE000 for character in words)
@@ -175,9 +174,8 @@ def plain_text(text: str, field: str) -> str:
 def parse_box(text: str, image: SquareImage, model: Predictor) -> PixelBox:
     """Read a box, the JSON list [x, y, width, height] in pixels: shares of what the model sees.
 
-    Raises:
-        ApiError: it is malformed, empty or leaves the image, or the model has no vectors of parts
-            of one.
+    ApiError where it is malformed, empty or leaves the image, or the model has no vectors of parts
+    of one.
     """
     try:
         x, y, width, height = _BOX.validate_json(text)
@@ -198,9 +196,7 @@ def parse_box(text: str, image: SquareImage, model: Predictor) -> PixelBox:
 def parse_findings(text: str, own: Sequence[Finding] = ()) -> tuple[Finding, ...] | None:
     """Read the findings asked for, JSON as `parse_prompts` takes it; None for empty text.
 
-    Raises:
-        ApiError: it is not JSON, or beyond a limit.
-        QueryError: an entry is malformed.
+    ApiError where it is not JSON, or beyond a limit; QueryError where an entry is malformed.
     """
     if not text:
         return None

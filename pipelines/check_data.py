@@ -77,11 +77,9 @@ _DECODING = {
 def check(job: Job) -> None:
     """Count what a source holds, name its faults and leaks, before anything is prepared.
 
-    Reads the source's tables, reports and images; writes `preflight` and the page
-    `preflight.html`. A killed run resumes with the next unit of images or reports.
-
-    Raises:
-        StudyError: the source has more faults than are allowed.
+    Reads the source's tables, reports and images; writes `preflight` and the page `preflight.html`.
+    A killed run resumes with the next unit of images or reports. StudyError where the source has
+    more faults than are allowed.
     """
     config = job.config
     source = source_of(config)

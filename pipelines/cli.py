@@ -65,8 +65,7 @@ def config_of(config: Path, overrides: Sequence[str] | None) -> "Config":
 def run_folder(run: Path) -> Path:
     """Return the folder of a run, which is named by itself or by its config.
 
-    Raises:
-        ArtifactMissing: it is neither.
+    ArtifactMissing where it is neither.
     """
     if run.is_dir():
         return run

@@ -136,14 +136,10 @@ say it go on."""
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file and apply `section.key=value` overrides.
 
-    A file that says `base: FILE`, relative to itself, changes that one section by section; that
-    one may have a base too.
-    A value is parsed as JSON, and taken as a plain string where it is not JSON: `1e-5` is a
-    number, `no` and `00123` are strings.
-
-    Raises:
-        ConfigError: a file cannot be read or is its own base, a key is unknown, or a value
-            breaks its rule.
+    A file that says `base: FILE`, relative to itself, changes that one section by section; that one
+    may have a base too. A value is parsed as JSON, and taken as a plain string where it is not
+    JSON: `1e-5` is a number, `no` and `00123` are strings. ConfigError where a file cannot be read
+    or is its own base, a key is unknown, or a value breaks its rule.
     """
     tree = _read_config(path)
     tree.setdefault("work", f"runs/{path.stem}")
@@ -158,8 +154,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 def check_config(tree: dict[str, Any], name: str) -> Config:
     """Make a config from a tree of plain values; errors call it `config NAME`.
 
-    Raises:
-        ConfigError: a key is unknown or withdrawn, or a value breaks its rule.
+    ConfigError where a key is unknown or withdrawn, or a value breaks its rule.
     """
     for key, held in WITHDRAWN.items():
         words, *now = (held,) if isinstance(held, str) else held

@@ -35,10 +35,8 @@ _REPORTS_AT_ONCE = 2000  # as Python's objects: they take ten times what a table
 def generate_studies(job: Job) -> None:
     """Draw chest images, reports and boxes with known truth as a MIMIC-CXR-shaped tree.
 
-    They are written at `source.root`, unless those there have the same fingerprint.
-
-    Raises:
-        ArtifactError: the folder holds something that this job did not write.
+    They are written at `source.root`, unless those there have the same fingerprint. ArtifactError
+    where the folder holds something that this job did not write.
     """
     settings, seed = job.config.generate, job.config.seed
     path = resolve_path(job.config.source.root, job.config.work)
@@ -91,8 +89,7 @@ def build_manifest(job: Job) -> None:
 def refuse_missing_labels(config: Config, listed: Artifact) -> None:
     """Refuse a config that trains by labels, where a manifest has none: now and not hours later.
 
-    Raises:
-        ConfigError: a setting reads labels, and no study has any.
+    ConfigError where a setting reads labels, and no study has any.
     """
     readers = {
         "objective.negatives: remove_labels": config.objective.negatives == "remove_labels",
@@ -196,8 +193,7 @@ class _Claim(NamedTuple):
 def read_claims_table(path: Path, fallback_encoding: str = "") -> GivenClaims:
     """Read the claims of a table.
 
-    Raises:
-        StudyError: it cannot be read, lacks a column, or a row's state or side is not one.
+    StudyError where it cannot be read, lacks a column, or a row's state or side is not one.
     """
     table = read_any(path, fallback_encoding)
     subjects = [name for name in _SUBJECTS if name in table.column_names]

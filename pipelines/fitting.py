@@ -261,8 +261,7 @@ def _own_model(folder: Path, model: Artifact) -> Artifact | None:
 def _labels(job: Job) -> list[str]:
     """Name the labels that have training and validation images of both classes, which a head needs.
 
-    Raises:
-        ConfigError: there is none.
+    ConfigError where there is none.
     """
     config = job.config
     truth = read_truth(resolve_path(config.source.root, config.work))

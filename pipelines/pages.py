@@ -30,10 +30,7 @@ def write_report(job: Job) -> None:
     """Write one self-contained HTML page about a run.
 
     Reads every artifact that exists; writes `report.html` in the run's folder, each time anew.
-    Sections appear where their artifact does.
-
-    Raises:
-        ArtifactMissing: there is nothing to report yet.
+    Sections appear where their artifact does. ArtifactMissing where there is nothing to report yet.
     """
     negatives = job.config.train.global_batch - 1
     sources = find_sources(job.work, job.config.report, _is_generated(job), negatives)
@@ -64,10 +61,7 @@ def write_cards(job: Job) -> None:
 
     model_card.md, model_card.json: intended use, limits, licence; how the model was made; what it
     reached. data_card.md, data_card.json: images, reports, labels and what was left out, split by
-    split.
-
-    Raises:
-        ConfigError: intended use, limits or licence are empty.
+    split. ConfigError where intended use, limits or licence are empty.
     """
     words = job.config.card
     if missing := words.missing():

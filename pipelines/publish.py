@@ -81,10 +81,9 @@ def export(
 def push(copy: Artifact, repo: str, *, private: bool) -> str:
     """Send an export to the hub, into a repository that may be new; gives the commit's address.
 
-    Raises:
-        ConfigError: the name is malformed, there is no token, the hub is switched off, or a
-            private repository was meant and a public one is there.
-        HubError: the hub cannot be reached, or refuses.
+    ConfigError where the name is malformed, there is no token, the hub is switched off, or a
+    private repository was meant and a public one is there; HubError where the hub cannot be
+    reached, or refuses.
     """
     api = HfApi()
     operations = [
@@ -173,9 +172,8 @@ def export_model(
     Returns:
         A model package like any other, except that it does not say whom it was trained on.
 
-    Raises:
-        CheckpointError: the model holds a file that is not known here, or its vocabulary was
-            learned from the reports and that is not allowed.
+    CheckpointError where the model holds a file that is not known here, or its vocabulary was
+    learned from the reports and that is not allowed.
     """
     package = model_package.read_model_package(model)
     source = open_artifact(model, ARTIFACT, verify=False)

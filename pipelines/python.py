@@ -114,11 +114,7 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """The page to look at.
-
-        Raises:
-            ArtifactMissing: the run has not got to it.
-        """
+        """The page to look at; ArtifactMissing where the run has not got to it."""
         path = self.folder / REPORT
         if not path.is_file():
             raise ArtifactMissing(f"{self.folder} holds no {REPORT}; run write_report first")
@@ -167,10 +163,8 @@ def train(
         replace: whether a finished model of other settings may be replaced.
         callback: gets what the run reports, which is printed without one.
 
-    Raises:
-        ConfigError: a setting breaks its rule.
-        StudyError: the table cannot be read.
-        JobFailed: a stage failed; the message is the stage's.
+    ConfigError where a setting breaks its rule; StudyError where the table cannot be read;
+    JobFailed where a stage failed; the message is the stage's.
     """
     table, rows = _source(dataset)
     folder = Path(out or f"runs/{table.stem if table else 'trained'}")

@@ -95,10 +95,8 @@ def verify_artifacts(folder: Path) -> None:
 
     Elsewhere a file is not hashed again while it has the size, times and inode with which it was
     hashed before. This finds what these do not show: bytes that a disk has lost or changed.
-
-    Raises:
-        ArtifactMissing: there is none.
-        ArtifactCorrupt: one is damaged; the others were looked at as well.
+    ArtifactMissing where there is none; ArtifactCorrupt where one is damaged; the others were
+    looked at as well.
     """
     nested = (
         header.parent for depth in ("*", "*/*") for header in folder.glob(f"{depth}/{HEADER}")
@@ -194,12 +192,10 @@ def compare_sides(
 ) -> dict[str, Difference]:
     """Compare two configs from one call of `measure_sides`, figure by figure.
 
-    `figures` are those that are compared, and corrected for their number; empty: all but those
-    that read the same cases again: ranks that count a query's duplicates as wrong, CNR without its
-    sign, and decisions at a threshold. With one run on a side there is no p and no interval.
-
-    Raises:
-        ConfigError: a figure is asked for that one of the configs lacks.
+    `figures` are those that are compared, and corrected for their number; empty: all but those that
+    read the same cases again: ranks that count a query's duplicates as wrong, CNR without its sign,
+    and decisions at a threshold. With one run on a side there is no p and no interval. ConfigError
+    where a figure is asked for that one of the configs lacks.
     """
     both = [name for name in a if name in b]
     if unknown := sorted(set(figures) - set(both)):
@@ -300,10 +296,8 @@ def measure_sides(
 ) -> list[Side]:
     """Measure the runs of several configs on the same draws of patients.
 
-    A config has the figures that all of its runs have, at least one run.
-
-    Raises:
-        ArtifactStale: the runs were not asked the same cases, or none.
+    A config has the figures that all of its runs have, at least one run. ArtifactStale where the
+    runs were not asked the same cases, or none.
     """
     runs = [run for side in sides for run in side]
     check_same_samples(runs)
@@ -321,10 +315,8 @@ def measure_sides(
 def find_runs(text: str) -> list[Path]:
     """Find the results of a side: folders joined by commas.
 
-    Each is results, a run that holds them, or a folder of runs, which are sorted.
-
-    Raises:
-        ArtifactMissing: a folder holds none.
+    Each is results, a run that holds them, or a folder of runs, which are sorted. ArtifactMissing
+    where a folder holds none.
     """
     runs: list[Path] = []
     for name in text.split(","):

@@ -133,10 +133,8 @@ def _run_stages(
 def refuse_to_replace(config: "Config", work: Path, stages: Collection[str]) -> None:
     """Refuse a run that would replace a finished model or its results, before it does anything.
 
-    Settings are compared with those that the artifacts in `work` were made with.
-
-    Raises:
-        ArtifactStale: they differ, and a model or results are there.
+    Settings are compared with those that the artifacts in `work` were made with. ArtifactStale
+    where they differ, and a model or results are there.
     """
     settings, changes = config.model_dump(mode="json"), {}
     for stage in stages:
@@ -310,10 +308,7 @@ def _folder(config: "Config") -> Path:
 def share_data(first: Path, name: str) -> Path:
     """Make the folder of another run of the same config, and say what it shares; gives it.
 
-    What it holds already stays.
-
-    Raises:
-        ConfigError: the name is none of a folder.
+    What it holds already stays. ConfigError where the name is none of a folder.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"--as {name!r} must be letters, digits, dots and dashes")

@@ -264,10 +264,8 @@ def stages_of(config: "Config") -> tuple[str, ...]:
     """Return the stages that a config runs, in order: those that `jobs` names, else all but a few.
 
     A config that evaluates the model of another run has that evaluation alone. One whose
-    `model.image.pretrained` is `OWN_WEIGHTS` has `pretrain_images` too.
-
-    Raises:
-        ConfigError: a name in `jobs` is not a stage.
+    `model.image.pretrained` is `OWN_WEIGHTS` has `pretrain_images` too. ConfigError where a name in
+    `jobs` is not a stage.
     """
     unknown = set(config.jobs) - set(STAGES)
     if unknown:

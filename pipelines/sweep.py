@@ -105,8 +105,7 @@ def read_grid(path: Path) -> Grid:
 def grid_points(grid: Grid) -> list[GridPoint]:
     """List the points of a grid, of axes every combination, the last changing fastest.
 
-    Raises:
-        ConfigError: two of them would share a folder.
+    ConfigError where two of them would share a folder.
     """
     if grid.rows:
         return [
@@ -183,8 +182,7 @@ class Run:
 class Sweep:
     """The runs of a grid below one folder.
 
-    Raises:
-        ConfigError: a changed setting belongs to a stage that all runs share.
+    ConfigError where a changed setting belongs to a stage that all runs share.
     """
 
     def __init__(self, job: Job, name: str, grid: Grid) -> None:
@@ -240,8 +238,7 @@ class Sweep:
     def do(self, run: Run) -> None:
         """Run the stages of a run, which report into its log and leave alone what is valid.
 
-        Raises:
-            JobFailed: a stage failed.
+        JobFailed where a stage failed.
         """
         run.folder.mkdir(parents=True, exist_ok=True)
         with (

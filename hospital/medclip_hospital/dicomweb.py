@@ -109,11 +109,9 @@ class DicomWeb:
     def images(self, modalities: Sequence[str], dates: str = "") -> list[ArchivedImage]:
         """List the images of some modalities, each once, by UIDs.
 
-        `dates`: of studies, a day or a range such as `20260101-20260131`; empty: all.
-
-        Raises:
-            ServiceError: as every method; `listing` where the archive lists too much, takes too
-                long, or cannot be asked for what follows a page: no list is better than a part.
+        `dates`: of studies, a day or a range such as `20260101-20260131`; empty: all. ServiceError
+        as every method; `listing` where the archive lists too much, takes too long, or cannot be
+        asked for what follows a page: no list is better than a part.
         """
         bound = _Bound(self._most_listed, time.monotonic() + self._listing_s)
         series: set[tuple[str, str]] = set()
@@ -154,9 +152,8 @@ class DicomWeb:
     def fetch(self, image: ArchivedImage) -> bytes:
         """Fetch an image as it is stored, in whatever transfer syntax.
 
-        Raises:
-            ImageError: the archive has it no longer, it is larger than any image, or something else
-                came in its place: `missing`, `too_many_bytes` or `wrong_image`.
+        ImageError where the archive has it no longer, it is larger than any image, or something
+        else came in its place: `missing`, `too_many_bytes` or `wrong_image`.
         """
         path = f"/studies/{image.study}/series/{image.series}/instances/{image.instance}"
         accept = 'multipart/related; type="application/dicom"; transfer-syntax=*'
@@ -176,9 +173,8 @@ class DicomWeb:
     def store(self, files: Mapping[str, bytes]) -> None:
         """Store objects, SOP instance UID -> file; what the archive has already stays as it is.
 
-        Raises:
-            ServiceError: `not_stored` where the archive does not name every object as stored: a
-                success without that was seen to mean nothing.
+        ServiceError, `not_stored`, where the archive does not name every object as stored: a
+        success without that was seen to mean nothing.
         """
         if not files:
             return

@@ -76,9 +76,8 @@ def take_apart(data: bytes, settings: ImagesConfig) -> tuple[bytes, str, bytes]:
         The cleaned header in explicit VR, little endian, without pixels; the SHA-256 of the pixel
         element; and a DICOM file of the pixels and what they mean, in the image's own encoding.
 
-    Raises:
-        ImageError: `no_identity`, a UID is missing or none; `character_set`, identity is written in
-            an unknown one; or as `read_dicom` does, though the pixels are not decoded.
+    ImageError, `no_identity`: a UID is missing or none; `character_set`: identity is written
+    in an unknown one; or as `read_dicom` does, though the pixels are not decoded.
     """
     wanted = [Tag(name) for name in (*_COPIED, *_SEQUENCES, *PUBLIC_TAGS, *PIXEL_TAGS)]
     tags, syntax, body, at = read_elements(data, settings, wanted)

@@ -28,9 +28,8 @@ def write_report(client: Client, image: Path, out: Path, settings: ResultsConfig
         Digest of the `model`, `flags` of the image, names of the findings that are `present`, and
         the `objects`: `file` and `sop_class`.
 
-    Raises:
-        ImageError: the image is refused, here or by the service.
-        ServiceError: the service cannot be reached, or refuses.
+    ImageError where the image is refused, here or by the service; ServiceError where the service
+    cannot be reached, or refuses.
     """
     decoder = shared_decoder(ImagesConfig())
     separated = decoder.separate(image)

@@ -60,8 +60,7 @@ def encode_results(
         The objects in the order of `settings.objects`; a presentation state where there is a box.
         Of an image that is refused as out of range they say that it was not analysed.
 
-    Raises:
-        ImageError: answer, picture and header are of images of different size.
+    ImageError where answer, picture and header are of images of different size.
     """
     answered = Answered(header, answer, answered_at, settings)
     size = int(answered.image.Rows), int(answered.image.Columns)

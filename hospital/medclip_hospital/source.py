@@ -18,12 +18,9 @@ def read_dicomweb(root: Path, settings: SourceConfig, resolve: Resolve) -> RawSt
     """Fetch the images of an archive into a folder, and list them as `read_dicom_folder` does.
 
     Images that are there are not fetched again, so a killed run goes on. What comes in the place of
-    an image is a reject, and not kept.
-
-    Raises:
-        ConfigError: `source.archive` is empty.
-        ServiceError: the archive cannot be reached or refuses.
-        ArtifactUnwritable: the disk is full, or fails, or may not be written to.
+    an image is a reject, and not kept. ConfigError where `source.archive` is empty; ServiceError
+    where the archive cannot be reached or refuses; ArtifactUnwritable where the disk is full, or
+    fails, or may not be written to.
     """
     if not settings.archive:
         raise ConfigError("source.kind dicomweb needs source.archive, the URL of its DICOMweb")

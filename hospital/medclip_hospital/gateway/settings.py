@@ -141,8 +141,7 @@ class GatewaySettings(ResultsConfig):
 def read_gateway_settings(file: Path | None, environment: Mapping[str, str]) -> GatewaySettings:
     """Gather and validate the settings: of a YAML file, then of `MEDCLIP_GATEWAY_*` variables.
 
-    Raises:
-        ConfigError: the file cannot be read, a key or variable is unknown, or a value breaks
-            its rule.
+    ConfigError where the file cannot be read, a key or variable is unknown, or a value breaks its
+    rule.
     """
     return read_settings_of(GatewaySettings, file, environment, PREFIX)

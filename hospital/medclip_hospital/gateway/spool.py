@@ -113,8 +113,7 @@ class Spool:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Take the folder, which is made if need be.
 
-        Raises:
-            ConfigError: others may enter it, it cannot be made, or another gateway has it.
+        ConfigError where others may enter it, it cannot be made, or another gateway has it.
         """
         self.folder, self._max_bytes = folder, max_bytes
         self.incoming, self._images = folder / "incoming", folder / "images"
