@@ -69,10 +69,8 @@ class ApiKeys:
 class Auth:
     """The key check of every request."""
 
-    keys: ApiKeys | None
-    """The known keys; None: none is asked for, on loopback alone."""
-    hosts: frozenset[str]
-    """Host names that may be asked for; empty: any."""
+    keys: ApiKeys | None  # the known keys; None: none is asked for, on loopback alone
+    hosts: frozenset[str]  # host names that may be asked for; empty: any
 
     def refusal(self, scope: Scope) -> str | None:
         """Return the code by which a request is refused, or leave its key's id in its state."""

@@ -38,16 +38,11 @@ _STAGES = (
 class RequestState:
     """Facts that travel with a request; its log line is written from them."""
 
-    request_id: str
-    """Under which the log knows the request."""
-    key_id: str = ""
-    """First digits of the hash of its API key; empty without one."""
-    code: str = ""
-    """Code of the error that it was answered with; empty without one."""
-    deadline: float = float("inf")
-    """Time on the monotonic clock after which nobody waits, seconds."""
-    timings: dict[str, float] = field(default_factory=dict)
-    """Stage -> milliseconds spent in it."""
+    request_id: str  # under which the log knows the request
+    key_id: str = ""  # first digits of the hash of its API key; empty without one
+    code: str = ""  # code of the error that it was answered with; empty without one
+    deadline: float = float("inf")  # time on the monotonic clock after which nobody waits, seconds
+    timings: dict[str, float] = field(default_factory=dict)  # stage -> milliseconds spent in it
 
 
 def state_of(scope: Scope) -> RequestState:

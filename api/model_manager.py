@@ -62,10 +62,8 @@ class ServingState:
     batcher: MicroBatcher
     search_slots: WorkerSlots
     draw_slots: WorkerSlots
-    state: str = "loading"
-    """`ready`, or the code of the failure that the model's absence is."""
-    index_state: str = "loading"
-    """The same of the index; `no_index` where none is configured."""
+    state: str = "loading"  # `ready`, or the code of the failure that the model's absence is
+    index_state: str = "loading"  # the same of the index; `no_index` where none is configured
     model: tuple[SavedModel, Predictor] | None = None
     workers: Decoder | None = None
     images: RetrievalIndex | None = None

@@ -407,11 +407,9 @@ class Piece(NamedTuple):
     """A stretch of a report and what is done with it."""
 
     text: str
-    reason: str
-    """Why it is left out; empty where it is a sentence that is kept, or a heading."""
+    reason: str  # why it is left out; empty where it is a sentence that is kept, or a heading
     section: str
-    labels: ReportLabels | None = None
-    """What a kept sentence says."""
+    labels: ReportLabels | None = None  # what a kept sentence says
 
 
 _read = lru_cache(1 << 16)(read_sentence)  # many reports say the same

@@ -60,10 +60,8 @@ class Job:
     name: str
     config: "Config"
     work: Path
-    force: bool = False
-    """Whether its artifacts are made again, valid or not."""
-    replace: bool = False
-    """Whether a finished model may give way to one of other settings."""
+    force: bool = False  # whether its artifacts are made again, valid or not
+    replace: bool = False  # whether a finished model may give way to one of other settings
 
     def open(self, kind: ArtifactType, *, verify: bool = True) -> Artifact:
         """Open an artifact of an earlier job, as `open_artifact` does."""

@@ -63,10 +63,8 @@ class StepCost(NamedTuple):
     """Bytes of the parameters that learn: gradients and AdamW's two moments take as much each."""
     activations: int
     """Bytes that the forward pass keeps for the backward pass, of all pairs encoded at once."""
-    regions: int
-    """Of an image."""
-    images_per_s: float | None
-    """None: not timed."""
+    regions: int  # of an image
+    images_per_s: float | None  # None: not timed
 
     @property
     def memory(self) -> int:

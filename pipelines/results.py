@@ -158,18 +158,13 @@ SAMPLES = 1000
 class Estimate:
     """A difference of two sides, over patients and runs."""
 
-    value: float | None
-    """Of the means over the runs; None where a run has no such figure."""
-    error: float | None = None
-    """Its standard error."""
-    degrees: float | None = None
-    """Degrees of freedom of the error; None: it is taken as known."""
+    value: float | None  # of the means over the runs; None where a run has no such figure
+    error: float | None = None  # its standard error
+    degrees: float | None = None  # degrees of freedom of the error; None: it is taken as known
     low: float | None = None
     high: float | None = None
-    p: float | None = None
-    """Chance of a value as far from 0 were the truth 0."""
-    reason: str = ""
-    """Why something is None; else empty."""
+    p: float | None = None  # chance of a value as far from 0 were the truth 0
+    reason: str = ""  # why something is None; else empty
 
 
 @dataclass(frozen=True)
@@ -179,8 +174,7 @@ class Difference:
     a: float | None
     b: float | None
     estimate: Estimate
-    corrected_p: float | None = None
-    """p after Holm's correction for all figures; None: not known."""
+    corrected_p: float | None = None  # p after Holm's correction for all figures; None: not known
     is_different: bool = False
 
 

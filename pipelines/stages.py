@@ -43,14 +43,11 @@ class Command(NamedTuple):
     """A command: a stage of a run, or another."""
 
     heading: str
-    line: str
-    """What the help says of it."""
+    line: str  # what the help says of it
     module: str
-    makes: str = ""
-    """Name of a stage's artifact; empty: it makes another thing."""
+    makes: str = ""  # name of a stage's artifact; empty: it makes another thing
     inputs: tuple[Input, ...] = ()
-    on_request: bool = False
-    """Whether a config without `jobs` leaves the stage out."""
+    on_request: bool = False  # whether a config without `jobs` leaves the stage out
 
 
 ARTIFACTS = {

@@ -90,8 +90,7 @@ class Grid(Section):
 class GridPoint:
     """One point of a grid: its values by axis, and what it changes in a config."""
 
-    name: str
-    """Such as `a=0.2,k=0.35`, also that of its folder; empty without axes."""
+    name: str  # such as `a=0.2,k=0.35`, also that of its folder; empty without axes
     at: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
     row: Row = field(default_factory=Row)

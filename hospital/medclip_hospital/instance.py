@@ -95,8 +95,7 @@ class EncodedObject:
     kind: Kind
     sop_class_uid: str
     sop_instance_uid: str
-    data: bytes
-    """DICOM PS3.10 file, explicit VR, little endian."""
+    data: bytes  # DICOM PS3.10 file, explicit VR, little endian
 
 
 @dataclass(frozen=True)

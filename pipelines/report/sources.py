@@ -49,11 +49,9 @@ class Sources:
 
     work: Path
     settings: ReportConfig
-    artifacts: Mapping[str, Artifact]
-    """Those that exist, by the name of their kind."""
+    artifacts: Mapping[str, Artifact]  # those that exist, by the name of their kind
     is_generated: bool
-    negatives: int
-    """N, of one anchor in the global batch."""
+    negatives: int  # N, of one anchor in the global batch
 
     def get(self, *kinds: ArtifactType) -> tuple[Artifact, ...] | None:
         """Return artifacts that are needed together; None where one is missing."""

@@ -59,8 +59,7 @@ class Entry:
     state: str
     attempts: int
     failing_since: float | None
-    answer: str | None
-    """JSON of the service's answer."""
+    answer: str | None  # JSON of the service's answer
     answered_at: float | None
 
 

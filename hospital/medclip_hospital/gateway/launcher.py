@@ -60,8 +60,7 @@ class Gateway:
     settings: GatewaySettings
     spool: Spool
     journal: Journal
-    port: int
-    """Port of the listener."""
+    port: int  # port of the listener
     metrics_port: int
 
     def tidy(self) -> None:
