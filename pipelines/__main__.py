@@ -63,10 +63,6 @@ def serve(
             metavar="RUN", help="Folder of a run or a model, or a config; instead of --config's."
         ),
     ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="A model alone, such as RUN/model or an export."),
-    ] = None,
     config: ConfigFile = _SERVED,
     host: Annotated[str | None, typer.Option(help="Address to bind.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to bind; 0: a free one.")] = None,
@@ -75,11 +71,11 @@ def serve(
     reuse_memory()  # before a library starts its first thread, which would get a heap of its own
     from medclip_dcl.core.artifact import HEADER  # not for the help
 
-    if run is not None and (run / HEADER).is_file():
-        run, model = None, run
     words = ["--config", str(config)]
-    words += [] if run is None else ["--run", str(run_folder(run))]
-    words += [] if model is None else ["--model", str(model)]
+    if run is not None and (run / HEADER).is_file():
+        words += ["--model", str(run)]
+    elif run is not None:
+        words += ["--run", str(run_folder(run))]
     words += [] if host is None else ["--host", host]
     words += [] if port is None else ["--port", str(port)]
     code: int = importlib.import_module(f"{sibling('api')}.launcher").main(words)

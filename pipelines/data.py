@@ -5,8 +5,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from medclip_dcl.core.artifact import Artifact, make_fingerprint, open_artifact, remove_retired
-from medclip_dcl.core.artifact_writer import ArtifactWriter, write_artifact
+from medclip_dcl.core.artifact import HEADER, Artifact
+from medclip_dcl.core.artifact_writer import ArtifactWriter
 from medclip_dcl.core.errors import ArtifactError, ConfigError, StudyError
 from medclip_dcl.core.progress import Progress
 from medclip_dcl.core.settings import resolve_path
@@ -40,27 +40,14 @@ def generate_studies(job: Job) -> None:
     """
     settings, seed = job.config.generate, job.config.seed
     path = resolve_path(job.config.source.root, job.config.work)
-    fingerprint = make_fingerprint(tree.ARTIFACT, {"generate": settings, "seed": seed}, {})
-    existing: Artifact | None = None
-    try:
-        existing = open_artifact(path, tree.ARTIFACT)
-    except ArtifactError as error:
-        if path.exists() and not (path / "artifact.json").is_file():
-            raise ArtifactError(
-                "source.root names a folder that this job did not write; name another"
-            ) from error
-    if existing is not None and existing.fingerprint == fingerprint and not job.force:
-        remove_retired(path)
-        job.say(artifact=tree.ARTIFACT.name, state="reused", **existing.summary)
-        job.note_changed_code(existing)
-        return
-    with write_artifact(path, tree.ARTIFACT, fingerprint, same_code=job.force) as writer:
-        artifact = writer.commit(tree.write_tree(writer, seed, settings, job.config.workers))
-    job.say(
-        artifact=tree.ARTIFACT.name,
-        state="resumed" if writer.resumed else "made",
-        seconds=artifact.origin["seconds"],
-        **artifact.summary,
+    if path.exists() and not (path / HEADER).is_file():
+        raise ArtifactError("source.root names a folder that this job did not write; name another")
+    job.make(
+        tree.ARTIFACT,
+        {"generate": settings, "seed": seed},
+        {},
+        lambda writer: tree.write_tree(writer, seed, settings, job.config.workers),
+        path,
     )
 
 

@@ -82,15 +82,16 @@ class Job:
         settings: Mapping[str, Any],
         inputs: Mapping[str, Artifact | str],
         write: Callable[[ArtifactWriter], Mapping[str, Any]],
+        path: Path | None = None,
     ) -> Artifact:
         """Make an artifact unless the one on disk has the same fingerprint and is whole.
 
         Settings and inputs are those of `make_fingerprint`; `write` fills the draft's directory and
-        gives the summary.
+        gives the summary. `path`: its folder, where that is not below the run's.
         """
         fingerprint = make_fingerprint(kind, settings, inputs)
-        path = kind.at(self.work)
-        if not self.force and (reused := self.reuse(kind, fingerprint)):
+        path = path or kind.at(self.work)
+        if not self.force and (reused := self.reuse(kind, fingerprint, path)):
             return reused
         existing = None
         with suppress(ArtifactError):
@@ -98,7 +99,8 @@ class Job:
         with write_artifact(path, kind, fingerprint, same_code=self.force) as writer:
             summary = write(writer)
             artifact = writer.commit(summary)
-        replaced = {} if existing is None else {"replaced": _changes(existing, fingerprint)}
+        changes = fingerprint_changes(existing.fingerprint, fingerprint) if existing else []
+        replaced = {"replaced": "; ".join(changes)} if existing else {}
         self.say(
             artifact=kind.name,
             state="resumed" if writer.resumed else "made",
@@ -108,9 +110,11 @@ class Job:
         )
         return artifact
 
-    def reuse(self, kind: ArtifactType, fingerprint: Mapping[str, Any]) -> Artifact | None:
+    def reuse(
+        self, kind: ArtifactType, fingerprint: Mapping[str, Any], path: Path | None = None
+    ) -> Artifact | None:
         """Return the artifact on disk, and say so, where it is whole and has the fingerprint."""
-        current = open_if_current(kind.at(self.work), kind, fingerprint)
+        current = open_if_current(path or kind.at(self.work), kind, fingerprint)
         if current is not None:
             self.say(artifact=kind.name, state="reused", **_scalars(current.summary))
             self.note_changed_code(current)
@@ -245,10 +249,6 @@ def _next_command(name: str, config: "Config", file: Path, overrides: Sequence[s
 
 def _stop(_number: int, _frame: FrameType | None) -> None:
     raise Stopped
-
-
-def _changes(existing: Artifact, fingerprint: Mapping[str, Any]) -> str:
-    return "; ".join(fingerprint_changes(existing.fingerprint, fingerprint))
 
 
 def headline_facts(facts: Mapping[str, Any]) -> dict[str, Any]:

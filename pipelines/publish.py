@@ -1,4 +1,4 @@
-"""What leaves the house: exports for other libraries, and copies of a model on a hub."""
+"""Models from elsewhere and for elsewhere: public checkpoints, exports, copies on a hub."""
 
 import json
 import tempfile
@@ -19,7 +19,7 @@ from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.core.errors import CheckpointError, ConfigError, HubError
 from medclip_dcl.core.files import disk_faults_named, write_bytes, write_text
 from medclip_dcl.core.settings import resolve_path
-from medclip_dcl.inference import model_package
+from medclip_dcl.inference import adoption, model_package
 from medclip_dcl.inference.export import Format, export_formats
 from medclip_dcl.inference.heads import read_heads, write_heads
 from medclip_dcl.inference.model_package import (
@@ -47,6 +47,28 @@ _CARD = (
     *("intended_use", "limits", "prompts", "preprocessing", "grid", "objective", "eta"),
     *("data", "training", "source", "score"),
 )
+
+
+def adopt(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="Folder of the checkpoint, or OWNER/NAME@COMMIT of a hub."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Receives it; must not exist.")],
+    prompts: Annotated[
+        Path, typer.Option(metavar="FILE", help="Findings that it is asked for.")
+    ] = Path(adoption.PROMPTS),
+) -> int:
+    """Make a model package of a public checkpoint: CLIP, SigLIP, open_clip, BioViL, CXR-CLIP.
+
+    Then everything that takes a package takes it: serve, evaluate (`evaluate.model`), build_index,
+    fit_head, calibrate_scores, export. Families, and what was tried: docs/training.md.
+    """
+    made = adoption.adopt(model, out, prompts)
+    print(f"{out}: {made.summary['family']} {made.digest[:12]}; medclip serve {out}")
+    return 0
 
 
 def export(

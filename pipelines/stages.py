@@ -222,7 +222,7 @@ TOOLS = {
     "sweep": Command(TRAINING, "a grid of settings over several seeds, such as Table 1", "sweep"),
     "compare": Command(EVALUATION, "which of two configs is better, in which figure", "results"),
     "adopt": Command(
-        SERVING, "a model of a public checkpoint: CLIP, SigLIP, open_clip, BioViL", "adopt"
+        SERVING, "a model of a public checkpoint: CLIP, SigLIP, open_clip, BioViL", "publish"
     ),
     "export": Command(SERVING, "a model as transformers or ONNX Runtime loads it", "publish"),
     "push_model": Command(

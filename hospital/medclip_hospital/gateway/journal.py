@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from medclip_dcl.core.errors import ArtifactCorrupt
 
@@ -105,7 +106,7 @@ class Journal:
                     self._db.execute("rollback")
                 raise
 
-    def _rows(self, question: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
+    def _rows(self, question: str, values: Sequence[object] = ()) -> list[Any]:
         with self._lock, closing(self._db.execute(question, values)) as cursor:
             return cursor.fetchall()
 
@@ -122,7 +123,7 @@ class Journal:
     def state(self, digest: str) -> str | None:
         """Return the state of an image; None: it is not known."""
         rows = self._rows("select state from images where digest = ?", (digest,))
-        return str(rows[0][0]) if rows else None
+        return rows[0][0] if rows else None
 
     def knows_uid(self, image_uid: str, except_refused: Collection[str] = ()) -> bool:
         """Whether an image of this SOP instance UID was received.
@@ -139,7 +140,7 @@ class Journal:
             " order by not_before, received_at limit ?",
             (*WAITING, now, most),
         )
-        return [Entry(*row) for row in rows]  # type: ignore[arg-type]
+        return [Entry(*row) for row in rows]
 
     def next_wait_s(self, now: float) -> float | None:
         """Return the seconds until the next image's time comes; None: none has one to come."""
@@ -147,12 +148,12 @@ class Journal:
             "select min(not_before) from images where state in (?, ?, ?) and not_before > ?",
             (*WAITING, now),
         )
-        return None if rows[0][0] is None else float(str(rows[0][0])) - now
+        return None if rows[0][0] is None else rows[0][0] - now
 
     def entry(self, digest: str) -> Entry | None:
         """Return an image; None: it is not known."""
         rows = self._rows(f"select {_COLUMNS} from images where digest = ?", (digest,))  # noqa: S608
-        return Entry(*rows[0]) if rows else None  # type: ignore[arg-type]
+        return Entry(*rows[0]) if rows else None
 
     def answered(self, digest: str, answer: str, answered_at: float) -> None:
         """Keep an answer and its time: what is built of it depends on nothing else."""
@@ -175,7 +176,7 @@ class Journal:
     def unsent(self, digest: str) -> list[str]:
         """Return the UIDs of an image's objects that the destination has not acknowledged."""
         rows = self._rows("select uid from objects where digest = ? and not is_sent", (digest,))
-        return sorted(str(uid) for (uid,) in rows)
+        return sorted(uid for (uid,) in rows)
 
     def sent(self, digest: str, uids: Iterable[str], refused: str = "") -> None:
         """Note objects that the destination acknowledged; with the last one the image is done.
@@ -252,19 +253,19 @@ class Journal:
             " and in_spool >= ?",
             (time.time() - seconds, int(in_spool)),
         )
-        return [str(digest) for (digest,) in rows]
+        return [digest for (digest,) in rows]
 
     def counts(self) -> dict[str, int]:
         """Return the number of images in each state."""
         rows = self._rows("select state, count(*) from images group by state")
-        return dict.fromkeys(STATES, 0) | {str(state): int(str(count)) for state, count in rows}
+        return dict.fromkeys(STATES, 0) | dict(rows)
 
     def refusals(self) -> dict[str, int]:
         """Return the number of images that were refused by each code."""
         rows = self._rows(
             "select code, count(*) from images where state = 'refused' group by code order by code"
         )
-        return {str(code): int(str(count)) for code, count in rows}
+        return dict(rows)
 
     def oldest_waiting_s(self) -> float:
         """Return how long the oldest image that waits has been here, seconds; 0: none waits."""
@@ -272,13 +273,12 @@ class Journal:
             "select min(received_at) from images where state in (?, ?, ?)", (*WAITING,)
         )
         oldest = rows[0][0]
-        return max(0.0, time.time() - float(str(oldest))) if oldest is not None else 0.0
+        return 0.0 if oldest is None else max(0.0, time.time() - oldest)
 
     def troubles(self) -> list[tuple[str, str, str, int]]:
         """Return digest, state, code and attempts of images that are stuck or fail."""
-        rows = self._rows(
+        return self._rows(
             "select digest, state, code, attempts from images where state = 'stuck' or"
             " (attempts > 0 and state in (?, ?, ?)) order by received_at",
             (*WAITING,),
         )
-        return [(str(a), str(b), str(c), int(str(d))) for a, b, c, d in rows]
