@@ -10,28 +10,11 @@ from tests.support.service import png, running, store
 
 
 @pytest.mark.parametrize(
-    ("config", "environment", "code", "words"),
-    [
-        ({"model": "m", "allow_anonymous": True, "host": "0.0.0.0"}, {}, 2, "loopback"),
-        ({"model": "m", "allow_anonymous": True}, {}, 4, "no model in m"),
-        ({"model": "m", "allow_anonymous": True}, {"MEDCLIP_QUEU": "1"}, 2, "MEDCLIP_QUEU"),
-        ({"allow_anonymous": True}, {}, 2, "model"),
-    ],
-    ids=["anonymous beyond loopback", "no model", "unknown variable", "no model named"],
+    ("host", "code", "words"), [("0.0.0.0", 2, "loopback"), ("127.0.0.1", 4, "no model in m")]
 )
-def test_what_cannot_start_says_why(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    config: dict[str, object],
-    environment: dict[str, str],
-    code: int,
-    words: str,
-) -> None:
+def test_what_cannot_start_says_why(tmp_path, capsys, host, code, words):
     file = tmp_path / "serve.json"
-    file.write_text(json.dumps(config))
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    file.write_text(json.dumps({"model": "m", "allow_anonymous": True, "host": host}))
     assert main(["--config", str(file), "--port", "0"]) == code
     said = capsys.readouterr()
     assert said.out == ""

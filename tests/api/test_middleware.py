@@ -394,8 +394,13 @@ def test_one_piece_of_work_at_a_time_in_the_order_of_asking() -> None:
         inside.release()
         return number
 
+    def exhaust() -> None:
+        raise MemoryError
+
     async def ask() -> list[int]:
         turns = WorkerSlots("model", 1, Metrics())
+        with pytest.raises(ApiError, match="out_of_memory"):
+            await turns.run(Caller(), exhaust)
         asked = [turns.run(Caller(), lambda number=number: work(number)) for number in range(5)]
         return await asyncio.gather(*asked)
 
@@ -437,58 +442,3 @@ def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
 
     asyncio.run(ask())
     assert begun == []
-
-
-def test_a_device_without_memory_refuses_and_goes_on() -> None:
-    def exhaust() -> None:
-        raise MemoryError
-
-    async def ask() -> None:
-        turns = WorkerSlots("model", 1, Metrics())
-        with pytest.raises(ApiError) as refusal:
-            await turns.run(Caller(), exhaust)
-        assert (refusal.value.code, refusal.value.status_code) == ("out_of_memory", 503)
-        assert await turns.run(Caller(), lambda: 1) == 1
-
-    asyncio.run(ask())
-
-
-def test_closing_drops_what_has_not_begun_and_waits_for_nothing() -> None:
-    go, begun = threading.Event(), []
-
-    async def ask() -> None:
-        turns = WorkerSlots("model", 1, Metrics())
-        task = asyncio.create_task(turns.run(Caller(), lambda: begun.append(go.wait(5))))
-        await asyncio.sleep(0.02)
-        turns.close()
-        assert begun == []
-        go.set()
-        await task
-        assert begun == [True]
-
-    asyncio.run(ask())
-
-
-def test_all_threads_run_from_the_beginning() -> None:
-    def named() -> int:
-        return sum(thread.name.startswith("early") for thread in threading.enumerate())
-
-    slots = WorkerSlots("early", 3, Metrics())
-    try:
-        assert named() == 3
-    finally:
-        slots.close()
-
-
-def test_waiting_and_work_are_timed_apart() -> None:
-    async def ask() -> None:
-        turns, first, second = WorkerSlots("decode", 1, Metrics()), Caller(), Caller()
-        await asyncio.gather(
-            *(turns.run(caller, lambda: time.sleep(0.05)) for caller in (first, second))
-        )
-        first_ms, second_ms = (state_of(caller.scope).timings for caller in (first, second))
-        assert 0 <= first_ms["decode_wait"] < second_ms["decode_wait"] < 5000
-        assert 50 <= first_ms["decode"] < 5000
-        assert 50 <= second_ms["decode"] < 5000
-
-    asyncio.run(ask())

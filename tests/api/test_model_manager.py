@@ -32,24 +32,6 @@ def load(folder: Path, **settings: str) -> ModelManager:
     return asyncio.run(loaded())
 
 
-def test_a_damaged_model_is_never_served(tmp_path: Path) -> None:
-    publish(tmp_path / "model")
-    weights = tmp_path / "model/model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
-    serving = load(tmp_path / "model")
-    for ask in (
-        serving.current.check,
-        lambda: serving.current.predictor,
-        lambda: serving.current.decoder,
-    ):
-        with pytest.raises(ApiError) as refusal:
-            ask()
-        assert (refusal.value.code, refusal.value.status_code) == ("model_unusable", 503)
-    serving.close()
-
-
 def test_a_model_that_may_not_be_read_is_served_once_it_may() -> None:
     with enterable_folder() as folder:
         publish(folder / "model")

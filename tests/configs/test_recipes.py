@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from api.auth import is_loopback
+from api.settings import read_service_settings
 from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.inference.prompts import read_prompts
@@ -15,7 +17,7 @@ from pipelines.__main__ import main
 from pipelines.config import load_config
 from pipelines.plan import _image_start
 from pipelines.stages import stages_of
-from tests.support.open_i import write_image, write_projections, write_xml_form
+from tests.support.open_i import write_projections, write_xml_form
 
 ROOT = Path(__file__).parents[2]
 OTHER = {"serve.yaml"}
@@ -35,6 +37,14 @@ def test_recipe_loads_and_names_real_jobs(path: Path) -> None:
     config = load_config(path)
     assert stages_of(config)
     assert (ROOT / config.evaluate.prompts).is_file()
+
+
+def test_the_demo_is_served_to_this_machine_alone() -> None:
+    settings = read_service_settings(ROOT / "configs/serve.yaml", {})
+    assert (settings.model, settings.index) == ("runs/demo/model", "runs/demo/index")
+    assert settings.allow_anonymous
+    assert is_loopback(settings.host)
+    assert settings.port == 8000
 
 
 def test_the_recipe_of_a_table_needs_no_weights_and_learns_from_random_ones(monkeypatch):
@@ -80,17 +90,6 @@ def test_the_recipe_of_open_i_reads_what_is_published(tmp_path, monkeypatch):
     write_projections(tmp_path / "open_i")
     monkeypatch.setenv("OPEN_I", str(tmp_path / "open_i"))
     assert_first_jobs("open_i", tmp_path / "work", expected=1)
-
-
-def test_the_recipe_of_a_table_reads_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "ours"
-    lines = ["patient,study,image,report,view"]
-    for number in range(4):
-        write_image(root / f"{number}.png")
-        lines.append(f"p{number},s{number},{number}.png,FINDINGS: No effusion is seen.,PA")
-    (root / "studies.csv").write_text("\n".join(lines) + "\n")
-    monkeypatch.setenv("STUDIES", str(root))
-    assert_first_jobs("table", tmp_path / "work", expected=4)
 
 
 def assert_first_jobs(config_file: str, work: Path, expected: int) -> None:

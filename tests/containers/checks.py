@@ -265,7 +265,7 @@ def _failures(engine: Engine, report: Report, keyed: dict[str, str]) -> None:
     report.equal("413", *_failed(ask("POST", "/classify", keyed, bytes(66 * MEBIBYTE)), 413))
     long = ask("GET", f"/classify?{'x' * 20000}")
     report.equal("414", *_failed(long, 414))
-    with stalled(300, {**keyed, **form(b"")[0]}, 0) as senders:  # the service waits for a form
+    with stalled(300, {**keyed, **form(b"")[0]}) as senders:  # the service waits for a form
         select.select(senders, [], [], 8)  # until one of them is refused: the others hold 256
         crowded = ask("GET", "/health")
         refused = [wire.recv(12)[-3:] for wire in select.select(senders, [], [], 0)[0]]

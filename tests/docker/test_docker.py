@@ -145,17 +145,6 @@ def test_the_container_asks_for_a_key(dockerfile: list[tuple[str, str]]) -> None
     assert '"--config", "/app/serve.yaml"' in entry
 
 
-def test_the_image_runs_as_a_user_of_its_own(dockerfile: list[tuple[str, str]]) -> None:
-    stage = last_stage(dockerfile)
-    names = [name for name, _ in stage]
-    assert [rest for name, rest in stage if name == "USER"] == ["10001:10001"]
-    assert names.index("USER") > max(
-        index for index, name in enumerate(names) if name in {"RUN", "COPY"}
-    )
-    assert "HEALTHCHECK" in names
-    assert any("/health" in rest for name, rest in stage if name == "HEALTHCHECK")
-
-
 def test_the_image_fetches_nothing_and_leaves_settings_alone(dockerfile):
     given = environment(dockerfile)
     assert given["HF_HUB_OFFLINE"] == given["TRANSFORMERS_OFFLINE"] == "1"

@@ -61,17 +61,6 @@ def test_a_fitted_model_is_whole_and_measured(config_file):
     assert masked_lm.tokenizer_digest(artifact) == artifact.files["tokenizer.json"]["sha256"]
 
 
-def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):
-    first = run(write_config(tmp_path, "first"))
-    second = run(write_config(tmp_path, "second"))
-    assert first.digest == second.digest
-    third = tmp_path / "second.yaml"
-    assert main(["fit_language_model", *arguments(third), "--set", "seed=1"]) == 0
-    assert open_artifact(tmp_path / "second" / "language_model", masked_lm.ARTIFACT).digest != (
-        first.digest
-    )
-
-
 def test_given_model_is_copied_without_its_head_where_nothing_is_fitted(config_file, tmp_path):
     model = tiny_bert()
     write_cxr_bert(tmp_path / "cxr", model, pickled=True)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -102,17 +101,6 @@ def test_a_fault_names_its_type_and_place_but_not_its_message(config_file):
     assert "ValueError" in done.stderr
     assert " work\n" in done.stderr
     assert "Jane" not in done.stderr
-
-
-def test_a_job_may_open_as_many_files_as_the_system_allows(config_file: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = []
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
-        run(config_file, lambda job: found.append(resource.getrlimit(resource.RLIMIT_NOFILE)))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert found == [(before[1], before[1])]
 
 
 def test_a_forced_job_makes_again_what_is_valid_and_reuse_names_changed_code(config_file, capsys):

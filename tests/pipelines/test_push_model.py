@@ -12,7 +12,7 @@ from huggingface_hub import close_session
 
 from api.model_manager import fetch_model
 from api.settings import ServeSettings
-from medclip_dcl.core.artifact import HEADER, Artifact, make_fingerprint, open_artifact
+from medclip_dcl.core.artifact import HEADER, Artifact, open_artifact
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.core.errors import ArtifactStale, CheckpointError, ConfigError
 from medclip_dcl.core.settings import WITHHELD
@@ -34,6 +34,7 @@ from tests.support.corpus import write_config
 from tests.support.evaluated import write_evaluated
 from tests.support.heads import add_heads
 from tests.support.hub import COMMIT, TOKEN, Hub, running_hub
+from tests.support.jobs import made
 from tests.support.published import publish
 from tests.support.tiny_models import tiny_model_config
 
@@ -63,12 +64,14 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def model_of(config_file: Path) -> Artifact:
+    return made(config_file.parent / "work", model_package.ARTIFACT)
+
+
 def public_copy(
     config_file: Path, model: Path, folder: Path, *, allow_vocabulary: bool = True
 ) -> Artifact:
-    work = config_file.parent / "work"
-    own = open_artifact(model_package.ARTIFACT.at(work), model_package.ARTIFACT)
-    cards = pages.cards_of(work, own)
+    cards = pages.cards_of(config_file.parent / "work", model_of(config_file))
     return export_model(model, cards, folder, allow_vocabulary=allow_vocabulary)
 
 
@@ -109,7 +112,7 @@ def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(
             assert secret.encode() not in data, name
     model = read_model_package(folder)
     assert model.subject_hashes is None
-    own = model_package.ARTIFACT.at(config_file.parent / "work")
+    own = model_of(config_file).path
     assert hub.files["model.safetensors"] == (own / "model.safetensors").read_bytes()
     assert load(folder, device="cpu").encode_text("no effusion").ndim == 1
 
@@ -117,7 +120,7 @@ def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(
 def test_what_was_pushed_is_loaded_by_name_and_from_what_a_hub_makes_of_it(
     config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = model_package.ARTIFACT.at(config_file.parent / "work")
+    own = model_of(config_file).path
     copy = public_copy(config_file, own, tmp_path / "copy")
     with running_hub() as hub:
         hub.files = {name: (copy.path / name).read_bytes() for name in (*copy.files, HEADER)}
@@ -146,13 +149,17 @@ def test_what_was_pushed_is_loaded_by_name_and_from_what_a_hub_makes_of_it(
     assert load(clone, device="cpu").digest == copy.digest
 
 
-def test_heads_go_along(config_file: Path, tmp_path: Path) -> None:
-    own = model_package.ARTIFACT.at(config_file.parent / "work")
+def test_heads_and_offsets_go_along_and_the_images_of_their_bank_stay(config_file, tmp_path):
+    own = model_of(config_file).path
     model = open_artifact(Path(shutil.copytree(own, tmp_path / "model")), model_package.ARTIFACT)
     add_heads(model, load(model.path, device="cpu").config.model.similarity.dim)
     copy = public_copy(config_file, model.path, tmp_path / "copy")
     assert set(copy.files) == SENT - {HEADER} | {"heads.json", "heads.safetensors"}
-    own_heads, heads = read_heads(model.path), load(copy.path, device="cpu").heads
+    assert (model.path / model_package.BANK_FILE).is_file()
+    assert model_package.BANK_FILE not in copy.files
+    here, there = load(own, device="cpu"), load(copy.path, device="cpu")
+    assert there.offsets_of(there.findings) == here.offsets_of(here.findings)
+    own_heads, heads = read_heads(model.path), there.heads
     assert [head.card for head in heads] == [head.card for head in own_heads]
     assert [head.card.name for head in heads] == ["tuberculosis", "tube"]
     features = np.ones((1, len(heads[0].arrays["weight"])))
@@ -166,13 +173,6 @@ def test_a_public_repository_is_written_to_only_when_it_is_meant(config_file, hu
     assert "give --public" in capsys.readouterr().err
     assert push(config_file, "--public") == 0
     assert set(hub.files) == SENT
-
-
-def test_a_vocabulary_learned_from_reports_stays_until_it_is_allowed(config_file, tmp_path):
-    own = model_package.ARTIFACT.at(config_file.parent / "work")
-    with pytest.raises(CheckpointError, match="--allow-vocabulary"):
-        public_copy(config_file, own, tmp_path / "copy", allow_vocabulary=False)
-    assert not (tmp_path / "copy").exists()
 
 
 def test_a_dry_run_lists_the_files_and_sends_nothing(config_file, hub, capsys):
@@ -198,46 +198,28 @@ def test_a_hub_that_refuses_or_is_away_is_named(config_file, tmp_path, monkeypat
     assert "HF_HUB_OFFLINE" in capsys.readouterr().err
 
 
-def with_file(config_file: Path, model: Path, name: str, text: str) -> None:
-    own = model_package.ARTIFACT.at(config_file.parent / "work")
-    with write_artifact(
-        model, model_package.ARTIFACT, make_fingerprint(model_package.ARTIFACT, {}, {})
-    ) as writer:
-        (writer.directory / "text").mkdir()
-        for file in open_artifact(own, model_package.ARTIFACT).files:
-            (writer.directory / file).write_bytes((own / file).read_bytes())
-        (writer.directory / name).write_text(text)
+def test_a_vocabulary_and_a_file_that_is_not_a_model_s_stay_here(config_file, tmp_path):
+    own = model_of(config_file)
+    with pytest.raises(CheckpointError, match="--allow-vocabulary"):
+        public_copy(config_file, own.path, tmp_path / "copy", allow_vocabulary=False)
+    model = tmp_path / "model"
+    with write_artifact(model, model_package.ARTIFACT, own.fingerprint) as writer:
+        shutil.copytree(own.path, writer.directory, dirs_exist_ok=True)
+        (writer.directory / HEADER).unlink()
+        (writer.directory / "sentences.csv").write_text("There is a left pleural effusion.")
         writer.commit({})
-
-
-def test_a_file_that_is_not_a_model_s_is_never_sent(config_file: Path, tmp_path: Path) -> None:
-    said = "There is a left pleural effusion."
-    with_file(config_file, tmp_path / "model", "sentences.csv", said)
     with pytest.raises(CheckpointError, match="1 files that no model package has"):
-        public_copy(config_file, tmp_path / "model", tmp_path / "copy")
+        public_copy(config_file, model, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 
-def test_offsets_go_with_the_model_and_the_encoded_images_of_their_bank_stay(config_file, tmp_path):
-    own = model_package.ARTIFACT.at(config_file.parent / "work")
-    copy = public_copy(config_file, own, tmp_path / "copy")
-    assert (own / model_package.BANK_FILE).is_file()
-    assert model_package.BANK_FILE not in copy.files
-    here, there = load(own, device="cpu"), load(copy.path, device="cpu")
-    assert there.offsets_of(there.findings) == here.offsets_of(here.findings)
-
-
 def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(config_file, tmp_path):
-    own = model_package.ARTIFACT.at(config_file.parent / "work")
-    public_copy(config_file, own, model_package.ARTIFACT.at(tmp_path))
+    copy = public_copy(config_file, model_of(config_file).path, tmp_path / "model").path
     work = config_file.parent / "work"
-    source = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
-    images = PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT))
+    source, images = made(work, manifest.ARTIFACT), PreparedImages(made(work, prepared.ARTIFACT))
     with pytest.raises(ArtifactStale, match=r"does not say whom .* evaluate\.allow_contaminated"):
-        refuse_contaminated(model_package.ARTIFACT.at(tmp_path), source, [], images, allowed=False)
-    counts = refuse_contaminated(
-        model_package.ARTIFACT.at(tmp_path), source, [], images, allowed=True
-    )
+        refuse_contaminated(copy, source, [], images, allowed=False)
+    counts = refuse_contaminated(copy, source, [], images, allowed=True)
     assert counts == {"contaminated": None, "repeated_images": None}  # nobody knows
 
 

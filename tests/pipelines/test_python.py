@@ -24,7 +24,8 @@ SMALL: Mapping[str, Any] = {
     "train": {"steps": 4, "epochs": None, "warmup_steps": 1, "global_batch": 8,
               "validate_every_steps": 0, "best_metric": ""},
     "model": {"image": {"depths": [1, 1], "widths": [8, 16], "input_px": 64}},
-    "model.similarity.dim": 16, "images.size_px": 64, "language_model.steps": 4,
+    "model.similarity.dim": 16, "images.size_px": 64, "language_model.steps": 4, "workers": 1,
+    "likelihood.engine": "torch", "inference.engine": "torch",
     "evaluate.bootstrap": 20,
 }  # fmt: skip
 REPORTS = ("No pleural effusion is seen. The heart is normal in size.",
@@ -33,8 +34,8 @@ REPORTS = ("No pleural effusion is seen. The heart is normal in size.",
 PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8").partition("## Labels")[0]
 LOAD, ASK, TRAIN, ROWS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 STAGES_TO_TRAIN = [*(name for name in STAGES if STAGES[name].heading == DATA), "train"][1:]
-ON = {"train": SMALL["train"], "language_model.steps": 4,
-      "jobs": STAGES_TO_TRAIN}  # fmt: skip
+ON = {"train": SMALL["train"], "language_model.steps": 4, "workers": 1,
+      "likelihood.engine": "torch", "jobs": STAGES_TO_TRAIN}  # fmt: skip
 
 
 def write_table(table: Path, first: int, count: int, *, has_reports: bool = True) -> None:

@@ -1,6 +1,5 @@
 """The trainer as users start it: whole runs, kills, launchers, several processes."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -130,17 +129,6 @@ def test_training_learns_and_shuffled_reports_do_not(whole_run: Path, work: Path
     assert last(work) > 1.7  # log 8 = 2.08 knows nothing
 
 
-def test_epochs_count_the_training_studies_and_a_low_rate_on_random_weights_is_named(work, capsys):
-    """24 training studies in batches of 8: 3 steps a pass, 5 in one and two thirds."""
-    settings = {"steps": None, "epochs": 1.6, "warmup_steps": 0, "learning_rate": 1e-5}
-    assert train(work, train=settings) == 0
-    assert "starts from random weights and learns at 1e-05" in capsys.readouterr().out
-    log = read_metrics(work / "checkpoints")
-    assert [line["step"] for line in log] == [1, 2, 3, 4, 5]
-    # Cosine decay over these five steps: the rate of the step that begins with share .8.
-    assert log[-1]["lr"] == pytest.approx(1e-5 * (1 + np.cos(0.8 * np.pi)) / 2)
-
-
 def test_sigterm_to_the_launcher_leaves_no_orphan_and_a_run_that_goes_on(whole_run, work):
     config_file = write_config(work / "config.yaml", work, train=LONG)
     words = f"{LAUNCH} -m pipelines.train --config {config_file}".split()
@@ -244,18 +232,6 @@ def test_a_forced_run_goes_on_with_checkpoints_of_its_own_code_alone(work, capfd
     assert "a finished model" in capfd.readouterr().err
     assert main(["--config", str(work / "config.yaml"), "--replace"]) == 0
     assert "settings.train.steps: 12 -> 2" in capfd.readouterr().out
-
-
-def test_a_run_that_ended_before_it_could_publish_publishes_the_same(corpus, tmp_path, capfd):
-    whole, work = (copy_of(corpus, tmp_path / name) for name in ("whole", "cut"))
-    assert train(whole) == 0
-    with (work / ".model.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert train(work) == 4
-    assert "being written by another process" in capfd.readouterr().err
-    assert train(work) == 0
-    assert '"from_step": 12' in capfd.readouterr().out
-    assert digest(work) == digest(whole)
 
 
 def test_figures_go_to_a_tracker_as_well(work: Path) -> None:
