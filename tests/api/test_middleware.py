@@ -217,12 +217,14 @@ def test_a_question_has_a_place_from_its_last_byte_on_and_others_are_refused() -
     slow = converse(app, [b"a", 0.4, b"b"], "/wait")  # sends while the next one is inside
     found = together(
         slow,
+        converse(app, [b"a", 0.1, b"b"], "/count"),  # whole while the third is inside
         converse(app, [b"ab"], "/wait"),
-        converse(app, [0.1, b"ab"], "/count"),  # whole while the second is inside
+        converse(app, [0.1, b"ab"], "/count"),  # its head comes while the third is inside
         converse(app, [], "/framed", "GET"),
     )
-    assert [status for status, _ in found] == [200, 200, 503, 200]
-    assert b"overloaded" in found[2][1]
+    assert [status for status, _ in found] == [200, 503, 200, 503, 200]
+    assert b"overloaded" in found[1][1]
+    assert b"overloaded" in found[3][1]
     assert ask(app, [b"abc"]) == (200, b"3")
 
     async def late() -> list[Message]:
