@@ -1,6 +1,5 @@
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
